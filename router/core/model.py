@@ -1,0 +1,194 @@
+"""The vocabulary of the core: ids, requests, workers, events in, commands out.
+
+Times are seconds on the caller's monotonic clock. Tokens are the engine's tokens; before the engine
+has reported usage they are estimates (see `estimates`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NewType
+
+from router.core.prompt_key import PromptKey
+
+ClientId = NewType("ClientId", str)
+RequestId = NewType("RequestId", str)
+WorkerId = NewType("WorkerId", str)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One call to a model, as the scheduler sees it: sizes and hashes, never text."""
+
+    id: RequestId
+    client: ClientId
+    model: str
+    prompts: tuple[PromptKey, ...]
+    """One key per prompt; only a completions call with a list of prompts has several."""
+    output_limit: int | None = None
+    """The most output tokens it may produce over all choices and prompts; None where the client set no limit."""
+    streamed: bool = True
+    weight: float = 1.0
+    """The client's share relative to others; positive."""
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One engine behind one URL."""
+
+    id: WorkerId
+    models: frozenset[str]
+    """Names, adapters included, that it answers to."""
+    kv_tokens: int | None = None
+    """Capacity of its KV cache in tokens; None where the engine does not tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What the engine says that a request used, in tokens, summed over its choices and prompts."""
+
+    input_tokens: int
+    output_tokens: int
+    cached_tokens: int | None = None
+    """Input tokens found in the prefix cache; None where the engine does not tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A client's request is here and waits to be placed."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The engine produced the first token of a dispatched request: its prefill is over."""
+
+    request: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """Output tokens so far (cumulative) of any number of running requests; batched by the caller."""
+
+    output_tokens: Mapping[RequestId, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A request is answered in full."""
+
+    request: RequestId
+    usage: Usage | None = None
+    answers: tuple[PromptKey, ...] = ()
+    """Prompt and answer together, as they will stand at the head of the next turn; one key per choice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A dispatched request ended without its whole answer, and not because of its client."""
+
+    request: RequestId
+    accepted: bool
+    """Whether the engine may have begun to compute: if not, the client is refunded in full."""
+    usage: Usage | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The client left, whether its request was queued or dispatched; it pays for what was computed."""
+
+    request: RequestId
+    usage: Usage | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerJoined:
+    """A worker may be sent requests from now on; for one that is known, its facts are replaced."""
+
+    worker: Worker
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReported:
+    """What a worker's own metrics say at this moment."""
+
+    worker: WorkerId
+    running: int
+    waiting: int
+    kv_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLeft:
+    """A worker is sent nothing more; what is running there still ends by its own events."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """A worker dropped this many tokens from its prefix cache, or all of them."""
+
+    worker: WorkerId
+    tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """Time has passed; sent when the last `WakeAt` is due."""
+
+
+Event = (
+    Arrived
+    | Started
+    | Progressed
+    | Finished
+    | Failed
+    | Cancelled
+    | WorkerJoined
+    | WorkerReported
+    | WorkerLeft
+    | Evicted
+    | Ticked
+)
+
+
+class Refusal(StrEnum):
+    """Why a request that waited, or would have to, is turned away."""
+
+    QUEUE_FULL = "rejected-saturated"
+    EXPIRED = "rejected-ttl-expired"
+    NO_WORKER = "rejected-no-endpoints"
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Send this request to this worker now."""
+
+    request: RequestId
+    worker: WorkerId
+    cached_tokens: int
+    """How much of its input the worker's prefix cache is predicted to hold."""
+    why: str
+    """What decided the worker and the turn, in a word or two."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """Turn this request away; it is gone from the scheduler."""
+
+    request: RequestId
+    reason: Refusal
+    retry_after: float | None = None
+    """Seconds after which a new try may find room; None where that cannot be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    """Send `Ticked` at this time; replaces the `WakeAt` before it."""
+
+    time: float
+
+
+Command = Dispatch | Reject | WakeAt
