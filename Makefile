@@ -1,0 +1,36 @@
+# Needs Python 3.11 or newer (make PYTHON=python3.13 picks one), make and git; everything else goes into .venv.
+PYTHON ?= python3
+VENV := .venv
+STAMP := $(VENV)/.installed
+ARGS ?=
+
+.PHONY: serve test lint clean
+
+serve: $(STAMP)
+	@exec $(VENV)/bin/d2lpm serve --emulate 2 $(ARGS)
+
+test: lint
+	$(VENV)/bin/pytest -n 2
+
+lint: $(STAMP)
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/mypy
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	find router workers bench tests -name __pycache__ -prune -exec rm -rf {} +
+
+# The build backend is installed first, under the same constraints as all the rest, because the versions of pip
+# differ in whether a constraint reaches an isolated build environment.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "This needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Name another: make PYTHON=python3.13" >&2; \
+		exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt hatchling editables
+	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	@touch $@
+
+# Target test-engine: the same router before real vLLM servers.
+-include tests/engine/engine.mk
