@@ -1,0 +1,133 @@
+"""What can go wrong, sorted by whose fault it is.
+
+    RouterError                  answered to the client: an HTTP status and an OpenAI error object
+    ├── ClientError              the client's fault: the same call fails again
+    │   ├── BadRequest           400
+    │   ├── BodyTooLarge         413
+    │   ├── UnknownPath          404
+    │   ├── MethodNotAllowed     405
+    │   └── UnknownModel         404, code model_not_found
+    ├── CapacityError            the fleet's state: the same call may succeed later
+    │   ├── Refused              429, waited too long or found the queue full
+    │   └── NoWorker             503, nobody is there to serve it
+    └── WorkerError              a worker's fault
+        ├── WorkerUnreachable    502, before any answer; `accepted` tells whether the engine may have begun
+        └── WorkerBroke          502, died in the middle or answered nonsense
+    ConfigError                  the operator's fault: one line on the terminal, no HTTP
+
+Messages reach clients: they name parameters and worker ids, never keys, addresses or prompt text.
+"""
+
+import math
+from typing import ClassVar
+
+
+class RouterError(Exception):
+    """A call that cannot be answered as asked."""
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    """OpenAI's error type, which client libraries show."""
+    retryable: ClassVar[bool] = False
+    """Whether the same call may succeed when it is sent again."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: float | None = None,
+        reason: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after = retry_after
+        """Seconds; None where it cannot be told."""
+        self.reason = reason
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Response headers that belong to this error, in ASGI's form."""
+        headers = []
+        if self.retry_after is not None:
+            headers.append((b"retry-after", str(max(1, math.ceil(self.retry_after))).encode()))
+        if self.reason is not None:
+            headers.append((b"x-d2lpm-dropped-reason", self.reason.encode()))
+        return headers
+
+
+class ClientError(RouterError):
+    status = 400
+    type = "invalid_request_error"
+
+
+class BadRequest(ClientError):
+    pass
+
+
+class BodyTooLarge(ClientError):
+    status = 413
+
+
+class UnknownPath(ClientError):
+    status = 404
+    type = "not_found_error"
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"There is nothing at {path[:200]}.", code="unknown_path")
+
+
+class MethodNotAllowed(ClientError):
+    status = 405
+
+    def __init__(self, method: str, allowed: str) -> None:
+        super().__init__(f"{method} is not allowed here; use {allowed}.", code="method_not_allowed")
+        self.allowed = allowed
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        return [*super().headers(), (b"allow", self.allowed.encode())]
+
+
+class UnknownModel(ClientError):
+    status = 404
+    type = "not_found_error"
+
+    def __init__(self, model: str) -> None:
+        super().__init__(f"The model `{model[:200]}` does not exist.", param="model", code="model_not_found")
+
+
+class CapacityError(RouterError):
+    status = 503
+    retryable = True
+
+
+class Refused(CapacityError):
+    status = 429
+    type = "rate_limit_error"
+
+
+class NoWorker(CapacityError):
+    pass
+
+
+class WorkerError(RouterError):
+    status = 502
+    retryable = True
+
+
+class WorkerUnreachable(WorkerError):
+    def __init__(self, message: str, *, accepted: bool) -> None:
+        super().__init__(message, code="worker_unreachable")
+        self.accepted = accepted
+        """Whether the engine may have begun to compute; if not, another worker may be tried at no risk."""
+
+
+class WorkerBroke(WorkerError):
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code="worker_broke")
+
+
+class ConfigError(Exception):
+    """A setting that cannot work; its text is one line for the operator."""
