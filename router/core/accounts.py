@@ -1,0 +1,181 @@
+"""The service ledger: who was charged what, of which how much is served and how much only reserved.
+
+A request's bill is opened at dispatch with an estimate (rule "reserve"), grows with every output token
+that streams, and is settled with the engine's own usage when the request ends. Every change comes out
+as a `Charge`, from which each policy keeps its own counters at its own price.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from router.core.model import ClientId, Request, RequestId, Usage, WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Service in tokens: prefill computed, prefill found in the cache, output produced."""
+
+    extend: int = 0
+    cached: int = 0
+    output: int = 0
+
+    def __add__(self, other: "Tokens") -> "Tokens":
+        return Tokens(self.extend + other.extend, self.cached + other.cached, self.output + other.output)
+
+    def __sub__(self, other: "Tokens") -> "Tokens":
+        return Tokens(self.extend - other.extend, self.cached - other.cached, self.output - other.output)
+
+
+Cost = Callable[[Tokens], float]
+"""The price of one request's tokens: any function that grows with each of them (VTC, section 4)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinearCost:
+    """W = w_e · extend + w_q · output (DLPM paper, section 3); `cached` = w_e gives VTC's price of the full input."""
+
+    extend: float = 1.0
+    output: float = 2.0
+    cached: float = 0.0
+
+    def __call__(self, tokens: Tokens) -> float:
+        """Price these tokens."""
+        return self.extend * tokens.extend + self.cached * tokens.cached + self.output * tokens.output
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """How one request's bill changed: what it came to before, and what it comes to now."""
+
+    client: ClientId
+    worker: WorkerId
+    before: Tokens
+    after: Tokens
+
+    def at(self, cost: Cost) -> float:
+        """The change at this price; negative where an estimate was too high."""
+        return cost(self.after) - cost(self.before)
+
+
+@dataclass(slots=True)
+class Bill:
+    """One dispatched request's running bill."""
+
+    client: ClientId
+    worker: WorkerId
+    tokens: Tokens
+    """Charged so far. Until `started`, its input part is reserved; then all of it is served."""
+    expected_output: int
+    started: bool = False
+
+
+@dataclass(slots=True)
+class Account:
+    """One client's totals over all its requests: charged = served + reserved, always."""
+
+    charged: Tokens = field(default_factory=Tokens)
+    served: Tokens = field(default_factory=Tokens)
+    reserved: Tokens = field(default_factory=Tokens)
+
+
+class Accounts:
+    """Bills of the requests in flight and the account of every client."""
+
+    def __init__(self, cached_in_flight_limit: int) -> None:
+        """`cached_in_flight_limit`: see `open`; in tokens per client."""
+        self._limit = cached_in_flight_limit
+        self._bills: dict[RequestId, Bill] = {}
+        self._accounts: dict[ClientId, Account] = {}
+        self._cached_in_flight: dict[ClientId, int] = {}
+
+    @property
+    def accounts(self) -> Mapping[ClientId, Account]:
+        """Every client that was ever charged."""
+        return self._accounts
+
+    @property
+    def bills(self) -> Mapping[RequestId, Bill]:
+        """The requests in flight."""
+        return self._bills
+
+    def open(
+        self, request: Request, worker: WorkerId, input_tokens: int, cached_tokens: int, expected_output: int
+    ) -> Charge:
+        """Reserve a dispatched request's input.
+
+        A prediction of cached tokens is a promise not to charge for them. What a client may owe through
+        wrong predictions is bounded: above the limit of predicted-cached tokens in flight, its input is
+        reserved as if it were not cached, and given back when the engine's usage shows that it was.
+        """
+        trusted = min(cached_tokens, max(0, self._limit - self._cached_in_flight.get(request.client, 0)))
+        bill = Bill(request.client, worker, Tokens(input_tokens - trusted, trusted), expected_output)
+        self._bills[request.id] = bill
+        self._cached_in_flight[request.client] = self._cached_in_flight.get(request.client, 0) + trusted
+        account = self._accounts.setdefault(request.client, Account())
+        account.charged += bill.tokens
+        account.reserved += bill.tokens
+        return Charge(request.client, worker, Tokens(), bill.tokens)
+
+    def start(self, request: RequestId) -> Tokens:
+        """Count the reserved input as served: the prefill is over. Returns what became served."""
+        bill = self._bills[request]
+        if bill.started:
+            return Tokens()
+        bill.started = True
+        account = self._accounts[bill.client]
+        account.reserved -= bill.tokens
+        account.served += bill.tokens
+        return bill.tokens
+
+    def progress(self, request: RequestId, output_tokens: int) -> Charge:
+        """Charge the output up to this cumulative count; a count that fell is kept as it was.
+
+        Output before `start` starts the bill: an engine that produces has prefilled.
+        """
+        self.start(request)
+        bill = self._bills[request]
+        after = Tokens(bill.tokens.extend, bill.tokens.cached, max(bill.tokens.output, output_tokens))
+        return self._revise(bill, after)
+
+    def settle(self, request: RequestId, usage: Usage | None) -> Charge:
+        """Close the bill at what the engine says; without its word, at what was charged so far."""
+        self.start(request)
+        bill = self._bills[request]
+        after = bill.tokens
+        if usage is not None:
+            cached = bill.tokens.cached if usage.cached_tokens is None else usage.cached_tokens
+            cached = min(cached, usage.input_tokens)
+            after = Tokens(usage.input_tokens - cached, cached, usage.output_tokens)
+        charge = self._revise(bill, after, trusted=bill.tokens.cached)
+        del self._bills[request]
+        return charge
+
+    def refund(self, request: RequestId) -> Charge:
+        """Close the bill of a call that the engine refused before it accepted it: nothing is owed."""
+        self.start(request)
+        bill = self._bills[request]
+        charge = self._revise(bill, Tokens(), trusted=bill.tokens.cached)
+        del self._bills[request]
+        return charge
+
+    def _revise(self, bill: Bill, after: Tokens, trusted: int = 0) -> Charge:
+        """Move a started bill to `after`; `trusted` predicted-cached tokens are no longer in flight."""
+        charge = Charge(bill.client, bill.worker, bill.tokens, after)
+        change = after - bill.tokens
+        account = self._accounts[bill.client]
+        account.charged += change
+        account.served += change
+        bill.tokens = after
+        in_flight = self._cached_in_flight[bill.client] - trusted
+        self._cached_in_flight[bill.client] = in_flight
+        return charge
+
+    def check_conservation(self) -> None:
+        """Raise AssertionError unless charged = served + reserved and the reservations are those of open bills."""
+        reserved: dict[ClientId, Tokens] = {}
+        for bill in self._bills.values():
+            if not bill.started:
+                reserved[bill.client] = reserved.get(bill.client, Tokens()) + bill.tokens
+        for client, account in self._accounts.items():
+            assert account.charged == account.served + account.reserved, f"{client}: {account}"
+            assert account.reserved == reserved.get(client, Tokens()), f"{client}: reserved without a bill"

@@ -1,0 +1,114 @@
+"""The workers as the core knows them: their models, and what is in flight at each."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+from router.core.model import RequestId, Worker, WorkerId, WorkerReported
+from router.core.window import Load, Window
+
+
+@dataclass(slots=True)
+class InFlight:
+    """A request dispatched to a worker, as the window counts it."""
+
+    uncached_tokens: int
+    unstarted: bool
+
+
+@dataclass(slots=True)
+class WorkerState:
+    """One worker and what runs there. One that left stays until the last of its requests has ended."""
+
+    worker: Worker
+    window: Window
+    left: bool = False
+    running: dict[RequestId, InFlight] = field(default_factory=dict)
+    unstarted: int = 0
+    unstarted_tokens: int = 0
+    engine_running: int = 0
+    engine_waiting: int = 0
+
+    @property
+    def load(self) -> Load:
+        """What the window looks at."""
+        return Load(len(self.running), self.unstarted, self.unstarted_tokens)
+
+    def add(self, request: RequestId, uncached_tokens: int, *, streamed: bool) -> None:
+        """Count a dispatched request. One that does not stream never shows its start, so it counts as started."""
+        self.running[request] = InFlight(uncached_tokens, streamed)
+        if streamed:
+            self.unstarted += 1
+            self.unstarted_tokens += uncached_tokens
+
+    def start(self, request: RequestId) -> None:
+        """Its first token is here: it waits no more."""
+        flight = self.running[request]
+        if flight.unstarted:
+            flight.unstarted = False
+            self.unstarted -= 1
+            self.unstarted_tokens -= flight.uncached_tokens
+
+    def remove(self, request: RequestId) -> None:
+        """It ended."""
+        self.start(request)
+        del self.running[request]
+
+
+class Cluster:
+    """All workers by id, in the order in which they joined."""
+
+    def __init__(self, window: Callable[[], Window]) -> None:
+        self._window = window
+        self._states: dict[WorkerId, WorkerState] = {}
+        self._serving: dict[str, list[WorkerId]] = {}
+
+    def __iter__(self) -> Iterator[WorkerState]:
+        return iter(self._states.values())
+
+    def __contains__(self, worker: WorkerId) -> bool:
+        return worker in self._states
+
+    def __getitem__(self, worker: WorkerId) -> WorkerState:
+        return self._states[worker]
+
+    def serving(self, model: str) -> list[WorkerId]:
+        """The workers that a request for this model may be sent to."""
+        found = self._serving.get(model)
+        if found is None:
+            found = [s.worker.id for s in self._states.values() if not s.left and model in s.worker.models]
+            self._serving[model] = found
+        return found
+
+    def join(self, worker: Worker) -> None:
+        """Add a worker, or take new facts of one that is known, departed or not."""
+        state = self._states.get(worker.id)
+        if state is None:
+            self._states[worker.id] = WorkerState(worker, self._window())
+        else:
+            state.worker = worker
+            state.left = False
+        self._serving.clear()
+
+    def leave(self, worker: WorkerId) -> None:
+        """Send it nothing more; forget it once nothing runs there."""
+        self._states[worker].left = True
+        self._serving.clear()
+        self._forget(worker)
+
+    def report(self, event: WorkerReported) -> None:
+        """Take in a worker's metrics; a capacity once told stays until another is."""
+        state = self._states[event.worker]
+        state.engine_running = event.running
+        state.engine_waiting = event.waiting
+        if event.kv_tokens is not None and event.kv_tokens != state.worker.kv_tokens:
+            state.worker = replace(state.worker, kv_tokens=event.kv_tokens)
+
+    def remove(self, request: RequestId, worker: WorkerId) -> None:
+        """A dispatched request ended."""
+        self._states[worker].remove(request)
+        self._forget(worker)
+
+    def _forget(self, worker: WorkerId) -> None:
+        state = self._states[worker]
+        if state.left and not state.running:
+            del self._states[worker]

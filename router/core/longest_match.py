@@ -1,0 +1,109 @@
+"""Waiting requests of many clients at one worker, each client's by longest prefix match.
+
+The match of a waiting request changes with the worker's cache, and is exact whenever it is asked for, at a
+cost that does not grow with the number that wait: growth is reported for the requests that it concerns
+(`match_grew`), and loss is found when a request comes to the head, whose recorded match is then an upper bound.
+"""
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from router.core.model import ClientId, Request, RequestId
+
+
+@dataclass(slots=True)
+class Entry:
+    """A waiting request."""
+
+    request: Request
+    arrival: int
+    matched: int
+    """Tokens; at least the true match."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Rank:
+    """The sort key of a request: longer match first, then earlier arrival."""
+
+    unmatched: int
+    arrival: int
+    request: RequestId = field(compare=False)
+
+
+class LongestMatchQueue:
+    """For every client, a heap of its waiting requests."""
+
+    def __init__(self, watch: Callable[[Request], int], unwatch: Callable[[RequestId], None]) -> None:
+        """`watch` answers a request's match of now, in tokens, and begins to report its growth."""
+        self._watch = watch
+        self._unwatch = unwatch
+        self._entries: dict[RequestId, Entry] = {}
+        self._heaps: dict[ClientId, list[Rank]] = {}
+        self._counts: dict[ClientId, int] = {}
+        self._arrivals = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def clients(self) -> Collection[ClientId]:
+        """The clients that have a request here, in the order in which their backlogs began."""
+        return self._counts.keys()
+
+    @property
+    def requests(self) -> Collection[RequestId]:
+        """All that wait, in order of arrival."""
+        return self._entries.keys()
+
+    def push(self, request: Request) -> None:
+        """One more waits."""
+        self._arrivals += 1
+        entry = Entry(request, self._arrivals, self._watch(request))
+        self._entries[request.id] = entry
+        self._counts[request.client] = self._counts.get(request.client, 0) + 1
+        self._rank(entry)
+
+    def remove(self, request: RequestId) -> Request:
+        """This one waits no more."""
+        entry = self._entries.pop(request)
+        self._unwatch(request)
+        client = entry.request.client
+        self._counts[client] -= 1
+        if not self._counts[client]:
+            del self._counts[client]
+            del self._heaps[client]
+        return entry.request
+
+    def match_grew(self, requests: Iterable[RequestId]) -> None:
+        """Take in the longer match of these watched requests."""
+        for request in requests:
+            entry = self._entries[request]
+            entry.matched = self._watch(entry.request)
+            self._rank(entry)
+
+    def longest(self, clients: Collection[ClientId]) -> Request | None:
+        """The request with the longest match among those of these clients; of equals, the earliest."""
+        while heads := [self._head(client) for client in clients]:
+            best = min(heads)
+            entry = self._entries[best.request]
+            matched = self._watch(entry.request)
+            if matched == entry.matched:
+                return entry.request
+            entry.matched = matched
+            self._rank(entry)
+        return None
+
+    def _rank(self, entry: Entry) -> None:
+        rank = Rank(-entry.matched, entry.arrival, entry.request.id)
+        heappush(self._heaps.setdefault(entry.request.client, []), rank)
+
+    def _head(self, client: ClientId) -> Rank:
+        """The client's first rank that is still true of a waiting request; ranks that are not are dropped."""
+        heap = self._heaps[client]
+        while True:
+            rank = heap[0]
+            entry = self._entries.get(rank.request)
+            if entry is not None and rank.unmatched == -entry.matched:
+                return rank
+            heappop(heap)

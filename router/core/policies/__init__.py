@@ -1,0 +1,59 @@
+"""The table of policies.
+
+A policy's name is `PLACEMENT+ORDER`, or the name of one that pools. A new one is its file, its line here and a
+scenario test: settings, command line, metrics labels and the conformance suite read this table.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Final
+
+from router.core.policies.balancers import LeastRequests, RoundRobin
+from router.core.policies.d2lpm import D2lpm, D2lpmParameters
+from router.core.policies.dlpm import Dlpm, DlpmParameters
+from router.core.policies.fcfs import Fcfs, PooledFcfs
+from router.core.policy import OrderFactory, PlacementFactory, Policy, PolicyFactory, Properties, Surroundings
+from router.core.queued_policy import QueuedPolicy
+
+PLACEMENTS: Final[Mapping[str, PlacementFactory]] = {
+    "d2lpm": D2lpm,
+    "rr": RoundRobin,
+    "least_requests": LeastRequests,
+}
+ORDERS: Final[Mapping[str, OrderFactory]] = {
+    "dlpm": Dlpm,
+    "fcfs": Fcfs,
+}
+POOLED: Final[Mapping[str, PolicyFactory]] = {
+    "pooled_fcfs": PooledFcfs,
+}
+ALIASES: Final[Mapping[str, str]] = {
+    "d2lpm": "d2lpm+dlpm",
+    "round_robin": "rr+fcfs",
+    "least_requests": "least_requests+fcfs",
+}
+PARAMETERS: Final[Mapping[str, type]] = {
+    "d2lpm": D2lpmParameters,
+    "dlpm": DlpmParameters,
+}
+"""The parameter class of each family that has one, by the name of its group of settings."""
+
+
+def _joined(placement: PlacementFactory, order: OrderFactory) -> PolicyFactory:
+    def build(surroundings: Surroundings) -> Policy:
+        properties = Properties(order.gap_quantum(surroundings), placement.locality)
+        queue = partial(order, surroundings)
+        return QueuedPolicy(surroundings, placement(surroundings), queue, properties)
+
+    return build
+
+
+def _table() -> dict[str, PolicyFactory]:
+    joined = {f"{p}+{o}": _joined(PLACEMENTS[p], ORDERS[o]) for p in PLACEMENTS for o in ORDERS}
+    named = {alias: joined[name] for alias, name in ALIASES.items()}
+    return {**named, **joined, **POOLED}
+
+
+POLICIES: Final[Mapping[str, PolicyFactory]] = MappingProxyType(_table())
+"""Every policy by each of its names."""

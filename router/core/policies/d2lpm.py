@@ -1,0 +1,106 @@
+"""D²LPM's placement: stay where the prefix is, until the client's credit at that worker is used up.
+
+"Locality-aware Fair Scheduling in LLM Serving", section 5.2, Algorithm 2. Where this departs from it:
+the queue is the proxy's, so a request is charged when it is placed, and what was booked then is replaced by
+what it really costs once it is dispatched; by default only the extend tokens are charged, as the local
+scheduler does, and a worker far above the lightest one is left although the client has credit there.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from router.core.accounts import Charge, LinearCost, Tokens
+from router.core.deficits import DeficitTable
+from router.core.model import ClientId, Request, RequestId, WorkerId
+from router.core.policies.balancers import lightest
+from router.core.policy import Candidate, Placed, Placement, Surroundings
+
+
+@dataclass(frozen=True, slots=True)
+class D2lpmParameters:
+    """D²LPM placement (Algorithm 2)."""
+
+    quantum: float = 100_000.0
+    """Q^w, in cost units: what a refill adds to a client's credit at each worker. More: stickier."""
+    charge_full_input: bool = False
+    """Charge the whole input, as printed, instead of its extend tokens; then nothing else leaves a hot prefix."""
+    load_ratio: float = 2.0
+    """With the extend charge: leave a worker whose load is more than this many times the lightest one's ..."""
+    load_slack: int = 4
+    """... plus this many requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Booking:
+    """What a waiting request is charged in advance."""
+
+    client: ClientId
+    worker: WorkerId
+    cost: float
+
+
+class D2lpm(Placement):
+    """Counters q_{i,w} per client and worker; longest match among the workers where the client has credit."""
+
+    locality = True
+
+    def __init__(self, surroundings: Surroundings) -> None:
+        self._parameters = surroundings.parameters.of(D2lpmParameters)
+        cost = surroundings.cost
+        self._cost: LinearCost = replace(cost, cached=cost.extend) if self._parameters.charge_full_input else cost
+        self._tables: dict[ClientId, DeficitTable[WorkerId]] = {}
+        self._bookings: dict[RequestId, Booking] = {}
+        self._turn = 0
+
+    def place(self, request: Request, candidates: Sequence[Candidate]) -> Placed:
+        """SELECTWORKER of Algorithm 2, with the load escape; books the request's input."""
+        table = self._table(request, candidates)
+        if all(table.credit(c.worker) <= 0 for c in candidates):
+            table.refill(c.worker for c in candidates)
+        credited = [c for c in candidates if table.credit(c.worker) > 0]
+        chosen, why = self._choose(candidates, credited)
+        cost = self._cost(Tokens(chosen.extend_tokens, chosen.cached_tokens))
+        table.charge(chosen.worker, cost)
+        self._bookings[request.id] = Booking(request.client, chosen.worker, cost)
+        return Placed(chosen.worker, why)
+
+    def _choose(self, candidates: Sequence[Candidate], credited: Sequence[Candidate]) -> tuple[Candidate, str]:
+        self._turn += 1
+        longest = max(c.cached_tokens for c in candidates)
+        home = [c for c in credited if c.cached_tokens == longest]
+        if not longest:
+            return lightest(credited, self._turn), "no prefix"
+        if not home:
+            return lightest(credited, self._turn), "credit used up"
+        chosen, other = lightest(home, self._turn), lightest(credited, self._turn)
+        if not self._parameters.charge_full_input and self._overloaded(chosen, other):
+            return other, "load"
+        return chosen, "prefix"
+
+    def _overloaded(self, chosen: Candidate, lightest_one: Candidate) -> bool:
+        return chosen.load > self._parameters.load_ratio * lightest_one.load + self._parameters.load_slack
+
+    def unplace(self, request: RequestId) -> None:
+        """See `Placement`."""
+        booking = self._bookings.pop(request)
+        self._tables[booking.client].charge(booking.worker, -booking.cost)
+
+    def charged(self, charge: Charge) -> None:
+        """See `Placement`."""
+        self._tables[charge.client].charge(charge.worker, charge.at(self._cost))
+
+    def worker_left(self, worker: WorkerId) -> None:
+        """See `Placement`. The counters stay: a worker that comes back finds the debts it left."""
+
+    def credit(self, client: ClientId, worker: WorkerId) -> float | None:
+        """q_{i,w}, in cost units; None for a worker that the client was never placed among."""
+        table = self._tables.get(client)
+        return table.credit(worker) if table is not None and worker in table else None
+
+    def _table(self, request: Request, candidates: Sequence[Candidate]) -> DeficitTable[WorkerId]:
+        """The client's counters; a worker that is new to it starts with the highest credit it has anywhere."""
+        table = self._tables.setdefault(request.client, DeficitTable())
+        highest = max((table.credit(worker) for worker in table), default=0.0)
+        for candidate in candidates:
+            table.join(candidate.worker, self._parameters.quantum * request.weight, highest)
+        return table

@@ -1,0 +1,100 @@
+"""First come, first served: in one worker's queue, and from one pool for all workers."""
+
+from collections.abc import Collection, Iterable, Mapping
+
+from router.core.accounts import Charge
+from router.core.model import ClientId, Request, RequestId, WorkerId
+from router.core.policies.balancers import lightest
+from router.core.policy import Candidate, Choice, Deficit, Order, Policy, Properties, Surroundings
+
+
+class Fcfs(Order):
+    """The request that waits longest."""
+
+    def __init__(self, surroundings: Surroundings, worker: WorkerId) -> None:  # noqa: ARG002 - every order is built alike
+        self._waiting: dict[RequestId, Request] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def push(self, request: Request) -> None:
+        """See `Order`."""
+        self._waiting[request.id] = request
+
+    def remove(self, request: RequestId) -> Request:
+        """See `Order`."""
+        return self._waiting.pop(request)
+
+    def select(self) -> Request | None:
+        """See `Order`."""
+        return next(iter(self._waiting.values()), None)
+
+    def waiting(self) -> Collection[RequestId]:
+        """See `Order`."""
+        return self._waiting.keys()
+
+
+class PooledFcfs(Policy):
+    """One queue for all workers; whichever serves the model and has room takes the request that waits longest."""
+
+    properties = Properties(pooled=True)
+
+    def __init__(self, surroundings: Surroundings) -> None:
+        self._view = surroundings.view
+        self._backlog = surroundings.backlog
+        self._models: dict[str, dict[RequestId, Request]] = {}
+        self._waiting: dict[RequestId, Request] = {}
+        self._turn = 0
+
+    def enqueue(self, request: Request, now: float) -> None:
+        """See `Policy`."""
+        self._waiting[request.id] = request
+        self._models.setdefault(request.model, {})[request.id] = request
+        self._backlog.add(None, request.client, now)
+
+    def withdraw(self, request: RequestId, now: float) -> None:
+        """See `Policy`."""
+        waiting = self._waiting.pop(request)
+        queue = self._models[waiting.model]
+        del queue[request]
+        if not queue:
+            del self._models[waiting.model]
+        self._backlog.remove(None, waiting.client, now)
+
+    def next(self, now: float) -> Choice | None:
+        """See `Policy`. A model whose workers are full holds up no other model."""
+        for queue in self._models.values():
+            request = next(iter(queue.values()))
+            able = [w for w in self._view.serving(request.model) if self._view.admits(w, request)]
+            if able:
+                self._turn += 1
+                chosen = lightest([Candidate(w, 0, 0, self._view.in_flight(w)) for w in able], self._turn)
+                self.withdraw(request.id, now)
+                return Choice(request, chosen.worker, "room")
+        return None
+
+    def worker_left(self, worker: WorkerId, now: float) -> list[Request]:  # noqa: ARG002 - a pool has no queue to move
+        """See `Policy`."""
+        orphans = [request for request in self._waiting.values() if not self._view.serving(request.model)]
+        for request in orphans:
+            self.withdraw(request.id, now)
+        return orphans
+
+    def charged(self, charge: Charge) -> None:
+        """See `Policy`."""
+
+    def started(self, request: Request, worker: WorkerId) -> None:
+        """See `Policy`."""
+
+    def ended(self, request: Request, worker: WorkerId) -> None:
+        """See `Policy`."""
+
+    def match_grew(self, worker: WorkerId, requests: Iterable[RequestId]) -> None:
+        """See `Policy`."""
+
+    def worker_joined(self, worker: WorkerId, now: float) -> None:
+        """See `Policy`."""
+
+    def deficits(self, client: ClientId) -> Mapping[WorkerId, Deficit]:  # noqa: ARG002 - it keeps none
+        """See `Policy`."""
+        return {}

@@ -1,0 +1,239 @@
+"""How a policy is built: a placement says which worker's queue, an order says which request of a queue next.
+
+`QueuedPolicy` joins one of each. A policy that binds late, from one pool for all workers, implements `Policy`
+itself. A policy owns the requests that wait, from `enqueue` until `next` gives them out or `withdraw` takes
+them away; everything else about a request belongs to the scheduler.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Protocol, TypeVar
+
+from router.core.accounts import Charge, LinearCost
+from router.core.backlog import Backlog
+from router.core.model import ClientId, Request, RequestId, WorkerId
+
+P = TypeVar("P")
+
+
+@dataclass(frozen=True, slots=True)
+class Properties:
+    """What a policy promises; the conformance suite holds it to that."""
+
+    gap_quantum: float | None = None
+    """Q^u, in cost units, of a policy under which the service of two clients that are backlogged in the same
+    queue differs by no more than a constant (DLPM paper, Theorem 4.1); None where nothing bounds it."""
+    locality: bool = False
+    """Requests that share a prefix tend to the same worker."""
+    pooled: bool = False
+    """One queue for all workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A worker that may take a request."""
+
+    worker: WorkerId
+    cached_tokens: int
+    """How much of the request's input its prefix cache holds."""
+    extend_tokens: int
+    """The rest of the input."""
+    load: int
+    """Requests that wait for it or run there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A placement's answer."""
+
+    worker: WorkerId
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The next request to dispatch, and where to."""
+
+    request: Request
+    worker: WorkerId
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Deficit:
+    """A client's credit at one worker, as far as the policy keeps any."""
+
+    placement: float | None = None
+    order: float | None = None
+
+
+class FleetView(Protocol):
+    """What a policy may ask about the fleet and the prefix map."""
+
+    def serving(self, model: str) -> Sequence[WorkerId]:
+        """The workers that a request for this model may go to, in the order in which they joined."""
+
+    def in_flight(self, worker: WorkerId) -> int:
+        """Requests dispatched to a worker and not ended."""
+
+    def has_room(self, worker: WorkerId) -> bool:
+        """Whether the worker's window has room for anything."""
+
+    def admits(self, worker: WorkerId, request: Request) -> bool:
+        """Whether the worker's window has room for this request."""
+
+    def input_tokens(self, request: Request) -> int:
+        """The estimated size of a request's input."""
+
+    def match(self, request: Request) -> Mapping[WorkerId, int]:
+        """Input tokens that each worker's prefix cache holds; workers that hold none are left out."""
+
+    def watch(self, request: Request, worker: WorkerId) -> int:
+        """The match at one worker, from now on reported to `match_grew` when it grows."""
+
+    def unwatch(self, request: RequestId, worker: WorkerId) -> None:
+        """End a watch."""
+
+
+class Parameters:
+    """The frozen parameters of each family, by their class; a family that has none given has its defaults."""
+
+    def __init__(self, *parameters: object) -> None:
+        self._by_class = {type(p): p for p in parameters}
+
+    def of(self, family: type[P]) -> P:
+        """The parameters of this class."""
+        found = self._by_class.get(family)
+        return found if isinstance(found, family) else family()
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a policy is built into."""
+
+    view: FleetView
+    cost: LinearCost
+    random: Random
+    parameters: Parameters
+    backlog: Backlog
+
+
+class Policy(Protocol):
+    """Owns what waits, and says what goes next and where."""
+
+    properties: Properties
+
+    def enqueue(self, request: Request, now: float) -> None:
+        """Take a request that some worker serves."""
+
+    def withdraw(self, request: RequestId, now: float) -> None:
+        """Give up a waiting request: its client left or its time is over."""
+
+    def next(self, now: float) -> Choice | None:
+        """Give out one request that its worker's window admits, or None when nothing may go."""
+
+    def charged(self, charge: Charge) -> None:
+        """A dispatched request's bill changed; the first change comes with its dispatch."""
+
+    def started(self, request: Request, worker: WorkerId) -> None:
+        """A dispatched request produced its first token."""
+
+    def ended(self, request: Request, worker: WorkerId) -> None:
+        """A dispatched request ended, however it did."""
+
+    def match_grew(self, worker: WorkerId, requests: Iterable[RequestId]) -> None:
+        """The match of these watched requests at this worker grew."""
+
+    def worker_joined(self, worker: WorkerId, now: float) -> None:
+        """A worker may be used."""
+
+    def worker_left(self, worker: WorkerId, now: float) -> list[Request]:
+        """A worker may not be used; its queue is placed anew. Returns those that no worker serves now."""
+
+    def deficits(self, client: ClientId) -> Mapping[WorkerId, Deficit]:
+        """The client's credit by worker."""
+
+
+class Placement(Protocol):
+    """Answers: which worker's queue does this request wait in?"""
+
+    locality: bool = False
+
+    def place(self, request: Request, candidates: Sequence[Candidate]) -> Placed:
+        """Pick one of the candidates (there is at least one) and book the request there."""
+
+    def unplace(self, request: RequestId) -> None:
+        """The request waits there no more: it is dispatched, withdrawn or placed anew. Undo the booking."""
+
+    def charged(self, charge: Charge) -> None:
+        """A dispatched request's bill changed."""
+
+    def worker_left(self, worker: WorkerId) -> None:
+        """A worker is gone."""
+
+    def credit(self, client: ClientId, worker: WorkerId) -> float | None:
+        """The client's counter for this worker, where the placement keeps one."""
+
+
+class Order(Protocol):
+    """Answers, for one worker's queue: which request goes next?"""
+
+    def __len__(self) -> int:
+        """How many wait."""
+
+    def push(self, request: Request) -> None:
+        """One more request waits."""
+
+    def remove(self, request: RequestId) -> Request:
+        """This request waits no more: it is dispatched, withdrawn or placed anew."""
+
+    def select(self) -> Request | None:
+        """The request whose turn it is, which stays in the queue; None if none may go now."""
+
+    def waiting(self) -> Collection[RequestId]:
+        """All that wait, in order of arrival."""
+
+    def dispatched(self, request: Request) -> None:
+        """A request of this queue is on its way."""
+
+    def charged(self, charge: Charge) -> None:
+        """The bill of a request dispatched from here changed."""
+
+    def started(self, request: Request) -> None:
+        """It produced its first token."""
+
+    def ended(self, request: Request) -> None:
+        """It ended."""
+
+    def match_grew(self, requests: Iterable[RequestId]) -> None:
+        """The match of these waiting requests at this worker grew."""
+
+    def credit(self, client: ClientId) -> float | None:
+        """The client's counter in this queue, where the order keeps one."""
+
+    @classmethod
+    def gap_quantum(cls, surroundings: Surroundings) -> float | None:
+        """See `Properties`."""
+
+
+class PlacementFactory(Protocol):
+    """A placement's class."""
+
+    locality: bool
+
+    def __call__(self, surroundings: Surroundings) -> Placement:
+        """Build the placement of one scheduler."""
+
+
+class OrderFactory(Protocol):
+    """An order's class."""
+
+    def gap_quantum(self, surroundings: Surroundings) -> float | None:
+        """See `Properties`."""
+
+    def __call__(self, surroundings: Surroundings, worker: WorkerId) -> Order:
+        """Build the order of one worker's queue."""
+
+
+PolicyFactory = Callable[[Surroundings], Policy]

@@ -1,0 +1,93 @@
+"""What each worker's prefix cache is believed to hold, in tokens of a request.
+
+Policies ask one question of it: `match(request) -> {worker: tokens}`. The tree below counts chunks; what a
+chunk is worth is learned per model (`estimates`). Requests that wait for a worker can be watched: they are
+indexed by the first chunk that the worker lacks of them, so that an insertion names exactly those whose match
+grew, at a cost that does not depend on how many wait.
+"""
+
+from collections.abc import Iterable
+
+from router.core.estimates import Estimates
+from router.core.model import Request, RequestId, WorkerId
+from router.core.prefix_tree import PrefixTree
+from router.core.prompt_key import HASH_BYTES, PromptKey
+
+
+class PrefixMap:
+    """The prefix tree, priced in tokens, and the watch on waiting requests."""
+
+    def __init__(self, tree: PrefixTree, estimates: Estimates, minimum: int) -> None:
+        """`minimum`: tokens; a shorter match is no match (a shared system line must pin nothing)."""
+        self._tree = tree
+        self._estimates = estimates
+        self._minimum = minimum
+        self._watched: dict[WorkerId, dict[RequestId, tuple[bytes, ...]]] = {}
+        self._waiting_for: dict[WorkerId, dict[bytes, dict[RequestId, None]]] = {}
+
+    def match(self, request: Request) -> dict[WorkerId, int]:
+        """Tokens of the request's input that each worker holds; workers below the minimum are left out."""
+        found: dict[WorkerId, int] = {}
+        for prompt in request.prompts:
+            for worker, chunks in self._tree.match(prompt.hashes).items():
+                found[worker] = found.get(worker, 0) + self._estimates.cached_tokens(request.model, prompt, chunks)
+        return {worker: tokens for worker, tokens in found.items() if tokens >= self._minimum}
+
+    def insert(self, model: str, prompts: Iterable[PromptKey], worker: WorkerId, now: float) -> list[RequestId]:
+        """Believe that the worker holds these prompts now. Returns the watched requests whose match grew."""
+        grown: dict[RequestId, None] = {}
+        waiting = self._waiting_for.get(worker)
+        for prompt in prompts:
+            gained = self._tree.insert(prompt.hashes, worker, now)
+            if waiting:
+                for start in range(0, len(gained), HASH_BYTES):
+                    grown.update(waiting.get(gained[start : start + HASH_BYTES], {}))
+        return list(grown)
+
+    def evict(self, worker: WorkerId, tokens: int, model: str) -> None:
+        """Forget this many tokens of a worker, least recently used first, at the model's exchange rate."""
+        self._tree.evict(worker, round(tokens / self._estimates.tokens_per_chunk(model)))
+
+    def trim(self, worker: WorkerId, capacity: int, model: str) -> None:
+        """Forget what exceeds the capacity of a worker's cache, in tokens, least recently used first."""
+        excess = self._tree.held(worker) - int(capacity / self._estimates.tokens_per_chunk(model))
+        if excess > 0:
+            self._tree.evict(worker, excess)
+
+    def drop(self, worker: WorkerId) -> None:
+        """Forget everything that a worker held."""
+        self._tree.drop(worker)
+
+    def watch(self, request: Request, worker: WorkerId) -> int:
+        """Follow a request's match at one worker until `unwatch`; returns the match of now, in tokens.
+
+        While it is watched, `insert` reports every growth beyond what the last `watch` of it returned; after
+        a loss the match is smaller than what was returned, which only a new `watch` tells.
+        """
+        self.unwatch(request.id, worker)
+        missing = []
+        tokens = 0
+        for prompt in request.prompts:
+            chunks = self._tree.match(prompt.hashes).get(worker, 0)
+            tokens += self._estimates.cached_tokens(request.model, prompt, chunks)
+            if following := prompt.hashes[chunks * HASH_BYTES : (chunks + 1) * HASH_BYTES]:
+                missing.append(following)
+                index = self._waiting_for.setdefault(worker, {})
+                index.setdefault(following, {})[request.id] = None
+        self._watched.setdefault(worker, {})[request.id] = tuple(missing)
+        return tokens if tokens >= self._minimum else 0
+
+    def unwatch(self, request: RequestId, worker: WorkerId) -> None:
+        """Stop following a request at a worker; one that is not watched is passed over."""
+        watched = self._watched.get(worker, {})
+        index = self._waiting_for.get(worker, {})
+        for missing in watched.pop(request, ()):
+            waiting = index[missing]
+            waiting.pop(request, None)
+            if not waiting:
+                del index[missing]
+
+    @property
+    def watched(self) -> int:
+        """How many watches there are."""
+        return sum(map(len, self._watched.values()))

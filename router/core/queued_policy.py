@@ -1,0 +1,113 @@
+"""Early binding: each request is placed in one worker's queue when it arrives, and ordered there."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from router.core.accounts import Charge
+from router.core.model import ClientId, Request, RequestId, WorkerId
+from router.core.policy import Candidate, Choice, Deficit, Order, Placed, Placement, Policy, Properties, Surroundings
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """Where a waiting request waits."""
+
+    request: Request
+    placed: Placed
+
+
+class QueuedPolicy(Policy):
+    """A placement and, for every worker, a queue with an order."""
+
+    def __init__(
+        self, surroundings: Surroundings, placement: Placement, order: Callable[[WorkerId], Order], properties: Properties
+    ) -> None:
+        self.properties = properties
+        self._view = surroundings.view
+        self._backlog = surroundings.backlog
+        self._placement = placement
+        self._new_order = order
+        self._orders: dict[WorkerId, Order] = {}
+        self._tickets: dict[RequestId, Ticket] = {}
+
+    def enqueue(self, request: Request, now: float) -> None:
+        """See `Policy`."""
+        placed = self._placement.place(request, self._candidates(request))
+        self._tickets[request.id] = Ticket(request, placed)
+        self._orders[placed.worker].push(request)
+        self._backlog.add(placed.worker, request.client, now)
+
+    def withdraw(self, request: RequestId, now: float) -> None:
+        """See `Policy`."""
+        ticket = self._tickets.pop(request)
+        self._placement.unplace(request)
+        self._orders[ticket.placed.worker].remove(request)
+        self._backlog.remove(ticket.placed.worker, ticket.request.client, now)
+
+    def next(self, now: float) -> Choice | None:
+        """See `Policy`."""
+        for worker, order in self._orders.items():
+            if not len(order) or not self._view.has_room(worker):
+                continue
+            request = order.select()
+            if request is not None and self._view.admits(worker, request):
+                why = self._tickets[request.id].placed.why
+                self.withdraw(request.id, now)
+                order.dispatched(request)
+                return Choice(request, worker, why)
+        return None
+
+    def charged(self, charge: Charge) -> None:
+        """See `Policy`."""
+        self._placement.charged(charge)
+        if order := self._orders.get(charge.worker):
+            order.charged(charge)
+
+    def started(self, request: Request, worker: WorkerId) -> None:
+        """See `Policy`."""
+        if order := self._orders.get(worker):
+            order.started(request)
+
+    def ended(self, request: Request, worker: WorkerId) -> None:
+        """See `Policy`."""
+        if order := self._orders.get(worker):
+            order.ended(request)
+
+    def match_grew(self, worker: WorkerId, requests: Iterable[RequestId]) -> None:
+        """See `Policy`."""
+        self._orders[worker].match_grew(requests)
+
+    def worker_joined(self, worker: WorkerId, now: float) -> None:  # noqa: ARG002 - the protocol's signature
+        """See `Policy`. A queue starts empty: what waits elsewhere keeps its place."""
+        self._orders[worker] = self._new_order(worker)
+
+    def worker_left(self, worker: WorkerId, now: float) -> list[Request]:
+        """See `Policy`."""
+        waiting = [self._tickets[request].request for request in self._orders[worker].waiting()]
+        for request in waiting:
+            self.withdraw(request.id, now)
+        del self._orders[worker]
+        self._placement.worker_left(worker)
+        orphans = []
+        for request in waiting:
+            if self._view.serving(request.model):
+                self.enqueue(request, now)
+            else:
+                orphans.append(request)
+        return orphans
+
+    def deficits(self, client: ClientId) -> Mapping[WorkerId, Deficit]:
+        """See `Policy`."""
+        return {
+            worker: Deficit(self._placement.credit(client, worker), order.credit(client))
+            for worker, order in self._orders.items()
+        }
+
+    def _candidates(self, request: Request) -> list[Candidate]:
+        matched = self._view.match(request)
+        size = self._view.input_tokens(request)
+        return [
+            Candidate(w, cached, size - cached, len(self._orders[w]) + self._view.in_flight(w))
+            for w in self._view.serving(request.model)
+            for cached in (min(matched.get(w, 0), size - 1),)
+        ]
