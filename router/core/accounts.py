@@ -65,7 +65,8 @@ class Bill:
     worker: WorkerId
     tokens: Tokens
     """Charged so far. Until `started`, its input part is reserved; then all of it is served."""
-    expected_output: int
+    trusted: int
+    """Input tokens that were not charged because they were predicted to be cached."""
     started: bool = False
 
 
@@ -98,9 +99,7 @@ class Accounts:
         """The requests in flight."""
         return self._bills
 
-    def open(
-        self, request: Request, worker: WorkerId, input_tokens: int, cached_tokens: int, expected_output: int
-    ) -> Charge:
+    def open(self, request: Request, worker: WorkerId, input_tokens: int, cached_tokens: int) -> Charge:
         """Reserve a dispatched request's input.
 
         A prediction of cached tokens is a promise not to charge for them. What a client may owe through
@@ -108,7 +107,7 @@ class Accounts:
         reserved as if it were not cached, and given back when the engine's usage shows that it was.
         """
         trusted = min(cached_tokens, max(0, self._limit - self._cached_in_flight.get(request.client, 0)))
-        bill = Bill(request.client, worker, Tokens(input_tokens - trusted, trusted), expected_output)
+        bill = Bill(request.client, worker, Tokens(input_tokens - trusted, trusted), trusted)
         self._bills[request.id] = bill
         self._cached_in_flight[request.client] = self._cached_in_flight.get(request.client, 0) + trusted
         account = self._accounts.setdefault(request.client, Account())
@@ -128,46 +127,43 @@ class Accounts:
         return bill.tokens
 
     def progress(self, request: RequestId, output_tokens: int) -> Charge:
-        """Charge the output up to this cumulative count; a count that fell is kept as it was.
-
-        Output before `start` starts the bill: an engine that produces has prefilled.
-        """
-        self.start(request)
+        """Charge a started request's output up to this cumulative count; a count that fell stays as it was."""
         bill = self._bills[request]
-        after = Tokens(bill.tokens.extend, bill.tokens.cached, max(bill.tokens.output, output_tokens))
-        return self._revise(bill, after)
+        output = max(bill.tokens.output, output_tokens)
+        return self._revise(bill, Tokens(bill.tokens.extend, bill.tokens.cached, output))
 
     def settle(self, request: RequestId, usage: Usage | None) -> Charge:
-        """Close the bill at what the engine says; without its word, at what was charged so far."""
-        self.start(request)
-        bill = self._bills[request]
-        after = bill.tokens
+        """Close a started request's bill at what the engine says; without its word, at what was charged so far."""
+        after = self._bills[request].tokens
         if usage is not None:
-            cached = bill.tokens.cached if usage.cached_tokens is None else usage.cached_tokens
+            cached = after.cached if usage.cached_tokens is None else usage.cached_tokens
             cached = min(cached, usage.input_tokens)
             after = Tokens(usage.input_tokens - cached, cached, usage.output_tokens)
-        charge = self._revise(bill, after, trusted=bill.tokens.cached)
-        del self._bills[request]
-        return charge
+        return self._close(request, after)
 
     def refund(self, request: RequestId) -> Charge:
         """Close the bill of a call that the engine refused before it accepted it: nothing is owed."""
-        self.start(request)
-        bill = self._bills[request]
-        charge = self._revise(bill, Tokens(), trusted=bill.tokens.cached)
-        del self._bills[request]
-        return charge
+        return self._close(request, Tokens())
 
-    def _revise(self, bill: Bill, after: Tokens, trusted: int = 0) -> Charge:
-        """Move a started bill to `after`; `trusted` predicted-cached tokens are no longer in flight."""
+    def _close(self, request: RequestId, after: Tokens) -> Charge:
+        bill = self._bills.pop(request)
+        left = self._cached_in_flight[bill.client] - bill.trusted
+        if left:
+            self._cached_in_flight[bill.client] = left
+        else:
+            del self._cached_in_flight[bill.client]
+        return self._revise(bill, after)
+
+    def _revise(self, bill: Bill, after: Tokens) -> Charge:
         charge = Charge(bill.client, bill.worker, bill.tokens, after)
         change = after - bill.tokens
         account = self._accounts[bill.client]
         account.charged += change
-        account.served += change
+        if bill.started:
+            account.served += change
+        else:
+            account.reserved += change
         bill.tokens = after
-        in_flight = self._cached_in_flight[bill.client] - trusted
-        self._cached_in_flight[bill.client] = in_flight
         return charge
 
     def check_conservation(self) -> None:

@@ -65,7 +65,7 @@ class LongestMatchQueue:
         self._rank(entry)
 
     def remove(self, request: RequestId) -> Request:
-        """This one waits no more."""
+        """One waits no more."""
         entry = self._entries.pop(request)
         self._unwatch(request)
         client = entry.request.client

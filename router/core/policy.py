@@ -8,7 +8,7 @@ them away; everything else about a request belongs to the scheduler.
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Protocol, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 from router.core.accounts import Charge, LinearCost
 from router.core.backlog import Backlog
@@ -24,7 +24,7 @@ class Properties:
     gap_quantum: float | None = None
     """Q^u, in cost units, of a policy under which the service of two clients that are backlogged in the same
     queue differs by no more than a constant (DLPM paper, Theorem 4.1); None where nothing bounds it."""
-    locality: bool = False
+    locality: ClassVar[bool] = False
     """Requests that share a prefix tend to the same worker."""
     pooled: bool = False
     """One queue for all workers."""
@@ -158,7 +158,7 @@ class Policy(Protocol):
 class Placement(Protocol):
     """Answers: which worker's queue does this request wait in?"""
 
-    locality: bool = False
+    locality: ClassVar[bool] = False
 
     def place(self, request: Request, candidates: Sequence[Candidate]) -> Placed:
         """Pick one of the candidates (there is at least one) and book the request there."""
@@ -186,7 +186,7 @@ class Order(Protocol):
         """One more request waits."""
 
     def remove(self, request: RequestId) -> Request:
-        """This request waits no more: it is dispatched, withdrawn or placed anew."""
+        """A request waits no more: it is dispatched, withdrawn or placed anew."""
 
     def select(self) -> Request | None:
         """The request whose turn it is, which stays in the queue; None if none may go now."""

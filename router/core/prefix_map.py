@@ -22,6 +22,7 @@ class PrefixMap:
         self._tree = tree
         self._estimates = estimates
         self._minimum = minimum
+        self._model: dict[WorkerId, str] = {}
         self._watched: dict[WorkerId, dict[RequestId, tuple[bytes, ...]]] = {}
         self._waiting_for: dict[WorkerId, dict[bytes, dict[RequestId, None]]] = {}
 
@@ -35,6 +36,7 @@ class PrefixMap:
 
     def insert(self, model: str, prompts: Iterable[PromptKey], worker: WorkerId, now: float) -> list[RequestId]:
         """Believe that the worker holds these prompts now. Returns the watched requests whose match grew."""
+        self._model[worker] = model
         grown: dict[RequestId, None] = {}
         waiting = self._waiting_for.get(worker)
         for prompt in prompts:
@@ -44,19 +46,20 @@ class PrefixMap:
                     grown.update(waiting.get(gained[start : start + HASH_BYTES], {}))
         return list(grown)
 
-    def evict(self, worker: WorkerId, tokens: int, model: str) -> None:
-        """Forget this many tokens of a worker, least recently used first, at the model's exchange rate."""
-        self._tree.evict(worker, round(tokens / self._estimates.tokens_per_chunk(model)))
+    def evict(self, worker: WorkerId, tokens: int) -> None:
+        """Forget this many tokens of a worker, least recently used first."""
+        self._tree.evict(worker, round(tokens / self._exchange(worker)))
 
-    def trim(self, worker: WorkerId, capacity: int, model: str) -> None:
+    def trim(self, worker: WorkerId, capacity: int) -> None:
         """Forget what exceeds the capacity of a worker's cache, in tokens, least recently used first."""
-        excess = self._tree.held(worker) - int(capacity / self._estimates.tokens_per_chunk(model))
+        excess = self._tree.held(worker) - int(capacity / self._exchange(worker))
         if excess > 0:
             self._tree.evict(worker, excess)
 
     def drop(self, worker: WorkerId) -> None:
         """Forget everything that a worker held."""
         self._tree.drop(worker)
+        self._model.pop(worker, None)
 
     def watch(self, request: Request, worker: WorkerId) -> int:
         """Follow a request's match at one worker until `unwatch`; returns the match of now, in tokens.
@@ -91,3 +94,7 @@ class PrefixMap:
     def watched(self) -> int:
         """How many watches there are."""
         return sum(map(len, self._watched.values()))
+
+    def _exchange(self, worker: WorkerId) -> float:
+        """Tokens per chunk at a worker: those of the model that it served last, adapters being of one base."""
+        return self._estimates.tokens_per_chunk(self._model.get(worker, ""))

@@ -20,7 +20,11 @@ class QueuedPolicy(Policy):
     """A placement and, for every worker, a queue with an order."""
 
     def __init__(
-        self, surroundings: Surroundings, placement: Placement, order: Callable[[WorkerId], Order], properties: Properties
+        self,
+        surroundings: Surroundings,
+        placement: Placement,
+        order: Callable[[WorkerId], Order],
+        properties: Properties,
     ) -> None:
         self.properties = properties
         self._view = surroundings.view

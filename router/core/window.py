@@ -33,8 +33,8 @@ class Window(Protocol):
 class FixedWindow:
     """A fixed limit of requests, and of unstarted uncached tokens."""
 
-    requests: int
-    unstarted_tokens: int
+    requests: int = 256
+    unstarted_tokens: int = 16_384
 
     def has_room(self, load: Load) -> bool:
         """See `Window`."""

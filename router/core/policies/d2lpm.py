@@ -8,6 +8,7 @@ scheduler does, and a worker far above the lightest one is left although the cli
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from router.core.accounts import Charge, LinearCost, Tokens
 from router.core.deficits import DeficitTable
@@ -42,7 +43,7 @@ class Booking:
 class D2lpm(Placement):
     """Counters q_{i,w} per client and worker; longest match among the workers where the client has credit."""
 
-    locality = True
+    locality: ClassVar[bool] = True
 
     def __init__(self, surroundings: Surroundings) -> None:
         self._parameters = surroundings.parameters.of(D2lpmParameters)

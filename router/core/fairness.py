@@ -1,0 +1,130 @@
+"""How evenly the clients are served: Jain's index, waiting times, and each queue's gap and bound."""
+
+from collections import deque
+from collections.abc import Collection, Iterable
+from math import ceil
+
+from router.core.accounts import LinearCost
+from router.core.model import ClientId, Request, WorkerId
+from router.core.service_gap import BoundMeter, GapMeter, Outstanding
+
+JAIN_SECONDS = 60.0
+"""The time over which Jain's index looks back."""
+WAITS_KEPT = 256
+"""How many of a client's last waiting times its percentile looks back on."""
+
+
+def jain_index(allocations: Collection[float]) -> float | None:
+    """(sum x)^2 / (n · sum x^2): 1 when all are equal, 1/n when one has everything; None for nobody or nothing."""
+    squares = sum(x * x for x in allocations)
+    return sum(allocations) ** 2 / (len(allocations) * squares) if squares else None
+
+
+def percentile(values: Iterable[float], share: float) -> float | None:
+    """The smallest value that at least this share of the values does not exceed; None without values."""
+    ordered = sorted(values)
+    return ordered[max(0, ceil(share * len(ordered)) - 1)] if ordered else None
+
+
+class RecentService:
+    """A client's service per weight over the last `JAIN_SECONDS`, in steps of a second."""
+
+    def __init__(self) -> None:
+        self._seconds: deque[tuple[int, float]] = deque()
+        self.backlogged_until: float | None = None
+        """When it was last backlogged; infinite while it is, None if it never was."""
+
+    def add(self, service: float, now: float) -> None:
+        """It was served this much, or this much was given back."""
+        second = int(now)
+        if self._seconds and self._seconds[-1][0] == second:
+            service += self._seconds.pop()[1]
+        self._seconds.append((second, service))
+        self._forget(now)
+
+    def total(self, now: float) -> float:
+        """The service in sight."""
+        self._forget(now)
+        return sum(service for _, service in self._seconds)
+
+    def _forget(self, now: float) -> None:
+        while self._seconds and self._seconds[0][0] < now - JAIN_SECONDS:
+            self._seconds.popleft()
+
+
+class Fairness:
+    """Watches backlogs and service, by client and by queue; a queue is a worker's, or None for a pool."""
+
+    def __init__(self, cost: LinearCost, *, pooled: bool) -> None:
+        self._cost = cost
+        self._pooled = pooled
+        self._gaps: dict[WorkerId | None, GapMeter] = {}
+        self._bounds: dict[WorkerId | None, BoundMeter] = {}
+        self._recent: dict[ClientId, RecentService] = {}
+        self._waits: dict[ClientId, deque[float]] = {}
+        self._queues: dict[ClientId, int] = {}
+
+    def backlog_began(self, queue: WorkerId | None, client: ClientId, now: float) -> None:  # noqa: ARG002
+        """See `BacklogWatcher`."""
+        self._gap(queue).begin(client)
+        self._queues[client] = self._queues.get(client, 0) + 1
+        self._recent_of(client).backlogged_until = float("inf")
+
+    def backlog_ended(self, queue: WorkerId | None, client: ClientId, now: float) -> None:
+        """See `BacklogWatcher`."""
+        self._gap(queue).end(client)
+        self._queues[client] -= 1
+        if not self._queues[client]:
+            del self._queues[client]
+            self._recent_of(client).backlogged_until = now
+
+    def dispatched(self, request: Request, worker: WorkerId, outstanding: Outstanding, waited: float) -> None:
+        """A request left its queue after so many seconds."""
+        self._bound(worker).dispatched(request.client, request.weight, outstanding)
+        self._waits.setdefault(request.client, deque(maxlen=WAITS_KEPT)).append(waited)
+
+    def ended(self, request: Request, worker: WorkerId, outstanding: Outstanding) -> None:
+        """A dispatched request ended."""
+        self._bound(worker).ended(request.client, outstanding)
+
+    def served(self, request: Request, worker: WorkerId, cost: float, now: float) -> None:
+        """A request was served at this cost, or this much was given back."""
+        service = cost / request.weight
+        self._gap(None if self._pooled else worker).served(request.client, service)
+        self._recent_of(request.client).add(service, now)
+
+    def worker_left(self, worker: WorkerId) -> None:
+        """A worker is gone, and the last of its requests with it."""
+        self._gaps.pop(worker, None)
+        self._bounds.pop(worker, None)
+
+    def jain(self, now: float) -> float | None:
+        """Jain's index over the service per weight of the clients that were backlogged lately."""
+        return jain_index(
+            [
+                max(0.0, recent.total(now))
+                for recent in self._recent.values()
+                if recent.backlogged_until is not None and recent.backlogged_until >= now - JAIN_SECONDS
+            ]
+        )
+
+    def wait_p95(self, client: ClientId) -> float | None:
+        """The 95th percentile of the client's last waiting times, in seconds."""
+        return percentile(self._waits.get(client, ()), 0.95)
+
+    def gap(self, queue: WorkerId | None) -> float:
+        """The largest difference in service per weight between two clients backlogged in this queue."""
+        return self._gap(queue).gap()
+
+    def bound(self, queue: WorkerId | None, quantum: float) -> float:
+        """What that difference cannot exceed under an order with this quantum."""
+        return self._bound(queue).bound(quantum)
+
+    def _gap(self, queue: WorkerId | None) -> GapMeter:
+        return self._gaps.setdefault(queue, GapMeter())
+
+    def _bound(self, worker: WorkerId | None) -> BoundMeter:
+        return self._bounds.setdefault(None if self._pooled else worker, BoundMeter(self._cost))
+
+    def _recent_of(self, client: ClientId) -> RecentService:
+        return self._recent.setdefault(client, RecentService())

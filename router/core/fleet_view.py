@@ -1,0 +1,53 @@
+"""The one window through which policies see the fleet and the prefix map."""
+
+from collections.abc import Mapping, Sequence
+
+from router.core.cluster import Cluster
+from router.core.estimates import Estimates
+from router.core.model import Request, RequestId, WorkerId
+from router.core.policy import FleetView
+from router.core.prefix_map import PrefixMap
+
+
+class SchedulerView(FleetView):
+    """Answers from the scheduler's own state."""
+
+    def __init__(self, cluster: Cluster, prefixes: PrefixMap, estimates: Estimates) -> None:
+        self._cluster = cluster
+        self._prefixes = prefixes
+        self._estimates = estimates
+
+    def serving(self, model: str) -> Sequence[WorkerId]:
+        """See `FleetView`."""
+        return self._cluster.serving(model)
+
+    def in_flight(self, worker: WorkerId) -> int:
+        """See `FleetView`."""
+        return len(self._cluster[worker].running)
+
+    def has_room(self, worker: WorkerId) -> bool:
+        """See `FleetView`."""
+        state = self._cluster[worker]
+        return state.window.has_room(state.load)
+
+    def admits(self, worker: WorkerId, request: Request) -> bool:
+        """See `FleetView`."""
+        state = self._cluster[worker]
+        uncached = self._estimates.input_tokens(request) - self.match(request).get(worker, 0)
+        return state.window.admits(state.load, uncached)
+
+    def input_tokens(self, request: Request) -> int:
+        """See `FleetView`."""
+        return self._estimates.input_tokens(request)
+
+    def match(self, request: Request) -> Mapping[WorkerId, int]:
+        """See `FleetView`."""
+        return self._prefixes.match(request)
+
+    def watch(self, request: Request, worker: WorkerId) -> int:
+        """See `FleetView`."""
+        return self._prefixes.watch(request, worker)
+
+    def unwatch(self, request: RequestId, worker: WorkerId) -> None:
+        """See `FleetView`."""
+        self._prefixes.unwatch(request, worker)

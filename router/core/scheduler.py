@@ -1,0 +1,324 @@
+"""The scheduler: events in, commands out. Synchronous, total, deterministic.
+
+Theory of operation
+===================
+`handle(event, now)` takes in what happened and answers what is to be done; the same events at the same times give
+the same commands. It never waits, and never asks what time it is. The policy owns the requests that wait, and says
+which goes next; the window of each worker says whether one may; the scheduler keeps everything else about a request
+from its arrival to its end: its bill, its place in every count, the prefixes that follow from it.
+
+A request's lifecycle, and who owns it:
+
+    state      owner     Started  Progressed  Finished  Failed  Cancelled  otherwise
+    ---------  --------  -------  ----------  --------  ------  ---------  ----------------------------------
+    WAITING    policy    -        -           -         -       gone       its turn: Dispatch, then IN_FLIGHT
+                                                                           too late, no worker: Reject, gone
+    IN_FLIGHT  gateway   STARTED  STARTED     gone      gone    gone       its worker leaves: stays
+    STARTED    gateway   -        charged     gone      gone    gone       its worker leaves: stays
+
+"Gone" is one function, `_end`: bill closed, place in the window and in every count given back, nothing left. An
+event about a request that is gone is late news and changes nothing: the gateway's events and ours may cross.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from random import Random
+from typing import assert_never
+
+from router.core.accounts import Accounts, Charge, LinearCost
+from router.core.backlog import Backlog
+from router.core.cluster import Cluster
+from router.core.estimates import Estimates
+from router.core.fairness import Fairness
+from router.core.fleet_view import SchedulerView
+from router.core.model import (
+    Arrived,
+    Cancelled,
+    Command,
+    Dispatch,
+    Event,
+    Evicted,
+    Failed,
+    Finished,
+    Progressed,
+    Refusal,
+    Reject,
+    Request,
+    RequestId,
+    Started,
+    Ticked,
+    Usage,
+    WakeAt,
+    WorkerId,
+    WorkerJoined,
+    WorkerLeft,
+    WorkerReported,
+)
+from router.core.policy import Choice, Parameters, PolicyFactory, Surroundings
+from router.core.prefix_map import PrefixMap
+from router.core.prefix_tree import PrefixTree
+from router.core.prompt_key import PromptKey
+from router.core.service_gap import Outstanding
+from router.core.waiting_room import WaitingLimits, WaitingRoom
+from router.core.window import FixedWindow, Window
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerSettings:
+    """What the core can be told, apart from the policy's own parameters."""
+
+    cost: LinearCost = field(default_factory=LinearCost)
+    waiting: WaitingLimits = field(default_factory=WaitingLimits)
+    window: Window = field(default_factory=FixedWindow)
+    """The limit of each worker."""
+    prefix_limit: int = 4_000_000
+    """Chunks in the prefix tree, over all workers."""
+    match_minimum: int = 64
+    """Tokens; a shorter match is no match."""
+    kv_tokens: int = 400_000
+    """Capacity believed of a worker that does not tell its own, in tokens."""
+    cached_in_flight: int = 1_000_000
+    """Predicted-cached tokens that one client may have in flight uncharged."""
+
+
+class State(Enum):
+    """Where a request is in its life."""
+
+    WAITING = auto()
+    IN_FLIGHT = auto()
+    STARTED = auto()
+
+
+@dataclass(slots=True)
+class Live:
+    """A request between its arrival and its end."""
+
+    request: Request
+    arrived: float
+    state: State = State.WAITING
+    worker: WorkerId | None = None
+    outstanding: Outstanding = field(default_factory=Outstanding)
+
+
+class Scheduler:
+    """One policy over one fleet."""
+
+    def __init__(
+        self, policy: PolicyFactory, settings: SchedulerSettings, parameters: Parameters, random: Random
+    ) -> None:
+        self.settings = settings
+        self.estimates = Estimates()
+        self.accounts = Accounts(settings.cached_in_flight)
+        self.cluster = Cluster(lambda: settings.window)
+        self.backlog = Backlog()
+        self.prefixes = PrefixMap(PrefixTree(settings.prefix_limit), self.estimates, settings.match_minimum)
+        self._view = SchedulerView(self.cluster, self.prefixes, self.estimates)
+        self.policy = policy(Surroundings(self._view, settings.cost, random, parameters, self.backlog))
+        self.fairness = Fairness(settings.cost, pooled=self.policy.properties.pooled)
+        self.backlog.subscribe(self.fairness)
+        self._live: dict[RequestId, Live] = {}
+        self._room = WaitingRoom(settings.waiting)
+        self._wake: float | None = None
+        self._out: list[Command] = []
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """Take in an event and answer what follows from it; `now` never falls.
+
+        Raises ValueError for an `Arrived` whose id is in use.
+        """
+        self._out = []
+        self._take_in(event, now)
+        while (choice := self.policy.next(now)) is not None:
+            self._dispatch(choice, now)
+        self._set_alarm(now)
+        return self._out
+
+    @property
+    def live(self) -> int:
+        """Requests between their arrival and their end."""
+        return len(self._live)
+
+    @property
+    def waiting(self) -> int:
+        """Those that no worker has yet."""
+        return len(self._room)
+
+    def _take_in(self, event: Event, now: float) -> None:
+        match event:
+            case Progressed(output_tokens):
+                for request, tokens in output_tokens.items():
+                    self._progress(request, tokens, now)
+            case Arrived(request):
+                self._arrive(request, now)
+            case Started(request):
+                self._start(request, now)
+            case Finished(request, usage, answers):
+                self._finish(request, usage, answers, now)
+            case Cancelled(request, usage):
+                self._cancel(request, usage, now)
+            case Failed(request, accepted, usage):
+                self._fail(request, usage, now, accepted=accepted)
+            case Ticked():
+                self._tick(now)
+            case _:
+                self._take_in_worker(event, now)
+
+    def _take_in_worker(self, event: WorkerJoined | WorkerReported | WorkerLeft | Evicted, now: float) -> None:
+        match event:
+            case WorkerReported():
+                if event.worker in self.cluster:
+                    self.cluster.report(event)
+            case WorkerJoined():
+                self._join(event, now)
+            case WorkerLeft(worker):
+                self._leave(worker, now)
+            case Evicted(worker, tokens):
+                if tokens is None:
+                    self.prefixes.drop(worker)
+                else:
+                    self.prefixes.evict(worker, tokens)
+            case _:
+                assert_never(event)
+
+    def _arrive(self, request: Request, now: float) -> None:
+        if request.id in self._live:
+            raise ValueError(f"request {request.id} is live")
+        if not self.cluster.serving(request.model):
+            self._out.append(Reject(request.id, Refusal.NO_WORKER))
+        elif self._room.full:
+            self._out.append(Reject(request.id, Refusal.QUEUE_FULL, self._room.retry_after(now)))
+        else:
+            self._live[request.id] = Live(request, now)
+            self._room.enter(request.id, now)
+            self.policy.enqueue(request, now)
+
+    def _dispatch(self, choice: Choice, now: float) -> None:
+        request, worker = choice.request, choice.worker
+        size = self.estimates.input_tokens(request)
+        cached = min(size - 1, self.prefixes.match(request).get(worker, 0))
+        expected = self.estimates.expected_output(request)
+        live = self._live[request.id]
+        live.state, live.worker = State.IN_FLIGHT, worker
+        live.outstanding = Outstanding(expected, cached, size - cached)
+        self._room.leave(request.id, now, served=True)
+        self.cluster[worker].add(request.id, size - cached, streamed=request.streamed)
+        self.fairness.dispatched(request, worker, live.outstanding, now - live.arrived)
+        self.policy.charged(self.accounts.open(request, worker, size, cached))
+        self._believe(request.model, request.prompts, worker, now)
+        self._out.append(Dispatch(request.id, worker, cached, choice.why))
+
+    def _start(self, request: RequestId, now: float) -> None:
+        live = self._live.get(request)
+        if live is not None and live.worker is not None and live.state is State.IN_FLIGHT:
+            live.state = State.STARTED
+            self.cluster[live.worker].start(request)
+            self.policy.started(live.request, live.worker)
+            served = self.settings.cost(self.accounts.start(request))
+            self.fairness.served(live.request, live.worker, served, now)
+
+    def _progress(self, request: RequestId, tokens: int, now: float) -> None:
+        live = self._live.get(request)
+        if live is not None and live.worker is not None:
+            self._start(request, now)
+            self._serve(live, self.accounts.progress(request, tokens), now)
+
+    def _finish(self, request: RequestId, usage: Usage | None, answers: tuple[PromptKey, ...], now: float) -> None:
+        live = self._live.get(request)
+        if live is None or live.worker is None:
+            return
+        if usage is not None:
+            self.estimates.learn(live.request, usage)
+        worker = live.worker
+        self._settle(live, usage, now)
+        if worker in self.cluster and not self.cluster[worker].left:
+            self._believe(live.request.model, answers, worker, now)
+
+    def _cancel(self, request: RequestId, usage: Usage | None, now: float) -> None:
+        live = self._live.get(request)
+        if live is None:
+            return
+        if live.worker is None:
+            self._withdraw(live, now)
+        else:
+            self._settle(live, usage, now)
+
+    def _fail(self, request: RequestId, usage: Usage | None, now: float, *, accepted: bool) -> None:
+        live = self._live.get(request)
+        if live is None or live.worker is None:
+            return
+        if accepted:
+            self._settle(live, usage, now)
+        else:
+            self._end(live, self.accounts.refund(request), now)
+
+    def _settle(self, live: Live, usage: Usage | None, now: float) -> None:
+        """End a request that was computed, at least in part: what the engine did is paid."""
+        self._start(live.request.id, now)
+        self._end(live, self.accounts.settle(live.request.id, usage), now)
+
+    def _end(self, live: Live, charge: Charge, now: float) -> None:
+        """Close a dispatched request: after this, nothing of it is left in any count."""
+        request, worker = live.request, charge.worker
+        if live.state is State.STARTED:
+            self._serve(live, charge, now)
+        else:
+            self.policy.charged(charge)
+        self.policy.ended(request, worker)
+        self.fairness.ended(request, worker, live.outstanding)
+        self.cluster.remove(request.id, worker)
+        if worker not in self.cluster:
+            self.fairness.worker_left(worker)
+        del self._live[request.id]
+
+    def _serve(self, live: Live, charge: Charge, now: float) -> None:
+        self.policy.charged(charge)
+        self.fairness.served(live.request, charge.worker, charge.at(self.settings.cost), now)
+
+    def _withdraw(self, live: Live, now: float) -> None:
+        """End a request that waits."""
+        self.policy.withdraw(live.request.id, now)
+        self._room.leave(live.request.id, now, served=False)
+        del self._live[live.request.id]
+
+    def _believe(self, model: str, prompts: tuple[PromptKey, ...], worker: WorkerId, now: float) -> None:
+        """The worker's cache holds these prompts now, and no more than it can hold."""
+        grown = self.prefixes.insert(model, prompts, worker, now)
+        self.prefixes.trim(worker, self.cluster[worker].worker.kv_tokens or self.settings.kv_tokens)
+        if grown:
+            self.policy.match_grew(worker, grown)
+
+    def _join(self, event: WorkerJoined, now: float) -> None:
+        worker = event.worker
+        known = worker.id in self.cluster and not self.cluster[worker.id].left
+        if known and not self.cluster[worker.id].worker.models <= worker.models:
+            # What it no longer serves must not wait for it.
+            self._leave(worker.id, now)
+            known = False
+        self.cluster.join(worker)
+        if not known:
+            self.policy.worker_joined(worker.id, now)
+
+    def _leave(self, worker: WorkerId, now: float) -> None:
+        if worker not in self.cluster or self.cluster[worker].left:
+            return
+        self.cluster.leave(worker)
+        for request in self.policy.worker_left(worker, now):
+            self._room.leave(request.id, now, served=False)
+            del self._live[request.id]
+            self._out.append(Reject(request.id, Refusal.NO_WORKER))
+        self.prefixes.drop(worker)
+        if worker not in self.cluster:
+            self.fairness.worker_left(worker)
+
+    def _tick(self, now: float) -> None:
+        self._wake = None
+        for request in self._room.expired(now):
+            self._withdraw(self._live[request], now)
+            self._out.append(Reject(request, Refusal.EXPIRED, self._room.retry_after(now)))
+
+    def _set_alarm(self, now: float) -> None:
+        """Ask to be woken for the next deadline, unless an earlier alarm is set: a vain waking is cheap."""
+        due = self._room.next_deadline
+        if due is not None and (self._wake is None or due < self._wake):
+            self._wake = max(due, now)
+            self._out.append(WakeAt(self._wake))

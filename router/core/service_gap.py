@@ -1,0 +1,111 @@
+"""How far apart the service of two clients is that wait in the same queue, and how far it may be.
+
+The gap is measured, the bound is computed from what was seen. Theorem 4.1 of the DLPM paper bounds the gap by
+2(U + Q^u) for a scheduler inside the engine, which knows what is cached and what it has released. Ours predicts and
+reserves, so for a pair of clients backlogged in the same queue
+
+    |W_f/w_f - W_g/w_g| <= 2(U' + E + Q^u) + 2R,   U' = w_e · L_input + w_q · M'
+
+where L_input is the largest input, M' a client's largest outstanding output reservation, E = w_e times its
+predicted-cached tokens in flight and R = w_e times its reserved input in flight, each the largest seen.
+"""
+
+from dataclasses import dataclass, field
+
+from router.core.accounts import LinearCost
+from router.core.model import ClientId
+
+PAIR_LIMIT = 64
+"""Clients compared at most in one queue, those backlogged longest: pairs grow with the square."""
+
+
+@dataclass(slots=True)
+class Backlogged:
+    """A backlogged client's service, per weight, since its backlog began."""
+
+    service: float = 0.0
+    others: dict[ClientId, float] = field(default_factory=dict)
+    """What those backlogged before it had been served by then."""
+
+
+class GapMeter:
+    """The gap between clients of one queue, over the time in which both of a pair have been backlogged."""
+
+    def __init__(self) -> None:
+        self._clients: dict[ClientId, Backlogged] = {}
+
+    def begin(self, client: ClientId) -> None:
+        """A client's backlog began."""
+        if len(self._clients) < PAIR_LIMIT:
+            others = {other: entry.service for other, entry in self._clients.items()}
+            self._clients[client] = Backlogged(others=others)
+
+    def end(self, client: ClientId) -> None:
+        """A client's backlog ended."""
+        self._clients.pop(client, None)
+
+    def served(self, client: ClientId, service: float) -> None:
+        """A client was served this much per weight; one that is not backlogged is passed over."""
+        if entry := self._clients.get(client):
+            entry.service += service
+
+    def gap(self) -> float:
+        """The largest difference between two backlogged clients; 0 with fewer than two."""
+        return max(
+            (
+                abs(self._clients[other].service - before - entry.service)
+                for entry in self._clients.values()
+                for other, before in entry.others.items()
+                if other in self._clients
+            ),
+            default=0.0,
+        )
+
+
+@dataclass(slots=True)
+class Outstanding:
+    """What one client has in flight in one queue, in tokens."""
+
+    expected_output: int = 0
+    cached: int = 0
+    extend: int = 0
+
+
+class BoundMeter:
+    """The largest terms of the bound that were seen in one queue."""
+
+    def __init__(self, cost: LinearCost) -> None:
+        self._cost = cost
+        self._clients: dict[ClientId, Outstanding] = {}
+        self._least_weight = 1.0
+        self._largest_input = 0
+        self._largest = Outstanding()
+
+    def dispatched(self, client: ClientId, weight: float, request: Outstanding) -> None:
+        """A request is in flight."""
+        total = self._clients.setdefault(client, Outstanding())
+        _add(total, request, 1)
+        self._least_weight = min(self._least_weight, weight)
+        self._largest_input = max(self._largest_input, request.cached + request.extend)
+        self._largest.expected_output = max(self._largest.expected_output, total.expected_output)
+        self._largest.cached = max(self._largest.cached, total.cached)
+        self._largest.extend = max(self._largest.extend, total.extend)
+
+    def ended(self, client: ClientId, request: Outstanding) -> None:
+        """It is not any more."""
+        total = self._clients[client]
+        _add(total, request, -1)
+        if total == Outstanding():
+            del self._clients[client]
+
+    def bound(self, quantum: float) -> float:
+        """2(U' + E + Q^u) + 2R, per weight of the lightest client seen; cost units."""
+        cost, most = self._cost, self._largest
+        consumed = cost.extend * (self._largest_input + most.cached + most.extend) + cost.output * most.expected_output
+        return 2 * (consumed / self._least_weight + quantum)
+
+
+def _add(total: Outstanding, request: Outstanding, sign: int) -> None:
+    total.expected_output += sign * request.expected_output
+    total.cached += sign * request.cached
+    total.extend += sign * request.extend
