@@ -1,0 +1,1 @@
+"""What the two engines say on the wire: chunks, answers, errors and metrics."""

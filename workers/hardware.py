@@ -1,0 +1,112 @@
+"""How long one engine step takes: closed forms fitted by others, each with its source, units and known gaps.
+
+Times are milliseconds inside the formulas and seconds at `Hardware.step_seconds`. All of them are models of one GPU
+(or one TP group) running one model; none has been validated here against a real card.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Batch:
+    """What one step computes.
+
+    `extends`: for each prefill chunk its new tokens and the sequence length after it. `decodes`: sequences that
+    compute one token; `decode_context`: the sum of their lengths.
+    """
+
+    extends: list[tuple[int, int]] = field(default_factory=list)
+    decodes: int = 0
+    decode_context: int = 0
+
+    @property
+    def new_tokens(self) -> int:
+        return sum(new for new, _ in self.extends) + self.decodes
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """A step-time model and the KV pool (tokens) that such a worker would have."""
+
+    name: str
+    kv_tokens: int
+    step_seconds: Callable[[Batch], float]
+
+
+def _a6000_mistral_7b(batch: Batch) -> float:
+    """Preble's fit for Mistral 7B on an A6000 (SGLang, flashinfer); ms / 0.9 of efficiency.
+
+    lin = max(22, 0.1084 n + 4.21) over n new tokens: the published piece for 192 <= n < 384 is a parabola that turns
+    negative, so the constant is carried on to the line instead. The attention term is halved where the KV that is
+    not shared is short per request; here no KV counts as shared among decodes.
+    """
+    new, requests = batch.new_tokens, len(batch.extends) + batch.decodes
+    context = batch.decode_context + sum(length for _, length in batch.extends)
+    unshared = batch.decode_context + sum(extend for extend, _ in batch.extends)
+    attention = 1.86e-4 * context + 0.159 if context > 1024 else 0.32
+    if context > 1024 and unshared <= 1024 * requests and requests * unshared <= 32 * 256 * 2048:
+        attention /= 2
+    quadratic = sum(
+        1.13e-3 * extend + 1.75e-3 * length + 2.19e-6 * extend * length
+        for extend, length in batch.extends
+        if extend * length > 1 << 20
+    )
+    return (max(22.0, 0.10842571 * new + 4.20977705) + attention + quadratic) / 0.9 / 1000
+
+
+def _a100_mistral_7b(batch: Batch) -> float:
+    """Preble's fit for Mistral 7B on an A100; ms / 0.85 of efficiency.
+
+    The fit has no term for decode attention; 8.2e-5 ms per context token is added, which is 131,072 bytes of KV per
+    token read at 80 % of 2.0 TB/s (a construction).
+    """
+    new = batch.new_tokens
+    linear = 0.05031337 * new + 5.50599690 if new >= 256 else 10.5 if new >= 64 else 8.96
+    attention = sum(
+        0.12386358 - 7.45358651e-4 * extend + 1.72022673e-3 * length + 1.36265841e-6 * extend * length
+        for extend, length in batch.extends
+        if extend * length >= 1 << 20
+    )
+    return (linear + attention + 8.2e-5 * batch.decode_context) / 0.85 / 1000
+
+
+def _a10g_llama_7b(batch: Batch) -> float:
+    """Llama 7B on an A10G: built from the profile in VTC's artifact, ms.
+
+    0.2137 ms per new token is the profile's prefill rate. Decode steps: 31.4 ms plus 8.7e-4 ms per context token, the
+    latter 524,288 bytes of KV at 600 GB/s (a construction); together they meet the profile's mean decode step at
+    (batch, input/output) 19, 256/256; 37, 8/256; 13, 512/256 within 3 %. Attention of long prefills is left out.
+    """
+    return (max(31.4, 0.2137 * batch.new_tokens) + 8.7e-4 * batch.decode_context) / 1000
+
+
+def _h100_llama_7b(batch: Batch) -> float:
+    """Llama 2 7B on an H100: linear operators from Vidur's profile, the rest constructed, ms.
+
+    max(5.6, 2.9 + 0.0202 n) is a fit to the sums of the profiled operators. Added: 3 ms of overhead, 2.0e-4 ms per
+    decoded context token (524,288 bytes of KV at 80 % of 3.35 TB/s), and 1.1e-6 ms per pair of prefilled and attended
+    token (524,288 FLOP at half of 989 TFLOP/s).
+    """
+    pairs = sum(extend * length for extend, length in batch.extends)
+    linear = max(5.6, 2.9 + 0.0202 * batch.new_tokens)
+    return (linear + 3.0 + 2.0e-4 * batch.decode_context + 1.1e-6 * pairs) / 1000
+
+
+def _instant(_batch: Batch) -> float:
+    """0.1 ms whatever the batch: for tests, where the emulated machine should not be the limit."""
+    return 1e-4
+
+
+HARDWARE: Mapping[str, Hardware] = {
+    model.name: model
+    for model in (
+        Hardware("a100-mistral-7b", 430_000, _a100_mistral_7b),
+        Hardware("a6000-mistral-7b", 198_516, _a6000_mistral_7b),
+        Hardware("a10g-llama-7b", 10_000, _a10g_llama_7b),
+        Hardware("h100-llama-7b", 110_000, _h100_llama_7b),
+        Hardware("instant", 430_000, _instant),
+    )
+}
+"""KV pools: A6000 as published by Preble, A10G as in VTC; A100 and H100 are 90 % of 80 GB less 14.5 GB of weights,
+over the KV bytes of a token (rounded)."""

@@ -1,0 +1,106 @@
+"""vLLM's block pool: full blocks found by a chained hash, one free list that is also the LRU order.
+
+After `vllm/v1/core/block_pool.py` and `kv_cache_utils.py`. Blocks that nobody references stay findable until the free
+list hands them out again: eviction happens at allocation, one block at a time. Blocks are freed in reverse order, so
+the tail of a prompt goes before its head; blocks without a hash go to the front and are reused first. Two blocks may
+hold the same content when two requests computed it at the same time.
+Left out: the digests (a chained 64-bit hash of integers stands in for SHA-256), cache salts, LoRA and multimodal keys.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
+
+ROOT_HASH = 0
+
+
+def block_hash(parent: int, tokens: Sequence[int]) -> int:
+    """Hash of one full block behind `parent` (`ROOT_HASH` for the first); equal in every process."""
+    return hash((parent, tuple(tokens)))
+
+
+class BlockPool:
+    """`blocks` usable blocks with reference counts; all sizes in blocks."""
+
+    def __init__(self, blocks: int) -> None:
+        self._references = [0] * blocks
+        self._hashes: list[int | None] = [None] * blocks
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(blocks))
+        self._by_hash: dict[int, list[int]] = {}
+        self.evicted = 0
+
+    @property
+    def size(self) -> int:
+        return len(self._references)
+
+    @property
+    def free(self) -> int:
+        """Blocks that nobody references, cached ones among them."""
+        return len(self._free)
+
+    @property
+    def cached(self) -> int:
+        """Distinct block contents that a request could hit."""
+        return len(self._by_hash)
+
+    def find(self, hashes: Iterable[int]) -> list[int]:
+        """Blocks of the longest cached prefix of `hashes`. Touches nothing."""
+        found = []
+        for key in hashes:
+            blocks = self._by_hash.get(key)
+            if blocks is None:
+                break
+            found.append(blocks[0])
+        return found
+
+    def allocate(self, new: int, hits: Sequence[int] = ()) -> list[int] | None:
+        """Reference `hits` and take `new` blocks from the free list, evicting what they cached.
+
+        Returns hits and new blocks in order, or None, with nothing changed, if the free list is too short.
+        """
+        idle_hits = sum(self._references[block] == 0 for block in hits)
+        if new + idle_hits > len(self._free):
+            return None
+        for block in hits:
+            if self._references[block] == 0:
+                del self._free[block]
+            self._references[block] += 1
+        return [*hits, *(self._take() for _ in range(new))]
+
+    def remember(self, block: int, key: int) -> None:
+        """Make a full, referenced block findable under `key`; once per block."""
+        self._hashes[block] = key
+        self._by_hash.setdefault(key, []).append(block)
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Drop one reference to each block; the last reference puts a block on the free list."""
+        for block in reversed(blocks):
+            self._references[block] -= 1
+            if self._references[block] == 0:
+                self._free[block] = None
+                if self._hashes[block] is None:
+                    self._free.move_to_end(block, last=False)
+
+    def check_integrity(self, held: Iterable[Sequence[int]]) -> None:
+        """Raise AssertionError unless references are exactly those `held` and free lists and hashes agree."""
+        references = Counter(block for blocks in held for block in blocks)
+        assert all(count == references[block] for block, count in enumerate(self._references))
+        assert self._free.keys() == {block for block, count in enumerate(self._references) if count == 0}
+        findable = {block: key for key, blocks in self._by_hash.items() for block in blocks}
+        assert findable == {block: key for block, key in enumerate(self._hashes) if key is not None}
+        assert all(self._by_hash.values())
+
+    def _take(self) -> int:
+        block, _ = self._free.popitem(last=False)
+        self._references[block] = 1
+        key = self._hashes[block]
+        if key is not None:
+            self._hashes[block] = None
+            self._forget(block, key)
+            self.evicted += 1
+        return block
+
+    def _forget(self, block: int, key: int) -> None:
+        blocks = self._by_hash[key]
+        blocks.remove(block)
+        if not blocks:
+            del self._by_hash[key]
