@@ -1,0 +1,129 @@
+"""The command `d2lpm`."""
+
+import argparse
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from typing import Final
+
+import uvicorn
+
+from router.app import build
+from router.emulate import Emulated, emulated
+from router.errors import ConfigError
+from router.settings import Settings, WorkerAddress
+from router.sources import ABOUT, Parser, add_flags, load
+
+GRACE: Final = 5
+"""Seconds that requests in flight have after Ctrl-C; after that they are cut off."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code: 2, after one line on standard error, for a wrong setting."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        options = vars(_parser().parse_args(arguments))
+        run: Callable[[Mapping[str, object]], None] = options["run"]
+        run(options)
+    except ConfigError as error:
+        print("d2lpm:", *str(error).split(), file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        pass
+    return 0
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="d2lpm", description="A fair router that keeps prefix caches warm.", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"d2lpm {version('d2lpm-router')}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    serve = commands.add_parser(
+        "serve",
+        help="route calls to workers",
+        usage="%(prog)s [FLAG ...]",
+        epilog=ABOUT,
+        allow_abbrev=False,
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32),
+    )
+    add_flags(serve)
+    serve.set_defaults(run=lambda flags: _serve(load(flags, os.environ)))
+    return parser
+
+
+def _serve(settings: Settings) -> None:
+    """Listen until a signal comes. Emulated workers, where asked for, live as long."""
+    if not settings.worker and not settings.emulate:
+        raise ConfigError("there is no worker: give the URL of each with --worker, or try with --emulate 2")
+    _log(settings)
+    with _listener(settings) as listener, emulated(settings.emulate) as workers:
+        joined = (*settings.worker, *(WorkerAddress(url=worker.url) for worker in workers))
+        app = build(settings.model_copy(update={"worker": joined}))
+        config = uvicorn.Config(
+            app,
+            http="httptools",
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            access_log=settings.access_log,
+            proxy_headers=False,  # whoever connects could forge its address
+            server_header=False,
+            timeout_graceful_shutdown=GRACE,
+        )
+        _Server(config, _greeting(listener, settings.policy, len(joined), workers)).run([listener])
+
+
+def _log(settings: Settings) -> None:
+    logging.basicConfig(
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        level=settings.log_level.upper(),
+        stream=sys.stderr,
+    )
+    if settings.log_level == "info":
+        logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+
+
+def _listener(settings: Settings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}") from None
+
+
+def _greeting(listener: socket.socket, policy: str, workers: int, made_up: Sequence[Emulated]) -> str:
+    """What an operator wants to know once the router listens."""
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    lines = [f"d2lpm: listening on {url}, policy {policy}, workers: {workers}"]
+    if not made_up:
+        return "\n".join([*lines, "The models it serves:", f"  curl {url}/v1/models"])
+    call = {"model": made_up[0].model, "stream": True, "messages": [{"role": "user", "content": "Hello"}]}
+    lines += [
+        f"{len(made_up)} of the workers are emulated: they run no model, and their answers are made-up text.",
+        "Try it:",
+        f"  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{json.dumps(call)}'",
+    ]
+    return "\n".join(lines)
+
+
+class _Server(uvicorn.Server):
+    """Says something once it listens."""
+
+    def __init__(self, config: uvicorn.Config, greeting: str) -> None:
+        super().__init__(config)
+        self._greeting = greeting
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            print(self._greeting, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

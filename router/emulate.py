@@ -1,0 +1,62 @@
+"""Emulated workers as child processes, for a trial without a GPU.
+
+They are started as any program is: what they print and what they answer over HTTP is all that is known here.
+"""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from router.errors import ConfigError
+
+READY: Final = re.compile(r"workers: \S+ (?P<model>\S+) on (?P<url>http://\S+)")
+PATIENCE: Final = 5.0
+"""Seconds that a worker has to end when it is told to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Emulated:
+    """A process that listens and speaks like vLLM."""
+
+    url: str
+    model: str
+
+
+@contextmanager
+def emulated(count: int) -> Iterator[list[Emulated]]:
+    """Start this many workers, wait until all listen, and end them on the way out.
+
+    They also end by themselves when this process is gone, however it went. Raises ConfigError if one does not start.
+    """
+    with ExitStack() as stack:
+        processes = [stack.enter_context(_process()) for _ in range(count)]
+        yield [_ready(process) for process in processes]
+
+
+@contextmanager
+def _process() -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "workers", "--dialect", "vllm", "--port", "0", "--exit-with-parent"]
+    # A process group of its own, so that Ctrl-C reaches the router alone, which lets its requests finish first.
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0)
+    with process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+            try:
+                process.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _ready(process: subprocess.Popen[str]) -> Emulated:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    found = READY.match(line)
+    if found is None:
+        raise ConfigError(f"an emulated worker did not start; it said {line.strip()!r}")
+    return Emulated(found["url"], found["model"])

@@ -1,0 +1,153 @@
+"""Every setting there is, and nothing about where its value comes from (see `sources`).
+
+Each field is a flag, an environment variable and a key of the YAML file, and its docstring is its help text.
+Policy parameters are not named here: each class in `PARAMETERS` is a group of keys of its own.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, Literal
+from urllib.parse import urlsplit
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    SecretStr,
+    create_model,
+    model_validator,
+)
+
+from router.core.policies import PARAMETERS, POLICIES
+from router.identity import DEFAULT_ORDER, Source
+
+FROZEN: Final = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+if TYPE_CHECKING:
+    PolicyGroups = BaseModel
+else:
+    PolicyGroups = create_model("PolicyGroups", **{name: (kind, kind()) for name, kind in PARAMETERS.items()})
+
+
+def root_url(url: str) -> str:
+    """The URL without a slash at its end; ValueError unless it is the root of an HTTP server."""
+    parts = urlsplit(url)
+    # What was given is not repeated: it may hold a password.
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+        raise ValueError("not a URL like http://host:8000")
+    if parts.path.rstrip("/") or parts.query or parts.fragment or parts.username is not None:
+        raise ValueError("more than scheme, host and port; /v1 is added to it here")
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def known_policy(name: str) -> str:
+    """The name itself; ValueError, with the names there are, if it is none of them."""
+    if name not in POLICIES:
+        raise ValueError(f"there is no policy {name!r}; there are {', '.join(POLICIES)}")
+    return name
+
+
+class WorkerAddress(BaseModel):
+    """Where one engine listens; a text stands for its URL alone."""
+
+    model_config = FROZEN
+
+    url: Annotated[str, AfterValidator(root_url)]
+    api_key: SecretStr | None = None
+    """Sent to this worker instead of `worker_api_key`."""
+    id: str = Field(pattern=r"^[A-Za-z0-9._:-]{1,64}$", default_factory=lambda given: urlsplit(given["url"]).netloc)
+    """Its name in metrics and headers; host and port where none is given."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, given: object) -> object:
+        return {"url": given} if isinstance(given, str) else given
+
+
+def distinct(workers: tuple[WorkerAddress, ...]) -> tuple[WorkerAddress, ...]:
+    """The workers themselves; ValueError if two have one URL or one id."""
+    for worker in workers:
+        if sum(worker.url == other.url or worker.id == other.id for other in workers) > 1:
+            raise ValueError(f"{worker.id} at {worker.url} is there twice")
+    return workers
+
+
+class Settings(PolicyGroups):
+    """What an operator may set. Beside these fields, each key of `PARAMETERS` is a field of its class."""
+
+    model_config = FROZEN
+
+    config: Path | None = None
+    """A YAML file with any of these keys; environment and flags go before it."""
+    host: str = "127.0.0.1"
+    """The address to listen on; 0.0.0.0 for every one of this machine."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    """The TCP port to listen on; 0 for any that is free."""
+    worker: Annotated[tuple[WorkerAddress, ...], AfterValidator(distinct)] = ()
+    """The URL of a vLLM or SGLang server; once for each. In YAML an entry may also be {url, api_key, id}."""
+    worker_api_key: Annotated[SecretStr | None, Field(min_length=1)] = None
+    """The API key for workers that have none of their own; better given by environment or file than as a flag."""
+    emulate: Annotated[int, Field(ge=0, le=64)] = 0
+    """How many emulated workers to start, which are processes that compute nothing and answer with made-up text."""
+
+    policy: Annotated[
+        str,
+        AfterValidator(known_policy),
+        Field(description=f"How requests are placed and ordered: {', '.join(POLICIES)}."),
+    ] = "d2lpm"
+    extend_weight: PositiveFloat = 1.0
+    """What a client is charged for a token of input that is not in the prefix cache, in cost units."""
+    output_weight: NonNegativeFloat = 2.0
+    """What a client is charged for a token of output, in cost units."""
+    seed: int = 0
+    """Seed of the random numbers that policies draw."""
+
+    window: Literal["fixed", "off"] = "fixed"
+    """What may be in flight at a worker: the two limits below, or everything; then the engine alone orders it."""
+    max_inflight: PositiveInt = 64
+    """Requests in flight at one worker."""
+    max_unstarted_tokens: PositiveInt = 16384
+    """Uncached input tokens of the requests in flight at one worker that have no first token yet."""
+    max_queued: NonNegativeInt = 5000
+    """Requests that wait here in all; one more is refused with 429."""
+    queue_ttl: PositiveFloat = 300.0
+    """Seconds that a request may wait here before it is refused with 429."""
+
+    identity: Annotated[tuple[Source, ...], Field(min_length=1)] = DEFAULT_ORDER
+    """Where to look for the client's name; the first source that has one counts. Once for each."""
+    trusted_header: tuple[str, ...] = ()
+    """A header that names the client because a proxy in front sets it; once for each."""
+
+    hash_secret: Annotated[SecretStr | None, Field(min_length=16)] = None
+    """Key of the prompt hashes, 16 characters or more; drawn at random at each start where none is given."""
+    prefix_limit: PositiveInt = 4_000_000
+    """Chunks of prompt text in the prefix tree over all workers; the least recently used go first."""
+    kv_tokens_default: PositiveInt = 400_000
+    """Tokens that the prefix cache of a worker is taken to hold where its engine does not tell."""
+    min_match_tokens: NonNegativeInt = 64
+    """Tokens of common prefix below which a match counts as none."""
+
+    body_limit: PositiveInt = 32 * 1024 * 1024
+    """Bytes of a request's body; a longer one is refused with 413."""
+    heartbeat: NonNegativeFloat = 15.0
+    """Seconds between the comments sent to a streaming client that waits; 0 for none."""
+    response_headers: bool = True
+    """Tell in headers of each answer which worker served it and how it was placed."""
+    poll_interval: PositiveFloat = 0.5
+    """Seconds between two readings of a worker's health and metrics."""
+    connect_timeout: PositiveFloat = 5.0
+    """Seconds in which a worker must accept a connection."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least severe messages that go to standard error."""
+    access_log: bool = False
+    """Log every request."""
+
+    def parameters(self) -> Mapping[str, object]:
+        """The policy parameters, by the name of their group."""
+        return {name: getattr(self, name) for name in PARAMETERS}
