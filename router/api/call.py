@@ -1,0 +1,55 @@
+"""One call to a model, parsed as far as the router needs it."""
+
+from dataclasses import dataclass
+
+from router.api import fields as read
+from router.api.fields import Fields
+from router.api.json_span import insert_member, replace_member
+from router.core.prompt_key import Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What is forwarded, and what the scheduler and the reader of the answer need to know; no text of the prompt."""
+
+    path: str
+    body: bytes
+    """What is forwarded: the client's own bytes, but for `stream_options` of a streamed call."""
+    model: str
+    streamed: bool
+    prompts: tuple[Prompt, ...]
+    output_limit: int | None
+    """The most output tokens over all choices and prompts; None where the client set no limit."""
+    user: str | None
+    usage_wanted: bool
+    """The client itself asked for `stream_options.include_usage`."""
+    continuous_wanted: bool
+    """The client itself asked for `stream_options.continuous_usage_stats`."""
+    choices: int = 1
+    """Answers per prompt; the engine numbers them over all prompts, prompt by prompt."""
+    extendable: bool = True
+    """Whether a later prompt may begin with this one and its answer, so that a longer key is worth keeping."""
+
+
+@dataclass(frozen=True, slots=True)
+class UsageRequest:
+    """A body that asks for what we need, and what the client itself had asked for."""
+
+    body: bytes
+    final: bool
+    continuous: bool
+
+
+def ask_for_usage(body: bytes, fields: Fields, streamed: bool) -> UsageRequest:
+    """Ask for usage in every chunk of a streamed call, with the least change of bytes.
+
+    vLLM honours `continuous_usage_stats` only together with `include_usage`; SGLang needs no more than the former.
+    """
+    options = read.mapping(fields, "stream_options") or {}
+    final = read.flag(options, "include_usage", "stream_options.include_usage")
+    continuous = read.flag(options, "continuous_usage_stats", "stream_options.continuous_usage_stats")
+    if streamed and not (final and continuous):
+        asked = read.dump({**options, "include_usage": True, "continuous_usage_stats": True}, "stream_options")
+        put = replace_member if "stream_options" in fields else insert_member
+        body = put(body, "stream_options", asked)
+    return UsageRequest(body, final, continuous)

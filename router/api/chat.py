@@ -1,0 +1,62 @@
+"""POST /v1/chat/completions."""
+
+from typing import Any, Final
+
+from router.api import fields as read
+from router.api import render
+from router.api.call import Call, ask_for_usage
+from router.api.fields import Fields
+from router.core.prompt_key import PromptHasher
+from router.errors import BadRequest
+
+PATH: Final = "/v1/chat/completions"
+
+
+def parse_chat(body: bytes, hasher: PromptHasher) -> Call:
+    """Check what the router needs to know and leave the rest to the engine.
+
+    Raises BadRequest.
+    """
+    fields = read.load_fields(body)
+    model = read.model_name(fields)
+    messages = _messages(fields)
+    choices = read.count(fields, "n", least=1) or 1
+    limit = _output_limit(fields)
+    user = read.text(fields, "user")
+    streamed = read.flag(fields, "stream")
+    usage = ask_for_usage(body, fields, streamed)
+    prompt = hasher.prompt(render.head("chat", model, fields) + render.messages(messages))
+    return Call(
+        path=PATH,
+        body=usage.body,
+        model=model,
+        streamed=streamed,
+        prompts=(prompt,),
+        output_limit=None if limit is None else limit * choices,
+        user=user,
+        usage_wanted=usage.final,
+        continuous_wanted=usage.continuous,
+        choices=choices,
+        # These make the answer repeat or go on with the last message instead of adding one.
+        extendable=not (fields.get("echo") or fields.get("continue_final_message")),
+    )
+
+
+def _messages(fields: Fields) -> list[dict[str, Any]]:
+    messages = fields.get("messages")
+    if messages is None:
+        raise BadRequest("You must provide messages.", param="messages", code="missing_required_parameter")
+    if not isinstance(messages, list):
+        raise read.wrong_type("messages", "a list")
+    if not messages:
+        raise BadRequest("`messages` must not be empty.", param="messages", code="invalid_value")
+    for index, message in enumerate(messages):
+        if not isinstance(message, dict):
+            raise read.wrong_type(f"messages[{index}]", "an object")
+    return messages
+
+
+def _output_limit(fields: Fields) -> int | None:
+    """Engines differ in which of the two names wins, so the larger counts as the most that may come."""
+    limits = [read.count(fields, name) for name in ("max_completion_tokens", "max_tokens")]
+    return max((limit for limit in limits if limit is not None), default=None)

@@ -1,0 +1,76 @@
+"""Reading a request body's members, with errors that name the member at fault."""
+
+from typing import Any
+
+import orjson
+
+from router.errors import BadRequest
+
+Fields = dict[str, Any]
+"""A parsed body; of a repeated member the last counts, as it does for the engines."""
+
+
+def load_fields(body: bytes) -> Fields:
+    try:
+        fields = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"The body is not valid JSON: {error}.", code="invalid_json") from None
+    if not isinstance(fields, dict):
+        raise BadRequest("The body must be a JSON object.", code="invalid_type")
+    return fields
+
+
+def model_name(fields: Fields) -> str:
+    model = fields.get("model")
+    if model is None:
+        raise BadRequest("You must provide a model.", param="model", code="missing_required_parameter")
+    if not isinstance(model, str):
+        raise wrong_type("model", "a string")
+    if not model:
+        raise BadRequest("`model` must not be empty.", param="model", code="invalid_value")
+    return model
+
+
+def text(fields: Fields, name: str) -> str | None:
+    value = fields.get(name)
+    if value is not None and not isinstance(value, str):
+        raise wrong_type(name, "a string")
+    return value
+
+
+def flag(fields: Fields, name: str, param: str | None = None) -> bool:
+    """False where absent or null; `param` is the full name of a nested member."""
+    value = fields.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise wrong_type(param or name, "a boolean")
+    return bool(value)
+
+
+def count(fields: Fields, name: str, least: int = 0) -> int | None:
+    value = fields.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise wrong_type(name, "an integer")
+    if value < least:
+        raise BadRequest(f"`{name}` must be at least {least}.", param=name, code="invalid_value")
+    return value
+
+
+def mapping(fields: Fields, name: str) -> Fields | None:
+    value = fields.get(name)
+    if value is not None and not isinstance(value, dict):
+        raise wrong_type(name, "an object")
+    return value
+
+
+def dump(value: object, param: str) -> bytes:
+    """Compact JSON of a parsed value, its members in the client's order."""
+    try:
+        return orjson.dumps(value)
+    except orjson.JSONEncodeError:  # it writes fewer levels than it reads
+        raise BadRequest(f"`{param}` is nested too deeply.", param=param, code="invalid_value") from None
+
+
+def wrong_type(param: str, expected: str) -> BadRequest:
+    return BadRequest(f"`{param}` must be {expected}.", param=param, code="invalid_type")

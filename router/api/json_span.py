@@ -1,0 +1,72 @@
+"""Where a member of a JSON object stands in its bytes, so that one member can be changed and nothing else.
+
+All functions need valid JSON whose root is an object, as a parser has accepted it.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+import orjson
+
+# Possessive quantifiers: no backtracking, so that hostile input costs linear time and constant stack.
+_STRING: Final = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_KEY: Final = re.compile(rb"[\s,]*+(" + _STRING + rb")\s*+:\s*+", re.DOTALL)
+_SCALAR: Final = re.compile(_STRING + rb"|[^\s,{}\[\]]++", re.DOTALL)
+_EMPTY: Final = re.compile(rb"\s*+}")
+_TO_BRACKET: Final = re.compile(rb'(?:[^"{}\[\]]++|' + _STRING + rb")*+[{}\[\]]", re.DOTALL)
+
+
+def member_span(data: bytes, key: str) -> tuple[int, int] | None:
+    """The start of the key and the end of the value of a top-level member; of several, the last, which parsers take."""
+    found = None
+    for name, start, end in _members(data):
+        if name == key:
+            found = (start, end)
+    return found
+
+
+def cut_member(data: bytes, key: str) -> bytes:
+    """`data` without this top-level member and the comma that it brought; unchanged where there is none."""
+    span = member_span(data, key)
+    if span is None:
+        return data
+    before, after = data[: span[0]].rstrip(), data[span[1] :].lstrip()
+    if before.endswith(b","):
+        return before[:-1] + data[span[1] :]
+    return data[: span[0]] + (after[1:] if after.startswith(b",") else after)
+
+
+def replace_member(data: bytes, key: str, value: bytes) -> bytes:
+    """`data` with another value, given as JSON, for this top-level member, which must be there."""
+    span = member_span(data, key)
+    if span is None:
+        raise KeyError(key)
+    return data[: span[0]] + orjson.dumps(key) + b":" + value + data[span[1] :]
+
+
+def insert_member(data: bytes, key: str, value: bytes) -> bytes:
+    """`data` with one more top-level member at its front; takes no look at the others."""
+    brace = data.index(b"{") + 1
+    comma = b"" if _EMPTY.match(data, brace) else b","
+    return data[:brace] + orjson.dumps(key) + b":" + value + comma + data[brace:]
+
+
+def _members(data: bytes) -> Iterator[tuple[str, int, int]]:
+    """Name, start and end of every top-level member, commas and outer white space excluded."""
+    at = data.index(b"{") + 1
+    while match := _KEY.match(data, at):
+        at = _value_end(data, match.end())
+        yield orjson.loads(match[1]), match.start(1), at
+
+
+def _value_end(data: bytes, at: int) -> int:
+    if data[at] not in b"{[":
+        scalar = _SCALAR.match(data, at)
+        return scalar.end() if scalar else len(data)
+    depth = 0
+    for match in _TO_BRACKET.finditer(data, at):
+        depth += 1 if data[match.end() - 1] in b"{[" else -1
+        if depth == 0:
+            return match.end()
+    return len(data)

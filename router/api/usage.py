@@ -1,0 +1,62 @@
+"""What an engine says that a call used, in full or choice by choice."""
+
+from typing import Any
+
+from router.core.model import Usage
+
+
+def read_usage(value: object) -> Usage | None:
+    """An OpenAI `usage` object; None where it is none or lacks its counts."""
+    if not isinstance(value, dict):
+        return None
+    prompt, output = _count(value, "prompt_tokens"), _count(value, "completion_tokens")
+    if prompt is None:
+        return None
+    details = value.get("prompt_tokens_details")
+    cached = _count(details, "cached_tokens") if isinstance(details, dict) else None
+    return Usage(prompt, output or 0, cached)
+
+
+def _count(fields: dict[str, Any], name: str) -> int | None:
+    value = fields.get(name)
+    return value if type(value) is int and value >= 0 else None
+
+
+class UsageTally:
+    """Adds up the usage in the chunks of one stream.
+
+    In chunks both engines count per choice: `completion_tokens` of this choice so far, `prompt_tokens` of its prompt.
+    """
+
+    __slots__ = ("_choices", "_latest", "_tokens", "final")
+
+    def __init__(self, choices: int) -> None:
+        self._choices = choices
+        self._tokens: dict[int, int] = {}
+        self._latest: dict[int, dict[str, Any]] = {}
+        self.final: Usage | None = None
+        """The sum that the engine sent at the end; it overrules the chunks."""
+
+    def chunk(self, index: int, usage: object, has_output: bool) -> None:
+        """Count a chunk of choice `index`; without usage a chunk with output is taken for one token."""
+        if isinstance(usage, dict) and type(tokens := usage.get("completion_tokens")) is int:
+            self._tokens[index] = tokens
+            self._latest[index] = usage
+        elif has_output:
+            self._tokens[index] = self._tokens.get(index, 0) + 1
+
+    @property
+    def output_tokens(self) -> int:
+        return self.final.output_tokens if self.final else sum(self._tokens.values())
+
+    @property
+    def usage(self) -> Usage | None:
+        """The final usage, else what the chunks tell; cached tokens only where they tell them."""
+        if self.final:
+            return self.final
+        by_prompt = {index // self._choices: read_usage(latest) for index, latest in self._latest.items()}
+        known = [usage for usage in by_prompt.values() if usage]
+        if not known:
+            return None
+        cached = [usage.cached_tokens for usage in known if usage.cached_tokens is not None]
+        return Usage(sum(usage.input_tokens for usage in known), self.output_tokens, sum(cached) if cached else None)
