@@ -1,0 +1,190 @@
+"""I/O: the emulated engine as an ASGI application that speaks its dialect.
+
+A generation call is owned by the task that answers it: it submits, reads its mailbox, and on its way out, however that
+comes, aborts in the engine whatever has not finished. A second task per call watches for the client's disconnect.
+"""
+
+import asyncio
+import logging
+
+from workers.call import ApiError, Call, parse_call
+from workers.choice import Choice
+from workers.dialects.sglang import SglangWire
+from workers.dialects.sglang_status import SglangStatus
+from workers.dialects.vllm import VllmWire
+from workers.dialects.vllm_status import VllmStatus
+from workers.dialects.wire import DONE, Answer, Wire
+from workers.engine import create_engine
+from workers.hardware import HARDWARE
+from workers.http import HttpRequest, Receive, Response, Routes, Scope, Send, json_response, read_request, send_response
+from workers.loop import CallEnded, EngineLoop, Mailbox
+from workers.model import QueueFull
+from workers.settings import WorkerSettings
+from workers.sglang_engine import SglangEngine
+
+log = logging.getLogger(__name__)
+
+STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+GENERATION = {"/v1/chat/completions": True, "/v1/completions": False}  # path: is it a chat?
+
+
+class WorkerApp:
+    """One worker. `loop.run()` must be running for calls to be answered."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        engine = create_engine(settings.engine_config(), HARDWARE[settings.hardware])
+        max_model_len = min(settings.max_model_len, engine.max_request_tokens)
+        self._settings = settings
+        self._calls: dict[str, Mailbox] = {}
+        self._wire: Wire
+        self._routes: Routes
+        if isinstance(engine, SglangEngine):
+            status = SglangStatus(settings, engine, max_model_len)
+            self.loop = EngineLoop(engine, settings.speed, status.after_step)
+            self._wire = SglangWire(max_model_len)
+            self._routes = {**status.routes(), ("POST", "/abort_request"): self._abort_request}
+        else:
+            self.loop = EngineLoop(engine, settings.speed)
+            self._wire = VllmWire(settings.model, max_model_len, engine.config.block_size)
+            self._routes = VllmStatus(settings, engine, max_model_len).routes()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI entry point, HTTP only."""
+        try:
+            request = await read_request(scope, receive)
+            await self._respond(request, receive, send)
+        except (ConnectionResetError, CallEnded):
+            return
+        except ApiError as error:
+            await send_response(send, Response(self._wire.error(error), error.status))
+        except Exception:
+            log.exception("%s failed", scope["path"])
+            raise
+
+    async def _respond(self, request: HttpRequest, receive: Receive, send: Send) -> None:
+        if not self._authorized(request):
+            await send_response(send, json_response({"error": "Unauthorized"}, 401))
+        elif request.method == "POST" and request.path in GENERATION:
+            await self._generate(request, GENERATION[request.path], receive, send)
+        elif handler := self._routes.get((request.method, request.path)):
+            await send_response(send, handler(request))
+        else:
+            await send_response(send, self._not_found())
+
+    def _authorized(self, request: HttpRequest) -> bool:
+        """The key guards /v1 alone on vLLM, everything but health and metrics on SGLang."""
+        if self._settings.api_key is None or self._open_to_all(request.path):
+            return True
+        return request.headers.get("authorization") == f"Bearer {self._settings.api_key}"
+
+    def _open_to_all(self, path: str) -> bool:
+        if self._settings.dialect == "vllm":
+            return not path.startswith("/v1")
+        return path.startswith(("/health", "/ready", "/metrics"))
+
+    def _not_found(self) -> Response:
+        if self._settings.dialect == "vllm":
+            return json_response({"detail": "Not Found"}, 404)
+        return Response(self._wire.error(ApiError(404, "Not Found", "404")), 404)
+
+    async def _generate(self, request: HttpRequest, chat: bool, receive: Receive, send: Send) -> None:
+        call = parse_call(request.json(), chat)
+        header = "x-request-id" if self._settings.dialect == "vllm" else "x-override-rid"
+        answer = self._wire.answer(call, request.headers.get(header))
+        try:
+            mailbox, choices = self._submit(call)
+        except QueueFull as error:
+            await self._refuse(call, str(error), send)
+            return
+        self._calls[answer.id] = mailbox
+        delay = self.loop.scaled(self._wire.abort_delay)
+        watch = asyncio.create_task(_watch(receive, mailbox, delay))
+        try:
+            if call.stream:
+                await self._stream(answer, mailbox, choices, send)
+            else:
+                await self._answer(answer, mailbox, choices, send)
+        finally:
+            watch.cancel()
+            self.loop.close(mailbox)
+            if self._calls.get(answer.id) is mailbox:
+                del self._calls[answer.id]
+
+    def _submit(self, call: Call) -> tuple[Mailbox, list[Choice]]:
+        limits = [self._wire.max_tokens(call, prompt) for prompt in call.prompts]
+        answers = [
+            (prompt, limit, sample)
+            for prompt, limit in zip(call.prompts, limits, strict=True)
+            for sample in range(call.n)
+        ]
+        mailbox = self.loop.open(answers, call.ignore_eos)
+        return mailbox, [Choice(index, prompt) for index, (prompt, _, _) in enumerate(answers)]
+
+    async def _refuse(self, call: Call, message: str, send: Send) -> None:
+        """Say that the queue is full: by status, or inside a stream of status 200."""
+        kind = "Service Unavailable" if self._settings.dialect == "vllm" else "503"
+        error = ApiError(503, message, kind)
+        if not (call.stream and self._wire.queue_full_in_band):
+            raise error
+        await _start_stream(send)
+        await _send_body(send, self._wire.stream_error(error) + DONE, more=False)
+
+    async def _stream(self, answer: Answer, mailbox: Mailbox, choices: list[Choice], send: Send) -> None:
+        call, writer = answer.call, self._wire.writer(answer)
+        started = self._wire.headers_at_once
+        if started:
+            await _start_stream(send)
+        unfinished = len(choices)
+        while unfinished:
+            touched = await _take(mailbox, choices)
+            unfinished -= sum(choice.finish is not None for choice in touched)
+            due = [choice for choice in touched if choice.due(call.stream_interval)]
+            events = b"".join([writer.update(choice) for choice in due])
+            for choice in due:
+                choice.mark_sent()
+            if not unfinished:
+                events += writer.end(choices)
+            if events and not started:
+                started = True
+                await _start_stream(send)
+            if events:
+                await _send_body(send, events, more=unfinished > 0)
+
+    async def _answer(self, answer: Answer, mailbox: Mailbox, choices: list[Choice], send: Send) -> None:
+        unfinished = len(choices)
+        while unfinished:
+            touched = await _take(mailbox, choices)
+            unfinished -= sum(choice.finish is not None for choice in touched)
+        await send_response(send, Response(self._wire.full(answer, choices)))
+
+    def _abort_request(self, request: HttpRequest) -> Response:
+        body = request.json()
+        for rid in list(self._calls) if body.get("abort_all") else [str(body.get("rid"))]:
+            if rid in self._calls:
+                self.loop.abort(self._calls[rid])
+        return Response()
+
+
+async def _take(mailbox: Mailbox, choices: list[Choice]) -> list[Choice]:
+    """Wait for tokens and add them to their choices; the choices that got some, in the order of their index."""
+    touched = {}
+    for index, output in await mailbox.take():
+        choices[index].add(output)
+        touched[index] = choices[index]
+    return [touched[index] for index in sorted(touched)]
+
+
+async def _watch(receive: Receive, mailbox: Mailbox, delay: float) -> None:
+    """End the call `delay` seconds after the client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    await asyncio.sleep(delay)
+    mailbox.hang_up()
+
+
+async def _start_stream(send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+
+
+async def _send_body(send: Send, body: bytes, more: bool) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": more})

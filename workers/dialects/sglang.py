@@ -1,0 +1,171 @@
+"""SGLang's wire format: `sglang/srt/entrypoints/openai`, as of 0.5.23. PURE.
+
+Chat chunks carry reasoning_content always, a step without text yields no chunk, finish is a chunk of its own after all
+content, and usage per chunk works without include_usage and tells the cached tokens (--enable-cache-report is
+emulated). Completions finish on the last text chunk and spell out nulls. Errors are flat.
+Left out: sglext chunks, log probabilities, stop strings, tool and reasoning parsers, the native /generate.
+"""
+
+from collections.abc import Sequence
+from http import HTTPStatus
+from uuid import uuid4
+
+import orjson
+
+from workers.call import ApiError, Call
+from workers.choice import Choice
+from workers.dialects.wire import DONE, FINISH, Answer, StreamWriter, now_seconds, usage_totals
+from workers.tokenizer import EOS
+
+
+def _usage(prompt: int, completion: int, cached: int | None) -> dict[str, object]:
+    return {
+        "prompt_tokens": prompt,
+        "total_tokens": prompt + completion,
+        "completion_tokens": completion,
+        "prompt_tokens_details": None if cached is None else {"cached_tokens": cached},
+        "reasoning_tokens": 0,
+    }
+
+
+def _matched_stop(choice: Choice) -> int | None:
+    return EOS if choice.finish == "stop" else None
+
+
+class _Writer:
+    """What chat and completion streams share: the last usage chunk."""
+
+    def __init__(self, answer: Answer, kind: str) -> None:
+        self._call = answer.call
+        self._opening = answer.opening(kind)
+
+    def end(self, choices: Sequence[Choice]) -> bytes:
+        if not self._call.include_usage:
+            return DONE
+        usage = orjson.dumps(_usage(*usage_totals(choices, self._call.n)))
+        return self._opening + b'],"usage":%b}\n\n' % usage + DONE
+
+
+class ChatWriter(_Writer):
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer, "chat.completion.chunk")
+
+    def update(self, choice: Choice) -> bytes:
+        text = choice.text
+        events = b"" if choice.sent else self._chunk(choice, b',"role":"assistant","content":""')
+        if text:
+            usage = b"," + self._usage(choice) if self._call.continuous_usage else b""
+            events += self._chunk(choice, b',"content":' + orjson.dumps(text), usage)
+        return events
+
+    def end(self, choices: Sequence[Choice]) -> bytes:
+        return b"".join(map(self._finish, choices)) + super().end(choices)
+
+    def _chunk(self, choice: Choice, delta: bytes, usage: bytes = b"") -> bytes:
+        return (
+            self._opening + b'{"index":%d,"delta":{"reasoning_content":null%b},"logprobs":null,"finish_reason":null,'
+            b'"matched_stop":null}]%b}\n\n' % (choice.index, delta, usage)
+        )
+
+    def _usage(self, choice: Choice) -> bytes:
+        usage = _usage(len(choice.prompt), choice.completion_tokens, choice.cached_tokens)
+        return b'"usage":' + orjson.dumps(usage)
+
+    def _finish(self, choice: Choice) -> bytes:
+        return (
+            self._opening + b'{"index":%d,"delta":{"reasoning_content":null},"logprobs":null,"finish_reason":%b,'
+            b'"matched_stop":%b}]}\n\n' % (choice.index, FINISH[choice.finish], orjson.dumps(_matched_stop(choice)))
+        )
+
+
+class CompletionWriter(_Writer):
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer, "text_completion")
+
+    def update(self, choice: Choice) -> bytes:
+        if not choice.text and choice.finish is None:
+            return b""
+        usage: object = None
+        if self._call.continuous_usage:
+            usage = _usage(len(choice.prompt), choice.completion_tokens, None)
+        return self._opening + b'{"index":%d,"text":%b,"logprobs":null,"finish_reason":%b,%b}],"usage":%b}\n\n' % (
+            choice.index,
+            orjson.dumps(choice.text),
+            FINISH[choice.finish],
+            b'"matched_stop":%b%b' % (orjson.dumps(_matched_stop(choice)), self._token_ids(choice)),
+            orjson.dumps(usage),
+        )
+
+    def _token_ids(self, choice: Choice) -> bytes:
+        if not self._call.return_token_ids:
+            return b""
+        prompt = None if choice.sent else choice.prompt
+        return b',"token_ids":%b,"prompt_token_ids":%b' % (orjson.dumps(choice.token_ids), orjson.dumps(prompt))
+
+
+class SglangWire:
+    """The generation endpoints of an SGLang server of one model."""
+
+    owned_by = "sglang"
+    abort_delay = 2.0
+    headers_at_once = False
+    queue_full_in_band = True
+
+    def __init__(self, max_model_len: int) -> None:
+        self._max_model_len = max_model_len
+
+    def answer(self, call: Call, request_id: str | None) -> Answer:
+        """Any model name is served and echoed; `request_id` is the x-override-rid header, read on chat alone."""
+        rid = (request_id if call.chat else None) or call.rid or uuid4().hex
+        return Answer(call, rid, call.model or "default", now_seconds())
+
+    def max_tokens(self, call: Call, prompt: Sequence[int]) -> int:
+        limit, given = self._max_model_len, len(prompt)
+        if given >= limit:
+            message = f"The input ({given} tokens) is longer than the model's context length ({limit} tokens)."
+            raise ApiError(400, message)
+        if call.max_tokens is not None and given + call.max_tokens > limit:
+            message = (
+                f"Requested token count exceeds the model's maximum context length of {limit} tokens. You requested a "
+                f"total of {given + call.max_tokens} tokens: {given} tokens from the input messages and "
+                f"{call.max_tokens} tokens for the completion. Please reduce the number of tokens in the input "
+                "messages or the completion to fit within the limit."
+            )
+            raise ApiError(400, message)
+        return call.max_tokens or limit - given
+
+    def writer(self, answer: Answer) -> StreamWriter:
+        return ChatWriter(answer) if answer.call.chat else CompletionWriter(answer)
+
+    def full(self, answer: Answer, choices: Sequence[Choice]) -> bytes:
+        call = answer.call
+        body = {
+            "id": answer.id,
+            "object": "chat.completion" if call.chat else "text_completion",
+            "created": answer.created,
+            "model": answer.model,
+            "choices": [_full_choice(choice, call) for choice in choices],
+            "usage": _usage(*usage_totals(choices, call.n)),
+            "metadata": {"weight_version": "default"},
+        }
+        return orjson.dumps(body)
+
+    def error(self, error: ApiError) -> bytes:
+        detail = {"message": error.message, "type": error.kind, "param": error.param, "code": error.status}
+        return orjson.dumps({"object": "error"} | detail)
+
+    def stream_error(self, error: ApiError) -> bytes:
+        kind = HTTPStatus(error.status).name
+        detail = {"object": "error", "message": error.message, "type": kind, "param": None, "code": error.status}
+        return b"data: %b\n\n" % orjson.dumps({"error": detail})
+
+
+def _full_choice(choice: Choice, call: Call) -> dict[str, object]:
+    if call.chat:
+        message = {"role": "assistant", "content": choice.text, "reasoning_content": None, "tool_calls": None}
+        answer: dict[str, object] = {"message": message}
+    else:
+        answer = {"text": choice.text}
+    ends = {"logprobs": None, "finish_reason": choice.finish, "matched_stop": _matched_stop(choice)}
+    ids = {"token_ids": choice.token_ids} if call.return_token_ids and not call.chat else {}
+    return {"index": choice.index} | answer | ends | ids

@@ -1,0 +1,193 @@
+"""vLLM's wire format: `vllm/entrypoints/openai`, as of 0.33. PURE.
+
+The role chunks come with the first token, the finish rides on the last token's chunk, usage per chunk needs
+include_usage too and is per choice, cached tokens are only in the last usage. Emulates --enable-prompt-tokens-details.
+Left out: log probabilities, stop strings, tool and reasoning parsers, the system fingerprint's real value.
+"""
+
+from collections.abc import Sequence
+from uuid import uuid4
+
+import orjson
+
+from workers.call import ApiError, Call
+from workers.choice import Choice
+from workers.dialects.wire import DONE, FINISH, Answer, StreamWriter, now_seconds, usage_totals
+
+FINGERPRINT = "vllm-emulated"
+
+
+def _usage_bytes(choice: Choice) -> bytes:
+    prompt, completion = len(choice.prompt), choice.completion_tokens
+    return b'"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d}' % (
+        prompt,
+        prompt + completion,
+        completion,
+    )
+
+
+def _ids(tokens: list[int] | None) -> bytes:
+    return b"null" if tokens is None else orjson.dumps(tokens)
+
+
+class _Writer:
+    """What chat and completion streams share: the last usage chunk."""
+
+    def __init__(self, answer: Answer, kind: str, block_size: int) -> None:
+        self._call = answer.call
+        self._opening = answer.opening(kind)
+        self._block_size = block_size
+        self._continuous = answer.call.include_usage and answer.call.continuous_usage
+
+    def end(self, choices: Sequence[Choice]) -> bytes:
+        if not self._call.include_usage:
+            return DONE
+        usage = orjson.dumps(_usage(self._call, choices, self._block_size))
+        return self._opening + b'],"usage":%b,"system_fingerprint":"%b"}\n\n' % (usage, FINGERPRINT.encode()) + DONE
+
+
+class ChatWriter(_Writer):
+    def __init__(self, answer: Answer, block_size: int) -> None:
+        super().__init__(answer, "chat.completion.chunk", block_size)
+        self._roles_sent = False
+
+    def update(self, choice: Choice) -> bytes:
+        ids = choice.token_ids if self._call.return_token_ids else None
+        event = self._opening + b'{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":%b%b}]%b}\n\n' % (
+            choice.index,
+            orjson.dumps(choice.text),
+            FINISH[choice.finish],
+            (b',"stop_reason":null,"token_ids":' if choice.finish else b',"token_ids":') + _ids(ids),
+            b"," + _usage_bytes(choice) if self._continuous else b"",
+        )
+        return event if self._roles_sent else self._roles(choice) + event
+
+    def _roles(self, first: Choice) -> bytes:
+        """A role chunk for every choice, as soon as one of them has its first token."""
+        self._roles_sent = True
+        usage = b"," + _usage_bytes(Choice(0, first.prompt)) if self._continuous else b""
+        ids = _ids(first.prompt if self._call.return_token_ids else None)
+        return b"".join(
+            self._opening + b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,'
+            b'"finish_reason":null}]%b,"prompt_token_ids":%b,"prompt_text":null}\n\n' % (index, usage, ids)
+            for index in range(self._call.n)
+        )
+
+
+class CompletionWriter(_Writer):
+    def __init__(self, answer: Answer, block_size: int) -> None:
+        super().__init__(answer, "text_completion", block_size)
+
+    def update(self, choice: Choice) -> bytes:
+        wanted = self._call.return_token_ids
+        return (
+            self._opening + b'{"index":%d,"text":%b,"logprobs":null,"finish_reason":%b,"stop_reason":null,'
+            b'"prompt_token_ids":%b,"token_ids":%b}],%b}\n\n'
+            % (
+                choice.index,
+                orjson.dumps(choice.text),
+                FINISH[choice.finish],
+                _ids(choice.prompt if wanted and not choice.sent else None),
+                _ids(choice.token_ids if wanted else None),
+                _usage_bytes(choice) if self._continuous else b'"usage":null',
+            )
+        )
+
+
+class VllmWire:
+    """The generation endpoints of a vLLM server of one model."""
+
+    owned_by = "vllm"
+    abort_delay = 0.0
+    headers_at_once = True
+    queue_full_in_band = False
+
+    def __init__(self, model: str, max_model_len: int, block_size: int) -> None:
+        self._model = model
+        self._max_model_len = max_model_len
+        self._block_size = block_size
+
+    def answer(self, call: Call, request_id: str | None) -> Answer:
+        if call.model is not None and call.model != self._model:
+            message = f"The model `{call.model}` does not exist. Valid aliases: {self._model}."
+            raise ApiError(404, message, "NotFoundError", "model")
+        kind = "chatcmpl" if call.chat else "cmpl"
+        return Answer(call, f"{kind}-{request_id or uuid4().hex}", self._model, now_seconds())
+
+    def max_tokens(self, call: Call, prompt: Sequence[int]) -> int:
+        """Prompt and answer are clamped to the context; only a wish beyond the whole context is an error."""
+        limit = self._max_model_len
+        if len(prompt) >= limit:
+            message = (
+                f"This model's maximum context length is {limit} tokens. However, your request has {len(prompt)} input "
+                "tokens. Please reduce the length of the input messages."
+            )
+            raise ApiError(400, message, param="input_tokens")
+        if call.max_tokens is not None and call.max_tokens > limit:
+            message = f"max_tokens={call.max_tokens} cannot be greater than max_model_len={limit}."
+            raise ApiError(400, message, param="max_tokens")
+        return min(call.max_tokens or limit, limit - len(prompt))
+
+    def writer(self, answer: Answer) -> StreamWriter:
+        kind = ChatWriter if answer.call.chat else CompletionWriter
+        return kind(answer, self._block_size)
+
+    def full(self, answer: Answer, choices: Sequence[Choice]) -> bytes:
+        call = answer.call
+        body: dict[str, object] = {
+            "id": answer.id,
+            "object": "chat.completion" if call.chat else "text_completion",
+            "created": answer.created,
+            "model": answer.model,
+            "choices": [(_chat_choice if call.chat else _text_choice)(choice, call) for choice in choices],
+            "service_tier": None,
+            "system_fingerprint": FINGERPRINT,
+            "usage": _usage(call, choices, self._block_size),
+        }
+        if call.chat:
+            body["prompt_logprobs"] = None
+            body["prompt_token_ids"] = choices[0].prompt if call.return_token_ids else None
+        return orjson.dumps(body | {"kv_transfer_params": None})
+
+    def error(self, error: ApiError) -> bytes:
+        detail = {"message": error.message, "type": error.kind, "param": error.param, "code": error.status}
+        return orjson.dumps({"error": detail})
+
+    def stream_error(self, error: ApiError) -> bytes:
+        return b"data: %b\n\n" % self.error(error)
+
+
+def _usage(call: Call, choices: Sequence[Choice], block_size: int) -> dict[str, object]:
+    prompt, completion, cached = usage_totals(choices, call.n)
+    full_blocks = sum(len(choice.prompt) // block_size * block_size for choice in choices[:: call.n])
+    return {
+        "prompt_tokens": prompt,
+        "total_tokens": prompt + completion,
+        "completion_tokens": completion,
+        "prompt_tokens_details": {"cached_tokens": cached, "created_cache_tokens": full_blocks - cached},
+    }
+
+
+def _chat_choice(choice: Choice, call: Call) -> dict[str, object]:
+    message = {"role": "assistant", "content": choice.text, "refusal": None, "annotations": None, "audio": None}
+    return {
+        "index": choice.index,
+        "message": message | {"function_call": None, "tool_calls": [], "reasoning": None},
+        "logprobs": None,
+        "finish_reason": choice.finish,
+        "stop_reason": None,
+        "token_ids": choice.token_ids if call.return_token_ids else None,
+    }
+
+
+def _text_choice(choice: Choice, call: Call) -> dict[str, object]:
+    return {
+        "index": choice.index,
+        "text": choice.text,
+        "logprobs": None,
+        "finish_reason": choice.finish,
+        "stop_reason": None,
+        "token_ids": choice.token_ids if call.return_token_ids else None,
+        "prompt_logprobs": None,
+        "prompt_token_ids": choice.prompt if call.return_token_ids else None,
+    }

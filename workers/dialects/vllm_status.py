@@ -1,0 +1,107 @@
+"""What a vLLM server tells about itself: health, version, models, tokens and metrics.
+
+Gauges are as fresh as the last step. Each counter has a *_created gauge, by which a restart can be told.
+Left out: histograms, /load and the development endpoints, which a production server does not have; /kv_event_sources
+is empty, as without KV events.
+"""
+
+import time
+
+from workers.call import text_tokens, token_list
+from workers.dialects.exposition import Exposition
+from workers.engine import Engine
+from workers.http import PLAIN, HttpRequest, Response, Routes, json_response
+from workers.settings import WorkerSettings
+from workers.tokenizer import decode
+
+VERSION = "0.33.0"
+
+
+class VllmStatus:
+    """The endpoints beside generation of one vLLM worker."""
+
+    def __init__(self, settings: WorkerSettings, engine: Engine, max_model_len: int) -> None:
+        self._settings = settings
+        self._engine = engine
+        self._max_model_len = max_model_len
+        self._created = time.time()
+
+    def routes(self) -> Routes:
+        return {
+            ("GET", "/health"): lambda _: Response(),
+            ("GET", "/ping"): lambda _: Response(),
+            ("POST", "/ping"): lambda _: Response(),
+            ("GET", "/version"): lambda _: json_response({"version": VERSION}),
+            ("GET", "/kv_event_sources"): lambda _: json_response({}),
+            ("GET", "/v1/models"): self._models,
+            ("GET", "/metrics"): lambda _: Response(self.metrics(), content_type=PLAIN),
+            ("POST", "/tokenize"): self._tokenize,
+            ("POST", "/detokenize"): self._detokenize,
+        }
+
+    def metrics(self) -> bytes:
+        """All series, in Prometheus' text format."""
+        engine, counts = self._engine, self._engine.counters
+        exposition = Exposition("vllm:", model_name=self._settings.model, engine="0")
+        exposition.gauge("num_requests_running", engine.running)
+        exposition.gauge("num_requests_waiting", engine.waiting)
+        exposition.gauge("num_requests_waiting_by_reason", engine.waiting, reason="capacity")
+        exposition.gauge("num_requests_waiting_by_reason", 0, reason="deferred")
+        exposition.gauge("kv_cache_usage_perc", engine.used_tokens / engine.capacity)
+        exposition.gauge("engine_sleep_state", 1, sleep_state="awake")
+        exposition.gauge("cache_config_info", 1, **self._cache_config())
+        local = counts.prompt_tokens - counts.prefix_hits
+        for name, value in (
+            ("prefix_cache_queries", counts.prefix_queries),
+            ("prefix_cache_hits", counts.prefix_hits),
+            ("external_prefix_cache_queries", 0),
+            ("external_prefix_cache_hits", 0),
+            ("prompt_tokens", counts.prompt_tokens),
+            ("prompt_tokens_cached", counts.prefix_hits),
+            ("generation_tokens", counts.generation_tokens),
+            ("num_preemptions", counts.preempted_requests),
+        ):
+            self._counter(exposition, name, value)
+        self._counter(exposition, "prompt_tokens_by_source", max(local, 0), source="local_compute")
+        self._counter(exposition, "prompt_tokens_by_source", counts.prefix_hits, source="local_cache_hit")
+        for reason, finished in counts.finished_requests.items():
+            self._counter(exposition, "request_success", finished, finished_reason=reason)
+        return exposition.text()
+
+    def _counter(self, exposition: Exposition, name: str, value: float, **labels: str) -> None:
+        exposition.counter(f"{name}_total", value, **labels)
+        exposition.gauge(f"{name}_created", self._created, **labels)
+
+    def _cache_config(self) -> dict[str, str]:
+        config, engine = self._engine.config, self._engine
+        info = {
+            "block_size": str(config.block_size),
+            "enable_prefix_caching": "True",
+            "prefix_caching_hash_algo": "sha256",
+        }
+        if not self._settings.hide_capacity:
+            info["num_gpu_blocks"] = str(engine.capacity // config.block_size + 1)
+            info["kv_cache_size_tokens"] = str(engine.capacity)
+            info["kv_cache_max_concurrency"] = f"{engine.capacity / self._max_model_len:.2f}"
+        return info
+
+    def _models(self, _request: HttpRequest) -> Response:
+        model = {
+            "id": self._settings.model,
+            "object": "model",
+            "created": int(self._created),
+            "owned_by": "vllm",
+            "root": self._settings.model,
+            "parent": None,
+            "max_model_len": self._max_model_len,
+        }
+        return json_response({"object": "list", "data": [model]})
+
+    def _tokenize(self, request: HttpRequest) -> Response:
+        tokens = text_tokens(request.json())
+        return json_response(
+            {"count": len(tokens), "max_model_len": self._max_model_len, "tokens": tokens, "token_strs": None}
+        )
+
+    def _detokenize(self, request: HttpRequest) -> Response:
+        return json_response({"prompt": decode(token_list(request.json().get("tokens"), "tokens"))})
