@@ -19,7 +19,7 @@ lint: $(STAMP)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
-	find router workers bench tests -name __pycache__ -prune -exec rm -rf {} +
+	find . -path './.venv*' -prune -o -name __pycache__ -prune -exec rm -rf {} +
 
 # The build backend is installed first, under the same constraints as all the rest, because the versions of pip
 # differ in whether a constraint reaches an isolated build environment.
