@@ -1,0 +1,179 @@
+"""How vLLM and SGLang differ where the router asks them about themselves. Pure: answers in, facts out.
+
+Read in the sources of vLLM 0.33 and SGLang 0.5.23. Every function that reads an answer raises WorkerBroke where it is
+not what that engine sends.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+
+from router.errors import WorkerBroke
+
+MODELS_PATH: Final = "/v1/models"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What an engine has to do at this moment, over all its data-parallel ranks."""
+
+    running: int
+    waiting: int
+    kv_tokens: int | None = None
+    """Capacity of its KV cache in tokens, where it tells."""
+    block_size: int | None = None
+    """Tokens of one block of that cache, where it tells: prefixes are shared in whole blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """What one kind of engine calls things."""
+
+    name: str
+    health_path: str
+    """Answers 200 at once, and computes nothing, where the engine can serve."""
+    load_readers: Mapping[str, Callable[[bytes], Load]]
+    """Where it tells its load, best first; the next one is for engines that answer 404."""
+
+
+def read_models(body: bytes) -> frozenset[str]:
+    """Names, adapters included, in the answer to `MODELS_PATH`."""
+    return frozenset(card["id"] for card in _model_cards(body))
+
+
+def recognise(body: bytes) -> Dialect:
+    """Which engine it is, by the answer to `MODELS_PATH`: each signs its models in `owned_by`."""
+    owners = {card.get("owned_by") for card in _model_cards(body)}
+    return next((dialect for dialect in (VLLM, SGLANG) if dialect.name in owners), GENERIC)
+
+
+def _model_cards(body: bytes) -> list[dict[str, Any]]:
+    cards = _object(body).get("data")
+    if not isinstance(cards, list):
+        raise WorkerBroke("A worker's list of models has no `data`.")
+    return [card for card in cards if isinstance(card, dict) and isinstance(card.get("id"), str)]
+
+
+def _vllm_metrics(body: bytes) -> Load:
+    text = b"\n" + body
+    capacity = 0
+    block_size = None
+    for labels, _ in _samples(text, b"vllm:cache_config_info"):
+        config = _labels(labels)
+        blocks, size = config.get(b"num_gpu_blocks", b""), config.get(b"block_size", b"")
+        if blocks.isdigit() and size.isdigit():
+            block_size = int(size)
+            capacity += max(0, int(blocks) - 1) * block_size  # block 0 of each rank is never given out
+    return Load(
+        running=_total(text, b"vllm:num_requests_running"),
+        waiting=_total(text, b"vllm:num_requests_waiting"),
+        kv_tokens=capacity or None,
+        block_size=block_size,
+    )
+
+
+def _sglang_metrics(body: bytes) -> Load:
+    """Gauges that may be seconds old: they change with prefill batches and every 40th decode step."""
+    text = b"\n" + body
+    capacity = _by_rank(text, b"sglang:max_total_num_tokens")
+    pages = _by_rank(text, b"sglang:page_size")
+    running = _by_rank(text, b"sglang:num_running_reqs")
+    waiting = _by_rank(text, b"sglang:num_queue_reqs")
+    if not running or not waiting:
+        raise WorkerBroke("A worker's metrics lack sglang:num_running_reqs or sglang:num_queue_reqs.")
+    return Load(
+        running=sum(running.values()),
+        waiting=sum(waiting.values()),
+        kv_tokens=sum(capacity.values()) or None,
+        block_size=max(pages.values(), default=None),
+    )
+
+
+def _sglang_loads(body: bytes) -> Load:
+    ranks = _object(body).get("loads")
+    if not isinstance(ranks, list) or not ranks or not all(isinstance(rank, dict) for rank in ranks):
+        raise WorkerBroke("A worker's loads have no ranks.")
+    return Load(
+        running=sum(_count(rank.get("num_running_reqs")) for rank in ranks),
+        waiting=sum(_count(rank.get("num_waiting_reqs")) for rank in ranks),
+        kv_tokens=sum(_count(rank.get("max_total_num_tokens", 0)) for rank in ranks) or None,
+    )
+
+
+VLLM: Final = Dialect("vllm", "/health", {"/metrics": _vllm_metrics})
+SGLANG: Final = Dialect(
+    "sglang",
+    "/ready",  # its /health generates a token and sleeps a second
+    {"/v1/loads": _sglang_loads, "/metrics": _sglang_metrics},
+)
+GENERIC: Final = Dialect("generic", MODELS_PATH, {})
+"""An engine that speaks OpenAI's API and tells nothing about its load."""
+
+DIALECTS: Final[Mapping[str, Dialect]] = {dialect.name: dialect for dialect in (VLLM, SGLANG, GENERIC)}
+
+
+# Prometheus text. Engines send hundreds of kilobytes of histograms, several times a second for each worker, so only
+# the few lines that are needed are looked for and parsed.
+
+_LABEL: Final = re.compile(rb'(\w+)="((?:[^"\\]|\\.)*+)"')
+
+
+def _samples(text: bytes, name: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Labels and value of each line of this metric; `text` begins with a line end."""
+    needle = b"\n" + name
+    at = text.find(needle)
+    while at >= 0:
+        end = text.find(b"\n", at + 1)
+        line = text[at + len(needle) : end if end >= 0 else len(text)]
+        if line.startswith((b"{", b" ")):  # else it is a longer name
+            labels, _, value = line.rpartition(b" ")
+            yield labels, value
+        at = text.find(needle, at + len(needle))
+
+
+def _labels(labels: bytes) -> dict[bytes, bytes]:
+    return dict(_LABEL.findall(labels))
+
+
+def _total(text: bytes, name: bytes) -> int:
+    values = [_number(value) for _, value in _samples(text, name)]
+    if not values:
+        raise WorkerBroke(f"A worker's metrics lack {name.decode()}.")
+    return sum(values)
+
+
+def _by_rank(text: bytes, name: bytes) -> dict[bytes, int]:
+    """One value for each data-parallel rank: its other ranks repeat it, and so do the priorities in part."""
+    found: dict[bytes, int] = {}
+    for line, value in _samples(text, name):
+        labels = _labels(line)
+        if not labels.get(b"priority"):
+            rank = labels.get(b"dp_rank", b"")
+            found[rank] = max(found.get(rank, 0), _number(value))
+    return found
+
+
+def _number(value: bytes) -> int:
+    try:
+        return _count(int(float(value)))
+    except (ValueError, OverflowError):
+        raise WorkerBroke("A worker's metrics hold a value that is no number.") from None
+
+
+def _count(value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise WorkerBroke("A worker reported a load that is no count.")
+    return value
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        fields = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        raise WorkerBroke("A worker's answer is not valid JSON.") from None
+    if not isinstance(fields, dict):
+        raise WorkerBroke("A worker's answer is not a JSON object.")
+    return fields
