@@ -6,13 +6,14 @@ They are started as any program is: what they print and what they answer over HT
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Final
 
 from router.errors import ConfigError
 
+COMMAND: Final = (sys.executable, "-m", "workers", "--dialect", "vllm", "--port", "0", "--exit-with-parent")
 READY: Final = re.compile(r"workers: \S+ (?P<model>\S+) on (?P<url>http://\S+)")
 PATIENCE: Final = 5.0
 """Seconds that a worker has to end when it is told to."""
@@ -27,19 +28,18 @@ class Emulated:
 
 
 @contextmanager
-def emulated(count: int) -> Iterator[list[Emulated]]:
+def emulated(count: int, command: Sequence[str] = COMMAND) -> Iterator[list[Emulated]]:
     """Start this many workers, wait until all listen, and end them on the way out.
 
     They also end by themselves when this process is gone, however it went. Raises ConfigError if one does not start.
     """
     with ExitStack() as stack:
-        processes = [stack.enter_context(_process()) for _ in range(count)]
+        processes = [stack.enter_context(_process(command)) for _ in range(count)]
         yield [_ready(process) for process in processes]
 
 
 @contextmanager
-def _process() -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "workers", "--dialect", "vllm", "--port", "0", "--exit-with-parent"]
+def _process(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
     # A process group of its own, so that Ctrl-C reaches the router alone, which lets its requests finish first.
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0)
     with process:
