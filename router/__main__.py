@@ -84,7 +84,8 @@ def _log(settings: Settings) -> None:
         stream=sys.stderr,
     )
     if settings.log_level == "info":
-        logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+        for chatty in ("uvicorn.error", "httpx"):  # httpx tells of every poll
+            logging.getLogger(chatty).setLevel(logging.WARNING)
 
 
 def _listener(settings: Settings) -> socket.socket:

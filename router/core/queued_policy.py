@@ -64,17 +64,17 @@ class QueuedPolicy(Policy):
     def charged(self, charge: Charge) -> None:
         """See `Policy`."""
         self._placement.charged(charge)
-        if order := self._orders.get(charge.worker):
+        if (order := self._orders.get(charge.worker)) is not None:
             order.charged(charge)
 
     def started(self, request: Request, worker: WorkerId) -> None:
         """See `Policy`."""
-        if order := self._orders.get(worker):
+        if (order := self._orders.get(worker)) is not None:
             order.started(request)
 
     def ended(self, request: Request, worker: WorkerId) -> None:
         """See `Policy`."""
-        if order := self._orders.get(worker):
+        if (order := self._orders.get(worker)) is not None:
             order.ended(request)
 
     def match_grew(self, worker: WorkerId, requests: Iterable[RequestId]) -> None:

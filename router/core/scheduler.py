@@ -34,6 +34,7 @@ from router.core.fleet_view import SchedulerView
 from router.core.model import (
     Arrived,
     Cancelled,
+    ClientId,
     Command,
     Dispatch,
     Event,
@@ -116,6 +117,8 @@ class Scheduler:
         self.policy = policy(Surroundings(self._view, settings.cost, random, parameters, self.backlog))
         self.fairness = Fairness(settings.cost, pooled=self.policy.properties.pooled)
         self.backlog.subscribe(self.fairness)
+        self.weights: dict[ClientId, float] = {}
+        """Every client that ever sent a request, with the weight it had then."""
         self._live: dict[RequestId, Live] = {}
         self._room = WaitingRoom(settings.waiting)
         self._wake: float | None = None
@@ -183,6 +186,7 @@ class Scheduler:
     def _arrive(self, request: Request, now: float) -> None:
         if request.id in self._live:
             raise ValueError(f"request {request.id} is live")
+        self.weights[request.client] = request.weight
         if not self.cluster.serving(request.model):
             self._out.append(Reject(request.id, Refusal.NO_WORKER))
         elif self._room.full:

@@ -19,8 +19,20 @@ class Load:
     """The uncached input tokens of those."""
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much a window lets be in flight at the moment."""
+
+    requests: int
+    unstarted_tokens: int
+
+
 class Window(Protocol):
     """Says whether one more request may go to a worker."""
+
+    @property
+    def limits(self) -> Limits | None:
+        """The limits of now; None without any."""
 
     def has_room(self, load: Load) -> bool:
         """Whether any request could go now, however small."""
@@ -36,6 +48,11 @@ class FixedWindow:
     requests: int = 256
     unstarted_tokens: int = 16_384
 
+    @property
+    def limits(self) -> Limits:
+        """See `Window`."""
+        return Limits(self.requests, self.unstarted_tokens)
+
     def has_room(self, load: Load) -> bool:
         """See `Window`."""
         return load.requests < self.requests and (not load.unstarted or load.unstarted_tokens < self.unstarted_tokens)
@@ -50,6 +67,10 @@ class FixedWindow:
 @dataclass(frozen=True, slots=True)
 class NoWindow:
     """Everything goes at once: the engine's own queue and order rule."""
+
+    @property
+    def limits(self) -> None:
+        """See `Window`."""
 
     def has_room(self, load: Load) -> bool:  # noqa: ARG002 - the protocol's signature
         """See `Window`."""

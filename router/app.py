@@ -1,0 +1,97 @@
+"""The composition root: builds every part from the settings and joins them; the only file that knows all others."""
+
+import random
+import secrets
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from router.api import ENDPOINTS
+from router.conductor import Conductor
+from router.control import control_plane
+from router.core.accounts import LinearCost
+from router.core.model import WorkerId
+from router.core.policies import POLICIES
+from router.core.policy import Parameters
+from router.core.prompt_key import PromptHasher
+from router.core.scheduler import Scheduler, SchedulerSettings
+from router.core.waiting_room import WaitingLimits
+from router.core.window import FixedWindow, NoWindow
+from router.fleet import Backend, Fleet
+from router.gateway import Gateway
+from router.identity import Identifier
+from router.journey import JourneySettings
+from router.metrics import ClientLabels, RequestMetrics, StateCollector
+from router.monitor import Monitor
+from router.report import FairnessReport, fairness_report
+from router.settings import Settings, WorkerAddress
+
+
+def build(settings: Settings) -> ASGIApp:
+    """The whole router as one ASGI application."""
+    fleet = Fleet([_backend(worker, settings) for worker in settings.worker], settings.connect_timeout)
+    scheduler = _scheduler(settings)
+    registry = CollectorRegistry()
+    labels = ClientLabels()
+    conductor = Conductor(scheduler, [RequestMetrics(registry, labels)], time.monotonic)
+
+    def report() -> FairnessReport:
+        return fairness_report(settings.policy, scheduler, fleet, conductor.clock())
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:  # noqa: ARG001 - FastAPI's signature
+        async with fleet, Monitor(fleet, conductor.feed, settings.poll_interval):
+            yield
+        conductor.close()
+
+    registry.register(StateCollector(report, labels))
+    gateway = Gateway(
+        conductor,
+        fleet,
+        Identifier(settings.identity, settings.trusted_header),
+        PromptHasher(_secret(settings)),
+        settings.body_limit,
+        JourneySettings(settings.policy, settings.heartbeat, settings.response_headers),
+    )
+    return Router(gateway, control_plane(fleet, registry, report, lifespan))
+
+
+class Router:
+    """Sends the data path past FastAPI, whose middleware would stand between a stream and its client."""
+
+    def __init__(self, data: ASGIApp, control: ASGIApp) -> None:
+        self._data = data
+        self._control = control
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a call, or the lifespan."""
+        served_by = self._data if scope.get("path") in ENDPOINTS else self._control
+        await served_by(scope, receive, send)
+
+
+def _scheduler(settings: Settings) -> Scheduler:
+    fixed = FixedWindow(settings.max_inflight, settings.max_unstarted_tokens)
+    core = SchedulerSettings(
+        cost=LinearCost(settings.extend_weight, settings.output_weight),
+        waiting=WaitingLimits(settings.max_queued, settings.queue_ttl),
+        window=fixed if settings.window == "fixed" else NoWindow(),
+        prefix_limit=settings.prefix_limit,
+        match_minimum=settings.min_match_tokens,
+        kv_tokens=settings.kv_tokens_default,
+    )
+    parameters = Parameters(*settings.parameters().values())
+    return Scheduler(POLICIES[settings.policy], core, parameters, random.Random(settings.seed))
+
+
+def _backend(worker: WorkerAddress, settings: Settings) -> Backend:
+    key = worker.api_key or settings.worker_api_key
+    return Backend(WorkerId(worker.id), worker.url, key.get_secret_value() if key else None)
+
+
+def _secret(settings: Settings) -> bytes:
+    given = settings.hash_secret
+    return secrets.token_bytes(32) if given is None else given.get_secret_value().encode()

@@ -1,0 +1,132 @@
+"""Feeds events to the scheduler and carries out its commands: the one interpreter, and the owner of the one timer."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Protocol, assert_never
+
+from router.core.model import (
+    Arrived,
+    Cancelled,
+    Command,
+    Dispatch,
+    Event,
+    Failed,
+    Finished,
+    Progressed,
+    Refusal,
+    Reject,
+    Request,
+    RequestId,
+    Ticked,
+    WakeAt,
+)
+from router.core.scheduler import Scheduler
+from router.errors import NoWorker, Refused, RouterError
+
+PROGRESS_SECONDS = 0.1
+"""How long token counts are gathered before the scheduler charges them, all in one event."""
+
+
+class Observer(Protocol):
+    """Hears of every event and what came of it; changes nothing."""
+
+    def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
+        """The scheduler took in an event and gave these commands."""
+
+
+class Conductor:
+    """Stands between the scheduler, which never waits, and the tasks that wait for it."""
+
+    def __init__(self, scheduler: Scheduler, observers: Sequence[Observer], clock: Callable[[], float]) -> None:
+        """`clock` gives seconds and never falls."""
+        self.scheduler = scheduler
+        self.clock = clock
+        self._observers = observers
+        self._turns: dict[RequestId, asyncio.Future[Dispatch]] = {}
+        self._progress: dict[RequestId, int] = {}
+        self._gathering: asyncio.TimerHandle | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+
+    def feed(self, event: Event) -> None:
+        """Tell the scheduler what happened, and do what it says."""
+        now = self.clock()
+        commands = self.scheduler.handle(event, now)
+        for observer in self._observers:
+            observer.observe(now, event, commands)
+        for command in commands:
+            self._carry_out(command, now)
+
+    def __contains__(self, request: RequestId) -> bool:
+        """Whether a request of this id is submitted and not settled."""
+        return request in self._turns
+
+    def submit(self, request: Request) -> "asyncio.Future[Dispatch]":
+        """Hand in a request. Its turn comes as a Dispatch, or as the RouterError that refuses it."""
+        turn: asyncio.Future[Dispatch] = asyncio.get_running_loop().create_future()
+        self._turns[request.id] = turn
+        self.feed(Arrived(request))
+        return turn
+
+    def progress(self, request: RequestId, output_tokens: int) -> None:
+        """A dispatched request has come this far; charged with all others within `PROGRESS_SECONDS`."""
+        self._progress[request] = output_tokens
+        if self._gathering is None:
+            self._gathering = asyncio.get_running_loop().call_later(PROGRESS_SECONDS, self._charge)
+
+    def settle(self, ending: Finished | Failed | Cancelled) -> None:
+        """A submitted request is over: the last word about it, to be said once, whatever happened."""
+        turn = self._turns.pop(ending.request)
+        if turn.done() and not turn.cancelled():
+            turn.exception()  # a refusal that came too late for its client is no forgotten exception
+        turn.cancel()
+        tokens = self._progress.pop(ending.request, None)
+        if tokens is not None and ending.usage is None:
+            self.feed(Progressed({ending.request: tokens}))
+        self.feed(ending)
+
+    def close(self) -> None:
+        """Stop the timers."""
+        for timer in (self._alarm, self._gathering):
+            if timer is not None:
+                timer.cancel()
+
+    def _charge(self) -> None:
+        self._gathering = None
+        gathered, self._progress = self._progress, {}
+        if gathered:
+            self.feed(Progressed(gathered))
+
+    def _carry_out(self, command: Command, now: float) -> None:
+        match command:
+            case Dispatch(request):
+                turn = self._turns[request]
+                if not turn.done():
+                    turn.set_result(command)
+            case Reject(request):
+                turn = self._turns[request]
+                if not turn.done():
+                    turn.set_exception(refusal(command))
+            case WakeAt(time):
+                if self._alarm is not None:
+                    self._alarm.cancel()
+                self._alarm = asyncio.get_running_loop().call_later(max(0.0, time - now), self._tick)
+            case _:
+                assert_never(command)
+
+    def _tick(self) -> None:
+        self._alarm = None
+        self.feed(Ticked())
+
+
+def refusal(command: Reject) -> RouterError:
+    """A refusal as the client is told of it."""
+    match command.reason:
+        case Refusal.QUEUE_FULL:
+            message = "The fleet is busy and as many requests wait as may; try again later."
+        case Refusal.EXPIRED:
+            message = "The request waited as long as it may and no worker had room; try again later."
+        case Refusal.NO_WORKER:
+            return NoWorker("No worker that serves this model is alive.", reason=command.reason)
+        case _:
+            assert_never(command.reason)
+    return Refused(message, retry_after=command.retry_after, reason=command.reason)

@@ -1,0 +1,85 @@
+"""The control plane: models, health, metrics and fairness, on FastAPI."""
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.exceptions import HTTPException
+
+from router.api.error_json import error_body
+from router.errors import MethodNotAllowed, NoWorker, RouterError, UnknownPath
+from router.fleet import Backend, Fleet
+from router.report import FairnessReport
+
+Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+
+
+def control_plane(
+    fleet: Fleet, registry: CollectorRegistry, report: Callable[[], FairnessReport], lifespan: Lifespan
+) -> FastAPI:
+    """The application behind every path that is not on the data path; `lifespan` opens and closes all of it."""
+    app = FastAPI(title="d2lpm-router", version=version("d2lpm-router"), lifespan=lifespan)
+
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> Response:
+        if error.status_code == MethodNotAllowed.status:
+            return _error(MethodNotAllowed(request.method, (error.headers or {}).get("Allow", "GET")))
+        return _error(UnknownPath(request.url.path))
+
+    @app.exception_handler(RouterError)
+    async def router_error(request: Request, error: RouterError) -> Response:  # noqa: ARG001 - FastAPI's signature
+        return _error(error)
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        """The union of what the workers serve."""
+        names = sorted({name for backend in fleet.backends if backend.healthy for name in backend.models})
+        cards = [{"id": name, "object": "model", "created": 0, "owned_by": "d2lpm"} for name in names]
+        return {"object": "list", "data": cards}
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        """The router runs; says nothing about its workers."""
+        return {"status": "ok"}
+
+    @app.get("/ready")
+    async def ready() -> dict[str, int]:
+        """Whether a call could be served: 503 while no worker is alive."""
+        alive = sum(backend.healthy for backend in fleet.backends)
+        if not alive:
+            raise NoWorker("No worker is alive.")
+        return {"workers": alive}
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        """Prometheus text."""
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/fairness")
+    async def fairness() -> FairnessReport:
+        """Service, deficits and waiting times by client; load, gap and bound by worker."""
+        return report()
+
+    @app.get("/workers")
+    async def workers() -> dict[str, Any]:
+        """Every worker and whether it is alive."""
+        return {"workers": [_card(backend) for backend in fleet.backends]}
+
+    return app
+
+
+def _card(backend: Backend) -> dict[str, Any]:
+    return {
+        "id": backend.id,
+        "url": backend.url,
+        "healthy": backend.healthy,
+        "models": sorted(backend.models),
+    }
+
+
+def _error(error: RouterError) -> Response:
+    headers = {name.decode(): value.decode() for name, value in error.headers()}
+    return Response(error_body(error), error.status, headers, "application/json")

@@ -1,0 +1,107 @@
+"""One HTTP exchange with a client, over ASGI: its body, its answer, and whether it is still there."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from starlette.types import Receive, Scope, Send
+
+from router.api.error_json import error_body, error_event
+from router.errors import BadRequest, BodyTooLarge, RouterError
+
+Headers = Sequence[tuple[bytes, bytes]]
+JSON_TYPE = (b"content-type", b"application/json")
+
+
+class ClientGone(Exception):
+    """The client closed its connection; nobody is left to answer."""
+
+
+class Exchange:
+    """A request and the answer to it. The answer begins once: whole (`respond`), or in blocks (`begin`, `write`)."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.path: str = scope["path"]
+        self.method: str = scope["method"]
+        self.headers: list[tuple[bytes, bytes]] = scope["headers"]
+        self.address: str | None = scope["client"][0] if scope.get("client") else None
+        self.begun = False
+        """Whether the status line is out; after that, an error can only be told inside the stream."""
+        self._receive = receive
+        self._send = send
+        self._gone = False
+
+    def header(self, name: bytes) -> bytes | None:
+        """The value of a header by its lower-case name."""
+        return next((value for key, value in self.headers if key == name), None)
+
+    async def body(self, limit: int) -> bytes:
+        """The whole body. Raises BodyTooLarge beyond `limit` bytes, ClientGone if the client leaves before its end."""
+        declared = self.header(b"content-length") or b"0"
+        if not declared.isdigit():
+            raise BadRequest("The content-length is not a number.")
+        if int(declared) > limit:
+            raise BodyTooLarge(f"The body has {int(declared)} bytes; at most {limit} are taken.")
+        blocks: list[bytes] = []
+        size = 0
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            blocks.append(message.get("body", b""))
+            size += len(blocks[-1])
+            if size > limit:
+                raise BodyTooLarge(f"The body has more than {limit} bytes.")
+            if not message.get("more_body", False):
+                return blocks[0] if len(blocks) == 1 else b"".join(blocks)
+
+    @asynccontextmanager
+    async def while_connected(self) -> AsyncIterator[None]:
+        """Cut the body of the `async with` short when the client leaves: then it ends in ClientGone.
+
+        To be entered once the request's body is read. The client's leaving is seen at once, whatever is awaited.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        watcher = asyncio.create_task(self._cancel_when_gone(task))
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not self._gone:
+                raise
+            task.uncancel()
+            raise ClientGone from None
+        finally:
+            watcher.cancel()
+
+    async def _cancel_when_gone(self, task: "asyncio.Task[None]") -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._gone = True
+        task.cancel()
+
+    async def respond(self, status: int, headers: Headers, body: bytes) -> None:
+        """Answer in one piece."""
+        length = (b"content-length", str(len(body)).encode())
+        await self.begin(status, [*headers, length])
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def begin(self, status: int, headers: Headers) -> None:
+        """Send the status line and the headers."""
+        self.begun = True
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def write(self, block: bytes) -> None:
+        """Send a part of the body; waits while the client does not read."""
+        await self._send({"type": "http.response.body", "body": block, "more_body": True})
+
+    async def end(self, last: bytes = b"") -> None:
+        """Send the last part of the body."""
+        await self._send({"type": "http.response.body", "body": last})
+
+    async def fail(self, error: RouterError, headers: Headers = ()) -> None:
+        """Answer with an error: by its status, or inside the stream that has begun."""
+        if self.begun:
+            await self.end(error_event(error))
+        else:
+            await self.respond(error.status, [JSON_TYPE, *error.headers(), *headers], error_body(error))

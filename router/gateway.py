@@ -1,0 +1,91 @@
+"""The data path: a plain ASGI callable that turns a client's call into a journey, and a failure into an answer.
+
+The files in the order in which a call meets them: exchange (its body), api (parsed), identity (its client), journey,
+conductor and core (its turn), fleet (forwarded), api.answer (counted, and what only we asked for taken out),
+exchange (to the client), conductor and core (settled).
+"""
+
+import logging
+import uuid
+
+from starlette.types import Receive, Scope, Send
+
+from router.api import ENDPOINTS
+from router.api.call import Call
+from router.conductor import Conductor
+from router.core.model import Request, RequestId
+from router.core.prompt_key import PromptHasher
+from router.errors import MethodNotAllowed, RouterError, UnknownModel
+from router.exchange import ClientGone, Exchange
+from router.fleet import Fleet
+from router.identity import Identifier
+from router.journey import Journey, JourneySettings
+
+log = logging.getLogger(__name__)
+
+
+class Gateway:
+    """Answers the calls of `ENDPOINTS`."""
+
+    def __init__(
+        self,
+        conductor: Conductor,
+        fleet: Fleet,
+        identifier: Identifier,
+        hasher: PromptHasher,
+        body_limit: int,
+        settings: JourneySettings,
+    ) -> None:
+        """`body_limit`: bytes of a request's body."""
+        self._conductor = conductor
+        self._fleet = fleet
+        self._identifier = identifier
+        self._hasher = hasher
+        self._body_limit = body_limit
+        self._settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one call; whatever goes wrong becomes its answer, and harms no other."""
+        arrived = self._conductor.clock()
+        exchange = Exchange(scope, receive, send)
+        try:
+            call = await self._read(exchange)
+            request = self._request(exchange, call)
+            journey = Journey(request, call, exchange, self._conductor, self._fleet, arrived)
+            async with exchange.while_connected():
+                await journey.run(self._settings)
+        except ClientGone:
+            pass
+        except RouterError as error:
+            await exchange.fail(error)
+        except Exception:
+            log.exception("a call to %s failed inside the router", exchange.path)
+            await exchange.fail(RouterError("The router failed on this call."))
+
+    async def _read(self, exchange: Exchange) -> Call:
+        if exchange.method != "POST":
+            raise MethodNotAllowed(exchange.method, "POST")
+        call = ENDPOINTS[exchange.path](await exchange.body(self._body_limit), self._hasher)
+        if not self._fleet.knows(call.model):
+            raise UnknownModel(call.model)
+        return call
+
+    def _request(self, exchange: Exchange, call: Call) -> Request:
+        identity = self._identifier.identify(exchange.headers, call.user, exchange.address)
+        return Request(
+            id=self._request_id(exchange.header(b"x-request-id")),
+            client=identity.client,
+            model=call.model,
+            prompts=tuple(prompt.key for prompt in call.prompts),
+            output_limit=call.output_limit,
+            streamed=call.streamed,
+            weight=identity.weight,
+        )
+
+    def _request_id(self, given: bytes | None) -> RequestId:
+        """The client's own id where it is printable and not in use, or else a new one."""
+        if given and len(given) <= 128 and given.isascii():
+            request = RequestId(given.decode())
+            if request.isprintable() and request not in self._conductor:
+                return request
+        return RequestId(uuid.uuid4().hex)

@@ -1,0 +1,150 @@
+"""One call's journey, from its place in the queue to its last byte."""
+
+import asyncio
+from dataclasses import dataclass
+
+from router.api.answer import StreamReader, read_json
+from router.api.call import Call
+from router.conductor import Conductor
+from router.core.model import Cancelled, Dispatch, Failed, Finished, Request, Started, Usage
+from router.errors import WorkerBroke, WorkerUnreachable
+from router.exchange import Exchange
+from router.fleet import Fleet, Upstream
+
+HEARTBEAT = b": waiting for a worker\n\n"
+EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
+UNAVAILABLE = frozenset({429, 503})
+"""By these an engine turns a call away because it is full."""
+
+HeaderList = list[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class JourneySettings:
+    """What every journey is told."""
+
+    policy: str
+    """The policy's name, for the headers."""
+    heartbeat: float = 15.0
+    """Seconds between the comments sent to a streaming client that waits; 0 for none."""
+    response_headers: bool = True
+    """Tell the client where its request went and how it was placed."""
+
+
+class Journey:
+    """An accepted call. `run` tells the scheduler of its beginning and, exactly once, of its end."""
+
+    def __init__(
+        self, request: Request, call: Call, exchange: Exchange, conductor: Conductor, fleet: Fleet, arrived: float
+    ) -> None:
+        """`arrived`: when its first byte was here, on the conductor's clock."""
+        self._request = request
+        self._call = call
+        self._exchange = exchange
+        self._conductor = conductor
+        self._fleet = fleet
+        self._arrived = arrived
+        self._reader: StreamReader | None = None
+        self._started = False
+        self._told = 0
+        self._ending: Finished | Failed | None = None
+        """How it ended; None while that is open, and to the end if the client leaves first."""
+
+    async def run(self, settings: JourneySettings) -> None:
+        """Wait for the turn, forward, relay. Raises RouterError where the client is still owed an answer."""
+        submitted = self._conductor.clock()
+        turn = self._conductor.submit(self._request)
+        try:
+            dispatch = await self._turn(turn, settings.heartbeat)
+            headers: HeaderList = [(b"x-request-id", self._request.id.encode())]
+            if settings.response_headers:
+                waited = self._conductor.clock() - submitted
+                headers += self._account_of(dispatch, settings.policy, waited, submitted - self._arrived)
+            await self._forward(dispatch, headers)
+        finally:
+            self._conductor.settle(self._ending or Cancelled(self._request.id, self._usage()))
+
+    async def _turn(self, turn: "asyncio.Future[Dispatch]", heartbeat: float) -> Dispatch:
+        """Wait in the queue; a streaming client hears from us meanwhile, so that no proxy cuts an idle stream."""
+        while self._call.streamed and heartbeat and not turn.done():
+            await asyncio.wait([turn], timeout=heartbeat)
+            if not turn.done():
+                if not self._exchange.begun:
+                    await self._exchange.begin(200, [EVENT_STREAM, (b"x-request-id", self._request.id.encode())])
+                await self._exchange.write(HEARTBEAT)
+        return await turn
+
+    def _account_of(self, dispatch: Dispatch, policy: str, waited: float, overhead: float) -> HeaderList:
+        return [
+            (b"x-d2lpm-worker", dispatch.worker.encode()),
+            (b"x-d2lpm-client", self._request.client.encode()),
+            (b"x-d2lpm-policy", policy.encode()),
+            (b"x-d2lpm-queue-ms", b"%.3f" % (waited * 1000)),
+            (b"x-d2lpm-overhead-ms", b"%.3f" % (overhead * 1000)),
+            (b"x-d2lpm-predicted-cached-tokens", b"%d" % dispatch.cached_tokens),
+        ]
+
+    async def _forward(self, dispatch: Dispatch, headers: HeaderList) -> None:
+        try:
+            async with self._fleet.forward(
+                dispatch.worker, self._call.path, self._call.body, self._request.id
+            ) as upstream:
+                if upstream.status == 200 and self._call.streamed:
+                    await self._relay(upstream, headers)
+                else:
+                    await self._pass_on(upstream, headers)
+        except WorkerUnreachable as error:
+            self._ending = Failed(self._request.id, accepted=error.accepted)
+            raise
+        except WorkerBroke:
+            self._ending = Failed(self._request.id, accepted=True, usage=self._usage())
+            raise
+
+    async def _relay(self, upstream: Upstream, headers: HeaderList) -> None:
+        """Stream the answer; each block is on its way to the client before it is counted."""
+        reader = self._reader = StreamReader(self._call)
+        if not self._exchange.begun:
+            await self._exchange.begin(200, [*upstream.headers, *headers])
+        while block := await upstream.read():
+            if ready := reader.feed(block):
+                await self._exchange.write(ready)
+            self._note(reader)
+        last = reader.close()
+        self._ending = self._verdict(reader)
+        await self._exchange.end(last)
+
+    def _note(self, reader: StreamReader) -> None:
+        if reader.started and not self._started:
+            self._started = True
+            self._conductor.feed(Started(self._request.id))
+        if reader.output_tokens != self._told:
+            self._told = reader.output_tokens
+            self._conductor.progress(self._request.id, self._told)
+
+    def _verdict(self, reader: StreamReader) -> Finished | Failed:
+        """What the whole stream came to. Raises WorkerBroke for one that stopped before its end."""
+        if reader.error is not None:
+            accepted = reader.started or reader.error.code not in UNAVAILABLE
+            return Failed(self._request.id, accepted, reader.usage)
+        if reader.aborted:
+            return Failed(self._request.id, accepted=True, usage=reader.usage)
+        if not reader.finished:
+            raise WorkerBroke("The worker ended the stream before the answer was complete.")
+        return Finished(self._request.id, reader.usage, reader.answers())
+
+    async def _pass_on(self, upstream: Upstream, headers: HeaderList) -> None:
+        """Hand over an answer in one piece, or an engine's own refusal as it is."""
+        body = await upstream.read_all()
+        if upstream.status == 200:
+            answer = read_json(self._call, body)
+            self._ending = Finished(self._request.id, answer.usage, answer.answers)
+        else:
+            refused = upstream.status < 500 or upstream.status in UNAVAILABLE
+            self._ending = Failed(self._request.id, accepted=not refused)
+        if self._exchange.begun:
+            await self._exchange.end(b"data: " + body.replace(b"\n", b" ") + b"\n\ndata: [DONE]\n\n")
+        else:
+            await self._exchange.respond(upstream.status, [*upstream.headers, *headers], body)
+
+    def _usage(self) -> Usage | None:
+        return self._reader.usage if self._reader is not None else None

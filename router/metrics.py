@@ -1,0 +1,174 @@
+"""Prometheus metrics: what happened is counted as it is observed, what is so is read off when it is asked for."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from router.core.model import (
+    Arrived,
+    Cancelled,
+    ClientId,
+    Command,
+    Dispatch,
+    Event,
+    Failed,
+    Finished,
+    Reject,
+    Request,
+    RequestId,
+    Started,
+)
+from router.report import FairnessReport, WorkerReport
+
+CLIENT_LIMIT: Final = 1000
+"""Distinct client labels; the others share the label `other`."""
+OTHER: Final = "other"
+SECONDS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+ENDINGS: Final = {Finished: "finished", Failed: "failed", Cancelled: "cancelled"}
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A request on its way, as the histograms need it."""
+
+    request: Request
+    at: float
+
+
+class ClientLabels:
+    """A bounded set of labels for any number of clients."""
+
+    def __init__(self, limit: int = CLIENT_LIMIT) -> None:
+        self._limit = limit
+        self._known: dict[ClientId, str] = {}
+
+    def of(self, client: ClientId) -> str:
+        """The client's label; the first ones keep their own."""
+        if client not in self._known and len(self._known) < self._limit:
+            self._known[client] = client
+        return self._known.get(client, OTHER)
+
+
+class RequestMetrics:
+    """Observer: requests by their ending, and the times on the way there."""
+
+    def __init__(self, registry: CollectorRegistry, labels: ClientLabels) -> None:
+        self._labels = labels
+        self._seen: dict[RequestId, Seen] = {}
+        self._requests = Counter(
+            "d2lpm_requests", "Requests by how they ended.", ("client", "model", "outcome"), registry=registry
+        )
+        self._dispatches = Counter(
+            "d2lpm_dispatches", "Requests sent to a worker, by what decided it.", ("worker", "why"), registry=registry
+        )
+        self._predicted = Counter(
+            "d2lpm_predicted_cached_tokens", "Input tokens predicted to be cached.", ("worker",), registry=registry
+        )
+        self._queue = _seconds("d2lpm_queue_seconds", "Time in the router's queue.", registry)
+        self._first = _seconds("d2lpm_time_to_first_token_seconds", "Arrival to first token.", registry)
+        self._whole = _seconds("d2lpm_request_seconds", "Arrival to the end of the answer.", registry)
+
+    def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
+        """See `Observer`."""
+        match event:
+            case Arrived(request):
+                self._seen[request.id] = Seen(request, now)
+            case Started(request_id):
+                if seen := self._seen.get(request_id):
+                    self._first.labels(seen.request.model).observe(now - seen.at)
+            case Finished() | Failed() | Cancelled():
+                self._end(event.request, ENDINGS[type(event)], now)
+        for command in commands:
+            match command:
+                case Dispatch():
+                    self._dispatch(command, now)
+                case Reject():
+                    self._end(command.request, command.reason, now)
+
+    def _dispatch(self, command: Dispatch, now: float) -> None:
+        seen = self._seen[command.request]
+        self._queue.labels(seen.request.model).observe(now - seen.at)
+        self._dispatches.labels(command.worker, command.why).inc()
+        self._predicted.labels(command.worker).inc(command.cached_tokens)
+
+    def _end(self, request: RequestId, outcome: str, now: float) -> None:
+        """Count the first ending of a request; what is said of it after a refusal is no second one."""
+        seen = self._seen.pop(request, None)
+        if seen is not None:
+            self._requests.labels(self._labels.of(seen.request.client), seen.request.model, outcome).inc()
+            if outcome == ENDINGS[Finished]:
+                self._whole.labels(seen.request.model).observe(now - seen.at)
+
+
+class StateCollector(Collector):
+    """Reads the fairness report at each scrape."""
+
+    def __init__(self, report: Callable[[], FairnessReport], labels: ClientLabels) -> None:
+        self._report = report
+        self._labels = labels
+
+    def describe(self) -> list[Metric]:
+        """Nothing in advance: the registry need not read the state to register this."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics of the state."""
+        report = self._report()
+        jain = GaugeMetricFamily("d2lpm_jain_index", "Jain's index of service by weight, of the backlogged clients.")
+        if report.jain is not None:
+            jain.add_metric((), report.jain)
+        yield jain
+        yield from self._clients(report)
+        yield from _workers(report)
+
+    def _clients(self, report: FairnessReport) -> Iterator[Metric]:
+        service = CounterMetricFamily("d2lpm_service_tokens", "Tokens served.", labels=("client", "kind"))
+        deficit = GaugeMetricFamily(
+            "d2lpm_deficit", "Deficit counters in cost units; negative is debt.", labels=("client", "worker", "counter")
+        )
+        queued = GaugeMetricFamily("d2lpm_client_queued_requests", "Requests that wait.", labels=("client",))
+        running = GaugeMetricFamily("d2lpm_client_running_requests", "Requests at workers.", labels=("client",))
+        totals: dict[str, list[int]] = {}
+        for client, entry in report.clients.items():
+            label = self._labels.of(client)
+            s = entry.service
+            row = totals.setdefault(label, [0, 0, 0, 0, 0])
+            for position, value in enumerate((s.extend, s.cached, s.output, entry.queued, entry.running)):
+                row[position] += value
+            if label != OTHER:
+                for worker, credit in entry.deficit.items():
+                    for counter, value_or_none in (("placement", credit.placement), ("order", credit.order)):
+                        if value_or_none is not None:
+                            deficit.add_metric((label, worker, counter), value_or_none)
+        for label, (extend, cached, output, waiting, at_work) in totals.items():
+            for kind, tokens in (("extend", extend), ("cached", cached), ("output", output)):
+                service.add_metric((label, kind), tokens)
+            queued.add_metric((label,), waiting)
+            running.add_metric((label,), at_work)
+        return iter((service, deficit, queued, running))
+
+
+def _workers(report: FairnessReport) -> Iterator[Metric]:
+    columns: tuple[tuple[str, str, Callable[[WorkerReport], float | None]], ...] = (
+        ("d2lpm_worker_healthy", "1 while requests may be sent there.", lambda w: float(w.healthy)),
+        ("d2lpm_worker_queued_requests", "Requests that wait for it in the router.", lambda w: w.queued),
+        ("d2lpm_worker_running_requests", "Requests sent there and not ended.", lambda w: w.running),
+        ("d2lpm_worker_unstarted_tokens", "Uncached input without a first token.", lambda w: w.unstarted_tokens),
+        ("d2lpm_worker_kv_tokens", "Capacity of its KV cache in tokens.", lambda w: w.kv_tokens),
+        ("d2lpm_service_gap", "Largest difference in service of two backlogged clients.", lambda w: w.service_gap),
+        ("d2lpm_service_gap_bound", "What that cannot exceed.", lambda w: w.service_gap_bound),
+    )
+    for name, text, value in columns:
+        gauge = GaugeMetricFamily(name, text, labels=("worker",))
+        for worker, entry in report.workers.items():
+            if (number := value(entry)) is not None:
+                gauge.add_metric((worker,), number)
+        yield gauge
+
+
+def _seconds(name: str, text: str, registry: CollectorRegistry) -> Histogram:
+    return Histogram(name, text, ("model",), buckets=SECONDS, registry=registry)

@@ -1,0 +1,126 @@
+"""Watches the workers: health, models and load, polled and turned into events."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+import httpx
+
+from router.core.model import Event, Worker, WorkerJoined, WorkerLeft, WorkerReported
+from router.engines import MODELS_PATH, Dialect, Load, read_models, recognise
+from router.errors import WorkerBroke
+from router.fleet import Backend, Fleet
+
+log = logging.getLogger(__name__)
+
+PATIENCE = 3
+"""Polls in a row that a worker may leave unanswered; a refused connection needs no second."""
+ANSWER_SECONDS = 5.0
+"""How long a worker may take over one poll."""
+MODELS_EVERY = 20
+"""Polls between two readings of the list of models: adapters come and go, but seldom."""
+
+
+class Monitor:
+    """Polls every worker for as long as the context is entered, and tells of what changed by events."""
+
+    def __init__(self, fleet: Fleet, feed: Callable[[Event], None], interval: float) -> None:
+        """`interval`: seconds between two polls of a worker."""
+        self._probes = [Probe(backend, feed) for backend in fleet.backends]
+        self._interval = interval
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        """Poll each worker once, so that those that are up are known from the first call on; then keep polling."""
+        self._client = httpx.AsyncClient(timeout=ANSWER_SECONDS, limits=httpx.Limits(max_connections=None))
+        await asyncio.gather(*(probe.poll(self._client) for probe in self._probes))
+        self._tasks = [asyncio.create_task(self._keep_polling(probe)) for probe in self._probes]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop polling."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._client.aclose()
+
+    async def _keep_polling(self, probe: "Probe") -> None:
+        while True:
+            await asyncio.sleep(self._interval)
+            await probe.poll(self._client)
+
+
+class Probe:
+    """What is known of one worker from the polls so far."""
+
+    def __init__(self, backend: Backend, feed: Callable[[Event], None]) -> None:
+        self._backend = backend
+        self._feed = feed
+        self._dialect: Dialect | None = None
+        self._load_path: str | None = None
+        self._polls = 0
+        self._unanswered = 0
+
+    async def poll(self, client: httpx.AsyncClient) -> None:
+        """Ask once; tell what changed."""
+        try:
+            if not self._backend.healthy or self._polls % MODELS_EVERY == 0:
+                await self._read_models(client)
+            await self._read_health(client)
+            await self._read_load(client)
+        except httpx.ConnectError:
+            self._missed(PATIENCE)
+        except (httpx.HTTPError, WorkerBroke) as error:
+            log.debug("%s: %s", self._backend.id, error)
+            self._missed(1)
+        else:
+            self._polls += 1
+            self._unanswered = 0
+
+    async def _read_models(self, client: httpx.AsyncClient) -> None:
+        """A worker joins by its list of models; a new list is told like a new worker."""
+        body = await self._get(client, MODELS_PATH)
+        self._dialect = recognise(body)
+        self._load_path = next(iter(self._dialect.load_readers), None)
+        models = read_models(body)
+        if models != self._backend.models or not self._backend.healthy:
+            if not self._backend.healthy:
+                log.info("worker %s is up: %s serving %s", self._backend.id, self._dialect.name, ", ".join(models))
+            self._backend.models, self._backend.healthy = models, True
+            self._feed(WorkerJoined(Worker(self._backend.id, models)))
+
+    async def _read_health(self, client: httpx.AsyncClient) -> None:
+        if self._dialect is not None and self._dialect.health_path != MODELS_PATH:
+            await self._get(client, self._dialect.health_path)
+
+    async def _read_load(self, client: httpx.AsyncClient) -> None:
+        if self._dialect is None or self._load_path is None:
+            return
+        try:
+            body = await self._get(client, self._load_path)
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code != httpx.codes.NOT_FOUND:
+                raise
+            paths = [*self._dialect.load_readers, None]
+            self._load_path = paths[paths.index(self._load_path) + 1]
+        else:
+            self._tell(self._dialect.load_readers[self._load_path](body))
+
+    def _tell(self, load: Load) -> None:
+        self._feed(WorkerReported(self._backend.id, load.running, load.waiting, load.kv_tokens))
+
+    async def _get(self, client: httpx.AsyncClient, path: str) -> bytes:
+        response = await client.get(self._backend.url + path, headers=self._backend.authorization)
+        response.raise_for_status()
+        return response.content
+
+    def _missed(self, polls: int) -> None:
+        self._unanswered += polls
+        if self._backend.healthy and self._unanswered >= PATIENCE:
+            log.warning("worker %s is gone; its queue is placed anew", self._backend.id)
+            self._backend.healthy = False
+            self._feed(WorkerLeft(self._backend.id))
