@@ -147,11 +147,9 @@ class Accounts:
 
     def _close(self, request: RequestId, after: Tokens) -> Charge:
         bill = self._bills.pop(request)
-        left = self._cached_in_flight[bill.client] - bill.trusted
+        left = self._cached_in_flight.pop(bill.client, 0) - bill.trusted
         if left:
             self._cached_in_flight[bill.client] = left
-        else:
-            del self._cached_in_flight[bill.client]
         return self._revise(bill, after)
 
     def _revise(self, bill: Bill, after: Tokens) -> Charge:
