@@ -24,7 +24,7 @@ class Properties:
     gap_quantum: float | None = None
     """Q^u, in cost units, of a policy under which the service of two clients that are backlogged in the same
     queue differs by no more than a constant (DLPM paper, Theorem 4.1); None where nothing bounds it."""
-    locality: ClassVar[bool] = False
+    locality: bool = False
     """Requests that share a prefix tend to the same worker."""
     pooled: bool = False
     """One queue for all workers."""
