@@ -41,8 +41,10 @@ class GapMeter:
             self._clients[client] = Backlogged(others=others)
 
     def end(self, client: ClientId) -> None:
-        """A client's backlog ended."""
-        self._clients.pop(client, None)
+        """A client's backlog ended; should it begin again, that is another interval."""
+        if self._clients.pop(client, None):
+            for entry in self._clients.values():
+                entry.others.pop(client, None)
 
     def served(self, client: ClientId, service: float) -> None:
         """A client was served this much per weight; one that is not backlogged is passed over."""
@@ -56,7 +58,6 @@ class GapMeter:
                 abs(self._clients[other].service - before - entry.service)
                 for entry in self._clients.values()
                 for other, before in entry.others.items()
-                if other in self._clients
             ),
             default=0.0,
         )
