@@ -76,7 +76,8 @@ class Cluster:
         found = self._serving.get(model)
         if found is None:
             found = [s.worker.id for s in self._states.values() if not s.left and model in s.worker.models]
-            self._serving[model] = found
+            if found:  # names that nobody serves are the clients' to invent, without end
+                self._serving[model] = found
         return found
 
     def join(self, worker: Worker) -> None:
