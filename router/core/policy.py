@@ -90,7 +90,7 @@ class FleetView(Protocol):
         """Input tokens that each worker's prefix cache holds; workers that hold none are left out."""
 
     def watch(self, request: Request, worker: WorkerId) -> int:
-        """The match at one worker, from now on reported to `match_grew` when it grows."""
+        """The match at one worker, in chunks, from now on reported to `match_grew` when it grows."""
 
     def unwatch(self, request: RequestId, worker: WorkerId) -> None:
         """End a watch."""

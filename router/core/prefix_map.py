@@ -62,23 +62,26 @@ class PrefixMap:
         self._model.pop(worker, None)
 
     def watch(self, request: Request, worker: WorkerId) -> int:
-        """Follow a request's match at one worker until `unwatch`; returns the match of now, in tokens.
+        """Follow a request's match at one worker until `unwatch`; returns the match of now, in chunks.
 
-        While it is watched, `insert` reports every growth beyond what the last `watch` of it returned; after
-        a loss the match is smaller than what was returned, which only a new `watch` tells.
+        Not in tokens: what a chunk is worth changes as the estimates learn, and matches told at different times
+        are compared. While it is watched, `insert` reports every growth beyond what the last `watch` of it
+        returned; after a loss the match is smaller than what was returned, which only a new `watch` tells.
         """
         self.unwatch(request.id, worker)
-        missing = []
-        tokens = 0
+        matched = tokens = 0
+        missing: dict[bytes, None] = {}
         for prompt in request.prompts:
             chunks = self._tree.match(prompt.hashes).get(worker, 0)
+            matched += chunks
             tokens += self._estimates.cached_tokens(request.model, prompt, chunks)
             if following := prompt.hashes[chunks * HASH_BYTES : (chunks + 1) * HASH_BYTES]:
-                missing.append(following)
-                index = self._waiting_for.setdefault(worker, {})
-                index.setdefault(following, {})[request.id] = None
+                missing[following] = None
+        index = self._waiting_for.setdefault(worker, {})
+        for following in missing:
+            index.setdefault(following, {})[request.id] = None
         self._watched.setdefault(worker, {})[request.id] = tuple(missing)
-        return tokens if tokens >= self._minimum else 0
+        return matched if tokens >= self._minimum else 0
 
     def unwatch(self, request: RequestId, worker: WorkerId) -> None:
         """Stop following a request at a worker; one that is not watched is passed over."""
@@ -86,9 +89,12 @@ class PrefixMap:
         index = self._waiting_for.get(worker, {})
         for missing in watched.pop(request, ()):
             waiting = index[missing]
-            waiting.pop(request, None)
+            del waiting[request]
             if not waiting:
                 del index[missing]
+        if not watched:
+            self._watched.pop(worker, None)
+            self._waiting_for.pop(worker, None)
 
     @property
     def watched(self) -> int:
