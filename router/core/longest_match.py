@@ -2,12 +2,13 @@
 
 The match of a waiting request changes with the worker's cache, and is exact whenever it is asked for, at a
 cost that does not grow with the number that wait: growth is reported for the requests that it concerns
-(`match_grew`), and loss is found when a request comes to the head, whose recorded match is then an upper bound.
+(`match_grew`), and loss is found when a request comes to the head: what is recorded of it is an upper bound.
 """
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush, heapreplace
+from typing import NamedTuple
 
 from router.core.model import ClientId, Request, RequestId
 
@@ -19,23 +20,22 @@ class Entry:
     request: Request
     arrival: int
     matched: int
-    """Tokens; at least the true match."""
+    """Chunks; at least the true match."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Rank:
+class Rank(NamedTuple):
     """The sort key of a request: longer match first, then earlier arrival."""
 
     unmatched: int
     arrival: int
-    request: RequestId = field(compare=False)
+    request: RequestId
 
 
 class LongestMatchQueue:
     """For every client, a heap of its waiting requests."""
 
     def __init__(self, watch: Callable[[Request], int], unwatch: Callable[[RequestId], None]) -> None:
-        """`watch` answers a request's match of now, in tokens, and begins to report its growth."""
+        """`watch` answers a request's match of now, in chunks, and begins to report its growth."""
         self._watch = watch
         self._unwatch = unwatch
         self._entries: dict[RequestId, Entry] = {}
@@ -84,26 +84,35 @@ class LongestMatchQueue:
 
     def longest(self, clients: Collection[ClientId]) -> Request | None:
         """The request with the longest match among those of these clients; of equals, the earliest."""
-        while heads := [self._head(client) for client in clients]:
-            best = min(heads)
-            entry = self._entries[best.request]
+        heads = [self._head(client) for client in clients]
+        heapify(heads)
+        while heads:
+            entry = self._entries[heads[0].request]
             matched = self._watch(entry.request)
             if matched == entry.matched:
                 return entry.request
             entry.matched = matched
             self._rank(entry)
+            heapreplace(heads, self._head(entry.request.client))
         return None
 
     def _rank(self, entry: Entry) -> None:
-        rank = Rank(-entry.matched, entry.arrival, entry.request.id)
-        heappush(self._heaps.setdefault(entry.request.client, []), rank)
+        client = entry.request.client
+        heap = self._heaps.setdefault(client, [])
+        if len(heap) > 2 * self._counts[client]:
+            # Ranks below the head outlive their requests: a client that never ran dry would heap them up.
+            heap[:] = dict.fromkeys(filter(self._holds, heap))
+            heapify(heap)
+        heappush(heap, Rank(-entry.matched, entry.arrival, entry.request.id))
+
+    def _holds(self, rank: Rank) -> bool:
+        """Whether a rank is still true of a waiting request."""
+        entry = self._entries.get(rank.request)
+        return entry is not None and rank == (-entry.matched, entry.arrival, entry.request.id)
 
     def _head(self, client: ClientId) -> Rank:
-        """The client's first rank that is still true of a waiting request; ranks that are not are dropped."""
+        """The client's first rank that holds; those before it are dropped."""
         heap = self._heaps[client]
-        while True:
-            rank = heap[0]
-            entry = self._entries.get(rank.request)
-            if entry is not None and rank.unmatched == -entry.matched:
-                return rank
+        while not self._holds(heap[0]):
             heappop(heap)
+        return heap[0]
