@@ -7,15 +7,17 @@ from router.core.policy import Candidate, Placed, Placement, Surroundings
 
 
 class RoundRobin(Placement):
-    """Workers take turns, whatever they hold and however long their queues."""
+    """Workers take turns, model by model, whatever they hold and however long their queues."""
 
     def __init__(self, surroundings: Surroundings) -> None:  # noqa: ARG002 - every placement is built alike
-        self._turn = 0
+        self._turns: dict[str, int] = {}
 
-    def place(self, request: Request, candidates: Sequence[Candidate]) -> Placed:  # noqa: ARG002
+    def place(self, request: Request, candidates: Sequence[Candidate]) -> Placed:
         """See `Placement`."""
-        self._turn += 1
-        return Placed(candidates[self._turn % len(candidates)].worker, "turn")
+        # One count for all models would give each of two that alternate every second worker only.
+        turn = self._turns.get(request.model, 0)
+        self._turns[request.model] = turn + 1
+        return Placed(candidates[turn % len(candidates)].worker, "turn")
 
 
 class LeastRequests(Placement):
