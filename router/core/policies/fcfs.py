@@ -1,6 +1,7 @@
 """First come, first served: in one worker's queue, and from one pool for all workers."""
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 
 from router.core.accounts import Charge
 from router.core.model import ClientId, Request, RequestId, WorkerId
@@ -34,6 +35,14 @@ class Fcfs(Order):
         return self._waiting.keys()
 
 
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A request in the pool."""
+
+    request: Request
+    arrival: int
+
+
 class PooledFcfs(Policy):
     """One queue for all workers; whichever serves the model and has room takes the request that waits longest."""
 
@@ -42,14 +51,16 @@ class PooledFcfs(Policy):
     def __init__(self, surroundings: Surroundings) -> None:
         self._view = surroundings.view
         self._backlog = surroundings.backlog
-        self._models: dict[str, dict[RequestId, Request]] = {}
+        self._models: dict[str, dict[RequestId, Waiting]] = {}
         self._waiting: dict[RequestId, Request] = {}
+        self._arrivals = 0
         self._turn = 0
 
     def enqueue(self, request: Request, now: float) -> None:
         """See `Policy`."""
         self._waiting[request.id] = request
-        self._models.setdefault(request.model, {})[request.id] = request
+        self._arrivals += 1
+        self._models.setdefault(request.model, {})[request.id] = Waiting(request, self._arrivals)
         self._backlog.add(None, request.client, now)
 
     def withdraw(self, request: RequestId, now: float) -> None:
@@ -63,8 +74,8 @@ class PooledFcfs(Policy):
 
     def next(self, now: float) -> Choice | None:
         """See `Policy`. A model whose workers are full holds up no other model."""
-        for queue in self._models.values():
-            request = next(iter(queue.values()))
+        heads = [next(iter(queue.values())) for queue in self._models.values()]
+        for request in (head.request for head in sorted(heads, key=lambda head: head.arrival)):
             able = [w for w in self._view.serving(request.model) if self._view.admits(w, request)]
             if able:
                 self._turn += 1
