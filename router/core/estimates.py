@@ -72,7 +72,7 @@ class Estimates:
 
     def learn(self, request: Request, usage: Usage) -> None:
         """Take in what the engine counted for a finished request."""
-        if all(prompt.tokens is None for prompt in request.prompts):
+        if usage.input_tokens and all(prompt.tokens is None for prompt in request.prompts):
             self._ratio(request.model).learn(sum(prompt.size for prompt in request.prompts), usage.input_tokens)
         self._average((None, request.model), usage.output_tokens)
         self._average((request.client, request.model), usage.output_tokens)
