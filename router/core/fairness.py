@@ -114,7 +114,8 @@ class Fairness:
 
     def gap(self, queue: WorkerId | None) -> float:
         """The largest difference in service per weight between two clients backlogged in this queue."""
-        return self._gap(queue).gap()
+        meter = self._gaps.get(queue)
+        return 0.0 if meter is None else meter.gap()
 
     def bound(self, queue: WorkerId | None, quantum: float) -> float:
         """What that difference cannot exceed under an order with this quantum."""
