@@ -294,25 +294,40 @@ class Scheduler:
     def _join(self, event: WorkerJoined, now: float) -> None:
         worker = event.worker
         known = worker.id in self.cluster and not self.cluster[worker.id].left
+        displaced: list[Request] = []
         if known and not self.cluster[worker.id].worker.models <= worker.models:
             # What it no longer serves must not wait for it.
-            self._leave(worker.id, now)
+            displaced = self._vacate(worker.id, now)
             known = False
         self.cluster.join(worker)
         if not known:
             self.policy.worker_joined(worker.id, now)
+        for request in displaced:
+            self._replace(request, now)
 
     def _leave(self, worker: WorkerId, now: float) -> None:
         if worker not in self.cluster or self.cluster[worker].left:
             return
+        for request in self._vacate(worker, now):
+            self._replace(request, now)
+
+    def _vacate(self, worker: WorkerId, now: float) -> list[Request]:
+        """Take a worker out; its queue is placed anew. Returns the requests that no other worker serves."""
         self.cluster.leave(worker)
-        for request in self.policy.worker_left(worker, now):
-            self._room.leave(request.id, now, served=False)
-            del self._live[request.id]
-            self._out.append(Reject(request.id, Refusal.NO_WORKER))
+        displaced = self.policy.worker_left(worker, now)
         self.prefixes.drop(worker)
         if worker not in self.cluster:
             self.fairness.worker_left(worker)
+        return displaced
+
+    def _replace(self, request: Request, now: float) -> None:
+        """Give a request that the policy gave up back to it, or turn it away if no worker serves it."""
+        if self.cluster.serving(request.model):
+            self.policy.enqueue(request, now)
+            return
+        self._room.leave(request.id, now, served=False)
+        del self._live[request.id]
+        self._out.append(Reject(request.id, Refusal.NO_WORKER))
 
     def _tick(self, now: float) -> None:
         self._wake = None
