@@ -37,7 +37,7 @@ class Dlpm(Order):
             lambda request: view.watch(request, worker), lambda request: view.unwatch(request, worker)
         )
         self._deficits: DeficitTable[ClientId] = DeficitTable()
-        self._in_flight: dict[ClientId, int] = {}
+        self._in_flight: dict[ClientId, set[RequestId]] = {}
         self._unstarted: set[RequestId] = set()
 
     def __len__(self) -> int:
@@ -74,7 +74,7 @@ class Dlpm(Order):
 
     def dispatched(self, request: Request) -> None:
         """See `Order`."""
-        self._in_flight[request.client] = self._in_flight.get(request.client, 0) + 1
+        self._in_flight.setdefault(request.client, set()).add(request.id)
         self._unstarted.add(request.id)
 
     def charged(self, charge: Charge) -> None:
@@ -86,12 +86,11 @@ class Dlpm(Order):
         self._unstarted.discard(request.id)
 
     def ended(self, request: Request) -> None:
-        """See `Order`."""
+        """See `Order`. One that was dispatched before the worker left and came back is passed over."""
         self._unstarted.discard(request.id)
-        left = self._in_flight.get(request.client, 0) - 1
-        if left > 0:
-            self._in_flight[request.client] = left
-        else:
+        requests = self._in_flight.get(request.client, set())
+        requests.discard(request.id)
+        if not requests:
             self._in_flight.pop(request.client, None)
 
     def credit(self, client: ClientId) -> float | None:
