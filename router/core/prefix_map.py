@@ -27,7 +27,7 @@ class PrefixMap:
         self._waiting_for: dict[WorkerId, dict[bytes, dict[RequestId, None]]] = {}
 
     def match(self, request: Request) -> dict[WorkerId, int]:
-        """Tokens of the request's input that each worker holds; workers below the minimum are left out."""
+        """Tokens of the request's input that each worker holds, never all; workers below the minimum are left out."""
         found: dict[WorkerId, int] = {}
         for prompt in request.prompts:
             for worker, chunks in self._tree.match(prompt.hashes).items():

@@ -111,7 +111,6 @@ class QueuedPolicy(Policy):
         matched = self._view.match(request)
         size = self._view.input_tokens(request)
         return [
-            Candidate(w, cached, size - cached, len(self._orders[w]) + self._view.in_flight(w))
+            Candidate(w, matched.get(w, 0), size - matched.get(w, 0), len(self._orders[w]) + self._view.in_flight(w))
             for w in self._view.serving(request.model)
-            for cached in (min(matched.get(w, 0), size - 1),)
         ]

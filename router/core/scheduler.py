@@ -199,7 +199,7 @@ class Scheduler:
     def _dispatch(self, choice: Choice, now: float) -> None:
         request, worker = choice.request, choice.worker
         size = self.estimates.input_tokens(request)
-        cached = min(size - 1, self.prefixes.match(request).get(worker, 0))
+        cached = self.prefixes.match(request).get(worker, 0)
         expected = self.estimates.expected_output(request)
         live = self._live[request.id]
         live.state, live.worker = State.IN_FLIGHT, worker
@@ -303,13 +303,13 @@ class Scheduler:
         if not known:
             self.policy.worker_joined(worker.id, now)
         for request in displaced:
-            self._replace(request, now)
+            self._place_anew(request, now)
 
     def _leave(self, worker: WorkerId, now: float) -> None:
         if worker not in self.cluster or self.cluster[worker].left:
             return
         for request in self._vacate(worker, now):
-            self._replace(request, now)
+            self._place_anew(request, now)
 
     def _vacate(self, worker: WorkerId, now: float) -> list[Request]:
         """Take a worker out; its queue is placed anew. Returns the requests that no other worker serves."""
@@ -320,7 +320,7 @@ class Scheduler:
             self.fairness.worker_left(worker)
         return displaced
 
-    def _replace(self, request: Request, now: float) -> None:
+    def _place_anew(self, request: Request, now: float) -> None:
         """Give a request that the policy gave up back to it, or turn it away if no worker serves it."""
         if self.cluster.serving(request.model):
             self.policy.enqueue(request, now)
