@@ -82,16 +82,16 @@ def event_data(event: bytes) -> bytes | None:
 
 
 def with_data(event: bytes, data: bytes) -> bytes:
-    """`event` with its data lines replaced, the first in place; its other lines and its line ends stay."""
+    """`event` with its data lines replaced, in the place of the last; its other lines and its line ends stay."""
     if _is_plain(event):
         return b"data: " + data + b"\n\n"
     mark = _BOM if event.startswith(_BOM) else b""
     lines = event.removeprefix(_BOM).splitlines(keepends=True)
-    at = next(index for index, line in enumerate(lines) if _data_of(line) is not None)
-    end = lines[at][len(lines[at].rstrip(b"\r\n")) :]
-    new = [b"data: " + line + end for line in data.split(b"\n")]
-    others = [line for line in lines[at:] if _data_of(line) is None]
-    return mark + b"".join([*lines[:at], *new, *others])
+    last = max(index for index, line in enumerate(lines) if _data_of(line) is not None)
+    end = lines[last][len(lines[last].rstrip(b"\r\n")) :]
+    new = (end or b"\n").join([b"data: " + line for line in data.split(b"\n")]) + end
+    before = [line for line in lines[:last] if _data_of(line) is None]
+    return mark + b"".join([*before, new, *lines[last + 1 :]])
 
 
 def _is_plain(event: bytes) -> bool:

@@ -54,7 +54,9 @@ class Choices:
         if not isinstance(message, dict):
             return False
         said = self._add_text(choice, message.get("content"))
-        return (len(message) > 1 and self._add_more(choice, message)) or said
+        if said and len(message) == 1:
+            return True
+        return self._add_more(choice, message) or said
 
     def _add_text(self, choice: _Choice, text: object) -> bool:
         if not text or not isinstance(text, str):

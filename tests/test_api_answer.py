@@ -1,0 +1,292 @@
+import json
+from itertools import pairwise
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.api.answer import EngineError, StreamReader, cut_usage, read_json
+from router.api.call import Call
+from router.api.chat import parse_chat
+from router.api.completions import parse_completion
+from router.core.model import Usage
+from router.core.prompt_key import PromptHasher
+from router.errors import WorkerBroke
+
+HASHER = PromptHasher(b"secret")
+DONE = b"data: [DONE]\n\n"
+FINAL = {"prompt_tokens": 9, "total_tokens": 12, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4}}
+
+
+def chat(usage: bool = False, continuous: bool = False, **fields: Any) -> Call:
+    options = {"include_usage": usage, "continuous_usage_stats": continuous}
+    body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "stream": True, "stream_options": options}
+    return parse_chat(orjson.dumps({**body, **fields}), HASHER)
+
+
+def completion(**fields: Any) -> Call:
+    return parse_completion(orjson.dumps({"model": "m", "stream": True, **fields}), HASHER)
+
+
+def event(*choices: dict[str, Any], usage: dict[str, Any] | None = None, **more: Any) -> bytes:
+    chunk: dict[str, Any] = {"id": "chatcmpl-1", "choices": list(choices), **more}
+    if usage:
+        chunk["usage"] = usage
+    return b"data: " + orjson.dumps(chunk) + b"\n\n"
+
+
+def said(text: str, index: int = 0, finish: str | None = None) -> dict[str, Any]:
+    return {"index": index, "delta": {"content": text}, "logprobs": None, "finish_reason": finish}
+
+
+def counted(tokens: int, prompt: int = 9) -> dict[str, Any]:
+    return {"prompt_tokens": prompt, "total_tokens": prompt + tokens, "completion_tokens": tokens}
+
+
+def read(call: Call, *blocks: bytes) -> StreamReader:
+    reader = StreamReader(call)
+    for block in blocks:
+        reader.feed(block)
+    reader.close()
+    return reader
+
+
+def through(call: Call, stream: bytes, places: list[int] | None = None) -> bytes:
+    """What the client gets of a stream that arrives cut at these places."""
+    reader = StreamReader(call)
+    edges = [0, *sorted(place % (len(stream) + 1) for place in places or []), len(stream)]
+    return b"".join([reader.feed(stream[start:end]) for start, end in pairwise(edges)]) + reader.close()
+
+
+NASTY = st.one_of(
+    st.text(max_size=6), st.sampled_from(['"usage":{', ',"usage":null}', "data: [DONE]", "\n\n", "\r\n", "\\", "}\n"])
+)
+OTHERS = st.sampled_from(
+    [b": keep-alive\n\n", b"event: x\r\ndata: y\r\n\r\n", b"data: {broken\n\n", b"data: [1]\n\n", b"\n"]
+)
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> tuple[bytes, bytes, bytes]:
+    """A stream as the engine sends it, the same without usage in chunks, and its final usage chunk."""
+    sent, plain = [], []
+    for tokens, text in enumerate(draw(st.lists(NASTY, max_size=6)), 1):
+        other = draw(st.one_of(st.just(b""), OTHERS))
+        sent += [other, event(said(text), usage=counted(tokens))]
+        plain += [other, event(said(text))]
+    return b"".join(sent), b"".join(plain), event(usage=FINAL)
+
+
+@given(streams(), st.lists(st.integers(min_value=0, max_value=5000), max_size=8), st.booleans(), st.booleans())
+def test_client_sees_the_usage_that_it_asked_for(
+    stream: tuple[bytes, bytes, bytes], places: list[int], usage: bool, continuous: bool
+) -> None:
+    """Chunks and final chunk carry usage by the client's own switches, however the bytes are cut; all else is exact."""
+    sent, plain, final = stream
+    expected = (sent if continuous else plain) + (final if usage else b"") + DONE
+    assert through(chat(usage, continuous), sent + final + DONE, places) == expected
+
+
+@given(streams(), st.lists(st.integers(min_value=0, max_value=5000), max_size=8))
+def test_counts_do_not_depend_on_the_cuts(stream: tuple[bytes, bytes, bytes], places: list[int]) -> None:
+    """Tokens, usage and keys are the same for every way to cut the stream, spliced or not."""
+    sent, _, final = stream
+    facts = set()
+    for call in (chat(), chat(usage=True, continuous=True)):
+        for cuts in ([], places):
+            reader = StreamReader(call)
+            edges = [0, *sorted(place % (len(sent) + 1) for place in cuts), len(sent)]
+            for start, end in pairwise(edges):
+                reader.feed(sent[start:end])
+            before = reader.output_tokens, reader.usage, reader.started
+            reader.feed(final + DONE)
+            facts.add((before, reader.output_tokens, reader.usage, reader.finished, reader.answers()))
+    assert len(facts) == 1
+
+
+def test_block_itself_goes_through_where_nothing_is_spliced() -> None:
+    """A client that asked for all the usage gets the very blocks of the engine, cut as they are."""
+    reader = StreamReader(chat(usage=True, continuous=True))
+    for block in (b"data: {", b'"choices":[]}\n', b"\n", b"data: [D", b"ONE]\n\n"):
+        assert reader.feed(block) is block
+    assert (reader.close(), reader.finished) == (b"", True)
+
+
+KEYS = st.sampled_from(["usage", "choices", "id", "\u00fc", ',"usage":'])
+VALUES = st.recursive(
+    st.one_of(st.none(), st.integers(), NASTY),
+    lambda inner: st.one_of(st.lists(inner, max_size=2), st.dictionaries(KEYS, inner, max_size=3)),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(KEYS, VALUES, max_size=4), st.sampled_from([(",", ":"), (", ", ": ")]), st.booleans())
+def test_cut_usage_is_the_removal_of_the_member(chunk: dict[str, Any], marks: tuple[str, str], ascii_: bool) -> None:
+    """The splice equals removing `usage` from the parsed chunk, with one run of bytes gone and the others kept."""
+    data = json.dumps(chunk, separators=marks, ensure_ascii=ascii_).encode()
+    cut = cut_usage(data)
+    assert json.loads(cut) == {name: value for name, value in chunk.items() if name != "usage"}
+    start = next((at for at, (old, new) in enumerate(zip(data, cut, strict=False)) if old != new), len(cut))
+    assert data.endswith(cut[start:])
+
+
+def test_usage_of_null_is_the_engines_own() -> None:
+    """A `usage` of null, which SGLang sends unasked, goes through byte for byte."""
+    stream = b'data: {"choices":[{"index":0,"text":"a"}],"usage":null}\n\n'
+    assert through(completion(prompt="x"), stream) == stream
+
+
+def test_partial_event_is_held_only_where_it_may_be_spliced() -> None:
+    """What cannot be judged yet waits, and at the end of the stream it leaves."""
+    reader = StreamReader(chat())
+    whole, part = event(said("a")), event(said("b"), usage=counted(2))[:-2]
+    assert reader.feed(whole + part) == whole
+    assert reader.close() == event(said("b"))[:-2]
+    assert reader.output_tokens == 2
+
+
+def test_multi_line_events_are_spliced_too() -> None:
+    """JSON spread over data lines loses its usage as well, and keeps its other lines."""
+    stream = b'id: 1\r\ndata: {"choices":[{"index":0}],\r\ndata: "usage":{"prompt_tokens":1}}\r\n\r\n'
+    assert through(chat(), stream) == b'id: 1\r\ndata: {"choices":[{"index":0}]}\r\n\r\n'
+
+
+def test_started_with_the_first_choice() -> None:
+    """Keep-alives, errors and final usage are no first token; the role chunk is sent with it."""
+    reader = StreamReader(chat())
+    reader.feed(b": keep-alive\n\n" + event(usage=counted(0)))
+    assert not reader.started
+    reader.feed(event({"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}))
+    assert reader.started
+
+
+def test_tokens_are_summed_over_choices() -> None:
+    """Usage in chunks is per choice: the latest of each counts, and the prompt counts once."""
+    reader = read(
+        chat(n=2),
+        event(said("a", 0), usage=counted(1)),
+        event(said("b", 1), usage=counted(1)),
+        event(said("cde", 0), usage=counted(4)),
+    )
+    assert reader.usage == Usage(9, 5)
+    assert reader.output_tokens == 5
+
+
+def test_prompts_are_summed_over_a_list() -> None:
+    """With a list of prompts each index belongs to one of them, and each prompt counts once."""
+    call = completion(prompt=["a", "b"], n=2)
+    chunks = [
+        event({"index": index, "text": "x", "finish_reason": None}, usage=counted(2, prompt=10 + index // 2))
+        for index in (0, 1, 2, 3)
+    ]
+    assert read(call, *chunks).usage == Usage(10 + 11, 8)
+
+
+def test_final_usage_overrules_the_chunks() -> None:
+    """The engine's sum at the end, with its cached tokens, is the truth."""
+    reader = read(chat(), event(said("a"), usage=counted(1)), event(usage=FINAL), DONE)
+    assert reader.usage == Usage(9, 3, 4)
+    assert reader.output_tokens == 3
+
+
+def test_sglang_tells_cached_tokens_early() -> None:
+    """Cached tokens in a chunk's usage are known before the end; the chunks without usage change nothing."""
+    early = {**counted(1), "prompt_tokens_details": {"cached_tokens": 8}}
+    role = {"index": 0, "delta": {"reasoning_content": None, "role": "assistant", "content": ""}, "finish_reason": None}
+    finish = {"index": 0, "delta": {"reasoning_content": None}, "finish_reason": "stop", "matched_stop": None}
+    reader = read(chat(), event(role), event(said("a"), usage=early), event(finish))
+    assert reader.usage == Usage(9, 1, 8)
+    assert reader.finished
+
+
+def test_engine_without_usage_in_chunks_counts_by_chunk() -> None:
+    """Each chunk with output is taken for a token until the final usage corrects it."""
+    call = chat()
+    tool = {"index": 0, "delta": {"tool_calls": [{"index": 0, "function": {"arguments": "{"}}]}}
+    reasoning = {"index": 0, "delta": {"reasoning": "Hm"}}
+    chunks = [event(said("")), event(said("a")), event(tool), event(reasoning), event(said("", finish="stop"))]
+    reader = read(call, *chunks)
+    assert (reader.output_tokens, reader.usage) == (3, None)
+    assert read(call, *chunks, event(usage=counted(7))).output_tokens == 7
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        (b'{"error":{"message":"No","type":"x","param":null,"code":503}}', EngineError("No", 503)),
+        (b'{"error":{"object":"error","message":"No","code":"oops"}}', EngineError("No", "oops")),
+        (b'{"object":"error","message":"No","type":"BadRequestError","code":400}', EngineError("No", 400)),
+        (b'{"error":"Unauthorized"}', EngineError("Unauthorized")),
+        (b'{"error":{"code":[]}}', EngineError("")),
+        (b'{"error":null,"choices":[]}', None),
+    ],
+)
+def test_errors_inside_an_answer(data: bytes, error: EngineError | None) -> None:
+    """Both engines' error shapes are found in a stream and in an answer, and go through to the client."""
+    stream = b"data: " + data + b"\n\n" + DONE
+    reader = StreamReader(chat())
+    assert reader.feed(stream) == stream
+    assert (reader.error, reader.started, reader.finished) == (error, False, True)
+    assert read_json(chat(), data).error == error
+
+
+def test_finished_when_every_choice_is() -> None:
+    """A stream is complete when all its choices have a finish reason, or with [DONE]."""
+    one, other = event(said("a", 0, "stop")), event(said("b", 1, "length"))
+    assert not read(chat(n=2), one).finished
+    assert read(chat(n=2), one, other).finished
+    assert not read(chat(n=2), one, other).aborted
+    assert read(chat(), DONE).finished
+
+
+def test_abort_is_no_success() -> None:
+    """A choice that the engine gave up is told apart from one that ended."""
+    assert read(chat(), event(said("a", finish="abort"))).aborted
+    assert read_json(chat(), b'{"choices":[{"index":0,"finish_reason":"abort"}]}').aborted
+
+
+def test_endless_event_is_the_workers_fault() -> None:
+    """An event beyond the limit ends the call, also where blocks go straight through."""
+    for call in (chat(), chat(usage=True, continuous=True)):
+        reader = StreamReader(call, event_limit=1000)
+        for _ in range(10):
+            reader.feed(b"x" * 100)
+        with pytest.raises(WorkerBroke):
+            reader.feed(b"x")
+
+
+CHUNKS = st.dictionaries(
+    st.sampled_from(["choices", "usage", "error", "object", "id"]),
+    st.one_of(VALUES, st.lists(st.dictionaries(st.sampled_from(["index", "delta", "message", "text"]), VALUES))),
+)
+
+
+@given(CHUNKS, st.booleans())
+def test_no_chunk_can_break_the_reader(chunk: dict[str, Any], streamed: bool) -> None:
+    """Whatever JSON a worker sends counts as something or as nothing, and never as an exception."""
+    data = json.dumps(chunk).encode()
+    for call in (chat(), completion(prompt="x")):
+        if streamed:
+            reader = read(call, b"data: " + data + b"\n\n")
+            assert reader.output_tokens >= 0
+            assert len(reader.answers()) <= 1
+        else:
+            assert len(read_json(call, data).answers) <= 1
+
+
+def test_whole_answer_tells_the_same() -> None:
+    """An answer that is not streamed gives its usage and a key for each choice."""
+    choices = [{"index": index, "message": {"role": "assistant", "content": "a" * 300}} for index in (0, 1)]
+    answer = read_json(chat(n=2), orjson.dumps({"choices": choices, "usage": FINAL}))
+    assert answer.usage == Usage(9, 3, 4)
+    assert len(answer.answers) == 2
+    assert (answer.error, answer.aborted) == (None, False)
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"choices":', b"<html>"])
+def test_nonsense_is_the_workers_fault(body: bytes) -> None:
+    """An answer with status 200 that is no JSON object is no answer."""
+    with pytest.raises(WorkerBroke):
+        read_json(chat(), body)

@@ -1,0 +1,123 @@
+import pytest
+
+from router.engines import DIALECTS, GENERIC, SGLANG, VLLM, Dialect, Load, read_models, recognise
+from router.errors import WorkerBroke
+
+VLLM_METRICS = b"""\
+# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="a } b"} 3.0
+vllm:num_requests_running{engine="1",model_name="a } b"} 4.0
+# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{engine="0",model_name="a } b"} 5.0
+vllm:num_requests_waiting{engine="1",model_name="a } b"} 0.0
+vllm:num_requests_waiting_by_reason{engine="0",model_name="a } b",reason="capacity"} 99.0
+vllm:num_requests_waiting_by_reason{engine="0",model_name="a } b",reason="deferred"} 99.0
+vllm:cache_config_info{block_size="32",cache_dtype="auto",engine="0",num_gpu_blocks="600",sliding_window="None"} 1.0
+vllm:cache_config_info{block_size="32",cache_dtype="auto",engine="1",num_gpu_blocks="101",sliding_window="None"} 1.0
+vllm:request_success_total{engine="0",finished_reason="stop",model_name="a } b"} 1e+06
+"""
+
+SGLANG_METRICS = b"""\
+sglang:num_running_reqs{dp_rank="0",engine_type="unified",model_name="m",priority="",tp_rank="0"} 3.0
+sglang:num_running_reqs{dp_rank="0",engine_type="unified",model_name="m",priority="",tp_rank="1"} 3.0
+sglang:num_running_reqs{dp_rank="0",engine_type="unified",model_name="m",priority="7",tp_rank="0"} 2.0
+sglang:num_running_reqs{dp_rank="1",engine_type="unified",model_name="m",priority="",tp_rank="0"} 1.0
+sglang:num_queue_reqs{dp_rank="0",model_name="m",tp_rank="0"} 5.0
+sglang:max_total_num_tokens{dp_rank="0",model_name="m",tp_rank="0"} 1000.0
+sglang:max_total_num_tokens{dp_rank="1",model_name="m",tp_rank="0"} 1000.0
+sglang:page_size{dp_rank="0",model_name="m",tp_rank="0"} 16.0
+"""
+
+SGLANG_LOADS = b"""{"timestamp": "2026-01-01T00:00:00+00:00", "version": "0.5.23", "num_accelerators": 1, "loads": [
+    {"dp_rank": 0, "num_running_reqs": 3, "num_waiting_reqs": 1, "max_total_num_tokens": 1000, "token_usage": 0.5},
+    {"dp_rank": 1, "num_running_reqs": 4, "num_waiting_reqs": 0, "max_total_num_tokens": 2000, "token_usage": 0.1}]}"""
+
+
+def models(*cards: str) -> bytes:
+    return ('{"object": "list", "data": [' + ",".join(cards) + "]}").encode()
+
+
+@pytest.mark.parametrize(
+    ("dialect", "path", "body", "load"),
+    [
+        (VLLM, "/metrics", VLLM_METRICS, Load(7, 5, 599 * 32 + 100 * 32, 32)),
+        (SGLANG, "/metrics", SGLANG_METRICS, Load(4, 5, 2000, 16)),
+        (SGLANG, "/v1/loads", SGLANG_LOADS, Load(7, 1, 3000)),
+    ],
+)
+def test_load_is_summed_over_ranks_and_nothing_else(dialect: Dialect, path: str, body: bytes, load: Load) -> None:
+    """Data-parallel ranks add up; tensor ranks, priorities and longer metric names do not."""
+    assert dialect.load_readers[path](body) == load
+
+
+def test_capacity_may_be_missing() -> None:
+    """An engine that does not tell its capacity, or not yet, still tells its load."""
+    lines = [line for line in VLLM_METRICS.splitlines(keepends=True) if b"cache_config" not in line]
+    unready = b'vllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1.0\n'
+    for body in (b"".join(lines), b"".join([*lines, unready])):
+        assert VLLM.load_readers["/metrics"](body) == Load(7, 5)
+    loads = b'{"loads": [{"num_running_reqs": 1, "num_waiting_reqs": 2}]}'
+    assert SGLANG.load_readers["/v1/loads"](loads) == Load(1, 2)
+
+
+def test_metric_may_stand_first_last_and_without_labels() -> None:
+    """The place of a line in the text does not matter."""
+    body = b"vllm:num_requests_running 1.0\nvllm:num_requests_waiting 2.0"
+    assert VLLM.load_readers["/metrics"](body) == Load(1, 2)
+
+
+@pytest.mark.parametrize("reader", [read for dialect in DIALECTS.values() for read in dialect.load_readers.values()])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"<html>Bad Gateway</html>",
+        b"\xff\x00",
+        b"[" * 5000,
+        b"{}",
+        b'{"loads": []}',
+        b'{"loads": [1]}',
+        b'{"loads": [{"num_running_reqs": "3", "num_waiting_reqs": 0}]}',
+        b'{"loads": [{"num_running_reqs": true, "num_waiting_reqs": 0}]}',
+        b"vllm:num_requests_running{} 1.0\n",
+        b"vllm:num_requests_running x\nvllm:num_requests_waiting 1\n",
+        b"vllm:num_requests_running NaN\nvllm:num_requests_waiting 1\n",
+        b"vllm:num_requests_running -1\nvllm:num_requests_waiting 1\n",
+        b"vllm:num_requests_running{\nvllm:num_requests_waiting{\n",
+        b"sglang:num_running_reqs +Inf\nsglang:num_queue_reqs 1\n",
+    ],
+)
+def test_garbage_is_one_kind_of_error(reader: object, body: bytes) -> None:
+    """Whatever a worker answers, its poller has to expect WorkerBroke only."""
+    assert callable(reader)
+    with pytest.raises(WorkerBroke):
+        reader(body)
+
+
+def test_engine_is_recognised_by_the_owner_of_its_models() -> None:
+    """Each engine signs its model list; one that does not is a generic OpenAI server."""
+    assert recognise(models('{"id": "a", "owned_by": "vllm"}', '{"id": "b", "owned_by": "me"}')) is VLLM
+    assert recognise(models('{"id": "a", "owned_by": "sglang"}')) is SGLANG
+    assert recognise(models('{"id": "a", "owned_by": "openai"}')) is GENERIC
+    assert recognise(models()) is GENERIC
+
+
+def test_models_are_read_with_their_adapters() -> None:
+    """Every id that an engine lists is a name that it answers to; what is no card is passed over."""
+    assert read_models(models('{"id": "base"}', '{"id": "lora", "parent": "base"}', "7", "{}")) == {"base", "lora"}
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"data": {}}', b'{"data": null}'])
+def test_no_list_of_models_is_an_error(body: bytes) -> None:
+    """An answer that is no model list does not count as an engine without models."""
+    with pytest.raises(WorkerBroke):
+        read_models(body)
+    with pytest.raises(WorkerBroke):
+        recognise(body)
+
+
+def test_sglang_is_asked_in_the_cheap_way() -> None:
+    """SGLang's /health computes a token and its /metrics may be stale or off: neither is the first choice."""
+    assert SGLANG.health_path != "/health"
+    assert list(SGLANG.load_readers) == ["/v1/loads", "/metrics"]
