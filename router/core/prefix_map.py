@@ -101,6 +101,15 @@ class PrefixMap:
         """How many watches there are."""
         return sum(map(len, self._watched.values()))
 
+    def check_integrity(self) -> None:
+        """Raise AssertionError where the tree contradicts itself, or the index of the watches what is watched."""
+        self._tree.check_integrity()
+        for worker, index in self._waiting_for.items():
+            indexed = {(request, chunk) for chunk, requests in index.items() for request in requests}
+            watched = {(request, chunk) for request, chunks in self._watched[worker].items() for chunk in chunks}
+            assert indexed == watched, f"{worker}: the watches are not those of the index"
+            assert all(index.values()), f"{worker}: a chunk is indexed that nobody lacks"
+
     def _exchange(self, worker: WorkerId) -> float:
         """Tokens per chunk at a worker: those of the model that it served last, adapters being of one base."""
         return self._estimates.tokens_per_chunk(self._model.get(worker, ""))

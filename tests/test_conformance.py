@@ -1,0 +1,319 @@
+"""What every policy in the table keeps to, whatever happens in whatever order."""
+
+from dataclasses import dataclass
+from random import Random
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from scenario import CHUNK_TOKENS, key
+
+from router.core.accounts import Tokens
+from router.core.model import (
+    Arrived,
+    Cancelled,
+    ClientId,
+    Command,
+    Dispatch,
+    Event,
+    Evicted,
+    Failed,
+    Finished,
+    Progressed,
+    Refusal,
+    Reject,
+    Request,
+    RequestId,
+    Started,
+    Ticked,
+    Usage,
+    WakeAt,
+    Worker,
+    WorkerId,
+    WorkerJoined,
+    WorkerLeft,
+    WorkerReported,
+)
+from router.core.policies import POLICIES
+from router.core.policies.d2lpm import D2lpmParameters
+from router.core.policies.dlpm import DlpmParameters
+from router.core.policy import Parameters
+from router.core.prompt_key import PromptKey
+from router.core.scheduler import Scheduler, SchedulerSettings
+from router.core.waiting_room import WaitingLimits
+from router.core.window import FixedWindow
+
+NAMES = sorted({factory: name for name, factory in POLICIES.items()}.values())
+"""One name of each policy."""
+WORKERS = [WorkerId(name) for name in ("w1", "w2", "w3")]
+MODELS = ("llama", "qwen")
+WEIGHTS = {"ada": 1.0, "bob": 2.0, "cyd": 0.5}
+WINDOW = FixedWindow(requests=3, unstarted_tokens=160)
+TIGHT = SchedulerSettings(
+    waiting=WaitingLimits(requests=8, time_to_live=10.0),
+    window=WINDOW,
+    prefix_limit=24,
+    match_minimum=CHUNK_TOKENS,
+    kv_tokens=12 * CHUNK_TOKENS,
+    cached_in_flight=4 * CHUNK_TOKENS,
+)
+"""Every limit so small that it is met."""
+PARAMETERS = Parameters(DlpmParameters(quantum=100.0), D2lpmParameters(quantum=300.0, load_slack=1))
+
+prompts = st.lists(st.text("xy", max_size=5), min_size=1, max_size=2)
+model_sets = st.sets(st.sampled_from(MODELS), min_size=1).map(frozenset)
+
+
+def build(policy: str) -> Scheduler:
+    return Scheduler(POLICIES[policy], TIGHT, PARAMETERS, Random(0))
+
+
+@dataclass
+class Running:
+    """A dispatched request, as its engine and its gateway know it."""
+
+    request: Request
+    worker: WorkerId
+    input_tokens: int
+    uncached: int
+    unstarted: bool
+    output: int = 0
+
+
+class Fleet(RuleBasedStateMachine):
+    """A gateway and engines that do anything, and keep books of their own about the scheduler's commands."""
+
+    def __init__(self, policy: str) -> None:
+        super().__init__()
+        self.policy = policy
+        self.scheduler = build(policy)
+        self.now = 0.0
+        self.arrivals = 0
+        self.waiting: dict[RequestId, Request] = {}
+        self.running: dict[RequestId, Running] = {}
+        self.ended: list[RequestId] = [RequestId("never heard of")]
+        self.workers: dict[WorkerId, Worker] = {}
+        self.history: list[tuple[Event, float, list[Command]]] = []
+
+    def tell(self, event: Event) -> list[Command]:
+        commands = self.scheduler.handle(event, self.now)
+        self.history.append((event, self.now, commands))
+        for command in commands:
+            match command:
+                case Dispatch():
+                    self.dispatch(command)
+                case Reject(request):
+                    del self.waiting[request]
+                    self.ended.append(request)
+                case WakeAt(time):
+                    assert time >= self.now
+        return commands
+
+    def dispatch(self, command: Dispatch) -> None:
+        request = self.waiting.pop(command.request)
+        assert request.model in self.workers[command.worker].models
+        size = self.scheduler.estimates.input_tokens(request)
+        assert 0 <= command.cached_tokens < size
+        uncached = size - command.cached_tokens
+        there = [running for running in self.running.values() if running.worker == command.worker]
+        unstarted = [running.uncached for running in there if running.unstarted]
+        assert len(there) < WINDOW.requests
+        assert not unstarted or sum(unstarted) + uncached <= WINDOW.unstarted_tokens
+        self.running[request.id] = Running(request, command.worker, size, uncached, request.streamed)
+
+    def end(self, request: RequestId) -> None:
+        self.waiting.pop(request, None)
+        self.running.pop(request, None)
+        self.ended.append(request)
+
+    def any_of(self, data: st.DataObject, requests: dict[RequestId, Running] | dict[RequestId, Request]) -> RequestId:
+        return data.draw(st.sampled_from(list(requests)))
+
+    def usage(self, data: st.DataObject, request: RequestId) -> Usage:
+        running = self.running[request]
+        cached = data.draw(st.none() | st.integers(0, running.input_tokens))
+        output = running.output + data.draw(st.integers(0, 20))
+        return Usage(running.input_tokens + data.draw(st.sampled_from([0, 0, 7])), output, cached)
+
+    @initialize(models=model_sets)
+    def begin(self, models: frozenset[str]) -> None:
+        self.join(WORKERS[0], models)
+
+    @rule(worker=st.sampled_from(WORKERS), models=model_sets)
+    def join(self, worker: WorkerId, models: frozenset[str]) -> None:
+        self.workers[worker] = Worker(worker, models)
+        self.tell(WorkerJoined(self.workers[worker]))
+
+    @rule(worker=st.sampled_from(WORKERS))
+    def leave(self, worker: WorkerId) -> None:
+        self.workers.pop(worker, None)
+        commands = self.tell(WorkerLeft(worker))
+        refused = [command.reason for command in commands if isinstance(command, Reject)]
+        assert set(refused) <= {Refusal.NO_WORKER}
+
+    @rule(
+        worker=st.sampled_from(WORKERS), counts=st.tuples(*[st.integers(0, 9)] * 2), kv=st.sampled_from([None, 99, 999])
+    )
+    def report(self, worker: WorkerId, counts: tuple[int, int], kv: int | None) -> None:
+        self.tell(WorkerReported(worker, *counts, kv))
+
+    @rule(worker=st.sampled_from(WORKERS), tokens=st.none() | st.integers(0, 300))
+    def evict(self, worker: WorkerId, tokens: int | None) -> None:
+        self.tell(Evicted(worker, tokens))
+
+    @rule(
+        client=st.sampled_from(list(WEIGHTS)),
+        texts=prompts,
+        exact=st.booleans(),
+        model=st.sampled_from([*MODELS, "nobody's"]),
+        limit=st.none() | st.integers(0, 20),
+        streamed=st.sampled_from([True, True, False]),
+    )
+    def arrive(self, client: str, texts: list[str], exact: bool, model: str, limit: int | None, streamed: bool) -> None:
+        self.arrivals += 1
+        keys: tuple[PromptKey, ...] = tuple(key(text, exact=exact) for text in texts)
+        request = Request(
+            RequestId(f"r{self.arrivals}"), ClientId(client), model, keys, limit, streamed, WEIGHTS[client]
+        )
+        full = len(self.waiting) >= TIGHT.waiting.requests
+        served = any(model in worker.models for worker in self.workers.values())
+        self.waiting[request.id] = request
+        self.tell(Arrived(request))
+        assert (request.id in self.ended) == (full or not served)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def start(self, data: st.DataObject) -> None:
+        request = self.any_of(data, self.running)
+        self.running[request].unstarted = False
+        self.tell(Started(request))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def progress(self, data: st.DataObject) -> None:
+        grown = data.draw(st.lists(st.sampled_from(list(self.running)), min_size=1, unique=True))
+        for request in grown:
+            self.running[request].output += data.draw(st.integers(0, 9))
+            self.running[request].unstarted = False
+        self.tell(Progressed({request: self.running[request].output for request in grown}))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), told=st.booleans(), answers=st.lists(st.text("xy", max_size=8), max_size=2))
+    def finish(self, data: st.DataObject, told: bool, answers: list[str]) -> None:
+        request = self.any_of(data, self.running)
+        usage = self.usage(data, request) if told else None
+        self.end(request)
+        self.tell(Finished(request, usage, tuple(key(answer) for answer in answers)))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), accepted=st.booleans(), told=st.booleans())
+    def fail(self, data: st.DataObject, accepted: bool, told: bool) -> None:
+        request = self.any_of(data, self.running)
+        usage = self.usage(data, request) if told else None
+        self.end(request)
+        self.tell(Failed(request, accepted, usage))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), told=st.booleans())
+    def cancel_running(self, data: st.DataObject, told: bool) -> None:
+        request = self.any_of(data, self.running)
+        usage = self.usage(data, request) if told else None
+        self.end(request)
+        self.tell(Cancelled(request, usage))
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def cancel_waiting(self, data: st.DataObject) -> None:
+        request = self.any_of(data, self.waiting)
+        self.end(request)
+        self.tell(Cancelled(request))
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def news_about_a_waiting_request(self, data: st.DataObject) -> None:
+        """Only its client can end a request that waits: other news of it is from a mistaken life."""
+        request = self.any_of(data, self.waiting)
+        for event in (Started(request), Progressed({request: 5}), Finished(request), Failed(request, accepted=False)):
+            assert not self.tell(event)
+
+    @rule(data=st.data())
+    def late_news(self, data: st.DataObject) -> None:
+        """What is told of a request that is gone, or was never here, changes nothing."""
+        request = data.draw(st.sampled_from(self.ended))
+        news: list[Event] = [
+            Started(request),
+            Progressed({request: 5}),
+            Finished(request, Usage(9, 9, 9), (key("xyx"),)),
+        ]
+        news += [Failed(request, accepted=True), Failed(request, accepted=False), Cancelled(request)]
+        assert not self.tell(data.draw(st.sampled_from(news)))
+
+    @rule(seconds=st.sampled_from([0.0, 0.5, 4.0, 30.0]))
+    def tick(self, seconds: float) -> None:
+        self.now += seconds
+        self.tell(Ticked())
+        if seconds > TIGHT.waiting.time_to_live:
+            assert not self.waiting
+
+    @invariant()
+    def books_agree(self) -> None:
+        """The scheduler has neither more nor fewer requests than the gateway and the engines."""
+        scheduler = self.scheduler
+        assert scheduler.waiting == scheduler.backlog.total() == len(self.waiting)
+        assert scheduler.live == len(self.waiting) + len(self.running)
+        assert scheduler.accounts.bills.keys() == self.running.keys()
+        for state in scheduler.cluster:
+            there = [running for running in self.running.values() if running.worker == state.worker.id]
+            unstarted = [running.uncached for running in there if running.unstarted]
+            assert (state.load.requests, state.load.unstarted) == (len(there), len(unstarted))
+            assert state.load.unstarted_tokens == sum(unstarted)
+
+    @invariant()
+    def nothing_is_torn(self) -> None:
+        """Charges are conserved, and the tree and the index of the watches are whole."""
+        self.scheduler.accounts.check_conservation()
+        self.scheduler.prefixes.check_integrity()
+
+    @invariant()
+    def no_worker_idles(self) -> None:
+        """A worker that nothing is on its way to, and that is not full, has nobody waiting for it."""
+        assert self.scheduler.policy.next(self.now) is None
+        pooled = self.scheduler.policy.properties.pooled
+        for worker, facts in self.workers.items():
+            load = self.scheduler.cluster[worker].load
+            if load.requests < WINDOW.requests and not load.unstarted:
+                assert not self.scheduler.backlog.length(worker)
+                assert not pooled or not any(r.model in facts.models for r in self.waiting.values())
+
+    def teardown(self) -> None:
+        """When all has ended, every count is at zero; and the same history has the same commands."""
+        self.join(WORKERS[0], frozenset(MODELS))
+        for _ in range(len(self.waiting) + len(self.running)):
+            request = next(iter(self.running))
+            self.end(request)
+            self.tell(Finished(request))
+        assert not self.waiting
+        assert not self.running
+        self.now += 2 * TIGHT.waiting.time_to_live
+        assert not self.tell(Ticked())
+        self.books_agree()
+        assert not self.scheduler.prefixes.watched
+        accounts = self.scheduler.accounts.accounts.values()
+        assert all(account.reserved == Tokens() for account in accounts)
+        again = build(self.policy)
+        for event, now, commands in self.history:
+            assert again.handle(event, now) == commands
+
+
+@pytest.mark.parametrize("policy", NAMES)
+def test_every_request_ends_once_and_leaves_nothing(policy: str) -> None:
+    """In any order of events, each request is dispatched at most once, within the window, and every count returns."""
+    run_state_machine_as_test(lambda: Fleet(policy), settings=settings(max_examples=12, stateful_step_count=50))
