@@ -25,7 +25,6 @@ GRACE: Final = 5
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 2, after one line on standard error, for a wrong setting."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         options = vars(_parser().parse_args(arguments))
         run: Callable[[Mapping[str, object]], None] = options["run"]
@@ -60,6 +59,7 @@ def _serve(settings: Settings) -> None:
     if not settings.worker and not settings.emulate:
         raise ConfigError("there is no worker: give the URL of each with --worker, or try with --emulate 2")
     _log(settings)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with _listener(settings) as listener, emulated(settings.emulate) as workers:
         joined = (*settings.worker, *(WorkerAddress(url=worker.url) for worker in workers))
         app = build(settings.model_copy(update={"worker": joined}))
@@ -104,7 +104,8 @@ def _greeting(listener: socket.socket, policy: str, workers: int, made_up: Seque
     lines = [f"d2lpm: listening on {url}, policy {policy}, workers: {workers}"]
     if not made_up:
         return "\n".join([*lines, "The models it serves:", f"  curl {url}/v1/models"])
-    call = {"model": made_up[0].model, "stream": True, "messages": [{"role": "user", "content": "Hello"}]}
+    messages = [{"role": "user", "content": "Hello"}]
+    call = {"model": made_up[0].model, "stream": True, "max_tokens": 32, "messages": messages}
     lines += [
         f"{len(made_up)} of the workers are emulated: they run no model, and their answers are made-up text.",
         "Try it:",
