@@ -50,6 +50,8 @@ class QueuedPolicy(Policy):
 
     def next(self, now: float) -> Choice | None:
         """See `Policy`."""
+        if not self._tickets:
+            return None
         for worker, order in self._orders.items():
             if not len(order) or not self._view.has_room(worker):
                 continue
