@@ -30,8 +30,11 @@ class PrefixMap:
         """Tokens of the request's input that each worker holds, never all; workers below the minimum are left out."""
         found: dict[WorkerId, int] = {}
         for prompt in request.prompts:
-            for worker, chunks in self._tree.match(prompt.hashes).items():
-                found[worker] = found.get(worker, 0) + self._estimates.cached_tokens(request.model, prompt, chunks)
+            held = self._tree.match(prompt.hashes)
+            # Workers fall into a few groups that hold equally much.
+            worth = {n: self._estimates.cached_tokens(request.model, prompt, n) for n in set(held.values())}
+            for worker, chunks in held.items():
+                found[worker] = found.get(worker, 0) + worth[chunks]
         return {worker: tokens for worker, tokens in found.items() if tokens >= self._minimum}
 
     def insert(self, model: str, prompts: Iterable[PromptKey], worker: WorkerId, now: float) -> list[RequestId]:
