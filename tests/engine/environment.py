@@ -1,7 +1,7 @@
 """Make `.venv-engine`: a real vLLM for CPU, apart from the project's own environment. Standard library only.
 
 It does nothing when a stamp shows that these inputs have made it before, so it may run before every test.
-The stamp is written last and an environment without one is made anew: half an environment is never taken for a whole one.
+The stamp is written last, and an environment without one is made anew: half of one is never taken for good.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ PIP_FAILURES = (
 
 
 class CannotMakeError(Exception):
-    """The environment cannot be made here; the message says why in one line."""
+    """The environment cannot be made on this machine; the message says why in one line."""
 
 
 def wanted_stamp() -> str:

@@ -1,4 +1,4 @@
-"""Make a model that vLLM serves in seconds: a two-layer Llama with seeded random weights and a byte-level BPE tokenizer.
+"""Make a model that vLLM serves in seconds: a two-layer Llama with seeded random weights and a byte-level tokenizer.
 
 Run by the engine environment's Python, which has `tokenizers`; the rest is the standard library.
 Usage: tiny_model.py FOLDER. The same source gives the same bytes; a folder that exists is left as it is.

@@ -1,0 +1,123 @@
+"""Two real vLLM servers with a tiny random model, and routers before them. `make test-engine` runs this folder."""
+
+import subprocess
+from collections.abc import Generator, Iterator
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from .environment import PYTHON, ROOT, is_complete
+from .fleet import Engine, Load, Router
+from .processes import Server, wait_until
+
+HERE = Path(__file__).parent
+ENGINE_START_SECONDS = 180.0
+ROUTER_START_SECONDS = 20.0
+SERVERS: pytest.StashKey[list[Server]] = pytest.StashKey()
+"""All that were started in this session."""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave this folder out unless it is named: its servers need an environment and half a minute of their own."""
+    named = [Path(argument.partition("::")[0]).resolve() for argument in config.args]
+    asked = any(HERE in (path, *path.parents) for path in named)
+    return None if asked or HERE not in collection_path.parents else True
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show the end of every server's log beside a failure."""
+    report = yield
+    if report.failed:
+        for server in item.config.stash.get(SERVERS, []):
+            report.sections.append((f"log of the {server.name}", server.log_tail()))
+    return report
+
+
+@pytest.fixture(scope="session")
+def servers(pytestconfig: pytest.Config) -> Iterator[list[Server]]:
+    """What is put here ends with the session, the last one first."""
+    started = pytestconfig.stash.setdefault(SERVERS, [])
+    try:
+        yield started
+    finally:
+        for server in reversed(started):
+            server.stop()
+
+
+@pytest.fixture(scope="session")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("logs")
+
+
+@pytest.fixture(scope="session")
+def model() -> Path:
+    """The model's folder, made anew when its source has changed."""
+    if not is_complete():
+        pytest.exit("there is no engine environment; `make test-engine` makes it", returncode=1)
+    source = HERE / "tiny_model.py"
+    folder = ROOT / ".engine" / f"model-{sha256(source.read_bytes()).hexdigest()[:12]}"
+    subprocess.run([PYTHON, source, folder], check=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def engine_pair(servers: list[Server], model: Path, logs: Path) -> tuple[Engine, Engine]:
+    pair = Engine("first engine", model, logs / "first"), Engine("second engine", model, logs / "second")
+    servers.extend(pair)
+    for engine in pair:
+        engine.start()
+    for engine in pair:
+        engine.wait_ready("/health", ENGINE_START_SECONDS)
+    return pair
+
+
+@pytest.fixture(scope="session")
+def router_of_both(servers: list[Server], engine_pair: tuple[Engine, Engine], logs: Path) -> Router:
+    router = Router("router", engine_pair, [], logs / "router")
+    servers.append(router)
+    router.start()
+    router.wait_ready("/ready", ROUTER_START_SECONDS)
+    return router
+
+
+@pytest.fixture
+def engines(engine_pair: tuple[Engine, Engine]) -> tuple[Engine, Engine]:
+    """Both engines, started again where a test has killed one."""
+    for engine in engine_pair:
+        if not engine.alive:
+            engine.start()
+            engine.wait_ready("/health", ENGINE_START_SECONDS)
+    return engine_pair
+
+
+@pytest.fixture
+def router(router_of_both: Router, engines: tuple[Engine, Engine]) -> Iterator[Router]:
+    """The router with its default settings before both engines. The test fails if it leaves anything behind."""
+    wait_until(lambda: all(router_of_both.worker(engine)["healthy"] for engine in engines), 10, "both are healthy")
+    yield router_of_both
+    assert_nothing_left(router_of_both, engines)
+
+
+@pytest.fixture(scope="session")
+def narrow_router_of_first(servers: list[Server], engine_pair: tuple[Engine, Engine], logs: Path) -> Router:
+    router = Router("narrow router", engine_pair[:1], ["--max-inflight=1"], logs / "narrow")
+    servers.append(router)
+    router.start()
+    router.wait_ready("/ready", ROUTER_START_SECONDS)
+    return router
+
+
+@pytest.fixture
+def narrow_router(narrow_router_of_first: Router, engines: tuple[Engine, Engine]) -> Iterator[Router]:
+    """A router that gives the first engine one request at a time. The test fails if it leaves anything behind."""
+    yield narrow_router_of_first
+    assert_nothing_left(narrow_router_of_first, engines[:1])
+
+
+def assert_nothing_left(router: Router, engines: tuple[Engine, ...]) -> None:
+    """Soon after the last answer, neither the router nor an engine counts a request."""
+    wait_until(lambda: router.unfinished() == 0, 5, f"the {router.name} counts nothing as queued or running")
+    alive = [engine for engine in engines if engine.alive]
+    wait_until(lambda: all(engine.load() == Load(0, 0) for engine in alive), 5, "the engines are idle")

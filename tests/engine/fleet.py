@@ -1,0 +1,103 @@
+"""The servers under test, and what they tell about themselves."""
+
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from .environment import PYTHON
+from .processes import Server
+from .wire import WORKER_KEY, Json, get, listed, mapped
+
+SEQUENCES = 4
+"""Requests that an engine runs at once; more wait inside it."""
+BLOCK_TOKENS = 32
+BLOCKS = 600
+CONTEXT = 8192
+
+ENGINE_ENVIRONMENT = {
+    "VLLM_TARGET_DEVICE": "cpu",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+}
+ENGINE_FLAGS = (
+    "--served-model-name=tiny",
+    "--host=127.0.0.1",
+    "--port={port}",
+    f"--api-key={WORKER_KEY}",
+    "--dtype=float32",
+    "--enforce-eager",
+    "--enable-prompt-tokens-details",
+    "--disable-access-log-for-endpoints=/health,/metrics",
+    f"--max-model-len={CONTEXT}",
+    f"--max-num-seqs={SEQUENCES}",
+    f"--block-size={BLOCK_TOKENS}",
+    f"--num-gpu-blocks-override={BLOCKS}",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Requests inside an engine, as it counts them itself."""
+
+    running: int
+    waiting: int
+
+
+class Engine(Server):
+    """A vLLM server."""
+
+    def __init__(self, name: str, model: Path, log: Path) -> None:
+        command = [str(PYTHON.with_name("vllm")), "serve", str(model), *ENGINE_FLAGS]
+        super().__init__(name, command, ENGINE_ENVIRONMENT, log)
+
+    def load(self) -> Load:
+        return Load(self._metric("num_requests_running"), self._metric("num_requests_waiting"))
+
+    def _metric(self, name: str) -> int:
+        text = get(f"{self.url}/metrics").body.decode()
+        found = re.search(rf"^vllm:{name}\{{[^}}]*\}} (\S+)$", text, re.MULTILINE)
+        assert found is not None, f"no metric vllm:{name}"
+        return int(float(found[1]))
+
+
+class Router(Server):
+    """`d2lpm serve` before engines, each of which is known by host and port."""
+
+    def __init__(self, name: str, engines: Iterable[Engine], flags: Iterable[str], log: Path) -> None:
+        workers = [f"--worker={engine.url}" for engine in engines]
+        command = [str(Path(sys.executable).with_name("d2lpm")), "serve", "--port={port}", *workers, *flags]
+        super().__init__(name, command, {"D2LPM_WORKER_API_KEY": WORKER_KEY}, log)
+
+    def get(self, path: str) -> Json:
+        """What it answers to a GET, which has to be 200."""
+        answer = get(self.url + path)
+        assert answer.status == 200, answer.body
+        return answer.json
+
+    def worker(self, engine: Engine) -> Json:
+        """What the router knows of an engine."""
+        return next(worker for worker in listed(self.get("/workers")["workers"]) if worker["url"] == engine.url)
+
+    def queued(self) -> int:
+        """Requests that wait here, inside no engine."""
+        return self._total("workers", "queued")
+
+    def unfinished(self) -> int:
+        """Requests, and tokens reserved for them, that the router still counts anywhere."""
+        return self._total("clients", "queued", "running") + self._total(
+            "workers", "queued", "running", "unstarted_tokens"
+        )
+
+    def _total(self, group: str, *counts: str) -> int:
+        entries = mapped(self.get("/fairness")[group]).values()
+        return sum(int(str(mapped(entry)[count])) for entry in entries for count in counts)
+
+    def service(self, client: str) -> Mapping[str, object]:
+        """What a client has been charged for so far: extend, cached and output tokens, and their cost."""
+        clients = mapped(self.get("/fairness")["clients"])
+        return mapped(mapped(clients[client])["service"])

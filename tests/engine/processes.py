@@ -1,0 +1,96 @@
+"""Real servers as child processes: started, waited for, looked at and ended by their own pid."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import httpx
+
+from .wire import get
+
+STOP_SECONDS = 10.0
+
+
+def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> float:
+    """Poll until the condition holds; returns how long that took, in seconds. AssertionError at the deadline."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() < began + seconds, f"not within {seconds:g} s: {what}"
+        time.sleep(0.02)
+    return time.monotonic() - began
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+class Server:
+    """One HTTP server on loopback; `start` may be called again after `kill`, on the same port.
+
+    The command holds `{port}` where the port belongs. What the process prints goes to `log`.
+    """
+
+    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        self.name = name
+        self.log = log
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        # setpriv ends the child when this process ends without a chance to tidy up, as after SIGTERM.
+        self._command = ["setpriv", "--pdeathsig", "TERM", *(part.format(port=self.port) for part in command)]
+        self._environment = environment
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                env={**os.environ, **self._environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def wait_ready(self, path: str, seconds: float) -> None:
+        """Wait until GET `path` answers 200. Raises RuntimeError with the end of the log where that never comes."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and self.alive:
+            with contextlib.suppress(httpx.TransportError):
+                if get(self.url + path).status == 200:
+                    return
+            time.sleep(0.1)
+        what = f"is not ready after {seconds:.0f} s" if self.alive else "has ended"
+        raise RuntimeError(f"{self.name} {what}; its log ends:\n{self.log_tail()}")
+
+    def log_tail(self, since: int = 0, characters: int = 4000) -> str:
+        """The last of what was printed after the first `since` bytes."""
+        return self.log.read_bytes()[since:].decode(errors="replace")[-characters:]
+
+    def stop(self) -> None:
+        """Ask the process to end, then end whatever is left of its group."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(STOP_SECONDS)
+        self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL to the process and all that it started: a worker that dies without a word."""
+        if self._process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._process = None

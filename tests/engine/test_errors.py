@@ -1,0 +1,78 @@
+"""Calls that cannot be served: an engine's refusal arrives as it is, ours reads like OpenAI's."""
+
+import pytest
+
+from .fleet import CONTEXT, Engine, Router
+from .wire import CHAT, COMPLETIONS, Json, call, get, mapped
+
+pytestmark = pytest.mark.engine
+
+TEXT: Json = {"model": "tiny", "prompt": "so it goes", "max_tokens": 2}
+REFUSED: dict[str, tuple[str, Json]] = {
+    "prompt too long": (COMPLETIONS, {**TEXT, "prompt": [300] * (CONTEXT + 1)}),
+    "streamed prompt too long": (COMPLETIONS, {**TEXT, "prompt": [300] * (CONTEXT + 1), "stream": True}),
+    "too many tokens wanted": (COMPLETIONS, {**TEXT, "max_tokens": CONTEXT + 1}),
+    "token id out of vocabulary": (COMPLETIONS, {**TEXT, "prompt": [5000]}),
+    "negative temperature": (COMPLETIONS, {**TEXT, "temperature": -1}),
+    "two greedy choices": (COMPLETIONS, {**TEXT, "temperature": 0, "n": 2}),
+    "unknown role's field": (CHAT, {"model": "tiny", "messages": [{"content": "nobody says so"}]}),
+    "tools without a parser": (
+        CHAT,
+        {
+            "model": "tiny",
+            "messages": [{"role": "user", "content": "x"}],
+            "tools": [{"type": "function", "function": {"name": "look"}}],
+            "tool_choice": "auto",
+        },
+    ),
+}
+INVALID = {
+    "not JSON": b'{"model": ',
+    "not an object": b"[1, 2]",
+    "no model": b'{"prompt": "x"}',
+    "model is a number": b'{"model": 7, "prompt": "x"}',
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_engines_refusal(router: Router, engines: tuple[Engine, Engine], name: str) -> None:
+    """Status and body of a refusal are the engine's, nobody is charged, and the engine counts as healthy."""
+    path, body = REFUSED[name]
+    routed = call(router.url, path, body, f"refused: {name}")
+    direct = call(engines[0].url, path, body)
+    assert routed.status == direct.status == 400
+    assert routed.json == direct.json
+    charged = router.service(routed.headers["x-d2lpm-client"])
+    assert (charged["extend"], charged["cached"], charged["output"], charged["cost"]) == (0, 0, 0, 0)
+    assert all(router.worker(engine)["healthy"] for engine in engines)
+
+
+@pytest.mark.parametrize("name", INVALID)
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_invalid_body(router: Router, path: str, name: str) -> None:
+    """A body that names no model is refused by us, in OpenAI's form."""
+    answer = call(router.url, path, INVALID[name])
+    assert answer.status == 400
+    assert mapped(answer.json["error"])["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_unknown_model(router: Router, stream: bool) -> None:
+    """A model that no worker has is 404, before anything is streamed."""
+    answer = call(router.url, COMPLETIONS, {**TEXT, "model": "nope", "stream": stream})
+    assert answer.status == 404
+    error = mapped(answer.json["error"])
+    assert (error["type"], error["param"], error["code"]) == ("not_found_error", "model", "model_not_found")
+
+
+def test_unknown_path(router: Router) -> None:
+    """What is nowhere is 404 in OpenAI's form."""
+    answer = get(f"{router.url}/v1/nope")
+    assert answer.status == 404
+    assert mapped(answer.json["error"])["code"] == "unknown_path"
+
+
+def test_key_is_the_routers_own(router: Router, engines: tuple[Engine, Engine]) -> None:
+    """Engines that ask for a key get the router's; a client's key would be refused there and never arrives."""
+    assert call(engines[0].url, COMPLETIONS, TEXT, "a client's key").status == 401
+    assert call(router.url, COMPLETIONS, TEXT, "a client's key").status == 200

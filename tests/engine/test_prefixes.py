@@ -1,0 +1,110 @@
+"""Requests with a common prefix meet the cache that holds it, and the account says what the engine says."""
+
+import pytest
+
+from . import prompts
+from .fleet import BLOCK_TOKENS, BLOCKS, Engine, Router
+from .wire import CHAT, COMPLETIONS, Answer, Json, call, listed, mapped
+
+pytestmark = pytest.mark.engine
+
+BODY: Json = {"model": "tiny", "temperature": 0, "ignore_eos": True, "max_tokens": 6}
+
+
+def ask(router: Router, document: str, question: str, key: str = "reader") -> Answer:
+    messages = [{"role": "system", "content": document}, {"role": "user", "content": question}]
+    answer = call(router.url, CHAT, {**BODY, "messages": messages}, key)
+    assert answer.status == 200, answer.body
+    return answer
+
+
+def usage(answer: Answer) -> tuple[int, int, int]:
+    """Tokens of the prompt, tokens of it that were cached, tokens of the answer."""
+    told = mapped(answer.json["usage"])
+    cached = mapped(told["prompt_tokens_details"])["cached_tokens"]
+    return int(str(told["prompt_tokens"])), int(str(cached)), int(str(told["completion_tokens"]))
+
+
+def worker(answer: Answer) -> str:
+    return answer.headers["x-d2lpm-worker"]
+
+
+def predicted(answer: Answer) -> int:
+    return int(answer.headers["x-d2lpm-predicted-cached-tokens"])
+
+
+def test_second_request_meets_the_cache(router: Router) -> None:
+    """The second request with a long prefix goes where the first went; the hit that we foresaw is there."""
+    document = prompts.text("affinity", words=400)
+    first = ask(router, document, "Who?")
+    second = ask(router, document, "When, and why?")
+    assert worker(second) == worker(first)
+    assert (predicted(first), usage(first)[1]) == (0, 0)
+    prompt, cached, _ = usage(second)
+    assert cached > 0.9 * prompt
+    assert 0.8 * cached < predicted(second) <= prompt
+
+
+def test_two_prefixes_of_two_clients(router: Router) -> None:
+    """Two clients in turn, each with a document of its own: each stays with a worker, and both workers work."""
+    documents = {key: prompts.text(f"document of {key}", words=400) for key in ("alice", "bob")}
+    answers: dict[str, list[Answer]] = {key: [] for key in documents}
+    for turn in range(4):
+        for key, document in documents.items():
+            answers[key].append(ask(router, document, f"Question {turn}?", key))
+    homes = [{worker(answer) for answer in answers[key]} for key in documents]
+    assert [len(home) for home in homes] == [1, 1]
+    assert homes[0] != homes[1]
+    assert all(usage(answer)[1] > 0 for key in documents for answer in answers[key][1:])
+    assert len({answer.headers["x-d2lpm-client"] for key in documents for answer in answers[key]}) == 2
+
+
+def test_conversation_stays(router: Router) -> None:
+    """Each turn of a conversation finds the turns before it, the engine's own answers among them, in the cache."""
+    messages: list[Json] = [{"role": "user", "content": prompts.text("conversation", words=120)}]
+    homes, before = set(), 0
+    for turn in range(4):
+        answer = call(router.url, CHAT, {**BODY, "max_tokens": 64, "messages": messages}, "talker")
+        prompt, cached, output = usage(answer)
+        homes.add(worker(answer))
+        assert cached >= before - 2 * BLOCK_TOKENS
+        before = prompt + output
+        said = mapped(listed(answer.json["choices"])[0]["message"])["content"]
+        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": f"And then, {turn}?"}]
+    assert len(homes) == 1
+
+
+def test_token_prompts_meet_the_cache(router: Router) -> None:
+    """A prompt of token ids has a prefix like any other."""
+    ids = prompts.tokens("ids", 600)
+    answers = [call(router.url, COMPLETIONS, {**BODY, "prompt": [*ids, *end]}, "ids") for end in ([300], [301, 302])]
+    assert worker(answers[0]) == worker(answers[1])
+    assert usage(answers[1])[1] == 600 // BLOCK_TOKENS * BLOCK_TOKENS
+
+
+def test_account_is_the_engines_usage(router: Router) -> None:
+    """What a client is charged for is what the engine counted: extend, cached and output tokens."""
+    document = prompts.text("account", words=200)
+    answers = [ask(router, document, question, "accountant") for question in ("Who?", "When?", "Where to?")]
+    told = [usage(answer) for answer in answers]
+    charged = router.service(answers[0].headers["x-d2lpm-client"])
+    assert charged["extend"] == sum(prompt - cached for prompt, cached, _ in told)
+    assert charged["cached"] == sum(cached for _, cached, _ in told)
+    assert charged["output"] == sum(output for _, _, output in told)
+
+
+def test_stream_is_accounted_without_being_asked(router: Router, engines: tuple[Engine, Engine]) -> None:
+    """A stream whose client wants no usage is charged like any other, over all its prompts and choices."""
+    texts = [prompts.text(f"streamed account {number}", words=60) for number in range(2)]
+    body: Json = {**BODY, "temperature": 0.5, "prompt": texts, "n": 2}
+    answer = call(router.url, COMPLETIONS, {**body, "stream": True}, "streamer")
+    prompt = usage(call(engines[0].url, COMPLETIONS, body))[0]
+    charged = router.service(answer.headers["x-d2lpm-client"])
+    assert (charged["extend"], charged["cached"], charged["output"]) == (prompt, 0, 6 * 2 * 2)
+
+
+def test_size_of_the_cache(router: Router, engines: tuple[Engine, Engine]) -> None:
+    """The router knows how much an engine's cache holds: every block but the one that vLLM keeps for itself."""
+    workers = mapped(router.get("/fairness")["workers"])
+    ids = [str(router.worker(engine)["id"]) for engine in engines]
+    assert [mapped(workers[id])["kv_tokens"] for id in ids] == [(BLOCKS - 1) * BLOCK_TOKENS] * 2

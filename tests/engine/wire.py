@@ -1,0 +1,135 @@
+"""Calls as bytes on the wire, without the client library's leniency."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import httpx
+
+Json = dict[str, object]
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+WORKER_KEY = "the-engines-own-key"
+
+_HTTP = httpx.Client(timeout=30.0, verify=False, trust_env=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Json:
+        parsed: Json = loads(self.body)
+        return parsed
+
+    def events(self) -> list[Json]:
+        """The stream's events in order. AssertionError unless it is complete: ends in [DONE], and nothing after."""
+        *events, done = event_data(self.body)
+        assert done == b"[DONE]"
+        return [loads(event) for event in events]
+
+
+def event_data(stream: bytes) -> Iterator[bytes]:
+    """The data of each server-sent event. Comments are passed over; any other field is an AssertionError."""
+    assert stream.endswith(b"\n\n"), f"the stream ends within an event: {stream[-80:]!r}"
+    for block in stream.removesuffix(b"\n\n").split(b"\n\n"):
+        if block.startswith(b":"):
+            continue
+        assert block.startswith(b"data: "), f"not an event: {block[:80]!r}"
+        assert b"\n" not in block, f"an event of several lines: {block[:80]!r}"
+        yield block.removeprefix(b"data: ")
+
+
+def loads(text: bytes) -> Json:
+    """Parse JSON whose objects have each key once: a spliced event could hold one twice."""
+    parsed: Json = json.loads(text, object_pairs_hook=_without_repeats)
+    return parsed
+
+
+def _without_repeats(pairs: list[tuple[str, object]]) -> Json:
+    assert len(dict(pairs)) == len(pairs), f"a key is there twice: {[key for key, _ in pairs]}"
+    return dict(pairs)
+
+
+def call(url: str, path: str, body: Mapping[str, object] | bytes, key: str = WORKER_KEY) -> Answer:
+    """POST a body and read the answer to its end."""
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
+    return _answer(_HTTP.post(url + path, content=content, headers=headers))
+
+
+def get(url: str) -> Answer:
+    return _answer(_HTTP.get(url))
+
+
+def _answer(response: httpx.Response) -> Answer:
+    return Answer(response.status_code, response.headers, response.content)
+
+
+def without(body: Mapping[str, object], *keys: str) -> Json:
+    return {key: value for key, value in body.items() if key not in keys}
+
+
+def shape(value: object) -> object:
+    """What fields there are and of which types, whatever they hold; logprobs, whose keys are tokens, not inside."""
+    if isinstance(value, dict):
+        return frozenset((key, type(inner) if key == "logprobs" else shape(inner)) for key, inner in value.items())
+    if isinstance(value, list):
+        return frozenset(shape(inner) for inner in value if isinstance(inner, dict))
+    return type(value)
+
+
+def listed(value: object) -> list[Json]:
+    """A JSON array of objects."""
+    assert isinstance(value, list)
+    return value
+
+
+def mapped(value: object) -> Json:
+    """A JSON object."""
+    assert isinstance(value, dict)
+    return value
+
+
+@dataclass(slots=True)
+class Choice:
+    """What the deltas of one choice add up to."""
+
+    text: str = ""
+    roles: list[object] = field(default_factory=list)
+    endings: list[tuple[object, object]] = field(default_factory=list)
+    """Finish reason and stop reason, which should be there once."""
+    logprobs: list[object] = field(default_factory=list)
+    usage: object = None
+    """That of the last event, where usage comes with each."""
+
+
+def joined(events: Iterable[Json]) -> dict[object, Choice]:
+    """The stream's choices by index.
+
+    An engine may put several tokens into one event when its reader is slow, so events are not compared one by one.
+    """
+    choices: dict[object, Choice] = {}
+    for event in events:
+        for part in listed(event["choices"]):
+            choice = choices.setdefault(part["index"], Choice())
+            delta = mapped(part.get("delta", {}))
+            choice.text += str(part.get("text") or delta.get("content") or "")
+            choice.roles += [delta["role"]] if "role" in delta else []
+            choice.endings += [(part["finish_reason"], part["stop_reason"])] if part["finish_reason"] else []
+            choice.logprobs += _token_logprobs(part["logprobs"])
+            choice.usage = event.get("usage")
+    return choices
+
+
+def _token_logprobs(logprobs: object) -> list[object]:
+    """One entry per token, in the form of either endpoint."""
+    if logprobs is None:
+        return []
+    both = mapped(logprobs)
+    if "content" in both:
+        return [*listed(both["content"])]
+    return list(zip(listed(both["tokens"]), listed(both["token_logprobs"]), strict=True))
