@@ -1,0 +1,131 @@
+"""The router on a real server inside the test's event loop, and emulated workers as processes."""
+
+import asyncio
+import json
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Final
+
+import aiohttp
+import uvicorn
+
+from router.app import Router, build
+from router.conductor import Conductor
+from router.core.scheduler import Scheduler
+from router.emulate import emulated
+from router.gateway import Gateway
+from router.settings import Settings
+
+CHAT: Final = "/v1/chat/completions"
+COMPLETIONS: Final = "/v1/completions"
+PATIENCE: Final = 20.0
+"""Seconds after which what never comes fails the test instead of hanging it."""
+
+
+def chat(content: str = "Hello", **more: object) -> dict[str, object]:
+    """A body for `CHAT`."""
+    return {"model": "m", "messages": [{"role": "user", "content": content}], **more}
+
+
+class RunningRouter:
+    """A router that listens, seen from outside (`http`, with its address as base) and from inside."""
+
+    def __init__(self, url: str, http: aiohttp.ClientSession, conductor: Conductor) -> None:
+        self.url = url
+        self.http = http
+        self.conductor = conductor
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """The core, to look at."""
+        return self.conductor.scheduler
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port."""
+        host, _, port = self.url.removeprefix("http://").partition(":")
+        return host, int(port)
+
+    def post(self, body: Mapping[str, object] | bytes, path: str = CHAT, **headers: str) -> Any:
+        """Begin a call: an async context manager of the response. Underscores in header names stand for hyphens."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return self.http.post(path, data=data, headers={name.replace("_", "-"): headers[name] for name in headers})
+
+    async def fairness(self) -> Any:
+        """What /fairness says."""
+        return await self.get_json("/fairness")
+
+    async def get_json(self, path: str) -> Any:
+        """A control path's answer."""
+        async with self.http.get(path) as response:
+            return await response.json()
+
+    async def at_rest(self) -> None:
+        """Wait until every call has ended; AssertionError if anything is left of them in any count."""
+        await until(lambda: not self.scheduler.live)
+        self.check_counts()
+        report = await self.fairness()
+        for entry in [*report["clients"].values(), *report["workers"].values()]:
+            assert (entry["queued"], entry["running"], entry.get("unstarted_tokens", 0)) == (0, 0, 0), entry
+
+    def check_counts(self) -> None:
+        """Raise AssertionError unless the inside is as empty as before the first call."""
+        scheduler, conductor = self.scheduler, self.conductor
+        assert (scheduler.live, scheduler.waiting, scheduler.prefixes.watched) == (0, 0, 0)
+        assert not scheduler.accounts.bills
+        scheduler.accounts.check_conservation()
+        assert not conductor._turns
+        assert not conductor._progress
+
+
+async def until(true: Callable[[], bool]) -> None:
+    """Wait for what can be seen only by looking; TimeoutError if it never comes."""
+    async with asyncio.timeout(PATIENCE):
+        while not true():  # noqa: ASYNC110 - nobody is there to set an event
+            await asyncio.sleep(0.002)
+
+
+@asynccontextmanager
+async def running_router(*workers: str, **settings: Any) -> AsyncIterator[RunningRouter]:
+    """A router before these workers' URLs. At its end every count must be zero, whatever happened to it."""
+    app = build(Settings.model_validate({"worker": workers, "poll_interval": 0.05, **settings}))
+    async with serving(app) as url, aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(limit=0)) as http:
+        router = RunningRouter(url, http, conductor_of(app))
+        yield router
+        await router.at_rest()
+
+
+def conductor_of(app: Any) -> Conductor:
+    """The conductor inside an application."""
+    assert isinstance(app, Router)
+    gateway = app._data
+    assert isinstance(gateway, Gateway)
+    return gateway._conductor
+
+
+@asynccontextmanager
+async def serving(app: Any) -> AsyncIterator[str]:
+    """Serve an ASGI application on a free port of loopback, as the command does; gives its URL."""
+    with socket.create_server(("127.0.0.1", 0), backlog=2048) as listener:
+        config = uvicorn.Config(
+            app, http="httptools", ws="none", lifespan="on", log_config=None, access_log=False, server_header=False
+        )
+        config.load()
+        server = uvicorn.Server(config)
+        server.lifespan = config.lifespan_class(config)
+        await server.startup([listener])
+        try:
+            yield "http://{}:{}".format(*listener.getsockname())
+        finally:
+            config.timeout_graceful_shutdown = 1
+            await server.shutdown([listener])
+
+
+@contextmanager
+def emulated_workers(count: int, *flags: str) -> Iterator[list[str]]:
+    """Emulated workers as processes, as fast as they can; gives their URLs. Their model is called `m`."""
+    command = [sys.executable, "-m", "workers", "--port", "0", "--exit-with-parent", "--model", "m"]
+    with emulated(count, [*command, "--hardware", "instant", "--speed", "0", *flags]) as workers:
+        yield [worker.url for worker in workers]

@@ -1,0 +1,230 @@
+"""An engine that says what a test tells it, byte for byte and when it is told, on a real socket.
+
+It answers polls by itself, like a vLLM that has nothing to do; every other request waits in `calls` for the test.
+"""
+
+import asyncio
+import json
+import socket
+import struct
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+PATIENCE = 20.0
+"""Seconds after which a step that never comes fails the test instead of hanging it."""
+VLLM_METRICS = b"""\
+vllm:num_requests_running{engine="0",model_name="m"} 0.0
+vllm:num_requests_waiting{engine="0",model_name="m"} 0.0
+vllm:cache_config_info{block_size="16",num_gpu_blocks="6251"} 1.0
+"""
+DONE = b"data: [DONE]\n\n"
+
+
+def event(fields: Mapping[str, object]) -> bytes:
+    """One server-sent event."""
+    return b"data: " + json.dumps(fields, separators=(",", ":")).encode() + b"\n\n"
+
+
+def chunk(content: str, finish: str | None = None, **more: object) -> bytes:
+    """A chat chunk of one choice."""
+    choice = {"index": 0, "delta": {"content": content}, "finish_reason": finish}
+    return event({"id": "c", "object": "chat.completion.chunk", "choices": [choice], **more})
+
+
+def usage_chunk(prompt: int, completion: int, cached: int = 0) -> bytes:
+    """The last chunk before [DONE], which an engine sends to whom asked for usage."""
+    counts = usage(prompt, completion, cached)
+    return event({"id": "c", "object": "chat.completion.chunk", "choices": [], "usage": counts})
+
+
+def usage(prompt: int, completion: int, cached: int = 0) -> dict[str, object]:
+    """An OpenAI usage object."""
+    total = prompt + completion
+    counts = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": total}
+    return {**counts, "prompt_tokens_details": {"cached_tokens": cached}}
+
+
+@dataclass(slots=True)
+class Call:
+    """A request that the engine got, and the connection on which to answer it."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    """By lower-case name."""
+    body: bytes
+    connection: "Connection" = field(repr=False)
+
+    @property
+    def json(self) -> Any:
+        """The body, parsed."""
+        return json.loads(self.body)
+
+    async def raw(self, data: bytes) -> None:
+        """Send exactly these bytes; waits while nobody reads them."""
+        self.connection.writer.write(data)
+        await self.connection.writer.drain()
+
+    async def begin(self, status: int = 200, content_type: str = "text/event-stream; charset=utf-8") -> None:
+        """Send the head of a chunked answer."""
+        head = f"HTTP/1.1 {status} X\r\ncontent-type: {content_type}\r\ntransfer-encoding: chunked\r\n\r\n"
+        await self.raw(head.encode())
+
+    async def write(self, block: bytes) -> None:
+        """Send one block of a chunked answer."""
+        await self.raw(b"%x\r\n%b\r\n" % (len(block), block))
+
+    async def end(self) -> None:
+        """End a chunked answer."""
+        await self.raw(b"0\r\n\r\n")
+
+    async def stream(self, *blocks: bytes) -> None:
+        """A whole chunked answer."""
+        await self.begin()
+        for block in blocks:
+            await self.write(block)
+        await self.end()
+
+    async def respond(self, status: int, body: bytes, *headers: str, content_type: str = "application/json") -> None:
+        """A whole answer of known length."""
+        lines = [f"HTTP/1.1 {status} X", f"content-type: {content_type}", f"content-length: {len(body)}", *headers]
+        await self.raw("\r\n".join([*lines, "", ""]).encode() + body)
+
+    async def answer(self, text: str = "yes", prompt: int = 10, completion: int = 1) -> None:
+        """The usual answer to a chat, streamed or not as it was asked for."""
+        if self.json.get("stream"):
+            await self.stream(chunk(text), chunk("", "stop"), usage_chunk(prompt, completion), DONE)
+            return
+        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+        body = {"id": "c", "object": "chat.completion", "choices": [choice], "usage": usage(prompt, completion)}
+        await self.respond(200, json.dumps(body).encode())
+
+    async def gone(self) -> None:
+        """Wait until the other side has closed the connection."""
+        async with asyncio.timeout(PATIENCE):
+            await self.connection.closed.wait()
+
+    def reset(self) -> None:
+        """Drop the connection as a killed process does, with RST."""
+        raw = self.connection.writer.get_extra_info("socket")
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.connection.writer.transport.abort()
+
+
+class Connection:
+    """One connection to the engine; it is read all the time, so that its end is seen."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.writer = writer
+        self.closed = asyncio.Event()
+        self._reader = reader
+        self._read = b""
+
+    async def requests(self) -> AsyncIterator[Call]:
+        """The requests as they come in, until the other side closes."""
+        try:
+            while True:
+                head = await self._until(b"\r\n\r\n")
+                request, *lines = head.decode("latin-1").split("\r\n")
+                headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+                method, path, _ = request.split(" ")
+                yield Call(method, path, headers, await self._take(int(headers.get("content-length", "0"))), self)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            self.closed.set()
+            self.writer.close()
+
+    async def _until(self, mark: bytes) -> bytes:
+        while mark not in self._read:
+            await self._more()
+        found, self._read = self._read.split(mark, 1)
+        return found
+
+    async def _take(self, size: int) -> bytes:
+        while len(self._read) < size:
+            await self._more()
+        taken, self._read = self._read[:size], self._read[size:]
+        return taken
+
+    async def _more(self) -> None:
+        data = await self._reader.read(1 << 16)
+        if not data:
+            raise asyncio.IncompleteReadError(self._read, None)
+        self._read += data
+
+
+class ScriptedEngine:
+    """See the module. `polled` maps paths to what their polls are answered, and may be changed at any time."""
+
+    def __init__(self, models: Sequence[str], send_buffer: int | None) -> None:
+        self.calls: asyncio.Queue[Call] = asyncio.Queue()
+        self.polls: list[Call] = []
+        """What came to the paths of `polled`."""
+        self.polled: dict[str, tuple[int, bytes]] = {}
+        self.serve(*models)
+        self.polled["/health"] = (200, b"")
+        self.polled["/metrics"] = (200, VLLM_METRICS)
+        self.port = 0
+        self._send_buffer = send_buffer
+        self._server: asyncio.Server | None = None
+        self._connections: set[Connection] = set()
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def serve(self, *models: str) -> None:
+        """Change the list of models."""
+        cards = [{"id": model, "object": "model", "owned_by": "vllm"} for model in models]
+        self.polled["/v1/models"] = (200, json.dumps({"object": "list", "data": cards}).encode())
+
+    async def call(self) -> Call:
+        """The next request that is no poll."""
+        async with asyncio.timeout(PATIENCE):
+            return await self.calls.get()
+
+    async def start(self) -> Self:
+        """Listen; after `stop` on the same port as before."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def stop(self) -> None:
+        """Close every connection and listen no more, as a process does that ends."""
+        assert self._server is not None
+        self._server.close()
+        for connection in self._connections:
+            connection.writer.transport.abort()
+        await asyncio.gather(*(connection.closed.wait() for connection in self._connections))
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._send_buffer is not None:
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._send_buffer)
+        connection = Connection(reader, writer)
+        self._connections.add(connection)
+        try:
+            async for call in connection.requests():
+                if call.path in self.polled:
+                    self.polls.append(call)
+                    status, body = self.polled[call.path]
+                    await call.respond(status, body)
+                else:
+                    self.calls.put_nowait(call)
+        except ConnectionError:
+            pass  # it was dropped while a poll was answered
+        finally:
+            self._connections.discard(connection)
+
+
+@asynccontextmanager
+async def scripted_engine(*models: str, send_buffer: int | None = None) -> AsyncIterator[ScriptedEngine]:
+    """An engine that listens; it serves the model `m` unless told otherwise. `send_buffer`: bytes per connection."""
+    engine = await ScriptedEngine(models or ("m",), send_buffer).start()
+    try:
+        yield engine
+    finally:
+        await engine.stop()
