@@ -1,0 +1,100 @@
+"""Deficit counters: the closed form of refill against the loop that it replaces."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.deficits import DeficitTable
+
+credits_and_quanta = st.dictionaries(
+    st.sampled_from("abcdef"), st.tuples(st.integers(-5000, 300), st.integers(1, 400)), min_size=1
+)
+
+
+def table_of(counters: dict[str, tuple[int, int]]) -> DeficitTable[str]:
+    table: DeficitTable[str] = DeficitTable()
+    for key, (credit, quantum) in counters.items():
+        table.join(key, quantum, credit)
+    return table
+
+
+def refill_by_looping(counters: dict[str, tuple[int, int]], contenders: list[str]) -> tuple[int, dict[str, float]]:
+    """CHECKREFILL as it is printed: while no contender has credit, one quantum for everyone who has none."""
+    credit = {key: float(credit) for key, (credit, _) in counters.items()}
+    rounds = 0
+    while all(credit[key] <= 0 for key in contenders):
+        rounds += 1
+        for key, (_, quantum) in counters.items():
+            if credit[key] <= 0:
+                credit[key] += quantum
+    return rounds, credit
+
+
+@given(counters=credits_and_quanta, data=st.data())
+def test_closed_form_is_the_loop(counters: dict[str, tuple[int, int]], data: st.DataObject) -> None:
+    """One refill gives everybody, contender or not, what looping one quantum at a time gives."""
+    contenders = data.draw(st.lists(st.sampled_from(sorted(counters)), min_size=1, unique=True))
+    table = table_of(counters)
+    rounds = table.refill(contenders)
+    assert (rounds, {key: table.credit(key) for key in table}) == refill_by_looping(counters, contenders)
+
+
+@given(
+    debt=st.floats(0, 1e9), quantum=st.floats(1e-3, 1e6), bystander=st.floats(-1e9, 1e9), weight=st.floats(1e-2, 100)
+)
+def test_rounding_leaves_nobody_without_credit(debt: float, quantum: float, bystander: float, weight: float) -> None:
+    """Whatever the fractions, a refill gives its contender credit, and nobody more than a quantum of it."""
+    table: DeficitTable[str] = DeficitTable()
+    table.join("contender", quantum, -debt)
+    table.join("bystander", quantum * weight, bystander)
+    table.refill(["contender"])
+    assert 0 < table.credit("contender") <= quantum * (1 + 1e-6) + debt * 1e-12
+    assert table.credit("bystander") <= max(bystander, quantum * weight * (1 + 1e-6) + abs(bystander) * 1e-12)
+
+
+def test_nothing_is_refilled_while_a_contender_has_credit() -> None:
+    """Credit must be used up by all that wait before anybody gets more, or it bounds nothing."""
+    table = table_of({"rich": (1, 100), "poor": (-50, 100), "absent": (-70, 100)})
+    assert table.refill(["rich", "poor"]) == 0
+    assert table.refill([]) == 0
+    assert [table.credit(key) for key in table] == [1, -50, -70]
+
+
+def test_debts_shrink_in_absence() -> None:
+    """A client that does not wait is refilled with the others, as far as to credit and no further."""
+    table = table_of({"waits": (-250, 100), "small debt": (-20, 100), "large debt": (-900, 100), "credit": (30, 100)})
+    assert table.refill(["waits"]) == 3
+    assert [table.credit(key) for key in table] == [50, 80, -600, 30]
+
+
+@pytest.mark.parametrize("debt", [10**9, 10**12])
+def test_a_deep_debt_takes_one_step(debt: int) -> None:
+    """The rounds are counted, not run."""
+    table = table_of({"debtor": (-debt, 1)})
+    assert table.refill(["debtor"]) == debt + 1
+    assert table.credit("debtor") == 1
+
+
+def test_joining_again_keeps_the_credit_and_takes_the_quantum() -> None:
+    """Nobody sheds a debt by coming anew; a new weight counts from the next refill."""
+    table = table_of({"a": (-10, 100)})
+    table.join("a", 7, credit=100)
+    assert table.credit("a") == -10
+    table.refill(["a"])
+    assert table.credit("a") == 4
+
+
+def test_forgiving_takes_debts_and_leaves_credit() -> None:
+    """What a client has not used yet is not a debt."""
+    table = table_of({"debtor": (-10, 100), "creditor": (60, 100)})
+    table.forgive()
+    assert [table.credit(key) for key in table] == [0, 60]
+
+
+def test_a_counter_that_left_is_gone() -> None:
+    """A key that left, or never came, has no credit, takes no charge and is in nobody's way."""
+    table = table_of({"a": (-10, 100), "b": (-5, 100)})
+    table.leave("a")
+    table.charge("a", 5)
+    table.leave("a")
+    assert ("a" in table, table.credit("a"), list(table)) == (False, 0.0, ["b"])
