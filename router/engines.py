@@ -146,13 +146,11 @@ def _total(text: bytes, name: bytes) -> int:
 
 
 def _by_rank(text: bytes, name: bytes) -> dict[bytes, int]:
-    """One value for each data-parallel rank: its other ranks repeat it, and so do the priorities in part."""
+    """The largest value of each data-parallel rank: its tensor ranks repeat it, and its priorities are parts of it."""
     found: dict[bytes, int] = {}
-    for line, value in _samples(text, name):
-        labels = _labels(line)
-        if not labels.get(b"priority"):
-            rank = labels.get(b"dp_rank", b"")
-            found[rank] = max(found.get(rank, 0), _number(value))
+    for labels, value in _samples(text, name):
+        rank = _labels(labels).get(b"dp_rank", b"")
+        found[rank] = max(found.get(rank, 0), _number(value))
     return found
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from router.api.chat import parse_chat
 from router.api.completions import parse_completion
-from router.api.render import HEAD_FIELDS, head, messages
+from router.api.render import HEAD_FIELDS, TEXT, head, messages
 from router.core.prompt_key import CHUNK_BYTES, PromptHasher, PromptKey
 
 HASHER = PromptHasher(b"secret")
@@ -104,6 +104,8 @@ def test_tokens_are_exact_and_little_endian() -> None:
     assert long.hashes.startswith(short.hashes)
     assert long.size - short.size == 400
     assert (short.tokens, long.tokens) == (500, 600)
+    rendered = head("tokens", "m", {}) + TEXT + b"\x02\x01\x00\x00" * 64
+    assert text_key(prompt=[258] * 64) == HASHER.prompt(rendered, tokens=64).key
 
 
 def test_tools_share_their_common_start() -> None:
