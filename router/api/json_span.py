@@ -19,11 +19,30 @@ _TO_BRACKET: Final = re.compile(rb'(?:[^"{}\[\]]++|' + _STRING + rb")*+[{}\[\]]"
 
 def member_span(data: bytes, key: str) -> tuple[int, int] | None:
     """The start of the key and the end of the value of a top-level member; of several, the last, which parsers take."""
-    found = None
-    for name, start, end in _members(data):
-        if name == key:
-            found = (start, end)
-    return found
+    span = _span_near_end(data, orjson.dumps(key))
+    if span is None:
+        for name, start, end in _members(data):
+            if name == key:
+                span = (start, end)
+    return span
+
+
+def _span_near_end(data: bytes, name: bytes) -> tuple[int, int] | None:
+    """A short cut for members behind the long ones, where engines and client libraries put what is looked for here.
+
+    An unescaped quote after a comma or brace opens a string. What follows it, put behind a brace, is an object only if
+    that string is a key, and one of the root: an inner object would leave a brace too many. Without a backslash there
+    is no later spelling of the same key.
+    """
+    start = data.rfind(name)
+    if start < 0 or not data[max(0, start - 16) : start].rstrip().endswith((b",", b"{")) or b"\\" in data[start:]:
+        return None
+    try:
+        orjson.loads(b"{" + data[start:])
+    except orjson.JSONDecodeError:
+        return None
+    match = _KEY.match(data, start)
+    return (start, _value_end(data, match.end())) if match else None
 
 
 def cut_member(data: bytes, key: str) -> bytes:
