@@ -134,6 +134,24 @@ def test_a_match_changes_nothing() -> None:
     assert [(node.key, [residency.touch for residency in node.residencies.values()]) for node in nodes(tree)] == before
 
 
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda tree: tree.insert(chain("xxxx"), A, 9.0), {A: 4, B: 3}),
+        (lambda tree: tree.evict(A, 1), {A: 2, B: 3}),
+        (lambda tree: tree.drop(A), {B: 3}),
+    ],
+)
+def test_a_repeated_match_sees_every_change(
+    change: Callable[[PrefixTree], object], expected: dict[WorkerId, int]
+) -> None:
+    """The answer that is kept for a repeated question does not outlive a change of the tree."""
+    tree = tree_of(("xxx", A), ("xxx", B))
+    assert tree.match(chain("xxxx")) == tree.match(chain("xxxx")) == {A: 3, B: 3}
+    change(tree)
+    assert tree.match(chain("xxxx")) == expected
+
+
 @given(document=documents, known=documents)
 def test_insert_returns_what_the_worker_did_not_hold(document: str, known: str) -> None:
     """The new hashes are the suffix after what the worker held, whatever other workers hold of it."""
@@ -199,6 +217,16 @@ def test_hashes_need_not_differ_between_branches() -> None:
     tree.insert(other, B, 1.0)
     tree.check_integrity()
     assert (tree.match(one), tree.match(other)) == ({A: 2}, {B: 2})
+
+
+def test_a_branch_is_not_found_from_inside_its_parent() -> None:
+    """Should chance put a branch's first hash inside its parent's run too, the path ends where it leaves the run."""
+    tree = tree_of(("xxx", A), ("xxy", A))
+    strange = chain("x") + chain("xxx")[-HASH_BYTES:]
+    assert tree.match(strange) == {A: 1}
+    assert tree.insert(strange, B, 2.0) == strange
+    tree.check_integrity()
+    assert tree.match(strange) == {A: 1, B: 2}
 
 
 @pytest.mark.parametrize("limit", [0, -1])

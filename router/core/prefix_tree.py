@@ -48,27 +48,14 @@ class PrefixTree:
         holding = self._holdings.get(worker)
         return 0 if holding is None else holding.chunks
 
-    def match(self, hashes: bytes) -> dict[WorkerId, int]:
-        """Return how many chunks of this prefix each worker holds, for those that hold any; changes nothing.
+    def match(self, hashes: bytes) -> Mapping[WorkerId, int]:
+        """Return how many chunks of this prefix each worker holds, for those that hold any; the tree stays as it is.
 
-        O(nodes on the path), and O(workers) where some of them end.
+        O(nodes on the path), and O(workers) where some of them end; O(1) for the same hashes again.
         """
-        found: dict[WorkerId, int] = {}
-        at = 0
-        holders = self._root.residencies
-        node = self._root.children.get(hashes[:HASH_BYTES])
-        while node is not None:
-            # Holders only become fewer on the way down, so an equal count means the same ones.
-            if len(node.residencies) < len(holders):
-                found.update(dict.fromkeys(holders, at // HASH_BYTES))
-            holders = node.residencies
-            shared = node.shared(hashes, at)
-            at += shared
-            if shared < len(node.key):
-                break
-            node = node.children.get(hashes[at : at + HASH_BYTES])
-        found.update(dict.fromkeys(holders, at // HASH_BYTES))
-        return found
+        if self._asked is None or self._asked[0] != hashes:
+            self._asked = (hashes, self._holders(hashes))
+        return self._asked[1]
 
     def last_touched(self, hashes: bytes, worker: WorkerId) -> float | None:
         """Return when this worker last touched the whole prefix; None where it does not hold it all."""
@@ -115,6 +102,25 @@ class PrefixTree:
         """Forget a worker and all that it holds; O(nodes held by it)."""
         self.evict(worker, self.held(worker))
         self._holdings.pop(worker, None)
+
+    def _holders(self, hashes: bytes) -> dict[WorkerId, int]:
+        """Walk down the path of these hashes and note how deep each worker comes, in chunks."""
+        found: dict[WorkerId, int] = {}
+        at = 0
+        holders = self._root.residencies
+        node = self._root.children.get(hashes[:HASH_BYTES])
+        while node is not None:
+            # Holders only become fewer on the way down, so an equal count means the same ones.
+            if len(node.residencies) < len(holders):
+                found.update(dict.fromkeys(holders, at // HASH_BYTES))
+            holders = node.residencies
+            shared = node.shared(hashes, at)
+            at += shared
+            if shared < len(node.key):
+                break
+            node = node.children.get(hashes[at : at + HASH_BYTES])
+        found.update(dict.fromkeys(holders, at // HASH_BYTES))
+        return found
 
     def _find(self, hashes: bytes) -> tuple[Node, int, int]:
         """Return the deepest node on this path, the bytes of its key on the path, and the bytes of the path found."""

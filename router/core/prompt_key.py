@@ -5,6 +5,14 @@ hashes mean equal prefixes. It is the cascade of Bellare, Canetti and Krawczyk (
 is a pseudorandom function even where one input is a prefix of another (AMAC: Bellare, Bernstein and Tessaro,
 EUROCRYPT 2016). A client who does not know the secret cannot construct two prompts that collide; without a secret,
 2^32 trials at home would do. By chance, one new chunk in 10^12 collides in a tree of ten million.
+
+Chunks are of 128 bytes, about 32 tokens (`python -m bench chunk-size`). Half the size hashes a prompt in 1.8 times the
+time and takes 1.3 times the memory for each token, to lose 8 tokens at the end of a match where this loses 16, one
+block of vLLM's. Twice the size saves a third of the time and a fifth of the memory, and loses 32. Hashing and matching
+4 KB takes about 12 µs, nearly all of it hashing. Of the sound constructions tried, a digest read off a running SHA-256
+is the fastest where the processor has SHA instructions: keyed BLAKE2b takes 1.3 times as long, HMAC 1.9 times, and a
+hash per chunk, fed with the one before, 1.5 (SHA-256) to 2.3 times (BLAKE2b). Where it has none, BLAKE2b would save a
+sixth.
 """
 
 import hashlib

@@ -89,7 +89,7 @@ class Node:
         key = self.key
         if hashes.startswith(key, at):
             return len(key)
-        same, different = 1, min(len(key), len(hashes) - at) // HASH_BYTES + 1
+        same, different = 1, len(key) // HASH_BYTES  # in chunks; the last one is known to differ
         while different - same > 1:
             middle = (same + different) // 2
             start, end = (middle - 1) * HASH_BYTES, middle * HASH_BYTES

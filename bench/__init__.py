@@ -1,0 +1,1 @@
+"""Workloads, simulations and measurements of the router; run as `python -m bench <command>`."""

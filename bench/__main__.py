@@ -1,0 +1,36 @@
+"""The command `python -m bench`: each subcommand measures one thing and prints a table."""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol
+
+from bench import chunk_size
+
+
+class Command(Protocol):
+    """A module of this package that is a subcommand; the first line of its docstring is the help text."""
+
+    __doc__: str | None
+
+    def configure(self, parser: argparse.ArgumentParser) -> None: ...
+    def run(self, options: argparse.Namespace) -> None: ...
+
+
+COMMANDS: Final[Mapping[str, Command]] = {"chunk-size": chunk_size}
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    subparsers = parser.add_subparsers(required=True, metavar="command")
+    for name, command in COMMANDS.items():
+        summary = (command.__doc__ or "").partition("\n")[0]
+        subparser = subparsers.add_parser(name, help=summary, description=command.__doc__)
+        command.configure(subparser)
+        subparser.set_defaults(run=command.run)
+    options = parser.parse_args(arguments)
+    options.run(options)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
