@@ -52,6 +52,11 @@ class Key:
     def is_list(self) -> bool:
         return get_origin(self.annotation) is tuple
 
+    @property
+    def help(self) -> str:
+        """Its text and default, as argparse wants them."""
+        return f"{self.about} (default: {_shown(self.default)})".replace("%", "%%")
+
 
 @dataclass(frozen=True, slots=True)
 class Given:
@@ -95,16 +100,15 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     sections = {name: parser.add_argument_group(name, inspect.getdoc(kind)) for name, kind in groups().items()}
     for key in keys():
         section = sections.get(key.path[0], parser)
-        about = f"{key.about} (default: {_shown(key.default)})".replace("%", "%%")
         if key.annotation is bool:
             section.add_argument(
-                key.flag, dest=key.flag, help=about, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS
+                key.flag, dest=key.flag, help=key.help, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS
             )
         else:
             section.add_argument(
                 key.flag,
                 dest=key.flag,
-                help=about,
+                help=key.help,
                 action="append" if key.is_list else "store",
                 metavar=_metavar(key.annotation),
                 default=argparse.SUPPRESS,

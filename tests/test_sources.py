@@ -1,6 +1,5 @@
 """Flags, environment and YAML: who wins, what a list does, and one line for each mistake."""
 
-import argparse
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pytest
 from router.core.policies import PARAMETERS
 from router.errors import ConfigError
 from router.settings import Settings
-from router.sources import ABOUT, Parser, add_flags, keys, load
+from router.sources import ABOUT, Key, Parser, add_flags, keys, load
 
 
 def parser() -> Parser:
@@ -197,8 +196,8 @@ def test_help_tells_every_flag_what_it_is_and_its_default() -> None:
     assert text.count("(default: ") == len(list(keys()))
 
 
-def test_help_is_set_in_a_narrow_terminal() -> None:
-    """No text of ours has a character that argparse takes for a format."""
-    made = Parser(prog="d2lpm", formatter_class=lambda prog: argparse.HelpFormatter(prog, width=40))
-    add_flags(made)
-    assert "--body-limit" in made.format_help()
+def test_help_shows_a_percent_sign_as_it_is() -> None:
+    """The text of a setting may have one, though argparse takes it for a format."""
+    made = Parser(prog="d2lpm")
+    made.add_argument("--share", help=Key(("share",), float, 95.0, "A share in %.").help)
+    assert "A share in %. (default: 95.0)" in made.format_help()
