@@ -3,7 +3,8 @@
 Chat chunks carry reasoning_content always, a step without text yields no chunk, finish is a chunk of its own after all
 content, and usage per chunk works without include_usage and tells the cached tokens (--enable-cache-report is
 emulated). Completions finish on the last text chunk and spell out nulls. Errors are flat.
-Left out: sglext chunks, log probabilities, stop strings, tool and reasoning parsers, the native /generate.
+Left out: sglext chunks, log probabilities, stop strings, tool and reasoning parsers, the native /generate, and
+the request without output by which a real server caches the prompt before it samples n > 1 answers.
 """
 
 from collections.abc import Sequence
