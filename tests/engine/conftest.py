@@ -1,18 +1,19 @@
 """Two real vLLM servers with a tiny random model, and routers before them. `make test-engine` runs this folder."""
 
 import subprocess
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
 from .environment import PYTHON, ROOT, is_complete
-from .fleet import Engine, Load, Router
+from .fleet import ENGINE_START_SECONDS, NARROW, Engine, Load, Router
 from .processes import Server, wait_until
 
+StartRouter = Callable[..., Router]
+"""Takes a name, the engines, and flags."""
 HERE = Path(__file__).parent
-ENGINE_START_SECONDS = 180.0
 ROUTER_START_SECONDS = 20.0
 SERVERS: pytest.StashKey[list[Server]] = pytest.StashKey()
 """All that were started in this session."""
@@ -74,12 +75,17 @@ def engine_pair(servers: list[Server], model: Path, logs: Path) -> tuple[Engine,
 
 
 @pytest.fixture(scope="session")
-def router_of_both(servers: list[Server], engine_pair: tuple[Engine, Engine], logs: Path) -> Router:
-    router = Router("router", engine_pair, [], logs / "router")
-    servers.append(router)
-    router.start()
-    router.wait_ready("/ready", ROUTER_START_SECONDS)
-    return router
+def start_router(servers: list[Server], logs: Path) -> StartRouter:
+    """Start a router before these engines, with these flags."""
+
+    def start(name: str, engines: tuple[Engine, ...], *flags: str) -> Router:
+        router = Router(name, engines, flags, logs / name)
+        servers.append(router)
+        router.start()
+        router.wait_ready("/ready", ROUTER_START_SECONDS)
+        return router
+
+    return start
 
 
 @pytest.fixture
@@ -92,6 +98,11 @@ def engines(engine_pair: tuple[Engine, Engine]) -> tuple[Engine, Engine]:
     return engine_pair
 
 
+@pytest.fixture(scope="session")
+def router_of_both(start_router: StartRouter, engine_pair: tuple[Engine, Engine]) -> Router:
+    return start_router("router", engine_pair)
+
+
 @pytest.fixture
 def router(router_of_both: Router, engines: tuple[Engine, Engine]) -> Iterator[Router]:
     """The router with its default settings before both engines. The test fails if it leaves anything behind."""
@@ -101,19 +112,23 @@ def router(router_of_both: Router, engines: tuple[Engine, Engine]) -> Iterator[R
 
 
 @pytest.fixture(scope="session")
-def narrow_router_of_first(servers: list[Server], engine_pair: tuple[Engine, Engine], logs: Path) -> Router:
-    router = Router("narrow router", engine_pair[:1], ["--max-inflight=1"], logs / "narrow")
-    servers.append(router)
-    router.start()
-    router.wait_ready("/ready", ROUTER_START_SECONDS)
-    return router
+def narrow_router_of_first(start_router: StartRouter, engine_pair: tuple[Engine, Engine]) -> Router:
+    return start_router("narrow router", engine_pair[:1], f"--max-inflight={NARROW}")
 
 
 @pytest.fixture
 def narrow_router(narrow_router_of_first: Router, engines: tuple[Engine, Engine]) -> Iterator[Router]:
-    """A router that gives the first engine one request at a time. The test fails if it leaves anything behind."""
+    """A router that gives the first engine `NARROW` requests at a time. The test fails if it leaves anything behind."""
     yield narrow_router_of_first
     assert_nothing_left(narrow_router_of_first, engines[:1])
+
+
+@pytest.fixture
+def unpolled_router(start_router: StartRouter, engines: tuple[Engine, Engine]) -> Iterator[Router]:
+    """A router that has polled both engines once and does not again: what happens later, it sees by its calls alone."""
+    router = start_router("unpolled router", engines, "--poll-interval=3600")
+    yield router
+    assert_nothing_left(router, engines)
 
 
 def assert_nothing_left(router: Router, engines: tuple[Engine, ...]) -> None:

@@ -12,9 +12,14 @@ from .wire import WORKER_KEY, Json, get, listed, mapped
 
 SEQUENCES = 4
 """Requests that an engine runs at once; more wait inside it."""
+NARROW = 2
+"""Requests that the narrow router lets an engine have. One is too few to tell a client that has some in flight
+from one that has none: at each choice nobody has."""
 BLOCK_TOKENS = 32
 BLOCKS = 600
 CONTEXT = 8192
+ENGINE_START_SECONDS = 180.0
+"""A bound: half a minute is usual on two idle cores, alone or two at a time."""
 
 ENGINE_ENVIRONMENT = {
     "VLLM_TARGET_DEVICE": "cpu",

@@ -1,6 +1,7 @@
 """A client that leaves frees what it used, in whatever state its request is; the engine's own count says so."""
 
 import json
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -8,9 +9,9 @@ from contextlib import ExitStack, closing, contextmanager
 import pytest
 
 from . import prompts
-from .fleet import SEQUENCES, Engine, Load, Router
+from .fleet import NARROW, SEQUENCES, Engine, Load, Router
 from .processes import Server, wait_until
-from .wire import COMPLETIONS, WORKER_KEY, Json
+from .wire import COMPLETIONS, WORKER_KEY, Json, call, mapped
 
 pytestmark = pytest.mark.engine
 
@@ -26,11 +27,11 @@ def engine(engines: tuple[Engine, Engine]) -> Engine:
 
 
 @contextmanager
-def asked(server: Server, name: str, stream: bool) -> Iterator[socket.socket]:
+def asked(server: Server, name: str, stream: bool, key: str = WORKER_KEY) -> Iterator[socket.socket]:
     """A long call on a connection that is closed at the end of the `with`."""
     body = json.dumps({**LONG, "prompt": prompts.text(name), "stream": stream}).encode()
     head = (
-        f"POST {COMPLETIONS} HTTP/1.1\r\nHost: {name}\r\nAuthorization: Bearer {WORKER_KEY}\r\n"
+        f"POST {COMPLETIONS} HTTP/1.1\r\nHost: {name}\r\nAuthorization: Bearer {key}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     with closing(socket.create_connection(("127.0.0.1", server.port), timeout=30)) as connection:
@@ -43,25 +44,36 @@ def wait_load(engine: Engine, running: int, waiting: int, seconds: float = 10) -
     wait_until(lambda: engine.load() == wanted, seconds, f"the {engine.name} has {wanted}")
 
 
-def read_events(connection: socket.socket, count: int) -> None:
+def read_events(connection: socket.socket, count: int) -> bytes:
+    """Read on until there are this many events; returns what was read."""
     received = b""
     while received.count(b"\ndata: ") < count:
         block = connection.recv(65536)
         assert block, received
         received += block
+    return received
+
+
+def client_of(head: bytes) -> str:
+    """The client as which the router has named the sender of a call, from its answer."""
+    found = re.search(rb"\r\nx-d2lpm-client: (\S+)\r\n", head)
+    assert found is not None, head
+    return found[1].decode()
 
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_queued_in_the_router(narrow_router: Router, engine: Engine, stream: bool) -> None:
     """Who leaves the router's queue is gone from it, never reaches the engine, and the others stay."""
-    with asked(narrow_router, "before", stream=True) as before:
-        read_events(before, 1)
+    with ExitStack() as running:
+        before = [running.enter_context(asked(narrow_router, f"before {n}", stream=True)) for n in range(NARROW)]
+        wait_load(engine, NARROW, 0)
         with asked(narrow_router, "queued", stream):
-            wait_until(lambda: narrow_router.queued() == 1, 5, "the second waits in the router")
-            wait_load(engine, 1, 0)
+            wait_until(lambda: narrow_router.queued() == 1, 5, "the last one waits in the router")
+            wait_load(engine, NARROW, 0)
         wait_until(lambda: narrow_router.queued() == 0, FREE_SECONDS, "the queue is empty")
-        read_events(before, 1)
-        wait_load(engine, 1, 0)
+        for connection in before:
+            read_events(connection, 3)
+        wait_load(engine, NARROW, 0)
     wait_load(engine, 0, 0, FREE_SECONDS)
 
 
@@ -78,22 +90,24 @@ def test_before_the_first_token(narrow_router: Router, engine: Engine, stream: b
 
 
 def test_in_the_stream(narrow_router: Router, engine: Engine) -> None:
-    """Who leaves a stream frees the engine, and pays for no more than was computed."""
-    with asked(narrow_router, "stream", stream=True) as connection:
-        read_events(connection, 3)
+    """Who leaves a stream frees the engine, and pays for its prompt and for what was computed, no more."""
+    with asked(narrow_router, "stream", stream=True, key="leaver") as connection:
+        client = client_of(read_events(connection, 3))
         wait_load(engine, 1, 0)
     wait_load(engine, 0, 0, FREE_SECONDS)
+    wait_until(lambda: narrow_router.unfinished() == 0, FREE_SECONDS, "the router has settled")
+    charged = {name: int(str(tokens)) for name, tokens in narrow_router.service(client).items() if name != "cost"}
+    assert charged["extend"] + charged["cached"] == prompt_tokens(engine, "stream")
+    assert 3 <= charged["output"] < 8000
+
+
+def prompt_tokens(engine: Engine, name: str) -> int:
+    usage = call(engine.url, COMPLETIONS, {**LONG, "prompt": prompts.text(name), "max_tokens": 1}).json["usage"]
+    return int(str(mapped(usage)["prompt_tokens"]))
 
 
 def test_not_streamed(narrow_router: Router, engine: Engine) -> None:
     """Who leaves while an answer in one piece is computed frees the engine."""
     with asked(narrow_router, "whole", stream=False):
-        wait_load(engine, 1, 0)
-    wait_load(engine, 0, 0, FREE_SECONDS)
-
-
-def test_reader_that_stops_reading(narrow_router: Router, engine: Engine) -> None:
-    """Who neither reads nor leaves slows nobody's end: when the connection goes, the engine is free."""
-    with asked(narrow_router, "idle reader", stream=True):
         wait_load(engine, 1, 0)
     wait_load(engine, 0, 0, FREE_SECONDS)

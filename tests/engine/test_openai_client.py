@@ -87,6 +87,15 @@ def test_completion_and_its_stream(client: openai.OpenAI) -> None:
     assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason == "length"
 
 
+def test_request_id(client: openai.OpenAI) -> None:
+    """A client's own request id comes back in the header and names the answer in the engine's log."""
+    raw = client.completions.with_raw_response.create(
+        model="tiny", prompt="hello", max_tokens=1, extra_headers={"x-request-id": "the-clients-own"}
+    )
+    assert raw.headers["x-request-id"] == "the-clients-own"
+    assert raw.parse().id == "cmpl-the-clients-own"
+
+
 def test_models(client: openai.OpenAI) -> None:
     """A model that both engines serve is listed once."""
     assert [model.id for model in client.models.list()] == ["tiny"]

@@ -1,0 +1,59 @@
+"""The queue is the router's: a real engine gets what its window has room for, in the order of the policy."""
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from . import prompts
+from .fleet import NARROW, Engine, Router
+from .processes import wait_until
+from .wire import COMPLETIONS, Answer, Json, call
+
+pytestmark = pytest.mark.engine
+
+BODY: Json = {"model": "tiny", "temperature": 0, "ignore_eos": True, "max_tokens": 100}
+HEAVY_CALLS = 12
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(HEAVY_CALLS + 1) as pool:
+        yield pool
+
+
+def ask(router: Router, name: str, key: str, finished: list[str]) -> Answer:
+    answer = call(router.url, COMPLETIONS, {**BODY, "prompt": prompts.text(name)}, key)
+    finished.append(key)
+    return answer
+
+
+def backlog(threads: ThreadPoolExecutor, router: Router, finished: list[str]) -> list[Future[Answer]]:
+    """Many calls of one client, `NARROW` of them at the engine and the others in the router's queue."""
+    calls = [threads.submit(ask, router, f"heavy {number}", "heavy", finished) for number in range(HEAVY_CALLS)]
+    wait_until(lambda: router.queued() + len(finished) >= HEAVY_CALLS - NARROW, 5, "the calls are queued")
+    return calls
+
+
+def test_engine_has_no_queue(
+    narrow_router: Router, engines: tuple[Engine, Engine], threads: ThreadPoolExecutor
+) -> None:
+    """However many wait, the engine never has more requests than the window lets through."""
+    calls = backlog(threads, narrow_router, [])
+    seen = []
+    while not all(one.done() for one in calls):
+        load = engines[0].load()
+        seen.append(load.running + load.waiting)
+    assert max(seen) == NARROW
+    assert [one.result().status for one in calls] == [200] * HEAVY_CALLS
+
+
+def test_newcomer_does_not_wait_for_a_backlog(narrow_router: Router, threads: ThreadPoolExecutor) -> None:
+    """One request of a client that has nothing in flight goes before the rest of another client's backlog."""
+    finished: list[str] = []
+    calls = backlog(threads, narrow_router, finished)
+    ahead = len(finished)
+    light = threads.submit(ask, narrow_router, "light", "light", finished)
+    assert [one.result().status for one in (light, *calls)] == [200] * (HEAVY_CALLS + 1)
+    assert finished.index("light") <= ahead + 3
+    assert ahead + 3 < HEAVY_CALLS
