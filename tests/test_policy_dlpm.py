@@ -1,0 +1,173 @@
+"""DLPM, told as conversations: who goes next at one worker."""
+
+from collections import Counter
+
+import pytest
+from scenario import CHUNK_TOKENS, ONE_AT_A_TIME, Scene
+
+from router.core.policies.dlpm import DlpmParameters
+from router.core.scheduler import SchedulerSettings
+from router.core.window import FixedWindow
+
+TWO_AT_A_TIME = SchedulerSettings(window=FixedWindow(requests=2))
+
+
+def scene(quantum: float = 20_000, *, sparse_first: bool = True, settings: SchedulerSettings = ONE_AT_A_TIME) -> Scene:
+    return Scene("rr+dlpm", DlpmParameters(quantum, sparse_first), settings=settings)
+
+
+def test_the_longest_match_goes_first() -> None:
+    """Of requests whose clients have credit, the one that the cache holds most of; of equals, the first to come."""
+    talk = scene()
+    running = talk.arrive("ada", "document one?")
+    cold, later_cold, warm = talk.arrive("ada", "else"), talk.arrive("bob", "what"), talk.arrive("bob", "document two?")
+    talk.finish(running)
+    assert talk.order == [running, warm]
+    talk.finish(warm)
+    talk.finish(cold)
+    assert talk.order == [running, warm, cold, later_cold]
+
+
+def test_a_waiting_request_moves_up_when_its_prefix_is_computed_for_another() -> None:
+    """What a dispatched prompt leaves in the cache counts for those that wait."""
+    talk = scene()
+    running, first = talk.arrive("ada", "something"), talk.arrive("ada", "book: why?")
+    other, follower = talk.arrive("ada", "letters"), talk.arrive("ada", "book: how?")
+    talk.finish(running)
+    talk.finish(first)
+    assert talk.order == [running, first, follower]
+    assert other not in talk.dispatched
+
+
+def test_a_waiting_request_falls_back_when_its_prefix_is_evicted() -> None:
+    """A match is what the cache holds at the moment of the choice, not what it held on arrival."""
+    talk = scene()
+    running = talk.arrive("ada", "document one?")
+    cold, warm = talk.arrive("ada", "else"), talk.arrive("ada", "document two?")
+    talk.evict("w1")
+    talk.finish(running)
+    assert talk.order == [running, cold]
+    assert warm not in talk.dispatched
+
+
+@pytest.mark.parametrize("sparse_first", [True, False])
+def test_a_light_client_goes_before_a_heavy_ones_longest_match(sparse_first: bool) -> None:
+    """A client with nothing in flight need not wait until those with the long matches have used up their credit."""
+    talk = scene(sparse_first=sparse_first, settings=TWO_AT_A_TIME)
+    first, second = talk.arrive("heavy", "document 1"), talk.arrive("heavy", "document 2")
+    third, light = talk.arrive("heavy", "document 3"), talk.arrive("light", "hello")
+    talk.finish(first)
+    assert talk.order == [first, second, light if sparse_first else third]
+
+
+def test_a_client_is_sparse_only_while_nothing_of_it_is_in_flight() -> None:
+    """Its second request at once is as any other; when its first has ended, it is sparse again."""
+    talk = scene(settings=TWO_AT_A_TIME)
+    running = [talk.arrive("heavy", f"document {number}") for number in (1, 2)]
+    light, again = talk.arrive("light", "hello"), talk.arrive("light", "world")
+    warm = talk.arrive("heavy", "document 3")
+    talk.finish(running[0])
+    talk.finish(running[1])
+    assert talk.order == [*running, light, warm]
+    talk.finish(light)
+    assert talk.order[-1] == again
+
+
+def test_a_client_without_credit_waits_for_one_that_has_some() -> None:
+    """However long its match is."""
+    talk = scene(quantum=100)
+    running = talk.arrive("ada", "document 1")
+    warm, cold = talk.arrive("ada", "document 2"), talk.arrive("bob", "hello")
+    talk.finish(running)
+    assert talk.deficit("ada").order == 100 - 10 * CHUNK_TOKENS
+    assert talk.order == [running, cold]
+    assert warm not in talk.dispatched
+
+
+def test_a_refill_serves_whoever_needs_fewest_quanta() -> None:
+    """When nobody that waits has credit, everybody gets as many quanta as give somebody some."""
+    talk = scene(quantum=100)
+    for client, prompt in (("ada", "ten chunks"), ("bob", "four")):
+        talk.arrive(client, prompt)
+    ada, bob = talk.arrive("ada", "ten chunks again"), talk.arrive("bob", "five more")
+    talk.finish(talk.order[0])
+    talk.finish(talk.order[1])
+    assert talk.order[-1] == bob
+    assert talk.deficit("ada").order == (100 - 320) + 100
+    assert talk.deficit("bob").order == (100 - 128) + 100 - 9 * CHUNK_TOKENS
+    assert ada not in talk.dispatched
+
+
+def test_output_is_charged_while_it_streams() -> None:
+    """A long answer costs its client credit before it has ended."""
+    talk = scene(quantum=1000)
+    answer = talk.arrive("ada", "why?", limit=300)
+    talk.progress(answer, 100)
+    assert talk.deficit("ada").order == 1000 - 4 * CHUNK_TOKENS - 2 * 100
+    talk.progress(answer, 300)
+    assert talk.deficit("ada").order == 1000 - 4 * CHUNK_TOKENS - 2 * 300
+    talk.finish(answer)
+    assert talk.deficit("ada").order == 1000 - 4 * CHUNK_TOKENS - 2 * 300
+
+
+def test_debt_is_not_shed_by_leaving_and_coming_back() -> None:
+    """While others wait, a client that returns is as deep in debt as it left."""
+    talk = scene(quantum=100)
+    running = talk.arrive("ada", "ten chunks", limit=500)
+    waits = talk.arrive("bob", "hello")
+    talk.finish(running, output=500)
+    debt = talk.deficit("ada").order
+    assert debt == 100 - 10 * CHUNK_TOKENS - 2 * 500
+    assert talk.order[-1] == waits
+    queued = talk.arrive("bob", "world")
+    talk.cancel(talk.arrive("ada", "sorry"))
+    talk.arrive("ada", "ten chunks and more")
+    assert talk.deficit("ada").order == debt
+    talk.finish(waits)
+    assert talk.order[-1] == queued
+
+
+def test_debt_is_forgiven_when_nobody_waits() -> None:
+    """Whoever used an idle machine took nothing from anybody."""
+    talk = scene(quantum=100)
+    alone = talk.arrive("ada", "ten chunks", limit=500)
+    talk.progress(alone, 400)
+    assert talk.deficit("ada").order == 100 - 10 * CHUNK_TOKENS - 2 * 400
+    talk.arrive("bob", "hello")
+    assert talk.deficit("ada").order == 0
+    talk.progress(alone, 500)
+    assert talk.deficit("ada").order == -2 * 100
+
+
+def test_debt_is_not_forgiven_while_a_request_is_on_its_way() -> None:
+    """What is dispatched and has not started waits too, though in the engine."""
+    talk = scene(quantum=100)
+    talk.arrive("ada", "ten chunks")
+    talk.arrive("bob", "hello")
+    assert talk.deficit("ada").order == 100 - 10 * CHUNK_TOKENS
+
+
+def test_credit_is_not_saved_up() -> None:
+    """A client that was away for many refills has no more credit than one quantum."""
+    talk = scene(quantum=100)
+    talk.serve(talk.arrive("idle", "few"))
+    for letter in "abcde":
+        talk.arrive("busy", 10 * letter)
+    talk.serve_all()
+    assert talk.deficit("busy").order == 100 - 5 * 320 + 12 * 100
+    assert talk.deficit("idle").order == 100 - 3 * CHUNK_TOKENS
+
+
+@pytest.mark.parametrize("weights", [(1, 1), (1, 2), (2, 3), (0.5, 2)])
+def test_backlogged_clients_share_by_weight(weights: tuple[float, float]) -> None:
+    """Of two clients that always wait, each is served in proportion to its weight."""
+    talk = scene(quantum=84)
+    for letter in map(chr, range(ord("!"), ord("!") + 40)):
+        for client, weight in zip(("ada", "bob"), weights, strict=True):
+            talk.arrive(client, letter + client[0], limit=10, weight=weight)
+    served: Counter[str] = Counter()
+    for _ in range(30):
+        request = talk.order[-1]
+        served[talk.requests[request].client] += 1
+        talk.serve(request, output=10)
+    assert served["ada"] == pytest.approx(30 * weights[0] / sum(weights), abs=1)
