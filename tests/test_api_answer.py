@@ -132,6 +132,20 @@ def test_cut_usage_is_the_removal_of_the_member(chunk: dict[str, Any], marks: tu
     assert data.endswith(cut[start:])
 
 
+def test_vllm_stream_as_it_is_on_the_wire() -> None:
+    """A role chunk has its usage in the middle, others at the end; without it they are vLLM's plain chunks."""
+    role = b'data: {"id":"c","choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]%b'
+    text = (
+        b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null,"token_ids":null}]%b}\n\n'
+    )
+    role += b',"prompt_token_ids":null,"prompt_text":null}\n\n'
+    usage = b',"usage":{"prompt_tokens":9,"total_tokens":%d,"completion_tokens":%d,"completion_tokens_details":null}'
+    final = event(usage=FINAL, system_fingerprint="vllm-0.32.0")
+    sent = role % (usage % (9, 0)) + text % (usage % (10, 1))
+    assert through(chat(), sent + final + DONE) == role % b"" + text % b"" + DONE
+    assert read(chat(), sent).usage == Usage(9, 1)
+
+
 def test_usage_of_null_is_the_engines_own() -> None:
     """A `usage` of null, which SGLang sends unasked, goes through byte for byte."""
     stream = b'data: {"choices":[{"index":0,"text":"a"}],"usage":null}\n\n'

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from router.api.json_span import cut_member, insert_member, member_span, replace_member
 
-KEYS = st.sampled_from(["usage", "choices", 'a"b', "us\\age", "\u00fc", "", ',"usage":', "{", "]"])
+KEYS = st.sampled_from(["usage", "choices", 'a"usage', "us\\age", "\u00fc", "", ',"usage":', "{", "]"])
 TEXTS = st.one_of(st.text(max_size=8), KEYS, st.sampled_from(['"usage":{', "\\", '\\"', "}],", "\n\n", "data: x"]))
 SCALARS = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), TEXTS)
 VALUES = st.recursive(
@@ -80,6 +80,11 @@ def test_inserted_member_goes_to_the_front(written: tuple[dict[str, Any], bytes]
     inserted = insert_member(data, "new", b"[1]")
     assert list(json.loads(inserted).items()) == [("new", [1]), *value.items()]
     assert inserted.replace(b'"new":[1]' + (b"," if value else b""), b"", 1) == data
+
+
+def test_key_that_ends_like_another_is_not_taken_for_it() -> None:
+    """An escaped quote inside a key does not begin a key."""
+    assert member_span(b'{"a":1,"b\\"usage":2}', "usage") is None
 
 
 def test_last_of_repeated_members_counts() -> None:

@@ -177,15 +177,13 @@ def read_error(fields: dict[str, Any]) -> EngineError | None:
 def cut_usage(data: bytes) -> bytes:
     """A chunk's JSON without its top-level `usage`; no other byte changes."""
     at = data.rfind(_USAGE)
-    if at >= 0 and data.endswith(b"}"):
-        # What follows the name, less one brace, is a whole value only if that brace closes the root: then this is the
-        # last member of the root, and not one of an inner object. Raw quotes cannot stand inside a string.
-        try:
-            orjson.loads(data[at + len(_USAGE) : -1])
-        except orjson.JSONDecodeError:
-            return cut_member(data, "usage")
-        return data[:at] + b"}"
-    return cut_member(data, "usage")
+    # What follows the name, less the last byte, is a whole value only if that byte closes the root: then this is the
+    # last member of the root, and not one of an inner object. Raw quotes cannot stand inside a string.
+    try:
+        orjson.loads(data[at + len(_USAGE) : -1] if at >= 0 else b"")
+    except orjson.JSONDecodeError:
+        return cut_member(data, "usage")
+    return data[:at] + b"}"
 
 
 def _numbered(choices: list[object]) -> Iterable[tuple[int, dict[str, Any]]]:
