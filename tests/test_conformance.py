@@ -1,6 +1,11 @@
 """What every policy in the table keeps to, whatever happens in whatever order."""
 
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from typing import ClassVar
 
@@ -15,7 +20,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from scenario import CHUNK_TOKENS, key
+from scenario import CHUNK_TOKENS, Scene, key
 
 from router.core.accounts import Tokens
 from router.core.model import (
@@ -52,6 +57,7 @@ from router.core.scheduler import Scheduler, SchedulerSettings
 from router.core.waiting_room import WaitingLimits
 from router.core.window import FixedWindow
 
+HERE = Path(__file__).parent
 NAMES = sorted({factory: name for name, factory in POLICIES.items()}.values())
 """One name of each policy."""
 WORKERS = [WorkerId(name) for name in ("w1", "w2", "w3")]
@@ -324,3 +330,99 @@ def test_every_request_ends_once_and_leaves_nothing(policy: str) -> None:
 
     FleetOfPolicy.policy = policy
     run_state_machine_as_test(FleetOfPolicy, settings=settings(max_examples=40, stateful_step_count=50))
+
+
+def gap_and_bound(policy: str, quantum: float, seed: int) -> Iterator[tuple[float, float]]:
+    """Three clients that always wait, of very different demands: the measured gap and its bound, event by event.
+
+    The predictions are exact: the engine counts the input and the matches that were predicted, and each answer is as
+    long as its limit.
+    """
+    random = Random(seed)
+    parameters = (DlpmParameters(quantum), D2lpmParameters(quantum))
+    fleet = SchedulerSettings(window=FixedWindow(requests=4, unstarted_tokens=20 * CHUNK_TOKENS))
+    talk = Scene(policy, *parameters, workers=WORKERS[:2], settings=fleet)
+    demands = {"ada": (1.0, 12, 60), "bob": (1.0, 3, 10), "cyd": (2.0, 5, 5)}
+    for step in range(240):
+        for client, (weight, chunks, output) in demands.items():
+            while talk.scheduler.backlog.of_client(ClientId(client)) < 12:
+                prompt = client[0] * random.randint(0, chunks) + chr(random.randint(48, 122)) * random.randint(
+                    1, chunks
+                )
+                talk.arrive(client, prompt, limit=random.randint(0, output), weight=weight)
+        running = list(talk.scheduler.accounts.bills)
+        for request in running:
+            limit = talk.requests[request].output_limit or 0
+            talk.progress(request, min(limit, talk.scheduler.accounts.bills[request].tokens.output + step % 20))
+        request = random.choice(running)
+        talk.finish(request, talk.requests[request].output_limit)
+        queue = [None] if talk.scheduler.policy.properties.pooled else WORKERS[:2]
+        for worker in queue:
+            yield talk.scheduler.fairness.gap(worker), talk.scheduler.fairness.bound(worker, quantum)
+
+
+@pytest.mark.parametrize("policy", [name for name in NAMES if build(name).policy.properties.gap_quantum is not None])
+@pytest.mark.parametrize("quantum", [50.0, 2000.0])
+def test_the_gap_that_is_declared_bounded_stays_within_its_bound(policy: str, quantum: float) -> None:
+    """Of clients that always wait in one queue, service per weight differs by no more than the formula says."""
+    properties = Scene(policy, DlpmParameters(quantum)).scheduler.policy.properties
+    assert properties.gap_quantum == quantum
+    for seed in range(3):
+        assert all(gap <= bound for gap, bound in gap_and_bound(policy, quantum, seed))
+
+
+def test_a_gap_that_is_not_declared_bounded_passes_the_bound() -> None:
+    """First come, first served lets the heaviest win without end, so the check above can fail."""
+    assert any(gap > bound for gap, bound in gap_and_bound("rr+fcfs", 50.0, seed=0))
+
+
+@pytest.mark.parametrize("policy", NAMES)
+def test_declared_locality_is_seen(policy: str) -> None:
+    """One after the other on an idle fleet, requests that share a prefix stay at one worker exactly if so declared."""
+    talk = Scene(policy, workers=WORKERS)
+    for letter in "abcdef":
+        talk.serve(talk.arrive("ada", "document" + letter))
+    homes = {talk.worker_of(request) for request in talk.order}
+    assert (len(homes) == 1) == talk.scheduler.policy.properties.locality
+
+
+@pytest.mark.parametrize("policy", NAMES)
+def test_declared_pooling_is_seen(policy: str) -> None:
+    """A worker that joins takes what waits for another exactly if the policy has one queue for all."""
+    talk = Scene(policy, workers=WORKERS[:1], settings=SchedulerSettings(window=FixedWindow(requests=1)))
+    for letter in "abc":
+        talk.arrive("ada", letter)
+    talk.join("w2")
+    assert (len(talk.order) == 2) == talk.scheduler.policy.properties.pooled
+
+
+def history(policy: str) -> str:
+    """What a long fixed conversation comes to."""
+    talk = Scene(policy, DlpmParameters(200.0), D2lpmParameters(500.0), workers=WORKERS, settings=TIGHT)
+    random = Random(7)
+    for step in range(300):
+        client = random.choice(["ada", "bob", "cyd", "dee"])
+        talk.arrive(client, random.choice("xyz") * random.randint(1, 9) + client[0])
+        if running := list(talk.scheduler.accounts.bills):
+            talk.serve(random.choice(running), step % 9)
+        if step % 60 == 50:
+            talk.leave(random.choice(WORKERS))
+        elif step % 60 == 55:
+            talk.join(random.choice(WORKERS))
+    return repr((list(talk.dispatched.values()), talk.refusals))
+
+
+def test_commands_do_not_depend_on_the_order_of_sets() -> None:
+    """Another process, with another seed for the hashes of strings, gives the same commands."""
+    script = "import test_conformance as t; print([t.history(name) for name in t.NAMES])"
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent)])},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+    assert len(outputs) == 1
+    assert b"Dispatch" in outputs.pop()
