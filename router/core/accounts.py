@@ -5,6 +5,7 @@ that streams, and is settled with the engine's own usage when the request ends. 
 as a `Charge`, from which each policy keeps its own counters at its own price.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -86,7 +87,7 @@ class Accounts:
         """`cached_in_flight_limit`: see `open`; in tokens per client."""
         self._limit = cached_in_flight_limit
         self._bills: dict[RequestId, Bill] = {}
-        self._accounts: dict[ClientId, Account] = {}
+        self._accounts: defaultdict[ClientId, Account] = defaultdict(Account)
         self._cached_in_flight: dict[ClientId, int] = {}
 
     @property
@@ -110,7 +111,7 @@ class Accounts:
         bill = Bill(request.client, worker, Tokens(input_tokens - trusted, trusted), trusted)
         self._bills[request.id] = bill
         self._cached_in_flight[request.client] = self._cached_in_flight.get(request.client, 0) + trusted
-        account = self._accounts.setdefault(request.client, Account())
+        account = self._accounts[request.client]
         account.charged += bill.tokens
         account.reserved += bill.tokens
         return Charge(request.client, worker, Tokens(), bill.tokens)

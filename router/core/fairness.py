@@ -1,6 +1,6 @@
 """How evenly the clients are served: Jain's index, waiting times, and each queue's gap and bound."""
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Collection, Iterable
 from math import ceil
 
@@ -56,32 +56,31 @@ class Fairness:
     """Watches backlogs and service, by client and by queue; a queue is a worker's, or None for a pool."""
 
     def __init__(self, cost: LinearCost, *, pooled: bool) -> None:
-        self._cost = cost
         self._pooled = pooled
-        self._gaps: dict[WorkerId | None, GapMeter] = {}
-        self._bounds: dict[WorkerId | None, BoundMeter] = {}
-        self._recent: dict[ClientId, RecentService] = {}
-        self._waits: dict[ClientId, deque[float]] = {}
+        self._gaps: defaultdict[WorkerId | None, GapMeter] = defaultdict(GapMeter)
+        self._bounds: defaultdict[WorkerId | None, BoundMeter] = defaultdict(lambda: BoundMeter(cost))
+        self._recent: defaultdict[ClientId, RecentService] = defaultdict(RecentService)
+        self._waits: defaultdict[ClientId, deque[float]] = defaultdict(lambda: deque(maxlen=WAITS_KEPT))
         self._queues: dict[ClientId, int] = {}
 
     def backlog_began(self, queue: WorkerId | None, client: ClientId, now: float) -> None:  # noqa: ARG002
         """See `BacklogWatcher`."""
-        self._gap(queue).begin(client)
+        self._gaps[queue].begin(client)
         self._queues[client] = self._queues.get(client, 0) + 1
-        self._recent_of(client).backlogged_until = float("inf")
+        self._recent[client].backlogged_until = float("inf")
 
     def backlog_ended(self, queue: WorkerId | None, client: ClientId, now: float) -> None:
         """See `BacklogWatcher`."""
-        self._gap(queue).end(client)
+        self._gaps[queue].end(client)
         self._queues[client] -= 1
         if not self._queues[client]:
             del self._queues[client]
-            self._recent_of(client).backlogged_until = now
+            self._recent[client].backlogged_until = now
 
     def dispatched(self, request: Request, worker: WorkerId, outstanding: Outstanding, waited: float) -> None:
         """A request left its queue after so many seconds."""
         self._bound(worker).dispatched(request.client, request.weight, outstanding)
-        self._waits.setdefault(request.client, deque(maxlen=WAITS_KEPT)).append(waited)
+        self._waits[request.client].append(waited)
 
     def ended(self, request: Request, worker: WorkerId, outstanding: Outstanding) -> None:
         """A dispatched request ended."""
@@ -90,8 +89,8 @@ class Fairness:
     def served(self, request: Request, worker: WorkerId, cost: float, now: float) -> None:
         """A request was served at this cost, or this much was given back."""
         service = cost / request.weight
-        self._gap(None if self._pooled else worker).served(request.client, service)
-        self._recent_of(request.client).add(service, now)
+        self._gaps[None if self._pooled else worker].served(request.client, service)
+        self._recent[request.client].add(service, now)
 
     def worker_left(self, worker: WorkerId) -> None:
         """A worker is gone, and the last of its requests with it."""
@@ -121,11 +120,5 @@ class Fairness:
         """What that difference cannot exceed under an order with this quantum."""
         return self._bound(queue).bound(quantum)
 
-    def _gap(self, queue: WorkerId | None) -> GapMeter:
-        return self._gaps.setdefault(queue, GapMeter())
-
     def _bound(self, worker: WorkerId | None) -> BoundMeter:
-        return self._bounds.setdefault(None if self._pooled else worker, BoundMeter(self._cost))
-
-    def _recent_of(self, client: ClientId) -> RecentService:
-        return self._recent.setdefault(client, RecentService())
+        return self._bounds[None if self._pooled else worker]

@@ -10,6 +10,7 @@ where L_input is the largest input, M' a client's largest outstanding output res
 predicted-cached tokens in flight and R = w_e times its reserved input in flight, each the largest seen.
 """
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 from router.core.accounts import LinearCost
@@ -77,14 +78,14 @@ class BoundMeter:
 
     def __init__(self, cost: LinearCost) -> None:
         self._cost = cost
-        self._clients: dict[ClientId, Outstanding] = {}
+        self._clients: defaultdict[ClientId, Outstanding] = defaultdict(Outstanding)
         self._least_weight = 1.0
         self._largest_input = 0
         self._largest = Outstanding()
 
     def dispatched(self, client: ClientId, weight: float, request: Outstanding) -> None:
         """A request is in flight."""
-        total = self._clients.setdefault(client, Outstanding())
+        total = self._clients[client]
         _add(total, request, 1)
         self._least_weight = min(self._least_weight, weight)
         self._largest_input = max(self._largest_input, request.cached + request.extend)
