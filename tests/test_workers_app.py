@@ -163,16 +163,20 @@ async def test_sglang_aborts_some_time_after_the_client_left(http: aiohttp.Clien
 
 
 async def test_sglang_abort_request(http: aiohttp.ClientSession) -> None:
-    """An abort by rid ends the stream with finish_reason abort and its usage."""
+    """An abort by rid ends the stream with finish_reason abort and a usage of what was said."""
     with worker(dialect="sglang", hardware="a100-mistral-7b") as url:
-        body = chat(rid="r", max_tokens=10_000, stream=True, stream_options=USAGE)
-        async with http.post(url + CHAT, json=body) as response:
-            await response.content.readany()
-            async with http.post(f"{url}/abort_request", json={"rid": "r"}) as aborted:
-                assert aborted.status == 200
-            rest = await response.read()
-        assert b'"finish_reason":"abort"' in rest
-        assert rest.endswith(b"data: [DONE]\n\n")
+        body = chat(rid="r", max_tokens=10_000, stream_options=USAGE)
+        reading = asyncio.create_task(stream(http, url + CHAT, body))
+
+        async def generating() -> bool:
+            return (await series(http, url))["sglang:realtime_tokens_total"] > 20
+
+        await eventually(generating)
+        async with http.post(f"{url}/abort_request", json={"rid": "r"}) as aborted:
+            assert aborted.status == 200
+        *tokens, finish, usage = await reading
+    assert finish["choices"][0]["finish_reason"] == "abort"
+    assert usage["usage"]["completion_tokens"] == len(encode(content(tokens)))
 
 
 @pytest.mark.parametrize("dialect", ["vllm", "sglang"])

@@ -353,13 +353,15 @@ def test_vllm_head_of_line_blocks_when_it_does_not_fit() -> None:
 
 
 def test_vllm_admits_nobody_in_a_step_that_preempted() -> None:
-    """The victim, at the head of the queue, has to wait although its own blocks are free again."""
+    """The victim waits a step at the head of the queue, although its copies of the other's blocks are free again."""
     emulated, record = engine("vllm", kv_tokens=36, max_running=2), Record()
-    for name, token in (("a", 1), ("b", 2), ("c", 3)):
-        emulated.submit(request(name, [token] * 12, 8))
+    for name, token in (("a", 1), ("twin", 1), ("c", 3)):
+        emulated.submit(request(name, [token] * 12, 12))
     step_until_preempted(emulated, record)
     assert (emulated.running, emulated.waiting) == (1, 2)
-    assert drain(emulated, record).ends() == ["a", "b", "c"]
+    step(emulated, record)
+    assert (emulated.running, emulated.waiting) == (2, 1)
+    assert drain(emulated, record).ends() == ["a", "twin", "c"]
 
 
 def test_sglang_prefills_before_it_decodes() -> None:

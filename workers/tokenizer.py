@@ -65,7 +65,7 @@ def decode(tokens: Iterable[int]) -> str:
 
 def _text(token: int) -> str:
     raw = token.to_bytes((token.bit_length() + 7) // 8, "big")
-    if raw[:1] != b"\x01":
+    if len(raw) < 2 or raw[0] != 1:
         return "\ufffd"
     return raw[1:].decode(errors="replace")
 
