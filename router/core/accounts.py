@@ -8,6 +8,7 @@ as a `Charge`, from which each policy keeps its own counters at its own price.
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from router.core.model import ClientId, Request, RequestId, Usage, WorkerId
 
@@ -44,8 +45,7 @@ class LinearCost:
         return self.extend * tokens.extend + self.cached * tokens.cached + self.output * tokens.output
 
 
-@dataclass(frozen=True, slots=True)
-class Charge:
+class Charge(NamedTuple):
     """How one request's bill changed: what it came to before, and what it comes to now."""
 
     client: ClientId

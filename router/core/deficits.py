@@ -24,6 +24,8 @@ class DeficitTable(Generic[K]):
 
     def __init__(self) -> None:
         self._counters: dict[K, Counter] = {}
+        self._spent: dict[K, Counter] = {}
+        """Those without credit: only they are refilled or forgiven."""
 
     def __contains__(self, key: K) -> bool:
         return key in self._counters
@@ -35,13 +37,15 @@ class DeficitTable(Generic[K]):
         """Begin a counter at `credit`; one that exists keeps its credit and takes the new quantum."""
         counter = self._counters.get(key)
         if counter is None:
-            self._counters[key] = Counter(credit, quantum)
+            counter = self._counters[key] = Counter(credit, quantum)
+            self._sort(key, counter)
         else:
             counter.quantum = quantum
 
     def leave(self, key: K) -> None:
         """Forget a counter, with its credit or debt."""
         self._counters.pop(key, None)
+        self._spent.pop(key, None)
 
     def credit(self, key: K) -> float:
         """The counter's value q; 0 for a key that never joined."""
@@ -53,6 +57,7 @@ class DeficitTable(Generic[K]):
         counter = self._counters.get(key)
         if counter is not None:
             counter.credit -= cost
+            self._sort(key, counter)
 
     def refill(self, contenders: Iterable[K]) -> int:
         """Add quanta until some contender has credit; returns the number of rounds.
@@ -64,15 +69,21 @@ class DeficitTable(Generic[K]):
         needed = [_rounds(self._counters[key]) for key in contenders]
         rounds = min(needed, default=0)
         if rounds:
-            for counter in self._counters.values():
-                if counter.credit <= 0:
-                    counter.credit += min(rounds, _rounds(counter)) * counter.quantum
+            for key, counter in list(self._spent.items()):
+                counter.credit += min(rounds, _rounds(counter)) * counter.quantum
+                self._sort(key, counter)
         return rounds
 
     def forgive(self) -> None:
         """Set every debt to zero; credit stays."""
-        for counter in self._counters.values():
-            counter.credit = max(0.0, counter.credit)
+        for counter in self._spent.values():
+            counter.credit = 0.0
+
+    def _sort(self, key: K, counter: Counter) -> None:
+        if counter.credit > 0:
+            self._spent.pop(key, None)
+        else:
+            self._spent[key] = counter
 
 
 def _rounds(counter: Counter) -> int:

@@ -8,7 +8,7 @@ them away; everything else about a request belongs to the scheduler.
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import ClassVar, Protocol, TypeVar
+from typing import ClassVar, NamedTuple, Protocol, TypeVar
 
 from router.core.accounts import Charge, LinearCost
 from router.core.backlog import Backlog
@@ -30,8 +30,7 @@ class Properties:
     """One queue for all workers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A worker that may take a request."""
 
     worker: WorkerId
@@ -43,16 +42,14 @@ class Candidate:
     """Requests that wait for it or run there."""
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(NamedTuple):
     """A placement's answer."""
 
     worker: WorkerId
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """The next request to dispatch, and where to."""
 
     request: Request

@@ -5,11 +5,10 @@ so the window bounds it, and the rest waits here.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(NamedTuple):
     """What is in flight at one worker."""
 
     requests: int

@@ -34,6 +34,6 @@ class LeastRequests(Placement):
 
 def lightest(candidates: Sequence[Candidate], turn: int) -> Candidate:
     """The candidate with the least load; `turn` rotates ties, so that equals share."""
-    least = min(candidate.load for candidate in candidates)
+    least = min([candidate.load for candidate in candidates])
     tied = [candidate for candidate in candidates if candidate.load == least]
     return tied[turn % len(tied)]

@@ -6,6 +6,7 @@ what it really costs once it is dispatched; by default only the extend tokens ar
 scheduler does, and a worker far above the lightest one is left although the client has credit there.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -49,16 +50,17 @@ class D2lpm(Placement):
         self._parameters = surroundings.parameters.of(D2lpmParameters)
         cost = surroundings.cost
         self._cost: LinearCost = replace(cost, cached=cost.extend) if self._parameters.charge_full_input else cost
-        self._tables: dict[ClientId, DeficitTable[WorkerId]] = {}
+        self._tables: defaultdict[ClientId, DeficitTable[WorkerId]] = defaultdict(DeficitTable)
         self._bookings: dict[RequestId, Booking] = {}
         self._turn = 0
 
     def place(self, request: Request, candidates: Sequence[Candidate]) -> Placed:
         """SELECTWORKER of Algorithm 2, with the load escape; books the request's input."""
         table = self._table(request, candidates)
-        if all(table.credit(c.worker) <= 0 for c in candidates):
-            table.refill(c.worker for c in candidates)
         credited = [c for c in candidates if table.credit(c.worker) > 0]
+        if not credited:
+            table.refill(c.worker for c in candidates)
+            credited = [c for c in candidates if table.credit(c.worker) > 0]
         chosen, why = self._choose(candidates, credited)
         cost = self._cost(Tokens(chosen.extend_tokens, chosen.cached_tokens))
         table.charge(chosen.worker, cost)
@@ -67,13 +69,14 @@ class D2lpm(Placement):
 
     def _choose(self, candidates: Sequence[Candidate], credited: Sequence[Candidate]) -> tuple[Candidate, str]:
         self._turn += 1
-        longest = max(c.cached_tokens for c in candidates)
-        home = [c for c in credited if c.cached_tokens == longest]
+        longest = max([c.cached_tokens for c in candidates])
+        other = lightest(credited, self._turn)
         if not longest:
-            return lightest(credited, self._turn), "no prefix"
+            return other, "no prefix"
+        home = [c for c in credited if c.cached_tokens == longest]
         if not home:
-            return lightest(credited, self._turn), "credit used up"
-        chosen, other = lightest(home, self._turn), lightest(credited, self._turn)
+            return other, "credit used up"
+        chosen = lightest(home, self._turn)
         if not self._parameters.charge_full_input and self._overloaded(chosen, other):
             return other, "load"
         return chosen, "prefix"
@@ -100,8 +103,9 @@ class D2lpm(Placement):
 
     def _table(self, request: Request, candidates: Sequence[Candidate]) -> DeficitTable[WorkerId]:
         """The client's counters; a worker that is new to it starts with the highest credit it has anywhere."""
-        table = self._tables.setdefault(request.client, DeficitTable())
-        highest = max((table.credit(worker) for worker in table), default=0.0)
+        table = self._tables[request.client]
+        quantum = self._parameters.quantum * request.weight
+        highest = max([table.credit(worker) for worker in table], default=0.0)
         for candidate in candidates:
-            table.join(candidate.worker, self._parameters.quantum * request.weight, highest)
+            table.join(candidate.worker, quantum, highest)
         return table
