@@ -34,7 +34,9 @@ class Monitor:
 
     async def __aenter__(self) -> Self:
         """Poll each worker once, so that those that are up are known from the first call on; then keep polling."""
-        self._client = httpx.AsyncClient(timeout=ANSWER_SECONDS, limits=httpx.Limits(max_connections=None))
+        # Not by way of a proxy that the environment names: calls go to the workers directly, and so must polls.
+        unlimited = httpx.Limits(max_connections=None)
+        self._client = httpx.AsyncClient(timeout=ANSWER_SECONDS, limits=unlimited, trust_env=False)
         await asyncio.gather(*(probe.poll(self._client) for probe in self._probes))
         self._tasks = [asyncio.create_task(self._keep_polling(probe)) for probe in self._probes]
         return self
@@ -67,11 +69,11 @@ class Probe:
 
     async def poll(self, client: httpx.AsyncClient) -> None:
         """Ask once; tell what changed."""
+        models = None
         try:
             if not self._backend.healthy or self._polls % MODELS_EVERY == 0:
-                await self._read_models(client)
+                models = await self._read_models(client)
             await self._read_health(client)
-            await self._read_load(client)
         except httpx.ConnectError:
             self._missed(PATIENCE)
         except (httpx.HTTPError, WorkerBroke) as error:
@@ -80,16 +82,21 @@ class Probe:
         else:
             self._polls += 1
             self._unanswered = 0
+            if models is not None:
+                self._serves(models)
+            await self._read_load(client)
 
-    async def _read_models(self, client: httpx.AsyncClient) -> None:
-        """A worker joins by its list of models; a new list is told like a new worker."""
+    async def _read_models(self, client: httpx.AsyncClient) -> frozenset[str]:
         body = await self._get(client, MODELS_PATH)
         self._dialect = recognise(body)
         self._load_path = next(iter(self._dialect.load_readers), None)
-        models = read_models(body)
+        return read_models(body)
+
+    def _serves(self, models: frozenset[str]) -> None:
+        """A worker joins by its list of models once it is healthy; a new list is told like a new worker."""
         if models != self._backend.models or not self._backend.healthy:
             if not self._backend.healthy:
-                log.info("worker %s is up: %s serving %s", self._backend.id, self._dialect.name, ", ".join(models))
+                log.info("worker %s is up and serves %s", self._backend.id, ", ".join(sorted(models)))
             self._backend.models, self._backend.healthy = models, True
             self._feed(WorkerJoined(Worker(self._backend.id, models)))
 
@@ -98,17 +105,18 @@ class Probe:
             await self._get(client, self._dialect.health_path)
 
     async def _read_load(self, client: httpx.AsyncClient) -> None:
+        """Whether it is alive is another question: an engine may be told to keep no metrics."""
         if self._dialect is None or self._load_path is None:
             return
         try:
             body = await self._get(client, self._load_path)
-        except httpx.HTTPStatusError as error:
-            if error.response.status_code != httpx.codes.NOT_FOUND:
-                raise
-            paths = [*self._dialect.load_readers, None]
-            self._load_path = paths[paths.index(self._load_path) + 1]
-        else:
             self._tell(self._dialect.load_readers[self._load_path](body))
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code == httpx.codes.NOT_FOUND:
+                paths = [*self._dialect.load_readers, None]
+                self._load_path = paths[paths.index(self._load_path) + 1]
+        except (httpx.HTTPError, WorkerBroke) as error:
+            log.debug("%s: %s", self._backend.id, error)
 
     def _tell(self, load: Load) -> None:
         self._feed(WorkerReported(self._backend.id, load.running, load.waiting, load.kv_tokens))

@@ -4,9 +4,9 @@ import asyncio
 import json
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import aiohttp
 import uvicorn
@@ -29,6 +29,32 @@ def chat(content: str = "Hello", **more: object) -> dict[str, object]:
     return {"model": "m", "messages": [{"role": "user", "content": content}], **more}
 
 
+class Post:
+    """A call on its way: the router sees it whether or not anybody waits for its answer."""
+
+    def __init__(self, request: Awaitable[aiohttp.ClientResponse]) -> None:
+        self._task = asyncio.ensure_future(request)
+
+    async def response(self) -> aiohttp.ClientResponse:
+        """The answer, once its head is here."""
+        return await self._task
+
+    async def read(self) -> bytes:
+        """The whole body of the answer."""
+        return await (await self._task).read()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close the connection if the answer is not at its end."""
+        if not self._task.done():
+            self._task.cancel()
+        for response in await asyncio.gather(self._task, return_exceptions=True):
+            if isinstance(response, aiohttp.ClientResponse):
+                response.close()
+
+
 class RunningRouter:
     """A router that listens, seen from outside (`http`, with its address as base) and from inside."""
 
@@ -48,10 +74,11 @@ class RunningRouter:
         host, _, port = self.url.removeprefix("http://").partition(":")
         return host, int(port)
 
-    def post(self, body: Mapping[str, object] | bytes, path: str = CHAT, **headers: str) -> Any:
-        """Begin a call: an async context manager of the response. Underscores in header names stand for hyphens."""
+    def post(self, body: Mapping[str, object] | bytes, path: str = CHAT, **headers: str) -> "Post":
+        """Begin a call. Underscores in header names stand for hyphens."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return self.http.post(path, data=data, headers={name.replace("_", "-"): headers[name] for name in headers})
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return Post(self.http.post(path, data=data, headers=named))
 
     async def fairness(self) -> Any:
         """What /fairness says."""
@@ -91,7 +118,8 @@ async def until(true: Callable[[], bool]) -> None:
 async def running_router(*workers: str, **settings: Any) -> AsyncIterator[RunningRouter]:
     """A router before these workers' URLs. At its end every count must be zero, whatever happened to it."""
     app = build(Settings.model_validate({"worker": workers, "poll_interval": 0.05, **settings}))
-    async with serving(app) as url, aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(limit=0)) as http:
+    connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=2 * PATIENCE)
+    async with serving(app) as url, aiohttp.ClientSession(url, connector=connector, timeout=timeout) as http:
         router = RunningRouter(url, http, conductor_of(app))
         yield router
         await router.at_rest()
@@ -119,8 +147,12 @@ async def serving(app: Any) -> AsyncIterator[str]:
         try:
             yield "http://{}:{}".format(*listener.getsockname())
         finally:
-            config.timeout_graceful_shutdown = 1
-            await server.shutdown([listener])
+            # Not server.shutdown(), which sleeps: whatever is still open here is cut.
+            for listening in server.servers:
+                listening.close()
+            for connection in list(server.server_state.connections):
+                connection.transport.abort()
+            await server.lifespan.shutdown()
 
 
 @contextmanager

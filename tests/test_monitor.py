@@ -1,0 +1,131 @@
+"""What the router learns of its workers by asking them: who is alive, and what each serves and does."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import httpx
+import pytest
+from scripted_engine import VLLM_METRICS, ScriptedEngine, scripted_engine
+
+from router.core.model import Event, WorkerId, WorkerJoined, WorkerLeft, WorkerReported
+from router.fleet import Backend
+from router.monitor import MODELS_EVERY, PATIENCE, Probe
+
+
+@dataclass
+class Watch:
+    """A probe of one engine, polled step by step; `events` is what it told since they were last taken."""
+
+    engine: ScriptedEngine
+    backend: Backend
+    events: list[Event]
+    probe: Probe
+    client: httpx.AsyncClient
+
+    async def told(self, polls: int = 1) -> list[Event]:
+        """Poll; what is told of it."""
+        for _ in range(polls):
+            await self.probe.poll(self.client)
+        events = self.events.copy()
+        self.events.clear()
+        return events
+
+    async def kinds(self, polls: int = 1) -> list[str]:
+        """The same by name."""
+        return [type(event).__name__ for event in await self.told(polls)]
+
+
+@asynccontextmanager
+async def watched(*models: str) -> AsyncIterator[Watch]:
+    async with scripted_engine(*models) as engine, httpx.AsyncClient() as client:
+        backend = Backend(WorkerId("w"), engine.url)
+        events: list[Event] = []
+        yield Watch(engine, backend, events, Probe(backend, events.append), client)
+
+
+async def test_a_worker_joins_with_its_models_and_reports_its_load() -> None:
+    """The first answer tells all; the next one only what may have changed."""
+    async with watched("m", "adapter") as watch:
+        joined, reported = await watch.told()
+        assert isinstance(joined, WorkerJoined)
+        assert joined.worker.models == {"m", "adapter"}
+        assert reported == WorkerReported(WorkerId("w"), 0, 0, kv_tokens=100_000)
+        assert watch.backend.healthy
+        assert await watch.kinds() == ["WorkerReported"]
+
+
+async def test_a_refused_connection_ends_it_at_once_and_an_answer_brings_it_back() -> None:
+    """A process that is gone needs no second look, and is told of once."""
+    async with watched() as watch:
+        await watch.told()
+        await watch.engine.stop()
+        assert await watch.told() == [WorkerLeft(WorkerId("w"))]
+        assert not watch.backend.healthy
+        assert watch.backend.models == {"m"}
+        assert await watch.told(2 * PATIENCE) == []
+        await watch.engine.start()
+        assert await watch.kinds() == ["WorkerJoined", "WorkerReported"]
+
+
+async def test_an_engine_that_answers_with_errors_has_some_patience() -> None:
+    """One bad answer is no death, several in a row are."""
+    async with watched() as watch:
+        await watch.told()
+        watch.engine.polled["/health"] = (503, b"")
+        assert await watch.told(PATIENCE - 1) == []
+        watch.engine.polled["/health"] = (200, b"")
+        assert await watch.kinds() == ["WorkerReported"]
+        watch.engine.polled["/health"] = (503, b"")
+        assert await watch.told(PATIENCE) == [WorkerLeft(WorkerId("w"))]
+
+
+async def test_an_engine_whose_health_is_bad_does_not_join() -> None:
+    """Its server answers, but its engine is dead: it is sent nothing, at no moment."""
+    async with watched() as watch:
+        watch.engine.polled["/health"] = (503, b"")
+        assert await watch.told(2 * PATIENCE) == []
+        watch.engine.polled["/health"] = (200, b"")
+        assert await watch.kinds() == ["WorkerJoined", "WorkerReported"]
+
+
+@pytest.mark.parametrize("answer", [(404, b""), (500, b""), (200, b""), (200, b"vllm:num_requests_running x\n")])
+async def test_an_engine_without_metrics_is_alive(answer: tuple[int, bytes]) -> None:
+    """What it does not tell does not make it leave."""
+    async with watched() as watch:
+        watch.engine.polled["/metrics"] = answer
+        assert await watch.kinds(2 * PATIENCE) == ["WorkerJoined"]
+        assert watch.backend.healthy
+
+
+@pytest.mark.parametrize("body", [b"", b"no JSON", b"[]", b'{"data":1}'])
+async def test_nonsense_is_no_worker(body: bytes) -> None:
+    """Something else listens there."""
+    async with watched() as watch:
+        watch.engine.polled["/v1/models"] = (200, body)
+        assert await watch.told(2 * PATIENCE) == []
+
+
+async def test_a_new_list_of_models_is_noticed() -> None:
+    """Adapters come and go while the engine runs."""
+    async with watched() as watch:
+        await watch.told()
+        watch.engine.serve("m", "adapter")
+        events = await watch.told(MODELS_EVERY)
+        (joined,) = [event for event in events if isinstance(event, WorkerJoined)]
+        assert joined.worker.models == watch.backend.models == {"m", "adapter"}
+
+
+async def test_sglang_is_asked_in_its_own_way() -> None:
+    """Never at /health, which computes a token; and at /metrics only where it has no /v1/loads."""
+    metrics = VLLM_METRICS.replace(b"vllm:num_requests_running", b"sglang:num_running_reqs")
+    metrics = metrics.replace(b"vllm:num_requests_waiting", b"sglang:num_queue_reqs")
+    async with watched() as watch:
+        models = {"object": "list", "data": [{"id": "m", "owned_by": "sglang"}]}
+        watch.engine.polled["/v1/models"] = (200, json.dumps(models).encode())
+        watch.engine.polled["/ready"] = (200, b"")
+        watch.engine.polled["/v1/loads"] = (404, b"")
+        watch.engine.polled["/metrics"] = (200, metrics)
+        assert await watch.kinds(3) == ["WorkerJoined", "WorkerReported", "WorkerReported"]
+        assert {call.path for call in watch.engine.polls} == {"/v1/models", "/ready", "/v1/loads", "/metrics"}
