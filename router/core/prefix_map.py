@@ -6,7 +6,7 @@ indexed by the first chunk that the worker lacks of them, so that an insertion n
 grew, at a cost that does not depend on how many wait.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from router.core.estimates import Estimates
 from router.core.model import Request, RequestId, WorkerId
@@ -22,12 +22,20 @@ class PrefixMap:
         self._tree = tree
         self._estimates = estimates
         self._minimum = minimum
+        self._asked: tuple[Request, int, dict[WorkerId, int]] | None = None
+        """The last request matched, its size then, and its match: one decision asks for it several times."""
         self._model: dict[WorkerId, str] = {}
         self._watched: dict[WorkerId, dict[RequestId, tuple[bytes, ...]]] = {}
         self._waiting_for: dict[WorkerId, dict[bytes, dict[RequestId, None]]] = {}
 
-    def match(self, request: Request) -> dict[WorkerId, int]:
+    def match(self, request: Request) -> Mapping[WorkerId, int]:
         """Tokens of the request's input that each worker holds, never all; workers below the minimum are left out."""
+        size = self._estimates.input_tokens(request)
+        if self._asked is None or self._asked[0] is not request or self._asked[1] != size:
+            self._asked = request, size, self._match(request)
+        return self._asked[2]
+
+    def _match(self, request: Request) -> dict[WorkerId, int]:
         found: dict[WorkerId, int] = {}
         for prompt in request.prompts:
             held = self._tree.match(prompt.hashes)
@@ -39,6 +47,7 @@ class PrefixMap:
 
     def insert(self, model: str, prompts: Iterable[PromptKey], worker: WorkerId, now: float) -> list[RequestId]:
         """Believe that the worker holds these prompts now. Returns the watched requests whose match grew."""
+        self._asked = None
         self._model[worker] = model
         grown: dict[RequestId, None] = {}
         waiting = self._waiting_for.get(worker)
@@ -51,18 +60,23 @@ class PrefixMap:
 
     def evict(self, worker: WorkerId, tokens: int) -> None:
         """Forget this many tokens of a worker, least recently used first."""
-        self._tree.evict(worker, round(tokens / self._exchange(worker)))
+        self._take(worker, round(tokens / self._exchange(worker)))
 
     def trim(self, worker: WorkerId, capacity: int) -> None:
         """Forget what exceeds the capacity of a worker's cache, in tokens, least recently used first."""
         excess = self._tree.held(worker) - int(capacity / self._exchange(worker))
         if excess > 0:
-            self._tree.evict(worker, excess)
+            self._take(worker, excess)
 
     def drop(self, worker: WorkerId) -> None:
         """Forget everything that a worker held."""
+        self._asked = None
         self._tree.drop(worker)
         self._model.pop(worker, None)
+
+    def _take(self, worker: WorkerId, chunks: int) -> None:
+        self._asked = None
+        self._tree.evict(worker, chunks)
 
     def watch(self, request: Request, worker: WorkerId) -> int:
         """Follow a request's match at one worker until `unwatch`; returns the match of now, in chunks.
