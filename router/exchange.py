@@ -25,6 +25,8 @@ class Exchange:
         self.method: str = scope["method"]
         self.headers: list[tuple[bytes, bytes]] = scope["headers"]
         self.address: str | None = scope["client"][0] if scope.get("client") else None
+        self.request_id = ""
+        """Told in every answer; set before the first."""
         self.begun = False
         """Whether the status line is out; after that, an error can only be told inside the stream."""
         self._receive = receive
@@ -89,7 +91,8 @@ class Exchange:
     async def begin(self, status: int, headers: Headers) -> None:
         """Send the status line and the headers."""
         self.begun = True
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        named = [*headers, (b"x-request-id", self.request_id.encode())]
+        await self._send({"type": "http.response.start", "status": status, "headers": named})
 
     async def write(self, block: bytes) -> None:
         """Send a part of the body; waits while the client does not read."""
@@ -99,9 +102,9 @@ class Exchange:
         """Send the last part of the body."""
         await self._send({"type": "http.response.body", "body": last})
 
-    async def fail(self, error: RouterError, headers: Headers = ()) -> None:
+    async def fail(self, error: RouterError) -> None:
         """Answer with an error: by its status, or inside the stream that has begun."""
         if self.begun:
             await self.end(error_event(error))
         else:
-            await self.respond(error.status, [JSON_TYPE, *error.headers(), *headers], error_body(error))
+            await self.respond(error.status, [JSON_TYPE, *error.headers()], error_body(error))

@@ -48,6 +48,7 @@ class Gateway:
         """Serve one call; whatever goes wrong becomes its answer, and harms no other."""
         arrived = self._conductor.clock()
         exchange = Exchange(scope, receive, send)
+        exchange.request_id = _usable(exchange.header(b"x-request-id")) or _new_id()
         try:
             call = await self._read(exchange)
             request = self._request(exchange, call)
@@ -72,8 +73,10 @@ class Gateway:
 
     def _request(self, exchange: Exchange, call: Call) -> Request:
         identity = self._identifier.identify(exchange.headers, call.user, exchange.address)
+        if RequestId(exchange.request_id) in self._conductor:
+            exchange.request_id = _new_id()
         return Request(
-            id=self._request_id(exchange.header(b"x-request-id")),
+            id=RequestId(exchange.request_id),
             client=identity.client,
             model=call.model,
             prompts=tuple(prompt.key for prompt in call.prompts),
@@ -82,10 +85,13 @@ class Gateway:
             weight=identity.weight,
         )
 
-    def _request_id(self, given: bytes | None) -> RequestId:
-        """The client's own id where it is printable and not in use, or else a new one."""
-        if given and len(given) <= 128 and given.isascii():
-            request = RequestId(given.decode())
-            if request.isprintable() and request not in self._conductor:
-                return request
-        return RequestId(uuid.uuid4().hex)
+
+def _usable(given: bytes | None) -> str | None:
+    """The client's own request id, where it is fit for headers and logs."""
+    if given and len(given) <= 128 and given.isascii() and given.decode().isprintable():
+        return given.decode()
+    return None
+
+
+def _new_id() -> str:
+    return uuid.uuid4().hex

@@ -56,10 +56,10 @@ class Journey:
         turn = self._conductor.submit(self._request)
         try:
             dispatch = await self._turn(turn, settings.heartbeat)
-            headers: HeaderList = [(b"x-request-id", self._request.id.encode())]
+            headers: HeaderList = []
             if settings.response_headers:
                 waited = self._conductor.clock() - submitted
-                headers += self._account_of(dispatch, settings.policy, waited, submitted - self._arrived)
+                headers = self._account_of(dispatch, settings.policy, waited, submitted - self._arrived)
             await self._forward(dispatch, headers)
         finally:
             self._conductor.settle(self._ending or Cancelled(self._request.id, self._usage()))
@@ -70,7 +70,7 @@ class Journey:
             await asyncio.wait([turn], timeout=heartbeat)
             if not turn.done():
                 if not self._exchange.begun:
-                    await self._exchange.begin(200, [EVENT_STREAM, (b"x-request-id", self._request.id.encode())])
+                    await self._exchange.begin(200, [EVENT_STREAM])
                 await self._exchange.write(HEARTBEAT)
         return await turn
 
