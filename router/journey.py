@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from router.api.answer import StreamReader, read_json
 from router.api.call import Call
+from router.api.error_json import refusal_event
 from router.conductor import Conductor
 from router.core.model import Cancelled, Dispatch, Failed, Finished, Request, Started, Usage
 from router.errors import WorkerBroke, WorkerUnreachable
@@ -137,12 +138,15 @@ class Journey:
         body = await upstream.read_all()
         if upstream.status == 200:
             answer = read_json(self._call, body)
-            self._ending = Finished(self._request.id, answer.usage, answer.answers)
+            if answer.error is not None or answer.aborted:
+                self._ending = Failed(self._request.id, accepted=True, usage=answer.usage)
+            else:
+                self._ending = Finished(self._request.id, answer.usage, answer.answers)
         else:
             refused = upstream.status < 500 or upstream.status in UNAVAILABLE
             self._ending = Failed(self._request.id, accepted=not refused)
         if self._exchange.begun:
-            await self._exchange.end(b"data: " + body.replace(b"\n", b" ") + b"\n\ndata: [DONE]\n\n")
+            await self._exchange.end(refusal_event(upstream.status, body))
         else:
             await self._exchange.respond(upstream.status, [*upstream.headers, *headers], body)
 
