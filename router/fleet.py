@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Collection, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from io import BytesIO
 from types import TracebackType
 from typing import Self
 
@@ -14,6 +15,8 @@ from router.errors import WorkerBroke, WorkerUnreachable
 
 IDLE_SECONDS = 3.0
 """How long an unused connection is kept: shorter than the 5 s after which an engine closes it on its side."""
+BLOCK_LIMIT = 2**20
+"""Bytes of a body that aiohttp takes as one block; a larger one it wants as a file, which it sends in pieces."""
 PASSED_ON = ("content-type", "retry-after")
 """An engine's response headers that are meant for the client."""
 
@@ -40,7 +43,8 @@ class Upstream:
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self.status = response.status
-        self.headers = [(k.encode(), v.encode("latin-1")) for k in PASSED_ON if (v := response.headers.get(k))]
+        sent = response.headers  # aiohttp's str of any bytes
+        self.headers = [(k.encode(), v.encode("utf-8", "surrogateescape")) for k in PASSED_ON if (v := sent.get(k))]
         self._response = response
 
     async def read(self) -> bytes:
@@ -104,10 +108,11 @@ class Fleet:
         """
         assert self._session is not None, "the fleet is not open"
         backend = self._backends[worker]
+        data = body if len(body) <= BLOCK_LIMIT else BytesIO(body)
         headers = {"content-type": "application/json", "x-request-id": request, **backend.authorization}
         try:
             response = await self._session.post(
-                self._url(backend, path), data=body, headers=headers, allow_redirects=False
+                self._url(backend, path), data=data, headers=headers, allow_redirects=False
             )
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise WorkerUnreachable(f"The worker {worker} cannot be reached.", accepted=False) from error
