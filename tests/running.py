@@ -6,6 +6,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from io import BytesIO
 from typing import Any, Final, Self
 
 import aiohttp
@@ -78,7 +79,7 @@ class RunningRouter:
         """Begin a call. Underscores in header names stand for hyphens."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         named = {name.replace("_", "-"): value for name, value in headers.items()}
-        return Post(self.http.post(path, data=data, headers=named))
+        return Post(self.http.post(path, data=BytesIO(data), headers=named))
 
     async def fairness(self) -> Any:
         """What /fairness says."""
