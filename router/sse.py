@@ -83,7 +83,7 @@ def event_data(event: bytes) -> bytes | None:
 
 def with_data(event: bytes, data: bytes) -> bytes:
     """`event` with its data lines replaced, in the place of the last; its other lines and its line ends stay."""
-    if _is_plain(event):
+    if _is_plain(event) and b"\n" not in data:
         return b"data: " + data + b"\n\n"
     mark = _BOM if event.startswith(_BOM) else b""
     lines = event.removeprefix(_BOM).splitlines(keepends=True)
