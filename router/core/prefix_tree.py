@@ -35,7 +35,6 @@ class PrefixTree:
         self._root = Node(b"")
         self._holdings: dict[WorkerId, Holding] = {}
         self._chunks = 0
-        self._turn = 0
         self._asked: tuple[bytes, dict[WorkerId, int]] | None = None
         """The last question to `match` and its answer, while nothing has changed since: one decision asks it often."""
 
@@ -159,8 +158,7 @@ class PrefixTree:
     def _touch_path(self, end: Node, worker: WorkerId, now: float) -> int:
         """Make a worker hold the path to this node, at the fresh end of its list; return how many chunks are new."""
         holding = self._holdings.setdefault(worker, Holding())
-        self._turn += 1
-        touch = Touch(now, self._turn)
+        touch = Touch(now)
         before = holding.chunks
         node = end
         while node is not self._root:
@@ -239,7 +237,7 @@ def _may_join_child(node: Node) -> bool:
     if len(node.children) != 1:
         return False
     (child,) = node.children.values()
-    if not 0 < len(node.residencies) == len(child.residencies):
+    if len(node.residencies) != len(child.residencies):
         return False
     return all(child.residencies[worker].touch is above.touch for worker, above in node.residencies.items())
 
@@ -263,7 +261,7 @@ def _check_holding(worker: WorkerId, holding: Holding, residencies: int) -> None
         if (newer := entry.newer) is holding.ring:
             break
         assert newer.node.residencies.get(worker) is newer, "a residency is listed that its node does not have"
-        assert entry is holding.ring or entry.touch <= newer.touch, "residencies are not listed by touch"
+        assert entry is holding.ring or entry.touch.now <= newer.touch.now, "residencies are not listed by touch"
         assert newer.node.parent not in seen, "a node is listed as staler than what is below it"
         seen.add(newer.node)
         chunks += newer.node.chunks

@@ -1,18 +1,19 @@
 """What the prefix tree is made of: nodes, and who holds them how recently."""
 
 from collections.abc import Iterator
-from typing import NamedTuple, Self
+from typing import Self
 
 from router.core.model import WorkerId
 from router.core.prompt_key import HASH_BYTES
 
 
-class Touch(NamedTuple):
-    """One insertion: everything on its path shares this object."""
+class Touch:
+    """One insertion: everything on its path shares this object, which differs from others' at the same time."""
 
-    now: float
-    turn: int
-    """Tells apart, and orders, insertions at the same time."""
+    __slots__ = ("now",)
+
+    def __init__(self, now: float) -> None:
+        self.now = now
 
 
 class Residency:
@@ -42,7 +43,7 @@ class Holding:
 
     def __init__(self) -> None:
         self.chunks = 0
-        self.ring = Residency(Node(b""), Touch(0.0, 0))
+        self.ring = Residency(Node(b""), Touch(0.0))
 
     def __iter__(self) -> Iterator[Residency]:
         """From least to most recently touched."""
