@@ -16,7 +16,8 @@ NARROW = 2
 """Requests that the narrow router lets an engine have. One is too few to tell a client that has some in flight
 from one that has none: at each choice nobody has."""
 BLOCK_TOKENS = 32
-BLOCKS = 600
+BLOCKS = 1100
+"""Room for `SEQUENCES` of full length, so that none is ever preempted."""
 CONTEXT = 8192
 ENGINE_START_SECONDS = 180.0
 """A bound: half a minute is usual on two idle cores, alone or two at a time."""

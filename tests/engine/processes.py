@@ -16,13 +16,12 @@ from .wire import get
 STOP_SECONDS = 10.0
 
 
-def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> float:
-    """Poll until the condition holds; returns how long that took, in seconds. AssertionError at the deadline."""
-    began = time.monotonic()
+def wait_until(condition: Callable[[], bool], seconds: float, what: str, seen: Sequence[object] = ()) -> None:
+    """Poll until the condition holds. AssertionError at the deadline, with the last of what it has `seen`."""
+    deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < began + seconds, f"not within {seconds:g} s: {what}"
+        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}; last seen: {seen[-1:]}"
         time.sleep(0.02)
-    return time.monotonic() - began
 
 
 def free_port() -> int:

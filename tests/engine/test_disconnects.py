@@ -41,7 +41,13 @@ def asked(server: Server, name: str, stream: bool, key: str = WORKER_KEY) -> Ite
 
 def wait_load(engine: Engine, running: int, waiting: int, seconds: float = 10) -> None:
     wanted = Load(running, waiting)
-    wait_until(lambda: engine.load() == wanted, seconds, f"the {engine.name} has {wanted}")
+    seen: list[Load] = []
+
+    def reached() -> bool:
+        seen.append(engine.load())
+        return seen[-1] == wanted
+
+    wait_until(reached, seconds, f"{wanted} at the {engine.name}", seen)
 
 
 def read_events(connection: socket.socket, count: int) -> bytes:
