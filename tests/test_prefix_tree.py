@@ -134,24 +134,6 @@ def test_a_match_changes_nothing() -> None:
     assert [(node.key, [residency.touch for residency in node.residencies.values()]) for node in nodes(tree)] == before
 
 
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        (lambda tree: tree.insert(chain("xxxx"), A, 9.0), {A: 4, B: 3}),
-        (lambda tree: tree.evict(A, 1), {A: 2, B: 3}),
-        (lambda tree: tree.drop(A), {B: 3}),
-    ],
-)
-def test_a_repeated_match_sees_every_change(
-    change: Callable[[PrefixTree], object], expected: dict[WorkerId, int]
-) -> None:
-    """The answer that is kept for a repeated question does not outlive a change of the tree."""
-    tree = tree_of(("xxx", A), ("xxx", B))
-    assert tree.match(chain("xxxx")) == tree.match(chain("xxxx")) == {A: 3, B: 3}
-    change(tree)
-    assert tree.match(chain("xxxx")) == expected
-
-
 @given(document=documents, known=documents)
 def test_insert_returns_what_the_worker_did_not_hold(document: str, known: str) -> None:
     """The new hashes are the suffix after what the worker held, whatever other workers hold of it."""

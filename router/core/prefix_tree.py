@@ -15,7 +15,7 @@ Counts are in chunks. Dictionaries are iterated in insertion order only: the sam
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from router.core.model import WorkerId
 from router.core.prompt_key import HASH_BYTES
@@ -35,8 +35,6 @@ class PrefixTree:
         self._root = Node(b"")
         self._holdings: dict[WorkerId, Holding] = {}
         self._chunks = 0
-        self._asked: tuple[bytes, dict[WorkerId, int]] | None = None
-        """The last question to `match` and its answer, while nothing has changed since: one decision asks it often."""
 
     @property
     def chunks(self) -> int:
@@ -47,63 +45,11 @@ class PrefixTree:
         holding = self._holdings.get(worker)
         return 0 if holding is None else holding.chunks
 
-    def match(self, hashes: bytes) -> Mapping[WorkerId, int]:
-        """Return how many chunks of this prefix each worker holds, for those that hold any; the tree stays as it is.
+    def match(self, hashes: bytes) -> dict[WorkerId, int]:
+        """Return how many chunks of this prefix each worker holds, for those that hold any; changes nothing.
 
-        O(nodes on the path), and O(workers) where some of them end; O(1) for the same hashes again.
+        O(nodes on the path), and O(workers) where some of them end.
         """
-        if self._asked is None or self._asked[0] != hashes:
-            self._asked = (hashes, self._holders(hashes))
-        return self._asked[1]
-
-    def last_touched(self, hashes: bytes, worker: WorkerId) -> float | None:
-        """Return when this worker last touched the whole prefix; None where it does not hold it all."""
-        node, _, at = self._find(hashes)
-        residency = node.residencies.get(worker)
-        return residency.touch.now if residency is not None and at == len(hashes) else None
-
-    def insert(self, hashes: bytes, worker: WorkerId, now: float) -> bytes:
-        """Note that a worker holds this prefix, touched at `now`; return the hashes, a suffix, that it did not hold.
-
-        Of a prefix longer than the limit, the front is kept. Where the limit would be passed, the worker that holds
-        the most, this prefix aside, loses as many of its stalest chunks, until all is within the limit; `now` never
-        goes back.
-        """
-        self._asked = None
-        hashes = hashes[: self._limit * HASH_BYTES]
-        if not hashes:
-            return b""
-        end = self._grow(hashes)
-        new_chunks = self._touch_path(end, worker, now)
-        self._join_path(end)
-        self._shrink_to_limit(worker, len(hashes) // HASH_BYTES)
-        return hashes[len(hashes) - new_chunks * HASH_BYTES :]
-
-    def evict(self, worker: WorkerId, chunks: int) -> int:
-        """Take this many chunks from a worker, or all that it holds: the least recently touched, deepest first.
-
-        Returns how many.
-        """
-        self._asked = None
-        holding = self._holdings.get(worker)
-        if holding is None:
-            return 0
-        taken = left = min(chunks, holding.chunks)
-        while left > 0:
-            node = holding.oldest.node
-            if node.chunks > left:
-                self._split(node, len(node.key) - left * HASH_BYTES)
-            left -= node.chunks
-            self._release(node, worker)
-        return taken
-
-    def drop(self, worker: WorkerId) -> None:
-        """Forget a worker and all that it holds; O(nodes held by it)."""
-        self.evict(worker, self.held(worker))
-        self._holdings.pop(worker, None)
-
-    def _holders(self, hashes: bytes) -> dict[WorkerId, int]:
-        """Walk down the path of these hashes and note how deep each worker comes, in chunks."""
         found: dict[WorkerId, int] = {}
         at = 0
         holders = self._root.residencies
@@ -120,6 +66,50 @@ class PrefixTree:
             node = node.children.get(hashes[at : at + HASH_BYTES])
         found.update(dict.fromkeys(holders, at // HASH_BYTES))
         return found
+
+    def last_touched(self, hashes: bytes, worker: WorkerId) -> float | None:
+        """Return when this worker last touched the whole prefix; None where it does not hold it all."""
+        node, _, at = self._find(hashes)
+        residency = node.residencies.get(worker)
+        return residency.touch.now if residency is not None and at == len(hashes) else None
+
+    def insert(self, hashes: bytes, worker: WorkerId, now: float) -> bytes:
+        """Note that a worker holds this prefix, touched at `now`; return the hashes, a suffix, that it did not hold.
+
+        Of a prefix longer than the limit, the front is kept. Where the limit would be passed, the worker that holds
+        the most, this prefix aside, loses as many of its stalest chunks, until all is within the limit; `now` never
+        goes back.
+        """
+        hashes = hashes[: self._limit * HASH_BYTES]
+        if not hashes:
+            return b""
+        end = self._grow(hashes)
+        new_chunks = self._touch_path(end, worker, now)
+        self._join_path(end)
+        self._shrink_to_limit(worker, len(hashes) // HASH_BYTES)
+        return hashes[len(hashes) - new_chunks * HASH_BYTES :]
+
+    def evict(self, worker: WorkerId, chunks: int) -> int:
+        """Take this many chunks from a worker, or all that it holds: the least recently touched, deepest first.
+
+        Returns how many.
+        """
+        holding = self._holdings.get(worker)
+        if holding is None:
+            return 0
+        taken = left = min(chunks, holding.chunks)
+        while left > 0:
+            node = holding.oldest.node
+            if node.chunks > left:
+                self._split(node, len(node.key) - left * HASH_BYTES)
+            left -= node.chunks
+            self._release(node, worker)
+        return taken
+
+    def drop(self, worker: WorkerId) -> None:
+        """Forget a worker and all that it holds; O(nodes held by it)."""
+        self.evict(worker, self.held(worker))
+        self._holdings.pop(worker, None)
 
     def _find(self, hashes: bytes) -> tuple[Node, int, int]:
         """Return the deepest node on this path, the bytes of its key on the path, and the bytes of the path found."""
