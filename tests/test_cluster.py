@@ -26,6 +26,7 @@ def test_a_worker_that_left_serves_nothing_and_stays_until_its_requests_have_end
     """What runs there is counted to its end; then the worker is forgotten."""
     made = cluster()
     made[W1].add(A, 10, streamed=True)
+    assert made.serving("llama") == [W1, W2]
     made.leave(W1)
     assert (made.serving("llama"), W1 in made) == ([W2], True)
     made.remove(A, W1)

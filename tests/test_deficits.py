@@ -1,5 +1,7 @@
 """Deficit counters: the closed form of refill against the loop that it replaces."""
 
+from collections.abc import Mapping
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +20,7 @@ def table_of(counters: dict[str, tuple[int, int]]) -> DeficitTable[str]:
     return table
 
 
-def refill_by_looping(counters: dict[str, tuple[int, int]], contenders: list[str]) -> tuple[int, dict[str, float]]:
+def refill_by_looping(counters: Mapping[str, tuple[float, int]], contenders: list[str]) -> tuple[int, dict[str, float]]:
     """CHECKREFILL as it is printed: while no contender has credit, one quantum for everyone who has none."""
     credit = {key: float(credit) for key, (credit, _) in counters.items()}
     rounds = 0
@@ -37,6 +39,41 @@ def test_closed_form_is_the_loop(counters: dict[str, tuple[int, int]], data: st.
     table = table_of(counters)
     rounds = table.refill(contenders)
     assert (rounds, {key: table.credit(key) for key in table}) == refill_by_looping(counters, contenders)
+
+
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from(["join", "leave", "charge", "refill", "forgive"]),
+            st.sampled_from("abc"),
+            st.integers(-300, 500),
+        ),
+        max_size=30,
+    )
+)
+def test_counters_are_plain_numbers_through_any_history(steps: list[tuple[str, str, int]]) -> None:
+    """Joins, charges, refills and forgiveness in any order do what they would do to a dictionary of numbers."""
+    table: DeficitTable[str] = DeficitTable()
+    naive: dict[str, tuple[float, int]] = {}
+    for step, key, amount in steps:
+        match step:
+            case "join":
+                table.join(key, quantum=abs(amount) + 1, credit=amount)
+                naive[key] = naive[key][0] if key in naive else amount, abs(amount) + 1
+            case "leave":
+                table.leave(key)
+                naive.pop(key, None)
+            case "charge":
+                table.charge(key, amount)
+                naive.update({each: (naive[each][0] - amount, naive[each][1]) for each in naive if each == key})
+            case "refill" if key in naive:
+                table.refill([key])
+                _, credit = refill_by_looping(naive, [key])
+                naive = {each: (credit[each], quantum) for each, (_, quantum) in naive.items()}
+            case "forgive":
+                table.forgive()
+                naive = {each: (max(0, credit), quantum) for each, (credit, quantum) in naive.items()}
+        assert {each: table.credit(each) for each in table} == {each: credit for each, (credit, _) in naive.items()}
 
 
 @given(

@@ -1,15 +1,23 @@
 """D²LPM's placement, told as conversations: which worker's queue."""
 
 from itertools import pairwise
+from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scenario import CHUNK_TOKENS, MODEL, ONE_AT_A_TIME, Scene
 
-from router.core.accounts import Tokens
-from router.core.model import Refusal, RequestId
-from router.core.policies.d2lpm import D2lpmParameters
+from router.core.accounts import LinearCost, Tokens
+from router.core.backlog import Backlog
+from router.core.cluster import Cluster
+from router.core.estimates import Estimates
+from router.core.fleet_view import SchedulerView
+from router.core.model import ClientId, Refusal, Request, RequestId, WorkerId
+from router.core.policies.d2lpm import D2lpm, D2lpmParameters
+from router.core.policy import Candidate, Parameters, Surroundings
+from router.core.prefix_map import PrefixMap
+from router.core.prefix_tree import PrefixTree
 from router.core.scheduler import SchedulerSettings
 from router.core.window import FixedWindow
 
@@ -170,6 +178,20 @@ def test_a_booking_is_replaced_by_what_is_charged_at_dispatch() -> None:
     talk.finish(running)
     talk.finish(talk.order[1])
     assert talk.deficit("ada").placement == HUGE - (5 + 8) * CHUNK_TOKENS - 1
+
+
+def test_a_booking_is_undone_once() -> None:
+    """Nothing of it is kept, and its client has the credit that it had before."""
+    estimates = Estimates()
+    view = SchedulerView(Cluster(FixedWindow), PrefixMap(PrefixTree(9), estimates, 0), estimates)
+    placement = D2lpm(Surroundings(view, LinearCost(), Random(0), Parameters(), Backlog()))
+    request = Request(RequestId("r1"), ClientId("ada"), MODEL, ())
+    placement.place(request, [Candidate(WorkerId("w1"), cached_tokens=30, extend_tokens=50, load=0)])
+    assert placement.credit(request.client, WorkerId("w1")) == D2lpmParameters().quantum - 50
+    placement.unplace(request.id)
+    assert placement.credit(request.client, WorkerId("w1")) == D2lpmParameters().quantum
+    with pytest.raises(KeyError):
+        placement.unplace(request.id)
 
 
 @settings(max_examples=40)

@@ -54,10 +54,12 @@ def test_a_waiting_request_falls_back_when_its_prefix_is_evicted() -> None:
 def test_a_light_client_goes_before_a_heavy_ones_longest_match(sparse_first: bool) -> None:
     """A client with nothing in flight need not wait until those with the long matches have used up their credit."""
     talk = scene(sparse_first=sparse_first, settings=TWO_AT_A_TIME)
+    before = talk.arrive("light", "good morning")
+    talk.serve(before)
     first, second = talk.arrive("heavy", "document 1"), talk.arrive("heavy", "document 2")
     third, light = talk.arrive("heavy", "document 3"), talk.arrive("light", "hello")
     talk.finish(first)
-    assert talk.order == [first, second, light if sparse_first else third]
+    assert talk.order == [before, first, second, light if sparse_first else third]
 
 
 def test_a_client_is_sparse_only_while_nothing_of_it_is_in_flight() -> None:
@@ -65,12 +67,18 @@ def test_a_client_is_sparse_only_while_nothing_of_it_is_in_flight() -> None:
     talk = scene(settings=TWO_AT_A_TIME)
     running = [talk.arrive("heavy", f"document {number}") for number in (1, 2)]
     light, again = talk.arrive("light", "hello"), talk.arrive("light", "world")
-    warm = talk.arrive("heavy", "document 3")
+    warm = [talk.arrive("heavy", f"document {number}") for number in (3, 4)]
     talk.finish(running[0])
     talk.finish(running[1])
-    assert talk.order == [*running, light, warm]
+    assert talk.order == [*running, light, warm[0]]
     talk.finish(light)
-    assert talk.order[-1] == again
+    assert talk.order[4:] == [again]
+    talk.finish(again)
+    assert talk.order[5:] == [warm[1]]
+    talk.arrive("heavy", "document 5")
+    back = talk.arrive("light", "hello")
+    talk.finish(warm[0])
+    assert talk.order[6:] == [back]
 
 
 def test_a_client_without_credit_waits_for_one_that_has_some() -> None:

@@ -7,7 +7,7 @@ import pytest
 from scenario import CHUNK_TOKENS, ONE_AT_A_TIME, Scene
 
 from router.core.accounts import Tokens
-from router.core.model import Arrived, Finished, Refusal, Reject, RequestId, Started, Ticked, WakeAt
+from router.core.model import Arrived, Finished, Refusal, Reject, RequestId, Started, Ticked, WakeAt, WorkerId
 from router.core.scheduler import SchedulerSettings
 from router.core.waiting_room import LONGEST_RETRY, WaitingLimits
 from router.core.window import FixedWindow
@@ -102,6 +102,18 @@ def test_service_counts_from_the_first_token() -> None:
     assert (account.served, account.reserved) == (Tokens(8 * CHUNK_TOKENS, 0, 1), Tokens())
 
 
+def test_a_settlement_is_service() -> None:
+    """What usage adds to, or takes from, the tokens that streamed counts in the gap to those that wait meanwhile."""
+    talk = scene(ONE_AT_A_TIME)
+    running = talk.arrive("ada", "document", limit=50)
+    for client in ("ada", "bob", "ada", "bob"):
+        talk.arrive(client, "else")
+    talk.progress(running, 10)
+    assert talk.scheduler.fairness.gap(WorkerId("w1")) == 8 * CHUNK_TOKENS + 2 * 10
+    talk.finish(running, output=50, cached=3 * CHUNK_TOKENS)
+    assert talk.scheduler.fairness.gap(WorkerId("w1")) == 5 * CHUNK_TOKENS + 2 * 50
+
+
 # What a request leaves in the cache
 
 
@@ -126,10 +138,11 @@ def test_the_next_turn_matches_the_answer_too() -> None:
 def test_a_worker_that_left_holds_nothing() -> None:
     """Neither what it had nor what ends there later; if it comes back, its cache is cold."""
     talk = scene()
-    running = talk.arrive("ada", "question")
+    running, last = talk.arrive("ada", "question"), talk.arrive("ada", "else")
     talk.leave("w1")
     talk.finish(running, answer="question+answer")
     talk.join("w1")
+    talk.finish(last)
     assert talk.dispatched[talk.arrive("ada", "question+answer+more")].cached_tokens == 0
 
 
