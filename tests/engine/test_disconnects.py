@@ -16,8 +16,10 @@ from .wire import COMPLETIONS, WORKER_KEY, Json, call, mapped
 pytestmark = pytest.mark.engine
 
 FREE_SECONDS = 2.0
-LONG: Json = {"model": "tiny", "temperature": 0, "ignore_eos": True, "max_tokens": 8000}
-"""Many seconds of work, so that an engine which is free soon has dropped it."""
+STATE_SECONDS = 30.0
+"""For a state to come about that a test begins with; on a busy machine a step may take long."""
+LONG: Json = {"model": "tiny", "temperature": 0, "ignore_eos": True, "max_tokens": 8000, "stream_interval": 50}
+"""Many seconds of work, so that an engine which is free soon has dropped it; tokens come fifty at a time."""
 
 
 @pytest.fixture
@@ -39,7 +41,7 @@ def asked(server: Server, name: str, stream: bool, key: str = WORKER_KEY) -> Ite
         yield connection
 
 
-def wait_load(engine: Engine, running: int, waiting: int, seconds: float = 10) -> None:
+def wait_load(engine: Engine, running: int, waiting: int, seconds: float = STATE_SECONDS) -> None:
     wanted = Load(running, waiting)
     seen: list[Load] = []
 
@@ -74,11 +76,11 @@ def test_queued_in_the_router(narrow_router: Router, engine: Engine, stream: boo
         before = [running.enter_context(asked(narrow_router, f"before {n}", stream=True)) for n in range(NARROW)]
         wait_load(engine, NARROW, 0)
         with asked(narrow_router, "queued", stream):
-            wait_until(lambda: narrow_router.queued() == 1, 5, "the last one waits in the router")
+            wait_until(lambda: narrow_router.queued() == 1, STATE_SECONDS, "the last one waits in the router")
             wait_load(engine, NARROW, 0)
         wait_until(lambda: narrow_router.queued() == 0, FREE_SECONDS, "the queue is empty")
         for connection in before:
-            read_events(connection, 3)
+            read_events(connection, 2)
         wait_load(engine, NARROW, 0)
     wait_load(engine, 0, 0, FREE_SECONDS)
 

@@ -31,7 +31,7 @@ def ask(router: Router, name: str, key: str, finished: list[str]) -> Answer:
 def backlog(threads: ThreadPoolExecutor, router: Router, finished: list[str]) -> list[Future[Answer]]:
     """Many calls of one client, `NARROW` of them at the engine and the others in the router's queue."""
     calls = [threads.submit(ask, router, f"heavy {number}", "heavy", finished) for number in range(HEAVY_CALLS)]
-    wait_until(lambda: router.queued() + len(finished) >= HEAVY_CALLS - NARROW, 5, "the calls are queued")
+    wait_until(lambda: router.queued() + len(finished) >= HEAVY_CALLS - NARROW, 30, "the calls are queued")
     return calls
 
 
