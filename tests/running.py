@@ -13,7 +13,6 @@ import aiohttp
 import uvicorn
 
 from router.app import Router, build
-from router.conductor import Conductor
 from router.core.scheduler import Scheduler
 from router.emulate import emulated
 from router.gateway import Gateway
@@ -59,10 +58,11 @@ class Post:
 class RunningRouter:
     """A router that listens, seen from outside (`http`, with its address as base) and from inside."""
 
-    def __init__(self, url: str, http: aiohttp.ClientSession, conductor: Conductor) -> None:
+    def __init__(self, url: str, http: aiohttp.ClientSession, gateway: Gateway) -> None:
         self.url = url
         self.http = http
-        self.conductor = conductor
+        self.conductor = gateway._conductor
+        self.fleet = gateway._fleet
 
     @property
     def scheduler(self) -> Scheduler:
@@ -121,17 +121,17 @@ async def running_router(*workers: str, **settings: Any) -> AsyncIterator[Runnin
     app = build(Settings.model_validate({"worker": workers, "poll_interval": 0.05, **settings}))
     connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=2 * PATIENCE)
     async with serving(app) as url, aiohttp.ClientSession(url, connector=connector, timeout=timeout) as http:
-        router = RunningRouter(url, http, conductor_of(app))
+        router = RunningRouter(url, http, gateway_of(app))
         yield router
         await router.at_rest()
 
 
-def conductor_of(app: Any) -> Conductor:
-    """The conductor inside an application."""
+def gateway_of(app: Any) -> Gateway:
+    """The data path of an application."""
     assert isinstance(app, Router)
     gateway = app._data
     assert isinstance(gateway, Gateway)
-    return gateway._conductor
+    return gateway
 
 
 @asynccontextmanager

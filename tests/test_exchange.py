@@ -1,0 +1,128 @@
+"""One HTTP exchange, before a server that is written out message by message."""
+
+import asyncio
+from collections.abc import MutableMapping, Sequence
+from typing import Any
+
+import pytest
+
+from router.errors import BadRequest, BodyTooLarge, RouterError
+from router.exchange import ClientGone, Exchange
+
+Message = MutableMapping[str, Any]
+GONE: Message = {"type": "http.disconnect"}
+
+
+def body(block: bytes, more: bool = False) -> Message:
+    return {"type": "http.request", "body": block, "more_body": more}
+
+
+class Server:
+    """Hands out these messages, then whatever is put into `inbox`; keeps what is sent."""
+
+    def __init__(self, messages: Sequence[Message] = (), length: bytes | None = None) -> None:
+        self.inbox: asyncio.Queue[Message] = asyncio.Queue()
+        for message in messages:
+            self.inbox.put_nowait(message)
+        self.sent: list[Message] = []
+        headers = [] if length is None else [(b"content-length", length)]
+        scope = {"type": "http", "path": "/p", "method": "POST", "headers": headers, "client": ("10.0.0.1", 5)}
+        self.exchange = Exchange(scope, self.inbox.get, self._send)
+        self.exchange.request_id = "id"
+
+    async def _send(self, message: Message) -> None:
+        self.sent.append(message)
+
+
+async def test_a_body_is_whole_however_it_is_cut() -> None:
+    """Up to its limit, in one block or in several."""
+    assert await Server([body(b"abc")], b"3").exchange.body(3) == b"abc"
+    assert await Server([body(b"a", True), body(b"", True), body(b"bc")]).exchange.body(3) == b"abc"
+    assert await Server([{"type": "http.request"}]).exchange.body(0) == b""
+
+
+@pytest.mark.parametrize(
+    ("messages", "length", "wrong"),
+    [
+        ([], b"4", BodyTooLarge),
+        ([], b"9" * 4000, BodyTooLarge),
+        ([], b"-1", BadRequest),
+        ([], b"+1", BadRequest),
+        ([body(b"ab", True), body(b"cd", True)], None, BodyTooLarge),
+        ([body(b"a", True), GONE], None, ClientGone),
+    ],
+)
+async def test_a_body_that_cannot_be_had(messages: list[Message], length: bytes | None, wrong: type[Exception]) -> None:
+    """Too long, as told or as it comes; of no length at all; or its client leaves. Nothing more is asked of it."""
+    server = Server(messages, length)
+    with pytest.raises(wrong):
+        await server.exchange.body(3)
+    assert server.inbox.empty()
+
+
+async def test_a_client_that_leaves_cuts_short_whatever_is_awaited() -> None:
+    """And that is told apart from a task that is cancelled."""
+    server = Server()
+
+    async def wait() -> None:
+        async with server.exchange.while_connected():
+            server.inbox.put_nowait(GONE)
+            await asyncio.Event().wait()
+
+    with pytest.raises(ClientGone):
+        await wait()
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+
+
+async def test_a_cancelled_task_is_no_client_that_left() -> None:
+    """Whoever stops the server finds its tasks cancelled, not answered."""
+    server = Server()
+    entered = asyncio.Event()
+
+    async def wait() -> None:
+        async with server.exchange.while_connected():
+            entered.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.ensure_future(wait())
+    await entered.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_client_that_leaves_after_the_end_cuts_nothing_short() -> None:
+    """The server says that it has gone when its answer is complete, too."""
+    server = Server()
+    async with server.exchange.while_connected():
+        await server.exchange.respond(200, [], b"done")
+        server.inbox.put_nowait(GONE)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert len(server.sent) == 2
+
+
+async def test_an_error_before_the_answer_is_its_status() -> None:
+    """With its own headers and the request id."""
+    server = Server()
+    await server.exchange.fail(RouterError("oops", reason="why"))
+    start, end = server.sent
+    assert start["status"] == 500
+    assert {(b"x-d2lpm-dropped-reason", b"why"), (b"x-request-id", b"id")} <= set(start["headers"])
+    assert b"oops" in end["body"]
+    assert not end.get("more_body")
+
+
+async def test_an_error_inside_the_answer_is_its_last_event() -> None:
+    """There is no second status line."""
+    server = Server()
+    await server.exchange.begin(200, [])
+    await server.exchange.write(b": wait\n\n")
+    await server.exchange.fail(RouterError("oops"))
+    start, first, last = server.sent
+    assert (start["status"], first["more_body"]) == (200, True)
+    assert last["body"].startswith(b'data: {"error":{"message":"oops"')
+    assert last["body"].endswith(b"data: [DONE]\n\n")
+    assert not last.get("more_body")

@@ -1,0 +1,75 @@
+"""What Prometheus reads."""
+
+from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from running import RunningRouter, chat, running_router
+from scripted_engine import scripted_engine
+
+from router.core.model import Arrived, Cancelled, ClientId, Finished, Refusal, Reject, Request, RequestId
+from router.metrics import OTHER, ClientLabels, RequestMetrics
+
+
+async def scraped(router: RunningRouter) -> dict[str, Metric]:
+    async with router.http.get("/metrics") as response:
+        assert response.headers["content-type"].startswith("text/plain")
+        return {family.name: family for family in text_string_to_metric_families(await response.text())}
+
+
+def values(family: Metric, **labels: str) -> list[float]:
+    """The samples that have these labels, of a counter or gauge."""
+    return [s.value for s in family.samples if labels.items() <= s.labels.items() and not s.name.endswith("_created")]
+
+
+async def test_a_scrape_parses_and_tells_what_happened() -> None:
+    """All names are ours and each has its help; requests, service, times and load are there."""
+    async with scripted_engine() as engine, running_router(engine.url, worker_api_key="sk-x") as router:
+        async with router.post(chat(user="ann", stream=True)) as post:
+            await (await engine.call()).answer(prompt=10, completion=2)
+            await post.read()
+        async with router.post(chat(user="ann")) as post:
+            await (await engine.call()).respond(500, b"{}")
+            await post.read()
+        families = await scraped(router)
+        assert all(name.startswith("d2lpm_") and family.documentation for name, family in families.items())
+        requests = families["d2lpm_requests"]
+        assert values(requests, client="user-ann", outcome="finished") == [1]
+        assert values(requests, client="user-ann", outcome="failed") == [1]
+        assert values(families["d2lpm_service_tokens"], client="user-ann", kind="output") == [2]
+        worker = engine.url.removeprefix("http://")
+        assert values(families["d2lpm_worker_healthy"], worker=worker) == [1]
+        assert values(families["d2lpm_worker_running_requests"], worker=worker) == [0]
+        for name in ("queue", "time_to_first_token", "request"):
+            counts = [s.value for s in families[f"d2lpm_{name}_seconds"].samples if s.name.endswith("_count")]
+            assert sum(counts) > 0, name
+
+
+async def test_a_scrape_before_any_call_parses() -> None:
+    """An empty state has no odd values."""
+    async with running_router("http://127.0.0.1:9") as router:
+        families = await scraped(router)
+        assert values(families["d2lpm_worker_healthy"]) == [0]
+
+
+def test_only_so_many_clients_have_a_label_of_their_own() -> None:
+    """The rest share one, and the first ones keep theirs."""
+    labels = ClientLabels(limit=2)
+    assert [labels.of(ClientId(c)) for c in ("a", "b", "c", "a", "d")] == ["a", "b", OTHER, "a", OTHER]
+
+
+def request(name: str) -> Request:
+    return Request(RequestId(name), ClientId("ann"), "m", ())
+
+
+def test_a_request_is_counted_once_however_it_ends() -> None:
+    """What is said of it after its end, as of one that was refused before its client left, counts no second time."""
+    registry = CollectorRegistry()
+    metrics = RequestMetrics(registry, ClientLabels())
+    refused, finished = request("1"), request("2")
+    metrics.observe(0.0, Arrived(refused), [Reject(refused.id, Refusal.QUEUE_FULL)])
+    metrics.observe(0.0, Cancelled(refused.id), [])
+    metrics.observe(0.0, Arrived(finished), [])
+    metrics.observe(1.0, Finished(finished.id), [])
+    metrics.observe(1.0, Finished(finished.id), [])
+    families = {f.name: f for f in text_string_to_metric_families(generate_latest(registry).decode())}
+    counted = {s.labels["outcome"]: s.value for s in families["d2lpm_requests"].samples if s.name.endswith("_total")}
+    assert counted == {"rejected-saturated": 1, "finished": 1}
