@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, assert_never
 
 from router.core.model import (
@@ -17,6 +18,7 @@ from router.core.model import (
     Reject,
     Request,
     RequestId,
+    Started,
     Ticked,
     WakeAt,
 )
@@ -24,7 +26,7 @@ from router.core.scheduler import Scheduler
 from router.errors import NoWorker, Refused, RouterError
 
 PROGRESS_SECONDS = 0.1
-"""How long token counts are gathered before the scheduler charges them, all in one event."""
+"""How long output goes uncharged: all streams are asked at once, and charged in one event."""
 
 
 class Observer(Protocol):
@@ -32,6 +34,14 @@ class Observer(Protocol):
 
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
         """The scheduler took in an event and gave these commands."""
+
+
+@dataclass(slots=True)
+class Stream:
+    """A running request that can be asked how far it is."""
+
+    output_tokens: Callable[[], int]
+    charged: int = 0
 
 
 class Conductor:
@@ -43,7 +53,7 @@ class Conductor:
         self.clock = clock
         self._observers = observers
         self._turns: dict[RequestId, asyncio.Future[Dispatch]] = {}
-        self._progress: dict[RequestId, int] = {}
+        self._streams: dict[RequestId, Stream] = {}
         self._gathering: asyncio.TimerHandle | None = None
         self._alarm: asyncio.TimerHandle | None = None
 
@@ -67,11 +77,12 @@ class Conductor:
         self.feed(Arrived(request))
         return turn
 
-    def progress(self, request: RequestId, output_tokens: int) -> None:
-        """A dispatched request has come this far; charged with all others within `PROGRESS_SECONDS`."""
-        self._progress[request] = output_tokens
+    def started(self, request: RequestId, output_tokens: Callable[[], int]) -> None:
+        """A dispatched request has its first token; from now on it is asked how far it is, until it is settled."""
+        self._streams[request] = Stream(output_tokens)
         if self._gathering is None:
             self._gathering = asyncio.get_running_loop().call_later(PROGRESS_SECONDS, self._charge)
+        self.feed(Started(request))
 
     def settle(self, ending: Finished | Failed | Cancelled) -> None:
         """A submitted request is over: the last word about it, to be said once, whatever happened."""
@@ -79,9 +90,9 @@ class Conductor:
         if turn.done() and not turn.cancelled():
             turn.exception()  # a refusal that came too late for its client is no forgotten exception
         turn.cancel()
-        tokens = self._progress.pop(ending.request, None)
-        if tokens is not None and ending.usage is None:
-            self.feed(Progressed({ending.request: tokens}))
+        stream = self._streams.pop(ending.request, None)
+        if stream is not None and ending.usage is None:
+            self.feed(Progressed({ending.request: stream.output_tokens()}))
         self.feed(ending)
 
     def close(self) -> None:
@@ -91,10 +102,17 @@ class Conductor:
                 timer.cancel()
 
     def _charge(self) -> None:
+        """Gather how far every stream is, and charge what is new in one event."""
         self._gathering = None
-        gathered, self._progress = self._progress, {}
-        if gathered:
-            self.feed(Progressed(gathered))
+        if self._streams:
+            self._gathering = asyncio.get_running_loop().call_later(PROGRESS_SECONDS, self._charge)
+        progressed = {}
+        for request, stream in self._streams.items():
+            tokens = stream.output_tokens()
+            if tokens != stream.charged:
+                stream.charged = progressed[request] = tokens
+        if progressed:
+            self.feed(Progressed(progressed))
 
     def _carry_out(self, command: Command, now: float) -> None:
         match command:

@@ -7,13 +7,16 @@ from router.api.answer import StreamReader, read_json
 from router.api.call import Call
 from router.api.error_json import refusal_event
 from router.conductor import Conductor
-from router.core.model import Cancelled, Dispatch, Failed, Finished, Request, Started, Usage
+from router.core.model import Cancelled, Dispatch, Failed, Finished, Request, Usage
 from router.errors import WorkerBroke, WorkerUnreachable
 from router.exchange import Exchange
-from router.fleet import Fleet, Upstream
+from router.fleet import Fleet
+from router.upstream import Upstream
 
 HEARTBEAT = b": waiting for a worker\n\n"
 EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
+PASSED_ON = (b"content-type", b"retry-after")
+"""An engine's response headers that are meant for the client."""
 UNAVAILABLE = frozenset({429, 503})
 """By these an engine turns a call away because it is full."""
 
@@ -46,8 +49,6 @@ class Journey:
         self._fleet = fleet
         self._arrived = arrived
         self._reader: StreamReader | None = None
-        self._started = False
-        self._told = 0
         self._ending: Finished | Failed | None = None
         """How it ended; None while that is open, and to the end if the client leaves first."""
 
@@ -87,13 +88,15 @@ class Journey:
 
     async def _forward(self, dispatch: Dispatch, headers: HeaderList) -> None:
         try:
-            async with self._fleet.forward(
-                dispatch.worker, self._call.path, self._call.body, self._request.id
-            ) as upstream:
+            upstream = await self._fleet.forward(dispatch.worker, self._call.path, self._call.body, self._request.id)
+            try:
+                headers += [(name, value) for name in PASSED_ON if (value := upstream.headers.get(name)) is not None]
                 if upstream.status == 200 and self._call.streamed:
                     await self._relay(upstream, headers)
                 else:
                     await self._pass_on(upstream, headers)
+            finally:
+                upstream.close()
         except WorkerUnreachable as error:
             self._ending = Failed(self._request.id, accepted=error.accepted)
             raise
@@ -104,23 +107,18 @@ class Journey:
     async def _relay(self, upstream: Upstream, headers: HeaderList) -> None:
         """Stream the answer; each block is on its way to the client before it is counted."""
         reader = self._reader = StreamReader(self._call)
+        started = False
         if not self._exchange.begun:
-            await self._exchange.begin(200, [*upstream.headers, *headers])
+            await self._exchange.begin(200, headers)
         while block := await upstream.read():
             if ready := reader.feed(block):
                 await self._exchange.write(ready)
-            self._note(reader)
+            if reader.started and not started:
+                started = True
+                self._conductor.started(self._request.id, lambda: reader.output_tokens)
         last = reader.close()
         self._ending = self._verdict(reader)
         await self._exchange.end(last)
-
-    def _note(self, reader: StreamReader) -> None:
-        if reader.started and not self._started:
-            self._started = True
-            self._conductor.feed(Started(self._request.id))
-        if reader.output_tokens != self._told:
-            self._told = reader.output_tokens
-            self._conductor.progress(self._request.id, self._told)
 
     def _verdict(self, reader: StreamReader) -> Finished | Failed:
         """What the whole stream came to. Raises WorkerBroke for one that stopped before its end."""
@@ -148,7 +146,7 @@ class Journey:
         if self._exchange.begun:
             await self._exchange.end(refusal_event(upstream.status, body))
         else:
-            await self._exchange.respond(upstream.status, [*upstream.headers, *headers], body)
+            await self._exchange.respond(upstream.status, headers, body)
 
     def _usage(self) -> Usage | None:
         return self._reader.usage if self._reader is not None else None

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -23,6 +23,8 @@ from router.core.model import (
     Started,
 )
 from router.report import FairnessReport, WorkerReport
+
+M = TypeVar("M", Counter, Histogram)
 
 CLIENT_LIMIT: Final = 1000
 """Distinct client labels; the others share the label `other`."""
@@ -53,21 +55,32 @@ class ClientLabels:
         return self._known.get(client, OTHER)
 
 
+class Children(dict[tuple[str, ...], M]):
+    """The children of a metric by their label values, made when first asked for: `labels()` is slow."""
+
+    def __init__(self, metric: M) -> None:
+        super().__init__()
+        self._metric: M = metric
+
+    def __missing__(self, values: tuple[str, ...]) -> M:
+        child: M = self._metric.labels(*values)
+        self[values] = child
+        return child
+
+
 class RequestMetrics:
     """Observer: requests by their ending, and the times on the way there."""
 
     def __init__(self, registry: CollectorRegistry, labels: ClientLabels) -> None:
         self._labels = labels
         self._seen: dict[RequestId, Seen] = {}
-        self._requests = Counter(
-            "d2lpm_requests", "Requests by how they ended.", ("client", "model", "outcome"), registry=registry
-        )
-        self._dispatches = Counter(
-            "d2lpm_dispatches", "Requests sent to a worker, by what decided it.", ("worker", "why"), registry=registry
-        )
-        self._predicted = Counter(
-            "d2lpm_predicted_cached_tokens", "Input tokens predicted to be cached.", ("worker",), registry=registry
-        )
+
+        def count(name: str, text: str, *labels: str) -> Children[Counter]:
+            return Children(Counter(name, text, labels, registry=registry))
+
+        self._requests = count("d2lpm_requests", "Requests by how they ended.", "client", "model", "outcome")
+        self._dispatches = count("d2lpm_dispatches", "Requests sent to a worker, by what decided it.", "worker", "why")
+        self._predicted = count("d2lpm_predicted_cached_tokens", "Input tokens predicted to be cached.", "worker")
         self._queue = _seconds("d2lpm_queue_seconds", "Time in the router's queue.", registry)
         self._first = _seconds("d2lpm_time_to_first_token_seconds", "Arrival to first token.", registry)
         self._whole = _seconds("d2lpm_request_seconds", "Arrival to the end of the answer.", registry)
@@ -79,7 +92,7 @@ class RequestMetrics:
                 self._seen[request.id] = Seen(request, now)
             case Started(request_id):
                 if seen := self._seen.get(request_id):
-                    self._first.labels(seen.request.model).observe(now - seen.at)
+                    self._first[seen.request.model,].observe(now - seen.at)
             case Finished() | Failed() | Cancelled():
                 self._end(event.request, ENDINGS[type(event)], now)
         for command in commands:
@@ -91,17 +104,17 @@ class RequestMetrics:
 
     def _dispatch(self, command: Dispatch, now: float) -> None:
         seen = self._seen[command.request]
-        self._queue.labels(seen.request.model).observe(now - seen.at)
-        self._dispatches.labels(command.worker, command.why).inc()
-        self._predicted.labels(command.worker).inc(command.cached_tokens)
+        self._queue[seen.request.model,].observe(now - seen.at)
+        self._dispatches[command.worker, command.why].inc()
+        self._predicted[command.worker,].inc(command.cached_tokens)
 
     def _end(self, request: RequestId, outcome: str, now: float) -> None:
         """Count the first ending of a request; what is said of it after a refusal is no second one."""
         seen = self._seen.pop(request, None)
         if seen is not None:
-            self._requests.labels(self._labels.of(seen.request.client), seen.request.model, outcome).inc()
+            self._requests[self._labels.of(seen.request.client), seen.request.model, outcome].inc()
             if outcome == ENDINGS[Finished]:
-                self._whole.labels(seen.request.model).observe(now - seen.at)
+                self._whole[seen.request.model,].observe(now - seen.at)
 
 
 class StateCollector(Collector):
@@ -170,5 +183,5 @@ def _workers(report: FairnessReport) -> Iterator[Metric]:
         yield gauge
 
 
-def _seconds(name: str, text: str, registry: CollectorRegistry) -> Histogram:
-    return Histogram(name, text, ("model",), buckets=SECONDS, registry=registry)
+def _seconds(name: str, text: str, registry: CollectorRegistry) -> Children[Histogram]:
+    return Children(Histogram(name, text, ("model",), buckets=SECONDS, registry=registry))

@@ -27,14 +27,17 @@ class EventSplitter:
         self._tail = bytearray()
         self._searched = 0
 
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is held: what comes next begins an event."""
+        return not self._tail
+
     def feed(self, block: bytes) -> list[bytes]:
         """The events that are complete now, each with the blank line that ends it.
 
         Raises WorkerBroke where an event grows beyond the limit.
         """
         if not self._tail:
-            if block.endswith(b"\n\n") and block.find(b"\n\n") == len(block) - 2 and b"\r" not in block:
-                return [block]
             data = block
         else:
             self._tail += block
@@ -75,7 +78,7 @@ def _cut(data: bytes) -> tuple[list[bytes], bytes]:
 
 def event_data(event: bytes) -> bytes | None:
     """The joined `data` lines of one event; None where it has none, as a comment."""
-    if _is_plain(event):
+    if is_plain(event):
         return event[6:-2]
     lines = [value for line in event.removeprefix(_BOM).splitlines() if (value := _data_of(line)) is not None]
     return b"\n".join(lines) if lines else None
@@ -83,7 +86,7 @@ def event_data(event: bytes) -> bytes | None:
 
 def with_data(event: bytes, data: bytes) -> bytes:
     """`event` with its data lines replaced, in the place of the last; its other lines and its line ends stay."""
-    if _is_plain(event) and b"\n" not in data:
+    if is_plain(event) and b"\n" not in data:
         return b"data: " + data + b"\n\n"
     mark = _BOM if event.startswith(_BOM) else b""
     lines = event.removeprefix(_BOM).splitlines(keepends=True)
@@ -94,10 +97,17 @@ def with_data(event: bytes, data: bytes) -> bytes:
     return mark + b"".join([*before, new, *lines[last + 1 :]])
 
 
-def _is_plain(event: bytes) -> bool:
-    """Whether the event is one line `data: ...` that ends in LF: all that the engines send, but for comments."""
-    one_line = event.startswith(b"data: ") and event.endswith(b"\n\n") and event.find(b"\n") == len(event) - 2
-    return one_line and b"\r" not in event
+def is_plain(block: bytes) -> bool:
+    """Whether these are whole events of one line `data: ...` each, ended by LF: all that engines send but comments."""
+    if not block.startswith(b"data: ") or not block.endswith(b"\n\n") or b"\r" in block:
+        return False
+    # Each event has two line ends, and each but the first follows on one: so there is no other line in between.
+    return block.count(b"\n") == 2 + 2 * block.count(b"\n\ndata: ")
+
+
+def plain_data(events: bytes) -> list[bytes]:
+    """The data of each of these plain events."""
+    return events[6:-2].split(b"\n\ndata: ")
 
 
 def _data_of(line: bytes) -> bytes | None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.api.answer import EngineError, StreamReader, cut_usage, read_json
+from router.api.answer import EngineError, StreamReader, read_json
 from router.api.call import Call
 from router.api.chat import parse_chat
 from router.api.completions import parse_completion
@@ -112,24 +112,6 @@ def test_block_itself_goes_through_where_nothing_is_spliced() -> None:
     for block in (b"data: {", b'"choices":[]}\n', b"\n", b"data: [D", b"ONE]\n\n"):
         assert reader.feed(block) is block
     assert (reader.close(), reader.finished) == (b"", True)
-
-
-KEYS = st.sampled_from(["usage", "choices", "id", "\u00fc", ',"usage":'])
-VALUES = st.recursive(
-    st.one_of(st.none(), st.integers(), NASTY),
-    lambda inner: st.one_of(st.lists(inner, max_size=2), st.dictionaries(KEYS, inner, max_size=3)),
-    max_leaves=6,
-)
-
-
-@given(st.dictionaries(KEYS, VALUES, max_size=4), st.sampled_from([(",", ":"), (", ", ": ")]), st.booleans())
-def test_cut_usage_is_the_removal_of_the_member(chunk: dict[str, Any], marks: tuple[str, str], ascii_: bool) -> None:
-    """The splice equals removing `usage` from the parsed chunk, with one run of bytes gone and the others kept."""
-    data = json.dumps(chunk, separators=marks, ensure_ascii=ascii_).encode()
-    cut = cut_usage(data)
-    assert json.loads(cut) == {name: value for name, value in chunk.items() if name != "usage"}
-    start = next((at for at, (old, new) in enumerate(zip(data, cut, strict=False)) if old != new), len(cut))
-    assert data.endswith(cut[start:])
 
 
 def test_vllm_stream_as_it_is_on_the_wire() -> None:
@@ -271,6 +253,12 @@ def test_endless_event_is_the_workers_fault() -> None:
             reader.feed(b"x")
 
 
+KEYS = st.sampled_from(["usage", "choices", "id", "\u00fc", ',"usage":'])
+VALUES = st.recursive(
+    st.one_of(st.none(), st.integers(), NASTY),
+    lambda inner: st.one_of(st.lists(inner, max_size=2), st.dictionaries(KEYS, inner, max_size=3)),
+    max_leaves=6,
+)
 CHUNKS = st.dictionaries(
     st.sampled_from(["choices", "usage", "error", "object", "id"]),
     st.one_of(VALUES, st.lists(st.dictionaries(st.sampled_from(["index", "delta", "message", "text"]), VALUES))),

@@ -1,18 +1,11 @@
-"""Reading an engine's answer on its way to the client: the per-chunk path.
+"""Reading an engine's answer on its way to the client.
 
-Usage is asked for in every chunk (see `ask_for_usage`), and the client sees as much of it as it asked for itself:
-
-    include_usage  continuous_usage_stats   in chunks   final chunk
-    no             no                       cut out     dropped
-    yes            no                       cut out     as it came
-    no             yes                      as it came  dropped
-    yes            yes                      as it came  as it came
-
-vLLM ignores continuous_usage_stats alone and SGLang honours it; here it is honoured. A `usage` of null is the engine's
-own and stays. Everything else goes through byte for byte.
+Usage is asked for in every chunk (`call.ask_for_usage`); the client sees as much of it as it asked for itself
+(`splice`), and the router learns from it what to charge.
 """
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,14 +13,15 @@ import orjson
 
 from router.api.call import Call
 from router.api.choices import Choices
-from router.api.json_span import cut_member
+from router.api.splice import UsageSplice
 from router.api.usage import UsageTally, read_usage
 from router.core.model import Usage
 from router.core.prompt_key import PromptKey
 from router.errors import WorkerBroke
-from router.sse import EVENT_LIMIT, EventSplitter, event_data, with_data
+from router.sse import EVENT_LIMIT, EventSplitter, event_data, is_plain, plain_data
 
-_USAGE: Final = b',"usage":'
+UNREAD_LIMIT: Final = 64
+"""Events kept at most before they are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +34,20 @@ class EngineError:
 
 
 class StreamReader:
-    """Follows one streamed answer, and takes out of it the usage that only we asked for."""
+    """Follows one streamed answer: events are passed on first and read later, many in one go."""
 
     def __init__(self, call: Call, event_limit: int = EVENT_LIMIT) -> None:
         self._splitter = EventSplitter(event_limit)
-        self._keep_final = call.usage_wanted
-        self._keep_chunks = call.continuous_wanted
-        self._verbatim = call.usage_wanted and call.continuous_wanted
+        self._splice = UsageSplice(call)
         self._expected = call.choices * len(call.prompts)
         self._choices = Choices(call, "delta")
         self._tally = UsageTally(call.choices)
+        self._unread: list[bytes] = []
+        """Data of the events that were passed on and not looked at yet."""
         self._done = False
+        self._error: EngineError | None = None
         self.started = False
         """The prefill is over: both engines send the first chunk of a choice with its first token."""
-        self.error: EngineError | None = None
 
     def feed(self, block: bytes) -> bytes:
         """Take bytes of the engine; return what goes to the client now.
@@ -61,65 +55,74 @@ class StreamReader:
         That is the block itself where the client asked for all the usage that there is, else the events that are
         complete. Raises WorkerBroke on an event beyond the limit.
         """
-        events = self._splitter.feed(block)
-        if len(events) == 1 and not self._verbatim:
-            return self._read(events[0])
-        passed = b"".join([self._read(event) for event in events])
-        return block if self._verbatim else passed
+        if self._splitter.empty and is_plain(block):
+            self._unread += plain_data(block)
+            passed = self._splice.plain_events(block)
+        else:
+            events = self._splitter.feed(block)
+            self._unread += [data for event in events if (data := event_data(event)) is not None]
+            passed = block if self._splice.verbatim else b"".join([self._splice.event(event) for event in events])
+        if not self.started or len(self._unread) >= UNREAD_LIMIT:
+            self._read()
+        return passed
 
     def close(self) -> bytes:
         """At the end of the stream: what was held back, an event that lacks its blank line."""
         rest = self._splitter.rest()
-        passed = self._read(rest) if rest else rest
-        return b"" if self._verbatim else passed
+        if (data := event_data(rest)) is not None:
+            self._unread.append(data)
+        return b"" if self._splice.verbatim else self._splice.event(rest)
 
     @property
     def output_tokens(self) -> int:
         """Tokens so far over all choices; where chunks carry no usage, one for each chunk with output."""
+        self._read()
         return self._tally.output_tokens
 
     @property
     def usage(self) -> Usage | None:
         """The engine's final usage, else the sum of what its chunks told last."""
+        self._read()
         return self._tally.usage
+
+    @property
+    def error(self) -> EngineError | None:
+        """The last error that came instead of a chunk."""
+        self._read()
+        return self._error
 
     @property
     def finished(self) -> bool:
         """The stream said that it is complete, by every choice or by `[DONE]`; look at `error` and `aborted` too."""
+        self._read()
         return self._done or len(self._choices.finish_reasons) >= self._expected
 
     @property
     def aborted(self) -> bool:
         """The engine gave a choice up: its finish reason is "abort", which is no success."""
+        self._read()
         return "abort" in self._choices.finish_reasons.values()
 
     def answers(self) -> tuple[PromptKey, ...]:
         """One key for each choice that has begun: prompt and answer as the next turn would begin."""
+        self._read()
         return self._choices.keys()
 
-    def _read(self, event: bytes) -> bytes:
-        """Count one event; return what of it goes to the client."""
-        data = event_data(event)
-        if data is None:
-            return event
-        if data == b"[DONE]":
+    def _read(self) -> None:
+        """Take in the events that were passed on since the last time."""
+        if not self._unread:
+            return
+        data, self._unread = self._unread, []
+        if b"[DONE]" in data:
             self._done = True
-            return event
-        try:
-            chunk = orjson.loads(data)
-        except orjson.JSONDecodeError:
-            return event
-        if not isinstance(chunk, dict):
-            return event
-        choices, usage = chunk.get("choices"), chunk.get("usage")
-        if choices:
-            self._read_choices(choices, usage)
-        else:
-            self._tally.final = read_usage(usage) or self._tally.final
-            self.error = read_error(chunk) or self.error
-        if usage is None or self._verbatim:
-            return event
-        return self._with_usage_as_wanted(event, data, final=choices == [])
+            data.remove(b"[DONE]")
+        for chunk in _load_all(data):
+            choices = chunk.get("choices")
+            if choices:
+                self._read_choices(choices, chunk.get("usage"))
+            else:
+                self._tally.final = read_usage(chunk.get("usage")) or self._tally.final
+                self._error = read_error(chunk) or self._error
 
     def _read_choices(self, choices: object, usage: object) -> None:
         if not isinstance(choices, list):
@@ -127,11 +130,6 @@ class StreamReader:
         self.started = True
         for index, choice in _numbered(choices):
             self._tally.chunk(index, usage, self._choices.add(index, choice))
-
-    def _with_usage_as_wanted(self, event: bytes, data: bytes, final: bool) -> bytes:
-        if final:
-            return event if self._keep_final else b""
-        return event if self._keep_chunks else with_data(event, cut_usage(data))
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,16 +172,16 @@ def read_error(fields: dict[str, Any]) -> EngineError | None:
     return EngineError(str(error.get("message") or ""), code if isinstance(code, int | str) else None)
 
 
-def cut_usage(data: bytes) -> bytes:
-    """A chunk's JSON without its top-level `usage`; no other byte changes."""
-    at = data.rfind(_USAGE)
-    # What follows the name, less the last byte, is a whole value only if that byte closes the root: then this is the
-    # last member of the root, and not one of an inner object. Raw quotes cannot stand inside a string.
+def _load_all(data: list[bytes]) -> Iterable[dict[str, Any]]:
+    """Parse these, in one call where all of them are JSON; what is no JSON object is passed over."""
     try:
-        orjson.loads(data[at + len(_USAGE) : -1] if at >= 0 else b"")
+        chunks = orjson.loads(b"[%b]" % b",".join(data))
     except orjson.JSONDecodeError:
-        return cut_member(data, "usage")
-    return data[:at] + b"}"
+        chunks = []
+        for each in data:
+            with suppress(orjson.JSONDecodeError):
+                chunks.append(orjson.loads(each))
+    return (chunk for chunk in chunks if isinstance(chunk, dict))
 
 
 def _numbered(choices: list[object]) -> Iterable[tuple[int, dict[str, Any]]]:

@@ -1,0 +1,244 @@
+"""HTTP/1.1 to one worker, on asyncio and httptools: the data path's client.
+
+A client library costs more for each request than all the rest of the router together (`docs/architecture.md` has the
+figures), and a worker needs little of one: POST a body, read the answer as it comes, use the connection again, or close
+it at once when the client leaves, since that is the only abort that every engine understands.
+
+A connection carries one call at a time. What came in and was not read yet is bounded: beyond that the socket is left
+alone, so a slow client slows its own call and no other.
+"""
+
+import asyncio
+import ssl
+from collections import deque
+from collections.abc import Callable
+from typing import Final, cast
+from urllib.parse import urlsplit
+
+import httptools
+
+from router.errors import WorkerBroke, WorkerUnreachable
+
+IDLE_SECONDS: Final = 3.0
+"""How long an unused connection may be used again: shorter than the 5 s after which an engine closes it."""
+BUFFER_BYTES: Final = 256 * 1024
+"""How much of an answer may wait for its client before the socket is left alone."""
+HEAD_BYTES: Final = 64 * 1024
+"""How much a worker may send before its headers are complete."""
+
+
+class Connection(asyncio.Protocol):
+    """A connection to a worker and, while it carries a call, the answer to that."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: dict[bytes, bytes] = {}
+        """Of the answer, by lower-case name."""
+        self.idle_since = 0.0
+        self._transport: asyncio.Transport | None = None
+        self._reading: asyncio.Future[None] | None = None
+        self._lost = False
+        self._parser = httptools.HttpResponseParser(self)
+        self._head = 0
+        self._blocks: list[bytes] = []
+        self._size = 0
+        self._begun = self._complete = self._keep_alive = self._paused = False
+
+    @property
+    def reusable(self) -> bool:
+        """Whether another call may be sent: the last answer is complete, and the worker keeps the connection open."""
+        return self._complete and not self._lost and self._keep_alive
+
+    async def post(self, head: bytes, body: bytes) -> None:
+        """Send a call and wait for the status and the headers of its answer."""
+        self._parser = httptools.HttpResponseParser(self)
+        self.headers = {}
+        self._head = self._size = 0
+        self._blocks = []
+        self._begun = self._complete = False
+        assert self._transport is not None
+        self._transport.writelines((head, body))
+        while not self._begun:
+            await self._more()
+
+    async def read(self) -> bytes:
+        """What has come in since the last time, at least a byte; nothing at the end of the answer."""
+        while not self._blocks:
+            if self._complete:
+                return b""
+            await self._more()
+        block = self._blocks[0] if len(self._blocks) == 1 else b"".join(self._blocks)
+        self._blocks = []
+        self._size = 0
+        if self._paused and self._transport is not None:
+            self._paused = False
+            self._transport.resume_reading()
+        return block
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def _more(self) -> None:
+        """Wait until something has come in. Raises ConnectionError when nothing more will."""
+        if self._lost:
+            raise ConnectionResetError("the worker closed the connection")
+        self._reading = asyncio.get_running_loop().create_future()
+        try:
+            await self._reading
+        finally:
+            self._reading = None
+
+    def _wake(self) -> None:
+        if self._reading is not None and not self._reading.done():
+            self._reading.set_result(None)
+
+    # What the event loop tells.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.Protocol`."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its bases
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`. What is no HTTP, or comes unasked, ends the connection."""
+        try:
+            if not self._begun:
+                self._head += len(data)
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.abort()
+        if self._head > HEAD_BYTES and not self._begun:
+            self.abort()
+        self._wake()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """See `asyncio.Protocol`. An answer without a length ends here, if the worker closed in good order."""
+        self._lost = True
+        if error is None and self._begun and not {b"content-length", b"transfer-encoding"} & self.headers.keys():
+            self._complete = True
+        self._wake()
+
+    # What the parser finds.
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """See httptools."""
+        self.headers[name.lower()] = value
+
+    def on_headers_complete(self) -> None:
+        """See httptools."""
+        if self._complete:
+            self.abort()
+        self.status = self._parser.get_status_code()
+        self._keep_alive = self._parser.should_keep_alive()
+        self._begun = self.status >= 200
+
+    def on_body(self, data: bytes) -> None:
+        """See httptools."""
+        self._blocks.append(data)
+        self._size += len(data)
+        if self._size > BUFFER_BYTES and not self._paused and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def on_message_complete(self) -> None:
+        """See httptools. An interim answer (1xx) is none."""
+        self._complete = self._begun
+
+
+class Upstream:
+    """A worker's answer to one call. To be closed: before its end that aborts the call, after it it frees the way."""
+
+    def __init__(self, connection: Connection, release: Callable[[Connection], None]) -> None:
+        self.status = connection.status
+        self.headers = connection.headers
+        self._connection = connection
+        self._release = release
+
+    async def read(self) -> bytes:
+        """What has come in, at least a byte; nothing at the end. Raises WorkerBroke if it breaks off before."""
+        try:
+            return await self._connection.read()
+        except ConnectionError as error:
+            raise WorkerBroke("The worker's answer broke off.") from error
+
+    async def read_all(self) -> bytes:
+        """The rest of the answer. Raises WorkerBroke if it breaks off."""
+        blocks = []
+        while block := await self.read():
+            blocks.append(block)
+        return b"".join(blocks)
+
+    def close(self) -> None:
+        """End the call, whether or not its answer is complete."""
+        self._release(self._connection)
+
+
+class WorkerClient:
+    """The connections to one worker; as many as there are calls at once."""
+
+    def __init__(self, url: str, connect_timeout: float) -> None:
+        """`url`: scheme, host and port; `connect_timeout`: seconds."""
+        parts = urlsplit(url)
+        self._host = parts.hostname or ""
+        self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
+        self._port = parts.port or (443 if self._ssl else 80)
+        self._authority = parts.netloc.encode()
+        self._connect_timeout = connect_timeout
+        self._idle: deque[Connection] = deque()
+        """Those that no call uses, longest unused first."""
+
+    async def post(self, path: str, headers: dict[str, str], body: bytes) -> Upstream:
+        """Send a call; returns when the answer's headers are here.
+
+        Raises WorkerUnreachable: `accepted` is False only if nothing of the call can have reached the worker.
+        """
+        connection = self._free() or await self._connect()
+        lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+        head = b"POST %b HTTP/1.1\r\nhost: %b\r\n%bcontent-length: %d\r\n\r\n" % (
+            path.encode(),
+            self._authority,
+            lines.encode("latin-1"),
+            len(body),
+        )
+        try:
+            await connection.post(head, body)
+        except ConnectionError as error:
+            raise WorkerUnreachable("The worker closed the connection without an answer.", accepted=True) from error
+        except asyncio.CancelledError:
+            connection.abort()
+            raise
+        return Upstream(connection, self._release)
+
+    def close(self) -> None:
+        """Close the connections that no call uses."""
+        for connection in self._idle:
+            connection.abort()
+        self._idle.clear()
+
+    def _free(self) -> Connection | None:
+        """The connection used last, if it can be used again; those that have been idle for too long are closed."""
+        oldest = asyncio.get_running_loop().time() - IDLE_SECONDS
+        while self._idle and self._idle[0].idle_since < oldest:
+            self._idle.popleft().abort()
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.reusable:
+                return connection
+        return None
+
+    async def _connect(self) -> Connection:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._connect_timeout):
+                _, connection = await loop.create_connection(Connection, self._host, self._port, ssl=self._ssl)
+        except OSError as error:  # a TimeoutError is one
+            raise WorkerUnreachable("The worker cannot be reached.", accepted=False) from error
+        return connection
+
+    def _release(self, connection: Connection) -> None:
+        if connection.reusable:
+            connection.idle_since = asyncio.get_running_loop().time()
+            self._idle.append(connection)
+        else:
+            connection.abort()

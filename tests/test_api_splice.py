@@ -1,0 +1,80 @@
+import json
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.api.chat import parse_chat
+from router.api.splice import UsageSplice
+from router.core.prompt_key import PromptHasher
+
+USAGE = {"prompt_tokens": 9, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4}}
+NASTY = st.sampled_from(["", "usage", '"usage":{}}', ',"usage":', "}\n\ndata: {", "\u00fc", '"choices":[]', "\\"])
+KEYS = st.sampled_from(["usage", "id", "metrics", ',"usage":', "\u00fc"])
+VALUES = st.recursive(
+    st.one_of(st.none(), st.integers(), NASTY, st.just(USAGE)),
+    lambda inner: st.one_of(st.lists(inner, max_size=2), st.dictionaries(KEYS, inner, max_size=3)),
+    max_leaves=6,
+)
+MARKS = st.sampled_from([(",", ":"), (", ", ": ")])
+CHUNKS = st.builds(
+    lambda front, text, back: {**front, "choices": [{"index": 0, "delta": {"content": text}}], **back},
+    st.dictionaries(KEYS, VALUES, max_size=3),
+    NASTY,
+    st.one_of(st.just({"usage": USAGE}), st.dictionaries(KEYS, VALUES, max_size=3)),
+)
+
+
+def splice(usage: bool = False, continuous: bool = False) -> UsageSplice:
+    options = {"include_usage": usage, "continuous_usage_stats": continuous}
+    body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "stream": True, "stream_options": options}
+    return UsageSplice(parse_chat(orjson.dumps(body), PromptHasher(b"secret")))
+
+
+def event(chunk: dict[str, Any], marks: tuple[str, str] = (",", ":")) -> bytes:
+    return b"data: " + json.dumps(chunk, separators=marks, ensure_ascii=False).encode() + b"\n\n"
+
+
+def chunk_of(event: bytes) -> Any:
+    return json.loads(event.removeprefix(b"data: "))
+
+
+@given(CHUNKS, MARKS)
+def test_splice_removes_the_member_and_nothing_else(chunk: dict[str, Any], marks: tuple[str, str]) -> None:
+    """A chunk loses its top-level usage, unless that is null, and one run of bytes; all others are kept."""
+    sent = event(chunk, marks)
+    seen = splice().plain_events(sent)
+    wanted = chunk if chunk.get("usage") is None else {name: chunk[name] for name in chunk if name != "usage"}
+    assert chunk_of(seen) == wanted
+    start = next((at for at, (old, new) in enumerate(zip(sent, seen, strict=False)) if old != new), len(seen))
+    assert sent.endswith(seen[start:])
+
+
+@given(st.lists(st.tuples(CHUNKS, MARKS), max_size=4), st.booleans(), st.booleans(), st.booleans())
+def test_many_events_are_spliced_as_each_alone(
+    chunks: list[tuple[dict[str, Any], tuple[str, str]]], final: bool, usage: bool, continuous: bool
+) -> None:
+    """What arrives in one block becomes what it would have become event by event, the final chunk included."""
+    events = [event(chunk, marks) for chunk, marks in chunks]
+    if final:
+        events.append(event({"choices": [], "usage": USAGE}))
+    events.append(b"data: [DONE]\n\n")
+    client = splice(usage, continuous)
+    assert client.plain_events(b"".join(events)) == b"".join(map(client.event, events))
+
+
+@pytest.mark.parametrize(
+    ("usage", "continuous", "chunk_keeps", "final_stays"),
+    [(False, False, False, False), (True, False, False, True), (False, True, True, False), (True, True, True, True)],
+)
+def test_client_sees_the_usage_that_it_asked_for(
+    usage: bool, continuous: bool, chunk_keeps: bool, final_stays: bool
+) -> None:
+    """Each of the two switches of `stream_options` decides about its own usage."""
+    client = splice(usage, continuous)
+    chunk = event({"choices": [{"index": 0, "delta": {"content": "x"}}], "usage": USAGE})
+    final = event({"choices": [], "usage": USAGE})
+    assert ("usage" in chunk_of(client.plain_events(chunk))) is chunk_keeps
+    assert client.plain_events(final) == (final if final_stays else b"")
