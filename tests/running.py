@@ -105,7 +105,6 @@ class RunningRouter:
         assert not scheduler.accounts.bills
         scheduler.accounts.check_conservation()
         assert not conductor._turns
-        assert not conductor._progress
 
 
 async def until(true: Callable[[], bool]) -> None:
