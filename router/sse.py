@@ -110,6 +110,11 @@ def plain_data(events: bytes) -> list[bytes]:
     return events[6:-2].split(b"\n\ndata: ")
 
 
+def plain_events(data: list[bytes]) -> bytes:
+    """Plain events with these data."""
+    return b"data: %b\n\n" % b"\n\ndata: ".join(data) if data else b""
+
+
 def _data_of(line: bytes) -> bytes | None:
     name, _, value = line.partition(b":")
     if name.rstrip(b"\r\n") != b"data":

@@ -18,7 +18,7 @@ from router.api.usage import UsageTally, read_usage
 from router.core.model import Usage
 from router.core.prompt_key import PromptKey
 from router.errors import WorkerBroke
-from router.sse import EVENT_LIMIT, EventSplitter, event_data, is_plain, plain_data
+from router.sse import EVENT_LIMIT, EventSplitter, event_data, is_plain, plain_data, plain_events
 
 UNREAD_LIMIT: Final = 64
 """Events kept at most before they are read."""
@@ -56,15 +56,16 @@ class StreamReader:
         complete. Raises WorkerBroke on an event beyond the limit.
         """
         if self._splitter.empty and is_plain(block):
-            self._unread += plain_data(block)
-            passed = self._splice.plain_events(block)
+            plain = plain_data(block)
+            self._unread += plain
+            passed = plain_events([seen for each in plain if (seen := self._splice.data(each)) is not None])
         else:
             events = self._splitter.feed(block)
             self._unread += [data for event in events if (data := event_data(event)) is not None]
-            passed = block if self._splice.verbatim else b"".join([self._splice.event(event) for event in events])
+            passed = b"".join([self._splice.event(event) for event in events])
         if not self.started or len(self._unread) >= UNREAD_LIMIT:
             self._read()
-        return passed
+        return block if self._splice.verbatim else passed
 
     def close(self) -> bytes:
         """At the end of the stream: what was held back, an event that lacks its blank line."""

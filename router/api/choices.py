@@ -48,19 +48,16 @@ class Choices:
         choice = self._choices.get(index)
         if choice is None:
             choice = self._choices[index] = _Choice()
-        if not self._chat:
-            return self._add_text(choice, fields.get("text"))
-        message = fields.get(self._part)
-        if not isinstance(message, dict):
-            return False
-        said = self._add_text(choice, message.get("content"))
-        if said and len(message) == 1:
-            return True
-        return self._add_more(choice, message) or said
-
-    def _add_text(self, choice: _Choice, text: object) -> bool:
+        more = False
+        text = fields.get("text")
+        if self._chat:
+            message = fields.get(self._part)
+            if not isinstance(message, dict):
+                return False
+            text = message.get("content")
+            more = (not text or len(message) > 1) and self._add_more(choice, message)
         if not text or not isinstance(text, str):
-            return False
+            return more
         self._keep(choice, choice.pieces, text)
         return True
 

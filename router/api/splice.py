@@ -11,22 +11,19 @@ own and stays. Everything else goes through byte for byte.
 """
 
 import re
-from typing import Any, Final
+from typing import Final
 
 import orjson
 
 from router.api.call import Call
 from router.api.json_span import cut_member
-from router.sse import event_data, plain_data, with_data
+from router.sse import event_data, with_data
 
 _KEY: Final = b'"usage"'
-# The last member of an event's root: an object, and after it only the brace that closes the root. A raw quote cannot
-# stand inside a string, so what looks like the name of a member is one.
-_LAST_MEMBER: Final = re.compile(
-    rb',\s*+"usage"\s*+:\s*+\{[^{}\r\n]*+(?:\{[^{}\r\n]*+\}[^{}\r\n]*+)*+\}(?=[^\S\r\n]*+\}\n\n)'
-)
-_NO_CHOICES: Final = (b'"choices":[]', b'"choices": []')
-"""How the final chunk is told from others, as JSON is written in one line."""
+_COMMA: Final = ord(",")
+# The last member of a chunk's root, from its name to the brace that closes the root. A raw quote cannot stand inside a
+# string, so what looks like the name of a member is one; and braces of valid JSON balance.
+_LAST_MEMBER: Final = re.compile(rb'"usage"\s*+:\s*+\{[^}]*+\}(?:[^{}]*+\})?(\s*+\})')
 
 
 class UsageSplice:
@@ -38,37 +35,33 @@ class UsageSplice:
         self.verbatim = call.usage_wanted and call.continuous_wanted
         """The client asked for all that there is: nothing is ever taken out."""
 
-    def plain_events(self, events: bytes) -> bytes:
-        """Any number of plain events (`sse.is_plain`) as the client should see them: one pass over all that it can."""
-        if self.verbatim or _KEY not in events:
-            return events
-        final = max(map(events.find, _NO_CHOICES))
-        if final >= 0:
-            start, end = events.rfind(b"\n", 0, final) + 1, events.index(b"\n\n", final) + 2
-            return self.plain_events(events[:start]) + self.event(events[start:end]) + self.plain_events(events[end:])
-        if self._keep_chunks:
-            return events
-        spliced = _LAST_MEMBER.sub(b"", events)
-        if _KEY not in spliced:
-            return spliced
-        return b"".join([self.event(b"data: %b\n\n" % data) for data in plain_data(spliced)])
-
     def event(self, event: bytes) -> bytes:
-        """One event of any form as the client should see it; empty where it should not."""
-        if self.verbatim or _KEY not in event:
-            return event
+        """An event as the client should see it; empty where it should not."""
         data = event_data(event)
-        chunk = None if data is None else _loads(data)
-        if data is None or chunk is None or chunk.get("usage") is None:
+        if data is None or _KEY not in data:
             return event
+        seen = self.data(data)
+        if seen is data:
+            return event
+        return b"" if seen is None else with_data(event, seen)
+
+    def data(self, data: bytes) -> bytes | None:
+        """An event's data as the client should see it; None where it should not see the event."""
+        at = data.rfind(_KEY)
+        if at < 0 or self.verbatim:
+            return data
+        if self._keep_chunks or b"[]" in data or (last := _LAST_MEMBER.fullmatch(data, at)) is None:
+            return self._parsed(data)
+        before = at - 1 if data[at - 1] == _COMMA else len(data[:at].rstrip()) - 1
+        return data[:before] + data[last.start(1) :] if data[before] == _COMMA else self._parsed(data)
+
+    def _parsed(self, data: bytes) -> bytes | None:
+        try:
+            chunk = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            return data
+        if not isinstance(chunk, dict) or chunk.get("usage") is None:
+            return data
         if chunk.get("choices") == []:
-            return event if self._keep_final else b""
-        return event if self._keep_chunks else with_data(event, cut_member(data, "usage"))
-
-
-def _loads(data: bytes) -> dict[str, Any] | None:
-    try:
-        chunk = orjson.loads(data)
-    except orjson.JSONDecodeError:
-        return None
-    return chunk if isinstance(chunk, dict) else None
+            return data if self._keep_final else None
+        return data if self._keep_chunks else cut_member(data, "usage")
