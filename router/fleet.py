@@ -48,6 +48,10 @@ class Fleet:
             known = known or bool(backend.models)
         return not known
 
+    def lost(self, worker: WorkerId) -> None:
+        """It takes no connection: it counts as away until it answers a poll."""
+        self._backends[worker].healthy = False
+
     async def __aenter__(self) -> Self:
         """Nothing is opened before it is needed."""
         return self

@@ -7,7 +7,7 @@ from router.api.answer import StreamReader, read_json
 from router.api.call import Call
 from router.api.error_json import refusal_event
 from router.conductor import Conductor
-from router.core.model import Cancelled, Dispatch, Failed, Finished, Request, Usage
+from router.core.model import Cancelled, Dispatch, Failed, Finished, Request, Usage, WorkerLeft
 from router.errors import WorkerBroke, WorkerUnreachable
 from router.exchange import Exchange
 from router.fleet import Fleet
@@ -98,6 +98,9 @@ class Journey:
             finally:
                 upstream.close()
         except WorkerUnreachable as error:
+            if not error.accepted:  # what waits for it must not run into the same wall, one by one
+                self._fleet.lost(dispatch.worker)
+                self._conductor.feed(WorkerLeft(dispatch.worker))
             self._ending = Failed(self._request.id, accepted=error.accepted)
             raise
         except WorkerBroke:
