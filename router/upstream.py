@@ -50,7 +50,7 @@ class Connection(asyncio.Protocol):
         return self._complete and not self._lost and self._keep_alive
 
     async def post(self, head: bytes, body: bytes) -> None:
-        """Send a call and wait for the status and the headers of its answer."""
+        """Send a call and wait for the status and the headers of its answer. Raises WorkerUnreachable without one."""
         self._parser = httptools.HttpResponseParser(self)
         self.headers = {}
         self._head = self._size = 0
@@ -59,13 +59,20 @@ class Connection(asyncio.Protocol):
         assert self._transport is not None
         self._transport.writelines((head, body))
         while not self._begun:
+            if self._lost:
+                raise WorkerUnreachable("The worker closed the connection without an answer.", accepted=True)
             await self._more()
 
     async def read(self) -> bytes:
-        """What has come in since the last time, at least a byte; nothing at the end of the answer."""
+        """What has come in since the last time, at least a byte; nothing at the end of the answer.
+
+        Raises WorkerBroke if the connection ends before the answer.
+        """
         while not self._blocks:
             if self._complete:
                 return b""
+            if self._lost:
+                raise WorkerBroke("The worker's answer broke off.")
             await self._more()
         block = self._blocks[0] if len(self._blocks) == 1 else b"".join(self._blocks)
         self._blocks = []
@@ -80,15 +87,10 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    async def _more(self) -> None:
-        """Wait until something has come in. Raises ConnectionError when nothing more will."""
-        if self._lost:
-            raise ConnectionResetError("the worker closed the connection")
+    def _more(self) -> "asyncio.Future[None]":
+        """Done when something has come in, or nothing more will."""
         self._reading = asyncio.get_running_loop().create_future()
-        try:
-            await self._reading
-        finally:
-            self._reading = None
+        return self._reading
 
     def _wake(self) -> None:
         if self._reading is not None and not self._reading.done():
@@ -152,15 +154,9 @@ class Upstream:
     def __init__(self, connection: Connection, release: Callable[[Connection], None]) -> None:
         self.status = connection.status
         self.headers = connection.headers
+        self.read = connection.read
         self._connection = connection
         self._release = release
-
-    async def read(self) -> bytes:
-        """What has come in, at least a byte; nothing at the end. Raises WorkerBroke if it breaks off before."""
-        try:
-            return await self._connection.read()
-        except ConnectionError as error:
-            raise WorkerBroke("The worker's answer broke off.") from error
 
     async def read_all(self) -> bytes:
         """The rest of the answer. Raises WorkerBroke if it breaks off."""
@@ -203,8 +199,6 @@ class WorkerClient:
         )
         try:
             await connection.post(head, body)
-        except ConnectionError as error:
-            raise WorkerUnreachable("The worker closed the connection without an answer.", accepted=True) from error
         except asyncio.CancelledError:
             connection.abort()
             raise

@@ -41,6 +41,8 @@ class Estimates:
         self._ratios: dict[str, TokenRatio] = {}
         self._outputs: dict[tuple[ClientId | None, str], float] = {}
         self._limit = client_limit
+        self.lessons = 0
+        """How often `learn` was called: while this stays, the same questions have the same answers."""
 
     def tokens_per_chunk(self, model: str) -> float:
         """What one chunk of text of this model's prompts is worth in tokens."""
@@ -72,6 +74,7 @@ class Estimates:
 
     def learn(self, request: Request, usage: Usage) -> None:
         """Take in what the engine counted for a finished request."""
+        self.lessons += 1
         if usage.input_tokens and all(prompt.tokens is None for prompt in request.prompts):
             self._ratio(request.model).learn(sum(prompt.size for prompt in request.prompts), usage.input_tokens)
         self._average((None, request.model), usage.output_tokens)

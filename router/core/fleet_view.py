@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 
 from router.core.cluster import Cluster
-from router.core.estimates import Estimates
 from router.core.model import Request, RequestId, WorkerId
 from router.core.policy import FleetView
 from router.core.prefix_map import PrefixMap
@@ -12,10 +11,9 @@ from router.core.prefix_map import PrefixMap
 class SchedulerView(FleetView):
     """Answers from the scheduler's own state."""
 
-    def __init__(self, cluster: Cluster, prefixes: PrefixMap, estimates: Estimates) -> None:
+    def __init__(self, cluster: Cluster, prefixes: PrefixMap) -> None:
         self._cluster = cluster
         self._prefixes = prefixes
-        self._estimates = estimates
 
     def serving(self, model: str) -> Sequence[WorkerId]:
         """See `FleetView`."""
@@ -33,12 +31,12 @@ class SchedulerView(FleetView):
     def admits(self, worker: WorkerId, request: Request) -> bool:
         """See `FleetView`."""
         state = self._cluster[worker]
-        uncached = self._estimates.input_tokens(request) - self.match(request).get(worker, 0)
+        uncached = self._prefixes.input_tokens(request) - self.match(request).get(worker, 0)
         return state.window.admits(state.load, uncached)
 
     def input_tokens(self, request: Request) -> int:
         """See `FleetView`."""
-        return self._estimates.input_tokens(request)
+        return self._prefixes.input_tokens(request)
 
     def match(self, request: Request) -> Mapping[WorkerId, int]:
         """See `FleetView`."""

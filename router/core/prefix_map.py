@@ -7,11 +7,21 @@ grew, at a cost that does not depend on how many wait.
 """
 
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from router.core.estimates import Estimates
 from router.core.model import Request, RequestId, WorkerId
 from router.core.prefix_tree import PrefixTree
 from router.core.prompt_key import HASH_BYTES, PromptKey
+
+
+class Seen(NamedTuple):
+    """A request's size and match, as far as so many lessons of the estimates tell."""
+
+    request: Request
+    lessons: int
+    size: int
+    match: Mapping[WorkerId, int]
 
 
 class PrefixMap:
@@ -22,18 +32,26 @@ class PrefixMap:
         self._tree = tree
         self._estimates = estimates
         self._minimum = minimum
-        self._asked: tuple[Request, int, dict[WorkerId, int]] | None = None
-        """The last request matched, its size then, and its match: one decision asks for it several times."""
+        self._seen: Seen | None = None
+        """The last request looked at, while nothing has changed: one decision asks about it several times."""
         self._model: dict[WorkerId, str] = {}
         self._watched: dict[WorkerId, dict[RequestId, tuple[bytes, ...]]] = {}
         self._waiting_for: dict[WorkerId, dict[bytes, dict[RequestId, None]]] = {}
 
     def match(self, request: Request) -> Mapping[WorkerId, int]:
         """Tokens of the request's input that each worker holds, never all; workers below the minimum are left out."""
-        size = self._estimates.input_tokens(request)
-        if self._asked is None or self._asked[0] is not request or self._asked[1] != size:
-            self._asked = request, size, self._match(request)
-        return self._asked[2]
+        return self._look(request).match
+
+    def input_tokens(self, request: Request) -> int:
+        """The estimated size of a request's input."""
+        return self._look(request).size
+
+    def _look(self, request: Request) -> "Seen":
+        seen = self._seen
+        if seen is None or seen.request is not request or seen.lessons != self._estimates.lessons:
+            size = self._estimates.input_tokens(request)
+            seen = self._seen = Seen(request, self._estimates.lessons, size, self._match(request))
+        return seen
 
     def _match(self, request: Request) -> dict[WorkerId, int]:
         found: dict[WorkerId, int] = {}
@@ -47,7 +65,7 @@ class PrefixMap:
 
     def insert(self, model: str, prompts: Iterable[PromptKey], worker: WorkerId, now: float) -> list[RequestId]:
         """Believe that the worker holds these prompts now. Returns the watched requests whose match grew."""
-        self._asked = None
+        self._seen = None
         self._model[worker] = model
         grown: dict[RequestId, None] = {}
         waiting = self._waiting_for.get(worker)
@@ -70,12 +88,12 @@ class PrefixMap:
 
     def drop(self, worker: WorkerId) -> None:
         """Forget everything that a worker held."""
-        self._asked = None
+        self._seen = None
         self._tree.drop(worker)
         self._model.pop(worker, None)
 
     def _take(self, worker: WorkerId, chunks: int) -> None:
-        self._asked = None
+        self._seen = None
         self._tree.evict(worker, chunks)
 
     def watch(self, request: Request, worker: WorkerId) -> int:

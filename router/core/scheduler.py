@@ -113,7 +113,7 @@ class Scheduler:
         self.cluster = Cluster(lambda: settings.window)
         self.backlog = Backlog()
         self.prefixes = PrefixMap(PrefixTree(settings.prefix_limit), self.estimates, settings.match_minimum)
-        self._view = SchedulerView(self.cluster, self.prefixes, self.estimates)
+        self._view = SchedulerView(self.cluster, self.prefixes)
         self.policy = policy(Surroundings(self._view, settings.cost, random, parameters, self.backlog))
         self.fairness = Fairness(settings.cost, pooled=self.policy.properties.pooled)
         self.backlog.subscribe(self.fairness)
@@ -198,7 +198,7 @@ class Scheduler:
 
     def _dispatch(self, choice: Choice, now: float) -> None:
         request, worker = choice.request, choice.worker
-        size = self.estimates.input_tokens(request)
+        size = self.prefixes.input_tokens(request)
         cached = self.prefixes.match(request).get(worker, 0)
         expected = self.estimates.expected_output(request)
         live = self._live[request.id]
