@@ -183,7 +183,7 @@ def test_a_booking_is_replaced_by_what_is_charged_at_dispatch() -> None:
 def test_a_booking_is_undone_once() -> None:
     """Nothing of it is kept, and its client has the credit that it had before."""
     estimates = Estimates()
-    view = SchedulerView(Cluster(FixedWindow), PrefixMap(PrefixTree(9), estimates, 0), estimates)
+    view = SchedulerView(Cluster(FixedWindow), PrefixMap(PrefixTree(9), estimates, 0))
     placement = D2lpm(Surroundings(view, LinearCost(), Random(0), Parameters(), Backlog()))
     request = Request(RequestId("r1"), ClientId("ada"), MODEL, ())
     placement.place(request, [Candidate(WorkerId("w1"), cached_tokens=30, extend_tokens=50, load=0)])
