@@ -27,6 +27,9 @@ ENGINE_ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",
+    # With the flag below: the model runs inside the engine's process. Else the two wait for each other in loops of
+    # sched_yield, which on two cores can keep every other process from running for seconds.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
 }
@@ -37,6 +40,7 @@ ENGINE_FLAGS = (
     f"--api-key={WORKER_KEY}",
     "--dtype=float32",
     "--enforce-eager",
+    "--distributed-executor-backend=uni",
     "--enable-prompt-tokens-details",
     "--disable-access-log-for-endpoints=/health,/metrics",
     f"--max-model-len={CONTEXT}",

@@ -18,8 +18,8 @@ pytestmark = pytest.mark.engine
 FREE_SECONDS = 2.0
 STATE_SECONDS = 30.0
 """For a state to come about that a test begins with; on a busy machine a step may take long."""
-LONG: Json = {"model": "tiny", "temperature": 0, "ignore_eos": True, "max_tokens": 8000, "stream_interval": 50}
-"""Many seconds of work, so that an engine which is free soon has dropped it; tokens come fifty at a time."""
+LONG: Json = {"model": "tiny", "temperature": 0, "ignore_eos": True, "max_tokens": 8000}
+"""Many seconds of work, so that an engine which is free soon has dropped it."""
 
 
 @pytest.fixture

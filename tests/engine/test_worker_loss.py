@@ -45,21 +45,27 @@ def test_idle_worker_dies_and_returns(router: Router, engines: tuple[Engine, Eng
     assert {answer.headers["x-d2lpm-worker"] for answer in again} == set(ids.values())
 
 
-def test_worker_dies_in_a_stream(unpolled_router: Router, engines: tuple[Engine, Engine]) -> None:
-    """A stream whose worker dies ends at once with an error in it; every later request succeeds on the other worker."""
-    router = unpolled_router
+def test_worker_dies_in_a_stream(router: Router, engines: tuple[Engine, Engine]) -> None:
+    """A stream whose worker dies ends at once, with an error in it that says so."""
     body = {**BODY, "prompt": prompts.text("doomed"), "max_tokens": 8000, "stream": True}
     with httpx.stream("POST", router.url + COMPLETIONS, json=body, timeout=10) as stream:
         blocks = stream.iter_bytes()
         received = next(blocks)
         home = stream.headers["x-d2lpm-worker"]
-        victim = next(engine for engine in engines if router.worker(engine)["id"] == home)
-        victim.kill()
+        next(engine for engine in engines if router.worker(engine)["id"] == home).kill()
         received += b"".join(blocks)
     *_, last, done = event_data(received)
     assert mapped(loads(last)["error"])["code"] == "worker_broke"
     assert done == b"[DONE]"
 
-    after = [ask(router, name) for name in ("doomed", "another", "and", "another")]
-    assert [answer.status for answer in after] == [200] * 4, [answer.body for answer in after]
-    assert home not in {answer.headers["x-d2lpm-worker"] for answer in after}
+
+def test_death_that_no_poll_has_seen(unpolled_router: Router, engines: tuple[Engine, Engine]) -> None:
+    """A worker that refuses connections costs no request: each is served by the other one."""
+    victim, survivor = engines
+    ids = {engine: unpolled_router.worker(engine)["id"] for engine in engines}
+    before = [ask(unpolled_router, f"before {number}") for number in range(4)]
+    assert {answer.headers["x-d2lpm-worker"] for answer in before} == set(ids.values())
+    victim.kill()
+    after = [ask(unpolled_router, f"{when} {number}") for when in ("before", "after") for number in range(4)]
+    assert [answer.status for answer in after] == [200] * 8, [answer.body for answer in after]
+    assert {answer.headers["x-d2lpm-worker"] for answer in after} == {ids[survivor]}
