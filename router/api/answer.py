@@ -52,8 +52,8 @@ class StreamReader:
     def feed(self, block: bytes) -> bytes:
         """Take bytes of the engine; return what goes to the client now.
 
-        That is the block itself where the client asked for all the usage that there is, else the events that are
-        complete. Raises WorkerBroke on an event beyond the limit.
+        Those are the events that are complete, so that an error after them is an event of its own. Raises WorkerBroke
+        on an event beyond the limit.
         """
         if self._splitter.empty and is_plain(block):
             plain = plain_data(block)
@@ -65,14 +65,14 @@ class StreamReader:
             passed = b"".join([self._splice.event(event) for event in events])
         if not self.started or len(self._unread) >= UNREAD_LIMIT:
             self._read()
-        return block if self._splice.verbatim else passed
+        return passed
 
     def close(self) -> bytes:
         """At the end of the stream: what was held back, an event that lacks its blank line."""
         rest = self._splitter.rest()
         if (data := event_data(rest)) is not None:
             self._unread.append(data)
-        return b"" if self._splice.verbatim else self._splice.event(rest)
+        return self._splice.event(rest)
 
     @property
     def output_tokens(self) -> int:
