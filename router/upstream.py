@@ -46,8 +46,8 @@ class Connection(asyncio.Protocol):
 
     @property
     def reusable(self) -> bool:
-        """Whether another call may be sent: the last answer is complete, and the worker keeps the connection open."""
-        return self._complete and not self._lost and self._keep_alive
+        """Whether another call may be sent: the last answer is complete, and the connection is open and is read."""
+        return self._complete and not self._lost and not self._paused and self._keep_alive
 
     async def post(self, head: bytes, body: bytes) -> None:
         """Send a call and wait for the status and the headers of its answer. Raises WorkerUnreachable without one."""

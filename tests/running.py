@@ -20,7 +20,7 @@ from router.settings import Settings
 
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
-PATIENCE: Final = 20.0
+PATIENCE: Final = 60.0
 """Seconds after which what never comes fails the test instead of hanging it."""
 
 
@@ -137,8 +137,17 @@ def gateway_of(app: Any) -> Gateway:
 async def serving(app: Any) -> AsyncIterator[str]:
     """Serve an ASGI application on a free port of loopback, as the command does; gives its URL."""
     with socket.create_server(("127.0.0.1", 0), backlog=2048) as listener:
+        # As uvloop does, under which the command serves; asyncio leaves it out for a socket made like this one.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         config = uvicorn.Config(
-            app, http="httptools", ws="none", lifespan="on", log_config=None, access_log=False, server_header=False
+            app,
+            http="httptools",
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=int(PATIENCE),  # a machine that stands still for a while closes nothing
         )
         config.load()
         server = uvicorn.Server(config)

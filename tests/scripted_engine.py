@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 """Seconds after which a step that never comes fails the test instead of hanging it."""
 VLLM_METRICS = b"""\
 vllm:num_requests_running{engine="0",model_name="m"} 0.0

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from running import CHAT, COMPLETIONS, RunningRouter, chat, running_router, until
+from running import CHAT, COMPLETIONS, PATIENCE, RunningRouter, chat, running_router, until
 from scripted_engine import ScriptedEngine, scripted_engine
 
 LIMIT = 20_000
@@ -124,7 +124,7 @@ async def raw(router: RunningRouter, data: bytes) -> bytes:
     reader, writer = await asyncio.open_connection(*router.address)
     try:
         writer.write(data)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             return await reader.read()
     finally:
         writer.close()

@@ -1,0 +1,299 @@
+"""Workers that fail, refuse, die and come back: what their clients are told, and what they pay."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+from running import RunningRouter, chat, running_router, until
+from scripted_engine import DONE, Call, ScriptedEngine, chunk, event, scripted_engine, usage
+
+from router.upstream import BUFFER_BYTES, WorkerClient
+
+Act = Callable[[Call], Awaitable[None]]
+STREAMED = pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+
+
+async def served(router: RunningRouter) -> tuple[int, int]:
+    """Extend and output tokens of all clients, once everything has ended."""
+    await router.at_rest()
+    service = [entry["service"] for entry in (await router.fairness())["clients"].values()]
+    return sum(s["extend"] for s in service), sum(s["output"] for s in service)
+
+
+async def reset(call: Call) -> None:
+    call.reset()
+
+
+async def close(call: Call) -> None:
+    call.connection.writer.close()
+
+
+async def garbage(call: Call) -> None:
+    await call.raw(b"\x16\x03\x01 this is not HTTP \xff\r\n\r\n")
+
+
+async def half_a_head(call: Call) -> None:
+    await call.raw(b"HTTP/1.1 200 OK\r\ncontent-len")
+    await close(call)
+
+
+async def no_json(call: Call) -> None:
+    await call.respond(200, b"<html>hello</html>")
+
+
+async def no_object(call: Call) -> None:
+    await call.respond(200, b"[1]")
+
+
+async def too_short(call: Call) -> None:
+    await call.raw(b'HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n{"choices":[]}')
+    await close(call)
+
+
+async def bad_chunk(call: Call) -> None:
+    await call.begin(content_type="application/json")
+    await call.raw(b"zz\r\n{}\r\n")
+
+
+@pytest.mark.parametrize(
+    ("stream", "act", "code"),
+    [
+        *(
+            (stream, act, "worker_unreachable")
+            for stream in (True, False)
+            for act in (reset, close, garbage, half_a_head)
+        ),
+        *((False, act, "worker_broke") for act in (no_json, no_object, too_short, bad_chunk)),
+    ],
+)
+async def test_a_worker_that_fails_before_its_answer(stream: bool, act: Act, code: str) -> None:
+    """Its client has a 502 in OpenAI's shape, and the next call is served."""
+    async with scripted_engine() as engine, running_router(engine.url) as router:
+        async with router.post(chat(stream=stream)) as post:
+            await act(await engine.call())
+            response = await post.response()
+            error = json.loads(await post.read())["error"]
+            assert (response.status, error["type"]) == (502, "server_error")
+            assert error["code"].startswith(code)
+            assert "http" not in error["message"]
+        async with router.post(chat()) as post:
+            await (await engine.call()).answer()
+            assert (await post.response()).status == 200
+
+
+async def test_a_refused_connection_costs_nothing() -> None:
+    """Nothing can have reached the engine, so the client is refunded."""
+    async with scripted_engine() as engine, running_router(engine.url, poll_interval=3600) as router:
+        await engine.stop()
+        async with router.post(chat()) as post:
+            assert (await post.response()).status == 502
+            assert json.loads(await post.read())["error"]["code"] == "worker_unreachable"
+        assert await served(router) == (0, 0)
+
+
+async def broken_chunk(call: Call) -> None:
+    await call.raw(b"not a size\r\n")
+
+
+async def half_an_event(call: Call) -> None:
+    await call.write(b'data: {"id":"c","cho')
+    await reset(call)
+
+
+async def early_end(call: Call) -> None:
+    await call.end()
+
+
+@pytest.mark.parametrize("options", [{}, {"include_usage": True, "continuous_usage_stats": True}], ids=["cut", "all"])
+@pytest.mark.parametrize("act", [reset, close, broken_chunk, half_an_event, early_end])
+async def test_a_worker_that_fails_amid_a_stream(act: Act, options: dict[str, Any]) -> None:
+    """The client has what there was, an error event of its own, and [DONE]; it pays what was computed."""
+    first = chunk("a", usage=usage(9, 1))
+    async with scripted_engine() as engine, running_router(engine.url) as router:
+        async with router.post(chat(stream=True, stream_options=options)) as post:
+            call = await engine.call()
+            await call.begin()
+            await call.write(first)
+            seen = first if options else chunk("a")
+            assert await (await post.response()).content.readexactly(len(seen)) == seen
+            await act(call)
+            *_, last, done, nothing = (await post.read()).split(b"\n\n")
+            error = json.loads(last.removeprefix(b"data: "))["error"]
+            assert (error["type"], error["code"]) == ("server_error", "worker_broke")
+            assert (done, nothing) == (b"data: [DONE]", b"")
+        assert await served(router) == (9, 1)
+
+
+@STREAMED
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (400, b'{"error":{"message":"too long","type":"BadRequestError","param":"input_tokens","code":400}}'),
+        (400, b'{"object":"error","message":"too long","type":"BadRequestError","param":null,"code":400}'),
+        (401, b'{"error":"Unauthorized"}'),
+        (404, b'{"detail":"Not Found"}'),
+        (307, b""),
+        (429, b"slow down"),
+        (503, b'{"error":{"message":"The request queue is full.","code":503}}'),
+    ],
+)
+async def test_a_refusal_is_handed_on_as_it_is_and_costs_nothing(stream: bool, status: int, body: bytes) -> None:
+    """Status, body, type and Retry-After are the engine's own; it computed nothing, so nothing is owed."""
+    async with scripted_engine() as engine, running_router(engine.url) as router:
+        async with router.post(chat(stream=stream)) as post:
+            await (await engine.call()).respond(
+                status, body, "retry-after: 7", "location: /elsewhere", content_type="text/odd; charset=\xe9"
+            )
+            response = await post.response()
+            assert (response.status, await post.read()) == (status, body)
+            assert response.headers["retry-after"] == "7"
+            assert response.headers["content-type"].startswith("text/odd")
+        assert await served(router) == (0, 0)
+        assert engine.calls.empty()
+
+
+@STREAMED
+async def test_an_engines_own_failure_is_handed_on(stream: bool) -> None:
+    """A 500 goes through as it is; the engine may have worked for it, so it is not refunded."""
+    async with scripted_engine() as engine, running_router(engine.url) as router:
+        async with router.post(chat("x" * 400, stream=stream)) as post:
+            await (await engine.call()).respond(500, b"Internal Server Error", content_type="text/plain")
+            assert (await post.response()).status == 500
+            assert await post.read() == b"Internal Server Error"
+        extend, output = await served(router)
+        assert extend > 0
+        assert output == 0
+
+
+FULL = event({"error": {"object": "error", "message": "The request queue is full.", "type": "abort", "code": 503}})
+
+
+@pytest.mark.parametrize(("before", "paid"), [(b"", (0, 0)), (chunk("a", usage=usage(9, 1)), (9, 1))])
+async def test_a_queue_that_is_full_may_be_told_in_band(before: bytes, paid: tuple[int, int]) -> None:
+    """SGLang's 503 inside a stream of status 200 is refunded, unless tokens came before it."""
+    async with scripted_engine() as engine, running_router(engine.url) as router:
+        async with router.post(chat(stream=True)) as post:
+            await (await engine.call()).stream(*([before] if before else []), FULL, DONE)
+            assert (await post.read()).endswith(FULL + DONE)
+        assert await served(router) == paid
+
+
+async def test_an_error_with_status_200_is_an_error() -> None:
+    """It goes through as it is, and the prompt counts as computed, but not as answered."""
+    body = b'{"object":"error","message":"oops","type":"abort","param":null,"code":500}'
+    async with scripted_engine() as engine, running_router(engine.url) as router:
+        async with router.post(chat()) as post:
+            await (await engine.call()).respond(200, body)
+            assert await post.read() == body
+        async with router.http.get("/metrics") as response:
+            assert 'model="m",outcome="failed"} 1.0' in await response.text()
+
+
+async def test_a_connection_that_nobody_read_on_is_not_used_again() -> None:
+    """Its answer was all here when its client left, but for what the socket was told to keep back."""
+    async with scripted_engine() as engine:
+        worker = WorkerClient(engine.url, connect_timeout=5.0)
+        pending = asyncio.ensure_future(worker.post("/x", {}, b"{}"))
+        call = await engine.call()
+        await call.respond(200, b"x" * (BUFFER_BYTES + 1))
+        (await pending).close()
+        pending = asyncio.ensure_future(worker.post("/x", {}, b"{}"))
+        await (await engine.call()).respond(200, b"yes")
+        assert await (await pending).read_all() == b"yes"
+        worker.close()
+
+
+async def answered_by(router: RunningRouter, *engines: ScriptedEngine, model: str = "m") -> ScriptedEngine:
+    """Make a call; the engine that got it."""
+    async with router.post({**chat(), "model": model}) as post:
+        gets = {asyncio.ensure_future(engine.call()): engine for engine in engines}
+        (got,), others = await asyncio.wait(gets, return_when=asyncio.FIRST_COMPLETED)
+        for other in others:
+            other.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await got.result().answer()
+        assert (await post.response()).status == 200
+        return gets[got]
+
+
+async def test_a_model_of_one_worker_goes_only_there() -> None:
+    """However often it is asked for; and a model of nobody is unknown."""
+    async with (
+        scripted_engine("m", "a") as one,
+        scripted_engine("m", "b") as two,
+        running_router(one.url, two.url, policy="rr+fcfs") as router,
+    ):
+        for model, only in (("a", one), ("b", two)):
+            assert [await answered_by(router, one, two, model=model) for _ in range(3)] == [only] * 3
+        assert {await answered_by(router, one, two) for _ in range(2)} == {one, two}
+        async with router.post({**chat(), "model": "c"}) as post:
+            assert (await post.response()).status == 404
+
+
+def healthy(router: RunningRouter) -> set[str]:
+    return {backend.url for backend in router.fleet.backends if backend.healthy}
+
+
+async def test_the_queue_of_a_dead_worker_moves_to_another() -> None:
+    """The moment a connection is refused; only the call that found it out fails. It is used again when it is back."""
+    async with (
+        scripted_engine() as one,
+        scripted_engine() as two,
+        running_router(one.url, two.url, policy="rr+fcfs", max_inflight=1, poll_interval=3600) as router,
+    ):
+        async with AsyncExitStack() as stack:
+            posts = [await stack.enter_async_context(router.post(chat(f"{i}", stream=True))) for i in range(8)]
+            await one.call()
+            held = await two.call()
+            await until(lambda: router.scheduler.waiting == 6)
+            await one.stop()
+            await until(lambda: one.url not in healthy(router))
+            for _ in range(5):
+                await held.answer()
+                held = await two.call()
+            await held.answer()
+            told = [await post.read() for post in posts]
+        assert sum(b"yes" in answer and answer.endswith(DONE) for answer in told) == 6
+        assert sum(b"worker_unreachable" in answer for answer in told) == 2
+
+
+async def test_a_worker_that_is_back_is_used_again() -> None:
+    """It was left out while its engine was ill, whatever ran there went on, and then it has its turn again."""
+    async with (
+        scripted_engine() as one,
+        scripted_engine() as two,
+        running_router(one.url, two.url, policy="rr+fcfs") as router,
+    ):
+        async with router.post(chat(stream=True)) as post:
+            running = await one.call()
+            one.polled["/health"] = (503, b"")
+            await until(lambda: one.url not in healthy(router))
+            assert {await answered_by(router, one, two) for _ in range(3)} == {two}
+            await running.answer()
+            assert (await post.read()).endswith(DONE)
+        one.polled["/health"] = (200, b"")
+        await until(lambda: one.url in healthy(router))
+        assert {await answered_by(router, one, two) for _ in range(2)} == {one, two}
+
+
+async def test_without_a_worker_a_call_is_refused_with_the_reason() -> None:
+    """Those that wait for the last one, too; its models are still known."""
+    async with (
+        scripted_engine() as engine,
+        running_router(engine.url, max_inflight=1) as router,
+        router.post(chat(stream=True)) as running,
+        router.post(chat("waiting")) as waiting,
+    ):
+        call = await engine.call()
+        engine.polled["/health"] = (503, b"")
+        await until(lambda: not healthy(router))
+        async with router.post(chat("late")) as late:
+            for post in (waiting, late):
+                response = await post.response()
+                assert response.status == 503
+                assert response.headers["x-d2lpm-dropped-reason"] == "rejected-no-endpoints"
+        await call.answer()
+        assert (await running.read()).endswith(DONE)
