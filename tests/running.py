@@ -105,6 +105,7 @@ class RunningRouter:
         assert not scheduler.accounts.bills
         scheduler.accounts.check_conservation()
         assert not conductor._turns
+        assert not conductor._streams
 
 
 async def until(true: Callable[[], bool]) -> None:
