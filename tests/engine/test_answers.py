@@ -147,4 +147,5 @@ def kind_of(event: Json) -> str:
         return "usage"
     if any("role" in mapped(choice.get("delta", {})) for choice in choices):
         return "role"
-    return "last" if any(choice["finish_reason"] for choice in choices) else "text"
+    first = "first " if any(choice.get("prompt_token_ids") for choice in choices) else ""
+    return first + ("last" if any(choice["finish_reason"] for choice in choices) else "text")
