@@ -6,7 +6,7 @@ exchange (to the client), conductor and core (settled).
 """
 
 import logging
-import uuid
+import secrets
 
 from starlette.types import Receive, Scope, Send
 
@@ -94,4 +94,4 @@ def _usable(given: bytes | None) -> str | None:
 
 
 def _new_id() -> str:
-    return uuid.uuid4().hex
+    return secrets.token_hex(16)

@@ -1,5 +1,7 @@
 """The service ledger: charged = served + reserved, and a bill comes to what the engine says."""
 
+from functools import reduce
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -43,7 +45,7 @@ class Ledger(RuleBasedStateMachine):
     def close(self, request: RequestId, charge: Charge) -> None:
         self.note(request, charge)
         client = self.clients[request]
-        self.closed[client] = self.closed.get(client, Tokens()) + self.bills.pop(request)
+        self.closed[client] = self.closed.get(client, Tokens()).plus(self.bills.pop(request))
         del self.trusted[request]
 
     @rule(client=st.sampled_from(["ada", "bob"]), size=st.integers(1, 90), data=st.data())
@@ -93,7 +95,7 @@ class Ledger(RuleBasedStateMachine):
         assert self.accounts.bills.keys() == self.bills.keys()
         for client, account in self.accounts.accounts.items():
             open_bills = [tokens for bill, tokens in self.bills.items() if self.clients[bill] == client]
-            assert account.charged == sum(open_bills, self.closed.get(client, Tokens()))
+            assert account.charged == reduce(Tokens.plus, open_bills, self.closed.get(client, Tokens()))
 
     @invariant()
     def capped(self) -> None:

@@ -214,7 +214,7 @@ def test_no_booking_is_lost(steps: list[tuple[str, int]]) -> None:
             return
         talk.progress(request, output)
         bill = talk.scheduler.accounts.bills[request].tokens
-        paid[client, worker] = paid.get((client, worker), Tokens()) + bill
+        paid[client, worker] = paid.get((client, worker), Tokens()).plus(bill)
         if how == "cancel":
             talk.cancel(request)
         elif how == "break":

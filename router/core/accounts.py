@@ -7,26 +7,29 @@ as a `Charge`, from which each policy keeps its own counters at its own price.
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 from router.core.model import ClientId, Request, RequestId, Usage, WorkerId
 
 
-@dataclass(frozen=True, slots=True)
-class Tokens:
+class Tokens(NamedTuple):
     """Service in tokens: prefill computed, prefill found in the cache, output produced."""
 
     extend: int = 0
     cached: int = 0
     output: int = 0
 
-    def __add__(self, other: "Tokens") -> "Tokens":
+    def plus(self, other: "Tokens") -> "Tokens":
+        """Add member by member."""
         return Tokens(self.extend + other.extend, self.cached + other.cached, self.output + other.output)
 
-    def __sub__(self, other: "Tokens") -> "Tokens":
+    def minus(self, other: "Tokens") -> "Tokens":
+        """Subtract member by member."""
         return Tokens(self.extend - other.extend, self.cached - other.cached, self.output - other.output)
 
+
+NOTHING: Final = Tokens()
 
 Cost = Callable[[Tokens], float]
 """The price of one request's tokens: any function that grows with each of them (VTC, section 4)."""
@@ -75,9 +78,9 @@ class Bill:
 class Account:
     """One client's totals over all its requests: charged = served + reserved, always."""
 
-    charged: Tokens = field(default_factory=Tokens)
-    served: Tokens = field(default_factory=Tokens)
-    reserved: Tokens = field(default_factory=Tokens)
+    charged: Tokens = NOTHING
+    served: Tokens = NOTHING
+    reserved: Tokens = NOTHING
 
 
 class Accounts:
@@ -112,19 +115,19 @@ class Accounts:
         self._bills[request.id] = bill
         self._cached_in_flight[request.client] = self._cached_in_flight.get(request.client, 0) + trusted
         account = self._accounts[request.client]
-        account.charged += bill.tokens
-        account.reserved += bill.tokens
-        return Charge(request.client, worker, Tokens(), bill.tokens)
+        account.charged = account.charged.plus(bill.tokens)
+        account.reserved = account.reserved.plus(bill.tokens)
+        return Charge(request.client, worker, NOTHING, bill.tokens)
 
     def start(self, request: RequestId) -> Tokens:
         """Count the reserved input as served: the prefill is over. Returns what became served."""
         bill = self._bills[request]
         if bill.started:
-            return Tokens()
+            return NOTHING
         bill.started = True
         account = self._accounts[bill.client]
-        account.reserved -= bill.tokens
-        account.served += bill.tokens
+        account.reserved = account.reserved.minus(bill.tokens)
+        account.served = account.served.plus(bill.tokens)
         return bill.tokens
 
     def progress(self, request: RequestId, output_tokens: int) -> Charge:
@@ -144,7 +147,7 @@ class Accounts:
 
     def refund(self, request: RequestId) -> Charge:
         """Close the bill of a call that the engine refused before it accepted it: nothing is owed."""
-        return self._close(request, Tokens())
+        return self._close(request, NOTHING)
 
     def _close(self, request: RequestId, after: Tokens) -> Charge:
         bill = self._bills.pop(request)
@@ -155,13 +158,13 @@ class Accounts:
 
     def _revise(self, bill: Bill, after: Tokens) -> Charge:
         charge = Charge(bill.client, bill.worker, bill.tokens, after)
-        change = after - bill.tokens
+        change = after.minus(bill.tokens)
         account = self._accounts[bill.client]
-        account.charged += change
+        account.charged = account.charged.plus(change)
         if bill.started:
-            account.served += change
+            account.served = account.served.plus(change)
         else:
-            account.reserved += change
+            account.reserved = account.reserved.plus(change)
         bill.tokens = after
         return charge
 
@@ -170,7 +173,7 @@ class Accounts:
         reserved: dict[ClientId, Tokens] = {}
         for bill in self._bills.values():
             if not bill.started:
-                reserved[bill.client] = reserved.get(bill.client, Tokens()) + bill.tokens
+                reserved[bill.client] = reserved.get(bill.client, NOTHING).plus(bill.tokens)
         for client, account in self._accounts.items():
-            assert account.charged == account.served + account.reserved, f"{client}: {account}"
-            assert account.reserved == reserved.get(client, Tokens()), f"{client}: reserved without a bill"
+            assert account.charged == account.served.plus(account.reserved), f"{client}: {account}"
+            assert account.reserved == reserved.get(client, NOTHING), f"{client}: reserved without a bill"

@@ -1,15 +1,14 @@
 """Early binding: each request is placed in one worker's queue when it arrives, and ordered there."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from router.core.accounts import Charge
 from router.core.model import ClientId, Request, RequestId, WorkerId
 from router.core.policy import Candidate, Choice, Deficit, Order, Placed, Placement, Policy, Properties, Surroundings
 
 
-@dataclass(frozen=True, slots=True)
-class Ticket:
+class Ticket(NamedTuple):
     """Where a waiting request waits."""
 
     request: Request

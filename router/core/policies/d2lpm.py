@@ -9,7 +9,7 @@ scheduler does, and a worker far above the lightest one is left although the cli
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from router.core.accounts import Charge, LinearCost, Tokens
 from router.core.deficits import DeficitTable
@@ -32,8 +32,7 @@ class D2lpmParameters:
     """... plus this many requests."""
 
 
-@dataclass(frozen=True, slots=True)
-class Booking:
+class Booking(NamedTuple):
     """What a waiting request is charged in advance."""
 
     client: ClientId
