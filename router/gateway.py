@@ -5,6 +5,7 @@ conductor and core (its turn), fleet (forwarded), api.answer (counted, and what 
 exchange (to the client), conductor and core (settled).
 """
 
+import asyncio
 import logging
 import secrets
 
@@ -15,7 +16,7 @@ from router.api.call import Call
 from router.conductor import Conductor
 from router.core.model import Request, RequestId
 from router.core.prompt_key import PromptHasher
-from router.errors import MethodNotAllowed, RouterError, UnknownModel
+from router.errors import MethodNotAllowed, NoWorker, RouterError, UnknownModel
 from router.exchange import ClientGone, Exchange
 from router.fleet import Fleet
 from router.identity import Identifier
@@ -57,6 +58,8 @@ class Gateway:
                 await journey.run(self._settings)
         except ClientGone:
             pass
+        except asyncio.CancelledError:  # the server has waited for its streams as long as it will
+            await exchange.fail(NoWorker("The router is shutting down.", reason="rejected-shutting-down"))
         except RouterError as error:
             await exchange.fail(error)
         except Exception:

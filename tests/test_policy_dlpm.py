@@ -147,6 +147,23 @@ def test_debt_is_forgiven_when_nobody_waits() -> None:
     assert talk.deficit("ada").order == -2 * 100
 
 
+def test_debt_outlives_a_worker_that_leaves_and_comes_back() -> None:
+    """A worker whose health check fails for a moment sheds nobody's debt."""
+    talk = scene(quantum=100)
+    talk.arrive("ada", "ten chunks")
+    talk.leave("w1")
+    talk.join("w1")
+    assert talk.deficit("ada").order == 100 - 10 * CHUNK_TOKENS
+
+
+def test_a_call_that_does_not_stream_keeps_no_debt_alive() -> None:
+    """It never shows its start, so it does not count as waiting in the engine."""
+    talk = scene(quantum=100)
+    talk.arrive("ada", "ten chunks", streamed=False)
+    talk.arrive("bob", "hello")
+    assert talk.deficit("ada").order == 0
+
+
 def test_debt_is_not_forgiven_while_a_request_is_on_its_way() -> None:
     """What is dispatched and has not started waits too, though in the engine."""
     talk = scene(quantum=100)

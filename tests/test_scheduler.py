@@ -175,6 +175,15 @@ def test_when_too_many_wait_the_next_is_turned_away() -> None:
     assert talk.arrive("ada", "document") not in talk.refusals
 
 
+def test_a_full_waiting_room_keeps_no_idle_worker_idle() -> None:
+    """What can go at once need not wait, however many wait for another worker."""
+    talk = scene(FEW_MAY_WAIT)
+    talk.join("w2", "mistral")
+    for _ in range(4):
+        talk.arrive("ada", "document")
+    assert talk.arrive("bob", "hello", model="mistral") in talk.dispatched
+
+
 def test_a_request_that_waited_too_long_is_turned_away() -> None:
     """Its deadline is the next alarm; with it the client learns when to try again."""
     talk = scene(FEW_MAY_WAIT)

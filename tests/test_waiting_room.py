@@ -14,15 +14,15 @@ def room(requests: int = 2, time_to_live: float = 10.0) -> WaitingRoom:
     return WaitingRoom(WaitingLimits(requests, time_to_live))
 
 
-def test_it_is_full_at_its_limit() -> None:
+def test_it_is_overfull_beyond_its_limit() -> None:
     """As many wait as may, and one that leaves makes room."""
     waiting = room(requests=2)
-    full = []
-    for request in (A, B):
+    overfull = []
+    for request in (A, B, C):
         waiting.enter(request, 0)
-        full.append(waiting.full)
+        overfull.append(waiting.overfull)
     waiting.leave(A, 1, served=True)
-    assert [*full, waiting.full] == [False, True, False]
+    assert [*overfull, waiting.overfull] == [False, False, True, False]
 
 
 def test_requests_expire_in_the_order_in_which_they_came() -> None:

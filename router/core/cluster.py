@@ -81,12 +81,12 @@ class Cluster:
         return found
 
     def join(self, worker: Worker) -> None:
-        """Add a worker, or take new facts of one that is known, departed or not."""
+        """Add a worker, or take new facts of one that is known, departed or not; a capacity once told stays."""
         state = self._states.get(worker.id)
         if state is None:
             self._states[worker.id] = WorkerState(worker, self._window())
         else:
-            state.worker = worker
+            state.worker = replace(worker, kv_tokens=worker.kv_tokens or state.worker.kv_tokens)
             state.left = False
         self._serving.clear()
 

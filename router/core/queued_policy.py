@@ -83,15 +83,15 @@ class QueuedPolicy(Policy):
         self._orders[worker].match_grew(requests)
 
     def worker_joined(self, worker: WorkerId, now: float) -> None:  # noqa: ARG002 - the protocol's signature
-        """See `Policy`. A queue starts empty: what waits elsewhere keeps its place."""
-        self._orders[worker] = self._new_order(worker)
+        """See `Policy`. What waits elsewhere keeps its place; a worker that comes back finds its order as it was."""
+        if worker not in self._orders:
+            self._orders[worker] = self._new_order(worker)
 
     def worker_left(self, worker: WorkerId, now: float) -> list[Request]:
-        """See `Policy`."""
+        """See `Policy`. The order stays, with its counters: a worker that flaps must shed no debts."""
         waiting = [self._tickets[request].request for request in self._orders[worker].waiting()]
         for request in waiting:
             self.withdraw(request.id, now)
-        del self._orders[worker]
         self._placement.worker_left(worker)
         orphans = []
         for request in waiting:

@@ -133,6 +133,8 @@ class Scheduler:
         self._take_in(event, now)
         while (choice := self.policy.next(now)) is not None:
             self._dispatch(choice, now)
+        if isinstance(event, Arrived) and self._room.overfull:
+            self._turn_away(event.request.id, now)
         self._set_alarm(now)
         return self._out
 
@@ -189,12 +191,17 @@ class Scheduler:
         self.weights[request.client] = request.weight
         if not self.cluster.serving(request.model):
             self._out.append(Reject(request.id, Refusal.NO_WORKER))
-        elif self._room.full:
-            self._out.append(Reject(request.id, Refusal.QUEUE_FULL, self._room.retry_after(now)))
         else:
             self._live[request.id] = Live(request, now)
             self._room.enter(request.id, now)
             self.policy.enqueue(request, now)
+
+    def _turn_away(self, request: RequestId, now: float) -> None:
+        """Refuse an arrival that found no room anywhere: a full waiting room must not keep an idle worker idle."""
+        live = self._live.get(request)
+        if live is not None and live.state is State.WAITING:
+            self._withdraw(live, now)
+            self._out.append(Reject(request, Refusal.QUEUE_FULL, self._room.retry_after(now)))
 
     def _dispatch(self, choice: Choice, now: float) -> None:
         request, worker = choice.request, choice.worker

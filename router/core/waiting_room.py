@@ -33,9 +33,9 @@ class WaitingRoom:
         return len(self._deadlines)
 
     @property
-    def full(self) -> bool:
-        """Whether the next one must be turned away."""
-        return len(self._deadlines) >= self._limits.requests
+    def overfull(self) -> bool:
+        """Whether more wait than may."""
+        return len(self._deadlines) > self._limits.requests
 
     @property
     def next_deadline(self) -> float | None:

@@ -31,6 +31,10 @@ class D2lpmParameters:
     load_slack: int = 4
     """... plus this many requests."""
 
+    def __post_init__(self) -> None:
+        if self.quantum <= 0:
+            raise ValueError("quantum must be positive")
+
 
 class Booking(NamedTuple):
     """What a waiting request is charged in advance."""

@@ -25,6 +25,10 @@ class DlpmParameters:
     sparse_first: bool = True
     """Among clients with credit, those with nothing in flight at the worker go before the longest match."""
 
+    def __post_init__(self) -> None:
+        if self.quantum <= 0:
+            raise ValueError("quantum must be positive")
+
 
 class Dlpm(Order):
     """Counters q_i of one worker's queue; longest match among the requests of clients with credit."""
@@ -75,7 +79,8 @@ class Dlpm(Order):
     def dispatched(self, request: Request) -> None:
         """See `Order`."""
         self._in_flight.setdefault(request.client, set()).add(request.id)
-        self._unstarted.add(request.id)
+        if request.streamed:  # others never show their start
+            self._unstarted.add(request.id)
 
     def charged(self, charge: Charge) -> None:
         """See `Order`."""
