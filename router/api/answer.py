@@ -118,19 +118,15 @@ class StreamReader:
             self._done = True
             data.remove(b"[DONE]")
         for chunk in _load_all(data):
-            choices = chunk.get("choices")
-            if choices:
-                self._read_choices(choices, chunk.get("usage"))
-            else:
-                self._tally.final = read_usage(chunk.get("usage")) or self._tally.final
+            choices, usage = chunk.get("choices"), chunk.get("usage")
+            if choices and isinstance(choices, list):
+                self.started = True
+                for choice in choices:
+                    if isinstance(choice, dict) and type(index := choice.get("index", 0)) is int:
+                        self._tally.chunk(index, usage, self._choices.add(index, choice))
+            elif not choices:
+                self._tally.final = read_usage(usage) or self._tally.final
                 self._error = read_error(chunk) or self._error
-
-    def _read_choices(self, choices: object, usage: object) -> None:
-        if not isinstance(choices, list):
-            return
-        self.started = True
-        for index, choice in _numbered(choices):
-            self._tally.chunk(index, usage, self._choices.add(index, choice))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +152,9 @@ def read_json(call: Call, body: bytes) -> Answer:
         raise WorkerBroke("A worker's answer is not a JSON object.")
     choices = Choices(call, "message")
     found = fields.get("choices")
-    for index, choice in _numbered(found if isinstance(found, list) else []):
-        choices.add(index, choice)
+    for choice in found if isinstance(found, list) else []:
+        if isinstance(choice, dict) and type(index := choice.get("index", 0)) is int:
+            choices.add(index, choice)
     aborted = "abort" in choices.finish_reasons.values()
     return Answer(read_usage(fields.get("usage")), choices.keys(), read_error(fields), aborted)
 
@@ -183,9 +180,3 @@ def _load_all(data: list[bytes]) -> Iterable[dict[str, Any]]:
             with suppress(orjson.JSONDecodeError):
                 chunks.append(orjson.loads(each))
     return (chunk for chunk in chunks if isinstance(chunk, dict))
-
-
-def _numbered(choices: list[object]) -> Iterable[tuple[int, dict[str, Any]]]:
-    for choice in choices:
-        if isinstance(choice, dict) and type(index := choice.get("index", 0)) is int:
-            yield index, choice

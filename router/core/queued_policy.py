@@ -31,6 +31,8 @@ class QueuedPolicy(Policy):
         self._placement = placement
         self._new_order = order
         self._orders: dict[WorkerId, Order] = {}
+        self._loads: dict[WorkerId, int] = {}
+        """Requests that wait for each worker or run there."""
         self._tickets: dict[RequestId, Ticket] = {}
 
     def enqueue(self, request: Request, now: float) -> None:
@@ -38,10 +40,16 @@ class QueuedPolicy(Policy):
         placed = self._placement.place(request, self._candidates(request))
         self._tickets[request.id] = Ticket(request, placed)
         self._orders[placed.worker].push(request)
+        self._loads[placed.worker] += 1
         self._backlog.add(placed.worker, request.client, now)
 
     def withdraw(self, request: RequestId, now: float) -> None:
         """See `Policy`."""
+        self._loads[self._tickets[request].placed.worker] -= 1
+        self._take_out(request, now)
+
+    def _take_out(self, request: RequestId, now: float) -> None:
+        """Let a request wait no more, be it withdrawn or dispatched."""
         ticket = self._tickets.pop(request)
         self._placement.unplace(request)
         self._orders[ticket.placed.worker].remove(request)
@@ -57,7 +65,7 @@ class QueuedPolicy(Policy):
             request = order.select()
             if request is not None and self._view.admits(worker, request):
                 why = self._tickets[request.id].placed.why
-                self.withdraw(request.id, now)
+                self._take_out(request.id, now)
                 order.dispatched(request)
                 return Choice(request, worker, why)
         return None
@@ -65,18 +73,16 @@ class QueuedPolicy(Policy):
     def charged(self, charge: Charge) -> None:
         """See `Policy`."""
         self._placement.charged(charge)
-        if (order := self._orders.get(charge.worker)) is not None:
-            order.charged(charge)
+        self._orders[charge.worker].charged(charge)
 
     def started(self, request: Request, worker: WorkerId) -> None:
         """See `Policy`."""
-        if (order := self._orders.get(worker)) is not None:
-            order.started(request)
+        self._orders[worker].started(request)
 
     def ended(self, request: Request, worker: WorkerId) -> None:
         """See `Policy`."""
-        if (order := self._orders.get(worker)) is not None:
-            order.ended(request)
+        self._loads[worker] -= 1
+        self._orders[worker].ended(request)
 
     def match_grew(self, worker: WorkerId, requests: Iterable[RequestId]) -> None:
         """See `Policy`."""
@@ -86,6 +92,7 @@ class QueuedPolicy(Policy):
         """See `Policy`. What waits elsewhere keeps its place; a worker that comes back finds its order as it was."""
         if worker not in self._orders:
             self._orders[worker] = self._new_order(worker)
+            self._loads[worker] = 0
 
     def worker_left(self, worker: WorkerId, now: float) -> list[Request]:
         """See `Policy`. The order stays, with its counters: a worker that flaps must shed no debts."""
@@ -112,6 +119,6 @@ class QueuedPolicy(Policy):
         matched = self._view.match(request)
         size = self._view.input_tokens(request)
         return [
-            Candidate(w, matched.get(w, 0), size - matched.get(w, 0), len(self._orders[w]) + self._view.in_flight(w))
-            for w in self._view.serving(request.model)
+            Candidate(worker, cached := matched.get(worker, 0), size - cached, self._loads[worker])
+            for worker in self._view.serving(request.model)
         ]
