@@ -1,6 +1,7 @@
 """The interpreter of the scheduler's commands: each is carried out once, and no turn or timer is left behind."""
 
 import asyncio
+import gc
 from collections.abc import Sequence
 from functools import partial
 from random import Random
@@ -97,6 +98,29 @@ async def test_refusals_come_as_errors() -> None:
     assert caught.value.reason == "rejected-saturated"
     for name in ("3", "2", "1"):
         desk.conductor.settle(Cancelled(RequestId(name)))
+    desk.check_rest()
+
+
+async def test_a_refusal_that_nobody_heard_is_no_forgotten_exception() -> None:
+    """Its client left at that very moment; the loop has nothing to complain of."""
+    complaints: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    desk = Desk(workers=0)
+    assert desk.submit("1").done()
+    desk.conductor.settle(Cancelled(RequestId("1")))
+    gc.collect()
+    assert not complaints
+    desk.check_rest()
+
+
+async def test_whoever_still_waits_for_a_turn_that_is_settled_waits_no_more() -> None:
+    """The turn is cancelled, and not given to anybody."""
+    desk = Desk()
+    desk.submit("1")
+    turn = desk.submit("2")
+    desk.conductor.settle(Cancelled(RequestId("2")))
+    assert turn.cancelled()
+    desk.conductor.settle(Finished(RequestId("1")))
     desk.check_rest()
 
 

@@ -199,7 +199,9 @@ async def test_a_connection_that_nobody_read_on_is_not_used_again() -> None:
         pending = asyncio.ensure_future(worker.post("/x", {}, b"{}"))
         call = await engine.call()
         await call.respond(200, b"x" * (BUFFER_BYTES + 1))
-        (await pending).close()
+        upstream = await pending
+        await until(lambda: upstream._connection._complete)
+        upstream.close()
         pending = asyncio.ensure_future(worker.post("/x", {}, b"{}"))
         await (await engine.call()).respond(200, b"yes")
         assert await (await pending).read_all() == b"yes"
