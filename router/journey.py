@@ -54,6 +54,12 @@ class Journey:
 
     async def run(self, settings: JourneySettings) -> None:
         """Wait for the turn, forward, relay. Raises RouterError where the client is still owed an answer."""
+        while not await self._attempt(settings):
+            # Nothing of the call reached that worker, and the worker is out: so another is tried, at no risk.
+            self._ending = None
+
+    async def _attempt(self, settings: JourneySettings) -> bool:
+        """One submission and its end; whether that was the request's end too."""
         submitted = self._conductor.clock()
         turn = self._conductor.submit(self._request)
         try:
@@ -62,7 +68,7 @@ class Journey:
             if settings.response_headers:
                 waited = self._conductor.clock() - submitted
                 headers = self._account_of(dispatch, settings.policy, waited, submitted - self._arrived)
-            await self._forward(dispatch, headers)
+            return await self._forward(dispatch, headers)
         finally:
             self._conductor.settle(self._ending or Cancelled(self._request.id, self._usage()))
 
@@ -86,7 +92,8 @@ class Journey:
             (b"x-d2lpm-predicted-cached-tokens", b"%d" % dispatch.cached_tokens),
         ]
 
-    async def _forward(self, dispatch: Dispatch, headers: HeaderList) -> None:
+    async def _forward(self, dispatch: Dispatch, headers: HeaderList) -> bool:
+        """Send the call and pass its answer on; False if the worker refused the connection."""
         try:
             upstream = await self._fleet.forward(dispatch.worker, self._call.path, self._call.body, self._request.id)
             try:
@@ -98,14 +105,17 @@ class Journey:
             finally:
                 upstream.close()
         except WorkerUnreachable as error:
-            if not error.accepted:  # what waits for it must not run into the same wall, one by one
-                self._fleet.lost(dispatch.worker)
-                self._conductor.feed(WorkerLeft(dispatch.worker))
             self._ending = Failed(self._request.id, accepted=error.accepted)
-            raise
+            if error.accepted:
+                raise
+            # What waits for it must not run into the same wall, one by one.
+            self._fleet.lost(dispatch.worker)
+            self._conductor.feed(WorkerLeft(dispatch.worker))
+            return False
         except WorkerBroke:
             self._ending = Failed(self._request.id, accepted=True, usage=self._usage())
             raise
+        return True
 
     async def _relay(self, upstream: Upstream, headers: HeaderList) -> None:
         """Stream the answer; each block is on its way to the client before it is counted."""
