@@ -1,6 +1,7 @@
 """The command `d2lpm`."""
 
 import argparse
+import gc
 import json
 import logging
 import os
@@ -74,7 +75,14 @@ def _serve(settings: Settings) -> None:
             server_header=False,
             timeout_graceful_shutdown=GRACE,
         )
+        _spare_the_collector()
         _Server(config, _greeting(listener, settings.policy, len(joined), workers)).run([listener])
+
+
+def _spare_the_collector() -> None:
+    """Look for cycles seldom, and never in what is there for good: requests are freed by their reference counts."""
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
 
 
 def _log(settings: Settings) -> None:

@@ -39,6 +39,8 @@ class LongestMatchQueue:
         self._watch = watch
         self._unwatch = unwatch
         self._entries: dict[RequestId, Entry] = {}
+        self._unmatched: dict[RequestId, Entry] = {}
+        """Those that nothing was compared with yet: whoever waits alone is served without a match."""
         self._heaps: dict[ClientId, list[Rank]] = {}
         self._counts: dict[ClientId, int] = {}
         self._arrivals = 0
@@ -59,20 +61,20 @@ class LongestMatchQueue:
     def push(self, request: Request) -> None:
         """One more waits."""
         self._arrivals += 1
-        entry = Entry(request, self._arrivals, self._watch(request))
-        self._entries[request.id] = entry
+        entry = Entry(request, self._arrivals, 0)
+        self._entries[request.id] = self._unmatched[request.id] = entry
         self._counts[request.client] = self._counts.get(request.client, 0) + 1
-        self._rank(entry)
 
     def remove(self, request: RequestId) -> Request:
         """One waits no more."""
         entry = self._entries.pop(request)
-        self._unwatch(request)
+        if self._unmatched.pop(request, None) is None:
+            self._unwatch(request)
         client = entry.request.client
         self._counts[client] -= 1
         if not self._counts[client]:
             del self._counts[client]
-            del self._heaps[client]
+            self._heaps.pop(client, None)
         return entry.request
 
     def match_grew(self, requests: Iterable[RequestId]) -> None:
@@ -84,6 +86,13 @@ class LongestMatchQueue:
 
     def longest(self, clients: Collection[ClientId]) -> Request | None:
         """The request with the longest match among those of these clients; of equals, the earliest."""
+        if len(self._entries) == 1:
+            (entry,) = self._entries.values()
+            return entry.request if entry.request.client in clients else None
+        for entry in self._unmatched.values():
+            entry.matched = self._watch(entry.request)
+            self._rank(entry)
+        self._unmatched.clear()
         heads = [self._head(client) for client in clients]
         heapify(heads)
         while heads:
