@@ -10,7 +10,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from starlette.exceptions import HTTPException
 
 from router.api.error_json import error_body
-from router.errors import MethodNotAllowed, NoWorker, RouterError, UnknownPath
+from router.errors import MethodNotAllowed, NoWorker, RouterError, UnknownModel, UnknownPath
 from router.fleet import Backend, Fleet
 from router.report import FairnessReport
 
@@ -33,12 +33,20 @@ def control_plane(
     async def router_error(request: Request, error: RouterError) -> Response:  # noqa: ARG001 - FastAPI's signature
         return _error(error)
 
+    def served() -> set[str]:
+        return {name for backend in fleet.backends if backend.healthy for name in backend.models}
+
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
         """The union of what the workers serve."""
-        names = sorted({name for backend in fleet.backends if backend.healthy for name in backend.models})
-        cards = [{"id": name, "object": "model", "created": 0, "owned_by": "d2lpm"} for name in names]
-        return {"object": "list", "data": cards}
+        return {"object": "list", "data": [_model(name) for name in sorted(served())]}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        """One of them."""
+        if name not in served():
+            raise UnknownModel(name)
+        return _model(name)
 
     @app.get("/health")
     async def health() -> dict[str, str]:
@@ -69,6 +77,10 @@ def control_plane(
         return {"workers": [_card(backend) for backend in fleet.backends]}
 
     return app
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "d2lpm"}
 
 
 def _card(backend: Backend) -> dict[str, Any]:

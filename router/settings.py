@@ -109,7 +109,7 @@ class Settings(PolicyGroups):
 
     window: Literal["fixed", "off"] = "fixed"
     """What may be in flight at a worker: the two limits below, or everything; then the engine alone orders it."""
-    max_inflight: PositiveInt = 64
+    max_inflight: PositiveInt = 256
     """Requests in flight at one worker."""
     max_unstarted_tokens: PositiveInt = 16384
     """Uncached input tokens of the requests in flight at one worker that have no first token yet."""

@@ -1,8 +1,8 @@
 """HTTP/1.1 to one worker, on asyncio and httptools: the data path's client.
 
-A client library costs more for each request than all the rest of the router together (`docs/architecture.md` has the
-figures), and a worker needs little of one: POST a body, read the answer as it comes, use the connection again, or close
-it at once when the client leaves, since that is the only abort that every engine understands.
+A general client library costs as much for each request as the scheduler, and a worker needs little of one: POST a
+body, read the answer as it comes, use the connection again, or close it at once when the client leaves, since that is
+the only abort that every engine understands.
 
 A connection carries one call at a time. What came in and was not read yet is bounded: beyond that the socket is left
 alone, so a slow client slows its own call and no other.

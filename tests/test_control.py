@@ -19,6 +19,7 @@ async def test_models_are_the_union_of_what_living_workers_serve() -> None:
         assert listed["object"] == "list"
         assert [card["id"] for card in listed["data"]] == ["a", "b", "m"]
         assert all(card["object"] == "model" for card in listed["data"])
+        assert [await router.get_json(f"/v1/models/{card['id']}") for card in listed["data"]] == listed["data"]
 
 
 async def test_health_is_the_routers_own_and_ready_its_workers() -> None:
