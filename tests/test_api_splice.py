@@ -3,7 +3,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from router.api.chat import parse_chat
@@ -48,6 +48,7 @@ def chunk_of(event: bytes) -> Any:
 
 
 @given(CHUNKS, MARKS)
+@example({"choices": [1], "metrics": {"id": 1, "usage": {"id": 1}}}, (",", ":"))
 def test_splice_removes_the_member_and_nothing_else(chunk: dict[str, Any], marks: tuple[str, str]) -> None:
     """A chunk loses its top-level usage, unless that is null, and one run of bytes; all others are kept."""
     sent = event(chunk, marks)

@@ -7,12 +7,14 @@ Usage is asked for in every chunk (`call.ask_for_usage`); the client sees as muc
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Final
 
 import orjson
 
 from router.api.call import Call
 from router.api.choices import Choices
+from router.api.common_chunk import take_apart
 from router.api.splice import UsageSplice
 from router.api.usage import UsageTally, read_usage
 from router.core.model import Usage
@@ -42,8 +44,10 @@ class StreamReader:
         self._expected = call.choices * len(call.prompts)
         self._choices = Choices(call, "delta")
         self._tally = UsageTally(call.choices)
-        self._unread: list[bytes] = []
-        """Data of the events that were passed on and not looked at yet."""
+        self._common = self._expected == 1 and not call.continuous_wanted and self._choices.chat
+        """Whether chunks may have the common form, and then be read without their JSON."""
+        self._unread: list[bytes | list[bytes]] = []
+        """Data of the events that were passed on and not looked at yet; of the common form, text and usage."""
         self._done = False
         self._error: EngineError | None = None
         self.started = False
@@ -56,9 +60,7 @@ class StreamReader:
         on an event beyond the limit.
         """
         if self._splitter.empty and is_plain(block):
-            plain = plain_data(block)
-            self._unread += plain
-            passed = plain_events([seen for each in plain if (seen := self._splice.data(each)) is not None])
+            passed = plain_events([seen for data in plain_data(block) if (seen := self._pass(data)) is not None])
         else:
             events = self._splitter.feed(block)
             self._unread += [data for event in events if (data := event_data(event)) is not None]
@@ -66,6 +68,15 @@ class StreamReader:
         if not self.started or len(self._unread) >= UNREAD_LIMIT:
             self._read()
         return passed
+
+    def _pass(self, data: bytes) -> bytes | None:
+        """What the client sees of this data; noted, to be read later."""
+        if self._common and (parts := take_apart(data)) is not None:
+            seen, *said = parts
+            self._unread.append(said)
+            return seen
+        self._unread.append(data)
+        return self._splice.data(data)
 
     def close(self) -> bytes:
         """At the end of the stream: what was held back, an event that lacks its blank line."""
@@ -111,9 +122,20 @@ class StreamReader:
 
     def _read(self) -> None:
         """Take in the events that were passed on since the last time."""
-        if not self._unread:
-            return
-        data, self._unread = self._unread, []
+        unread, self._unread = self._unread, []
+        for common, group in groupby(unread, key=lambda each: isinstance(each, list)):
+            if common:
+                self._read_common([each for each in group if isinstance(each, list)])
+            else:
+                self._read_json([each for each in group if isinstance(each, bytes)])
+
+    def _read_common(self, said: list[list[bytes]]) -> None:
+        """Chunks of the common form in a row: their text, and the usage of the last, which counts for all of them."""
+        self.started = True
+        self._choices.add_text(0, b"".join([text for text, _ in said]).decode())
+        self._tally.chunk(0, orjson.loads(said[-1][1]), has_output=True)
+
+    def _read_json(self, data: list[bytes]) -> None:
         if b"[DONE]" in data:
             self._done = True
             data.remove(b"[DONE]")

@@ -35,7 +35,7 @@ class Choices:
         """`part` is where a chat choice has its message: "delta" in a stream, else "message"."""
         self._call = call
         self._part = part
-        self._chat = call.path.endswith("/chat/completions")
+        self.chat = call.path.endswith("/chat/completions")
         self._choices: dict[int, _Choice] = {}
         self._room = ANSWER_LIMIT
         self.finish_reasons: dict[int, str] = {}
@@ -50,7 +50,7 @@ class Choices:
             choice = self._choices[index] = _Choice()
         more = False
         text = fields.get("text")
-        if self._chat:
+        if self.chat:
             message = fields.get(self._part)
             if not isinstance(message, dict):
                 return False
@@ -60,6 +60,13 @@ class Choices:
             return more
         self._keep(choice, choice.pieces, text)
         return True
+
+    def add_text(self, index: int, text: str) -> None:
+        """Take more text of a choice."""
+        choice = self._choices.get(index)
+        if choice is None:
+            choice = self._choices[index] = _Choice()
+        self._keep(choice, choice.pieces, text)
 
     def _add_more(self, choice: _Choice, message: dict[str, Any]) -> bool:
         """Everything but plain text. Templates drop reasoning from earlier turns, so no later prompt has it."""
@@ -102,7 +109,7 @@ class Choices:
         if not (choice.exact and self._call.extendable):
             return prompt.key
         text = "".join(choice.pieces)
-        if not self._chat:
+        if not self.chat:
             return prompt.extend(text.encode())
         return prompt.extend(render.messages([_as_message(text, choice.calls)]))
 

@@ -22,8 +22,8 @@ from router.sse import event_data, with_data
 _KEY: Final = b'"usage"'
 _COMMA: Final = ord(",")
 # The last member of a chunk's root, from its name to the brace that closes the root. A raw quote cannot stand inside a
-# string, so what looks like the name of a member is one; and braces of valid JSON balance.
-_LAST_MEMBER: Final = re.compile(rb'"usage"\s*+:\s*+\{[^}]*+\}(?:[^{}]*+\})?(\s*+\})')
+# string, so what looks like the name of a member is one.
+_LAST_MEMBER: Final = re.compile(rb'"usage"\s*+:\s*+\{[^{}]*+(?:\{[^{}]*+\}[^{}]*+)*+\}(\s*+\})')
 
 
 class UsageSplice:
