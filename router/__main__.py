@@ -5,6 +5,7 @@ import gc
 import json
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -60,6 +61,7 @@ def _serve(settings: Settings) -> None:
     if not settings.worker and not settings.emulate:
         raise ConfigError("there is no worker: give the URL of each with --worker, or try with --emulate 2")
     _log(settings)
+    _raise_file_limit()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with _listener(settings) as listener, emulated(settings.emulate) as workers:
         joined = (*settings.worker, *(WorkerAddress(url=worker.url) for worker in workers))
@@ -77,6 +79,12 @@ def _serve(settings: Settings) -> None:
         )
         _spare_the_collector()
         _Server(config, _greeting(listener, settings.policy, len(joined), workers)).run([listener])
+
+
+def _raise_file_limit() -> None:
+    """Take all the open files that the system allows: a stream needs two."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _spare_the_collector() -> None:

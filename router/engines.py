@@ -46,7 +46,7 @@ def read_models(body: bytes) -> frozenset[str]:
 
 def recognise(body: bytes) -> Dialect:
     """Which engine it is, by the answer to `MODELS_PATH`: each signs its models in `owned_by`."""
-    owners = {card.get("owned_by") for card in _model_cards(body)}
+    owners = [card.get("owned_by") for card in _model_cards(body)]
     return next((dialect for dialect in (VLLM, SGLANG) if dialect.name in owners), GENERIC)
 
 

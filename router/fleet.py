@@ -1,5 +1,6 @@
 """The workers as they are reached: who they are, what was last seen of them, and the call that goes to one of them."""
 
+import logging
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -7,6 +8,8 @@ from typing import Self
 
 from router.core.model import RequestId, WorkerId
 from router.upstream import Upstream, WorkerClient
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -50,7 +53,9 @@ class Fleet:
 
     def lost(self, worker: WorkerId) -> None:
         """It takes no connection: it counts as away until it answers a poll."""
-        self._backends[worker].healthy = False
+        if self._backends[worker].healthy:
+            log.warning("worker %s takes no connection; its queue is placed anew", worker)
+            self._backends[worker].healthy = False
 
     async def __aenter__(self) -> Self:
         """Nothing is opened before it is needed."""

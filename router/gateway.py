@@ -47,18 +47,22 @@ class Gateway:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one call; whatever goes wrong becomes its answer, and harms no other."""
-        arrived = self._conductor.clock()
         exchange = Exchange(scope, receive, send)
         exchange.request_id = _usable(exchange.header(b"x-request-id")) or _new_id()
         try:
-            call = await self._read(exchange)
+            if exchange.method != "POST":
+                raise MethodNotAllowed(exchange.method, "POST")
+            body = await exchange.body(self._body_limit)
+            arrived = self._conductor.clock()
+            call = self._parse(exchange.path, body)
             request = self._request(exchange, call)
-            journey = Journey(request, call, exchange, self._conductor, self._fleet, arrived)
+            overhead = self._conductor.clock() - arrived
+            journey = Journey(request, call, exchange, self._conductor, self._fleet, overhead)
             async with exchange.while_connected():
                 await journey.run(self._settings)
         except ClientGone:
             pass
-        except asyncio.CancelledError:  # the server has waited for its streams as long as it will
+        except asyncio.CancelledError:  # the server waits no longer; it would log this as a failure of ours
             await exchange.fail(NoWorker("The router is shutting down.", reason="rejected-shutting-down"))
         except RouterError as error:
             await exchange.fail(error)
@@ -66,10 +70,8 @@ class Gateway:
             log.exception("a call to %s failed inside the router", exchange.path)
             await exchange.fail(RouterError("The router failed on this call."))
 
-    async def _read(self, exchange: Exchange) -> Call:
-        if exchange.method != "POST":
-            raise MethodNotAllowed(exchange.method, "POST")
-        call = ENDPOINTS[exchange.path](await exchange.body(self._body_limit), self._hasher)
+    def _parse(self, path: str, body: bytes) -> Call:
+        call = ENDPOINTS[path](body, self._hasher)
         if not self._fleet.knows(call.model):
             raise UnknownModel(call.model)
         return call

@@ -8,7 +8,7 @@ from router.api.call import Call
 from router.api.error_json import refusal_event
 from router.conductor import Conductor
 from router.core.model import Cancelled, Dispatch, Failed, Finished, Request, Usage, WorkerLeft
-from router.errors import WorkerBroke, WorkerUnreachable
+from router.errors import NoWorker, WorkerBroke, WorkerUnreachable
 from router.exchange import Exchange
 from router.fleet import Fleet
 from router.upstream import Upstream
@@ -19,6 +19,9 @@ PASSED_ON = (b"content-type", b"retry-after")
 """An engine's response headers that are meant for the client."""
 UNAVAILABLE = frozenset({429, 503})
 """By these an engine turns a call away because it is full."""
+
+TRIES = 3
+"""Workers that a call is offered to at most, while none takes the connection."""
 
 HeaderList = list[tuple[bytes, bytes]]
 
@@ -39,26 +42,28 @@ class Journey:
     """An accepted call. `run` tells the scheduler of its beginning and, exactly once, of its end."""
 
     def __init__(
-        self, request: Request, call: Call, exchange: Exchange, conductor: Conductor, fleet: Fleet, arrived: float
+        self, request: Request, call: Call, exchange: Exchange, conductor: Conductor, fleet: Fleet, overhead: float
     ) -> None:
-        """`arrived`: when its first byte was here, on the conductor's clock."""
+        """`overhead`: seconds that the router has worked on it before its first turn."""
         self._request = request
         self._call = call
         self._exchange = exchange
         self._conductor = conductor
         self._fleet = fleet
-        self._arrived = arrived
+        self._overhead = overhead
         self._reader: StreamReader | None = None
         self._ending: Finished | Failed | None = None
         """How it ended; None while that is open, and to the end if the client leaves first."""
 
     async def run(self, settings: JourneySettings) -> None:
         """Wait for the turn, forward, relay. Raises RouterError where the client is still owed an answer."""
-        while not await self._attempt(settings):
+        tries = 1
+        while not await self._attempt(settings, last=tries == TRIES):
             # Nothing of the call reached that worker, and the worker is out: so another is tried, at no risk.
             self._ending = None
+            tries += 1
 
-    async def _attempt(self, settings: JourneySettings) -> bool:
+    async def _attempt(self, settings: JourneySettings, *, last: bool) -> bool:
         """One submission and its end; whether that was the request's end too."""
         submitted = self._conductor.clock()
         turn = self._conductor.submit(self._request)
@@ -67,8 +72,8 @@ class Journey:
             headers: HeaderList = []
             if settings.response_headers:
                 waited = self._conductor.clock() - submitted
-                headers = self._account_of(dispatch, settings.policy, waited, submitted - self._arrived)
-            return await self._forward(dispatch, headers)
+                headers = self._account_of(dispatch, settings.policy, waited)
+            return await self._forward(dispatch, headers, last=last)
         finally:
             self._conductor.settle(self._ending or Cancelled(self._request.id, self._usage()))
 
@@ -82,18 +87,18 @@ class Journey:
                 await self._exchange.write(HEARTBEAT)
         return await turn
 
-    def _account_of(self, dispatch: Dispatch, policy: str, waited: float, overhead: float) -> HeaderList:
+    def _account_of(self, dispatch: Dispatch, policy: str, waited: float) -> HeaderList:
         return [
             (b"x-d2lpm-worker", dispatch.worker.encode()),
             (b"x-d2lpm-client", self._request.client.encode()),
             (b"x-d2lpm-policy", policy.encode()),
             (b"x-d2lpm-queue-ms", b"%.3f" % (waited * 1000)),
-            (b"x-d2lpm-overhead-ms", b"%.3f" % (overhead * 1000)),
+            (b"x-d2lpm-overhead-ms", b"%.3f" % (self._overhead * 1000)),
             (b"x-d2lpm-predicted-cached-tokens", b"%d" % dispatch.cached_tokens),
         ]
 
-    async def _forward(self, dispatch: Dispatch, headers: HeaderList) -> bool:
-        """Send the call and pass its answer on; False if the worker refused the connection."""
+    async def _forward(self, dispatch: Dispatch, headers: HeaderList, *, last: bool) -> bool:
+        """Send the call and pass its answer on; False if the worker took no connection and another may be tried."""
         try:
             upstream = await self._fleet.forward(dispatch.worker, self._call.path, self._call.body, self._request.id)
             try:
@@ -106,12 +111,16 @@ class Journey:
                 upstream.close()
         except WorkerUnreachable as error:
             self._ending = Failed(self._request.id, accepted=error.accepted)
-            if error.accepted:
+            if not error.accepted:
+                # What waits for it must not run into the same wall, one by one.
+                self._fleet.lost(dispatch.worker)
+                self._conductor.feed(WorkerLeft(dispatch.worker))
+            if error.accepted or last:
                 raise
-            # What waits for it must not run into the same wall, one by one.
-            self._fleet.lost(dispatch.worker)
-            self._conductor.feed(WorkerLeft(dispatch.worker))
             return False
+        except NoWorker:
+            self._ending = Failed(self._request.id, accepted=False)
+            raise
         except WorkerBroke:
             self._ending = Failed(self._request.id, accepted=True, usage=self._usage())
             raise

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
@@ -18,7 +19,7 @@ log = logging.getLogger(__name__)
 PATIENCE = 3
 """Polls in a row that a worker may leave unanswered; a refused connection needs no second."""
 ANSWER_SECONDS = 5.0
-"""How long a worker may take over one poll."""
+"""How long a worker may take over any step of a poll."""
 MODELS_EVERY = 20
 """Polls between two readings of the list of models: adapters come and go, but seldom."""
 
@@ -35,8 +36,9 @@ class Monitor:
     async def __aenter__(self) -> Self:
         """Poll each worker once, so that those that are up are known from the first call on; then keep polling."""
         # Not by way of a proxy that the environment names: calls go to the workers directly, and so must polls.
+        trusted = ssl.create_default_context()  # as calls do
         unlimited = httpx.Limits(max_connections=None)
-        self._client = httpx.AsyncClient(timeout=ANSWER_SECONDS, limits=unlimited, trust_env=False)
+        self._client = httpx.AsyncClient(timeout=ANSWER_SECONDS, limits=unlimited, trust_env=False, verify=trusted)
         await asyncio.gather(*(probe.poll(self._client) for probe in self._probes))
         self._tasks = [asyncio.create_task(self._keep_polling(probe)) for probe in self._probes]
         return self
@@ -53,7 +55,10 @@ class Monitor:
     async def _keep_polling(self, probe: "Probe") -> None:
         while True:
             await asyncio.sleep(self._interval)
-            await probe.poll(self._client)
+            try:
+                await probe.poll(self._client)
+            except Exception:  # or the worker would keep for ever the health that it had
+                log.exception("a poll failed inside the router")
 
 
 class Probe:
@@ -75,10 +80,9 @@ class Probe:
                 models = await self._read_models(client)
             await self._read_health(client)
         except httpx.ConnectError:
-            self._missed(PATIENCE)
+            self._missed(PATIENCE, "it takes no connection")
         except (httpx.HTTPError, WorkerBroke) as error:
-            log.debug("%s: %s", self._backend.id, error)
-            self._missed(1)
+            self._missed(1, str(error) or type(error).__name__)
         else:
             self._polls += 1
             self._unanswered = 0
@@ -88,8 +92,10 @@ class Probe:
 
     async def _read_models(self, client: httpx.AsyncClient) -> frozenset[str]:
         body = await self._get(client, MODELS_PATH)
-        self._dialect = recognise(body)
-        self._load_path = next(iter(self._dialect.load_readers), None)
+        dialect = recognise(body)
+        if dialect is not self._dialect:
+            self._dialect = dialect
+            self._load_path = next(iter(dialect.load_readers), None)
         return read_models(body)
 
     def _serves(self, models: frozenset[str]) -> None:
@@ -126,9 +132,11 @@ class Probe:
         response.raise_for_status()
         return response.content
 
-    def _missed(self, polls: int) -> None:
+    def _missed(self, polls: int, why: str) -> None:
+        if not self._polls and not self._unanswered:
+            log.warning("worker %s is not there yet: %s", self._backend.id, why)
         self._unanswered += polls
         if self._backend.healthy and self._unanswered >= PATIENCE:
-            log.warning("worker %s is gone; its queue is placed anew", self._backend.id)
+            log.warning("worker %s is gone; its queue is placed anew: %s", self._backend.id, why)
             self._backend.healthy = False
             self._feed(WorkerLeft(self._backend.id))

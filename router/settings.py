@@ -42,6 +42,7 @@ def root_url(url: str) -> str:
         raise ValueError("not a URL like http://host:8000")
     if parts.path.rstrip("/") or parts.query or parts.fragment or parts.username is not None:
         raise ValueError("more than scheme, host and port; /v1 is added to it here")
+    parts.hostname.encode("idna")  # or raises: UnicodeError is a ValueError
     return f"{parts.scheme}://{parts.netloc}"
 
 

@@ -12,15 +12,18 @@ import asyncio
 import ssl
 from collections import deque
 from collections.abc import Callable
+from errno import EADDRNOTAVAIL, EMFILE, ENFILE, ENOBUFS, ENOMEM
 from typing import Final, cast
 from urllib.parse import urlsplit
 
 import httptools
 
-from router.errors import WorkerBroke, WorkerUnreachable
+from router.errors import NoWorker, WorkerBroke, WorkerUnreachable
 
 IDLE_SECONDS: Final = 3.0
 """How long an unused connection may be used again: shorter than the 5 s after which an engine closes it."""
+OURS: Final = frozenset({EMFILE, ENFILE, ENOBUFS, ENOMEM, EADDRNOTAVAIL})
+"""Errors of a connection that say nothing about the worker."""
 BUFFER_BYTES: Final = 256 * 1024
 """How much of an answer may wait for its client before the socket is left alone."""
 HEAD_BYTES: Final = 64 * 1024
@@ -83,7 +86,8 @@ class Connection(asyncio.Protocol):
         return block
 
     def abort(self) -> None:
-        """Close the connection at once."""
+        """Close the connection at once; it carries no other call."""
+        self._lost = True
         if self._transport is not None:
             self._transport.abort()
 
@@ -187,7 +191,8 @@ class WorkerClient:
     async def post(self, path: str, headers: dict[str, str], body: bytes) -> Upstream:
         """Send a call; returns when the answer's headers are here.
 
-        Raises WorkerUnreachable: `accepted` is False only if nothing of the call can have reached the worker.
+        Raises WorkerUnreachable, whose `accepted` is False only if nothing of the call can have reached the worker, and
+        NoWorker where the router itself can open no connection.
         """
         connection = self._free() or await self._connect()
         lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
@@ -227,6 +232,8 @@ class WorkerClient:
             async with asyncio.timeout(self._connect_timeout):
                 _, connection = await loop.create_connection(Connection, self._host, self._port, ssl=self._ssl)
         except OSError as error:  # a TimeoutError is one
+            if error.errno in OURS:
+                raise NoWorker("The router has no connection left; try again.", retry_after=1.0) from error
             raise WorkerUnreachable("The worker cannot be reached.", accepted=False) from error
         return connection
 

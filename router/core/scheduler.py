@@ -12,7 +12,7 @@ A request's lifecycle, and who owns it:
     state      owner     Started  Progressed  Finished  Failed  Cancelled  otherwise
     ---------  --------  -------  ----------  --------  ------  ---------  ----------------------------------
     WAITING    policy    -        -           -         -       gone       its turn: Dispatch, then IN_FLIGHT
-                                                                           too late, no worker: Reject, gone
+                                                                           too late, too many, no worker: Reject
     IN_FLIGHT  gateway   STARTED  STARTED     gone      gone    gone       its worker leaves: stays
     STARTED    gateway   -        charged     gone      gone    gone       its worker leaves: stays
 
@@ -317,15 +317,14 @@ class Scheduler:
             return
         for request in self._vacate(worker, now):
             self._place_anew(request, now)
+        self.prefixes.drop(worker)
+        if worker not in self.cluster:
+            self.fairness.worker_left(worker)
 
     def _vacate(self, worker: WorkerId, now: float) -> list[Request]:
         """Take a worker out; its queue is placed anew. Returns the requests that no other worker serves."""
         self.cluster.leave(worker)
-        displaced = self.policy.worker_left(worker, now)
-        self.prefixes.drop(worker)
-        if worker not in self.cluster:
-            self.fairness.worker_left(worker)
-        return displaced
+        return self.policy.worker_left(worker, now)
 
     def _place_anew(self, request: Request, now: float) -> None:
         """Give a request that the policy gave up back to it, or turn it away if no worker serves it."""

@@ -17,7 +17,7 @@ from router.core.accounts import LinearCost
 from router.core.model import ClientId
 
 PAIR_LIMIT = 64
-"""Clients compared at most in one queue, those backlogged longest: pairs grow with the square."""
+"""Clients compared at most in one queue, the first that find a place: pairs grow with the square."""
 
 
 @dataclass(slots=True)

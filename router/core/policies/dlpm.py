@@ -91,7 +91,7 @@ class Dlpm(Order):
         self._unstarted.discard(request.id)
 
     def ended(self, request: Request) -> None:
-        """See `Order`. One that was dispatched before the worker left and came back is passed over."""
+        """See `Order`."""
         self._unstarted.discard(request.id)
         requests = self._in_flight.get(request.client, set())
         requests.discard(request.id)
