@@ -100,6 +100,7 @@ def test_engine_is_recognised_by_the_owner_of_its_models() -> None:
     assert recognise(models('{"id": "a", "owned_by": "vllm"}', '{"id": "b", "owned_by": "me"}')) is VLLM
     assert recognise(models('{"id": "a", "owned_by": "sglang"}')) is SGLANG
     assert recognise(models('{"id": "a", "owned_by": "openai"}')) is GENERIC
+    assert recognise(models('{"id": "a", "owned_by": ["vllm"]}')) is GENERIC
     assert recognise(models()) is GENERIC
 
 

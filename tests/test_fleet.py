@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import resource
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any
@@ -10,6 +12,8 @@ import pytest
 from running import RunningRouter, chat, running_router, until
 from scripted_engine import DONE, Call, ScriptedEngine, chunk, event, scripted_engine, usage
 
+from router.errors import NoWorker
+from router.journey import TRIES
 from router.upstream import BUFFER_BYTES, WorkerClient
 
 Act = Callable[[Call], Awaitable[None]]
@@ -92,6 +96,33 @@ async def test_a_refused_connection_costs_nothing() -> None:
             response = await post.response()
             assert (response.status, response.headers["x-d2lpm-dropped-reason"]) == (503, "rejected-no-endpoints")
         assert await served(router) == (0, 0)
+
+
+async def test_a_call_is_offered_to_few_workers() -> None:
+    """When none takes the connection, its client hears of it, though there are more to ask."""
+    async with AsyncExitStack() as stack:
+        engines = [await stack.enter_async_context(scripted_engine()) for _ in range(TRIES + 1)]
+        router = await stack.enter_async_context(running_router(*(e.url for e in engines), poll_interval=3600))
+        for engine in engines:
+            await engine.stop()
+        async with router.post(chat()) as post:
+            assert (await post.response()).status == 502
+        assert len(healthy(router)) == 1
+        assert await served(router) == (0, 0)
+
+
+async def test_descriptors_that_run_out_are_no_fault_of_the_worker() -> None:
+    """The router has no connection left to give, which a client may wait for."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with scripted_engine() as engine:
+        free = os.dup(0)
+        os.close(free)  # the lowest number that is free: all below it are in use
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+        try:
+            with pytest.raises(NoWorker):
+                await WorkerClient(engine.url, 1.0).post("/v1/completions", {}, b"{}")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 async def broken_chunk(call: Call) -> None:

@@ -1,5 +1,6 @@
 """What the router learns of its workers by asking them: who is alive, and what each serves and does."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,8 +11,8 @@ import pytest
 from scripted_engine import VLLM_METRICS, ScriptedEngine, scripted_engine
 
 from router.core.model import Event, WorkerId, WorkerJoined, WorkerLeft, WorkerReported
-from router.fleet import Backend
-from router.monitor import MODELS_EVERY, PATIENCE, Probe
+from router.fleet import Backend, Fleet
+from router.monitor import MODELS_EVERY, PATIENCE, Monitor, Probe
 
 
 @dataclass
@@ -129,3 +130,25 @@ async def test_sglang_is_asked_in_its_own_way() -> None:
         watch.engine.polled["/metrics"] = (200, metrics)
         assert await watch.kinds(3) == ["WorkerJoined", "WorkerReported", "WorkerReported"]
         assert {call.path for call in watch.engine.polls} == {"/v1/models", "/ready", "/v1/loads", "/metrics"}
+
+
+async def test_a_poll_that_fails_inside_the_router_is_not_the_last(caplog: pytest.LogCaptureFixture) -> None:
+    """It is logged, and the worker is asked again."""
+    reports: list[Event] = []
+    again = asyncio.Event()
+
+    def feed(event: Event) -> None:
+        if isinstance(event, WorkerReported):
+            reports.append(event)
+            if len(reports) == 2:
+                raise ValueError("a mistake of ours")
+            if len(reports) == 3:
+                again.set()
+
+    async with (
+        scripted_engine() as engine,
+        Monitor(Fleet([Backend(WorkerId("w"), engine.url)], 1.0), feed, 0.01),
+        asyncio.timeout(10),
+    ):
+        await again.wait()
+    assert "a poll failed" in caplog.text
