@@ -90,7 +90,7 @@ class RunningRouter:
         async with self.http.get(path) as response:
             return await response.json()
 
-    async def at_rest(self) -> None:
+    async def check_at_rest(self) -> None:
         """Wait until every call has ended; AssertionError if anything is left of them in any count."""
         await until(lambda: not self.scheduler.live)
         self.check_counts()
@@ -123,7 +123,7 @@ async def running_router(*workers: str, **settings: Any) -> AsyncIterator[Runnin
     async with serving(app) as url, aiohttp.ClientSession(url, connector=connector, timeout=timeout) as http:
         router = RunningRouter(url, http, gateway_of(app))
         yield router
-        await router.at_rest()
+        await router.check_at_rest()
 
 
 def gateway_of(app: Any) -> Gateway:

@@ -176,7 +176,7 @@ async def test_what_is_no_http_is_a_400(served: Served, data: bytes) -> None:
     engine, router = served
     assert (await raw(router, data)).startswith(b"HTTP/1.1 400 ")
     assert engine.calls.empty()
-    await router.at_rest()
+    await router.check_at_rest()
 
 
 @pytest.mark.parametrize("body", [chat(max_tokens=2**63, n=2**63), chat("", max_tokens=0), chat(messages=[{}])])
@@ -186,7 +186,7 @@ async def test_what_an_engine_may_refuse_is_forwarded(served: Served, body: dict
     async with router.post(body) as post:
         await (await engine.call()).answer()
         assert (await post.response()).status == 200
-    await router.at_rest()
+    await router.check_at_rest()
 
 
 async def test_others_are_served_beside_all_that(served: Served) -> None:

@@ -24,7 +24,7 @@ async def one_by_one() -> AsyncIterator[tuple[ScriptedEngine, RunningRouter]]:
         yield engine, router
 
 
-async def serves_the_next(engine: ScriptedEngine, router: RunningRouter) -> None:
+async def check_next_is_served(engine: ScriptedEngine, router: RunningRouter) -> None:
     """The place is free again."""
     async with router.post(chat()) as post:
         await (await engine.call()).answer()
@@ -33,7 +33,7 @@ async def serves_the_next(engine: ScriptedEngine, router: RunningRouter) -> None
 
 async def service_of(router: RunningRouter, client: str) -> tuple[int, int]:
     """Extend and output tokens that a client was charged for."""
-    await router.at_rest()
+    await router.check_at_rest()
     served = (await router.fairness())["clients"][client]["service"]
     return served["extend"], served["output"]
 
@@ -66,7 +66,7 @@ async def test_leaving_before_the_engine_answers(stream: bool) -> None:
         async with router.post(chat(stream=stream)):
             call = await engine.call()
         await call.gone()
-        await serves_the_next(engine, router)
+        await check_next_is_served(engine, router)
 
 
 async def test_leaving_while_the_router_connects() -> None:
@@ -80,7 +80,7 @@ async def test_leaving_while_the_router_connects() -> None:
                 filler.connect_ex(("127.0.0.1", engine.port))
             async with router.post(chat()):
                 await until(lambda: bool(router.scheduler.accounts.bills))
-            await until(lambda: not router.scheduler.live)
+            await router.check_at_rest()
 
 
 @STREAMED
@@ -93,7 +93,7 @@ async def test_leaving_amid_the_answer(stream: bool) -> None:
             if stream:
                 await post.response()
         await call.gone()
-        await serves_the_next(engine, router)
+        await check_next_is_served(engine, router)
 
 
 async def test_leaving_amid_the_tokens() -> None:
@@ -106,7 +106,7 @@ async def test_leaving_amid_the_tokens() -> None:
             await (await post.response()).content.readexactly(len(chunk("a") + chunk("bc")))
         await call.gone()
         assert await service_of(router, "user-ann") == (9, 3)
-        await serves_the_next(engine, router)
+        await check_next_is_served(engine, router)
 
 
 def request_bytes(content: str, **more: object) -> bytes:
@@ -131,7 +131,7 @@ async def test_leaving_within_the_request(cut: int) -> None:
         async with connected(router) as (_, writer):
             writer.write(request_bytes("Hello")[:cut])
             await writer.drain()
-        await serves_the_next(engine, router)
+        await check_next_is_served(engine, router)
         assert engine.calls.empty()
 
 
@@ -149,7 +149,7 @@ async def test_other_ways_to_leave(stream: bool, how: str) -> None:
         else:
             writer.write_eof()
         await call.gone()
-        await serves_the_next(engine, router)
+        await check_next_is_served(engine, router)
 
 
 async def test_many_leave_at_once() -> None:
@@ -162,7 +162,7 @@ async def test_many_leave_at_once() -> None:
             for post in posts:
                 group.create_task(post.__aexit__())
         await asyncio.gather(*(call.gone() for call in calls))
-        await router.at_rest()
+        await router.check_at_rest()
 
 
 async def test_a_second_request_on_the_same_connection_waits_for_the_first() -> None:
@@ -183,7 +183,7 @@ async def test_leaving_with_a_second_request_behind_the_first() -> None:
             writer.write(request_bytes("one", stream=True) + request_bytes("two", stream=True))
             call = await engine.call()
         await call.answer()
-        await router.at_rest()
+        await router.check_at_rest()
         assert engine.calls.empty()
 
 

@@ -22,7 +22,7 @@ STREAMED = pytest.mark.parametrize("stream", [True, False], ids=["streamed", "wh
 
 async def served(router: RunningRouter) -> tuple[int, int]:
     """Extend and output tokens of all clients, once everything has ended."""
-    await router.at_rest()
+    await router.check_at_rest()
     service = [entry["service"] for entry in (await router.fairness())["clients"].values()]
     return sum(s["extend"] for s in service), sum(s["output"] for s in service)
 

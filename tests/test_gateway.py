@@ -168,7 +168,7 @@ async def test_an_engines_error_inside_a_stream_reaches_the_client(error: dict[s
         with pytest.raises(openai.APIError, match="died"):
             async for _ in await pending:
                 pass
-        await router.at_rest()
+        await router.check_at_rest()
         (served,) = [entry["service"] for entry in (await router.fairness())["clients"].values()]
         assert (served["extend"], served["output"]) == (9, 1)
 

@@ -41,7 +41,7 @@ def asked(server: Server, name: str, stream: bool, key: str = WORKER_KEY) -> Ite
         yield connection
 
 
-def wait_load(engine: Engine, running: int, waiting: int, seconds: float = STATE_SECONDS) -> None:
+def expect_load(engine: Engine, running: int, waiting: int, seconds: float = STATE_SECONDS) -> None:
     wanted = Load(running, waiting)
     seen: list[Load] = []
 
@@ -74,15 +74,15 @@ def test_queued_in_the_router(narrow_router: Router, engine: Engine, stream: boo
     """Who leaves the router's queue is gone from it, never reaches the engine, and the others stay."""
     with ExitStack() as running:
         before = [running.enter_context(asked(narrow_router, f"before {n}", stream=True)) for n in range(NARROW)]
-        wait_load(engine, NARROW, 0)
+        expect_load(engine, NARROW, 0)
         with asked(narrow_router, "queued", stream):
             wait_until(lambda: narrow_router.queued() == 1, STATE_SECONDS, "the last one waits in the router")
-            wait_load(engine, NARROW, 0)
+            expect_load(engine, NARROW, 0)
         wait_until(lambda: narrow_router.queued() == 0, FREE_SECONDS, "the queue is empty")
         for connection in before:
             read_events(connection, 2)
-        wait_load(engine, NARROW, 0)
-    wait_load(engine, 0, 0, FREE_SECONDS)
+        expect_load(engine, NARROW, 0)
+    expect_load(engine, 0, 0, FREE_SECONDS)
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -91,18 +91,18 @@ def test_before_the_first_token(narrow_router: Router, engine: Engine, stream: b
     with ExitStack() as occupants:
         for number in range(SEQUENCES):
             occupants.enter_context(asked(engine, f"occupant {number}", stream=True))
-        wait_load(engine, SEQUENCES, 0)
+        expect_load(engine, SEQUENCES, 0)
         with asked(narrow_router, "waiting", stream):
-            wait_load(engine, SEQUENCES, 1)
-        wait_load(engine, SEQUENCES, 0, FREE_SECONDS)
+            expect_load(engine, SEQUENCES, 1)
+        expect_load(engine, SEQUENCES, 0, FREE_SECONDS)
 
 
 def test_in_the_stream(narrow_router: Router, engine: Engine) -> None:
     """Who leaves a stream frees the engine, and pays for its prompt and for what was computed, no more."""
     with asked(narrow_router, "stream", stream=True, key="leaver") as connection:
         client = client_of(read_events(connection, 3))
-        wait_load(engine, 1, 0)
-    wait_load(engine, 0, 0, FREE_SECONDS)
+        expect_load(engine, 1, 0)
+    expect_load(engine, 0, 0, FREE_SECONDS)
     wait_until(lambda: narrow_router.unfinished() == 0, FREE_SECONDS, "the router has settled")
     charged = {name: int(str(tokens)) for name, tokens in narrow_router.service(client).items() if name != "cost"}
     assert charged["extend"] + charged["cached"] == prompt_tokens(engine, "stream")
@@ -117,5 +117,5 @@ def prompt_tokens(engine: Engine, name: str) -> int:
 def test_not_streamed(narrow_router: Router, engine: Engine) -> None:
     """Who leaves while an answer in one piece is computed frees the engine."""
     with asked(narrow_router, "whole", stream=False):
-        wait_load(engine, 1, 0)
-    wait_load(engine, 0, 0, FREE_SECONDS)
+        expect_load(engine, 1, 0)
+    expect_load(engine, 0, 0, FREE_SECONDS)
