@@ -80,6 +80,8 @@ class StreamReader:
 
     def close(self) -> bytes:
         """At the end of the stream: what was held back, an event that lacks its blank line."""
+        if self._splitter.empty:
+            return b""
         rest = self._splitter.rest()
         if (data := event_data(rest)) is not None:
             self._unread.append(data)
@@ -122,6 +124,8 @@ class StreamReader:
 
     def _read(self) -> None:
         """Take in the events that were passed on since the last time."""
+        if not self._unread:
+            return
         unread, self._unread = self._unread, []
         for common, group in groupby(unread, key=lambda each: isinstance(each, list)):
             if common:
