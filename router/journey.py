@@ -19,7 +19,6 @@ PASSED_ON = (b"content-type", b"retry-after")
 """An engine's response headers that are meant for the client."""
 UNAVAILABLE = frozenset({429, 503})
 """By these an engine turns a call away because it is full."""
-
 TRIES = 3
 """Workers that a call is offered to at most, while none takes the connection."""
 
@@ -39,7 +38,7 @@ class JourneySettings:
 
 
 class Journey:
-    """An accepted call. `run` tells the scheduler of its beginning and, exactly once, of its end."""
+    """An accepted call. Of each attempt the scheduler is told the beginning and, exactly once, the end."""
 
     def __init__(
         self, request: Request, call: Call, exchange: Exchange, conductor: Conductor, fleet: Fleet, overhead: float

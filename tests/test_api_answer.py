@@ -292,3 +292,14 @@ def test_nonsense_is_the_workers_fault(body: bytes) -> None:
     """An answer with status 200 that is no JSON object is no answer."""
     with pytest.raises(WorkerBroke):
         read_json(chat(), body)
+
+
+@pytest.mark.parametrize("said", [b'{"content":"\xff"}', b'{"content":"x"}'], ids=["no text", "no usage"])
+def test_common_chunks_that_are_no_json_harm_nothing(said: bytes) -> None:
+    """What an engine sends in the form of a chunk is passed on; what cannot be read of it counts for nothing."""
+    usage = b"{nothing}" if said.endswith(b'"x"}') else b'{"prompt_tokens":9,"completion_tokens":1}'
+    chunk = b'data: {"id":"c","choices":[{"index":0,"delta":%b,"finish_reason":null}]' % said
+    reader = StreamReader(chat())
+    assert reader.feed(chunk + b',"usage":%b}\n\n' % usage) == chunk + b"}\n\n"
+    assert reader.output_tokens == (0 if usage == b"{nothing}" else 1)
+    assert len(reader.answers()) == 1

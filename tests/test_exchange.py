@@ -99,9 +99,10 @@ async def test_a_client_that_leaves_after_the_end_cuts_nothing_short() -> None:
     async with server.exchange.while_connected():
         await server.exchange.respond(200, [], b"done")
         server.inbox.put_nowait(GONE)
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    assert len(server.sent) == 2
+    task = asyncio.current_task()
+    assert task is not None
+    assert (len(server.sent), task.cancelling()) == (2, 0)
+    assert not [other for other in asyncio.all_tasks() - {task} if not other.cancelling()]
 
 
 async def test_an_error_before_the_answer_is_its_status() -> None:

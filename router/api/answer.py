@@ -136,8 +136,9 @@ class StreamReader:
     def _read_common(self, said: list[list[bytes]]) -> None:
         """Chunks of the common form in a row: their text, and the usage of the last, which counts for all of them."""
         self.started = True
-        self._choices.add_text(0, b"".join([text for text, _ in said]).decode())
-        self._tally.chunk(0, orjson.loads(said[-1][1]), has_output=True)
+        self._choices.add_text(0, b"".join([text for text, _ in said]).decode(errors="replace"))
+        for usage in _load_all([said[-1][1]]):
+            self._tally.chunk(0, usage, has_output=True)
 
     def _read_json(self, data: list[bytes]) -> None:
         if b"[DONE]" in data:
