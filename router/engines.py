@@ -24,8 +24,6 @@ class Load:
     waiting: int
     kv_tokens: int | None = None
     """Capacity of its KV cache in tokens, where it tells."""
-    block_size: int | None = None
-    """Tokens of one block of that cache, where it tells: prefixes are shared in whole blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +58,15 @@ def _model_cards(body: bytes) -> list[dict[str, Any]]:
 def _vllm_metrics(body: bytes) -> Load:
     text = b"\n" + body
     capacity = 0
-    block_size = None
     for labels, _ in _samples(text, b"vllm:cache_config_info"):
         config = _labels(labels)
         blocks, size = config.get(b"num_gpu_blocks", b""), config.get(b"block_size", b"")
         if blocks.isdigit() and size.isdigit():
-            block_size = int(size)
-            capacity += max(0, int(blocks) - 1) * block_size  # block 0 of each rank is never given out
+            capacity += max(0, int(blocks) - 1) * int(size)  # block 0 of each rank is never given out
     return Load(
         running=_total(text, b"vllm:num_requests_running"),
         waiting=_total(text, b"vllm:num_requests_waiting"),
         kv_tokens=capacity or None,
-        block_size=block_size,
     )
 
 
@@ -79,7 +74,6 @@ def _sglang_metrics(body: bytes) -> Load:
     """Gauges that may be seconds old: they change with prefill batches and every 40th decode step."""
     text = b"\n" + body
     capacity = _by_rank(text, b"sglang:max_total_num_tokens")
-    pages = _by_rank(text, b"sglang:page_size")
     running = _by_rank(text, b"sglang:num_running_reqs")
     waiting = _by_rank(text, b"sglang:num_queue_reqs")
     if not running or not waiting:
@@ -88,7 +82,6 @@ def _sglang_metrics(body: bytes) -> Load:
         running=sum(running.values()),
         waiting=sum(waiting.values()),
         kv_tokens=sum(capacity.values()) or None,
-        block_size=max(pages.values(), default=None),
     )
 
 
@@ -111,8 +104,6 @@ SGLANG: Final = Dialect(
 )
 GENERIC: Final = Dialect("generic", MODELS_PATH, {})
 """An engine that speaks OpenAI's API and tells nothing about its load."""
-
-DIALECTS: Final[Mapping[str, Dialect]] = {dialect.name: dialect for dialect in (VLLM, SGLANG, GENERIC)}
 
 
 # Prometheus text. Engines send hundreds of kilobytes of histograms, several times a second for each worker, so only

@@ -275,7 +275,8 @@ class Fleet(RuleBasedStateMachine):
     def books_agree(self) -> None:
         """The scheduler has neither more nor fewer requests than the gateway and the engines."""
         scheduler = self.scheduler
-        assert scheduler.waiting == scheduler.backlog.total() == len(self.waiting)
+        backlogged = sum(map(scheduler.backlog.of_client, scheduler.weights))
+        assert scheduler.waiting == backlogged == len(self.waiting)
         assert scheduler.live == len(self.waiting) + len(self.running)
         assert scheduler.accounts.bills.keys() == self.running.keys()
         for state in scheduler.cluster:

@@ -44,7 +44,7 @@ def test_closed_form_is_the_loop(counters: dict[str, tuple[int, int]], data: st.
 @given(
     steps=st.lists(
         st.tuples(
-            st.sampled_from(["join", "leave", "charge", "refill", "forgive"]),
+            st.sampled_from(["join", "charge", "refill", "forgive"]),
             st.sampled_from("abc"),
             st.integers(-300, 500),
         ),
@@ -60,9 +60,6 @@ def test_counters_are_plain_numbers_through_any_history(steps: list[tuple[str, s
             case "join":
                 table.join(key, quantum=abs(amount) + 1, credit=amount)
                 naive[key] = naive[key][0] if key in naive else amount, abs(amount) + 1
-            case "leave":
-                table.leave(key)
-                naive.pop(key, None)
             case "charge":
                 table.charge(key, amount)
                 naive.update({each: (naive[each][0] - amount, naive[each][1]) for each in naive if each == key})
@@ -128,10 +125,8 @@ def test_forgiving_takes_debts_and_leaves_credit() -> None:
     assert [table.credit(key) for key in table] == [0, 60]
 
 
-def test_a_counter_that_left_is_gone() -> None:
-    """A key that left, or never came, has no credit, takes no charge and is in nobody's way."""
-    table = table_of({"a": (-10, 100), "b": (-5, 100)})
-    table.leave("a")
+def test_a_key_that_never_came_has_no_counter() -> None:
+    """It has no credit, takes no charge and is in nobody's way."""
+    table = table_of({"b": (-5, 100)})
     table.charge("a", 5)
-    table.leave("a")
     assert ("a" in table, table.credit("a"), list(table)) == (False, 0.0, ["b"])

@@ -52,7 +52,3 @@ class Backlog:
     def of_client(self, client: ClientId) -> int:
         """Requests of one client that wait anywhere."""
         return sum(clients.get(client, 0) for clients in self._waiting.values())
-
-    def total(self) -> int:
-        """Requests that wait anywhere."""
-        return sum(map(self.length, self._waiting))

@@ -42,18 +42,13 @@ class DeficitTable(Generic[K]):
         else:
             counter.quantum = quantum
 
-    def leave(self, key: K) -> None:
-        """Forget a counter, with its credit or debt."""
-        self._counters.pop(key, None)
-        self._spent.pop(key, None)
-
     def credit(self, key: K) -> float:
         """The counter's value q; 0 for a key that never joined."""
         counter = self._counters.get(key)
         return 0.0 if counter is None else counter.credit
 
     def charge(self, key: K, cost: float) -> None:
-        """Take `cost` from a counter; negative gives back. A key that left is passed over."""
+        """Take `cost` from a counter; negative gives back. A key that never joined is passed over."""
         counter = self._counters.get(key)
         if counter is not None:
             counter.credit -= cost
