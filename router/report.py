@@ -4,8 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from router.core.accounts import Account
-from router.core.model import ClientId, WorkerId
-from router.core.policy import Deficit
+from router.core.model import ClientId, Deficit, WorkerId
 from router.core.scheduler import Scheduler
 from router.core.window import Limits
 from router.fleet import Backend, Fleet
@@ -68,12 +67,17 @@ def fairness_report(policy: str, scheduler: Scheduler, fleet: Fleet, now: float)
             scheduler.backlog.of_client(client),
             running[client],
             scheduler.fairness.wait_p95(client),
-            dict(scheduler.policy.deficits(client)),
+            _deficits(client, scheduler),
         )
         for client, weight in scheduler.weights.items()
     }
     workers = {backend.id: _worker(backend, scheduler) for backend in fleet.backends}
     return FairnessReport(policy, scheduler.fairness.jain(now), clients, workers)
+
+
+def _deficits(client: ClientId, scheduler: Scheduler) -> dict[WorkerId, Deficit]:
+    credits = {state.worker.id: scheduler.policy.credit(client, state.worker.id) for state in scheduler.cluster}
+    return {worker: credit for worker, credit in credits.items() if credit != Deficit()}
 
 
 def _service(account: Account, scheduler: Scheduler) -> Service:

@@ -11,6 +11,7 @@ from router.core.model import (
     Cancelled,
     ClientId,
     Command,
+    Deficit,
     Dispatch,
     Event,
     Evicted,
@@ -31,7 +32,7 @@ from router.core.model import (
     WorkerLeft,
 )
 from router.core.policies import POLICIES
-from router.core.policy import Deficit, Parameters
+from router.core.policy import Parameters
 from router.core.prompt_key import CHUNK_BYTES, PromptHasher, PromptKey
 from router.core.scheduler import Scheduler, SchedulerSettings
 from router.core.window import FixedWindow
@@ -166,7 +167,7 @@ class Scene:
         return self.dispatched[request].worker
 
     def deficit(self, client: str, worker: str = "w1") -> Deficit:
-        return self.scheduler.policy.deficits(ClientId(client))[WorkerId(worker)]
+        return self.scheduler.policy.credit(ClientId(client), WorkerId(worker))
 
     def charged(self, client: str) -> float:
         """What the client was charged so far, in cost units."""

@@ -33,14 +33,14 @@ class WorkerState:
         """What the window looks at."""
         return Load(len(self.running), self.unstarted, self.unstarted_tokens)
 
-    def add(self, request: RequestId, uncached_tokens: int, *, streamed: bool) -> None:
+    def add(self, request: RequestId, uncached_tokens: int, now: float, *, streamed: bool) -> None:  # noqa: ARG002
         """Count a dispatched request. One that does not stream never shows its start, so it counts as started."""
         self.running[request] = InFlight(uncached_tokens, streamed)
         if streamed:
             self.unstarted += 1
             self.unstarted_tokens += uncached_tokens
 
-    def start(self, request: RequestId) -> None:
+    def start(self, request: RequestId, now: float) -> None:  # noqa: ARG002
         """Its first token is here: it waits no more."""
         flight = self.running[request]
         if flight.unstarted:
@@ -48,9 +48,9 @@ class WorkerState:
             self.unstarted -= 1
             self.unstarted_tokens -= flight.uncached_tokens
 
-    def remove(self, request: RequestId) -> None:
+    def remove(self, request: RequestId, now: float) -> None:
         """It ended."""
-        self.start(request)
+        self.start(request, now)
         del self.running[request]
 
 
@@ -96,7 +96,7 @@ class Cluster:
         self._serving.clear()
         self._forget(worker)
 
-    def report(self, event: WorkerReported) -> None:
+    def report(self, event: WorkerReported, now: float) -> None:  # noqa: ARG002
         """Take in a worker's metrics; a capacity once told stays until another is."""
         state = self._states[event.worker]
         state.engine_running = event.running
@@ -104,10 +104,18 @@ class Cluster:
         if event.kv_tokens is not None and event.kv_tokens != state.worker.kv_tokens:
             state.worker = replace(state.worker, kv_tokens=event.kv_tokens)
 
-    def remove(self, request: RequestId, worker: WorkerId) -> None:
+    def remove(self, request: RequestId, worker: WorkerId, now: float) -> None:
         """A dispatched request ended."""
-        self._states[worker].remove(request)
+        self._states[worker].remove(request, now)
         self._forget(worker)
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When something here changes by time alone; `advance` then."""
+        return None
+
+    def advance(self, now: float) -> None:
+        """Take in that it is now this time."""
 
     def _forget(self, worker: WorkerId) -> None:
         state = self._states[worker]

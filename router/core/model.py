@@ -7,9 +7,10 @@ has reported usage they are estimates (see `estimates`).
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NewType
+from typing import NamedTuple, NewType
 
 from router.core.prompt_key import PromptKey
+from router.core.window import Limits, Load
 
 ClientId = NewType("ClientId", str)
 RequestId = NewType("RequestId", str)
@@ -163,6 +164,36 @@ class Refusal(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Deficit:
+    """A client's credit at one worker, in cost units, as far as the policy keeps any."""
+
+    placement: float | None = None
+    order: float | None = None
+
+
+class PassedOver(NamedTuple):
+    """A request whose turn it was, had something not stood in its way."""
+
+    request: RequestId
+    reason: str
+
+
+class Decision(NamedTuple):
+    """What the scheduler knew when it dispatched a request, for whoever asks why; nothing follows from it."""
+
+    client: ClientId
+    match: Mapping[WorkerId, int]
+    """Input tokens that each worker was believed to hold; workers that held none are left out."""
+    credit: Deficit
+    """At the worker chosen, before this request was charged."""
+    load: Load
+    """Of the worker chosen, before this request."""
+    limits: Limits | None
+    """Of its window; None without any."""
+    passed_over: tuple[PassedOver, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Dispatch:
     """Send this request to this worker now."""
 
@@ -172,6 +203,7 @@ class Dispatch:
     """How much of its input the worker's prefix cache is predicted to hold."""
     why: str
     """What decided the worker and the turn, in a word or two."""
+    decision: Decision
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple, Protocol, TypeVar
 
 from router.core.accounts import Charge, LinearCost
 from router.core.backlog import Backlog
-from router.core.model import ClientId, Request, RequestId, WorkerId
+from router.core.model import ClientId, Deficit, PassedOver, Request, RequestId, WorkerId
 
 P = TypeVar("P")
 
@@ -55,14 +55,8 @@ class Choice(NamedTuple):
     request: Request
     worker: WorkerId
     why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Deficit:
-    """A client's credit at one worker, as far as the policy keeps any."""
-
-    placement: float | None = None
-    order: float | None = None
+    passed: tuple[PassedOver, ...] = ()
+    """Those whose turn it was before."""
 
 
 class FleetView(Protocol):
@@ -130,6 +124,10 @@ class Policy(Protocol):
     def next(self, now: float) -> Choice | None:
         """Give out one request that its worker's window admits, or None when nothing may go."""
 
+    @property
+    def next_deadline(self) -> float | None:
+        """When `next` may have another answer although nothing has happened."""
+
     def charged(self, charge: Charge) -> None:
         """A dispatched request's bill changed; the first change comes with its dispatch."""
 
@@ -148,8 +146,8 @@ class Policy(Protocol):
     def worker_left(self, worker: WorkerId, now: float) -> list[Request]:
         """A worker may not be used; its queue is placed anew. Returns those that no worker serves now."""
 
-    def deficits(self, client: ClientId) -> Mapping[WorkerId, Deficit]:
-        """The client's credit by worker."""
+    def credit(self, client: ClientId, worker: WorkerId) -> Deficit:
+        """The client's credit at a worker."""
 
 
 class Placement(Protocol):

@@ -1,11 +1,11 @@
 """Early binding: each request is placed in one worker's queue when it arrives, and ordered there."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from router.core.accounts import Charge
-from router.core.model import ClientId, Request, RequestId, WorkerId
-from router.core.policy import Candidate, Choice, Deficit, Order, Placed, Placement, Policy, Properties, Surroundings
+from router.core.model import ClientId, Deficit, Request, RequestId, WorkerId
+from router.core.policy import Candidate, Choice, Order, Placed, Placement, Policy, Properties, Surroundings
 
 
 class Ticket(NamedTuple):
@@ -17,6 +17,8 @@ class Ticket(NamedTuple):
 
 class QueuedPolicy(Policy):
     """A placement and, for every worker, a queue with an order."""
+
+    next_deadline = None
 
     def __init__(
         self,
@@ -108,12 +110,9 @@ class QueuedPolicy(Policy):
                 orphans.append(request)
         return orphans
 
-    def deficits(self, client: ClientId) -> Mapping[WorkerId, Deficit]:
+    def credit(self, client: ClientId, worker: WorkerId) -> Deficit:
         """See `Policy`."""
-        return {
-            worker: Deficit(self._placement.credit(client, worker), order.credit(client))
-            for worker, order in self._orders.items()
-        }
+        return Deficit(self._placement.credit(client, worker), self._orders[worker].credit(client))
 
     def _candidates(self, request: Request) -> list[Candidate]:
         matched = self._view.match(request)

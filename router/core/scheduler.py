@@ -36,6 +36,7 @@ from router.core.model import (
     Cancelled,
     ClientId,
     Command,
+    Decision,
     Dispatch,
     Event,
     Evicted,
@@ -130,6 +131,7 @@ class Scheduler:
         Raises ValueError for an `Arrived` whose id is in use.
         """
         self._out = []
+        self.cluster.advance(now)
         self._take_in(event, now)
         while (choice := self.policy.next(now)) is not None:
             self._dispatch(choice, now)
@@ -172,7 +174,7 @@ class Scheduler:
         match event:
             case WorkerReported():
                 if event.worker in self.cluster:
-                    self.cluster.report(event)
+                    self.cluster.report(event, now)
             case WorkerJoined():
                 self._join(event, now)
             case WorkerLeft(worker):
@@ -206,23 +208,33 @@ class Scheduler:
     def _dispatch(self, choice: Choice, now: float) -> None:
         request, worker = choice.request, choice.worker
         size = self.prefixes.input_tokens(request)
-        cached = self.prefixes.match(request).get(worker, 0)
+        match = self.prefixes.match(request)
+        cached = match.get(worker, 0)
         expected = self.estimates.expected_output(request)
         live = self._live[request.id]
         live.state, live.worker = State.IN_FLIGHT, worker
         live.outstanding = Outstanding(expected, cached, size - cached)
         self._room.leave(request.id, now, served=True)
-        self.cluster[worker].add(request.id, size - cached, streamed=request.streamed)
+        state = self.cluster[worker]
+        decision = Decision(
+            request.client,
+            match,
+            self.policy.credit(request.client, worker),
+            state.load,
+            state.window.limits,
+            choice.passed,
+        )
+        state.add(request.id, size - cached, now, streamed=request.streamed)
         self.fairness.dispatched(request, worker, live.outstanding, now - live.arrived)
         self.policy.charged(self.accounts.open(request, worker, size, cached))
         self._believe(request.model, request.prompts, worker, now)
-        self._out.append(Dispatch(request.id, worker, cached, choice.why))
+        self._out.append(Dispatch(request.id, worker, cached, choice.why, decision))
 
     def _start(self, request: RequestId, now: float) -> None:
         live = self._live.get(request)
         if live is not None and live.worker is not None and live.state is State.IN_FLIGHT:
             live.state = State.STARTED
-            self.cluster[live.worker].start(request)
+            self.cluster[live.worker].start(request, now)
             self.policy.started(live.request, live.worker)
             served = self.settings.cost(self.accounts.start(request))
             self.fairness.served(live.request, live.worker, served, now)
@@ -276,7 +288,7 @@ class Scheduler:
             self.policy.charged(charge)
         self.policy.ended(request, worker)
         self.fairness.ended(request, worker, live.outstanding)
-        self.cluster.remove(request.id, worker)
+        self.cluster.remove(request.id, worker, now)
         if worker not in self.cluster:
             self.fairness.worker_left(worker)
         del self._live[request.id]
@@ -343,7 +355,10 @@ class Scheduler:
 
     def _set_alarm(self, now: float) -> None:
         """Ask to be woken for the next deadline, unless an earlier alarm is set: a vain waking is cheap."""
-        due = self._room.next_deadline
-        if due is not None and (self._wake is None or due < self._wake):
-            self._wake = max(due, now)
-            self._out.append(WakeAt(self._wake))
+        due = self._wake
+        for deadline in (self._room.next_deadline, self.cluster.next_deadline, self.policy.next_deadline):
+            if deadline is not None and (due is None or deadline < due):
+                due = max(deadline, now)
+        if due is not None and due != self._wake:
+            self._wake = due
+            self._out.append(WakeAt(due))

@@ -1,12 +1,12 @@
 """First come, first served: in one worker's queue, and from one pool for all workers."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from router.core.accounts import Charge
-from router.core.model import ClientId, Request, RequestId, WorkerId
+from router.core.model import ClientId, Deficit, Request, RequestId, WorkerId
 from router.core.policies.balancers import lightest
-from router.core.policy import Candidate, Choice, Deficit, Order, Policy, Properties, Surroundings
+from router.core.policy import Candidate, Choice, Order, Policy, Properties, Surroundings
 
 
 class Fcfs(Order):
@@ -47,6 +47,7 @@ class PooledFcfs(Policy):
     """One queue for all workers; whichever serves the model and has room takes the request that waits longest."""
 
     properties = Properties(pooled=True)
+    next_deadline = None
 
     def __init__(self, surroundings: Surroundings) -> None:
         self._view = surroundings.view
@@ -106,6 +107,6 @@ class PooledFcfs(Policy):
     def worker_joined(self, worker: WorkerId, now: float) -> None:
         """See `Policy`."""
 
-    def deficits(self, client: ClientId) -> Mapping[WorkerId, Deficit]:  # noqa: ARG002 - it keeps none
+    def credit(self, client: ClientId, worker: WorkerId) -> Deficit:  # noqa: ARG002 - it keeps none
         """See `Policy`."""
-        return {}
+        return Deficit()
