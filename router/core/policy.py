@@ -49,6 +49,18 @@ class Placed(NamedTuple):
     why: str
 
 
+Fits = Callable[[Request], bool]
+"""Whether the worker's window has room for a request."""
+
+
+class Turn(NamedTuple):
+    """An order's answer."""
+
+    request: Request
+    passed: tuple[PassedOver, ...] = ()
+    """Those whose turn it was before."""
+
+
 class Choice(NamedTuple):
     """The next request to dispatch, and where to."""
 
@@ -183,8 +195,11 @@ class Order(Protocol):
     def remove(self, request: RequestId) -> Request:
         """A request waits no more: it is dispatched, withdrawn or placed anew."""
 
-    def select(self) -> Request | None:
-        """The request whose turn it is, which stays in the queue; None if none may go now."""
+    def select(self, fits: Fits, now: float) -> Turn | None:
+        """The request whose turn it is, which stays in the queue; None if none may go now.
+
+        One that does not fit may be passed over, if the order allows it, but not for ever.
+        """
 
     def waiting(self) -> Collection[RequestId]:
         """All that wait, in order of arrival."""

@@ -1,6 +1,7 @@
 """Early binding: each request is placed in one worker's queue when it arrives, and ordered there."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import NamedTuple
 
 from router.core.accounts import Charge
@@ -64,12 +65,12 @@ class QueuedPolicy(Policy):
         for worker, order in self._orders.items():
             if not len(order) or not self._view.has_room(worker):
                 continue
-            request = order.select()
-            if request is not None and self._view.admits(worker, request):
-                why = self._tickets[request.id].placed.why
-                self._take_out(request.id, now)
-                order.dispatched(request)
-                return Choice(request, worker, why)
+            turn = order.select(partial(self._view.admits, worker), now)
+            if turn is not None:
+                why = self._tickets[turn.request.id].placed.why
+                self._take_out(turn.request.id, now)
+                order.dispatched(turn.request)
+                return Choice(turn.request, worker, why, turn.passed)
         return None
 
     def charged(self, charge: Charge) -> None:

@@ -13,7 +13,7 @@ from router.core.accounts import Charge
 from router.core.deficits import DeficitTable
 from router.core.longest_match import LongestMatchQueue
 from router.core.model import ClientId, Request, RequestId, WorkerId
-from router.core.policy import Order, Surroundings
+from router.core.policy import Fits, Order, Surroundings, Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +63,15 @@ class Dlpm(Order):
         """See `Order`."""
         return self._queue.remove(request)
 
-    def select(self) -> Request | None:
+    def select(self, fits: Fits, now: float) -> Turn | None:  # noqa: ARG002
         """See `Order`. Refills the counters when no client that waits has credit."""
         credited = self._credited()
         if not credited:
             self._deficits.refill(self._queue.clients)
             credited = self._credited()
         sparse = [c for c in credited if c not in self._in_flight] if self._parameters.sparse_first else []
-        return self._queue.longest(sparse or credited)
+        request = self._queue.longest(sparse or credited)
+        return Turn(request) if request is not None and fits(request) else None
 
     def match_grew(self, requests: Iterable[RequestId]) -> None:
         """See `Order`."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from router.core.accounts import Charge
 from router.core.model import ClientId, Deficit, Request, RequestId, WorkerId
 from router.core.policies.balancers import lightest
-from router.core.policy import Candidate, Choice, Order, Policy, Properties, Surroundings
+from router.core.policy import Candidate, Choice, Fits, Order, Policy, Properties, Surroundings, Turn
 
 
 class Fcfs(Order):
@@ -26,9 +26,10 @@ class Fcfs(Order):
         """See `Order`."""
         return self._waiting.pop(request)
 
-    def select(self) -> Request | None:
-        """See `Order`."""
-        return next(iter(self._waiting.values()), None)
+    def select(self, fits: Fits, now: float) -> Turn | None:  # noqa: ARG002 - time changes nothing here
+        """See `Order`. Nobody passes the head."""
+        head = next(iter(self._waiting.values()), None)
+        return Turn(head) if head is not None and fits(head) else None
 
     def waiting(self) -> Collection[RequestId]:
         """See `Order`."""
