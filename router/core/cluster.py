@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from router.core.model import RequestId, Worker, WorkerId, WorkerReported
+from router.core.pace import Pace
 from router.core.window import Load, Window
 
 
@@ -21,6 +22,7 @@ class WorkerState:
 
     worker: Worker
     window: Window
+    pace: Pace = field(default_factory=Pace)
     left: bool = False
     running: dict[RequestId, InFlight] = field(default_factory=dict)
     unstarted: int = 0
@@ -108,6 +110,14 @@ class Cluster:
         """A dispatched request ended."""
         self._states[worker].remove(request, now)
         self._forget(worker)
+
+    def speed(self, worker: WorkerId) -> float:
+        """A worker's service rate over the mean of the known rates; 1 where its own is not known."""
+        own = self._states[worker].pace.rate
+        if own is None:
+            return 1.0
+        known = [rate for state in self._states.values() if (rate := state.pace.rate) is not None]
+        return own * len(known) / sum(known)
 
     @property
     def next_deadline(self) -> float | None:

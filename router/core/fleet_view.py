@@ -38,6 +38,14 @@ class SchedulerView(FleetView):
         """See `FleetView`."""
         return self._prefixes.input_tokens(request)
 
+    def prefill_seconds(self, worker: WorkerId, tokens: int) -> float:
+        """See `FleetView`."""
+        return self._cluster[worker].pace.prefill_seconds(tokens)
+
+    def speed(self, worker: WorkerId) -> float:
+        """See `FleetView`."""
+        return self._cluster.speed(worker)
+
     def match(self, request: Request) -> Mapping[WorkerId, int]:
         """See `FleetView`."""
         return self._prefixes.match(request)

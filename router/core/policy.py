@@ -89,6 +89,12 @@ class FleetView(Protocol):
     def input_tokens(self, request: Request) -> int:
         """The estimated size of a request's input."""
 
+    def prefill_seconds(self, worker: WorkerId, tokens: int) -> float:
+        """How long the worker takes over so many uncached input tokens, when nothing else waits there."""
+
+    def speed(self, worker: WorkerId) -> float:
+        """The worker's measured service rate over the mean of those known in the fleet; 1 where its own is not."""
+
     def match(self, request: Request) -> Mapping[WorkerId, int]:
         """Input tokens that each worker's prefix cache holds; workers that hold none are left out."""
 
