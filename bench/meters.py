@@ -1,0 +1,51 @@
+"""Statistics of a simulation: percentiles of what may not have ended, and of what lasts."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+
+class TimeWeighted:
+    """A quantity that holds from one change to the next."""
+
+    def __init__(self) -> None:
+        self._seconds: defaultdict[float, float] = defaultdict(float)
+        self._value = 0.0
+        self._since = 0.0
+
+    def change(self, now: float, value: float) -> None:
+        """From now on it is this."""
+        if value != self._value:
+            self._seconds[self._value] += now - self._since
+            self._value, self._since = value, now
+
+    def reset(self, now: float) -> None:
+        """Forget what it was before now."""
+        self._seconds.clear()
+        self._since = now
+
+    def percentile(self, now: float, share: float) -> float:
+        """The smallest value that it did not exceed for at least this share of the time."""
+        self._seconds[self._value] += now - self._since
+        self._since = now
+        left = share * sum(self._seconds.values())
+        for value in sorted(self._seconds):
+            left -= self._seconds[value]
+            if left <= 1e-9:
+                return value
+        return self._value
+
+
+def censored_percentile(spans: Iterable[tuple[float, bool]], share: float) -> float | None:
+    """The percentile of spans of which some have not ended (False), by Kaplan and Meier; None without spans.
+
+    Where all have ended it is the smallest that at least this share do not exceed. Where too few have ended to tell,
+    it is the longest seen, a lower bound.
+    """
+    ordered = sorted((span, not ended) for span, ended in spans)
+    surviving = 1.0
+    for position, (span, going) in enumerate(ordered):
+        if not going:
+            surviving *= 1 - 1 / (len(ordered) - position)
+            if surviving <= 1 - share + 1e-9:
+                return span
+    return ordered[-1][0] if ordered else None

@@ -1,0 +1,71 @@
+"""Prompts of token ids, hashed as the router hashes a completions call that brings token ids.
+
+What many prompts begin with is hashed once: a prompt is a `Text` and a tail, and its key continues the text's.
+"""
+
+import struct
+from collections.abc import Iterable, Sequence
+from random import Random
+from typing import Final
+
+from router.core.prompt_key import PromptHasher, PromptKey
+from workers.tokenizer import VOCABULARY
+
+_HASHER: Final = PromptHasher(b"the bench's secret")
+_ANSWER_CODES: Final = {token: 1 << 31 | number for number, token in enumerate(dict.fromkeys(VOCABULARY))}
+"""Emulated answers are made of ids wider than the four bytes that a token has on the wire."""
+
+
+class Text:
+    """Token ids that prompts may begin with."""
+
+    __slots__ = ("_hashed", "tokens")
+
+    def __init__(self, tokens: Iterable[int] = ()) -> None:
+        self.tokens = tuple(tokens)
+        self._hashed = _HASHER.prompt(_packed(self.tokens), len(self.tokens))
+
+    def key(self, tail: Sequence[int]) -> PromptKey:
+        """The key of this text followed by `tail`; costs the hashing of the tail."""
+        return self._hashed.extend(_packed(tail), len(tail))
+
+
+class Prompt:
+    """What a call asks: a text that others may share, and what follows it."""
+
+    __slots__ = ("_text", "tail")
+
+    def __init__(self, text: Text, tail: tuple[int, ...]) -> None:
+        self._text = text
+        self.tail = tail
+
+    def __len__(self) -> int:
+        return len(self._text.tokens) + len(self.tail)
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """What the engine is given; built anew at every call."""
+        return self._text.tokens + self.tail
+
+    @property
+    def key(self) -> PromptKey:
+        """What the router is given."""
+        return self._text.key(self.tail)
+
+    def followed_by(self, more: tuple[int, ...]) -> "Prompt":
+        """Continue it with what comes next: its answer, another question."""
+        return Prompt(self._text, self.tail + more)
+
+
+def random_tokens(random: Random, count: int) -> tuple[int, ...]:
+    """Draw token ids below 2^31, which no answer uses."""
+    return tuple([word >> 1 for word in struct.unpack(f"<{count}I", random.randbytes(4 * count))])
+
+
+def _packed(tokens: Sequence[int]) -> bytes:
+    """Four bytes a token, as on the wire."""
+    codes = _ANSWER_CODES
+    return struct.pack(f"<{len(tokens)}I", *[codes.get(token, token) for token in tokens])
+
+
+EMPTY: Final = Text()

@@ -1,0 +1,160 @@
+"""Simulate a fleet under a workload in virtual time.
+
+The router's own scheduler over emulated engines: nothing sleeps, and the same seed gives the same figures. They are
+written as JSON; `bench/summary.py` says what each of them means. Parameters are set behind a colon, as in
+`--workload documents:documents=40,tokens=6000` or `--window fixed:requests=64`; several numbers are joined by a slash,
+as in `weights=1/2/4`.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, TextIO, get_args
+
+from bench.records import Record, Result
+from bench.scenario import Scenario, WorkerSpec
+from bench.simulation import Observer, Simulation
+from bench.spec import changed, parse_spec, split
+from bench.summary import Summary, summarise
+from bench.workloads import WORKLOADS
+from router.core.model import Command, Event
+from router.core.policies import PARAMETERS, POLICIES
+from router.core.scheduler import SchedulerSettings
+from router.core.window import FixedWindow, NoWindow, Window
+from workers.engine import DEFAULT_HARDWARE
+from workers.hardware import HARDWARE
+from workers.model import Dialect, Order
+
+__all__ = ["Record", "Result", "Scenario", "Summary", "WorkerSpec", "configure", "run", "simulate", "summarise"]
+
+WINDOWS: Final[Mapping[str, Window]] = {"fixed": FixedWindow(), "off": NoWindow()}
+BAR_CELLS: Final = 40
+BAR_SECONDS: Final = 0.2
+
+
+def simulate(scenario: Scenario, observers: Sequence[Observer] = ()) -> Result:
+    """Run it; equal scenarios give equal results."""
+    return Simulation(scenario, observers).run()
+
+
+class ProgressBar:
+    """Shows how far the simulation is, on a terminal."""
+
+    def __init__(self, seconds: float, stream: TextIO) -> None:
+        self._seconds = seconds
+        self._stream = stream
+        self._due = 0.0
+
+    def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:  # noqa: ARG002
+        """See `Observer`."""
+        if time.monotonic() >= self._due:
+            self._due = time.monotonic() + BAR_SECONDS
+            share = min(1.0, now / self._seconds)
+            bar = ("#" * int(share * BAR_CELLS)).ljust(BAR_CELLS, ".")
+            print(f"\r[{bar}] {now:.1f} of {self._seconds:g} s", end="", file=self._stream, flush=True)
+
+    def close(self) -> None:
+        """Leave an empty line."""
+        print("\r\x1b[K", end="", file=self._stream, flush=True)
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--policy", default="d2lpm", metavar="P", help=f"one of {', '.join(POLICIES)} (%(default)s)")
+    parser.add_argument("--set", action="append", default=[], metavar="FAMILY.PARAMETER=VALUE", dest="parameters")
+    parser.add_argument("--workload", default="documents", metavar="W", help=f"{', '.join(WORKLOADS)} (%(default)s)")
+    parser.add_argument("--rate", type=float, help="calls a second of all clients, instead of the workload's own pace")
+    parser.add_argument("--window", default="fixed", metavar="NAME", help=f"{', '.join(WINDOWS)} (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=60.0, help="virtual time to simulate (%(default)s)")
+    parser.add_argument("--warmup", type=float, default=0.0, help="of these, not measured (%(default)s)")
+    parser.add_argument("--drain", action="store_true", help="run on until all that arrived has ended")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write here instead of to standard output")
+    parser.add_argument("--records", action="store_true", help="one record for each request too")
+    parser.add_argument("--no-jumps", action="store_true", help="take every step by itself: slower, and the same")
+    fleet = parser.add_argument_group("workers")
+    fleet.add_argument("--workers", type=int, default=1, metavar="D", help="how many (%(default)s)")
+    fleet.add_argument("--speeds", metavar="S,S,...", help="of each in turn, relative to the hardware (1)")
+    fleet.add_argument("--hardware", default=DEFAULT_HARDWARE, metavar="H", help=f"{', '.join(HARDWARE)} (%(default)s)")
+    fleet.add_argument("--dialect", choices=get_args(Dialect), default="vllm", help="scheduled like this (%(default)s)")
+    fleet.add_argument("--order", choices=get_args(Order), default="fcfs", help="the engine's own (%(default)s)")
+    fleet.add_argument("--kv-tokens", type=int, metavar="N", help="KV pool, tokens (the hardware's)")
+    fleet.add_argument("--slots", type=int, metavar="N", help="requests in one batch (256)")
+    fleet.add_argument("--max-batched-tokens", type=int, metavar="N", help="new tokens a step (vllm 2048, sglang 8192)")
+    fleet.add_argument("--hide-capacity", action="store_true", help="let the router not know the size of the KV pool")
+
+
+def run(options: argparse.Namespace) -> None:
+    try:
+        scenario = read_scenario(options)
+    except ValueError as error:
+        sys.exit(f"simulate: error: {error}")
+    bar = ProgressBar(scenario.seconds, sys.stderr) if sys.stderr.isatty() else None
+    result = simulate(scenario, [bar] if bar is not None else [])
+    if bar is not None:
+        bar.close()
+    report: dict[str, object] = {"options": _shown(options), **summarise(result)}
+    if options.records:
+        report["records"] = [record._asdict() for record in result.records]
+    text = json.dumps(report, indent=None if options.records else 2)
+    if options.json is None:
+        print(text)
+    else:
+        options.json.write_text(text + "\n", "utf-8")
+
+
+def read_scenario(options: argparse.Namespace) -> Scenario:
+    """What the command line asks for. Raises ValueError where it makes no sense."""
+    workload = parse_spec(options.workload, WORKLOADS)
+    if options.rate is not None:
+        workload = changed(workload, {"rate": str(options.rate), "concurrency": "0"})
+    return Scenario(
+        policy=options.policy,
+        workload=workload,
+        workers=tuple(_workers(options)),
+        seconds=options.seconds,
+        warmup=options.warmup,
+        seed=options.seed,
+        settings=SchedulerSettings(window=parse_spec(options.window, WINDOWS)),
+        parameters=tuple(_parameters(options.parameters)),
+        drain=options.drain,
+        jumps=not options.no_jumps,
+    )
+
+
+def _workers(options: argparse.Namespace) -> Sequence[WorkerSpec]:
+    if options.workers < 1:
+        raise ValueError("--workers must be at least 1")
+    spec = WorkerSpec(
+        hardware=options.hardware,
+        dialect=options.dialect,
+        order=options.order,
+        kv_tokens=options.kv_tokens,
+        max_running=options.slots,
+        max_batched_tokens=options.max_batched_tokens,
+        tell_capacity=not options.hide_capacity,
+    )
+    try:
+        speeds = [float(speed) for speed in options.speeds.split(",")] if options.speeds else [1.0]
+    except ValueError:
+        raise ValueError(f"{options.speeds!r} is no list of speeds") from None
+    return [replace(spec, speed=speeds[number % len(speeds)]) for number in range(options.workers)]
+
+
+def _parameters(assignments: Sequence[str]) -> Sequence[object]:
+    """The policy's parameters, by family."""
+    values: dict[str, dict[str, str]] = {}
+    for name, value in map(split, assignments):
+        family, _, parameter = name.partition(".")
+        if family not in PARAMETERS:
+            raise ValueError(f"unknown family {family!r}, known: {', '.join(PARAMETERS)}")
+        values.setdefault(family, {})[parameter] = value
+    return [changed(PARAMETERS[family](), each) for family, each in values.items()]
+
+
+def _shown(options: argparse.Namespace) -> Mapping[str, object]:
+    """The flags as they were given, to tell what the figures are of."""
+    return {name: value for name, value in vars(options).items() if isinstance(value, str | int | float | list | None)}

@@ -1,0 +1,125 @@
+"""What clients do: the calls that come whatever happens, and those that follow from the end of others."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import partial
+from itertools import count
+from random import Random
+from typing import Protocol
+
+from bench.prompts import Prompt
+
+BACKOFF_SECONDS = 1.0
+"""How long a client of a closed loop waits after a refusal before it calls again."""
+
+
+class Outcome(StrEnum):
+    """How a call ended."""
+
+    DONE = "done"
+    REJECTED = "rejected"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+    UNFINISHED = "unfinished"
+    """It had not, when the simulation ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The end of a call as its client sees it."""
+
+    outcome: Outcome
+    at: float
+    answer: tuple[int, ...] = ()
+    """Token ids; empty unless the call was done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request of a client."""
+
+    at: float
+    """When it arrives, in seconds since the beginning; one in the past arrives at once."""
+    prompt: Prompt
+    output_tokens: int
+    """The length that the answer will have."""
+    output_limit: int | None = None
+    """The limit that the client states to the router."""
+    streamed: bool = True
+    cancel_after: float | None = None
+    """Seconds after its arrival at which the client leaves, if it is not answered by then."""
+    then: "Continuation | None" = None
+    """What follows from its end."""
+
+
+Continuation = Callable[[Call, Ending], Iterable[Call]]
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """One client and all that it does."""
+
+    name: str
+    calls: Iterable[Call]
+    """What it calls unasked, in order of time; drawn one by one, so it may be endless."""
+    weight: float = 1.0
+
+
+class Workload(Protocol):
+    """A family of behaviours with its parameters."""
+
+    def clients(self, seed: int) -> Sequence[Client]:
+        """Clients that have done nothing yet; the same seed gives the same."""
+
+
+Draw = Callable[[float], Call]
+"""Makes up the first call of a client's next session, for this time; its `then` makes the session's other calls."""
+
+
+def poisson(random: Random, rate: float) -> Iterator[float]:
+    """Arrival times of a Poisson process with this many arrivals a second."""
+    at = 0.0
+    while True:
+        at += random.expovariate(rate)
+        yield at
+
+
+def uniform(rate: float, phase: float = 0.0) -> Iterator[float]:
+    """Arrival times one as long after the other as the next, the first after `phase` of such a gap."""
+    return ((number + phase) / rate for number in count())
+
+
+def open_loop(draw: Draw, times: Iterable[float]) -> Iterator[Call]:
+    """Sessions that begin at these times, whether or not those before them are over."""
+    return (draw(at) for at in times)
+
+
+def closed_loop(draw: Draw, concurrency: int, think: Callable[[], float] = lambda: 0.0) -> Iterator[Call]:
+    """So many sessions at a time: when one is over, the next begins `think()` seconds later."""
+    return (Place(draw, think).begin(0.0) for _ in range(concurrency))
+
+
+class Place:
+    """One place of a closed loop, in which one session follows another."""
+
+    def __init__(self, draw: Draw, think: Callable[[], float]) -> None:
+        self._draw = draw
+        self._think = think
+        self._open = 0
+
+    def begin(self, at: float) -> Call:
+        """The first call of the next session."""
+        self._open = 1
+        return self._watched(self._draw(at))
+
+    def _watched(self, call: Call) -> Call:
+        return replace(call, then=partial(self._over, call.then))
+
+    def _over(self, then: Continuation | None, call: Call, ending: Ending) -> Iterable[Call]:
+        following = [self._watched(each) for each in then(call, ending)] if then is not None else []
+        self._open += len(following) - 1
+        if self._open:
+            return following
+        pause = self._think() + (BACKOFF_SECONDS if ending.outcome is Outcome.REJECTED else 0.0)
+        return [self.begin(ending.at + pause)]

@@ -1,0 +1,36 @@
+"""Questions about documents that many calls share."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from bench.prompts import Prompt, Text, random_tokens
+from bench.traffic import Call, Client, Draw
+from bench.workloads.pace import Pace, varied
+
+
+@dataclass(frozen=True, slots=True)
+class SharedDocuments(Pace):
+    """Each call is a document, picked at random, and a question of its own behind it; lengths in tokens."""
+
+    documents: int = 80
+    tokens: int = 10_000
+    """Length of every document."""
+    question: int = 40
+    output: int = 64
+    spread: float = 0.5
+    """By how much of themselves questions and answers may be shorter or longer."""
+
+    def clients(self, seed: int) -> Sequence[Client]:
+        """See `Workload`."""
+        random = Random(f"{seed} documents")
+        library = [Text(random_tokens(random, self.tokens)) for _ in range(self.documents)]
+        return self.population(seed, lambda random: self._draw(library, random))
+
+    def _draw(self, library: Sequence[Text], random: Random) -> Draw:
+        def draw(at: float) -> Call:
+            question = random_tokens(random, varied(random, self.question, self.spread))
+            output = varied(random, self.output, self.spread)
+            return Call(at, Prompt(random.choice(library), question), output, output, self.stream)
+
+        return draw

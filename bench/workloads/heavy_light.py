@@ -1,0 +1,60 @@
+"""One heavy client with long shared prefixes, and light ones that ask one thing at a time."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from bench.prompts import EMPTY, Prompt, Text, random_tokens
+from bench.traffic import Call, Client, Draw, closed_loop
+from bench.workloads.pace import pause, varied
+
+
+@dataclass(frozen=True, slots=True)
+class HeavyAndLight:
+    """The heavy client `heavy` keeps many calls in flight, `light-1` and so on one each; lengths in tokens.
+
+    Raises ValueError without a light client or a call in flight.
+    """
+
+    in_flight: int = 96
+    prefixes: int = 8
+    """Of the heavy client; each call begins with one of them, picked at random."""
+    prefix: int = 4000
+    heavy_input: int = 500
+    """Length of what follows the prefix."""
+    heavy_output: int = 200
+    spread: float = 0.5
+    """By how much of themselves the heavy client's lengths may be shorter or longer, the prefixes' too."""
+    lights: int = 4
+    light_input: int = 300
+    light_output: int = 50
+    think: float = 1.0
+    """Mean seconds between a light client's answer and its next call; exponentially distributed."""
+
+    def __post_init__(self) -> None:
+        if self.in_flight < 1 or self.prefixes < 1 or self.lights < 1:
+            raise ValueError("in_flight, prefixes and lights must be at least 1")
+
+    def clients(self, seed: int) -> Sequence[Client]:
+        """See `Workload`."""
+        heavy = closed_loop(self._heavy(Random(f"{seed} heavy")), self.in_flight)
+        return [Client("heavy", heavy), *(self._light(f"light-{n + 1}", seed) for n in range(self.lights))]
+
+    def _heavy(self, random: Random) -> Draw:
+        prefixes = [Text(random_tokens(random, varied(random, self.prefix, self.spread))) for _ in range(self.prefixes)]
+
+        def draw(at: float) -> Call:
+            own = random_tokens(random, varied(random, self.heavy_input, self.spread))
+            output = varied(random, self.heavy_output, self.spread)
+            return Call(at, Prompt(random.choice(prefixes), own), output, output)
+
+        return draw
+
+    def _light(self, name: str, seed: int) -> Client:
+        random = Random(f"{seed} {name}")
+
+        def draw(at: float) -> Call:
+            prompt = Prompt(EMPTY, random_tokens(random, self.light_input))
+            return Call(at, prompt, self.light_output, self.light_output)
+
+        return Client(name, closed_loop(draw, 1, lambda: pause(random, self.think)))

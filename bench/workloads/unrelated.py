@@ -1,0 +1,31 @@
+"""Requests without a common prefix: short ones, long ones, many at a time."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from bench.prompts import EMPTY, Prompt, random_tokens
+from bench.traffic import Call, Client, Draw
+from bench.workloads.pace import Pace, varied
+
+
+@dataclass(frozen=True, slots=True)
+class Unrelated(Pace):
+    """Each call has a prompt of its own; lengths in tokens."""
+
+    input: int = 50
+    output: int = 8
+    spread: float = 0.0
+    """By how much of themselves prompts and answers may be shorter or longer."""
+
+    def clients(self, seed: int) -> Sequence[Client]:
+        """See `Workload`."""
+        return self.population(seed, self._draw)
+
+    def _draw(self, random: Random) -> Draw:
+        def draw(at: float) -> Call:
+            prompt = Prompt(EMPTY, random_tokens(random, varied(random, self.input, self.spread)))
+            output = varied(random, self.output, self.spread)
+            return Call(at, prompt, output, output, self.stream)
+
+        return draw
