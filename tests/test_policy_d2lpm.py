@@ -17,7 +17,6 @@ from router.core.model import ClientId, Refusal, Request, RequestId, WorkerId
 from router.core.policies.d2lpm import D2lpm, D2lpmParameters
 from router.core.policy import Candidate, Parameters, Surroundings
 from router.core.prefix_map import PrefixMap
-from router.core.prefix_tree import PrefixTree
 from router.core.scheduler import SchedulerSettings
 from router.core.window import FixedWindow
 
@@ -183,7 +182,7 @@ def test_a_booking_is_replaced_by_what_is_charged_at_dispatch() -> None:
 def test_a_booking_is_undone_once() -> None:
     """Nothing of it is kept, and its client has the credit that it had before."""
     estimates = Estimates()
-    view = SchedulerView(Cluster(FixedWindow), PrefixMap(PrefixTree(9), estimates, 0))
+    view = SchedulerView(Cluster(FixedWindow), PrefixMap(9, estimates, 0))
     placement = D2lpm(Surroundings(view, LinearCost(), Random(0), Parameters(), Backlog()))
     request = Request(RequestId("r1"), ClientId("ada"), MODEL, ())
     placement.place(request, [Candidate(WorkerId("w1"), cached_tokens=30, extend_tokens=50, load=0)])

@@ -9,7 +9,6 @@ from scenario import CHUNK_TOKENS, MODEL, key
 from router.core.estimates import Estimates
 from router.core.model import ClientId, Request, RequestId, Usage, WorkerId
 from router.core.prefix_map import PrefixMap
-from router.core.prefix_tree import PrefixTree
 
 W1, W2 = WorkerId("w1"), WorkerId("w2")
 WORKERS = (W1, W2)
@@ -23,7 +22,19 @@ def request(*prompts: str, number: int = 1) -> Request:
 
 
 def prefixes(limit: int = 1000, minimum: int = 0) -> PrefixMap:
-    return PrefixMap(PrefixTree(limit), Estimates(), minimum)
+    return PrefixMap(limit, Estimates(), minimum)
+
+
+def watch(held: PrefixMap, watched: Request, worker: WorkerId) -> int:
+    """Watch at one worker."""
+    return held.watch(watched, [worker])[worker]
+
+
+def changed(held: PrefixMap, worker: WorkerId) -> list[RequestId]:
+    """What changed at one worker, where nothing should have elsewhere."""
+    found = held.changed()
+    assert found.keys() <= {worker}
+    return list(found.get(worker, ()))
 
 
 class Watches(RuleBasedStateMachine):
@@ -31,8 +42,8 @@ class Watches(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.tree = PrefixTree(limit=12)
-        self.map = PrefixMap(self.tree, Estimates(), minimum=0)
+        self.map = PrefixMap(12, Estimates(), minimum=0)
+        self.tree = self.map.tree
         self.arrivals = 0
         self.told: dict[tuple[WorkerId, Request], int] = {}
 
@@ -40,46 +51,52 @@ class Watches(RuleBasedStateMachine):
         return sum(self.tree.match(prompt.hashes).get(worker, 0) for prompt in request.prompts)
 
     @rule(worker=workers, prompts=st.lists(texts, min_size=1, max_size=2))
-    def watch(self, worker: WorkerId, prompts: list[str]) -> None:
+    def watch_one(self, worker: WorkerId, prompts: list[str]) -> None:
         self.arrivals += 1
         watched = request(*prompts, number=self.arrivals)
-        self.told[worker, watched] = self.map.watch(watched, worker)
-        assert self.told[worker, watched] == self.matched(worker, watched)
+        self.told[worker, watched] = watch(self.map, watched, worker)
+
+    @rule(prompts=st.lists(texts, min_size=1, max_size=2))
+    def watch_everywhere(self, prompts: list[str]) -> None:
+        self.arrivals += 1
+        watched = request(*prompts, number=self.arrivals)
+        for worker, chunks in self.map.watch(watched, WORKERS).items():
+            self.told[worker, watched] = chunks
 
     @precondition(lambda self: self.told)
-    @rule(data=st.data(), again=st.booleans())
-    def look_again(self, data: st.DataObject, again: bool) -> None:
+    @rule(data=st.data())
+    def unwatch(self, data: st.DataObject) -> None:
         worker, watched = data.draw(st.sampled_from(list(self.told)))
-        if again:
-            self.told[worker, watched] = self.map.watch(watched, worker)
-        else:
-            self.map.unwatch(watched.id, worker)
-            del self.told[worker, watched]
+        self.map.unwatch(watched.id, [worker])
+        del self.told[worker, watched]
 
     @rule(worker=workers, prompts=st.lists(texts, max_size=2))
     def insert(self, worker: WorkerId, prompts: list[str]) -> None:
-        grown = self.map.insert(MODEL, [key(prompt) for prompt in prompts], worker, 0.0)
-        assert len(set(grown)) == len(grown)
-        there = {watched.id: watched for at, watched in self.told if at == worker}
-        assert set(grown) <= there.keys()
-        for watched in there.values():
-            if self.matched(worker, watched) > self.told[worker, watched]:
-                assert watched.id in grown
-            if watched.id in grown:
-                self.told[worker, watched] = self.map.watch(watched, worker)
+        self.map.insert(MODEL, [key(prompt) for prompt in prompts], worker, 0.0)
+        self.hear()
 
     @rule(worker=workers, chunks=st.integers(0, 4))
     def evict(self, worker: WorkerId, chunks: int) -> None:
         self.map.evict(worker, chunks * CHUNK_TOKENS)
+        self.hear()
 
     @rule(worker=workers)
     def drop(self, worker: WorkerId) -> None:
         self.map.drop(worker)
+        self.hear()
+
+    def hear(self) -> None:
+        """Only what changed is named, and nothing that is not watched there."""
+        for worker, requests in self.map.changed().items():
+            for name in requests:
+                (watched,) = [watched for at, watched in self.told if (at, watched.id) == (worker, name)]
+                self.told[worker, watched] = watch(self.map, watched, worker)
+        assert not self.map.changed()
 
     @invariant()
     def nothing_is_missed(self) -> None:
-        """What was told of a watched request is never less than its match, and the index holds the watches alone."""
-        assert all(self.matched(*watch) <= told for watch, told in self.told.items())
+        """What was told of a watched request is its match, and the index holds the watches alone."""
+        assert all(self.matched(*watch) == told for watch, told in self.told.items())
         assert self.map.watched == len(self.told)
         self.map.check_integrity()
 
@@ -115,29 +132,69 @@ def test_a_short_match_is_no_match() -> None:
     """Below the minimum neither the match nor the watch finds anything; growth beyond it is still reported."""
     held = prefixes(minimum=3 * CHUNK_TOKENS)
     held.insert(MODEL, [key("do")], W1, 0.0)
-    assert (held.match(request("doc!")), held.watch(request("doc!"), W1)) == ({}, 0)
-    assert held.insert(MODEL, [key("doc")], W1, 1.0) == ["r1"]
-    assert (held.match(request("doc!")), held.watch(request("doc!"), W1)) == ({W1: 3 * CHUNK_TOKENS}, 3)
+    assert (held.match(request("doc!")), watch(held, request("doc!"), W1)) == ({}, 0)
+    held.insert(MODEL, [key("doc")], W1, 1.0)
+    assert changed(held, W1) == ["r1"]
+    assert (held.match(request("doc!")), watch(held, request("doc!"), W1)) == ({W1: 3 * CHUNK_TOKENS}, 3)
 
 
 def test_growth_is_reported_where_it_happened_and_to_whom_it_concerns() -> None:
     """An insertion at another worker, of another prefix, or of nothing new, is no growth."""
     held = prefixes()
-    held.watch(request("doc!"), W1)
-    assert held.insert(MODEL, [key("doc?")], W2, 0.0) == []
-    assert held.insert(MODEL, [key("else")], W1, 0.0) == []
-    assert held.insert(MODEL, [key("doc?")], W1, 0.0) == ["r1"]
-    held.watch(request("doc!"), W1)
-    assert held.insert(MODEL, [key("doc?")], W1, 0.0) == []
+    watch(held, request("doc!"), W1)
+    for worker, prompt in ((W2, "doc?"), (W1, "else")):
+        held.insert(MODEL, [key(prompt)], worker, 0.0)
+        assert changed(held, worker) == []
+    held.insert(MODEL, [key("doc?")], W1, 0.0)
+    assert changed(held, W1) == ["r1"]
+    watch(held, request("doc!"), W1)
+    held.insert(MODEL, [key("doc?")], W1, 0.0)
+    assert changed(held, W1) == []
+
+
+def test_loss_is_reported_where_it_happened_and_to_whom_it_concerns() -> None:
+    """An eviction that takes nothing of a request's match, or takes it at another worker, is no loss of it."""
+    held = prefixes()
+    for worker in WORKERS:
+        held.insert(MODEL, [key("doc?")], worker, 0.0)
+    watch(held, request("doc!"), W1)
+    held.evict(W1, CHUNK_TOKENS)
+    held.drop(W2)
+    assert changed(held, W1) == []
+    held.evict(W1, CHUNK_TOKENS)
+    assert changed(held, W1) == ["r1"]
+    assert watch(held, request("doc!"), W1) == 2
+    held.drop(W1)
+    assert changed(held, W1) == ["r1"]
+
+
+def test_a_loss_for_want_of_room_in_the_tree_is_reported() -> None:
+    """What one worker's prompt pushes out of the tree may be another's."""
+    held = prefixes(limit=4)
+    held.insert(MODEL, [key("doc")], W1, 0.0)
+    watch(held, request("doc!"), W1)
+    held.insert(MODEL, [key("else")], W2, 1.0)
+    assert changed(held, W1) == ["r1"]
+    assert watch(held, request("doc!"), W1) == 0
+
+
+def test_who_is_watched_no_more_is_not_reported() -> None:
+    """Even if the change came before."""
+    held = prefixes()
+    watch(held, request("doc!"), W1)
+    held.insert(MODEL, [key("doc?")], W1, 0.0)
+    held.unwatch(RequestId("r1"), [W1])
+    assert changed(held, W1) == []
 
 
 @pytest.mark.parametrize("prompts", [("doc", "doc"), ("doc!", "doc?")])
 def test_prompts_that_lack_the_same_chunk_are_one_watch(prompts: tuple[str, ...]) -> None:
     """A list of prompts that begin alike is watched once, reported once and leaves nothing behind."""
     held = prefixes()
-    held.watch(request(*prompts), W1)
-    assert held.insert(MODEL, [key("doc")], W1, 0.0) == ["r1"]
-    held.unwatch(RequestId("r1"), W1)
+    watch(held, request(*prompts), W1)
+    held.insert(MODEL, [key("doc")], W1, 0.0)
+    assert changed(held, W1) == ["r1"]
+    held.unwatch(RequestId("r1"), [W1])
     held.check_integrity()
     assert held.watched == 0
 
@@ -145,12 +202,12 @@ def test_prompts_that_lack_the_same_chunk_are_one_watch(prompts: tuple[str, ...]
 def test_a_watch_is_not_moved_by_what_the_estimates_learn() -> None:
     """Matches that were told at different times are compared, so they are told in a unit that stays."""
     estimates = Estimates()
-    held = PrefixMap(PrefixTree(100), estimates, minimum=0)
+    held = PrefixMap(100, estimates, minimum=0)
     held.insert(MODEL, [key("doc?", exact=False)], W1, 0.0)
     watched = Request(RequestId("r1"), ClientId("ada"), MODEL, (key("doc!", exact=False),))
-    before, tokens = held.watch(watched, W1), held.match(watched)[W1]
+    before, tokens = watch(held, watched, W1), held.match(watched)[W1]
     estimates.learn(watched, Usage(4 * 128, 1))
-    assert held.watch(watched, W1) == before
+    assert watch(held, watched, W1) == before
     assert held.match(watched)[W1] > tokens
 
 
@@ -180,7 +237,7 @@ def test_evicted_and_dropped_prefixes_match_no_more() -> None:
 def test_a_broken_index_is_found() -> None:
     """The check fails when a chunk is indexed that nobody waits for."""
     held = prefixes()
-    held.watch(request("doc"), W1)
-    held._waiting_for[W1][b"12345678"] = {RequestId("r9"): None}
+    watch(held, request("doc"), W1)
+    held._watched[W1].lacked[b"12345678"] = {RequestId("r9"): None}
     with pytest.raises(AssertionError, match="watches"):
         held.check_integrity()

@@ -1,4 +1,8 @@
-"""Deficit counters with closed-form refill, for DLPM's clients and for D²LPM's workers alike."""
+"""Deficit counters with closed-form refill, for DLPM's clients and for D²LPM's workers alike.
+
+A refill adds quanta to every counter that has no credit. It is counted here in one number for the whole table, and
+each counter takes in what it missed when it is next looked at; so a refill costs the same however many there are.
+"""
 
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
@@ -14,6 +18,8 @@ class Counter:
 
     credit: float
     quantum: float
+    rounds: int
+    """How many of the table's refill rounds it has taken in."""
 
 
 class DeficitTable(Generic[K]):
@@ -24,8 +30,10 @@ class DeficitTable(Generic[K]):
 
     def __init__(self) -> None:
         self._counters: dict[K, Counter] = {}
-        self._spent: dict[K, Counter] = {}
-        """Those without credit: only they are refilled or forgiven."""
+        self._debtors: dict[K, Counter] = {}
+        """All that are below zero, and maybe some that were and are not any more."""
+        self.rounds = 0
+        """Refill rounds so far."""
 
     def __contains__(self, key: K) -> bool:
         return key in self._counters
@@ -33,26 +41,39 @@ class DeficitTable(Generic[K]):
     def __iter__(self) -> Iterator[K]:
         return iter(self._counters)
 
-    def join(self, key: K, quantum: float, credit: float) -> None:
-        """Begin a counter at `credit`; one that exists keeps its credit and takes the new quantum."""
+    def join(self, key: K, quantum: float, credit: float) -> bool:
+        """Begin a counter at `credit`; one that exists keeps its credit and takes the new quantum.
+
+        Returns whether the quantum of one that exists changed.
+        """
         counter = self._counters.get(key)
         if counter is None:
-            counter = self._counters[key] = Counter(credit, quantum)
-            self._sort(key, counter)
-        else:
-            counter.quantum = quantum
+            counter = self._counters[key] = Counter(credit, quantum, self.rounds)
+            self._note_debt(key, counter)
+            return False
+        if counter.quantum == quantum:
+            return False
+        self._catch_up(counter)
+        counter.quantum = quantum
+        return True
 
     def credit(self, key: K) -> float:
         """The counter's value q; 0 for a key that never joined."""
         counter = self._counters.get(key)
-        return 0.0 if counter is None else counter.credit
+        return 0.0 if counter is None else self._catch_up(counter)
 
     def charge(self, key: K, cost: float) -> None:
         """Take `cost` from a counter; negative gives back. A key that never joined is passed over."""
         counter = self._counters.get(key)
         if counter is not None:
-            counter.credit -= cost
-            self._sort(key, counter)
+            counter.credit = self._catch_up(counter) - cost
+            self._note_debt(key, counter)
+
+    def due(self, key: K) -> int:
+        """The value of `rounds` at which this counter has credit, unless it is charged until then."""
+        counter = self._counters[key]
+        self._catch_up(counter)
+        return self.rounds + _rounds(counter)
 
     def refill(self, contenders: Iterable[K]) -> int:
         """Add quanta until some contender has credit; returns the number of rounds.
@@ -61,24 +82,27 @@ class DeficitTable(Generic[K]):
         counter that has none left, contender or not, so that debts also shrink in absence. The rounds are
         counted, not run: a debt may be thousands of quanta deep.
         """
-        needed = [_rounds(self._counters[key]) for key in contenders]
-        rounds = min(needed, default=0)
-        if rounds:
-            for key, counter in list(self._spent.items()):
-                counter.credit += min(rounds, _rounds(counter)) * counter.quantum
-                self._sort(key, counter)
+        rounds = min([self.due(key) for key in contenders], default=self.rounds) - self.rounds
+        self.rounds += rounds
         return rounds
 
     def forgive(self) -> None:
         """Set every debt to zero; credit stays."""
-        for counter in self._spent.values():
-            counter.credit = 0.0
+        for counter in self._debtors.values():
+            counter.credit = max(0.0, self._catch_up(counter))
+        self._debtors.clear()
 
-    def _sort(self, key: K, counter: Counter) -> None:
-        if counter.credit > 0:
-            self._spent.pop(key, None)
-        else:
-            self._spent[key] = counter
+    def _catch_up(self, counter: Counter) -> float:
+        """Give a counter the refills that it missed; returns its credit."""
+        missed = self.rounds - counter.rounds
+        if missed:
+            counter.credit += min(missed, _rounds(counter)) * counter.quantum
+            counter.rounds = self.rounds
+        return counter.credit
+
+    def _note_debt(self, key: K, counter: Counter) -> None:
+        if counter.credit < 0:
+            self._debtors[key] = counter
 
 
 def _rounds(counter: Counter) -> int:

@@ -1,6 +1,6 @@
 """The one window through which policies see the fleet and the prefix map."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from router.core.cluster import Cluster
 from router.core.model import Request, RequestId, WorkerId
@@ -50,10 +50,14 @@ class SchedulerView(FleetView):
         """See `FleetView`."""
         return self._prefixes.match(request)
 
-    def watch(self, request: Request, worker: WorkerId) -> int:
+    def watch(self, request: Request, workers: Collection[WorkerId]) -> Mapping[WorkerId, int]:
         """See `FleetView`."""
-        return self._prefixes.watch(request, worker)
+        return self._prefixes.watch(request, workers)
 
-    def unwatch(self, request: RequestId, worker: WorkerId) -> None:
+    def unwatch(self, request: RequestId, workers: Collection[WorkerId]) -> None:
         """See `FleetView`."""
-        self._prefixes.unwatch(request, worker)
+        self._prefixes.unwatch(request, workers)
+
+    def reorders(self, worker: WorkerId) -> bool:
+        """See `FleetView`."""
+        return self._cluster[worker].worker.reorders

@@ -1,16 +1,23 @@
-"""Waiting requests of many clients at one worker, each client's by longest prefix match.
+"""Waiting requests of many clients, of which the one with the longest prefix match goes first.
 
-The match of a waiting request changes with the worker's cache, and is exact whenever it is asked for, at a
-cost that does not grow with the number that wait: growth is reported for the requests that it concerns
-(`match_grew`), and loss is found when a request comes to the head: what is recorded of it is an upper bound.
+Which client may go, and before whom, is its *standing*, a small number that is told from outside: lower goes first,
+None may not go. Among clients of equal standing the longest match decides, then the earlier arrival. The choice is
+exact whenever it is made, at a cost that grows neither with the requests nor with the clients that wait: matches are
+reported when they change, and of what was noted down before, what holds no more is found out at the head.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush, heapreplace
-from typing import NamedTuple
+from heapq import heapify, heappop, heappush
+from typing import Final, NamedTuple
 
-from router.core.model import ClientId, Request, RequestId
+from router.core.model import ClientId, PassedOver, Request, RequestId
+from router.core.policy import Fits, Turn
+
+STANDINGS: Final = 2
+"""How many different standings there are: 0 and 1."""
+LOOK_PAST: Final = 8
+"""Requests that do not fit which one choice looks past at most."""
 
 
 @dataclass(slots=True)
@@ -19,8 +26,10 @@ class Entry:
 
     request: Request
     arrival: int
-    matched: int
-    """Chunks; at least the true match."""
+    matched: int = 0
+    """Chunks."""
+    passed: int = 0
+    """How often another went in its turn because it did not fit."""
 
 
 class Rank(NamedTuple):
@@ -32,26 +41,41 @@ class Rank(NamedTuple):
 
 
 class LongestMatchQueue:
-    """For every client, a heap of its waiting requests."""
+    """For every client a heap of its requests, and for every standing a heap of the clients' first ones."""
 
-    def __init__(self, watch: Callable[[Request], int], unwatch: Callable[[RequestId], None]) -> None:
-        """`watch` answers a request's match of now, in chunks, and begins to report its growth."""
+    def __init__(
+        self,
+        watch: Callable[[Request], int],
+        unwatch: Callable[[RequestId], None],
+        standing: Callable[[ClientId], int | None],
+        patience: int = 32,
+    ) -> None:
+        """`watch` answers a request's match of now, in chunks, and begins to report its changes (`match_changed`).
+
+        A request that does not fit is passed over `patience` times; then room is kept for it.
+        """
         self._watch = watch
         self._unwatch = unwatch
+        self._standing = standing
+        self._patience = patience
         self._entries: dict[RequestId, Entry] = {}
         self._unmatched: dict[RequestId, Entry] = {}
         """Those that nothing was compared with yet: whoever waits alone is served without a match."""
         self._heaps: dict[ClientId, list[Rank]] = {}
+        self._firsts: tuple[list[Rank], ...] = tuple([] for _ in range(STANDINGS))
         self._counts: dict[ClientId, int] = {}
         self._arrivals = 0
 
     def __len__(self) -> int:
         return len(self._entries)
 
+    def __contains__(self, request: RequestId) -> bool:
+        return request in self._entries
+
     @property
-    def clients(self) -> Collection[ClientId]:
-        """The clients that have a request here, in the order in which their backlogs began."""
-        return self._counts.keys()
+    def clients(self) -> Mapping[ClientId, int]:
+        """The clients that wait here, in the order in which their backlogs began, and how many requests of each."""
+        return self._counts
 
     @property
     def requests(self) -> Collection[RequestId]:
@@ -61,7 +85,7 @@ class LongestMatchQueue:
     def push(self, request: Request) -> None:
         """One more waits."""
         self._arrivals += 1
-        entry = Entry(request, self._arrivals, 0)
+        entry = Entry(request, self._arrivals)
         self._entries[request.id] = self._unmatched[request.id] = entry
         self._counts[request.client] = self._counts.get(request.client, 0) + 1
 
@@ -72,40 +96,64 @@ class LongestMatchQueue:
             self._unwatch(request)
         client = entry.request.client
         self._counts[client] -= 1
-        if not self._counts[client]:
+        if self._counts[client]:
+            self.stand(client)
+        else:
             del self._counts[client]
             self._heaps.pop(client, None)
         return entry.request
 
-    def match_grew(self, requests: Iterable[RequestId]) -> None:
-        """Take in the longer match of these watched requests."""
+    def match_changed(self, requests: Iterable[RequestId]) -> None:
+        """Take in the new match of these watched requests."""
         for request in requests:
-            entry = self._entries[request]
-            entry.matched = self._watch(entry.request)
-            self._rank(entry)
+            if request not in self._unmatched:
+                self._rank(self._entries[request])
 
-    def longest(self, clients: Collection[ClientId]) -> Request | None:
-        """The request with the longest match among those of these clients; of equals, the earliest."""
+    def stand(self, client: ClientId) -> None:
+        """Take in the new standing of a client."""
+        heap = self._heaps.get(client)
+        if heap and (head := self._head(heap)):
+            self._offer(client, head)
+
+    def longest(self, fits: Fits) -> Turn | None:
+        """The request whose turn it is, or one that fits in its stead; None if none may go now.
+
+        Those that were passed over are counted as such, so this is to be asked when the answer will go.
+        """
         if len(self._entries) == 1:
             (entry,) = self._entries.values()
-            return entry.request if entry.request.client in clients else None
+            allowed = self._standing(entry.request.client) is not None
+            return Turn(entry.request) if allowed and fits(entry.request) else None
         for entry in self._unmatched.values():
-            entry.matched = self._watch(entry.request)
             self._rank(entry)
         self._unmatched.clear()
-        heads = [self._head(client) for client in clients]
-        heapify(heads)
-        while heads:
-            entry = self._entries[heads[0].request]
-            matched = self._watch(entry.request)
-            if matched == entry.matched:
-                return entry.request
-            entry.matched = matched
-            self._rank(entry)
-            heapreplace(heads, self._head(entry.request.client))
+        aside: list[tuple[int, Rank]] = []
+        turn = self._choose(fits, aside)
+        for standing, rank in aside:
+            heappush(self._firsts[standing], rank)
+            self._entries[rank.request].passed += turn is not None
+        return turn
+
+    def _choose(self, fits: Fits, aside: list[tuple[int, Rank]]) -> Turn | None:
+        """Find the next; what does not fit is taken out of its heap into `aside`."""
+        for standing, firsts in enumerate(self._firsts):
+            while firsts:
+                rank = firsts[0]
+                twice = aside and aside[-1][1] == rank
+                if twice or not self._stands(rank, standing):
+                    heappop(firsts)
+                    continue
+                entry = self._entries[rank.request]
+                if fits(entry.request):
+                    return Turn(entry.request, tuple(PassedOver(r.request, "did not fit") for _, r in aside))
+                if entry.passed >= self._patience or len(aside) == LOOK_PAST:
+                    return None
+                aside.append((standing, heappop(firsts)))
         return None
 
     def _rank(self, entry: Entry) -> None:
+        """Match a request anew and give it its place among its client's."""
+        entry.matched = self._watch(entry.request)
         client = entry.request.client
         heap = self._heaps.setdefault(client, [])
         if len(heap) > 2 * self._counts[client]:
@@ -113,15 +161,36 @@ class LongestMatchQueue:
             heap[:] = dict.fromkeys(filter(self._holds, heap))
             heapify(heap)
         heappush(heap, Rank(-entry.matched, entry.arrival, entry.request.id))
+        self.stand(client)
+
+    def _offer(self, client: ClientId, rank: Rank) -> None:
+        """Put a client's first request among those of its standing."""
+        standing = self._standing(client)
+        if standing is None:
+            return
+        firsts = self._firsts[standing]
+        heappush(firsts, rank)
+        if len(firsts) > 2 * len(self._counts) + 16:
+            # What is no first request any more stays below the head: most of these.
+            heads = [(c, self._head(heap)) for c, heap in self._heaps.items()]
+            firsts[:] = [head for c, head in heads if head and self._standing(c) == standing]
+            heapify(firsts)
+
+    def _stands(self, rank: Rank, standing: int) -> bool:
+        """Whether a rank is that of its client's first request, and the client has this standing."""
+        entry = self._entries.get(rank.request)
+        if entry is None:
+            return False
+        client = entry.request.client
+        return self._head(self._heaps[client]) == rank and self._standing(client) == standing
 
     def _holds(self, rank: Rank) -> bool:
         """Whether a rank is still true of a waiting request."""
         entry = self._entries.get(rank.request)
-        return entry is not None and rank == (-entry.matched, entry.arrival, entry.request.id)
+        return entry is not None and rank.unmatched == -entry.matched and rank.arrival == entry.arrival
 
-    def _head(self, client: ClientId) -> Rank:
-        """The client's first rank that holds; those before it are dropped."""
-        heap = self._heaps[client]
-        while not self._holds(heap[0]):
+    def _head(self, heap: list[Rank]) -> Rank | None:
+        """A client's first rank that holds, if it has one; those before it are dropped."""
+        while heap and not self._holds(heap[0]):
             heappop(heap)
-        return heap[0]
+        return heap[0] if heap else None

@@ -42,6 +42,8 @@ class Worker:
     """Names, adapters included, that it answers to."""
     kv_tokens: int | None = None
     """Capacity of its KV cache in tokens; None where the engine does not tell."""
+    reorders: bool = False
+    """Whether its engine does not serve in order of arrival, but by longest match."""
 
 
 @dataclass(frozen=True, slots=True)

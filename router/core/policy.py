@@ -98,11 +98,14 @@ class FleetView(Protocol):
     def match(self, request: Request) -> Mapping[WorkerId, int]:
         """Input tokens that each worker's prefix cache holds; workers that hold none are left out."""
 
-    def watch(self, request: Request, worker: WorkerId) -> int:
-        """The match at one worker, in chunks, from now on reported to `match_grew` when it grows."""
+    def watch(self, request: Request, workers: Collection[WorkerId]) -> Mapping[WorkerId, int]:
+        """The match at these workers, in chunks; its next change is reported to `match_changed`."""
 
-    def unwatch(self, request: RequestId, worker: WorkerId) -> None:
+    def unwatch(self, request: RequestId, workers: Collection[WorkerId]) -> None:
         """End a watch."""
+
+    def reorders(self, worker: WorkerId) -> bool:
+        """Whether the worker's engine does not serve in order of arrival, but by longest match."""
 
 
 class Parameters:
@@ -155,8 +158,8 @@ class Policy(Protocol):
     def ended(self, request: Request, worker: WorkerId) -> None:
         """A dispatched request ended, however it did."""
 
-    def match_grew(self, worker: WorkerId, requests: Iterable[RequestId]) -> None:
-        """The match of these watched requests at this worker grew."""
+    def match_changed(self, worker: WorkerId, requests: Iterable[RequestId]) -> None:
+        """The match of these watched requests at this worker is another; to be watched anew."""
 
     def worker_joined(self, worker: WorkerId, now: float) -> None:
         """A worker may be used."""
@@ -173,8 +176,15 @@ class Placement(Protocol):
 
     locality: ClassVar[bool] = False
 
+    steal_loss: int | None = None
+    """Input tokens found in a prefix cache that a request may lose by being taken over by a worker with nothing to
+    do; None where no request is taken over."""
+
     def place(self, request: Request, candidates: Sequence[Candidate]) -> Placed:
         """Pick one of the candidates (there is at least one) and book the request there."""
+
+    def book(self, request: Request, candidate: Candidate) -> None:
+        """Book a request at a worker that takes it over."""
 
     def unplace(self, request: RequestId) -> None:
         """The request waits there no more: it is dispatched, withdrawn or placed anew. Undo the booking."""
@@ -210,7 +220,7 @@ class Order(Protocol):
     def waiting(self) -> Collection[RequestId]:
         """All that wait, in order of arrival."""
 
-    def dispatched(self, request: Request) -> None:
+    def dispatched(self, request: Request, now: float) -> None:
         """A request of this queue is on its way."""
 
     def charged(self, charge: Charge) -> None:
@@ -222,8 +232,8 @@ class Order(Protocol):
     def ended(self, request: Request) -> None:
         """It ended."""
 
-    def match_grew(self, requests: Iterable[RequestId]) -> None:
-        """The match of these waiting requests at this worker grew."""
+    def match_changed(self, requests: Iterable[RequestId]) -> None:
+        """The match of these watched requests at this worker is another; to be watched anew."""
 
     def credit(self, client: ClientId) -> float | None:
         """The client's counter in this queue, where the order keeps one."""

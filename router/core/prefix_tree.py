@@ -15,7 +15,7 @@ Counts are in chunks. Dictionaries are iterated in insertion order only: the sam
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from router.core.model import WorkerId
 from router.core.prompt_key import HASH_BYTES
@@ -28,10 +28,12 @@ class PrefixTree:
     Hashes are 8 bytes per chunk, each covering all before it (`PromptKey.hashes`).
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, lost: Callable[[WorkerId, bytes], None] = lambda _worker, _hashes: None) -> None:
+        """`lost` is told of every run of chunks that a worker does not hold any more, while the tree changes."""
         if limit < 1:
             raise ValueError(f"limit must be at least 1 chunk, not {limit}")
         self._limit = limit
+        self._lost = lost
         self._root = Node(b"")
         self._holdings: dict[WorkerId, Holding] = {}
         self._chunks = 0
@@ -183,6 +185,7 @@ class PrefixTree:
         """Take a leaf of this worker from it; the node goes when nobody holds it any more."""
         node.residencies.pop(worker).unlink()
         self._holdings[worker].chunks -= node.chunks
+        self._lost(worker, node.key)
         changed = node
         if not node.residencies:
             changed = node.parent

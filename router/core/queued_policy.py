@@ -1,6 +1,6 @@
 """Early binding: each request is placed in one worker's queue when it arrives, and ordered there."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -17,7 +17,11 @@ class Ticket(NamedTuple):
 
 
 class QueuedPolicy(Policy):
-    """A placement and, for every worker, a queue with an order."""
+    """A placement and, for every worker, a queue with an order.
+
+    A worker with room and an empty queue may take a request from the longest queue of a worker without room, where
+    the placement allows it: then the request is placed anew there, with its booking.
+    """
 
     next_deadline = None
 
@@ -34,44 +38,101 @@ class QueuedPolicy(Policy):
         self._placement = placement
         self._new_order = order
         self._orders: dict[WorkerId, Order] = {}
+        """Those of workers that left as well, with their counters: a worker that flaps must shed no debts."""
+        self._open: dict[WorkerId, Order] = {}
+        """Those of the workers that are there."""
         self._loads: dict[WorkerId, int] = {}
         """Requests that wait for each worker or run there."""
         self._tickets: dict[RequestId, Ticket] = {}
+        self._cold: dict[WorkerId, dict[RequestId, None]] = {}
+        """Those in each queue that lost little of their prefix wherever they went, when they were placed."""
 
     def enqueue(self, request: Request, now: float) -> None:
         """See `Policy`."""
-        placed = self._placement.place(request, self._candidates(request))
-        self._tickets[request.id] = Ticket(request, placed)
-        self._orders[placed.worker].push(request)
-        self._loads[placed.worker] += 1
-        self._backlog.add(placed.worker, request.client, now)
+        candidates = self._candidates(request)
+        self._put(request, self._placement.place(request, candidates), now)
+        if self._placement.steal_loss is not None:
+            longest = max([candidate.cached_tokens for candidate in candidates])
+            if longest <= self._placement.steal_loss:
+                self._cold[self._tickets[request.id].placed.worker][request.id] = None
 
     def withdraw(self, request: RequestId, now: float) -> None:
         """See `Policy`."""
         self._loads[self._tickets[request].placed.worker] -= 1
         self._take_out(request, now)
 
-    def _take_out(self, request: RequestId, now: float) -> None:
-        """Let a request wait no more, be it withdrawn or dispatched."""
-        ticket = self._tickets.pop(request)
-        self._placement.unplace(request)
-        self._orders[ticket.placed.worker].remove(request)
-        self._backlog.remove(ticket.placed.worker, ticket.request.client, now)
-
     def next(self, now: float) -> Choice | None:
         """See `Policy`."""
         if not self._tickets:
             return None
-        for worker, order in self._orders.items():
-            if not len(order) or not self._view.has_room(worker):
-                continue
-            turn = order.select(partial(self._view.admits, worker), now)
-            if turn is not None:
-                why = self._tickets[turn.request.id].placed.why
-                self._take_out(turn.request.id, now)
-                order.dispatched(turn.request)
-                return Choice(turn.request, worker, why, turn.passed)
+        idle = []
+        for worker, order in self._open.items():
+            if self._view.has_room(worker):
+                if not len(order):
+                    idle.append(worker)
+                elif choice := self._next_of(worker, now):
+                    return choice
+        return self._next_stolen(idle, now) if self._placement.steal_loss is not None else None
+
+    def _next_of(self, worker: WorkerId, now: float) -> Choice | None:
+        order = self._orders[worker]
+        turn = order.select(partial(self._view.admits, worker), now)
+        if turn is None:
+            return None
+        why = self._tickets[turn.request.id].placed.why
+        self._take_out(turn.request.id, now)
+        order.dispatched(turn.request, now)
+        return Choice(turn.request, worker, why, turn.passed)
+
+    def _next_stolen(self, idle: Sequence[WorkerId], now: float) -> Choice | None:
+        """Let one of these workers, for which nothing waits, take over from the longest queue without room."""
+        blocked = [worker for worker, order in self._open.items() if len(order) and not self._view.has_room(worker)]
+        if not blocked:
+            return None
+        victim = max(blocked, key=lambda worker: len(self._orders[worker]))
+        for thief in idle:
+            for request in self._stealable(victim, now):
+                if self._steal(request, victim, thief, now) and (choice := self._next_of(thief, now)):
+                    return choice
         return None
+
+    def _steal(self, request: Request, victim: WorkerId, thief: WorkerId, now: float) -> bool:
+        """Move a request into an idle worker's empty queue, if it fits there and loses little by it."""
+        here = next((c for c in self._candidates(request) if c.worker == thief), None)
+        if here is None or not self._view.admits(thief, request):
+            return False
+        lost = self._view.match(request).get(victim, 0) - here.cached_tokens
+        if self._placement.steal_loss is None or lost > self._placement.steal_loss:
+            return False
+        self.withdraw(request.id, now)
+        self._placement.book(request, here)
+        self._put(request, Placed(thief, "stolen"), now)
+        return True
+
+    def _stealable(self, victim: WorkerId, now: float) -> Iterator[Request]:
+        """The request whose turn it is at a worker, and the oldest of those that had no prefix anywhere."""
+        turn = self._orders[victim].select(lambda _: True, now)
+        if turn is not None:
+            yield turn.request
+        cold = self._cold[victim]
+        if cold:
+            yield self._tickets[next(iter(cold))].request
+
+    def _put(self, request: Request, placed: Placed, now: float) -> None:
+        """Let a request wait where it was placed."""
+        self._tickets[request.id] = Ticket(request, placed)
+        self._orders[placed.worker].push(request)
+        self._loads[placed.worker] += 1
+        self._backlog.add(placed.worker, request.client, now)
+
+    def _take_out(self, request: RequestId, now: float) -> None:
+        """Let a request wait no more, be it withdrawn or dispatched."""
+        ticket = self._tickets.pop(request)
+        worker = ticket.placed.worker
+        self._placement.unplace(request)
+        self._orders[worker].remove(request)
+        self._cold[worker].pop(request, None)
+        self._backlog.remove(worker, ticket.request.client, now)
 
     def charged(self, charge: Charge) -> None:
         """See `Policy`."""
@@ -87,18 +148,21 @@ class QueuedPolicy(Policy):
         self._loads[worker] -= 1
         self._orders[worker].ended(request)
 
-    def match_grew(self, worker: WorkerId, requests: Iterable[RequestId]) -> None:
+    def match_changed(self, worker: WorkerId, requests: Iterable[RequestId]) -> None:
         """See `Policy`."""
-        self._orders[worker].match_grew(requests)
+        self._orders[worker].match_changed(requests)
 
     def worker_joined(self, worker: WorkerId, now: float) -> None:  # noqa: ARG002 - the protocol's signature
         """See `Policy`. What waits elsewhere keeps its place; a worker that comes back finds its order as it was."""
         if worker not in self._orders:
             self._orders[worker] = self._new_order(worker)
             self._loads[worker] = 0
+            self._cold[worker] = {}
+        self._open[worker] = self._orders[worker]
 
     def worker_left(self, worker: WorkerId, now: float) -> list[Request]:
-        """See `Policy`. The order stays, with its counters: a worker that flaps must shed no debts."""
+        """See `Policy`."""
+        del self._open[worker]
         waiting = [self._tickets[request].request for request in self._orders[worker].waiting()]
         for request in waiting:
             self.withdraw(request.id, now)

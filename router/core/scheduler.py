@@ -58,7 +58,6 @@ from router.core.model import (
 )
 from router.core.policy import Choice, Parameters, PolicyFactory, Surroundings
 from router.core.prefix_map import PrefixMap
-from router.core.prefix_tree import PrefixTree
 from router.core.prompt_key import PromptKey
 from router.core.service_gap import Outstanding
 from router.core.waiting_room import WaitingLimits, WaitingRoom
@@ -113,7 +112,7 @@ class Scheduler:
         self.accounts = Accounts(settings.cached_in_flight)
         self.cluster = Cluster(lambda: settings.window)
         self.backlog = Backlog()
-        self.prefixes = PrefixMap(PrefixTree(settings.prefix_limit), self.estimates, settings.match_minimum)
+        self.prefixes = PrefixMap(settings.prefix_limit, self.estimates, settings.match_minimum)
         self._view = SchedulerView(self.cluster, self.prefixes)
         self.policy = policy(Surroundings(self._view, settings.cost, random, parameters, self.backlog))
         self.fairness = Fairness(settings.cost, pooled=self.policy.properties.pooled)
@@ -184,6 +183,7 @@ class Scheduler:
                     self.prefixes.drop(worker)
                 else:
                     self.prefixes.evict(worker, tokens)
+                self._tell_changes()
             case _:
                 assert_never(event)
 
@@ -305,10 +305,14 @@ class Scheduler:
 
     def _believe(self, model: str, prompts: tuple[PromptKey, ...], worker: WorkerId, now: float) -> None:
         """The worker's cache holds these prompts now, and no more than it can hold."""
-        grown = self.prefixes.insert(model, prompts, worker, now)
+        self.prefixes.insert(model, prompts, worker, now)
         self.prefixes.trim(worker, self.cluster[worker].worker.kv_tokens or self.settings.kv_tokens)
-        if grown:
-            self.policy.match_grew(worker, grown)
+        self._tell_changes()
+
+    def _tell_changes(self) -> None:
+        """What waits must know its matches at any time (rule 14)."""
+        for worker, requests in self.prefixes.changed().items():
+            self.policy.match_changed(worker, requests)
 
     def _join(self, event: WorkerJoined, now: float) -> None:
         worker = event.worker
@@ -330,6 +334,7 @@ class Scheduler:
         for request in self._vacate(worker, now):
             self._place_anew(request, now)
         self.prefixes.drop(worker)
+        self._tell_changes()
         if worker not in self.cluster:
             self.fairness.worker_left(worker)
 

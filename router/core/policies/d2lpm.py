@@ -30,6 +30,11 @@ class D2lpmParameters:
     """With the extend charge: leave a worker whose load is more than this many times the lightest one's ..."""
     load_slack: int = 4
     """... plus this many requests."""
+    steal_loss: int = 256
+    """What a request may lose, in cached tokens, when a worker with nothing to do takes it over: about as much as one
+    step of prefill computes anyway. Negative: nothing is ever taken over."""
+    by_service_rate: bool = True
+    """Scale Q^w with the measured service rate of each worker, against the mean of the fleet."""
 
     def __post_init__(self) -> None:
         if self.quantum <= 0:
@@ -52,6 +57,8 @@ class D2lpm(Placement):
     def __init__(self, surroundings: Surroundings) -> None:
         self._parameters = surroundings.parameters.of(D2lpmParameters)
         cost = surroundings.cost
+        self.steal_loss = self._parameters.steal_loss if self._parameters.steal_loss >= 0 else None
+        self._view = surroundings.view
         self._cost: LinearCost = replace(cost, cached=cost.extend) if self._parameters.charge_full_input else cost
         self._tables: defaultdict[ClientId, DeficitTable[WorkerId]] = defaultdict(DeficitTable)
         self._bookings: dict[RequestId, Booking] = {}
@@ -65,10 +72,14 @@ class D2lpm(Placement):
             table.refill(c.worker for c in candidates)
             credited = [c for c in candidates if table.credit(c.worker) > 0]
         chosen, why = self._choose(candidates, credited)
-        cost = self._cost(Tokens(chosen.extend_tokens, chosen.cached_tokens))
-        table.charge(chosen.worker, cost)
-        self._bookings[request.id] = Booking(request.client, chosen.worker, cost)
+        self.book(request, chosen)
         return Placed(chosen.worker, why)
+
+    def book(self, request: Request, candidate: Candidate) -> None:
+        """See `Placement`. The charge moves with the request."""
+        cost = self._cost(Tokens(candidate.extend_tokens, candidate.cached_tokens))
+        self._tables[request.client].charge(candidate.worker, cost)
+        self._bookings[request.id] = Booking(request.client, candidate.worker, cost)
 
     def _choose(self, candidates: Sequence[Candidate], credited: Sequence[Candidate]) -> tuple[Candidate, str]:
         self._turn += 1

@@ -10,10 +10,10 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from router.core.accounts import Charge
-from router.core.deficits import DeficitTable
 from router.core.longest_match import LongestMatchQueue
 from router.core.model import ClientId, Request, RequestId, WorkerId
 from router.core.policy import Fits, Order, Surroundings, Turn
+from router.core.standings import Standings
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,10 @@ class DlpmParameters:
     """Q^u, in cost units: what a refill adds to a client's credit. More: better locality, looser fairness."""
     sparse_first: bool = True
     """Among clients with credit, those with nothing in flight at the worker go before the longest match."""
+    patience: int = 32
+    """How many may go in the turn of a request that does not fit its worker's window; then room is kept for it."""
+    engine_lpm_seconds: float = 10.0
+    """At a worker whose engine itself orders by longest match, how long one that it has not begun holds up a refill."""
 
     def __post_init__(self) -> None:
         if self.quantum <= 0:
@@ -34,15 +38,18 @@ class Dlpm(Order):
     """Counters q_i of one worker's queue; longest match among the requests of clients with credit."""
 
     def __init__(self, surroundings: Surroundings, worker: WorkerId) -> None:
-        view = surroundings.view
         self._parameters = surroundings.parameters.of(DlpmParameters)
         self._cost = surroundings.cost
+        self._view = view = surroundings.view
+        self._worker = worker
+        self._standings = Standings(self._restand, sparse_first=self._parameters.sparse_first)
         self._queue = LongestMatchQueue(
-            lambda request: view.watch(request, worker), lambda request: view.unwatch(request, worker)
+            lambda request: view.watch(request, (worker,))[worker],
+            lambda request: view.unwatch(request, (worker,)),
+            self._standings.of,
+            self._parameters.patience,
         )
-        self._deficits: DeficitTable[ClientId] = DeficitTable()
-        self._in_flight: dict[ClientId, set[RequestId]] = {}
-        self._unstarted: set[RequestId] = set()
+        self._unstarted: dict[RequestId, Unstarted] = {}
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -54,59 +61,72 @@ class Dlpm(Order):
     def push(self, request: Request) -> None:
         """See `Order`."""
         if not self._queue and not self._unstarted:
-            self._deficits.forgive()
-        quantum = self._parameters.quantum * request.weight
-        self._deficits.join(request.client, quantum, credit=quantum)
+            self._standings.forgive()
+        self._standings.wait(request, self._parameters.quantum * request.weight)
         self._queue.push(request)
 
     def remove(self, request: RequestId) -> Request:
         """See `Order`."""
-        return self._queue.remove(request)
+        removed = self._queue.remove(request)
+        self._standings.leave(removed)
+        return removed
 
-    def select(self, fits: Fits, now: float) -> Turn | None:  # noqa: ARG002
+    def select(self, fits: Fits, now: float) -> Turn | None:
         """See `Order`. Refills the counters when no client that waits has credit."""
-        credited = self._credited()
-        if not credited:
-            self._deficits.refill(self._queue.clients)
-            credited = self._credited()
-        sparse = [c for c in credited if c not in self._in_flight] if self._parameters.sparse_first else []
-        request = self._queue.longest(sparse or credited)
-        return Turn(request) if request is not None and fits(request) else None
+        if not self._held_up(now):
+            self._standings.refill()
+        return self._queue.longest(fits)
 
-    def match_grew(self, requests: Iterable[RequestId]) -> None:
+    def match_changed(self, requests: Iterable[RequestId]) -> None:
         """See `Order`."""
-        self._queue.match_grew(requests)
+        self._queue.match_changed(requests)
 
-    def dispatched(self, request: Request) -> None:
+    def dispatched(self, request: Request, now: float) -> None:
         """See `Order`."""
-        self._in_flight.setdefault(request.client, set()).add(request.id)
+        self._standings.dispatched(request)
         if request.streamed:  # others never show their start
-            self._unstarted.add(request.id)
+            self._unstarted[request.id] = Unstarted(request.client, now)
 
     def charged(self, charge: Charge) -> None:
         """See `Order`."""
-        self._deficits.charge(charge.client, charge.at(self._cost))
+        self._standings.charge(charge.client, charge.at(self._cost))
 
     def started(self, request: Request) -> None:
         """See `Order`."""
-        self._unstarted.discard(request.id)
+        self._unstarted.pop(request.id, None)
 
     def ended(self, request: Request) -> None:
         """See `Order`."""
-        self._unstarted.discard(request.id)
-        requests = self._in_flight.get(request.client, set())
-        requests.discard(request.id)
-        if not requests:
-            self._in_flight.pop(request.client, None)
+        self._unstarted.pop(request.id, None)
+        self._standings.ended(request)
 
     def credit(self, client: ClientId) -> float | None:
         """q_i, in cost units; None for a client that this worker never saw."""
-        return self._deficits.credit(client) if client in self._deficits else None
+        return self._standings.credit(client)
 
     @classmethod
     def gap_quantum(cls, surroundings: Surroundings) -> float | None:
         """See `Properties`."""
         return surroundings.parameters.of(DlpmParameters).quantum
 
-    def _credited(self) -> list[ClientId]:
-        return [client for client in self._queue.clients if self._deficits.credit(client) > 0]
+    def _restand(self, client: ClientId) -> None:
+        self._queue.stand(client)
+
+    def _held_up(self, now: float) -> bool:
+        """Whether an engine that orders by longest match still has a request of a client with credit to begin.
+
+        Such an engine would put every request that a refill lets through before it, for ever.
+        """
+        if not self._view.reorders(self._worker):
+            return False
+        since = now - self._parameters.engine_lpm_seconds
+        return any(one.since > since and self._standings.of(one.client) is not None for one in self._unstarted.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Unstarted:
+    """A request that the engine has not begun to answer."""
+
+    client: ClientId
+    since: float
+    """The time of its dispatch."""

@@ -102,7 +102,7 @@ class PooledFcfs(Policy):
     def ended(self, request: Request, worker: WorkerId) -> None:
         """See `Policy`."""
 
-    def match_grew(self, worker: WorkerId, requests: Iterable[RequestId]) -> None:
+    def match_changed(self, worker: WorkerId, requests: Iterable[RequestId]) -> None:
         """See `Policy`."""
 
     def worker_joined(self, worker: WorkerId, now: float) -> None:

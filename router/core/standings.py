@@ -1,0 +1,174 @@
+"""Whose turn it may be: DLPM's deficit counters, and who of their clients waits or has something in flight.
+
+"Locality-aware Fair Scheduling in LLM Serving", Algorithm 1, CHECKREFILL and line 13, for one queue or for a pool. A
+client with credit may go: with standing 0, before all others, while nothing of it is in flight, and else with
+standing 1. The theorem leaves the order among those with credit free; without this one, each cold request would wait
+until the long matches of a heavy client have used up a quantum.
+"""
+
+from collections.abc import Callable, Collection
+from heapq import heapify, heappop, heappush, heapreplace
+from typing import NamedTuple
+
+from router.core.deficits import DeficitTable
+from router.core.model import ClientId, Request, RequestId
+
+
+class Due(NamedTuple):
+    """The refill round by which a waiting client has credit; it may be later by now, but not earlier."""
+
+    round: int
+    client: ClientId
+
+
+class Standings:
+    """The counter of every client, and who contends for what is next."""
+
+    def __init__(self, changed: Callable[[ClientId], None], *, sparse_first: bool = True) -> None:
+        """`changed` is told of each waiting client whose standing is another than before."""
+        self._changed = changed
+        self._sparse_first = sparse_first
+        self._deficits: DeficitTable[ClientId] = DeficitTable()
+        self._waiting: dict[ClientId, dict[str, int]] = {}
+        """How many requests of each client wait, by model."""
+        self._credited: dict[ClientId, None] = {}
+        """Those of them that have credit."""
+        self._contenders: dict[str, int] = {}
+        """How many clients with credit wait, by model."""
+        self._dues: list[Due] = []
+        self._in_flight: dict[ClientId, dict[RequestId, None]] = {}
+
+    def credit(self, client: ClientId) -> float | None:
+        """q_i, in cost units; None for a client that was never here."""
+        return self._deficits.credit(client) if client in self._deficits else None
+
+    def of(self, client: ClientId) -> int | None:
+        """A client's standing; None without credit."""
+        if self._deficits.credit(client) <= 0:
+            return None
+        return 1 if not self._sparse_first or client in self._in_flight else 0
+
+    def wait(self, request: Request, quantum: float) -> None:
+        """One more request waits; its client has this quantum, and the first time as much credit."""
+        client = request.client
+        reweighted = self._deficits.join(client, quantum, credit=quantum)
+        if reweighted and client in self._waiting and client not in self._credited:
+            self._expect(client)
+        models = self._waiting.setdefault(client, {})
+        models[request.model] = models.get(request.model, 0) + 1
+        if models[request.model] == 1:
+            if client in self._credited:
+                self._count(request.model, 1)
+            elif len(models) == 1:
+                self._review(client)
+                if client not in self._credited:
+                    self._expect(client)
+
+    def leave(self, request: Request) -> None:
+        """One waits no more."""
+        client = request.client
+        models = self._waiting[client]
+        models[request.model] -= 1
+        if not models[request.model]:
+            del models[request.model]
+            if client in self._credited:
+                self._count(request.model, -1)
+            if not models:
+                del self._waiting[client]
+                self._credited.pop(client, None)
+
+    def dispatched(self, request: Request) -> None:
+        """It is in flight."""
+        requests = self._in_flight.setdefault(request.client, {})
+        requests[request.id] = None
+        if len(requests) == 1:
+            self._tell(request.client)
+
+    def ended(self, request: Request) -> None:
+        """It is in flight no more."""
+        requests = self._in_flight.get(request.client, {})
+        requests.pop(request.id, None)
+        if not requests and self._in_flight.pop(request.client, None) is not None:
+            self._tell(request.client)
+
+    def charge(self, client: ClientId, cost: float) -> None:
+        """Take this much from a client's credit, or give it back."""
+        self._deficits.charge(client, cost)
+        if client in self._waiting:
+            had = client in self._credited
+            self._review(client)
+            if client not in self._credited and (had or cost < 0):
+                self._expect(client)
+
+    def refill(self, models: Collection[str] | None = None) -> None:
+        """CHECKREFILL: if clients wait and none of them has credit, add quanta until one has.
+
+        `models`: only those count that wait for one of these.
+        """
+        contended = self._credited if models is None else any(self._contenders.get(model) for model in models)
+        if not contended and (client := self._least_indebted(models)) is not None:
+            self._deficits.refill([client])
+            self._admit()
+
+    def forgive(self) -> None:
+        """Set every debt to zero: whoever used an idle machine owes nothing. To be asked while nobody waits."""
+        self._deficits.forgive()
+
+    def _least_indebted(self, models: Collection[str] | None) -> ClientId | None:
+        """Whom the fewest quanta give credit, of those that wait, none of whom has any."""
+        aside = []
+        found = None
+        while self._dues and found is None:
+            due = self._dues[0]
+            if due.client not in self._waiting or due.client in self._credited:
+                heappop(self._dues)
+            elif (now_due := self._deficits.due(due.client)) > due.round:
+                heapreplace(self._dues, Due(now_due, due.client))
+            elif models is not None and self._waiting[due.client].keys().isdisjoint(models):
+                aside.append(heappop(self._dues))
+            else:
+                found = due.client
+        for due in aside:
+            heappush(self._dues, due)
+        return found
+
+    def _admit(self) -> None:
+        """Note everybody who has credit by the rounds of now."""
+        while self._dues and self._dues[0].round <= self._deficits.rounds:
+            due = heappop(self._dues)
+            if due.client in self._waiting and due.client not in self._credited:
+                self._review(due.client)
+                if due.client not in self._credited:
+                    self._expect(due.client)
+
+    def _expect(self, client: ClientId) -> None:
+        """Note when a waiting client without credit will have some."""
+        heappush(self._dues, Due(self._deficits.due(client), client))
+        if len(self._dues) > 2 * len(self._waiting) + 16:
+            poor = [waiting for waiting in self._waiting if waiting not in self._credited]
+            self._dues[:] = [Due(self._deficits.due(waiting), waiting) for waiting in poor]
+            heapify(self._dues)
+
+    def _review(self, client: ClientId) -> None:
+        """Note whether a waiting client has credit, and tell if that changed."""
+        credited = self._deficits.credit(client) > 0
+        if credited == (client in self._credited):
+            return
+        if credited:
+            self._credited[client] = None
+        else:
+            del self._credited[client]
+        for model in self._waiting[client]:
+            self._count(model, 1 if credited else -1)
+        self._changed(client)
+
+    def _tell(self, client: ClientId) -> None:
+        if self._sparse_first and client in self._credited:
+            self._changed(client)
+
+    def _count(self, model: str, change: int) -> None:
+        count = self._contenders.get(model, 0) + change
+        if count:
+            self._contenders[model] = count
+        else:
+            del self._contenders[model]
