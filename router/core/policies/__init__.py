@@ -9,20 +9,27 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final
 
-from router.core.policies.balancers import LeastRequests, RoundRobin
+from router.core.policies.balancers import ClientRoundRobin, LeastRequests, RandomWorker, RoundRobin, TwoChoices
+from router.core.policies.consistent_hash import ConsistentHash, ConsistentHashParameters
 from router.core.policies.d2lpm import D2lpm, D2lpmParameters
 from router.core.policies.dlpm import Dlpm, DlpmParameters
 from router.core.policies.fcfs import Fcfs, PooledFcfs
+from router.core.policies.vtc import Vtc
 from router.core.policy import OrderFactory, PlacementFactory, Policy, PolicyFactory, Properties, Surroundings
 from router.core.queued_policy import QueuedPolicy
 
 PLACEMENTS: Final[Mapping[str, PlacementFactory]] = {
     "d2lpm": D2lpm,
     "rr": RoundRobin,
+    "client_rr": ClientRoundRobin,
     "least_requests": LeastRequests,
+    "two_choices": TwoChoices,
+    "random": RandomWorker,
+    "consistent_hash": ConsistentHash,
 }
 ORDERS: Final[Mapping[str, OrderFactory]] = {
     "dlpm": Dlpm,
+    "vtc": Vtc,
     "fcfs": Fcfs,
 }
 POOLED: Final[Mapping[str, PolicyFactory]] = {
@@ -30,12 +37,17 @@ POOLED: Final[Mapping[str, PolicyFactory]] = {
 }
 ALIASES: Final[Mapping[str, str]] = {
     "d2lpm": "d2lpm+dlpm",
+    "vtc": "client_rr+vtc",
     "round_robin": "rr+fcfs",
     "least_requests": "least_requests+fcfs",
+    "two_choices": "two_choices+fcfs",
+    "random": "random+fcfs",
+    "consistent_hash": "consistent_hash+fcfs",
 }
 PARAMETERS: Final[Mapping[str, type]] = {
     "d2lpm": D2lpmParameters,
     "dlpm": DlpmParameters,
+    "consistent_hash": ConsistentHashParameters,
 }
 """The parameter class of each family that has one, by the name of its group of settings."""
 

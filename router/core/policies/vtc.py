@@ -1,0 +1,169 @@
+"""VTC, the virtual token counter: among the clients that wait, the one that was served least goes next.
+
+"Fairness in Serving Large Language Models", section 4.1, Algorithm 2. The whole input is charged at dispatch,
+be it cached or not, and each output token as it streams. The service of two clients that are backlogged in the
+same queue, at this price and per weight, differs by no more than 2 max(w_p · L_input, w_q · M) (Theorem 4.4, for
+w_p <= w_q), where L_input is the largest input and M the most tokens, input and output, that one client has in
+flight at the worker; what an input was estimated wrong by comes on top of that until its usage is known. At the
+price of extend tokens nothing bounds the difference: a client whose prompts are cached is served far less.
+
+Where this departs from the paper: counters are per worker, `client_rr` spreads each client over the workers, and
+the engine's usage corrects what was charged, so that a counter may also fall.
+"""
+
+from collections import OrderedDict
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush, heapreplace
+from typing import NamedTuple
+
+from router.core.accounts import Charge, LinearCost
+from router.core.model import ClientId, Request, RequestId, WorkerId
+from router.core.policy import Fits, Order, Surroundings, Turn
+
+
+class Rank(NamedTuple):
+    """The sort key of a client that waits: lower counter first, then who has waited longer without a break."""
+
+    counter: float
+    """At most the client's counter of now."""
+    joined: int
+    client: ClientId
+
+
+@dataclass(slots=True)
+class Counter:
+    """c_i: what a client was served, per weight, and what it was lifted by; cost units."""
+
+    value: float = 0.0
+    weight: float = 1.0
+
+
+class VirtualCounters:
+    """The counters c_i of all clients, and which of them wait; each answer costs O(log clients), amortised."""
+
+    def __init__(self) -> None:
+        self._counters: dict[ClientId, Counter] = {}
+        self._ranks: dict[ClientId, Rank] = {}
+        """The one rank that counts of each client that waits."""
+        self._heap: list[Rank] = []
+        """All of those, and some that count no more."""
+        self._joins = 0
+        self._last_left: ClientId | None = None
+
+    def __len__(self) -> int:
+        """How many ranks are kept, those that count no more included."""
+        return len(self._heap)
+
+    def weigh(self, client: ClientId, weight: float) -> None:
+        """From now on a client has this weight; one that is new has been served nothing."""
+        self._counters.setdefault(client, Counter()).weight = weight
+
+    def join(self, client: ClientId) -> None:
+        """A client begins to wait; its counter is lifted, for a time in which it wanted nothing gives no credit.
+
+        To the least counter of those that wait; if nobody does, to the counter of the last that did.
+        """
+        counter = self._counters[client]
+        level = self.least() if self._ranks else self._last_left
+        if level is not None:
+            counter.value = max(counter.value, self._counters[level].value)
+        self._joins += 1
+        self._rank(Rank(counter.value, self._joins, client))
+
+    def leave(self, client: ClientId) -> None:
+        """A client waits no more."""
+        del self._ranks[client]
+        self._last_left = client
+
+    def charge(self, client: ClientId, cost: float) -> None:
+        """Count service, in cost units; negative takes it back."""
+        counter = self._counters[client]
+        counter.value += cost / counter.weight
+        rank = self._ranks.get(client)
+        if rank is not None and counter.value < rank.counter:
+            self._rank(rank._replace(counter=counter.value))
+
+    def least(self) -> ClientId | None:
+        """The client with the least counter of those that wait; of equals, the first to wait; None if nobody does."""
+        while self._heap:
+            rank = self._heap[0]
+            value = self._counters[rank.client].value
+            if self._ranks.get(rank.client) != rank:
+                heappop(self._heap)
+            elif rank.counter < value:
+                risen = self._ranks[rank.client] = rank._replace(counter=value)
+                heapreplace(self._heap, risen)
+            else:
+                return rank.client
+        return None
+
+    def value(self, client: ClientId) -> float | None:
+        """c_i; None for a client that never joined."""
+        counter = self._counters.get(client)
+        return None if counter is None else counter.value
+
+    def _rank(self, rank: Rank) -> None:
+        self._ranks[rank.client] = rank
+        if len(self._heap) > 2 * len(self._ranks):
+            # Those below the head outlive their clients' waiting: a queue that never ran dry would heap them up.
+            self._heap[:] = self._ranks.values()
+            heapify(self._heap)
+        else:
+            heappush(self._heap, rank)
+
+
+class Vtc(Order):
+    """First come, first served within a client; among clients, by the virtual counters of one worker's queue."""
+
+    def __init__(self, surroundings: Surroundings, worker: WorkerId) -> None:  # noqa: ARG002 - every order is built alike
+        cost = surroundings.cost
+        self._cost: LinearCost = replace(cost, cached=cost.extend)
+        self._counters = VirtualCounters()
+        self._waiting: dict[RequestId, Request] = {}
+        # Ordered by links: the head of a plain dict is found by passing over all that were removed before it.
+        self._lines: dict[ClientId, OrderedDict[RequestId, Request]] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def waiting(self) -> Collection[RequestId]:
+        """See `Order`."""
+        return self._waiting.keys()
+
+    def push(self, request: Request) -> None:
+        """See `Order`."""
+        self._waiting[request.id] = request
+        self._counters.weigh(request.client, request.weight)
+        line = self._lines.get(request.client)
+        if line is None:
+            line = self._lines[request.client] = OrderedDict()
+            self._counters.join(request.client)
+        line[request.id] = request
+
+    def remove(self, request: RequestId) -> Request:
+        """See `Order`."""
+        removed = self._waiting.pop(request)
+        line = self._lines[removed.client]
+        del line[request]
+        if not line:
+            del self._lines[removed.client]
+            self._counters.leave(removed.client)
+        return removed
+
+    def select(self, fits: Fits, now: float) -> Turn | None:  # noqa: ARG002 - time changes nothing here
+        """See `Order`. Nobody passes the head."""
+        client = self._counters.least()
+        if client is None:
+            return None
+        head = next(iter(self._lines[client].values()))
+        return Turn(head) if fits(head) else None
+
+    def charged(self, charge: Charge) -> None:
+        """See `Order`."""
+        self._counters.charge(charge.client, charge.at(self._cost))
+
+    def credit(self, client: ClientId) -> float | None:
+        """-c_i, in cost units per weight: never above zero, only differences count. None for a client never seen."""
+        value = self._counters.value(client)
+        return None if value is None else -value
