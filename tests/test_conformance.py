@@ -51,6 +51,7 @@ from router.core.model import (
 from router.core.policies import POLICIES
 from router.core.policies.d2lpm import D2lpmParameters
 from router.core.policies.dlpm import DlpmParameters
+from router.core.policies.dlpm_home import DlpmHomeParameters
 from router.core.policy import Parameters
 from router.core.prompt_key import PromptKey
 from router.core.scheduler import Scheduler, SchedulerSettings
@@ -73,7 +74,11 @@ TIGHT = SchedulerSettings(
     cached_in_flight=4 * CHUNK_TOKENS,
 )
 """Every limit so small that it is met."""
-PARAMETERS = Parameters(DlpmParameters(quantum=100.0), D2lpmParameters(quantum=300.0, load_slack=1))
+PARAMETERS = Parameters(
+    DlpmParameters(quantum=100.0, patience=2),
+    D2lpmParameters(quantum=300.0, load_slack=1, steal_loss=CHUNK_TOKENS),
+    DlpmHomeParameters(quantum=100.0, worker_quantum=300.0, home_loss=CHUNK_TOKENS, patience=2),
+)
 
 prompts = st.lists(st.text("xy", max_size=5), min_size=1, max_size=2)
 model_sets = st.sets(st.sampled_from(MODELS), min_size=1).map(frozenset)
@@ -293,9 +298,14 @@ class Fleet(RuleBasedStateMachine):
 
     @invariant()
     def no_worker_idles(self) -> None:
-        """A worker that nothing is on its way to, and that is not full, has nobody waiting for it."""
-        assert self.scheduler.policy.next(self.now) is None
-        pooled = self.scheduler.policy.properties.pooled
+        """A worker that nothing is on its way to, and that is not full, has nobody waiting for it.
+
+        In a pool with locality somebody may, for another worker and for a time that is known.
+        """
+        policy = self.scheduler.policy
+        assert policy.next(self.now) is None
+        assert policy.next_deadline is None or policy.next_deadline > self.now
+        pooled = policy.properties.pooled and policy.next_deadline is None
         for worker, facts in self.workers.items():
             load = self.scheduler.cluster[worker].load
             if load.requests < WINDOW.requests and not load.unstarted:
@@ -333,6 +343,11 @@ def test_every_request_ends_once_and_leaves_nothing(policy: str) -> None:
     run_state_machine_as_test(FleetOfPolicy, settings=settings(max_examples=40, stateful_step_count=50))
 
 
+def quanta(quantum: float) -> tuple[object, ...]:
+    """Parameters in which each quantum is this one."""
+    return DlpmParameters(quantum), D2lpmParameters(quantum), DlpmHomeParameters(quantum, quantum)
+
+
 def gap_and_bound(policy: str, quantum: float, seed: int) -> Iterator[tuple[float, float]]:
     """Three clients that always wait, of very different demands: the measured gap and its bound, event by event.
 
@@ -340,7 +355,7 @@ def gap_and_bound(policy: str, quantum: float, seed: int) -> Iterator[tuple[floa
     long as its limit.
     """
     random = Random(seed)
-    parameters = (DlpmParameters(quantum), D2lpmParameters(quantum))
+    parameters = quanta(quantum)
     fleet = SchedulerSettings(window=FixedWindow(requests=4, unstarted_tokens=20 * CHUNK_TOKENS))
     talk = Scene(policy, *parameters, workers=WORKERS[:2], settings=fleet)
     demands = {"ada": (1.0, 12, 60), "bob": (1.0, 3, 10), "cyd": (2.0, 5, 5)}
@@ -366,7 +381,7 @@ def gap_and_bound(policy: str, quantum: float, seed: int) -> Iterator[tuple[floa
 @pytest.mark.parametrize("quantum", [50.0, 2000.0])
 def test_the_gap_that_is_declared_bounded_stays_within_its_bound(policy: str, quantum: float) -> None:
     """Of clients that always wait in one queue, service per weight differs by no more than the formula says."""
-    properties = Scene(policy, DlpmParameters(quantum)).scheduler.policy.properties
+    properties = Scene(policy, *quanta(quantum)).scheduler.policy.properties
     assert properties.gap_quantum == quantum
     for seed in range(3):
         assert all(gap <= bound for gap, bound in gap_and_bound(policy, quantum, seed))
@@ -388,13 +403,13 @@ def test_declared_locality_is_seen(policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", NAMES)
-def test_declared_pooling_is_seen(policy: str) -> None:
-    """A worker that joins takes what waits for another exactly if the policy has one queue for all."""
+def test_declared_work_conservation_is_seen(policy: str) -> None:
+    """A worker that joins takes what waits for another, and has no prefix there, exactly if the policy says so."""
     talk = Scene(policy, workers=WORKERS[:1], settings=SchedulerSettings(window=FixedWindow(requests=1)))
     for letter in "abc":
         talk.arrive("ada", letter)
     talk.join("w2")
-    assert (len(talk.order) == 2) == talk.scheduler.policy.properties.pooled
+    assert (len(talk.order) == 2) == talk.scheduler.policy.properties.work_conserving
 
 
 def history(policy: str) -> str:

@@ -183,7 +183,8 @@ def test_a_booking_is_undone_once() -> None:
     """Nothing of it is kept, and its client has the credit that it had before."""
     estimates = Estimates()
     view = SchedulerView(Cluster(FixedWindow), PrefixMap(9, estimates, 0))
-    placement = D2lpm(Surroundings(view, LinearCost(), Random(0), Parameters(), Backlog()))
+    parameters = Parameters(D2lpmParameters(by_service_rate=False))
+    placement = D2lpm(Surroundings(view, LinearCost(), Random(0), parameters, Backlog()))
     request = Request(RequestId("r1"), ClientId("ada"), MODEL, ())
     placement.place(request, [Candidate(WorkerId("w1"), cached_tokens=30, extend_tokens=50, load=0)])
     assert placement.credit(request.client, WorkerId("w1")) == D2lpmParameters().quantum - 50

@@ -58,6 +58,10 @@ class SchedulerView(FleetView):
         """See `FleetView`."""
         self._prefixes.unwatch(request, workers)
 
+    def models(self, worker: WorkerId) -> Collection[str]:
+        """See `FleetView`."""
+        return self._cluster[worker].worker.models
+
     def reorders(self, worker: WorkerId) -> bool:
         """See `FleetView`."""
         return self._cluster[worker].worker.reorders

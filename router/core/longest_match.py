@@ -82,10 +82,10 @@ class LongestMatchQueue:
         """All that wait, in order of arrival."""
         return self._entries.keys()
 
-    def push(self, request: Request) -> None:
-        """One more waits."""
+    def push(self, request: Request, arrival: int | None = None) -> None:
+        """One more waits; `arrival` is its place among equals, if that is not the last."""
         self._arrivals += 1
-        entry = Entry(request, self._arrivals)
+        entry = Entry(request, self._arrivals if arrival is None else arrival)
         self._entries[request.id] = self._unmatched[request.id] = entry
         self._counts[request.client] = self._counts.get(request.client, 0) + 1
 

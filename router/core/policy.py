@@ -28,6 +28,8 @@ class Properties:
     """Requests that share a prefix tend to the same worker."""
     pooled: bool = False
     """One queue for all workers."""
+    work_conserving: bool = False
+    """No worker with room idles while a request waits elsewhere that would lose no prefix by going there."""
 
 
 class Candidate(NamedTuple):
@@ -103,6 +105,9 @@ class FleetView(Protocol):
 
     def unwatch(self, request: RequestId, workers: Collection[WorkerId]) -> None:
         """End a watch."""
+
+    def models(self, worker: WorkerId) -> Collection[str]:
+        """Names, adapters included, that the worker answers to."""
 
     def reorders(self, worker: WorkerId) -> bool:
         """Whether the worker's engine does not serve in order of arrival, but by longest match."""

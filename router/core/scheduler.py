@@ -316,17 +316,22 @@ class Scheduler:
 
     def _join(self, event: WorkerJoined, now: float) -> None:
         worker = event.worker
-        known = worker.id in self.cluster and not self.cluster[worker.id].left
+        models = self._models_of(worker.id)
         displaced: list[Request] = []
-        if known and not self.cluster[worker.id].worker.models <= worker.models:
+        if not models <= worker.models:
             # What it no longer serves must not wait for it.
             displaced = self._vacate(worker.id, now)
-            known = False
+            models = frozenset()
         self.cluster.join(worker)
-        if not known:
+        if not models or models != worker.models:
             self.policy.worker_joined(worker.id, now)
         for request in displaced:
             self._place_anew(request, now)
+
+    def _models_of(self, worker: WorkerId) -> frozenset[str]:
+        """What a worker serves so far; nothing if it is not there."""
+        present = worker in self.cluster and not self.cluster[worker].left
+        return self.cluster[worker].worker.models if present else frozenset()
 
     def _leave(self, worker: WorkerId, now: float) -> None:
         if worker not in self.cluster or self.cluster[worker].left:

@@ -13,6 +13,7 @@ from router.core.policies.balancers import ClientRoundRobin, LeastRequests, Rand
 from router.core.policies.consistent_hash import ConsistentHash, ConsistentHashParameters
 from router.core.policies.d2lpm import D2lpm, D2lpmParameters
 from router.core.policies.dlpm import Dlpm, DlpmParameters
+from router.core.policies.dlpm_home import DlpmHome, DlpmHomeParameters
 from router.core.policies.fcfs import Fcfs, PooledFcfs
 from router.core.policies.vtc import Vtc
 from router.core.policy import OrderFactory, PlacementFactory, Policy, PolicyFactory, Properties, Surroundings
@@ -33,6 +34,7 @@ ORDERS: Final[Mapping[str, OrderFactory]] = {
     "fcfs": Fcfs,
 }
 POOLED: Final[Mapping[str, PolicyFactory]] = {
+    "dlpm_home": DlpmHome,
     "pooled_fcfs": PooledFcfs,
 }
 ALIASES: Final[Mapping[str, str]] = {
@@ -47,6 +49,7 @@ ALIASES: Final[Mapping[str, str]] = {
 PARAMETERS: Final[Mapping[str, type]] = {
     "d2lpm": D2lpmParameters,
     "dlpm": DlpmParameters,
+    "dlpm_home": DlpmHomeParameters,
     "consistent_hash": ConsistentHashParameters,
 }
 """The parameter class of each family that has one, by the name of its group of settings."""
@@ -54,9 +57,10 @@ PARAMETERS: Final[Mapping[str, type]] = {
 
 def _joined(placement: PlacementFactory, order: OrderFactory) -> PolicyFactory:
     def build(surroundings: Surroundings) -> Policy:
-        properties = Properties(order.gap_quantum(surroundings), placement.locality)
-        queue = partial(order, surroundings)
-        return QueuedPolicy(surroundings, placement(surroundings), queue, properties)
+        placed = placement(surroundings)
+        gap_quantum, takes_over = order.gap_quantum(surroundings), placed.steal_loss is not None
+        properties = Properties(gap_quantum, placement.locality, work_conserving=takes_over)
+        return QueuedPolicy(surroundings, placed, partial(order, surroundings), properties)
 
     return build
 

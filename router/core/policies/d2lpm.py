@@ -6,16 +6,15 @@ what it really costs once it is dispatched; by default only the extend tokens ar
 scheduler does, and a worker far above the lightest one is left although the client has credit there.
 """
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 from router.core.accounts import Charge, LinearCost, Tokens
-from router.core.deficits import DeficitTable
 from router.core.model import ClientId, Request, RequestId, WorkerId
 from router.core.policies.balancers import lightest
 from router.core.policy import Candidate, Placed, Placement, Surroundings
+from router.core.worker_credits import WorkerCredits
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +57,17 @@ class D2lpm(Placement):
         self._parameters = surroundings.parameters.of(D2lpmParameters)
         cost = surroundings.cost
         self.steal_loss = self._parameters.steal_loss if self._parameters.steal_loss >= 0 else None
-        self._view = surroundings.view
+        view = surroundings.view
+        speed = view.speed if self._parameters.by_service_rate else lambda _worker: 1.0
+        self._credits = WorkerCredits(self._parameters.quantum, speed)
         self._cost: LinearCost = replace(cost, cached=cost.extend) if self._parameters.charge_full_input else cost
-        self._tables: defaultdict[ClientId, DeficitTable[WorkerId]] = defaultdict(DeficitTable)
         self._bookings: dict[RequestId, Booking] = {}
         self._turn = 0
 
     def place(self, request: Request, candidates: Sequence[Candidate]) -> Placed:
         """SELECTWORKER of Algorithm 2, with the load escape; books the request's input."""
-        table = self._table(request, candidates)
+        table = self._credits.among(request, [c.worker for c in candidates])
         credited = [c for c in candidates if table.credit(c.worker) > 0]
-        if not credited:
-            table.refill(c.worker for c in candidates)
-            credited = [c for c in candidates if table.credit(c.worker) > 0]
         chosen, why = self._choose(candidates, credited)
         self.book(request, chosen)
         return Placed(chosen.worker, why)
@@ -78,7 +75,7 @@ class D2lpm(Placement):
     def book(self, request: Request, candidate: Candidate) -> None:
         """See `Placement`. The charge moves with the request."""
         cost = self._cost(Tokens(candidate.extend_tokens, candidate.cached_tokens))
-        self._tables[request.client].charge(candidate.worker, cost)
+        self._credits.charge(request.client, candidate.worker, cost)
         self._bookings[request.id] = Booking(request.client, candidate.worker, cost)
 
     def _choose(self, candidates: Sequence[Candidate], credited: Sequence[Candidate]) -> tuple[Candidate, str]:
@@ -101,25 +98,15 @@ class D2lpm(Placement):
     def unplace(self, request: RequestId) -> None:
         """See `Placement`."""
         booking = self._bookings.pop(request)
-        self._tables[booking.client].charge(booking.worker, -booking.cost)
+        self._credits.charge(booking.client, booking.worker, -booking.cost)
 
     def charged(self, charge: Charge) -> None:
         """See `Placement`."""
-        self._tables[charge.client].charge(charge.worker, charge.at(self._cost))
+        self._credits.charge(charge.client, charge.worker, charge.at(self._cost))
 
     def worker_left(self, worker: WorkerId) -> None:
         """See `Placement`. The counters stay: a worker that comes back finds the debts it left."""
 
     def credit(self, client: ClientId, worker: WorkerId) -> float | None:
-        """q_{i,w}, in cost units; None for a worker that the client was never placed among."""
-        table = self._tables.get(client)
-        return table.credit(worker) if table is not None and worker in table else None
-
-    def _table(self, request: Request, candidates: Sequence[Candidate]) -> DeficitTable[WorkerId]:
-        """The client's counters; a worker that is new to it starts with the highest credit it has anywhere."""
-        table = self._tables[request.client]
-        quantum = self._parameters.quantum * request.weight
-        highest = max([table.credit(worker) for worker in table], default=0.0)
-        for candidate in candidates:
-            table.join(candidate.worker, quantum, highest)
-        return table
+        """See `Placement`."""
+        return self._credits.credit(client, worker)

@@ -14,6 +14,7 @@ from router.core.longest_match import LongestMatchQueue
 from router.core.model import ClientId, Request, RequestId, WorkerId
 from router.core.policy import Fits, Order, Surroundings, Turn
 from router.core.standings import Standings
+from router.core.unstarted import Unstarted
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class Dlpm(Order):
             self._standings.of,
             self._parameters.patience,
         )
-        self._unstarted: dict[RequestId, Unstarted] = {}
+        self._unstarted = Unstarted()
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -84,8 +85,7 @@ class Dlpm(Order):
     def dispatched(self, request: Request, now: float) -> None:
         """See `Order`."""
         self._standings.dispatched(request)
-        if request.streamed:  # others never show their start
-            self._unstarted[request.id] = Unstarted(request.client, now)
+        self._unstarted.add(request, now)
 
     def charged(self, charge: Charge) -> None:
         """See `Order`."""
@@ -93,11 +93,11 @@ class Dlpm(Order):
 
     def started(self, request: Request) -> None:
         """See `Order`."""
-        self._unstarted.pop(request.id, None)
+        self._unstarted.discard(request.id)
 
     def ended(self, request: Request) -> None:
         """See `Order`."""
-        self._unstarted.pop(request.id, None)
+        self._unstarted.discard(request.id)
         self._standings.ended(request)
 
     def credit(self, client: ClientId) -> float | None:
@@ -113,20 +113,6 @@ class Dlpm(Order):
         self._queue.stand(client)
 
     def _held_up(self, now: float) -> bool:
-        """Whether an engine that orders by longest match still has a request of a client with credit to begin.
-
-        Such an engine would put every request that a refill lets through before it, for ever.
-        """
         if not self._view.reorders(self._worker):
             return False
-        since = now - self._parameters.engine_lpm_seconds
-        return any(one.since > since and self._standings.of(one.client) is not None for one in self._unstarted.values())
-
-
-@dataclass(frozen=True, slots=True)
-class Unstarted:
-    """A request that the engine has not begun to answer."""
-
-    client: ClientId
-    since: float
-    """The time of its dispatch."""
+        return self._unstarted.hold_up(now - self._parameters.engine_lpm_seconds, self._standings.of)

@@ -47,7 +47,7 @@ class Waiting:
 class PooledFcfs(Policy):
     """One queue for all workers; whichever serves the model and has room takes the request that waits longest."""
 
-    properties = Properties(pooled=True)
+    properties = Properties(pooled=True, work_conserving=True)
     next_deadline = None
 
     def __init__(self, surroundings: Surroundings) -> None:

@@ -1,0 +1,44 @@
+"""How long a client's requests may stay with a worker: D²LPM's counters q_{i,w}.
+
+"Locality-aware Fair Scheduling in LLM Serving", section 5.2, Algorithm 2, with the rules that it leaves open: a worker
+that is new to a client starts with the highest credit that the client has anywhere, or it would get nothing to do; and
+Q^w is scaled with what a worker is measured to serve, so that a slow one holds its clients for as long as a fast one,
+not for as much.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+from router.core.deficits import DeficitTable
+from router.core.model import ClientId, Request, WorkerId
+
+
+class WorkerCredits:
+    """For each client a counter by worker."""
+
+    def __init__(self, quantum: float, speed: Callable[[WorkerId], float]) -> None:
+        """`quantum`: Q^w, in cost units, of a client of weight 1 at a worker of mean speed."""
+        self._quantum = quantum
+        self._speed = speed
+        self._tables: defaultdict[ClientId, DeficitTable[WorkerId]] = defaultdict(DeficitTable)
+
+    def among(self, request: Request, workers: Sequence[WorkerId]) -> DeficitTable[WorkerId]:
+        """The client's counters, with one for each of these workers, of which at least one has credit."""
+        table = self._tables[request.client]
+        quantum = self._quantum * request.weight
+        highest: float | None = None
+        for worker in workers:
+            if worker not in table and highest is None:
+                highest = max([table.credit(known) for known in table], default=0.0)
+            table.join(worker, quantum * self._speed(worker), highest or 0.0)
+        table.refill(workers)
+        return table
+
+    def charge(self, client: ClientId, worker: WorkerId, cost: float) -> None:
+        """Take this much from a client's credit at a worker, or give it back."""
+        self._tables[client].charge(worker, cost)
+
+    def credit(self, client: ClientId, worker: WorkerId) -> float | None:
+        """q_{i,w}, in cost units; None for a worker that the client was never placed among."""
+        table = self._tables.get(client)
+        return table.credit(worker) if table is not None and worker in table else None

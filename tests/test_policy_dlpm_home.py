@@ -1,0 +1,142 @@
+"""DLPM with homes, told as conversations: one queue for the fleet, and each request at home where its prefix is."""
+
+from scenario import CHUNK_TOKENS, Scene
+
+from router.core.policies.dlpm_home import DlpmHomeParameters
+from router.core.scheduler import SchedulerSettings
+from router.core.window import FixedWindow
+
+ONE_EACH = SchedulerSettings(window=FixedWindow(requests=1))
+W = ("w1", "w2")
+NO_PATIENCE, ALL_PATIENCE = 1e-9, 1e9
+DOCUMENT = "a document of more than 256 tokens"
+assert len(DOCUMENT) * CHUNK_TOKENS > 256
+
+
+def scene(
+    *,
+    quantum: float = 20_000,
+    worker_quantum: float = 1e6,
+    patience: float = ALL_PATIENCE,
+    settings: SchedulerSettings = ONE_EACH,
+    workers: tuple[str, ...] = W,
+) -> Scene:
+    parameters = DlpmHomeParameters(quantum, worker_quantum, home_patience=patience)
+    return Scene("dlpm_home", parameters, workers=workers, settings=settings)
+
+
+def test_what_has_no_prefix_goes_to_the_worker_with_the_least_in_flight() -> None:
+    """It is at home everywhere."""
+    talk = scene(settings=SchedulerSettings())
+    homes = [talk.worker_of(talk.arrive("ada", letter)) for letter in "abcd"]
+    assert homes == ["w1", "w2", "w1", "w2"]
+
+
+def test_a_request_waits_for_its_home_while_another_worker_idles() -> None:
+    """As long as it has patience; and goes home when there is room."""
+    talk = scene()
+    first = talk.arrive("ada", DOCUMENT + "1")
+    second = talk.arrive("ada", DOCUMENT + "2")
+    assert talk.order == [first]
+    talk.finish(first)
+    assert talk.worker_of(second) == talk.worker_of(first)
+
+
+def test_an_idle_worker_takes_what_is_not_at_home_elsewhere() -> None:
+    """Whoever waits for its home is in nobody's way."""
+    talk = scene()
+    first = talk.arrive("ada", DOCUMENT + "1")
+    talk.arrive("ada", DOCUMENT + "2")
+    cold = talk.arrive("bob", "hello")
+    assert talk.order == [first, cold]
+    assert talk.worker_of(cold) != talk.worker_of(first)
+
+
+def test_a_small_loss_makes_a_second_home() -> None:
+    """A prefix shorter than one step of prefill is not worth waiting for."""
+    talk = scene()
+    first, second = talk.arrive("ada", "short 1"), talk.arrive("ada", "short 2")
+    assert talk.worker_of(second) != talk.worker_of(first)
+
+
+def test_out_of_patience_a_request_leaves_home() -> None:
+    """After some times as long as its prefix takes to compute anew, the first worker with room takes it."""
+    talk = scene(patience=3.0)
+    first, second = talk.arrive("ada", DOCUMENT + "1"), talk.arrive("ada", DOCUMENT + "2")
+    assert talk.wake_at is not None
+    recompute = talk.scheduler.cluster[talk.worker_of(first)].pace.prefill_seconds(len(DOCUMENT) * CHUNK_TOKENS)
+    assert talk.wake_at == 3.0 * recompute
+    talk.wait(talk.wake_at - 1e-6)
+    assert second not in talk.dispatched
+    talk.wait(2e-6)
+    assert talk.worker_of(second) != talk.worker_of(first)
+
+
+def test_a_prefix_is_copied_when_its_clients_credit_at_home_is_used_up() -> None:
+    """q_{i,w} rules how long a client's requests stay with one worker, if another has nothing to do."""
+    talk = scene(worker_quantum=100)
+    first, second = talk.arrive("ada", DOCUMENT + "1"), talk.arrive("ada", DOCUMENT + "2")
+    assert talk.worker_of(second) != talk.worker_of(first)
+    assert talk.dispatched[second].why == "copied"
+
+
+def test_a_client_without_credit_waits_for_one_with_credit_anywhere() -> None:
+    """The counter is one for the fleet: no worker serves a debtor because those with credit are at home elsewhere."""
+    talk = scene(quantum=100, workers=("w1", "w2", "w3"))
+    debtor = talk.arrive("ada", "x" * 40)
+    warm = talk.arrive("bob", DOCUMENT + "1", weight=100)
+    waits_for_home = talk.arrive("bob", DOCUMENT + "2", weight=100)
+    poor = talk.arrive("ada", "hello")
+    assert talk.order == [debtor, warm]
+    talk.finish(warm)
+    assert talk.order == [debtor, warm, waits_for_home, poor]
+
+
+def test_debts_are_forgiven_when_nobody_waits_or_is_on_the_way() -> None:
+    """Whoever used an idle fleet owes nothing."""
+    talk = scene(quantum=100)
+    alone = talk.arrive("ada", "ten chunks")
+    talk.arrive("bob", "x")
+    assert talk.deficit("ada").order == 100 - 10 * CHUNK_TOKENS
+    talk.serve_all()
+    talk.arrive("bob", "y")
+    assert talk.deficit("ada").order == 0
+    assert alone in talk.dispatched
+
+
+def test_what_a_home_loses_is_at_home_anywhere() -> None:
+    """When its prefix is evicted, a request waits no more for the worker that had it."""
+    talk = scene()
+    first, second = talk.arrive("ada", DOCUMENT + "1"), talk.arrive("ada", DOCUMENT + "2")
+    talk.evict(talk.worker_of(first))
+    assert talk.worker_of(second) != talk.worker_of(first)
+
+
+def test_a_second_copy_is_a_second_home() -> None:
+    """What waits learns at once that another worker holds its prefix now."""
+    talk = scene(patience=3.0)
+    first = talk.arrive("ada", DOCUMENT + "1")
+    second, third = talk.arrive("ada", DOCUMENT + "2"), talk.arrive("ada", DOCUMENT + "3")
+    talk.wait(talk.wake_at or 0)
+    assert talk.order == [first, second]
+    talk.finish(second)
+    assert talk.worker_of(third) == talk.worker_of(second)
+
+
+def test_when_its_home_leaves_a_request_finds_another() -> None:
+    """A worker that is gone holds nothing."""
+    talk = scene()
+    first, second = talk.arrive("ada", DOCUMENT + "1"), talk.arrive("ada", DOCUMENT + "2")
+    talk.leave(talk.worker_of(first))
+    assert talk.worker_of(second) != talk.worker_of(first)
+
+
+def test_a_worker_that_joins_is_home_to_what_has_none() -> None:
+    """It takes what waits, if not what waits for its home."""
+    talk = scene(workers=("w1",))
+    first = talk.arrive("ada", DOCUMENT + "1")
+    talk.arrive("ada", DOCUMENT + "2")
+    cold = talk.arrive("bob", "hello")
+    talk.join("w2")
+    assert talk.order == [first, cold]
+    assert talk.worker_of(cold) == "w2"
