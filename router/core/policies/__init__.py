@@ -15,6 +15,7 @@ from router.core.policies.d2lpm import D2lpm, D2lpmParameters
 from router.core.policies.dlpm import Dlpm, DlpmParameters
 from router.core.policies.dlpm_home import DlpmHome, DlpmHomeParameters
 from router.core.policies.fcfs import Fcfs, PooledFcfs
+from router.core.policies.lpm import Lpm, LpmParameters
 from router.core.policies.vtc import Vtc
 from router.core.policy import OrderFactory, PlacementFactory, Policy, PolicyFactory, Properties, Surroundings
 from router.core.queued_policy import QueuedPolicy
@@ -31,6 +32,7 @@ PLACEMENTS: Final[Mapping[str, PlacementFactory]] = {
 ORDERS: Final[Mapping[str, OrderFactory]] = {
     "dlpm": Dlpm,
     "vtc": Vtc,
+    "lpm": Lpm,
     "fcfs": Fcfs,
 }
 POOLED: Final[Mapping[str, PolicyFactory]] = {
@@ -50,6 +52,7 @@ PARAMETERS: Final[Mapping[str, type]] = {
     "d2lpm": D2lpmParameters,
     "dlpm": DlpmParameters,
     "dlpm_home": DlpmHomeParameters,
+    "lpm": LpmParameters,
     "consistent_hash": ConsistentHashParameters,
 }
 """The parameter class of each family that has one, by the name of its group of settings."""
