@@ -87,7 +87,7 @@ def event_data(event: bytes) -> bytes | None:
 def with_data(event: bytes, data: bytes) -> bytes:
     """`event` with its data lines replaced, in the place of the last; its other lines and its line ends stay."""
     if is_plain(event) and b"\n" not in data:
-        return b"data: " + data + b"\n\n"
+        return plain_event(data)
     mark = _BOM if event.startswith(_BOM) else b""
     lines = event.removeprefix(_BOM).splitlines(keepends=True)
     last = max(index for index, line in enumerate(lines) if _data_of(line) is not None)
@@ -110,9 +110,9 @@ def plain_data(events: bytes) -> list[bytes]:
     return events[6:-2].split(b"\n\ndata: ")
 
 
-def plain_events(data: list[bytes]) -> bytes:
-    """Plain events with these data."""
-    return b"data: %b\n\n" % b"\n\ndata: ".join(data) if data else b""
+def plain_event(data: bytes) -> bytes:
+    """The plain event with this data, which is of one line."""
+    return b"data: %b\n\n" % data
 
 
 def _data_of(line: bytes) -> bytes | None:

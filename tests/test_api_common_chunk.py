@@ -1,10 +1,11 @@
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from router.api.common_chunk import take_apart
+from router.api.common_chunk import CommonChunks, Run
 
 USAGE = {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12, "completion_tokens_details": None}
 NULLS = st.dictionaries(st.sampled_from(["logprobs", "finish_reason", "token_ids", "matched_stop"]), st.none())
@@ -14,6 +15,19 @@ MARKS = st.sampled_from([(",", ":"), (", ", ": ")])
 
 def dump(chunk: Any, marks: tuple[str, str] = (",", ":")) -> bytes:
     return json.dumps(chunk, separators=marks, ensure_ascii=False).encode()
+
+
+def take_apart(data: bytes) -> tuple[bytes, bytes, bytes] | None:
+    """A chunk's JSON without its usage, its text, and its usage; None where it is not common."""
+    (part,) = CommonChunks().take_apart([data])
+    return (part.seen[6:-2], part.text, part.usage) if isinstance(part, Run) else None
+
+
+def joined(parts: Sequence[Run | bytes]) -> tuple[bytes, bytes, bytes]:
+    """What goes to the client, other chunks as they came; all that was said; the usage of the last common one."""
+    runs = [part for part in parts if isinstance(part, Run)]
+    seen = [part.seen if isinstance(part, Run) else b"data: %b\n\n" % part for part in parts]
+    return b"".join(seen), b"".join([run.text for run in runs]), runs[-1].usage if runs else b""
 
 
 @given(TEXTS, NULLS, NULLS, MARKS)
@@ -54,3 +68,35 @@ def test_what_is_taken_apart_was_common(chunk: dict[str, Any], marks: tuple[str,
 def test_text_with_escapes_is_left_to_the_parser(text: str) -> None:
     """What stands in JSON otherwise than in the text is not taken for the text."""
     assert take_apart(dump({"choices": [{"index": 0, "delta": {"content": text}}], "usage": USAGE})) is None
+
+
+ENGINES = st.builds(
+    lambda text, finish, usage: {
+        "choices": [{"index": 0, "delta": {"content": text}, **finish}],
+        "usage": usage,
+    },
+    st.one_of(TEXTS, st.sampled_from(["", "", "}", '"}],"usage":{', "\\"])),
+    st.sampled_from([{}, {}, {"finish_reason": None}, {"finish_reason": "stop"}]),
+    st.sampled_from([USAGE, USAGE, {"details": {"cached_tokens": 3}}, {"details": {"a": {}}}, {"}": "}}"}, None]),
+)
+
+
+@given(st.lists(st.one_of(ENGINES, ENGINES, CHUNKS), max_size=8), MARKS, st.integers(0, 8))
+def test_chunks_in_a_row_are_taken_apart_as_each_alone(
+    chunks: list[dict[str, Any]], marks: tuple[str, str], cut: int
+) -> None:
+    """What came before a chunk, with it or earlier, does not change what is found in it, nor the order."""
+    sent = [dump(chunk, marks) for chunk in chunks]
+    alone = [part for each in sent for part in CommonChunks().take_apart([each])]
+    stream = CommonChunks()
+    together = [*stream.take_apart(sent[:cut]), *stream.take_apart(sent[cut:])]
+    assert joined(together) == joined(alone)
+
+
+def test_chunks_of_one_form_are_one_run() -> None:
+    """They leave together, and another between them keeps its place."""
+    sent = [dump({"choices": [{"index": 0, "delta": {"content": text}}], "usage": USAGE}) for text in "abc"]
+    run, other, last = CommonChunks().take_apart([*sent[:2], b"[DONE]", sent[2]])
+    assert isinstance(run, Run)
+    assert isinstance(last, Run)
+    assert (run.text, other, last.text) == (b"ab", b"[DONE]", b"c")

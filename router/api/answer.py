@@ -14,16 +14,16 @@ import orjson
 
 from router.api.call import Call
 from router.api.choices import Choices
-from router.api.common_chunk import take_apart
+from router.api.common_chunk import CommonChunks, Run
 from router.api.splice import UsageSplice
 from router.api.usage import UsageTally, read_usage
 from router.core.model import Usage
 from router.core.prompt_key import PromptKey
 from router.errors import WorkerBroke
-from router.sse import EVENT_LIMIT, EventSplitter, event_data, is_plain, plain_data, plain_events
+from router.sse import EVENT_LIMIT, EventSplitter, event_data, is_plain, plain_data, plain_event
 
 UNREAD_LIMIT: Final = 64
-"""Events kept at most before they are read."""
+"""Events, or runs of common ones, kept at most before they are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,11 @@ class StreamReader:
         self._expected = call.choices * len(call.prompts)
         self._choices = Choices(call, "delta")
         self._tally = UsageTally(call.choices)
-        self._common = self._expected == 1 and not call.continuous_wanted and self._choices.chat
-        """Whether chunks may have the common form, and then be read without their JSON."""
-        self._unread: list[bytes | list[bytes]] = []
-        """Data of the events that were passed on and not looked at yet; of the common form, text and usage."""
+        may_be_common = self._expected == 1 and not call.continuous_wanted and self._choices.chat
+        self._common = CommonChunks() if may_be_common else None
+        """Where chunks may have the common form, they are read without their JSON."""
+        self._unread: list[bytes | Run] = []
+        """Data of the events that were passed on and not looked at yet."""
         self._done = False
         self._error: EngineError | None = None
         self.started = False
@@ -60,7 +61,7 @@ class StreamReader:
         on an event beyond the limit.
         """
         if self._splitter.empty and is_plain(block):
-            passed = plain_events([seen for data in plain_data(block) if (seen := self._pass(data)) is not None])
+            passed = self._pass(plain_data(block))
         else:
             events = self._splitter.feed(block)
             self._unread += [data for event in events if (data := event_data(event)) is not None]
@@ -69,14 +70,16 @@ class StreamReader:
             self._read()
         return passed
 
-    def _pass(self, data: bytes) -> bytes | None:
-        """What the client sees of this data; noted, to be read later."""
-        if self._common and (parts := take_apart(data)) is not None:
-            seen, *said = parts
-            self._unread.append(said)
-            return seen
-        self._unread.append(data)
-        return self._splice.data(data)
+    def _pass(self, data: list[bytes]) -> bytes:
+        """What the client sees of plain events with these data; noted, to be read later."""
+        passed = []
+        for part in data if self._common is None else self._common.take_apart(data):
+            self._unread.append(part)
+            if isinstance(part, Run):
+                passed.append(part.seen)
+            elif (seen := self._splice.data(part)) is not None:
+                passed.append(plain_event(seen))
+        return b"".join(passed)
 
     def close(self) -> bytes:
         """At the end of the stream: what was held back, an event that lacks its blank line."""
@@ -127,18 +130,19 @@ class StreamReader:
         if not self._unread:
             return
         unread, self._unread = self._unread, []
-        for common, group in groupby(unread, key=lambda each: isinstance(each, list)):
-            if common:
-                self._read_common([each for each in group if isinstance(each, list)])
+        for kind, group in groupby(unread, key=type):
+            if kind is Run:
+                self._read_common([each for each in group if isinstance(each, Run)])
             else:
                 self._read_json([each for each in group if isinstance(each, bytes)])
 
-    def _read_common(self, said: list[list[bytes]]) -> None:
-        """Chunks of the common form in a row: their text, and the usage of the last, which counts for all of them."""
+    def _read_common(self, runs: list[Run]) -> None:
+        """Common chunks in a row: their text, and the usage of the last, which counts for all of them."""
         self.started = True
-        self._choices.add_text(0, b"".join([text for text, _ in said]).decode(errors="replace"))
-        for usage in _load_all([said[-1][1]]):
-            self._tally.chunk(0, usage, has_output=True)
+        text = b"".join([run.text for run in runs]).decode(errors="replace")
+        self._choices.add_text(0, text)
+        for usage in _load_all([runs[-1].usage]):
+            self._tally.chunk(0, usage, has_output=bool(text))
 
     def _read_json(self, data: list[bytes]) -> None:
         if b"[DONE]" in data:
