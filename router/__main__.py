@@ -10,7 +10,9 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import version
+from pathlib import Path
 from typing import Final
 
 import uvicorn
@@ -18,6 +20,7 @@ import uvicorn
 from router.app import build
 from router.emulate import Emulated, emulated
 from router.errors import ConfigError
+from router.replay import replay_file
 from router.settings import Settings, WorkerAddress
 from router.sources import ABOUT, Parser, add_flags, load
 
@@ -26,17 +29,19 @@ GRACE: Final = 5
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 2, after one line on standard error, for a wrong setting."""
+    """Run the command line; returns the exit code.
+
+    That is 2, after one line on standard error, for what is wrong in a setting or a file.
+    """
     try:
         options = vars(_parser().parse_args(arguments))
-        run: Callable[[Mapping[str, object]], None] = options["run"]
-        run(options)
+        run: Callable[[Mapping[str, object]], int] = options["run"]
+        return run(options)
     except ConfigError as error:
         print("d2lpm:", *str(error).split(), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        pass
-    return 0
+        return 130  # as a shell tells it
 
 
 def _parser() -> Parser:
@@ -53,17 +58,34 @@ def _parser() -> Parser:
     )
     add_flags(serve)
     serve.set_defaults(run=lambda flags: _serve(load(flags, os.environ)))
+    replay = commands.add_parser(
+        "replay",
+        help="feed a journal to a new scheduler and compare what it does",
+        epilog="Ends with 0 if every command is the same, with 1 at the first that is not.",
+        allow_abbrev=False,
+    )
+    replay.add_argument("file", metavar="FILE", help="what a router wrote with --journal")
+    replay.set_defaults(run=lambda options: _replay(Path(options["file"])))
     return parser
 
 
-def _serve(settings: Settings) -> None:
+def _replay(journal: Path) -> int:
+    replayed = replay_file(journal)
+    print(replayed)
+    if replayed.difference is None:
+        return 0
+    print(replayed.difference)
+    return 1
+
+
+def _serve(settings: Settings) -> int:
     """Listen until a signal comes. Emulated workers, where asked for, live as long."""
     if not settings.worker and not settings.emulate:
         raise ConfigError("there is no worker: give the URL of each with --worker, or try with --emulate 2")
     _log(settings)
     _raise_file_limit()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with _listener(settings) as listener, emulated(settings.emulate) as workers:
+    with suppress(KeyboardInterrupt), _listener(settings) as listener, emulated(settings.emulate) as workers:
         joined = (*settings.worker, *(WorkerAddress(url=worker.url) for worker in workers))
         app = build(settings.model_copy(update={"worker": joined}))
         config = uvicorn.Config(
@@ -79,6 +101,7 @@ def _serve(settings: Settings) -> None:
         )
         _spare_the_collector()
         _Server(config, _greeting(listener, settings.policy, len(joined), workers)).run([listener])
+    return 0
 
 
 def _raise_file_limit() -> None:

@@ -4,14 +4,14 @@ import random
 import secrets
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.api import ENDPOINTS
-from router.conductor import Conductor
+from router.conductor import Conductor, Observer
 from router.control import control_plane
 from router.core.accounts import LinearCost
 from router.core.model import WorkerId
@@ -21,9 +21,11 @@ from router.core.prompt_key import PromptHasher
 from router.core.scheduler import Scheduler, SchedulerSettings
 from router.core.waiting_room import WaitingLimits
 from router.core.window import FixedWindow, NoWindow
+from router.explain import Explanation, Explanations
 from router.fleet import Backend, Fleet
 from router.gateway import Gateway
 from router.identity import Identifier
+from router.journal import open_journal
 from router.journey import JourneySettings
 from router.metrics import ClientLabels, RequestMetrics, StateCollector
 from router.monitor import Monitor
@@ -32,19 +34,30 @@ from router.settings import Settings, WorkerAddress
 
 
 def build(settings: Settings) -> ASGIApp:
-    """The whole router as one ASGI application."""
+    """The whole router as one ASGI application. Raises ConfigError for a journal that cannot be written."""
+    secret = _secret(settings)
+    journal = None
+    if settings.journal is not None:
+        journal = open_journal(settings.journal, secret, time.monotonic(), settings.without_addresses())
     fleet = Fleet([_backend(worker, settings) for worker in settings.worker], settings.connect_timeout)
-    scheduler = _scheduler(settings)
+    scheduler = new_scheduler(settings)
     registry = CollectorRegistry()
     labels = ClientLabels()
-    conductor = Conductor(scheduler, [RequestMetrics(registry, labels)], time.monotonic)
+    explanations = Explanations(settings.policy)
+    observers: list[Observer] = [RequestMetrics(registry, labels), explanations]
+    if journal is not None:
+        observers.insert(0, journal)
+    conductor = Conductor(scheduler, observers, time.monotonic)
 
     def report() -> FairnessReport:
         return fairness_report(settings.policy, scheduler, fleet, conductor.clock())
 
+    def explain(request: str) -> Explanation:
+        return explanations.of(request, conductor.clock(), time.time())
+
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:  # noqa: ARG001 - FastAPI's signature
-        async with fleet, Monitor(fleet, conductor.feed, settings.poll_interval):
+        async with journal or nullcontext(), fleet, Monitor(fleet, conductor.feed, settings.poll_interval):
             yield
         conductor.close()
 
@@ -53,11 +66,11 @@ def build(settings: Settings) -> ASGIApp:
         conductor,
         fleet,
         Identifier(settings.identity, settings.trusted_header),
-        PromptHasher(_secret(settings)),
+        PromptHasher(secret),
         settings.body_limit,
         JourneySettings(settings.policy, settings.heartbeat, settings.response_headers),
     )
-    return Router(gateway, control_plane(fleet, registry, report, lifespan))
+    return Router(gateway, control_plane(fleet, registry, report, explain, lifespan))
 
 
 class Router:
@@ -73,7 +86,8 @@ class Router:
         await served_by(scope, receive, send)
 
 
-def _scheduler(settings: Settings) -> Scheduler:
+def new_scheduler(settings: Settings) -> Scheduler:
+    """The scheduler, before anything has happened to it."""
     fixed = FixedWindow(settings.max_inflight, settings.max_unstarted_tokens)
     core = SchedulerSettings(
         cost=LinearCost(settings.extend_weight, settings.output_weight),

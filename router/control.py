@@ -1,4 +1,4 @@
-"""The control plane: models, health, metrics and fairness, on FastAPI."""
+"""The control plane: models, health, metrics, fairness and explanations, on FastAPI."""
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -10,7 +10,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from starlette.exceptions import HTTPException
 
 from router.api.error_json import error_body
-from router.errors import MethodNotAllowed, NoWorker, RouterError, UnknownModel, UnknownPath
+from router.errors import MethodNotAllowed, NoWorker, RouterError, UnknownModel, UnknownPath, UnknownRequest
+from router.explain import Explanation
 from router.fleet import Backend, Fleet
 from router.report import FairnessReport
 
@@ -18,9 +19,16 @@ Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 
 def control_plane(
-    fleet: Fleet, registry: CollectorRegistry, report: Callable[[], FairnessReport], lifespan: Lifespan
+    fleet: Fleet,
+    registry: CollectorRegistry,
+    report: Callable[[], FairnessReport],
+    explain: Callable[[str], Explanation],
+    lifespan: Lifespan,
 ) -> FastAPI:
-    """The application behind every path that is not on the data path; `lifespan` opens and closes all of it."""
+    """The application behind every path that is not on the data path; `lifespan` opens and closes all of it.
+
+    `explain` takes a request's id, and raises UnknownRequest.
+    """
     app = FastAPI(title="d2lpm-router", version=version("d2lpm-router"), lifespan=lifespan)
 
     @app.exception_handler(HTTPException)
@@ -70,6 +78,11 @@ def control_plane(
     async def fairness() -> FairnessReport:
         """Service, deficits and waiting times by client; load, gap and bound by worker."""
         return report()
+
+    @app.get("/explain/{request_id:path}", responses={UnknownRequest.status: {"description": "Not remembered."}})
+    async def explanation(request_id: str) -> Explanation:
+        """Why one of the last 10,000 requests went where and when it did, by its `x-request-id`."""
+        return explain(request_id)
 
     @app.get("/workers")
     async def workers() -> dict[str, Any]:

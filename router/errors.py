@@ -6,7 +6,8 @@
     │   ├── BodyTooLarge         413
     │   ├── UnknownPath          404
     │   ├── MethodNotAllowed     405
-    │   └── UnknownModel         404, code model_not_found
+    │   ├── UnknownModel         404, code model_not_found
+    │   └── UnknownRequest       404, not among the last that there were
     ├── CapacityError            the fleet's state: the same call may succeed later
     │   ├── Refused              429, waited too long or found the queue full
     │   └── NoWorker             503, nobody is there to serve it
@@ -96,6 +97,14 @@ class UnknownModel(ClientError):
 
     def __init__(self, model: str) -> None:
         super().__init__(f"The model `{model[:200]}` does not exist.", param="model", code="model_not_found")
+
+
+class UnknownRequest(ClientError):
+    status = 404
+    type = "not_found_error"
+
+    def __init__(self, request: str) -> None:
+        super().__init__(f"No request `{request[:200]}` is remembered.", code="unknown_request")
 
 
 class CapacityError(RouterError):

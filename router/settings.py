@@ -14,6 +14,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    JsonValue,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -27,6 +28,10 @@ from router.core.policies import PARAMETERS, POLICIES
 from router.identity import DEFAULT_ORDER, Source
 
 FROZEN: Final = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+ADDRESSES: Final = frozenset(
+    {"config", "journal", "host", "port", "worker", "worker_api_key", "emulate", "hash_secret"}
+)
+"""Settings that say where something is or how to get in."""
 
 if TYPE_CHECKING:
     PolicyGroups = BaseModel
@@ -144,10 +149,16 @@ class Settings(PolicyGroups):
     connect_timeout: PositiveFloat = 5.0
     """Seconds in which a worker must accept a connection."""
 
+    journal: Path | None = None
+    """A file to which every decision is appended, for `d2lpm replay`; it holds the key of the prompt hashes."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """The least severe messages that go to standard error."""
     access_log: bool = False
     """Log every request."""
+
+    def without_addresses(self) -> dict[str, JsonValue]:
+        """What may change a decision, for `model_validate`: not where anything is, and no secret."""
+        return self.model_dump(mode="json", exclude=set(ADDRESSES))
 
     def parameters(self) -> Mapping[str, object]:
         """The policy parameters, by the name of their group."""

@@ -18,7 +18,10 @@ ARROWS: Final[dict[str, tuple[str, ...]]] = {
     # The wire is the only contract between the two sides, so that one mistake cannot sit on both.
     "workers": (),
     "bench": ("router.core", "workers"),
-    "router.__main__": ("router.app", "router.settings", "router.sources", "router.emulate", "router.errors"),
+    "router.__main__": (
+        *("router.app", "router.replay", "router.settings", "router.sources", "router.emulate", "router.errors"),
+    ),
+    "router.replay": ("router.app", "router.journal", "router.settings", "router.errors", "router.core"),
     "router.app": ("router",),
     "router.gateway": (
         *("router.journey", "router.exchange", "router.conductor", "router.fleet"),
@@ -33,7 +36,9 @@ ARROWS: Final[dict[str, tuple[str, ...]]] = {
     "router.fleet": ("router.upstream", "router.errors", "router.core"),
     "router.upstream": ("router.errors",),
     "router.monitor": ("router.fleet", "router.engines", "router.errors", "router.core"),
-    "router.control": ("router.report", "router.fleet", "router.api", "router.errors"),
+    "router.control": ("router.report", "router.explain", "router.fleet", "router.api", "router.errors"),
+    "router.explain": ("router.errors", "router.core"),
+    "router.journal": ("router.errors", "router.core"),
     "router.report": ("router.fleet", "router.core"),
     "router.emulate": ("router.errors",),
     "router.sources": ("router.settings", "router.errors"),
