@@ -92,7 +92,7 @@ def test_nobody_passes_a_head_that_does_not_fit(cut_off: int) -> None:
     window = FixedWindow(requests=4, unstarted_tokens=8 * CHUNK_TOKENS)
     talk = scene(cut_off, settings=SchedulerSettings(window=window))
     running = talk.arrive("ada", "first")
-    big, small = talk.arrive("ada", "document"), talk.arrive("ada", "a")
+    big, small = talk.arrive("ada", "document"), talk.arrive("bob", "a")
     assert talk.order == [running]
     talk.start(running)
     assert talk.order == [running, big]
