@@ -215,7 +215,7 @@ class Journal:
     def _end(self, reason: object) -> None:
         """Take in nothing more: after a gap, nothing could be replayed."""
         if not self._ended:
-            log.error("the journal ends here: %s", reason)
+            log.error("the journal ends here: %s", " ".join(str(reason).split()))
         self._ended = True
 
 

@@ -148,13 +148,17 @@ async def test_a_file_has_one_writer(tmp_path: Path) -> None:
 
 
 def test_no_other_file_is_touched(tmp_path: Path) -> None:
-    """A slip in a setting spoils neither a file nor a device."""
+    """A slip in a setting spoils neither a file nor what only looks like one."""
     text = tmp_path / "router.yaml"
     text.write_text("policy: d2lpm")
     text.chmod(0o644)
-    for path in (text, tmp_path, tmp_path / "no" / "where", Path("/dev/null")):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe, 0o644)
+    for path in (text, tmp_path, tmp_path / "no" / "where"):
         with pytest.raises(ConfigError, match=str(path)):
             opened(path)
+    with pytest.raises(ConfigError, match=f"{pipe}: not a regular file"):
+        opened(pipe)
     assert text.read_text() == "policy: d2lpm"
     assert stat.S_IMODE(text.stat().st_mode) == 0o644
 
@@ -246,7 +250,8 @@ async def test_an_event_that_cannot_be_written_ends_the_journal_alone(caplog: py
     disk.open.set()
     async with Journal(disk) as journal:
         journal.observe(1.0, Ticked(), [])
-        journal.observe(2.0, WorkerLeft(WorkerId("\ud800")), [])
+        journal.observe(2.0, Ticked(), [WakeAt("soon")])  # type: ignore[arg-type]
         journal.observe(3.0, Ticked(), [])
     assert len(caplog.messages) == 1
+    assert "\n" not in caplog.text.strip()
     assert disk.written == encode(1.0, Ticked(), []) + b"\n"
