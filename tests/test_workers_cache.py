@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workers.sglang_cache import RadixCache
-from workers.vllm_cache import ROOT_HASH, BlockPool, block_hash
+from workers.vllm_cache import ROOT_HASH, BlockPool, chained_hashes
 
 
 def remembered(pool: BlockPool, keys: list[int]) -> list[int]:
@@ -20,10 +20,12 @@ def remembered(pool: BlockPool, keys: list[int]) -> list[int]:
 
 
 def test_block_hashes_are_chained() -> None:
-    """Equal tokens behind different parents are different blocks."""
-    first, other = block_hash(ROOT_HASH, [1, 2]), block_hash(ROOT_HASH, [2, 1])
-    assert first == block_hash(ROOT_HASH, (1, 2))
-    assert len({first, other, block_hash(first, [3]), block_hash(other, [3])}) == 4
+    """Equal tokens behind different parents are different blocks, and a part of a block is none."""
+    first, second = chained_hashes(ROOT_HASH, [1, 2, 3, 3, 4], 2)
+    assert [first] == chained_hashes(ROOT_HASH, (1, 2), 2)
+    assert [second] == chained_hashes(first, [3, 3], 2)
+    others = [*chained_hashes(ROOT_HASH, [2, 1], 2), *chained_hashes(ROOT_HASH, [3, 3], 2)]
+    assert len({first, second, *others}) == 4
 
 
 def test_the_tail_of_a_prompt_is_evicted_before_its_head() -> None:

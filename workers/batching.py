@@ -11,14 +11,14 @@ from typing import Generic, TypeVar
 
 from workers.hardware import Batch, Hardware
 from workers.model import Counters, EngineConfig, FinishReason, Output, QueueFull, Request, RequestTooLarge
-from workers.sampling import initial_state, next_state, token_at
+from workers.sampling import answer_length, initial_state, next_state, token_at, walk
 from workers.tokenizer import EOS
 
 
 class Sequence:
     """A request in the engine: its tokens so far and how many of them have their KV computed."""
 
-    __slots__ = ("cached_tokens", "computed", "ended", "prompt_length", "request", "state", "tokens")
+    __slots__ = ("_length", "cached_tokens", "computed", "ended", "prompt_length", "request", "state", "tokens")
 
     def __init__(self, request: Request, seed: int) -> None:
         self.request = request
@@ -28,10 +28,26 @@ class Sequence:
         self.cached_tokens: int | None = None  # None until first scheduled
         self.state = initial_state(seed, self.tokens, request.sample)
         self.ended = False
+        self._length: int | None = None
 
     @property
     def generated(self) -> int:
         return len(self.tokens) - self.prompt_length
+
+    @property
+    def tokens_left(self) -> int:
+        """How many tokens are still to come, the last included; the first call of all looks for the end."""
+        if self._length is None:
+            request, generated = self.request, self.generated
+            self._length = generated + answer_length(self.state, request.ignore_eos, request.max_tokens - generated)
+        return self._length - self.generated
+
+    def gain(self, steps: int) -> list[int]:
+        """Take the next tokens, none of them the last."""
+        tokens, self.state = walk(self.state, self.request.ignore_eos, steps)
+        self.tokens += tokens
+        self.computed += steps
+        return tokens
 
 
 S = TypeVar("S", bound=Sequence)
@@ -91,6 +107,36 @@ class Batching(ABC, Generic[S]):
             self._remove_ended(sampled)
         return elapsed, outputs
 
+    def lookahead(self, limit: int) -> list[float]:
+        """Seconds of each of the next steps, at most `limit`, in which nothing happens but that all that runs decodes.
+
+        No request is admitted, preempted or ended in them. Empty if the next step is of another kind, or may be.
+        Changes nothing; `submit` and `abort` make it void.
+        """
+        if not self._running or not self._only_decodes():
+            return []
+        steps = min(limit, min(sequence.tokens_left for sequence in self._running) - 1)
+        if steps < 1:
+            return []
+        steps = self._undisturbed(steps)
+        size = len(self._running)
+        context = sum(sequence.computed for sequence in self._running)
+        batches = (Batch(decodes=size, decode_context=context + size * step) for step in range(1, steps + 1))
+        return [self.hardware.step_seconds(batch) for batch in batches]
+
+    def jump(self, steps: int) -> list[tuple[str, list[int]]]:
+        """Take so many of the steps that `lookahead` saw, and be as after as many times `step`.
+
+        Returns the id of each running request and the tokens it gained.
+        """
+        self._take_memory(steps)
+        gained = [(sequence.request.id, sequence.gain(steps)) for sequence in self._running]
+        self._fill_memory()
+        self.counters.steps += steps
+        self.counters.generation_tokens += steps * len(gained)
+        self.last_step_prefilled = False
+        return gained
+
     @property
     def has_work(self) -> bool:
         return bool(self._sequences)
@@ -142,6 +188,22 @@ class Batching(ABC, Generic[S]):
     @abstractmethod
     def _schedule(self) -> tuple[Batch, list[S]]:
         """Choose and account for one step's work; the sequences that gain a token at its end."""
+
+    @abstractmethod
+    def _only_decodes(self) -> bool:
+        """Whether the next step would decode all that runs and admit nobody, given the memory to do so."""
+
+    @abstractmethod
+    def _undisturbed(self, steps: int) -> int:
+        """How many of so many decode steps find memory, and admit nobody; asked only where `_only_decodes`."""
+
+    @abstractmethod
+    def _take_memory(self, steps: int) -> None:
+        """Allocate what all that runs needs for so many decode steps."""
+
+    @abstractmethod
+    def _fill_memory(self) -> None:
+        """Give to the cache what decode steps have filled."""
 
     @abstractmethod
     def _release(self, sequence: S) -> None:

@@ -27,3 +27,23 @@ def token_at(state: int, ignore_eos: bool) -> int:
     if not ignore_eos and (state >> 40) % _EOS_ONE_IN == 0:
         return EOS
     return VOCABULARY[(state >> 48) % _WORDS]
+
+
+def walk(state: int, ignore_eos: bool, steps: int) -> tuple[list[int], int]:
+    """The tokens of so many steps from `state`, and the state after them."""
+    tokens = []
+    for _ in range(steps):
+        tokens.append(token_at(state, ignore_eos))
+        state = next_state(state)
+    return tokens, state
+
+
+def answer_length(state: int, ignore_eos: bool, limit: int) -> int:
+    """Tokens from `state` to the end of the answer, that one included; `limit` if it comes no earlier."""
+    if ignore_eos:
+        return limit
+    for length in range(1, limit):
+        if token_at(state, ignore_eos) == EOS:
+            return length
+        state = next_state(state)
+    return limit

@@ -12,7 +12,8 @@ Left out: in-batch prefix de-duplication of LPM, mixed prefill and decode batche
 each token by a step), priorities, speculative decoding, disaggregation.
 """
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Iterator
 
 from workers.batching import Batching, Sequence
 from workers.hardware import Batch, Hardware
@@ -220,6 +221,33 @@ class SglangEngine(Batching[RadixSequence]):
         self._ratio = min(decoded / wanted, 1.0)
         self._full = False
         return missing
+
+    def _only_decodes(self) -> bool:
+        return self._chunked is None and (self._full or not self._waiting)
+
+    def _undisturbed(self, steps: int) -> int:
+        reclaimable = self._cache.reclaimable
+        for step, missing in enumerate(self._missing_of_each(steps)):
+            reclaimable -= missing * self._cache.page
+            if reclaimable < 0:
+                return step
+        return steps
+
+    def _missing_of_each(self, steps: int) -> Iterator[int]:
+        """`_missing_pages` of each of the next decode steps."""
+        page = self._cache.page
+        room = Counter((s.in_tree + s.private - s.computed) % page for s in self._running)
+        return (room[step % page] for step in range(steps))
+
+    def _take_memory(self, steps: int) -> None:
+        for _ in range(steps):
+            self._ratio = max(self._ratio - RATIO_DECAY, MIN_NEW_TOKEN_RATIO)
+        for sequence in self._running:
+            self._cache.allocate(self._grow_private(sequence, sequence.computed + steps))
+        self.counters.evicted_tokens = self._cache.evicted
+
+    def _fill_memory(self) -> None:
+        """The cache gets answers when they are complete."""
 
     def _release(self, sequence: RadixSequence) -> None:
         self._give_to_tree(sequence)

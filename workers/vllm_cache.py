@@ -13,9 +13,14 @@ from collections.abc import Iterable, Sequence
 ROOT_HASH = 0
 
 
-def block_hash(parent: int, tokens: Sequence[int]) -> int:
-    """Hash of one full block behind `parent` (`ROOT_HASH` for the first); equal in every process."""
-    return hash((parent, tuple(tokens)))
+def chained_hashes(parent: int, tokens: Sequence[int], block_size: int) -> list[int]:
+    """Hashes of the full blocks of `tokens` behind `parent` (`ROOT_HASH` before the first); equal in every process."""
+    hashes = []
+    # The same iterator so many times: zip takes a block's tokens from it in turn.
+    for block in zip(*[iter(tokens)] * block_size, strict=False):
+        parent = hash((parent, block))
+        hashes.append(parent)
+    return hashes
 
 
 class BlockPool:
@@ -44,27 +49,27 @@ class BlockPool:
 
     def find(self, hashes: Iterable[int]) -> list[int]:
         """Blocks of the longest cached prefix of `hashes`. Touches nothing."""
-        found = []
-        for key in hashes:
-            blocks = self._by_hash.get(key)
-            if blocks is None:
-                break
-            found.append(blocks[0])
-        return found
+        found = iter(map(self._by_hash.get, hashes).__next__, None)  # ends before the first None
+        return [blocks[0] for blocks in found if blocks]
 
     def allocate(self, new: int, hits: Sequence[int] = ()) -> list[int] | None:
         """Reference `hits` and take `new` blocks from the free list, evicting what they cached.
 
         Returns hits and new blocks in order, or None, with nothing changed, if the free list is too short.
         """
-        idle_hits = sum(self._references[block] == 0 for block in hits)
-        if new + idle_hits > len(self._free):
+        if not self.can_allocate(new, hits):
             return None
         for block in hits:
             if self._references[block] == 0:
                 del self._free[block]
             self._references[block] += 1
         return [*hits, *(self._take() for _ in range(new))]
+
+    def can_allocate(self, new: int, hits: Sequence[int] = ()) -> bool:
+        """Whether `allocate` would do so."""
+        if new > len(self._free):
+            return False
+        return new + sum(self._references[block] == 0 for block in hits) <= len(self._free)
 
     def remember(self, block: int, key: int) -> None:
         """Make a full, referenced block findable under `key`; once per block."""

@@ -8,10 +8,13 @@ they are scheduled, generated ones too.
 Left out: priorities, speculative decoding, encoder inputs, KV connectors, pipeline and asynchronous scheduling.
 """
 
+from collections import defaultdict
+from collections.abc import Iterator
+
 from workers.batching import Batching, Sequence
 from workers.hardware import Batch, Hardware
 from workers.model import EngineConfig, Request
-from workers.vllm_cache import ROOT_HASH, BlockPool, block_hash
+from workers.vllm_cache import ROOT_HASH, BlockPool, chained_hashes
 
 
 class BlockSequence(Sequence):
@@ -27,9 +30,8 @@ class BlockSequence(Sequence):
         self.extend_hashes(block_size, self.prompt_length // block_size)
 
     def extend_hashes(self, block_size: int, full_blocks: int) -> None:
-        for index in range(len(self.hashes), full_blocks):
-            parent = self.hashes[-1] if index else ROOT_HASH
-            self.hashes.append(block_hash(parent, self.tokens[index * block_size : (index + 1) * block_size]))
+        new = self.tokens[len(self.hashes) * block_size : full_blocks * block_size]
+        self.hashes += chained_hashes(self.hashes[-1] if self.hashes else ROOT_HASH, new, block_size)
 
 
 class VllmEngine(Batching[BlockSequence]):
@@ -120,17 +122,23 @@ class VllmEngine(Batching[BlockSequence]):
     def _admit_waiting(self, budget: int, batch: Batch, sampled: list[BlockSequence]) -> None:
         while self._waiting and budget > 0 and len(self._running) < self.config.max_running:
             sequence = self._waiting[0]
-            hits = self._hits(sequence)
-            hit = len(hits) * self._block_size
-            new = min(len(sequence.tokens) - hit, budget)
-            blocks = self._pool.allocate(-(-(hit + new) // self._block_size) - len(hits), hits)
+            wanted, hits = self._wanted(sequence, budget)
+            blocks = self._pool.allocate(wanted, hits)
             if blocks is None:
                 return
+            hit = len(hits) * self._block_size
+            new = min(len(sequence.tokens) - hit, budget)
             self._running.append(self._waiting.popleft())
             sequence.blocks, sequence.computed, sequence.remembered = blocks, hit, len(hits)
             self._first_scheduled(sequence, hit)
             self._compute(sequence, new, batch, sampled)
             budget -= new
+
+    def _wanted(self, sequence: BlockSequence, budget: int) -> tuple[int, list[int]]:
+        """Blocks that a waiting request needs to compute what the budget allows, and those that it finds cached."""
+        hits = self._hits(sequence)
+        end = min(len(sequence.tokens), len(hits) * self._block_size + budget)
+        return -(-end // self._block_size) - len(hits), hits
 
     def _hits(self, sequence: BlockSequence) -> list[int]:
         """Cached leading blocks; the last token is always computed, since its logits are needed."""
@@ -154,6 +162,69 @@ class VllmEngine(Batching[BlockSequence]):
         for index in range(sequence.remembered, full):
             self._pool.remember(sequence.blocks[index], sequence.hashes[index])
         sequence.remembered = full
+
+    def _only_decodes(self) -> bool:
+        if len(self._running) > self.config.max_batched_tokens:
+            return False
+        if any(s.computed < s.prompt_length or s.computed + 1 < len(s.tokens) for s in self._running):
+            return False
+        return self._nobody_admissible or self._head_blocked()
+
+    @property
+    def _nobody_admissible(self) -> bool:
+        """Whether nobody would be admitted whatever memory there is."""
+        return not self._waiting or len(self._running) >= min(self.config.max_running, self.config.max_batched_tokens)
+
+    def _head_blocked(self) -> bool:
+        """Whether the head of the queue would find no memory."""
+        blocks, hits = self._wanted(self._waiting[0], self.config.max_batched_tokens - len(self._running))
+        return not self._pool.can_allocate(blocks, hits)
+
+    def _undisturbed(self, steps: int) -> int:
+        # Evictions cannot let in who found no memory: a prefix loses its tail first, a block for each that is taken.
+        if not self._nobody_admissible and self._may_complete(self._waiting[0], steps):
+            return 0
+        usable = self._pool.free
+        for step, growing in enumerate(self._growing(steps)):
+            usable -= len(growing)
+            if usable < 0:
+                return step
+        return steps
+
+    def _may_complete(self, waiting: BlockSequence, steps: int) -> bool:
+        """Whether a running request may, in so many steps, complete the block that this one misses first."""
+        block = len(self._hits(waiting))
+        if block == min(len(waiting.hashes), (len(waiting.tokens) - 1) // self._block_size):
+            return False
+        for sequence in self._running:
+            current, last = sequence.computed // self._block_size, (sequence.computed + steps) // self._block_size
+            if current < block < last or (
+                current == block < last and sequence.hashes[:block] == waiting.hashes[:block]
+            ):
+                return True
+        return False
+
+    def _growing(self, steps: int) -> Iterator[list[BlockSequence]]:
+        """For each of the next decode steps those that need another block, in order."""
+        by_phase = defaultdict[int, list[BlockSequence]](list)
+        for sequence in self._running:
+            by_phase[sequence.computed % self._block_size].append(sequence)
+        return (by_phase[-step % self._block_size] for step in range(steps))
+
+    def _take_memory(self, steps: int) -> None:
+        for growing in self._growing(steps):
+            blocks = self._pool.allocate(len(growing))
+            assert blocks is not None
+            for sequence, block in zip(growing, blocks, strict=True):
+                sequence.blocks.append(block)
+        self.counters.evicted_tokens = self._pool.evicted * self._block_size
+
+    def _fill_memory(self) -> None:
+        # The first of two equal blocks to be remembered is the one that others hit. Requests that fill equal blocks
+        # have equal prompts, and of those the first in the list is never behind.
+        for sequence in self._running:
+            if sequence.computed // self._block_size > sequence.remembered:
+                self._remember_full_blocks(sequence)
 
     def _release(self, sequence: BlockSequence) -> None:
         self._pool.release(sequence.blocks)
