@@ -35,6 +35,8 @@ class Dialect:
     """Answers 200 at once, and computes nothing, where the engine can serve."""
     load_readers: Mapping[str, Callable[[bytes], Load]]
     """Where it tells its load, best first; the next one is for engines that answer 404."""
+    arguments_path: str | None = None
+    """Where it tells in what order it serves, for `reorders`; None if it serves in order of arrival."""
 
 
 def read_models(body: bytes) -> frozenset[str]:
@@ -46,6 +48,11 @@ def recognise(body: bytes) -> Dialect:
     """Which engine it is, by the answer to `MODELS_PATH`: each signs its models in `owned_by`."""
     owners = [card.get("owned_by") for card in _model_cards(body)]
     return next((dialect for dialect in (VLLM, SGLANG) if dialect.name in owners), GENERIC)
+
+
+def reorders(body: bytes) -> bool:
+    """Whether an engine serves in another order than that of arrival, by the answer to its `arguments_path`."""
+    return _object(body).get("schedule_policy", "fcfs") != "fcfs"
 
 
 def _model_cards(body: bytes) -> list[dict[str, Any]]:
@@ -101,6 +108,7 @@ SGLANG: Final = Dialect(
     "sglang",
     "/ready",  # its /health generates a token and sleeps a second
     {"/v1/loads": _sglang_loads, "/metrics": _sglang_metrics},
+    arguments_path="/server_info",
 )
 GENERIC: Final = Dialect("generic", MODELS_PATH, {})
 """An engine that speaks OpenAI's API and tells nothing about its load."""

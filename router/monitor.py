@@ -10,7 +10,7 @@ from typing import Self
 import httpx
 
 from router.core.model import Event, Worker, WorkerJoined, WorkerLeft, WorkerReported
-from router.engines import MODELS_PATH, Dialect, Load, read_models, recognise
+from router.engines import MODELS_PATH, Dialect, Load, read_models, recognise, reorders
 from router.errors import WorkerBroke
 from router.fleet import Backend, Fleet
 
@@ -87,7 +87,7 @@ class Probe:
             self._polls += 1
             self._unanswered = 0
             if models is not None:
-                self._serves(models)
+                await self._serves(client, models)
             await self._read_load(client)
 
     async def _read_models(self, client: httpx.AsyncClient) -> frozenset[str]:
@@ -98,13 +98,30 @@ class Probe:
             self._load_path = next(iter(dialect.load_readers), None)
         return read_models(body)
 
-    def _serves(self, models: frozenset[str]) -> None:
+    async def _serves(self, client: httpx.AsyncClient, models: frozenset[str]) -> None:
         """A worker joins by its list of models once it is healthy; a new list is told like a new worker."""
         if models != self._backend.models or not self._backend.healthy:
+            reorders = await self._read_order(client)
             if not self._backend.healthy:
                 log.info("worker %s is up and serves %s", self._backend.id, ", ".join(sorted(models)))
+                if reorders:
+                    log.warning(
+                        "worker %s does not serve in order of arrival, which can hold up what the router sends for "
+                        "long; start its engine with --schedule-policy fcfs: the router orders by prefix itself",
+                        self._backend.id,
+                    )
             self._backend.models, self._backend.healthy = models, True
-            self._feed(WorkerJoined(Worker(self._backend.id, models)))
+            self._feed(WorkerJoined(Worker(self._backend.id, models, reorders=reorders)))
+
+    async def _read_order(self, client: httpx.AsyncClient) -> bool:
+        """Whether the engine serves in another order than that of arrival; one that does not tell is taken not to."""
+        if self._dialect is None or self._dialect.arguments_path is None:
+            return False
+        try:
+            return reorders(await self._get(client, self._dialect.arguments_path))
+        except (httpx.HTTPError, WorkerBroke) as error:
+            log.debug("%s: %s", self._backend.id, error)
+            return False
 
     async def _read_health(self, client: httpx.AsyncClient) -> None:
         if self._dialect is not None and self._dialect.health_path != MODELS_PATH:

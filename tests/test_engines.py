@@ -1,6 +1,6 @@
 import pytest
 
-from router.engines import GENERIC, SGLANG, VLLM, Dialect, Load, read_models, recognise
+from router.engines import GENERIC, SGLANG, VLLM, Dialect, Load, read_models, recognise, reorders
 from router.errors import WorkerBroke
 
 VLLM_METRICS = b"""\
@@ -122,3 +122,12 @@ def test_sglang_is_asked_in_the_cheap_way() -> None:
     """SGLang's /health computes a token and its /metrics may be stale or off: neither is the first choice."""
     assert SGLANG.health_path != "/health"
     assert list(SGLANG.load_readers) == ["/v1/loads", "/metrics"]
+
+
+@pytest.mark.parametrize("policy", ["lpm", "dfs-weight", "hrrn"])
+def test_an_engine_that_reorders_is_recognised(policy: str) -> None:
+    """Anything but the order of arrival works against the router's own."""
+    assert reorders(b'{"schedule_policy":"%s"}' % policy.encode())
+    assert not reorders(b'{"schedule_policy":"fcfs"}')
+    with pytest.raises(WorkerBroke):
+        reorders(b"[]")

@@ -129,7 +129,34 @@ async def test_sglang_is_asked_in_its_own_way() -> None:
         watch.engine.polled["/v1/loads"] = (404, b"")
         watch.engine.polled["/metrics"] = (200, metrics)
         assert await watch.kinds(3) == ["WorkerJoined", "WorkerReported", "WorkerReported"]
-        assert {call.path for call in watch.engine.polls} == {"/v1/models", "/ready", "/v1/loads", "/metrics"}
+        asked = {"/v1/models", "/ready", "/server_info", "/v1/loads", "/metrics"}
+        assert {call.path for call in watch.engine.polls} == asked
+
+
+@pytest.mark.parametrize(
+    ("answer", "reorders"),
+    [
+        ((200, b'{"schedule_policy":"lpm"}'), True),
+        ((200, b'{"schedule_policy":"fcfs"}'), False),
+        ((200, b"{}"), False),
+        ((200, b"no JSON"), False),
+        ((404, b""), False),
+    ],
+)
+async def test_an_engine_that_reorders_is_warned_of(
+    answer: tuple[int, bytes], reorders: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its order works against the router's, so the operator is told once, and the scheduler too."""
+    async with watched() as watch:
+        models = {"object": "list", "data": [{"id": "m", "owned_by": "sglang"}]}
+        watch.engine.polled["/v1/models"] = (200, json.dumps(models).encode())
+        watch.engine.polled["/ready"] = (200, b"")
+        watch.engine.polled["/v1/loads"] = (404, b"")
+        watch.engine.polled["/server_info"] = answer
+        (joined, *_) = await watch.told(2 * MODELS_EVERY)
+        assert isinstance(joined, WorkerJoined)
+        assert joined.worker.reorders is reorders
+        assert caplog.text.count("order of arrival") == reorders
 
 
 async def test_a_poll_that_fails_inside_the_router_is_not_the_last(caplog: pytest.LogCaptureFixture) -> None:
