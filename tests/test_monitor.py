@@ -126,6 +126,7 @@ async def test_sglang_is_asked_in_its_own_way() -> None:
         models = {"object": "list", "data": [{"id": "m", "owned_by": "sglang"}]}
         watch.engine.polled["/v1/models"] = (200, json.dumps(models).encode())
         watch.engine.polled["/ready"] = (200, b"")
+        watch.engine.polled["/server_info"] = (404, b"")
         watch.engine.polled["/v1/loads"] = (404, b"")
         watch.engine.polled["/metrics"] = (200, metrics)
         assert await watch.kinds(3) == ["WorkerJoined", "WorkerReported", "WorkerReported"]
