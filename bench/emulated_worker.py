@@ -1,7 +1,15 @@
-"""An emulated engine in virtual time: its steps are appointments."""
+"""An emulated engine in virtual time: its steps are appointments.
 
+Steps in which all that runs only decodes are planned ahead and taken in one jump. A plan is a promise, not a deed: who
+submits or aborts before its end has the engine first take the steps that have begun by then, and no more, so that it
+finds it as if it had stepped one by one.
+"""
+
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import accumulate
+from typing import NamedTuple
 
 from bench.agenda import Agenda, Rank
 from bench.meters import TimeWeighted
@@ -12,15 +20,55 @@ SHALLOW = 32
 """Waiting requests up to which their uncached tokens are counted at every change."""
 DEEP_SECONDS = 0.5
 """How often they are counted when there are more."""
+SHORTEST_PLAN = 2
+LONGEST_PLAN = 1024
 
-Deliver = Callable[[Sequence[Output]], None]
+
+class Plan(NamedTuple):
+    """Steps to come, in which every member gains one token each."""
+
+    seconds: Sequence[float]
+    ends: Sequence[float]
+    visible: Sequence[float]
+    """When the router sees what each put out."""
+    members: "Sequence[Progress]"
+
+
+class Progress:
+    """How far a request is: what the engine has put out, and how much of that the router has seen."""
+
+    __slots__ = ("answer", "cached_tokens", "delivered", "plan")
+
+    def __init__(self) -> None:
+        self.answer: list[int] = []
+        self.cached_tokens: int | None = None
+        """Of its prompt; None before the first token."""
+        self.delivered = 0
+        self.plan: Plan | None = None
+
+    def seen(self, now: float) -> int:
+        """Tokens that have reached the router."""
+        return self.delivered + (bisect_right(self.plan.visible, now) if self.plan is not None else 0)
 
 
 class EmulatedWorker:
     """Steps one engine for as long as it has work."""
 
-    def __init__(self, engine: Engine, place: int, agenda: Agenda, latency: float, deliver: Deliver) -> None:
-        """`place`: its own among all workers. `latency`: from the end of a step to `deliver`, in seconds."""
+    def __init__(
+        self,
+        engine: Engine,
+        place: int,
+        agenda: Agenda,
+        latency: float,
+        deliver: Callable[[str, bool], None],
+        *,
+        jumps: bool,
+    ) -> None:
+        """An idle worker.
+
+        `place`: its own among all workers. `deliver`: told of each request's first token and of its last (True), this
+        `latency` in seconds after the end of the step.
+        """
         self.engine = engine
         self.busy_seconds = 0.0
         self.waiting_requests = TimeWeighted()
@@ -29,38 +77,109 @@ class EmulatedWorker:
         self._agenda = agenda
         self._latency = latency
         self._deliver = deliver
+        self._jumps = jumps
+        self._requests: dict[str, Progress] = {}
+        self._plan: Plan | None = None
+        self._reach = SHORTEST_PLAN
         self._stepping = False
+        self._turn = 0
         self._count_due = 0.0
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: Request, progress: Progress) -> None:
         """Hand it to the engine; raises what the engine raises."""
+        self.catch_up()
         self.engine.submit(request)
+        self._requests[request.id] = progress
         self._measure()
         if not self._stepping:
             self._stepping = True
-            self._agenda.at(self._agenda.now, self._step, Rank.STEP, self._place)
+            self._step_at(self._agenda.now)
 
-    def abort(self, request: str) -> bool:
-        """Let the engine forget it; False if it is not there."""
-        known = self.engine.abort(request)
-        self._measure()
-        return known
+    def abort(self, request: str) -> None:
+        """Let the engine forget it, if it is there."""
+        self.catch_up()
+        if self.engine.abort(request):
+            del self._requests[request]
+            self._measure()
 
     def catch_up(self) -> None:
-        """Let the engine have done all that began before now."""
+        """Have the engine take the steps that began before now, and leave the rest of the plan."""
+        if self._plan is not None:
+            steps = 1 + bisect_left(self._plan.ends, self._agenda.now)
+            if steps < len(self._plan.ends):
+                self._step_at(self._plan.ends[steps - 1])
+                self._reach = max(SHORTEST_PLAN, steps)
+            self._jump(self._plan, min(steps, len(self._plan.ends)))
 
-    def _step(self) -> None:
-        """Begin the next step, or rest."""
+    def _step_at(self, time: float) -> None:
+        """Begin the next step then, and not when it was meant to before."""
+        self._turn += 1
+        self._agenda.at(time, partial(self._step, self._turn), Rank.STEP, self._place)
+
+    def _step(self, turn: int) -> None:
+        """Begin the next step, or a plan, or rest."""
+        if turn != self._turn:
+            return
+        if self._plan is not None:
+            self._reach = min(2 * self._reach, LONGEST_PLAN)
+            self._jump(self._plan, len(self._plan.ends))
         if not self.engine.has_work:
             self._stepping = False
-            return
+        elif seconds := self.engine.lookahead(self._reach) if self._jumps else []:
+            self._plan = self._planned(seconds)
+            self._step_at(self._plan.ends[-1])
+        else:
+            self._single_step()
+
+    def _single_step(self) -> None:
+        waiting = self.engine.waiting
         elapsed, outputs = self.engine.step()
         self.busy_seconds += elapsed
-        self._measure()
+        if self.engine.waiting != waiting or self.engine.last_step_prefilled:
+            self._measure()
         end = self._agenda.now + elapsed
-        if outputs:
-            self._agenda.at(end + self._latency, partial(self._deliver, outputs), Rank.DELIVERY, self._place)
-        self._agenda.at(end, self._step, Rank.STEP, self._place)
+        for output in outputs:
+            progress = self._requests[output.id]
+            progress.answer.append(output.token)
+            progress.cached_tokens = output.cached_tokens
+        told = [(output, self._requests[output.id]) for output in outputs]
+        for output in outputs:
+            if output.finish:
+                del self._requests[output.id]
+        if told:
+            self._agenda.at(end + self._latency, partial(self._tell, told), Rank.DELIVERY, self._place)
+        self._step_at(end)
+
+    def _tell(self, outputs: Sequence[tuple[Output, Progress]]) -> None:
+        """The tokens of a step reach the router."""
+        for output, progress in outputs:
+            progress.delivered += 1
+            if progress.delivered == 1:
+                self._deliver(output.id, False)
+            if output.finish:
+                self._deliver(output.id, True)
+
+    def _planned(self, seconds: Sequence[float]) -> Plan:
+        ends = list(accumulate(seconds, initial=self._agenda.now))[1:]
+        members = [self._requests[name] for name in self.engine.running_ids]
+        plan = Plan(seconds, ends, [end + self._latency for end in ends], members)
+        for member in members:
+            member.plan = plan
+        return plan
+
+    def _jump(self, plan: Plan, steps: int) -> None:
+        """Carry out the plan's first steps, and forget the rest."""
+        self._plan = None
+        for name, tokens in self.engine.jump(steps):
+            self._requests[name].answer += tokens
+        for seconds in plan.seconds[:steps]:
+            self.busy_seconds += seconds
+        seen = bisect_right(plan.visible, self._agenda.now, hi=steps)
+        for member in plan.members:
+            member.plan = None
+            member.delivered += seen
+        for visible in plan.visible[seen:steps]:
+            self._agenda.at(visible, partial(_see_one_more, plan.members), Rank.DELIVERY, self._place)
 
     def _measure(self) -> None:
         """Note how much waits in the engine: that changes by submission, abortion and steps that prefill."""
@@ -69,3 +188,9 @@ class EmulatedWorker:
         if waiting <= SHALLOW or now >= self._count_due:
             self._count_due = now + DEEP_SECONDS
             self.waiting_tokens.change(now, self.engine.waiting_uncached_tokens())
+
+
+def _see_one_more(members: Sequence[Progress]) -> None:
+    """A token of each reaches the router."""
+    for member in members:
+        member.delivered += 1

@@ -1,5 +1,6 @@
 """One call on its way, as the gateway sees it."""
 
+from bench.emulated_worker import Progress
 from bench.traffic import Call, Client
 from router.core.model import Dispatch, Request, Usage, WorkerId
 from router.core.prompt_key import PromptKey
@@ -9,8 +10,8 @@ class Flight:
     """Between a call's arrival and its end."""
 
     __slots__ = (
-        *("answer", "arrived", "cached_tokens", "call", "charged", "client", "dispatched_at", "ended"),
-        *("predicted_cached_tokens", "request", "started", "why", "worker"),
+        *("arrived", "call", "charged", "client", "dispatched_at", "ended", "predicted_cached_tokens", "progress"),
+        *("request", "started", "why", "worker"),
     )
 
     def __init__(self, client: Client, call: Call, request: Request, now: float) -> None:
@@ -23,8 +24,7 @@ class Flight:
         self.worker: WorkerId | None = None
         self.why: str | None = None
         self.predicted_cached_tokens: int | None = None
-        self.cached_tokens: int | None = None
-        self.answer: list[int] = []
+        self.progress = Progress()
         self.charged = 0
         self.ended = False
 
@@ -35,15 +35,15 @@ class Flight:
         self.why = dispatch.why
         self.predicted_cached_tokens = dispatch.cached_tokens
 
-    @property
-    def output_tokens(self) -> int:
-        """Tokens that the router has seen."""
-        return len(self.answer)
+    def usage(self, now: float) -> Usage:
+        """What the router has heard from the engine about it so far."""
+        return Usage(len(self.call.prompt), self.progress.seen(now), self.progress.cached_tokens)
 
-    def usage(self) -> Usage:
-        """What the engine says of it, so far."""
-        return Usage(len(self.call.prompt), self.output_tokens, self.cached_tokens)
+    @property
+    def answer(self) -> tuple[int, ...]:
+        """Token ids that the engine has put out."""
+        return tuple(self.progress.answer)
 
     def answers(self) -> tuple[PromptKey, ...]:
         """Prompt and answer as one key."""
-        return (self.call.prompt.followed_by(tuple(self.answer)).key,)
+        return (self.call.prompt.followed_by(self.answer).key,)

@@ -61,8 +61,8 @@ class Observation:
         """A call is here: this is its place among the records."""
         self._records[flight.request.id] = None
 
-    def record(self, flight: Flight, outcome: Outcome, finished: float | None) -> None:
-        """A call is over."""
+    def record(self, flight: Flight, outcome: Outcome, now: float) -> None:
+        """A call is over, or the simulation is."""
         self._records[flight.request.id] = Record(
             id=flight.request.id,
             client=flight.client.name,
@@ -70,13 +70,13 @@ class Observation:
             arrived=flight.arrived,
             dispatched=flight.dispatched_at,
             started=flight.started,
-            finished=finished,
+            finished=None if outcome is Outcome.UNFINISHED else now,
             worker=flight.worker,
             why=flight.why,
             input_tokens=len(flight.call.prompt),
-            cached_tokens=flight.cached_tokens,
+            cached_tokens=flight.progress.cached_tokens,
             predicted_cached_tokens=flight.predicted_cached_tokens,
-            output_tokens=flight.output_tokens,
+            output_tokens=flight.progress.seen(now),
         )
 
     def sample_gaps(self) -> None:

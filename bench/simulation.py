@@ -43,7 +43,7 @@ from router.core.model import (
 from router.core.policies import POLICIES
 from router.core.policy import Parameters
 from router.core.scheduler import Scheduler
-from workers.model import Output, QueueFull, RequestTooLarge
+from workers.model import QueueFull, RequestTooLarge
 from workers.model import Request as EngineRequest
 
 MODEL: Final = "emulated"
@@ -89,7 +89,7 @@ class Simulation:
         if scenario.drain:
             agenda.run(scenario.seconds * DRAIN_FACTOR, going=lambda: bool(self._flights))
         for flight in list(self._flights.values()):
-            self._observation.record(flight, Outcome.UNFINISHED, None)
+            self._observation.record(flight, Outcome.UNFINISHED, agenda.now)
         return self._observation.result()
 
     def _set_up(self, clients: Sequence[Client]) -> None:
@@ -163,7 +163,7 @@ class Simulation:
         call, request = flight.call, flight.request
         asked = EngineRequest(request.id, call.prompt.tokens, call.output_tokens, ignore_eos=True)
         try:
-            self.workers[flight.worker].submit(asked)
+            self.workers[flight.worker].submit(asked, flight.progress)
         except (QueueFull, RequestTooLarge):
             self._later(partial(self._refused, flight))
 
@@ -171,19 +171,16 @@ class Simulation:
         if not flight.ended:
             self._settle(flight, Failed(flight.request.id, accepted=False), Outcome.FAILED)
 
-    def _deliver(self, outputs: Sequence[Output]) -> None:
-        """Tokens reach the router."""
-        for output in outputs:
-            flight = self._flights.get(RequestId(output.id))
-            if flight is None:
-                continue
-            flight.answer.append(output.token)
-            if len(flight.answer) == 1:
-                flight.cached_tokens = output.cached_tokens
-                if flight.call.streamed:
-                    self._start(flight)
-            if output.finish:
-                self._settle(flight, Finished(flight.request.id, flight.usage(), flight.answers()), Outcome.DONE)
+    def _deliver(self, name: str, last: bool) -> None:
+        """A request's first token reaches the router, or its last."""
+        flight = self._flights.get(RequestId(name))
+        if flight is None:
+            return
+        if last:
+            usage = flight.usage(self._agenda.now)
+            self._settle(flight, Finished(flight.request.id, usage, flight.answers()), Outcome.DONE)
+        elif flight.call.streamed:
+            self._start(flight)
 
     def _start(self, flight: Flight) -> None:
         flight.started = self._agenda.now
@@ -201,9 +198,10 @@ class Simulation:
         self._gathering = bool(self._streams)
         if self._gathering:
             self._gather_later()
+        now = self._agenda.now
         progressed = {}
         for name, flight in self._streams.items():
-            tokens = flight.output_tokens
+            tokens = flight.progress.seen(now)
             if tokens != flight.charged:
                 flight.charged = progressed[name] = tokens
         if progressed:
@@ -216,7 +214,7 @@ class Simulation:
             return
         if flight.worker is not None:
             self._later(partial(self._abort, flight.worker, flight.request.id))
-        usage = flight.usage() if flight.started is not None else None
+        usage = flight.usage(self._agenda.now) if flight.started is not None else None
         self._settle(flight, Cancelled(flight.request.id, usage), Outcome.CANCELLED)
 
     def _abort(self, worker: WorkerId, request: RequestId) -> None:
@@ -234,13 +232,15 @@ class Simulation:
         flight.ended = True
         self._observation.record(flight, outcome, now)
         if flight.call.then is not None:
-            answer = tuple(flight.answer) if outcome is Outcome.DONE else ()
+            answer = flight.answer if outcome is Outcome.DONE else ()
             for call in flight.call.then(flight.call, Ending(outcome, now, answer)):
                 self._agenda.at(call.at, partial(self._arrive, flight.client, call))
 
     def _join(self, worker: WorkerId, place: int, spec: WorkerSpec) -> None:
         engine = spec.engine(self.scenario.seed)
-        self.workers[worker] = EmulatedWorker(engine, place, self._agenda, self.scenario.latency, self._deliver)
+        self.workers[worker] = EmulatedWorker(
+            engine, place, self._agenda, self.scenario.latency, self._deliver, jumps=self.scenario.jumps
+        )
         told = engine.capacity if spec.tell_capacity else None
         self._feed(WorkerJoined(Worker(worker, frozenset({MODEL}), told)))
 
@@ -249,7 +249,7 @@ class Simulation:
         if spec.crashes:
             for flight in [flight for flight in self._flights.values() if flight.worker == worker]:
                 self._abort(worker, flight.request.id)
-                usage = flight.usage() if flight.started is not None else None
+                usage = flight.usage(self._agenda.now) if flight.started is not None else None
                 self._settle(flight, Failed(flight.request.id, accepted=True, usage=usage), Outcome.FAILED)
 
     def _poll(self, number: int) -> None:

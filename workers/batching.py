@@ -147,6 +147,10 @@ class Batching(ABC, Generic[S]):
         return len(self._running)
 
     @property
+    def running_ids(self) -> list[str]:
+        return [sequence.request.id for sequence in self._running]
+
+    @property
     def waiting(self) -> int:
         return len(self._waiting)
 
