@@ -243,3 +243,59 @@ def test_no_booking_is_lost(steps: list[tuple[str, int]]) -> None:
             left = talk.deficit(client, worker).placement
             charged = talk.scheduler.settings.cost(paid.get((client, worker), Tokens()))
             assert left in (None, HUGE - charged)
+
+
+LONG = "a prefix of more than 256 tokens"
+
+
+def crowded(*prompts: str, steal_loss: int = 256) -> tuple[Scene, list[RequestId]]:
+    """These wait at w1, which is busy and has computed LONG; then w2 joins, which has nothing to do."""
+    parameters = D2lpmParameters(HUGE, steal_loss=steal_loss)
+    talk = Scene("d2lpm", parameters, workers=("w1",), settings=ONE_AT_A_TIME)
+    talk.arrive("ada", LONG)
+    waiting = [talk.arrive("ada", prompt) for prompt in prompts]
+    talk.join("w2")
+    return talk, waiting
+
+
+def test_an_idle_worker_takes_over_what_loses_little() -> None:
+    """Of those that wait elsewhere, one without a prefix; the booking moves with it."""
+    talk, (warm, cold) = crowded(LONG + "?", "short")
+    assert warm not in talk.dispatched
+    assert (talk.worker_of(cold), talk.dispatched[cold].why) == ("w2", "stolen")
+    kept = HUGE - (len(LONG) + 1) * CHUNK_TOKENS
+    assert talk.deficit("ada", "w1").placement == kept
+    assert talk.deficit("ada", "w2").placement == kept - 5 * CHUNK_TOKENS
+
+
+def test_nothing_is_taken_over_that_would_lose_its_prefix() -> None:
+    """What would have to be computed anew waits for the worker that has it."""
+    talk, (warm,) = crowded(LONG + "?")
+    assert warm not in talk.dispatched
+    talk.finish(talk.order[0])
+    assert talk.worker_of(warm) == "w1"
+
+
+def test_stealing_can_be_switched_off() -> None:
+    """Then every request stays where it was placed, as printed."""
+    talk, (cold,) = crowded("short", steal_loss=-1)
+    assert cold not in talk.dispatched
+    assert not talk.scheduler.policy.properties.work_conserving
+
+
+class SlowFleet(SchedulerView):
+    """In which every worker is half as fast as the mean of another fleet."""
+
+    def speed(self, worker: WorkerId) -> float:  # noqa: ARG002 - every one
+        return 0.5
+
+
+def test_a_slow_worker_holds_its_clients_for_as_long_not_for_as_much() -> None:
+    """Q^w follows the service rate that was measured, unless that is switched off."""
+    for by_rate, quantum in ((True, 500.0), (False, 1000.0)):
+        view = SlowFleet(Cluster(FixedWindow), PrefixMap(9, Estimates(), 0))
+        parameters = Parameters(D2lpmParameters(1000.0, by_service_rate=by_rate))
+        placement = D2lpm(Surroundings(view, LinearCost(), Random(0), parameters, Backlog()))
+        request = Request(RequestId("r1"), ClientId("ada"), MODEL, ())
+        placement.place(request, [Candidate(WorkerId("w1"), cached_tokens=0, extend_tokens=0, load=0)])
+        assert placement.credit(request.client, WorkerId("w1")) == quantum

@@ -12,8 +12,18 @@ from router.core.window import FixedWindow
 TWO_AT_A_TIME = SchedulerSettings(window=FixedWindow(requests=2))
 
 
-def scene(quantum: float = 20_000, *, sparse_first: bool = True, settings: SchedulerSettings = ONE_AT_A_TIME) -> Scene:
-    return Scene("rr+dlpm", DlpmParameters(quantum, sparse_first), settings=settings)
+SMALL_BUDGET = SchedulerSettings(window=FixedWindow(requests=9, unstarted_tokens=10 * CHUNK_TOKENS))
+"""So that a request may be too large for the room that there is."""
+
+
+def scene(
+    quantum: float = 20_000,
+    *,
+    sparse_first: bool = True,
+    patience: int = 32,
+    settings: SchedulerSettings = ONE_AT_A_TIME,
+) -> Scene:
+    return Scene("rr+dlpm", DlpmParameters(quantum, sparse_first, patience), settings=settings)
 
 
 def test_the_longest_match_goes_first() -> None:
@@ -196,3 +206,66 @@ def test_backlogged_clients_share_by_weight(weights: tuple[float, float]) -> Non
         served[talk.requests[request].client] += 1
         talk.serve(request, output=10)
     assert served["ada"] == pytest.approx(30 * weights[0] / sum(weights), abs=1)
+
+
+def test_a_small_request_passes_one_that_does_not_fit() -> None:
+    """The room that is there is used, if the client that uses it has credit."""
+    talk = scene(settings=SMALL_BUDGET)
+    running = talk.arrive("ada", "eight...")
+    large = talk.arrive("bob", "six...")
+    small = talk.arrive("cyd", "tw")
+    assert talk.order == [running, small]
+    (passed,) = talk.dispatched[small].decision.passed_over
+    assert passed.request == large
+    talk.start(running)
+    assert talk.order == [running, small, large]
+
+
+def test_a_client_without_credit_passes_nobody() -> None:
+    """A large request of a client with credit is not starved by small ones of a client in debt."""
+    talk = scene(quantum=100, settings=SMALL_BUDGET)
+    running = talk.arrive("ada", "eight...")
+    large = talk.arrive("bob", "six...")
+    poor = talk.arrive("ada", "tw")
+    assert talk.order == [running]
+    talk.start(running)
+    assert talk.order == [running, large, poor]
+
+
+def test_room_is_kept_for_a_request_that_was_passed_often_enough() -> None:
+    """Small requests that never end do not keep a large one waiting for ever."""
+    talk = scene(patience=2, settings=SMALL_BUDGET)
+    running = [talk.arrive("ada", "eight...")]
+    large = talk.arrive("bob", "1234567")
+    for _ in range(5):
+        small = talk.arrive("cyd", "!")
+        if small in talk.dispatched:
+            running.append(small)
+    assert talk.order == running
+    assert len(running) == 3
+    for request in running:
+        talk.start(request)
+    assert large in talk.dispatched
+
+
+def test_at_an_engine_that_reorders_a_refill_waits_for_what_it_has_not_begun() -> None:
+    """Else the engine would put the others' long matches before a cold request for ever; but it waits not for ever."""
+    talk = Scene("rr+dlpm", DlpmParameters(quantum=300), workers=(), settings=TWO_AT_A_TIME)
+    talk.join("w1", reorders=True)
+    heavy = talk.arrive("heavy", "document 1")
+    cold = talk.arrive("light", "hello")
+    more = [talk.arrive("heavy", f"document {number}") for number in (2, 3, 4)]
+    talk.serve(heavy)
+    assert talk.order == [heavy, cold]
+    talk.wait(9.9)
+    talk.progress(cold, 0)
+    assert talk.order == [heavy, cold, more[0]]
+
+
+def test_at_an_engine_that_serves_in_order_no_refill_waits() -> None:
+    """There a call that does not stream, or is slow to start, would hold up all others for nothing."""
+    talk = Scene("rr+dlpm", DlpmParameters(quantum=300), settings=TWO_AT_A_TIME)
+    heavy, cold = talk.arrive("heavy", "document 1"), talk.arrive("light", "hello")
+    more = talk.arrive("heavy", "document 2")
+    talk.serve(heavy)
+    assert talk.order == [heavy, cold, more]

@@ -24,6 +24,12 @@ class WorkerCredits:
 
     def among(self, request: Request, workers: Sequence[WorkerId]) -> DeficitTable[WorkerId]:
         """The client's counters, with one for each of these workers, of which at least one has credit."""
+        table = self.meet(request, workers)
+        table.refill(workers)
+        return table
+
+    def meet(self, request: Request, workers: Sequence[WorkerId]) -> DeficitTable[WorkerId]:
+        """The client's counters, with one for each of these workers."""
         table = self._tables[request.client]
         quantum = self._quantum * request.weight
         highest: float | None = None
@@ -31,7 +37,6 @@ class WorkerCredits:
             if worker not in table and highest is None:
                 highest = max([table.credit(known) for known in table], default=0.0)
             table.join(worker, quantum * self._speed(worker), highest or 0.0)
-        table.refill(workers)
         return table
 
     def charge(self, client: ClientId, worker: WorkerId, cost: float) -> None:

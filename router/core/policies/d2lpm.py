@@ -69,11 +69,15 @@ class D2lpm(Placement):
         table = self._credits.among(request, [c.worker for c in candidates])
         credited = [c for c in candidates if table.credit(c.worker) > 0]
         chosen, why = self._choose(candidates, credited)
-        self.book(request, chosen)
+        self._book(request, chosen)
         return Placed(chosen.worker, why)
 
     def book(self, request: Request, candidate: Candidate) -> None:
         """See `Placement`. The charge moves with the request."""
+        self._credits.meet(request, [candidate.worker])
+        self._book(request, candidate)
+
+    def _book(self, request: Request, candidate: Candidate) -> None:
         cost = self._cost(Tokens(candidate.extend_tokens, candidate.cached_tokens))
         self._credits.charge(request.client, candidate.worker, cost)
         self._bookings[request.id] = Booking(request.client, candidate.worker, cost)

@@ -282,7 +282,7 @@ class DlpmHome(Policy):
 
     def _take(self, choice: Choice, now: float) -> Choice:
         self.withdraw(choice.request.id, now)
-        self._credits.among(choice.request, self._view.serving(choice.request.model))
+        self._credits.meet(choice.request, self._view.serving(choice.request.model))
         self._standings.dispatched(choice.request)
         self._sites[choice.worker].unstarted.add(choice.request, now)
         return choice
