@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
-from bench import chunk_size, simulate
+from bench import chunk_size, decision_cost, simulate
 
 
 class Command(Protocol):
@@ -17,7 +17,11 @@ class Command(Protocol):
     def run(self, options: argparse.Namespace) -> None: ...
 
 
-COMMANDS: Final[Mapping[str, Command]] = {"chunk-size": chunk_size, "simulate": simulate}
+COMMANDS: Final[Mapping[str, Command]] = {
+    "chunk-size": chunk_size,
+    "decision-cost": decision_cost,
+    "simulate": simulate,
+}
 
 
 def main(arguments: Sequence[str]) -> None:
