@@ -78,15 +78,15 @@ def _cut(data: bytes) -> tuple[list[bytes], bytes]:
 
 def event_data(event: bytes) -> bytes | None:
     """The joined `data` lines of one event; None where it has none, as a comment."""
-    if is_plain(event):
-        return event[6:-2]
+    if plain := plain_data(event):
+        return plain[0]
     lines = [value for line in event.removeprefix(_BOM).splitlines() if (value := _data_of(line)) is not None]
     return b"\n".join(lines) if lines else None
 
 
 def with_data(event: bytes, data: bytes) -> bytes:
     """`event` with its data lines replaced, in the place of the last; its other lines and its line ends stay."""
-    if is_plain(event) and b"\n" not in data:
+    if plain_data(event) and b"\n" not in data:
         return plain_event(data)
     mark = _BOM if event.startswith(_BOM) else b""
     lines = event.removeprefix(_BOM).splitlines(keepends=True)
@@ -97,17 +97,15 @@ def with_data(event: bytes, data: bytes) -> bytes:
     return mark + b"".join([*before, new, *lines[last + 1 :]])
 
 
-def is_plain(block: bytes) -> bool:
-    """Whether these are whole events of one line `data: ...` each, ended by LF: all that engines send but comments."""
-    if not block.startswith(b"data: ") or not block.endswith(b"\n\n") or b"\r" in block:
-        return False
-    # Each event has two line ends, and each but the first follows on one: so there is no other line in between.
-    return block.count(b"\n") == 2 + 2 * block.count(b"\n\ndata: ")
+def plain_data(block: bytes) -> list[bytes] | None:
+    """The data of each event of this block; None unless these are whole events of one line `data: ...` each.
 
-
-def plain_data(events: bytes) -> list[bytes]:
-    """The data of each of these plain events."""
-    return events[6:-2].split(b"\n\ndata: ")
+    That is all that engines send but comments: each ended by LF, and no CR anywhere.
+    """
+    if not block.startswith(b"data: ") or not block.endswith(b"\n\n") or block.find(b"\r") >= 0:
+        return None
+    data = block[6:-2].split(b"\n\ndata: ")
+    return data if b"".join(data).find(b"\n") < 0 else None
 
 
 def plain_event(data: bytes) -> bytes:

@@ -237,6 +237,15 @@ def test_finished_when_every_choice_is() -> None:
     assert read(chat(), DONE).finished
 
 
+@pytest.mark.parametrize("reason", ["stop", "abort"])
+def test_a_finish_reason_beside_text_and_usage(reason: str) -> None:
+    """The last token's chunk tells the end of its choice, whatever comes with it in one block."""
+    chunks = [event(said("a"), usage=counted(1)), event(said("b", finish=reason), usage=counted(2))]
+    for blocks in ([b"".join(chunks)], chunks, [*chunks, event(said("", 0), usage=counted(2))]):
+        reader = read(chat(), *blocks)
+        assert (reader.finished, reader.aborted, reader.usage) == (True, reason == "abort", Usage(9, 2))
+
+
 def test_abort_is_no_success() -> None:
     """A choice that the engine gave up is told apart from one that ended."""
     assert read(chat(), event(said("a", finish="abort"))).aborted

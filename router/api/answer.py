@@ -20,7 +20,7 @@ from router.api.usage import UsageTally, read_usage
 from router.core.model import Usage
 from router.core.prompt_key import PromptKey
 from router.errors import WorkerBroke
-from router.sse import EVENT_LIMIT, EventSplitter, event_data, is_plain, plain_data, plain_event
+from router.sse import EVENT_LIMIT, EventSplitter, event_data, plain_data, plain_event
 
 UNREAD_LIMIT: Final = 64
 """Events, or runs of common ones, kept at most before they are read."""
@@ -60,8 +60,8 @@ class StreamReader:
         Those are the events that are complete, so that an error after them is an event of its own. Raises WorkerBroke
         on an event beyond the limit.
         """
-        if self._splitter.empty and is_plain(block):
-            passed = self._pass(plain_data(block))
+        if self._splitter.empty and (plain := plain_data(block)):
+            passed = self._pass(plain)
         else:
             events = self._splitter.feed(block)
             self._unread += [data for event in events if (data := event_data(event)) is not None]
@@ -139,8 +139,9 @@ class StreamReader:
     def _read_common(self, runs: list[Run]) -> None:
         """Common chunks in a row: their text, and the usage of the last, which counts for all of them."""
         self.started = True
-        text = b"".join([run.text for run in runs]).decode(errors="replace")
-        self._choices.add_text(0, text)
+        text = _load_text(b"".join([run.text for run in runs]))
+        reasons = [run.finish_reason.decode() for run in runs if run.finish_reason]
+        self._choices.add_text(0, text, reasons[-1] if reasons else None)
         for usage in _load_all([runs[-1].usage]):
             self._tally.chunk(0, usage, has_output=bool(text))
 
@@ -199,6 +200,15 @@ def read_error(fields: dict[str, Any]) -> EngineError | None:
         return None
     code = error.get("code")
     return EngineError(str(error.get("message") or ""), code if isinstance(code, int | str) else None)
+
+
+def _load_text(inside: bytes) -> str:
+    """The string between whose quotes this stands; where that is none, the text as it is."""
+    try:
+        text: str = orjson.loads(b'"%b"' % inside)
+    except orjson.JSONDecodeError:
+        return inside.decode(errors="replace")
+    return text
 
 
 def _load_all(data: list[bytes]) -> Iterable[dict[str, Any]]:

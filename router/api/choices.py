@@ -61,8 +61,10 @@ class Choices:
         self._keep(choice, choice.pieces, text)
         return True
 
-    def add_text(self, index: int, text: str) -> None:
-        """Take more text of a choice."""
+    def add_text(self, index: int, text: str, finish_reason: str | None) -> None:
+        """Take more text of a choice, and the reason of its end where this is its end."""
+        if finish_reason is not None:
+            self.finish_reasons[index] = finish_reason
         choice = self._choices.get(index)
         if choice is None:
             choice = self._choices[index] = _Choice()

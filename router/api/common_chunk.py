@@ -1,8 +1,8 @@
 """The form that nearly all chunks of a chat stream have, taken apart as text: the fast way through the per-chunk path.
 
-One choice, the first; some text without escapes and nothing else said; usage, which we asked for, as the last member.
-Such chunks of one stream differ only in their text and their usage, so what the last one had around its text is looked
-for in the next as it stands. Whatever has any other form is read as JSON.
+One choice, the first; text without quotes and nothing else said, but for the reason of its end; usage, which we asked
+for, as the last member. Such chunks of one stream differ only in their text and their usage, so what the last one had
+around its text is looked for in the next as it stands. Whatever has any other form is read as JSON.
 """
 
 import re
@@ -12,12 +12,13 @@ from typing import Final, NamedTuple
 _NULLS: Final = rb'(?:, ?"\w+": ?null)*+'
 # Up to the quote before the text; from the quote behind it.
 _BEFORE: Final = rb'\{[^{\[]*"choices": ?\[\{"index": ?0, ?"delta": ?\{(?:"\w+": ?null, ?)*+"content": ?"'
-_BEHIND: Final = _NULLS + rb"\}" + _NULLS + rb"\}\]"
-_USAGE: Final = rb"\{[^}]*\}(?:[^{}]*\})?"
+_BEHIND: Final = _NULLS + rb"\}" + _NULLS + rb'(?:, ?"finish_reason": ?"(\w+)")?' + _NULLS + rb"\}\]"
+# Usage, which holds at most one object, and the end of the root.
+_REST: Final = re.compile(rb"\{[^}]*\}(?:[^{}]*\})?\}")
 # Before the choices there is no other brace, so they are a member of the root, and so is the usage after them: of valid
-# JSON the last brace closes the root. A raw quote cannot stand inside a string, so names are names.
-_COMMON: Final = re.compile(rb'(%b)([^"\\\x00-\x1f]+)"(%b)(, ?"usage": ?)(%b)\}' % (_BEFORE, _BEHIND, _USAGE))
-_LAST: Final = re.compile(_USAGE + rb"\}")
+# JSON the last brace closes the root. A raw quote cannot stand inside a string, so names are names; and an escaped one
+# in the text would be followed by more of the text.
+_COMMON: Final = re.compile(rb'(%b)([^"]*)"(%b)(, ?"usage": ?)(%b)' % (_BEFORE, _BEHIND, _REST.pattern))
 
 
 class Run(NamedTuple):
@@ -26,9 +27,10 @@ class Run(NamedTuple):
     seen: bytes
     """They as plain events, without their usage."""
     text: bytes
-    """What they say together, in UTF-8."""
+    """What they say together, as it stands between the quotes of a JSON string."""
     usage: bytes
     """The usage of the last, as JSON: it counts for all of them."""
+    finish_reason: bytes | None
 
 
 class Form(NamedTuple):
@@ -40,12 +42,17 @@ class Form(NamedTuple):
     """From the quote behind the text to the end of the choices."""
     to_usage: bytes
     """From there to the usage, its name included."""
+    finish_reason: bytes | None
 
-    def run(self, texts: list[bytes], usage: bytes) -> Run:
-        """The chunks that say these texts; `usage` is the last one's."""
+    def run(self, texts: list[bytes], rest: bytes) -> Run:
+        """The chunks that say these texts; `rest` is what the last has from its usage on."""
         end = b'"' + self.behind + b"}\n\n"
         start = b"data: " + self.before
-        return Run(start + (end + start).join(texts) + end, b"".join(texts), usage)
+        return Run(start + (end + start).join(texts) + end, b"".join(texts), rest[:-1], self.finish_reason)
+
+
+NO_FORM: Final = Form(b"\n", b"", b"", None)
+"""No chunk has this."""
 
 
 class CommonChunks:
@@ -54,30 +61,31 @@ class CommonChunks:
     __slots__ = ("_form",)
 
     def __init__(self) -> None:
-        self._form = Form(b"\n", b"", b"")
-        """Of the last one; to begin with, of none."""
+        self._form = NO_FORM
+        """Of the last one."""
 
     def take_apart(self, data: Iterable[bytes]) -> Iterator[Run | bytes]:
         """Chunks in their order: the common ones run by run, each other by itself and as it is."""
         form = self._form
         texts: list[bytes] = []
-        usage = b""
+        rest = b""
         for chunk in data:
-            if chunk.startswith(form.before):
-                text, _, rest = chunk[len(form.before) :].partition(b'"')
-                last = rest[len(form.to_usage) :]
-                if text and b"\\" not in text and rest.startswith(form.to_usage) and _LAST.fullmatch(last):
+            # `removeprefix` and `partition` cost a third of what `startswith`, `find` or a regular expression do.
+            if len(said := chunk.removeprefix(form.before)) < len(chunk):
+                text, _, behind = said.partition(b'"')
+                usage = behind.removeprefix(form.to_usage)
+                if len(usage) < len(behind) and (usage.partition(b"}")[2] == b"}" or _REST.fullmatch(usage)):
                     texts.append(text)
-                    usage = last[:-1]
+                    rest = usage
                     continue
             if texts:
-                yield form.run(texts, usage)
+                yield form.run(texts, rest)
                 texts = []
             if (common := _COMMON.fullmatch(chunk)) is None:
                 yield chunk
             else:
-                before, text, behind, to_usage, usage = common.groups()
-                form = self._form = Form(before, behind, behind + to_usage)
+                before, text, behind, finish_reason, to_usage, rest = common.groups()
+                form = self._form = Form(before, behind, behind + to_usage, finish_reason)
                 texts = [text]
         if texts:
-            yield form.run(texts, usage)
+            yield form.run(texts, rest)

@@ -50,7 +50,7 @@ class UsageSplice:
         at = data.rfind(_KEY)
         if at < 0 or self.verbatim:
             return data
-        if self._keep_chunks or b"[]" in data or (last := _LAST_MEMBER.fullmatch(data, at)) is None:
+        if self._keep_chunks or data.find(b"[]") >= 0 or (last := _LAST_MEMBER.fullmatch(data, at)) is None:
             return self._parsed(data)
         before = at - 1 if data[at - 1] == _COMMA else len(data[:at].rstrip()) - 1
         return data[:before] + data[last.start(1) :] if data[before] == _COMMA else self._parsed(data)
