@@ -1,11 +1,17 @@
-"""Prometheus metrics: what happened is counted as it is observed, what is so is read off when it is asked for."""
+"""Prometheus metrics: what happened is counted as it is observed, what is so is read off when it is asked for.
 
+Counts are plain numbers, made into metrics at a scrape: a counter of the library's costs 20 times as much to raise, for
+locks and exemplars that nothing here needs.
+"""
+
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final, TypeVar
+from itertools import accumulate
+from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from router.core.model import (
@@ -24,21 +30,11 @@ from router.core.model import (
 )
 from router.report import FairnessReport, WorkerReport
 
-M = TypeVar("M", Counter, Histogram)
-
 CLIENT_LIMIT: Final = 1000
 """Distinct client labels; the others share the label `other`."""
 OTHER: Final = "other"
-SECONDS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+SECONDS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 ENDINGS: Final = {Finished: "finished", Failed: "failed", Cancelled: "cancelled"}
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """A request on its way, as the histograms need it."""
-
-    request: Request
-    at: float
 
 
 class ClientLabels:
@@ -55,44 +51,81 @@ class ClientLabels:
         return self._known.get(client, OTHER)
 
 
-class Children(dict[tuple[str, ...], M]):
-    """The children of a metric by their label values, made when first asked for: `labels()` is slow."""
+class Totals(defaultdict[tuple[str, ...], int]):
+    """A counter by the values of its labels."""
 
-    def __init__(self, metric: M) -> None:
-        super().__init__()
-        self._metric: M = metric
+    def __init__(self, name: str, text: str, *labels: str) -> None:
+        super().__init__(int)
+        self._name = name
+        self._text = text
+        self._labels = labels
 
-    def __missing__(self, values: tuple[str, ...]) -> M:
-        child: M = self._metric.labels(*values)
-        self[values] = child
-        return child
+    def family(self) -> Metric:
+        """As Prometheus reads it."""
+        family = CounterMetricFamily(self._name, self._text, labels=self._labels)
+        for values, total in self.items():
+            family.add_metric(values, total)
+        return family
 
 
-class RequestMetrics:
+class Durations:
+    """A histogram of seconds by model."""
+
+    def __init__(self, name: str, text: str) -> None:
+        self._name = name
+        self._text = text
+        self._counts: defaultdict[str, list[int]] = defaultdict(lambda: [0] * (len(SECONDS) + 1))
+        """How many were at most each of `SECONDS` and more than the one before; the last, how many were longer."""
+        self._sums: defaultdict[str, float] = defaultdict(float)
+
+    def add(self, model: str, seconds: float) -> None:
+        """Count one."""
+        self._counts[model][bisect_left(SECONDS, seconds)] += 1
+        self._sums[model] += seconds
+
+    def family(self) -> Metric:
+        """As Prometheus reads it."""
+        family = HistogramMetricFamily(self._name, self._text, labels=("model",))
+        bounds = [*map(str, SECONDS), "+Inf"]
+        for model, counts in self._counts.items():
+            buckets = list(zip(bounds, accumulate(counts), strict=True))
+            family.add_metric((model,), buckets, self._sums[model])
+        return family
+
+
+class RequestMetrics(Collector):
     """Observer: requests by their ending, and the times on the way there."""
 
     def __init__(self, registry: CollectorRegistry, labels: ClientLabels) -> None:
         self._labels = labels
-        self._seen: dict[RequestId, Seen] = {}
+        self._seen: dict[RequestId, tuple[Request, float]] = {}
+        """Requests on their way, with the time of their arrival."""
+        self._requests = Totals("d2lpm_requests", "Requests by how they ended.", "client", "model", "outcome")
+        self._dispatches = Totals("d2lpm_dispatches", "Requests sent to a worker, by what decided it.", "worker", "why")
+        self._predicted = Totals("d2lpm_predicted_cached_tokens", "Input tokens predicted to be cached.", "worker")
+        self._queue = Durations("d2lpm_queue_seconds", "Time in the router's queue.")
+        self._first = Durations("d2lpm_time_to_first_token_seconds", "Arrival to first token.")
+        self._whole = Durations("d2lpm_request_seconds", "Arrival to the end of the answer.")
+        registry.register(self)
 
-        def count(name: str, text: str, *labels: str) -> Children[Counter]:
-            return Children(Counter(name, text, labels, registry=registry))
+    def describe(self) -> list[Metric]:
+        """Nothing in advance, as of the state."""
+        return []
 
-        self._requests = count("d2lpm_requests", "Requests by how they ended.", "client", "model", "outcome")
-        self._dispatches = count("d2lpm_dispatches", "Requests sent to a worker, by what decided it.", "worker", "why")
-        self._predicted = count("d2lpm_predicted_cached_tokens", "Input tokens predicted to be cached.", "worker")
-        self._queue = _seconds("d2lpm_queue_seconds", "Time in the router's queue.", registry)
-        self._first = _seconds("d2lpm_time_to_first_token_seconds", "Arrival to first token.", registry)
-        self._whole = _seconds("d2lpm_request_seconds", "Arrival to the end of the answer.", registry)
+    def collect(self) -> Iterator[Metric]:
+        """All that was counted."""
+        for counted in (self._requests, self._dispatches, self._predicted, self._queue, self._first, self._whole):
+            yield counted.family()
 
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
         """See `Observer`."""
         match event:
-            case Arrived(request):
-                self._seen[request.id] = Seen(request, now)
-            case Started(request_id):
-                if seen := self._seen.get(request_id):
-                    self._first[seen.request.model,].observe(now - seen.at)
+            case Arrived():
+                self._seen[event.request.id] = event.request, now
+            case Started():
+                if seen := self._seen.get(event.request):
+                    request, arrived = seen
+                    self._first.add(request.model, now - arrived)
             case Finished() | Failed() | Cancelled():
                 self._end(event.request, ENDINGS[type(event)], now)
         for command in commands:
@@ -103,18 +136,18 @@ class RequestMetrics:
                     self._end(command.request, command.reason, now)
 
     def _dispatch(self, command: Dispatch, now: float) -> None:
-        seen = self._seen[command.request]
-        self._queue[seen.request.model,].observe(now - seen.at)
-        self._dispatches[command.worker, command.why].inc()
-        self._predicted[command.worker,].inc(command.cached_tokens)
+        request, arrived = self._seen[command.request]
+        self._queue.add(request.model, now - arrived)
+        self._dispatches[command.worker, command.why] += 1
+        self._predicted[command.worker,] += command.cached_tokens
 
-    def _end(self, request: RequestId, outcome: str, now: float) -> None:
+    def _end(self, request_id: RequestId, outcome: str, now: float) -> None:
         """Count the first ending of a request; what is said of it after a refusal is no second one."""
-        seen = self._seen.pop(request, None)
-        if seen is not None:
-            self._requests[self._labels.of(seen.request.client), seen.request.model, outcome].inc()
+        if seen := self._seen.pop(request_id, None):
+            request, arrived = seen
+            self._requests[self._labels.of(request.client), request.model, outcome] += 1
             if outcome == ENDINGS[Finished]:
-                self._whole[seen.request.model,].observe(now - seen.at)
+                self._whole.add(request.model, now - arrived)
 
 
 class StateCollector(Collector):
@@ -181,7 +214,3 @@ def _workers(report: FairnessReport) -> Iterator[Metric]:
             if (number := value(entry)) is not None:
                 gauge.add_metric((worker,), number)
         yield gauge
-
-
-def _seconds(name: str, text: str, registry: CollectorRegistry) -> Children[Histogram]:
-    return Children(Histogram(name, text, ("model",), buckets=SECONDS, registry=registry))

@@ -1,12 +1,13 @@
 """What Prometheus reads."""
 
+import pytest
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from running import RunningRouter, chat, running_router
 from scripted_engine import scripted_engine
 
 from router.core.model import Arrived, Cancelled, ClientId, Finished, Refusal, Reject, Request, RequestId
-from router.metrics import OTHER, ClientLabels, RequestMetrics
+from router.metrics import OTHER, ClientLabels, Durations, RequestMetrics
 
 
 async def scraped(router: RunningRouter) -> dict[str, Metric]:
@@ -73,3 +74,14 @@ def test_a_request_is_counted_once_however_it_ends() -> None:
     families = {f.name: f for f in text_string_to_metric_families(generate_latest(registry).decode())}
     counted = {s.labels["outcome"]: s.value for s in families["d2lpm_requests"].samples if s.name.endswith("_total")}
     assert counted == {"rejected-saturated": 1, "finished": 1}
+
+
+def test_a_duration_counts_in_every_bucket_that_holds_it() -> None:
+    """Buckets are cumulative and their bounds belong to them; the last holds all, and the sum is there."""
+    durations = Durations("d2lpm_x_seconds", "Text.")
+    for seconds in (0.0, 0.001, 0.0025, 600.0, 601.0):
+        durations.add("m", seconds)
+    samples = durations.family().samples
+    buckets = {s.labels["le"]: s.value for s in samples if s.name.endswith("_bucket")}
+    assert (buckets["0.001"], buckets["0.005"], buckets["300.0"], buckets["600.0"], buckets["+Inf"]) == (2, 3, 3, 4, 5)
+    assert {s.name[15:]: s.value for s in samples if "le" not in s.labels} == {"_count": 5, "_sum": pytest.approx(1201.0035)}
