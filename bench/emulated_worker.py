@@ -16,7 +16,7 @@ from bench.meters import TimeWeighted
 from workers.engine import Engine
 from workers.model import Output, Request
 
-SHALLOW = 32
+SHALLOW = 16
 """Waiting requests up to which their uncached tokens are counted at every change."""
 DEEP_SECONDS = 0.5
 """How often they are counted when there are more."""
@@ -138,14 +138,12 @@ class EmulatedWorker:
         if self.engine.waiting != waiting or self.engine.last_step_prefilled:
             self._measure()
         end = self._agenda.now + elapsed
+        told = []
         for output in outputs:
-            progress = self._requests[output.id]
+            progress = self._requests.pop(output.id) if output.finish else self._requests[output.id]
             progress.answer.append(output.token)
             progress.cached_tokens = output.cached_tokens
-        told = [(output, self._requests[output.id]) for output in outputs]
-        for output in outputs:
-            if output.finish:
-                del self._requests[output.id]
+            told.append((output, progress))
         if told:
             self._agenda.at(end + self._latency, partial(self._tell, told), Rank.DELIVERY, self._place)
         self._step_at(end)

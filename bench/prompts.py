@@ -59,13 +59,19 @@ class Prompt:
 
 def random_tokens(random: Random, count: int) -> tuple[int, ...]:
     """Draw token ids below 2^31, which no answer uses."""
-    return tuple([word >> 1 for word in struct.unpack(f"<{count}I", random.randbytes(4 * count))])
+    drawn = int.from_bytes(random.randbytes(4 * count), "little") & int.from_bytes(
+        b"\xff\xff\xff\x7f" * count, "little"
+    )
+    return struct.unpack(f"<{count}I", drawn.to_bytes(4 * count, "little"))
 
 
 def _packed(tokens: Sequence[int]) -> bytes:
     """Four bytes a token, as on the wire."""
-    codes = _ANSWER_CODES
-    return struct.pack(f"<{len(tokens)}I", *[codes.get(token, token) for token in tokens])
+    try:
+        return struct.pack(f"<{len(tokens)}I", *tokens)
+    except struct.error:  # an answer is among them
+        codes = _ANSWER_CODES
+        return struct.pack(f"<{len(tokens)}I", *[codes.get(token, token) for token in tokens])
 
 
 EMPTY: Final = Text()

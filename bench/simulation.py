@@ -68,6 +68,8 @@ class Simulation:
         )
         self.workers: dict[WorkerId, EmulatedWorker] = {}
         """Those that joined, whether or not they left."""
+        self._told: dict[WorkerId, int | None] = {}
+        """The capacity that each worker's metrics tell, in tokens."""
         self._observers = observers
         self._agenda = Agenda()
         self._flights: dict[RequestId, Flight] = {}
@@ -87,10 +89,14 @@ class Simulation:
         agenda.run(until=scenario.seconds)
         self._observation.end(agenda.now)
         if scenario.drain:
-            agenda.run(scenario.seconds * DRAIN_FACTOR, going=lambda: bool(self._flights))
+            agenda.run(scenario.seconds * DRAIN_FACTOR, going=self._is_busy)
         for flight in list(self._flights.values()):
             self._observation.record(flight, Outcome.UNFINISHED, agenda.now)
         return self._observation.result()
+
+    def _is_busy(self) -> bool:
+        """An engine may be busy with a call whose end the router has seen: news of a cancellation takes its time."""
+        return bool(self._flights) or any(worker.engine.has_work for worker in self.workers.values())
 
     def _set_up(self, clients: Sequence[Client]) -> None:
         for number, spec in enumerate(self.scenario.workers, 1):
@@ -241,8 +247,9 @@ class Simulation:
         self.workers[worker] = EmulatedWorker(
             engine, place, self._agenda, self.scenario.latency, self._deliver, jumps=self.scenario.jumps
         )
-        told = engine.capacity if spec.tell_capacity else None
-        self._feed(WorkerJoined(Worker(worker, frozenset({MODEL}), told)))
+        self._told[worker] = engine.capacity if spec.tell_capacity else None
+        self._feed(WorkerJoined(Worker(worker, frozenset({MODEL}), reorders=spec.order == "lpm")))
+        self._report(worker)
 
     def _leave(self, worker: WorkerId, spec: WorkerSpec) -> None:
         self._feed(WorkerLeft(worker))
@@ -255,7 +262,10 @@ class Simulation:
     def _poll(self, number: int) -> None:
         """Read every worker's metrics."""
         self._agenda.at((number + 1) * self.scenario.poll_seconds, partial(self._poll, number + 1))
-        for (worker, host), spec in zip(self.workers.items(), self.scenario.workers, strict=False):
-            told = host.engine.capacity if spec.tell_capacity else None
-            self._feed(WorkerReported(worker, host.engine.running, host.engine.waiting, told))
+        for worker in self.workers:
+            self._report(worker)
         self._observation.sample_service(self._agenda.now)
+
+    def _report(self, worker: WorkerId) -> None:
+        engine = self.workers[worker].engine
+        self._feed(WorkerReported(worker, engine.running, engine.waiting, self._told[worker]))

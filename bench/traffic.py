@@ -11,7 +11,7 @@ from typing import Protocol
 from bench.prompts import Prompt
 
 BACKOFF_SECONDS = 1.0
-"""How long a client of a closed loop waits after a refusal before it calls again."""
+"""How long a client of a closed loop waits before it calls again after a call that was refused or failed."""
 
 
 class Outcome(StrEnum):
@@ -121,5 +121,5 @@ class Place:
         self._open += len(following) - 1
         if self._open:
             return following
-        pause = self._think() + (BACKOFF_SECONDS if ending.outcome is Outcome.REJECTED else 0.0)
+        pause = self._think() + (BACKOFF_SECONDS if ending.outcome in (Outcome.REJECTED, Outcome.FAILED) else 0.0)
         return [self.begin(ending.at + pause)]

@@ -30,7 +30,8 @@ class BlockPool:
         self._references = [0] * blocks
         self._hashes: list[int | None] = [None] * blocks
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(blocks))
-        self._by_hash: dict[int, list[int]] = {}
+        self._by_hash: dict[int, int] = {}
+        self._duplicates: dict[int, list[int]] = {}  # further blocks of a hash, in the order in which they came
         self.evicted = 0
 
     @property
@@ -49,8 +50,7 @@ class BlockPool:
 
     def find(self, hashes: Iterable[int]) -> list[int]:
         """Blocks of the longest cached prefix of `hashes`. Touches nothing."""
-        found = iter(map(self._by_hash.get, hashes).__next__, None)  # ends before the first None
-        return [blocks[0] for blocks in found if blocks]
+        return list(iter(map(self._by_hash.get, hashes).__next__, None))  # ends before the first None
 
     def allocate(self, new: int, hits: Sequence[int] = ()) -> list[int] | None:
         """Reference `hits` and take `new` blocks from the free list, evicting what they cached.
@@ -59,40 +59,46 @@ class BlockPool:
         """
         if not self.can_allocate(new, hits):
             return None
+        references = self._references
         for block in hits:
-            if self._references[block] == 0:
+            if references[block] == 0:
                 del self._free[block]
-            self._references[block] += 1
+            references[block] += 1
         return [*hits, *(self._take() for _ in range(new))]
 
     def can_allocate(self, new: int, hits: Sequence[int] = ()) -> bool:
         """Whether `allocate` would do so."""
         if new > len(self._free):
             return False
-        return new + sum(self._references[block] == 0 for block in hits) <= len(self._free)
+        references = self._references
+        return new + [references[block] for block in hits].count(0) <= len(self._free)
 
     def remember(self, block: int, key: int) -> None:
         """Make a full, referenced block findable under `key`; once per block."""
         self._hashes[block] = key
-        self._by_hash.setdefault(key, []).append(block)
+        if self._by_hash.setdefault(key, block) != block:
+            self._duplicates.setdefault(key, []).append(block)
 
     def release(self, blocks: Sequence[int]) -> None:
         """Drop one reference to each block; the last reference puts a block on the free list."""
+        references, hashes, free = self._references, self._hashes, self._free
         for block in reversed(blocks):
-            self._references[block] -= 1
-            if self._references[block] == 0:
-                self._free[block] = None
-                if self._hashes[block] is None:
-                    self._free.move_to_end(block, last=False)
+            references[block] -= 1
+            if references[block] == 0:
+                free[block] = None
+                if hashes[block] is None:
+                    free.move_to_end(block, last=False)
 
     def check_integrity(self, held: Iterable[Sequence[int]]) -> None:
         """Raise AssertionError unless references are exactly those `held` and free lists and hashes agree."""
         references = Counter(block for blocks in held for block in blocks)
         assert all(count == references[block] for block, count in enumerate(self._references))
         assert self._free.keys() == {block for block, count in enumerate(self._references) if count == 0}
-        findable = {block: key for key, blocks in self._by_hash.items() for block in blocks}
+        findable = {block: key for key, block in self._by_hash.items()}
+        findable |= {block: key for key, blocks in self._duplicates.items() for block in blocks}
         assert findable == {block: key for block, key in enumerate(self._hashes) if key is not None}
-        assert all(self._by_hash.values())
+        assert all(self._duplicates.values())
+        assert self._duplicates.keys() <= self._by_hash.keys()
 
     def _take(self) -> int:
         block, _ = self._free.popitem(last=False)
@@ -105,7 +111,13 @@ class BlockPool:
         return block
 
     def _forget(self, block: int, key: int) -> None:
-        blocks = self._by_hash[key]
-        blocks.remove(block)
-        if not blocks:
+        others = self._duplicates.get(key)
+        if others is None:
             del self._by_hash[key]
+            return
+        if self._by_hash[key] == block:
+            self._by_hash[key] = others.pop(0)
+        else:
+            others.remove(block)
+        if not others:
+            del self._duplicates[key]
