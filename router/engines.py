@@ -52,7 +52,7 @@ def recognise(body: bytes) -> Dialect:
 
 def reorders(body: bytes) -> bool:
     """Whether an engine serves in another order than that of arrival, by the answer to its `arguments_path`."""
-    return _object(body).get("schedule_policy", "fcfs") != "fcfs"
+    return bool(_object(body).get("schedule_policy", "fcfs") != "fcfs")
 
 
 def _model_cards(body: bytes) -> list[dict[str, Any]]:

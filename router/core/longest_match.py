@@ -6,7 +6,7 @@ exact whenever it is made, at a cost that grows neither with the requests nor wi
 reported when they change, and of what was noted down before, what holds no more is found out at the head.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
@@ -92,15 +92,16 @@ class LongestMatchQueue:
     def remove(self, request: RequestId) -> Request:
         """One waits no more."""
         entry = self._entries.pop(request)
-        if self._unmatched.pop(request, None) is None:
-            self._unwatch(request)
         client = entry.request.client
         self._counts[client] -= 1
-        if self._counts[client]:
-            self.stand(client)
-        else:
+        if not self._counts[client]:
             del self._counts[client]
             self._heaps.pop(client, None)
+        if self._unmatched.pop(request, None) is None:
+            self._unwatch(request)
+            heap = self._heaps.get(client)
+            if heap and heap[0].request == request:
+                self.stand(client)
         return entry.request
 
     def match_changed(self, requests: Iterable[RequestId]) -> None:
@@ -116,52 +117,61 @@ class LongestMatchQueue:
             self._offer(client, head)
 
     def longest(self, fits: Fits) -> Turn | None:
-        """The request whose turn it is, or one that fits in its stead; None if none may go now.
+        """See the function of this name."""
+        return longest((self,), fits)
 
-        Those that were passed over are counted as such, so this is to be asked when the answer will go.
-        """
-        if len(self._entries) == 1:
-            (entry,) = self._entries.values()
-            allowed = self._standing(entry.request.client) is not None
-            return Turn(entry.request) if allowed and fits(entry.request) else None
+    @property
+    def only(self) -> Request | None:
+        """The request that waits here, if it waits alone and may go."""
+        if len(self._entries) != 1:
+            return None
+        (entry,) = self._entries.values()
+        return entry.request if self._standing(entry.request.client) is not None else None
+
+    def first(self, standing: int) -> Rank | None:
+        """The rank of the first request of this standing."""
         for entry in self._unmatched.values():
             self._rank(entry)
         self._unmatched.clear()
-        aside: list[tuple[int, Rank]] = []
-        turn = self._choose(fits, aside)
-        for standing, rank in aside:
-            heappush(self._firsts[standing], rank)
-            self._entries[rank.request].passed += turn is not None
-        return turn
+        firsts = self._firsts[standing]
+        while firsts and not self._stands(firsts[0], standing):
+            heappop(firsts)
+        return firsts[0] if firsts else None
 
-    def _choose(self, fits: Fits, aside: list[tuple[int, Rank]]) -> Turn | None:
-        """Find the next; what does not fit is taken out of its heap into `aside`."""
-        for standing, firsts in enumerate(self._firsts):
-            while firsts:
-                rank = firsts[0]
-                twice = aside and aside[-1][1] == rank
-                if twice or not self._stands(rank, standing):
-                    heappop(firsts)
-                    continue
-                entry = self._entries[rank.request]
-                if fits(entry.request):
-                    return Turn(entry.request, tuple(PassedOver(r.request, "did not fit") for _, r in aside))
-                if entry.passed >= self._patience or len(aside) == LOOK_PAST:
-                    return None
-                aside.append((standing, heappop(firsts)))
-        return None
+    def set_aside(self, standing: int) -> Entry:
+        """Take the first of this standing out, to look at what comes after it."""
+        firsts = self._firsts[standing]
+        rank = heappop(firsts)
+        while firsts and firsts[0] == rank:
+            heappop(firsts)  # what was offered twice
+        return self._entries[rank.request]
+
+    def put_back(self, entry: Entry, *, passed: bool) -> None:
+        """Undo `set_aside`; another went in its turn if it was `passed`."""
+        entry.passed += passed
+        self.stand(entry.request.client)
+
+    def may_be_passed(self, request: RequestId) -> bool:
+        """Whether others may go in its turn."""
+        return self._entries[request].passed < self._patience
+
+    def request(self, request: RequestId) -> Request:
+        """A waiting request by its id."""
+        return self._entries[request].request
 
     def _rank(self, entry: Entry) -> None:
         """Match a request anew and give it its place among its client's."""
         entry.matched = self._watch(entry.request)
         client = entry.request.client
         heap = self._heaps.setdefault(client, [])
+        first = heap[0] if heap else None
         if len(heap) > 2 * self._counts[client]:
             # Ranks below the head outlive their requests: a client that never ran dry would heap them up.
             heap[:] = dict.fromkeys(filter(self._holds, heap))
             heapify(heap)
         heappush(heap, Rank(-entry.matched, entry.arrival, entry.request.id))
-        self.stand(client)
+        if self._head(heap) is not first:
+            self.stand(client)
 
     def _offer(self, client: ClientId, rank: Rank) -> None:
         """Put a client's first request among those of its standing."""
@@ -194,3 +204,38 @@ class LongestMatchQueue:
         while heap and not self._holds(heap[0]):
             heappop(heap)
         return heap[0] if heap else None
+
+
+def longest(queues: Sequence[LongestMatchQueue], fits: Fits) -> Turn | None:
+    """The request whose turn it is in these queues together, or one that fits in its stead; None if none may go now.
+
+    Those that were passed over are counted as such, so this is to be asked when the answer will go.
+    """
+    if len(queues) == 1 and len(queues[0]) == 1:
+        only = queues[0].only
+        return Turn(only) if only is not None and fits(only) else None
+    aside: list[tuple[LongestMatchQueue, Entry]] = []
+    request = _choose(queues, fits, aside)
+    for queue, entry in aside:
+        queue.put_back(entry, passed=request is not None)
+    return None if request is None else Turn(request, tuple(PassedOver(e.request.id, "did not fit") for _, e in aside))
+
+
+def _choose(
+    queues: Sequence[LongestMatchQueue], fits: Fits, aside: list[tuple[LongestMatchQueue, Entry]]
+) -> Request | None:
+    """Find the next; what does not fit is set aside."""
+    for standing in range(STANDINGS):
+        while True:
+            firsts = [(rank, n) for n, queue in enumerate(queues) if (rank := queue.first(standing)) is not None]
+            if not firsts:
+                break
+            rank, n = min(firsts)
+            queue = queues[n]
+            request = queue.request(rank.request)
+            if fits(request):
+                return request
+            if not queue.may_be_passed(rank.request) or len(aside) == LOOK_PAST:
+                return None
+            aside.append((queue, queue.set_aside(standing)))
+    return None

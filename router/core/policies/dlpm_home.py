@@ -9,19 +9,23 @@ Since there is one queue and one counter for each client, the service of two bac
 fleet, not worker by worker, and a slow worker is given as much as it takes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from router.core.accounts import Charge
-from router.core.longest_match import LongestMatchQueue
+from router.core.longest_match import LongestMatchQueue, longest
 from router.core.model import ClientId, Deficit, Request, RequestId, WorkerId
 from router.core.policy import Choice, Policy, Properties, Surroundings
+from router.core.prompt_key import CHUNK_BYTES
 from router.core.standings import Standings
 from router.core.unstarted import Unstarted
 from router.core.worker_credits import WorkerCredits
+
+MOST_HOMES: Final = 3
+"""In how many queues a request waits at most: of more that hold its prefix, those with the least to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +59,19 @@ class Waiting:
     request: Request
     arrival: int
     since: float
+    chunk_tokens: float
+    """Estimated tokens of each of its chunks."""
     matched: dict[WorkerId, int] = field(default_factory=dict)
     """Chunks, by worker."""
-    offered: dict[WorkerId, None] = field(default_factory=dict)
-    """The workers that may take it."""
-    leaves_home: float | None = None
-    """When every worker may take it; None when every worker may."""
+    homes: dict[WorkerId, None] = field(default_factory=dict)
+    """The workers that hold most of its prefix; none where it would lose little anywhere."""
+    leaves_home: float | None = float("inf")
+    """When any worker may take it; None where any may."""
+
+    @property
+    def common(self) -> int:
+        """Chunks that every worker holds."""
+        return min(self.matched.values())
 
 
 class Leaving(NamedTuple):
@@ -71,7 +82,7 @@ class Leaving(NamedTuple):
 
 
 class Site:
-    """One worker: the requests that it may take, and those that it has not begun."""
+    """One worker: the requests that are at home there, and those that it has not begun."""
 
     def __init__(self, queue: LongestMatchQueue) -> None:
         self.queue = queue
@@ -90,6 +101,8 @@ class DlpmHome(Policy):
         self._standings = Standings(self._restand, sparse_first=parameters.sparse_first)
         self._credits = WorkerCredits(parameters.worker_quantum, surroundings.view.speed)
         self._sites: dict[WorkerId, Site] = {}
+        self._anywhere: dict[str, LongestMatchQueue] = {}
+        """What has no home, or has left it, by model."""
         self._waiting: dict[RequestId, Waiting] = {}
         self._leaving: list[Leaving] = []
         self._arrivals = 0
@@ -106,7 +119,9 @@ class DlpmHome(Policy):
         if not self._waiting and not any(site.unstarted for site in self._sites.values()):
             self._standings.forgive()
         self._standings.wait(request, self._parameters.quantum * request.weight)
-        waiting = self._waiting[request.id] = Waiting(request, self._arrivals, now)
+        size = sum([prompt.size for prompt in request.prompts])
+        chunk_tokens = self._view.input_tokens(request) * CHUNK_BYTES / max(size, 1)
+        waiting = self._waiting[request.id] = Waiting(request, self._arrivals, now, chunk_tokens)
         self._arrivals += 1
         workers = self._view.serving(request.model)
         waiting.matched.update(self._view.watch(request, workers))
@@ -117,8 +132,7 @@ class DlpmHome(Policy):
         """See `Policy`."""
         waiting = self._waiting.pop(request)
         self._view.unwatch(request, waiting.matched)
-        for worker in waiting.offered:
-            self._sites[worker].queue.remove(request)
+        self._take_out(waiting)
         self._standings.leave(waiting.request)
         self._backlog.remove(None, waiting.request.client, now)
 
@@ -158,14 +172,16 @@ class DlpmHome(Policy):
         for name in requests:
             waiting = self._waiting[name]
             waiting.matched.update(self._view.watch(waiting.request, (worker,)))
-            if worker in waiting.offered:
+            if worker in waiting.homes:
                 self._sites[worker].queue.match_changed((name,))
+            if waiting.leaves_home is None:
+                self._anywhere[waiting.request.model].match_changed((name,))
             self._settle(waiting)
 
     def worker_joined(self, worker: WorkerId, now: float) -> None:  # noqa: ARG002 - the protocol's signature
         """See `Policy`. It is home to what has none."""
         if worker not in self._sites:
-            self._sites[worker] = Site(self._new_queue(worker))
+            self._sites[worker] = Site(self._new_queue(lambda request: self._waiting[request.id].matched[worker]))
         for waiting in self._waiting.values():
             if worker in self._view.serving(waiting.request.model):
                 waiting.matched.update(self._view.watch(waiting.request, (worker,)))
@@ -173,68 +189,99 @@ class DlpmHome(Policy):
 
     def worker_left(self, worker: WorkerId, now: float) -> list[Request]:
         """See `Policy`. What was at home there finds another."""
-        del self._sites[worker]
         orphans = []
         for waiting in list(self._waiting.values()):
-            if waiting.matched.pop(worker, None) is None:
+            if worker not in waiting.matched:
                 continue
             self._view.unwatch(waiting.request.id, (worker,))
-            waiting.offered.pop(worker, None)
-            if waiting.matched:
-                self._settle(waiting)
-            else:
+            if len(waiting.matched) == 1:
                 orphans.append(waiting.request)
                 self.withdraw(waiting.request.id, now)
+            else:
+                del waiting.matched[worker]
+                self._settle(waiting)
+        del self._sites[worker]
         return orphans
 
     def credit(self, client: ClientId, worker: WorkerId) -> Deficit:
         """See `Policy`."""
         return Deficit(self._credits.credit(client, worker), self._standings.credit(client))
 
-    def _new_queue(self, worker: WorkerId) -> LongestMatchQueue:
-        return LongestMatchQueue(
-            lambda request: self._waiting[request.id].matched[worker],
-            lambda _request: None,
-            self._standings.of,
-            self._parameters.patience,
-        )
+    def _new_queue(self, matched: Callable[[Request], int]) -> LongestMatchQueue:
+        return LongestMatchQueue(matched, lambda _request: None, self._standings.of, self._parameters.patience)
 
     def _restand(self, client: ClientId) -> None:
         for site in self._sites.values():
             site.queue.stand(client)
+        for queue in self._anywhere.values():
+            queue.stand(client)
 
     def _settle(self, waiting: Waiting) -> None:
-        """Find out where a request is at home; whoever else was offered it is offered it no more."""
-        match = self._view.match(waiting.request)
-        best = max([match.get(worker, 0) for worker in waiting.matched])
-        enough = best - self._parameters.home_loss
-        homes = {worker: None for worker in waiting.matched if match.get(worker, 0) >= enough}
-        if len(homes) < len(waiting.matched):
-            home = next(worker for worker in homes if match.get(worker, 0) == best)
-            patience = self._parameters.home_patience * self._view.prefill_seconds(home, best)
-            waiting.leaves_home = waiting.since + patience
-            heappush(self._leaving, Leaving(waiting.leaves_home, waiting.request.id))
-        else:
-            waiting.leaves_home = None
-        self._offer(waiting, homes)
-
-    def _offer(self, waiting: Waiting, workers: dict[WorkerId, None]) -> None:
-        """Let these workers take a request, and no others."""
-        for worker in waiting.offered:
-            if worker not in workers:
+        """Let a request wait where it is at home now; once it may go anywhere, it may for good."""
+        homes = self._find_homes(waiting)
+        for worker in waiting.homes:
+            if worker not in homes:
                 self._sites[worker].queue.remove(waiting.request.id)
-        for worker in workers:
-            if worker not in waiting.offered:
+        for worker in homes:
+            if worker not in waiting.homes:
                 self._sites[worker].queue.push(waiting.request, waiting.arrival)
-        waiting.offered = workers
+        waiting.homes = homes
+        if waiting.leaves_home is not None:
+            self._stay(waiting)
+
+    def _find_homes(self, waiting: Waiting) -> dict[WorkerId, None]:
+        """The workers that hold most of its prefix, at most a few; none where it would lose little anywhere."""
+        matched = waiting.matched
+        enough = max(matched.values()) - self._parameters.home_loss / waiting.chunk_tokens
+        homes = {worker: None for worker in waiting.homes if worker in matched and matched[worker] >= enough}
+        if len(homes) == MOST_HOMES:
+            return homes
+        others = [worker for worker, chunks in matched.items() if chunks >= enough and worker not in homes]
+        if len(homes) + len(others) == len(matched):
+            return {}
+        if len(homes) + len(others) > MOST_HOMES:
+            others.sort(key=self._load)
+        homes.update(dict.fromkeys(others[: MOST_HOMES - len(homes)]))
+        return homes
+
+    def _load(self, worker: WorkerId) -> int:
+        return len(self._sites[worker].queue) + self._view.in_flight(worker)
+
+    def _stay(self, waiting: Waiting) -> None:
+        """Set the time until which a request waits for its home; without one it may go anywhere at once."""
+        if not waiting.homes:
+            self._set_free(waiting)
+            return
+        best = max(waiting.homes, key=waiting.matched.__getitem__)
+        prefix = int(waiting.matched[best] * waiting.chunk_tokens)
+        patience = self._parameters.home_patience * self._view.prefill_seconds(best, prefix)
+        waiting.leaves_home = waiting.since + patience
+        heappush(self._leaving, Leaving(waiting.leaves_home, waiting.request.id))
+
+    def _set_free(self, waiting: Waiting) -> None:
+        """Let any worker take a request; at home it still comes first."""
+        waiting.leaves_home = None
+        model = waiting.request.model
+        if model not in self._anywhere:
+            self._anywhere[model] = self._new_queue(lambda request: self._waiting[request.id].common)
+        self._anywhere[model].push(waiting.request, waiting.arrival)
+
+    def _take_out(self, waiting: Waiting) -> None:
+        """Let a request wait nowhere."""
+        for worker in waiting.homes:
+            self._sites[worker].queue.remove(waiting.request.id)
+        if waiting.leaves_home is None:
+            model = waiting.request.model
+            self._anywhere[model].remove(waiting.request.id)
+            if not len(self._anywhere[model]):
+                del self._anywhere[model]
 
     def _let_leave(self, now: float) -> None:
-        """Offer those that have waited long enough for their home to every worker."""
+        """Free those that have waited long enough for their home."""
         while self._leaving and self._leaving[0].at <= now:
             leaving = heappop(self._leaving)
             if self._is_due(leaving):
-                waiting = self._waiting[leaving.request]
-                self._offer(waiting, dict.fromkeys(waiting.matched))
+                self._set_free(self._waiting[leaving.request])
 
     def _is_due(self, leaving: Leaving) -> bool:
         """Whether it still waits, and for the same home."""
@@ -243,24 +290,26 @@ class DlpmHome(Policy):
 
     def _next_at(self, worker: WorkerId, now: float) -> Choice | None:
         """The next request for which a worker is home, or that has none any more."""
-        site = self._sites[worker]
-        if not len(site.queue):
+        site, models = self._sites[worker], self._view.models(worker)
+        queues = [queue for model, queue in self._anywhere.items() if model in models]
+        if len(site.queue):
+            queues.append(site.queue)
+        if not queues:
             return None
-        self._refill(worker, now)
-        turn = site.queue.longest(partial(self._view.admits, worker))
+        self._refill(worker, models, now)
+        turn = longest(queues, partial(self._view.admits, worker))
         if turn is None:
             return None
-        waiting = self._waiting[turn.request.id]
-        why = "room" if len(waiting.offered) == len(waiting.matched) else "home"
+        why = "home" if worker in self._waiting[turn.request.id].homes else "room"
         return self._take(Choice(turn.request, worker, why, turn.passed), now)
 
-    def _refill(self, worker: WorkerId, now: float) -> None:
+    def _refill(self, worker: WorkerId, models: Collection[str], now: float) -> None:
         """CHECKREFILL among the clients of the models that a worker serves."""
         if self._view.reorders(worker):
             since = now - self._parameters.engine_lpm_seconds
             if self._sites[worker].unstarted.hold_up(since, self._standings.of):
                 return
-        self._standings.refill(self._view.models(worker))
+        self._standings.refill(models)
 
     def _next_copied(self, worker: WorkerId, now: float) -> Choice | None:
         """The first request of the longest queue elsewhere, if its client has used up its credit there."""
