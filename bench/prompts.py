@@ -12,8 +12,8 @@ from router.core.prompt_key import PromptHasher, PromptKey
 from workers.tokenizer import VOCABULARY
 
 _HASHER: Final = PromptHasher(b"the bench's secret")
-_ANSWER_CODES: Final = {token: 1 << 31 | number for number, token in enumerate(dict.fromkeys(VOCABULARY))}
-"""Emulated answers are made of ids wider than the four bytes that a token has on the wire."""
+_CODES: Final = {token: 1 << 31 | number for number, token in enumerate(dict.fromkeys(VOCABULARY)) if token >> 32}
+"""What stands for those of the emulated answers' ids that are wider than the four bytes of a token on the wire."""
 
 
 class Text:
@@ -58,7 +58,7 @@ class Prompt:
 
 
 def random_tokens(random: Random, count: int) -> tuple[int, ...]:
-    """Draw token ids below 2^31, which no answer uses."""
+    """Draw token ids below 2^31."""
     drawn = int.from_bytes(random.randbytes(4 * count), "little") & int.from_bytes(
         b"\xff\xff\xff\x7f" * count, "little"
     )
@@ -70,8 +70,7 @@ def _packed(tokens: Sequence[int]) -> bytes:
     try:
         return struct.pack(f"<{len(tokens)}I", *tokens)
     except struct.error:  # an answer is among them
-        codes = _ANSWER_CODES
-        return struct.pack(f"<{len(tokens)}I", *[codes.get(token, token) for token in tokens])
+        return struct.pack(f"<{len(tokens)}I", *[_CODES.get(token, token) for token in tokens])
 
 
 EMPTY: Final = Text()

@@ -1,0 +1,45 @@
+"""Statistics of simulations."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.meters import TimeWeighted, censored_percentile
+from router.core.fairness import percentile
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=50), st.sampled_from([0.01, 0.5, 0.95, 0.99, 1.0]))
+def test_where_all_has_ended_it_is_the_plain_percentile(spans: list[float], share: float) -> None:
+    """Without a span that goes on, the estimate is the smallest value that the share does not exceed."""
+    assert censored_percentile([(span, True) for span in spans], share) == percentile(spans, share)
+
+
+def test_what_goes_on_is_not_taken_for_short() -> None:
+    """A span that has not ended counts as at least its length, neither as that length nor not at all."""
+    spans = [(1.0, True), (1.0, False), (1.0, False), (5.0, True)]
+    assert censored_percentile(spans, 0.25) == 1.0
+    assert censored_percentile(spans, 0.5) == 5.0
+    assert censored_percentile([(1.0, True), (5.0, True)], 0.5) == 1.0
+
+
+def test_what_cannot_be_told_is_the_longest_seen() -> None:
+    """Where nearly nothing has ended, the answer is a lower bound; without spans there is none."""
+    assert censored_percentile([(1.0, True), (9.0, False), (8.0, False)], 0.95) == 9.0
+    assert censored_percentile([], 0.5) is None
+
+
+def test_a_value_counts_for_as_long_as_it_held() -> None:
+    """Percentiles are over time, not over changes."""
+    meter = TimeWeighted()
+    meter.change(1.0, 5.0)  # 0 for 1 s, 5 for 8 s, 9 for 1 s
+    meter.change(9.0, 9.0)
+    assert [meter.percentile(10.0, share) for share in (0.1, 0.11, 0.9, 0.91, 1.0)] == [0.0, 5.0, 5.0, 9.0, 9.0]
+
+
+def test_a_reset_forgets_the_past_and_keeps_the_value() -> None:
+    """After a warm-up only what came since counts, the value that held across it from then on."""
+    meter = TimeWeighted()
+    meter.change(0.0, 100.0)
+    meter.change(5.0, 7.0)
+    meter.reset(6.0)
+    assert meter.percentile(8.0, 1.0) == pytest.approx(7.0)
