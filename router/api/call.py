@@ -1,6 +1,6 @@
 """One call to a model, parsed as far as the router needs it."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from router.api import fields as read
 from router.api.fields import Fields
@@ -8,8 +8,7 @@ from router.api.json_span import insert_member, replace_member
 from router.core.prompt_key import Prompt
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """What is forwarded, and what the scheduler and the reader of the answer need to know; no text of the prompt."""
 
     path: str
@@ -31,8 +30,7 @@ class Call:
     """Whether a later prompt may begin with this one and its answer, so that a longer key is worth keeping."""
 
 
-@dataclass(frozen=True, slots=True)
-class UsageRequest:
+class UsageRequest(NamedTuple):
     """A body that asks for what we need, and what the client itself had asked for."""
 
     body: bytes
