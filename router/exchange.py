@@ -1,8 +1,8 @@
 """One HTTP exchange with a client, over ASGI: its body, its answer, and whether it is still there."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
+from types import TracebackType
 
 from starlette.types import Receive, Scope, Send
 
@@ -23,7 +23,8 @@ class Exchange:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.path: str = scope["path"]
         self.method: str = scope["method"]
-        self.headers: list[tuple[bytes, bytes]] = scope["headers"]
+        self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
+        """By lower-case name; of a repeated one the last, which a proxy appends."""
         self.address: str | None = scope["client"][0] if scope.get("client") else None
         self.request_id = ""
         """Told in every answer; set before the first."""
@@ -31,15 +32,10 @@ class Exchange:
         """Whether the status line is out; after that, an error can only be told inside the stream."""
         self._receive = receive
         self._send = send
-        self._gone = False
-
-    def header(self, name: bytes) -> bytes | None:
-        """The value of a header by its lower-case name."""
-        return next((value for key, value in self.headers if key == name), None)
 
     async def body(self, limit: int) -> bytes:
         """The whole body. Raises BodyTooLarge beyond `limit` bytes, ClientGone if the client leaves before its end."""
-        declared = self.header(b"content-length") or b"0"
+        declared = self.headers.get(b"content-length", b"0")
         if not declared.isdigit():
             raise BadRequest("The content-length is not a number.")
         if int(declared) > limit:
@@ -57,30 +53,12 @@ class Exchange:
             if not message.get("more_body", False):
                 return blocks[0] if len(blocks) == 1 else b"".join(blocks)
 
-    @asynccontextmanager
-    async def while_connected(self) -> AsyncIterator[None]:
-        """Cut the body of the `async with` short when the client leaves: then it ends in ClientGone.
+    def while_connected(self) -> "WhileConnected":
+        """Cut the body of the `with` short when the client leaves: then it ends in ClientGone.
 
         To be entered once the request's body is read. The client's leaving is seen at once, whatever is awaited.
         """
-        task = asyncio.current_task()
-        assert task is not None
-        watcher = asyncio.create_task(self._cancel_when_gone(task))
-        try:
-            yield
-        except asyncio.CancelledError:
-            if not self._gone:
-                raise
-            task.uncancel()
-            raise ClientGone from None
-        finally:
-            watcher.cancel()
-
-    async def _cancel_when_gone(self, task: "asyncio.Task[None]") -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        self._gone = True
-        task.cancel()
+        return WhileConnected(self._receive)
 
     async def respond(self, status: int, headers: Headers, body: bytes) -> None:
         """Answer in one piece."""
@@ -108,3 +86,33 @@ class Exchange:
             await self.end(error_event(error))
         else:
             await self.respond(error.status, [JSON_TYPE, *error.headers()], error_body(error))
+
+
+class WhileConnected:
+    """See `Exchange.while_connected`."""
+
+    __slots__ = ("_gone", "_receive", "_task", "_watcher")
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._gone = False
+
+    def __enter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._watcher = asyncio.get_running_loop().create_task(self._cancel_when_gone())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._watcher.cancel()
+        if self._gone and isinstance(error, asyncio.CancelledError):
+            self._task.uncancel()
+            raise ClientGone from None
+
+    async def _cancel_when_gone(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._gone = True
+        self._task.cancel()

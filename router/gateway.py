@@ -48,7 +48,7 @@ class Gateway:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one call; whatever goes wrong becomes its answer, and harms no other."""
         exchange = Exchange(scope, receive, send)
-        exchange.request_id = _usable(exchange.header(b"x-request-id")) or _new_id()
+        exchange.request_id = _usable(exchange.headers.get(b"x-request-id")) or _new_id()
         try:
             if exchange.method != "POST":
                 raise MethodNotAllowed(exchange.method, "POST")
@@ -58,7 +58,7 @@ class Gateway:
             request = self._request(exchange, call)
             overhead = self._conductor.clock() - arrived
             journey = Journey(request, call, exchange, self._conductor, self._fleet, overhead)
-            async with exchange.while_connected():
+            with exchange.while_connected():
                 await journey.run(self._settings)
         except ClientGone:
             pass

@@ -4,12 +4,11 @@ An id begins with its source (`key-`, `header-`, `user-`, `address-`), so that n
 of another source by choosing a name. A key shows only as the start of its SHA-256.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from functools import lru_cache
 from hashlib import sha256
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import quote
 
 from router.core.model import ClientId
@@ -35,8 +34,7 @@ DEFAULT_ORDER: Final = (Source.HEADER, Source.KEY, Source.USER, Source.ADDRESS)
 """A trusted header comes first: client libraries always send a key, which would hide it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(NamedTuple):
     client: ClientId
     weight: float
     """The client's share relative to others."""
@@ -62,9 +60,9 @@ class Identifier:
         self._trusted = tuple(name.lower().encode() for name in trusted_headers)
         self._weights = dict(weights or {})
 
-    def identify(self, headers: Sequence[tuple[bytes, bytes]], user: str | None, address: str | None) -> Identity:
-        """`headers` have lower-case names, as in ASGI; of a repeated one the last counts, which a proxy appends."""
-        client = self._client(dict(headers), user, address)
+    def identify(self, headers: Mapping[bytes, bytes], user: str | None, address: str | None) -> Identity:
+        """`headers` have lower-case names."""
+        client = self._client(headers, user, address)
         return Identity(client, self._weights.get(client, 1.0))
 
     def _client(self, headers: Mapping[bytes, bytes], user: str | None, address: str | None) -> ClientId:

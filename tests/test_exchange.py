@@ -10,6 +10,7 @@ from router.errors import BadRequest, BodyTooLarge, RouterError
 from router.exchange import ClientGone, Exchange
 
 Message = MutableMapping[str, Any]
+Header = tuple[bytes, bytes]
 GONE: Message = {"type": "http.disconnect"}
 
 
@@ -20,18 +21,26 @@ def body(block: bytes, more: bool = False) -> Message:
 class Server:
     """Hands out these messages, then whatever is put into `inbox`; keeps what is sent."""
 
-    def __init__(self, messages: Sequence[Message] = (), length: bytes | None = None) -> None:
+    def __init__(
+        self, messages: Sequence[Message] = (), length: bytes | None = None, headers: Sequence[Header] = ()
+    ) -> None:
         self.inbox: asyncio.Queue[Message] = asyncio.Queue()
         for message in messages:
             self.inbox.put_nowait(message)
         self.sent: list[Message] = []
-        headers = [] if length is None else [(b"content-length", length)]
-        scope = {"type": "http", "path": "/p", "method": "POST", "headers": headers, "client": ("10.0.0.1", 5)}
+        sent = [*headers] if length is None else [*headers, (b"content-length", length)]
+        scope = {"type": "http", "path": "/p", "method": "POST", "headers": sent, "client": ("10.0.0.1", 5)}
         self.exchange = Exchange(scope, self.inbox.get, self._send)
         self.exchange.request_id = "id"
 
     async def _send(self, message: Message) -> None:
         self.sent.append(message)
+
+
+async def test_last_of_repeated_headers_counts() -> None:
+    """A proxy that appends its header is not overruled by the one that the client sent."""
+    exchange = Server(headers=[(b"x-client-id", b"forged"), (b"x-client-id", b"true")]).exchange
+    assert exchange.headers == {b"x-client-id": b"true"}
 
 
 async def test_a_body_is_whole_however_it_is_cut() -> None:
@@ -65,7 +74,7 @@ async def test_a_client_that_leaves_cuts_short_whatever_is_awaited() -> None:
     server = Server()
 
     async def wait() -> None:
-        async with server.exchange.while_connected():
+        with server.exchange.while_connected():
             server.inbox.put_nowait(GONE)
             await asyncio.Event().wait()
 
@@ -82,7 +91,7 @@ async def test_a_cancelled_task_is_no_client_that_left() -> None:
     entered = asyncio.Event()
 
     async def wait() -> None:
-        async with server.exchange.while_connected():
+        with server.exchange.while_connected():
             entered.set()
             await asyncio.Event().wait()
 
@@ -96,7 +105,7 @@ async def test_a_cancelled_task_is_no_client_that_left() -> None:
 async def test_a_client_that_leaves_after_the_end_cuts_nothing_short() -> None:
     """The server says that it has gone when its answer is complete, too."""
     server = Server()
-    async with server.exchange.while_connected():
+    with server.exchange.while_connected():
         await server.exchange.respond(200, [], b"done")
         server.inbox.put_nowait(GONE)
     task = asyncio.current_task()
