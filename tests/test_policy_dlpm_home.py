@@ -140,3 +140,11 @@ def test_a_worker_that_joins_is_home_to_what_has_none() -> None:
     talk.join("w2")
     assert talk.order == [first, cold]
     assert talk.worker_of(cold) == "w2"
+
+
+def test_a_home_with_far_more_to_do_than_another_worker_is_left() -> None:
+    """A hot prefix does not pin a fleet's load to one worker, even if that one has room."""
+    talk = scene(settings=SchedulerSettings())
+    homes = [talk.worker_of(talk.arrive("ada", DOCUMENT + letter)) for letter in "123456"]
+    assert homes == ["w1"] * 5 + ["w2"]
+    assert talk.dispatched[talk.order[-1]].why == "load"

@@ -40,6 +40,10 @@ class DlpmHomeParameters:
     """A worker that holds this many tokens less of a prefix than the best is as much its home."""
     home_patience: float = 3.0
     """How many times as long as its prefix takes to compute a request waits for its home."""
+    load_ratio: float = 2.0
+    """A home with more than this many times as many requests in flight as the worker with the fewest is left ..."""
+    load_slack: int = 4
+    """... if it has this many more besides."""
     sparse_first: bool = True
     """Among clients with credit, those with nothing in flight go before the longest match."""
     patience: int = 32
@@ -143,8 +147,9 @@ class DlpmHome(Policy):
         self._let_leave(now)
         # The one with the least in flight first, so that what has no home goes there.
         loads = sorted([(self._view.in_flight(w), w) for w in self._sites if self._view.has_room(w)])
-        for _, worker in loads:
-            if choice := self._next_at(worker, now):
+        for load, worker in loads:
+            relief = loads[0][1] if self._overloaded(load, loads[0][0]) else worker
+            if choice := self._next_at(worker, relief, now):
                 return choice
         for _, worker in loads:
             if choice := self._next_copied(worker, now):
@@ -288,8 +293,11 @@ class DlpmHome(Policy):
         waiting = self._waiting.get(leaving.request)
         return waiting is not None and waiting.leaves_home == leaving.at
 
-    def _next_at(self, worker: WorkerId, now: float) -> Choice | None:
-        """The next request for which a worker is home, or that has none any more."""
+    def _overloaded(self, load: int, least: int) -> bool:
+        return load > self._parameters.load_ratio * least + self._parameters.load_slack
+
+    def _next_at(self, worker: WorkerId, relief: WorkerId, now: float) -> Choice | None:
+        """The next request for which a worker is home, or that has none any more; it goes to `relief` if it can."""
         site, models = self._sites[worker], self._view.models(worker)
         queues = [queue for model, queue in self._anywhere.items() if model in models]
         if len(site.queue):
@@ -300,7 +308,10 @@ class DlpmHome(Policy):
         turn = longest(queues, partial(self._view.admits, worker))
         if turn is None:
             return None
-        why = "home" if worker in self._waiting[turn.request.id].homes else "room"
+        waiting = self._waiting[turn.request.id]
+        why = "home" if worker in waiting.homes else "room"
+        if relief != worker and relief in waiting.matched and self._view.admits(relief, turn.request):
+            worker, why = relief, "load"
         return self._take(Choice(turn.request, worker, why, turn.passed), now)
 
     def _refill(self, worker: WorkerId, models: Collection[str], now: float) -> None:
