@@ -4,10 +4,13 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 ARGS ?=
 
-.PHONY: serve test lint clean
+.PHONY: serve demo test lint clean
 
 serve: $(STAMP)
 	@exec $(VENV)/bin/d2lpm serve --emulate 2 $(ARGS)
+
+demo: $(STAMP)
+	@exec $(VENV)/bin/d2lpm demo $(ARGS)
 
 test: lint
 	$(VENV)/bin/pytest -n 2

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
-from bench import chunk_size, decision_cost, simulate
+from bench import chunk_size, decision_cost, demo, simulate
 
 
 class Command(Protocol):
@@ -20,6 +20,7 @@ class Command(Protocol):
 COMMANDS: Final[Mapping[str, Command]] = {
     "chunk-size": chunk_size,
     "decision-cost": decision_cost,
+    "demo": demo,
     "simulate": simulate,
 }
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 import uvicorn
 
@@ -66,6 +66,14 @@ def _parser() -> Parser:
     )
     replay.add_argument("file", metavar="FILE", help="what a router wrote with --journal")
     replay.set_defaults(run=lambda options: _replay(Path(options["file"])))
+    demo = commands.add_parser(
+        "demo",
+        help="try the policies side by side on emulated workers",
+        add_help=False,  # all its flags are the demo's, --help too
+        prefix_chars="\0",
+    )
+    demo.add_argument("flags", nargs="*")
+    demo.set_defaults(run=lambda options: _demo(options["flags"]))
     return parser
 
 
@@ -76,6 +84,11 @@ def _replay(journal: Path) -> int:
         return 0
     print(replayed.difference)
     return 1
+
+
+def _demo(flags: Sequence[str]) -> NoReturn:
+    """Become the demo: a program of its own, of which nothing is known here but its name."""
+    os.execv(sys.executable, [sys.executable, "-m", "bench", "demo", *flags])
 
 
 def _serve(settings: Settings) -> int:

@@ -1,0 +1,139 @@
+"""Clients on real sockets: they make a workload's calls by the emulated machine's clock, and note what they see."""
+
+import asyncio
+from typing import Any, Final
+
+import httpx
+import orjson
+
+from bench.demo.figures import LiveCall, Reading
+from bench.traffic import Call, Client, Ending, Outcome
+from router.core.accounts import Tokens
+
+MODEL: Final = "emulated"
+CHUNK_TOKENS: Final = 8
+"""Tokens in an event of an answer after its first: with one in each, all of them would cost more than the engines."""
+CONNECT_SECONDS: Final = 5.0
+
+
+class DemoError(Exception):
+    """What the demo cannot go on with; its text is one line for whoever started it."""
+
+
+class Clients:
+    """Plays clients against one router.
+
+    Of a `Call` it heeds what `HeavyAndLight` makes use of: each streams, nobody leaves before its end, and what
+    follows does not depend on the answer's text.
+    """
+
+    def __init__(self, url: str, speed: float) -> None:
+        """`speed`: emulated seconds in a second of the clock. To be made in a running event loop."""
+        self.calls: list[LiveCall] = []
+        """All that were made, in order of arrival."""
+        self._url = url
+        self._speed = speed
+        self._clock = asyncio.get_running_loop().time
+        self._began = self._clock()
+        unlimited = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        # A router that stops answering is no failure of the call: the demo ends by its own timetable.
+        patience = httpx.Timeout(None, connect=CONNECT_SECONDS)
+        self._http = httpx.AsyncClient(base_url=url, limits=unlimited, timeout=patience, trust_env=False)
+
+    @property
+    def now(self) -> float:
+        """Emulated seconds since the beginning."""
+        return (self._clock() - self._began) * self._speed
+
+    def in_flight(self, client: str) -> int:
+        """How many calls of this client have not ended."""
+        return sum(call.client == client and call.finished is None for call in self.calls)
+
+    async def play(self, client: Client, begin: float) -> None:
+        """Make a client's calls from `begin` on, for as long as it has any. Raises DemoError, in a group."""
+        await self.until(begin)
+        async with asyncio.TaskGroup() as group:
+            for call in client.calls:
+                await self.until(call.at)
+                group.create_task(self._follow(group, client, call))
+
+    async def until(self, at: float) -> None:
+        """Wait for a time, in emulated seconds since the beginning; not at all for one that is past."""
+        if (pause := at - self.now) > 0:
+            await asyncio.sleep(pause / self._speed)
+
+    async def read_router(self) -> Reading:
+        """Ask the router for its gaps. Raises DemoError."""
+        try:
+            answer = await self._http.get("/fairness")
+            workers = answer.raise_for_status().json()["workers"].values()
+        except httpx.HTTPError as error:
+            raise self._broke(error) from None
+        reading = Reading()
+        for worker in workers:
+            if worker["window"] is not None:
+                reading = reading.joined(Reading(worker["service_gap"], worker["service_gap_bound"]))
+        return reading
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._http.aclose()
+
+    async def _follow(self, group: asyncio.TaskGroup, client: Client, call: Call) -> None:
+        """Make a call, and see to what follows from its end."""
+        await self.until(call.at)
+        ending = await self._make(client, call)
+        for following in call.then(call, ending) if call.then is not None else ():
+            group.create_task(self._follow(group, client, following))
+
+    async def _make(self, client: Client, call: Call) -> Ending:
+        body = orjson.dumps(_body(client.name, call))
+        live = LiveCall(client.name, arrived=self.now)
+        self.calls.append(live)
+        try:
+            async with self._http.stream("POST", "/v1/completions", content=body) as response:
+                if response.status_code != 200:
+                    words = (await response.aread()).decode(errors="replace").split()
+                    raise DemoError(f"the router answered {response.status_code}: {' '.join(words)}")
+                async for line in response.aiter_lines():
+                    hear(live, line, self.now)
+        except httpx.HTTPError as error:
+            raise self._broke(error) from None
+        if not live.tokens.output:
+            raise DemoError("an answer ended before its usage came")
+        live.finished = self.now
+        return Ending(Outcome.DONE, live.finished)
+
+    def _broke(self, error: httpx.HTTPError) -> DemoError:
+        return DemoError(f"the router at {self._url} broke off: {type(error).__name__} {error}".rstrip())
+
+
+def hear(call: LiveCall, line: str, now: float) -> None:
+    """Take in one line of an answer. Raises DemoError if it tells of a failure."""
+    if not line.startswith("data: {"):  # [DONE], an empty line, or a comment for who waits
+        return
+    event = orjson.loads(line[6:])
+    if "error" in event:
+        raise DemoError(f"a request failed: {event['error']}")
+    if call.started is None:
+        call.started = now
+    if usage := event.get("usage"):
+        call.tokens = _tokens(usage)
+
+
+def _body(client: str, call: Call) -> dict[str, object]:
+    return {
+        "model": MODEL,
+        "user": client,
+        "prompt": call.prompt.tokens,
+        "max_tokens": call.output_tokens,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "stream_interval": CHUNK_TOKENS,
+    }
+
+
+def _tokens(usage: dict[str, Any]) -> Tokens:
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    return Tokens(usage["prompt_tokens"] - cached, cached, usage["completion_tokens"])

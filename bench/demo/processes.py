@@ -1,0 +1,57 @@
+"""The processes of the demo: emulated workers, and a router before them, on whatever ports are free."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from bench.demo.load import MODEL, DemoError
+from router.emulate import COMMAND, emulated
+from router.errors import ConfigError
+
+LISTENING: Final = re.compile(r"d2lpm: listening on (?P<url>http://[^ ,]+)")
+PATIENCE: Final = 10.0
+"""Seconds that a router has to end when it is told to: longer than it gives its requests."""
+
+
+@contextmanager
+def fleet(workers: int, worker_flags: Sequence[str], router_flags: Sequence[str]) -> Iterator[str]:
+    """Start workers and a router; gives the router's URL, and ends them all on the way out.
+
+    Raises DemoError if one does not start.
+    """
+    try:
+        with emulated(workers, [*COMMAND, "--model", MODEL, *worker_flags]) as started:
+            addresses = [flag for worker in started for flag in ("--worker", worker.url)]
+            with _router([*addresses, *router_flags]) as url:
+                yield url
+    except ConfigError as error:
+        raise DemoError(str(error)) from None
+
+
+@contextmanager
+def _router(flags: Sequence[str]) -> Iterator[str]:
+    command = [sys.executable, "-m", "router", "serve", "--port", "0", "--log-level", "error", *flags]
+    # Whoever runs the demo may have settings of his own for a router. They would change what is compared here.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("D2LPM_")}
+    # In a process group of its own, as the workers are: after Ctrl-C it is ended when nothing needs it any more.
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, process_group=0) as process:
+        try:
+            yield _url(process)
+        finally:
+            process.terminate()
+            try:
+                process.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _url(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    found = LISTENING.match(line := process.stdout.readline())
+    if found is None:
+        raise DemoError(f"the router did not start; it said {line.strip()!r}")
+    return found["url"]
