@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Dialect = Literal["vllm", "sglang"]
 Order = Literal["fcfs", "lpm"]
@@ -32,8 +32,7 @@ class Request:
     sample: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(NamedTuple):
     """One generated token of one request; `cached_tokens` is the prefix hit at its first scheduling."""
 
     id: str
