@@ -33,7 +33,7 @@ class WaitingAtOneWorker(RuleBasedStateMachine):
         self.standing: dict[ClientId, int | None] = dict.fromkeys(CLIENTS, 0)
         self.queue = LongestMatchQueue(
             lambda request: self.map.watch(request, [HERE])[HERE],
-            lambda request: self.map.unwatch(request, [HERE]),
+            self.map.unwatch,
             self.standing.__getitem__,
             PATIENCE,
         )

@@ -45,30 +45,29 @@ class Watches(RuleBasedStateMachine):
         self.map = PrefixMap(12, Estimates(), minimum=0)
         self.tree = self.map.tree
         self.arrivals = 0
-        self.told: dict[tuple[WorkerId, Request], int] = {}
+        self.told: dict[Request, dict[WorkerId, int]] = {}
 
     def matched(self, worker: WorkerId, request: Request) -> int:
         return sum(self.tree.match(prompt.hashes).get(worker, 0) for prompt in request.prompts)
 
-    @rule(worker=workers, prompts=st.lists(texts, min_size=1, max_size=2))
-    def watch_one(self, worker: WorkerId, prompts: list[str]) -> None:
+    @rule(workers=st.sets(workers, min_size=1), prompts=st.lists(texts, min_size=1, max_size=2))
+    def watch(self, workers: set[WorkerId], prompts: list[str]) -> None:
         self.arrivals += 1
         watched = request(*prompts, number=self.arrivals)
-        self.told[worker, watched] = watch(self.map, watched, worker)
+        self.told[watched] = self.map.watch(watched, sorted(workers))
 
-    @rule(prompts=st.lists(texts, min_size=1, max_size=2))
-    def watch_everywhere(self, prompts: list[str]) -> None:
-        self.arrivals += 1
-        watched = request(*prompts, number=self.arrivals)
-        for worker, chunks in self.map.watch(watched, WORKERS).items():
-            self.told[worker, watched] = chunks
+    @precondition(lambda self: self.told)
+    @rule(data=st.data(), workers=st.sets(workers, min_size=1))
+    def watch_elsewhere(self, data: st.DataObject, workers: set[WorkerId]) -> None:
+        watched = data.draw(st.sampled_from(list(self.told)))
+        self.told[watched] = self.map.watch(watched, sorted(workers))
 
     @precondition(lambda self: self.told)
     @rule(data=st.data())
     def unwatch(self, data: st.DataObject) -> None:
-        worker, watched = data.draw(st.sampled_from(list(self.told)))
-        self.map.unwatch(watched.id, [worker])
-        del self.told[worker, watched]
+        watched = data.draw(st.sampled_from(list(self.told)))
+        self.map.unwatch(watched.id)
+        del self.told[watched]
 
     @rule(worker=workers, prompts=st.lists(texts, max_size=2))
     def insert(self, worker: WorkerId, prompts: list[str]) -> None:
@@ -86,17 +85,19 @@ class Watches(RuleBasedStateMachine):
         self.hear()
 
     def hear(self) -> None:
-        """Only what changed is named, and nothing that is not watched there."""
+        """Nothing is named that is not watched there."""
         for worker, requests in self.map.changed().items():
             for name in requests:
-                (watched,) = [watched for at, watched in self.told if (at, watched.id) == (worker, name)]
-                self.told[worker, watched] = watch(self.map, watched, worker)
+                (watched,) = [watched for watched in self.told if watched.id == name]
+                assert worker in self.told[watched]
+                self.told[watched] = self.map.watch(watched, self.told[watched])
         assert not self.map.changed()
 
     @invariant()
     def nothing_is_missed(self) -> None:
         """What was told of a watched request is its match, and the index holds the watches alone."""
-        assert all(self.matched(*watch) == told for watch, told in self.told.items())
+        for watched, told in self.told.items():
+            assert told == {worker: self.matched(worker, watched) for worker in told}
         assert self.map.watched == len(self.told)
         self.map.check_integrity()
 
@@ -183,7 +184,7 @@ def test_who_is_watched_no_more_is_not_reported() -> None:
     held = prefixes()
     watch(held, request("doc!"), W1)
     held.insert(MODEL, [key("doc?")], W1, 0.0)
-    held.unwatch(RequestId("r1"), [W1])
+    held.unwatch(RequestId("r1"))
     assert changed(held, W1) == []
 
 
@@ -194,7 +195,7 @@ def test_prompts_that_lack_the_same_chunk_are_one_watch(prompts: tuple[str, ...]
     watch(held, request(*prompts), W1)
     held.insert(MODEL, [key("doc")], W1, 0.0)
     assert changed(held, W1) == ["r1"]
-    held.unwatch(RequestId("r1"), [W1])
+    held.unwatch(RequestId("r1"))
     held.check_integrity()
     assert held.watched == 0
 
@@ -238,6 +239,6 @@ def test_a_broken_index_is_found() -> None:
     """The check fails when a chunk is indexed that nobody waits for."""
     held = prefixes()
     watch(held, request("doc"), W1)
-    held._watched[W1].lacked[b"12345678"] = {RequestId("r9"): None}
+    held._lacked[b"12345678"] = {RequestId("r9"): None}
     with pytest.raises(AssertionError, match="watches"):
         held.check_integrity()

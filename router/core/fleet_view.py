@@ -54,9 +54,9 @@ class SchedulerView(FleetView):
         """See `FleetView`."""
         return self._prefixes.watch(request, workers)
 
-    def unwatch(self, request: RequestId, workers: Collection[WorkerId]) -> None:
+    def unwatch(self, request: RequestId) -> None:
         """See `FleetView`."""
-        self._prefixes.unwatch(request, workers)
+        self._prefixes.unwatch(request)
 
     def models(self, worker: WorkerId) -> Collection[str]:
         """See `FleetView`."""

@@ -103,7 +103,7 @@ class FleetView(Protocol):
     def watch(self, request: Request, workers: Collection[WorkerId]) -> Mapping[WorkerId, int]:
         """The match at these workers, in chunks; its next change is reported to `match_changed`."""
 
-    def unwatch(self, request: RequestId, workers: Collection[WorkerId]) -> None:
+    def unwatch(self, request: RequestId) -> None:
         """End a watch."""
 
     def models(self, worker: WorkerId) -> Collection[str]:

@@ -1,19 +1,19 @@
 """What each worker's prefix cache is believed to hold, in tokens of a request.
 
 Policies ask one question of it: `match(request) -> {worker: tokens}`. The tree below counts chunks; what a
-chunk is worth is learned per model (`estimates`). Requests that wait can be watched: for each worker they are
-indexed by the last chunk that it holds of them and by the first that it lacks, so that an insertion or an eviction
-names exactly those whose match it changes, at a cost that does not depend on how many wait. (The last chunk is enough
-for losses: whoever holds a chunk holds those before it.)
+chunk is worth is learned per model (`estimates`). Requests that wait can be watched: they are indexed by the last
+chunks that workers hold of them and by the first that these lack, so that an insertion or an eviction names exactly
+those whose match it changes, at a cost that does not depend on how many wait. (The last chunk is enough for losses:
+whoever holds a chunk holds those before it.)
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from router.core.estimates import Estimates
 from router.core.model import Request, RequestId, WorkerId
 from router.core.prefix_tree import PrefixTree
-from router.core.prompt_key import HASH_BYTES, PromptKey
+from router.core.prompt_key import CHUNK_BYTES, HASH_BYTES, PromptKey
 
 
 class Seen(NamedTuple):
@@ -25,42 +25,18 @@ class Seen(NamedTuple):
     match: Mapping[WorkerId, int]
 
 
-class Edges(NamedTuple):
-    """Where the matches of a watched request's prompts end at one worker."""
-
-    held: tuple[bytes, ...]
-    """The last chunks that it holds."""
-    lacked: tuple[bytes, ...]
-    """The first that it lacks."""
-
-
+Edge = dict[bytes, list[WorkerId]]
+"""Chunks of one request at which the match of some workers ends, and of which workers."""
 Index = dict[bytes, dict[RequestId, None]]
 
 
-class WatchedWorker:
-    """The watched requests of one worker."""
+class Watch(NamedTuple):
+    """Where the matches of a request's prompts end, worker by worker."""
 
-    __slots__ = ("edges", "held", "lacked")
-
-    def __init__(self) -> None:
-        self.edges: dict[RequestId, Edges] = {}
-        self.held: Index = {}
-        self.lacked: Index = {}
-
-    def add(self, request: RequestId, edges: Edges) -> None:
-        """Index a request."""
-        self.edges[request] = edges
-        for chunk in edges.held:
-            self.held.setdefault(chunk, {})[request] = None
-        for chunk in edges.lacked:
-            self.lacked.setdefault(chunk, {})[request] = None
-
-    def discard(self, request: RequestId) -> None:
-        """Take a request out; one that is not here is passed over."""
-        edges = self.edges.pop(request, None)
-        if edges is not None:
-            _take_out(self.held, edges.held, request)
-            _take_out(self.lacked, edges.lacked, request)
+    held: Edge
+    """The last chunks that they hold."""
+    lacked: Edge
+    """The first that they lack."""
 
 
 class PrefixMap:
@@ -74,7 +50,10 @@ class PrefixMap:
         self._seen: Seen | None = None
         """The last request looked at, while nothing has changed: one decision asks about it several times."""
         self._model: dict[WorkerId, str] = {}
-        self._watched: dict[WorkerId, WatchedWorker] = {}
+        self._watches: dict[RequestId, Watch] = {}
+        self._held: Index = {}
+        self._lacked: Index = {}
+        """The watched requests by the chunks at which a match of theirs ends."""
         self._changed: dict[WorkerId, dict[RequestId, None]] = {}
 
     def match(self, request: Request) -> Mapping[WorkerId, int]:
@@ -106,11 +85,13 @@ class PrefixMap:
         """Believe that the worker holds these prompts now."""
         self._seen = None
         self._model[worker] = model
-        watched = self._watched.get(worker)
         for prompt in prompts:
             gained = self.tree.insert(prompt.hashes, worker, now)
-            if watched is not None:
-                self._note(worker, watched.lacked, gained)
+            for start in range(0, len(gained), HASH_BYTES) if self._lacked else ():
+                chunk = gained[start : start + HASH_BYTES]
+                for request in self._lacked.get(chunk, ()):
+                    if worker in self._watches[request].lacked[chunk]:
+                        self._changed.setdefault(worker, {})[request] = None
 
     def changed(self) -> Mapping[WorkerId, Iterable[RequestId]]:
         """The watched requests whose match is not what `watch` told of it; each must be watched anew.
@@ -123,15 +104,11 @@ class PrefixMap:
         return changed
 
     def _lost(self, worker: WorkerId, hashes: bytes) -> None:
-        watched = self._watched.get(worker)
-        if watched is not None:
-            self._note(worker, watched.held, hashes)
-
-    def _note(self, worker: WorkerId, index: Index, hashes: bytes) -> None:
-        for start in range(0, len(hashes), HASH_BYTES):
-            concerned = index.get(hashes[start : start + HASH_BYTES])
-            if concerned:
-                self._changed.setdefault(worker, {}).update(concerned)
+        for start in range(0, len(hashes), HASH_BYTES) if self._held else ():
+            chunk = hashes[start : start + HASH_BYTES]
+            for request in self._held.get(chunk, ()):
+                if worker in self._watches[request].held[chunk]:
+                    self._changed.setdefault(worker, {})[request] = None
 
     def evict(self, worker: WorkerId, tokens: int) -> None:
         """Forget this many tokens of a worker, least recently used first."""
@@ -153,64 +130,72 @@ class PrefixMap:
         self._seen = None
         self.tree.evict(worker, chunks)
 
-    def watch(self, request: Request, workers: Collection[WorkerId]) -> dict[WorkerId, int]:
-        """Follow a request's match at these workers until `unwatch`; returns the matches of now, in chunks.
+    def watch(self, request: Request, workers: Iterable[WorkerId]) -> dict[WorkerId, int]:
+        """Follow a request's match at these workers, and at no others, until `unwatch`; returns the matches, in chunks.
 
         Not in tokens: what a chunk is worth changes as the estimates learn, and matches told at different times
         are compared.
         """
-        held = [self.tree.match(prompt.hashes) for prompt in request.prompts]
-        return {worker: self._watch(request, worker, [found.get(worker, 0) for found in held]) for worker in workers}
+        self._take_out(request.id)
+        watch = Watch({}, {})
+        matched = dict.fromkeys(workers, 0)
+        for prompt in request.prompts:
+            found = self.tree.match(prompt.hashes)
+            for worker in matched:
+                chunks = found.get(worker, 0)
+                matched[worker] += chunks
+                end = chunks * HASH_BYTES
+                if chunks:
+                    watch.held.setdefault(prompt.hashes[end - HASH_BYTES : end], []).append(worker)
+                if end < len(prompt.hashes):
+                    watch.lacked.setdefault(prompt.hashes[end : end + HASH_BYTES], []).append(worker)
+        self._put(request.id, watch)
+        return matched if self._minimum == 0 else self._without_short(request, matched)
 
-    def _watch(self, request: Request, worker: WorkerId, chunks: Sequence[int]) -> int:
-        tokens = 0
-        held: dict[bytes, None] = {}
-        lacked: dict[bytes, None] = {}
-        for prompt, matched in zip(request.prompts, chunks, strict=True):
-            tokens += self._estimates.cached_tokens(request.model, prompt, matched)
-            end = matched * HASH_BYTES
-            if matched:
-                held[prompt.hashes[end - HASH_BYTES : end]] = None
-            if end < len(prompt.hashes):
-                lacked[prompt.hashes[end : end + HASH_BYTES]] = None
-        watched = self._watched.setdefault(worker, WatchedWorker())
-        watched.discard(request.id)
-        watched.add(request.id, Edges(tuple(held), tuple(lacked)))
-        return sum(chunks) if tokens >= self._minimum else 0
+    def _without_short(self, request: Request, matched: dict[WorkerId, int]) -> dict[WorkerId, int]:
+        size = sum([prompt.size for prompt in request.prompts])
+        tokens = self._estimates.input_tokens(request) * CHUNK_BYTES / max(size, 1)
+        return {worker: chunks if chunks * tokens >= self._minimum else 0 for worker, chunks in matched.items()}
 
-    def unwatch(self, request: RequestId, workers: Iterable[WorkerId]) -> None:
-        """Stop following a request at these workers; where it is not watched nothing changes."""
-        for worker in workers:
-            watched = self._watched.get(worker)
-            if watched is not None:
-                watched.discard(request)
-                if not watched.edges:
-                    del self._watched[worker]
-            changed = self._changed.get(worker)
-            if changed is not None:
-                changed.pop(request, None)
+    def unwatch(self, request: RequestId) -> None:
+        """Stop following a request; one that is not watched is passed over."""
+        self._take_out(request)
+        for changed in self._changed.values():
+            changed.pop(request, None)
+
+    def _put(self, request: RequestId, watch: Watch) -> None:
+        self._watches[request] = watch
+        for chunk in watch.held:
+            self._held.setdefault(chunk, {})[request] = None
+        for chunk in watch.lacked:
+            self._lacked.setdefault(chunk, {})[request] = None
+
+    def _take_out(self, request: RequestId) -> None:
+        watch = self._watches.pop(request, None)
+        if watch is not None:
+            _remove(self._held, watch.held, request)
+            _remove(self._lacked, watch.lacked, request)
 
     @property
     def watched(self) -> int:
-        """How many watches there are."""
-        return sum(len(watched.edges) for watched in self._watched.values())
+        """How many requests are watched."""
+        return len(self._watches)
 
     def check_integrity(self) -> None:
         """Raise AssertionError where the tree contradicts itself, or the index of the watches what is watched."""
         self.tree.check_integrity()
-        for worker, watched in self._watched.items():
-            for index, edge in ((watched.held, 0), (watched.lacked, 1)):
-                indexed = {(request, chunk) for chunk, requests in index.items() for request in requests}
-                known = {(request, chunk) for request, edges in watched.edges.items() for chunk in edges[edge]}
-                assert indexed == known, f"{worker}: the watches are not those of the index"
-                assert all(index.values()), f"{worker}: a chunk is indexed at which nobody's match ends"
+        for index, side in ((self._held, 0), (self._lacked, 1)):
+            indexed = {(request, chunk) for chunk, requests in index.items() for request in requests}
+            known = {(request, chunk) for request, watch in self._watches.items() for chunk in watch[side]}
+            assert indexed == known, "the watches are not those of the index"
+            assert all(index.values()), "a chunk is indexed at which nobody's match ends"
 
     def _exchange(self, worker: WorkerId) -> float:
         """Tokens per chunk at a worker: those of the model that it served last, adapters being of one base."""
         return self._estimates.tokens_per_chunk(self._model.get(worker, ""))
 
 
-def _take_out(index: Index, chunks: Iterable[bytes], request: RequestId) -> None:
+def _remove(index: Index, chunks: Iterable[bytes], request: RequestId) -> None:
     for chunk in chunks:
         requests = index[chunk]
         del requests[request]

@@ -46,7 +46,7 @@ class Dlpm(Order):
         self._standings = Standings(self._restand, sparse_first=self._parameters.sparse_first)
         self._queue = LongestMatchQueue(
             lambda request: view.watch(request, (worker,))[worker],
-            lambda request: view.unwatch(request, (worker,)),
+            view.unwatch,
             self._standings.of,
             self._parameters.patience,
         )

@@ -9,7 +9,7 @@ Since there is one queue and one counter for each client, the service of two bac
 fleet, not worker by worker, and a slow worker is given as much as it takes.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
@@ -65,7 +65,7 @@ class Waiting:
     since: float
     chunk_tokens: float
     """Estimated tokens of each of its chunks."""
-    matched: dict[WorkerId, int] = field(default_factory=dict)
+    matched: Mapping[WorkerId, int] = field(default_factory=dict)
     """Chunks, by worker."""
     homes: dict[WorkerId, None] = field(default_factory=dict)
     """The workers that hold most of its prefix; none where it would lose little anywhere."""
@@ -127,15 +127,14 @@ class DlpmHome(Policy):
         chunk_tokens = self._view.input_tokens(request) * CHUNK_BYTES / max(size, 1)
         waiting = self._waiting[request.id] = Waiting(request, self._arrivals, now, chunk_tokens)
         self._arrivals += 1
-        workers = self._view.serving(request.model)
-        waiting.matched.update(self._view.watch(request, workers))
+        self._watch(waiting)
         self._settle(waiting)
         self._backlog.add(None, request.client, now)
 
     def withdraw(self, request: RequestId, now: float) -> None:
         """See `Policy`."""
         waiting = self._waiting.pop(request)
-        self._view.unwatch(request, waiting.matched)
+        self._view.unwatch(request)
         self._take_out(waiting)
         self._standings.leave(waiting.request)
         self._backlog.remove(None, waiting.request.client, now)
@@ -176,7 +175,7 @@ class DlpmHome(Policy):
         """See `Policy`."""
         for name in requests:
             waiting = self._waiting[name]
-            waiting.matched.update(self._view.watch(waiting.request, (worker,)))
+            self._watch(waiting)
             if worker in waiting.homes:
                 self._sites[worker].queue.match_changed((name,))
             if waiting.leaves_home is None:
@@ -189,7 +188,7 @@ class DlpmHome(Policy):
             self._sites[worker] = Site(self._new_queue(lambda request: self._waiting[request.id].matched[worker]))
         for waiting in self._waiting.values():
             if worker in self._view.serving(waiting.request.model):
-                waiting.matched.update(self._view.watch(waiting.request, (worker,)))
+                self._watch(waiting)
                 self._settle(waiting)
 
     def worker_left(self, worker: WorkerId, now: float) -> list[Request]:
@@ -198,12 +197,11 @@ class DlpmHome(Policy):
         for waiting in list(self._waiting.values()):
             if worker not in waiting.matched:
                 continue
-            self._view.unwatch(waiting.request.id, (worker,))
             if len(waiting.matched) == 1:
                 orphans.append(waiting.request)
                 self.withdraw(waiting.request.id, now)
             else:
-                del waiting.matched[worker]
+                self._watch(waiting)
                 self._settle(waiting)
         del self._sites[worker]
         return orphans
@@ -220,6 +218,9 @@ class DlpmHome(Policy):
             site.queue.stand(client)
         for queue in self._anywhere.values():
             queue.stand(client)
+
+    def _watch(self, waiting: Waiting) -> None:
+        waiting.matched = self._view.watch(waiting.request, self._view.serving(waiting.request.model))
 
     def _settle(self, waiting: Waiting) -> None:
         """Let a request wait where it is at home now; once it may go anywhere, it may for good."""

@@ -36,7 +36,7 @@ class Lpm(Order):
         self._waiting: OrderedDict[RequestId, Request] = OrderedDict()
         self._queue = LongestMatchQueue(
             lambda request: view.watch(request, (worker,))[worker],
-            lambda request: view.unwatch(request, (worker,)),
+            view.unwatch,
             lambda _client: 0,
             patience=0,
         )
