@@ -8,7 +8,7 @@ until the long matches of a heavy client have used up a quantum.
 
 from collections.abc import Callable, Collection
 from heapq import heapify, heappop, heappush, heapreplace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from router.core.deficits import DeficitTable
 from router.core.model import ClientId, Request, RequestId
@@ -31,8 +31,10 @@ class Standings:
         self._deficits: DeficitTable[ClientId] = DeficitTable()
         self._waiting: dict[ClientId, dict[str, int]] = {}
         """How many requests of each client wait, by model."""
-        self._credited: dict[ClientId, None] = {}
-        """Those of them that have credit."""
+        self._credited: dict[ClientId, int] = {}
+        """Those of them that have credit, with their standing."""
+        self.of_waiting: Final = self._credited.get
+        """The standing of a client that waits; None without credit."""
         self._contenders: dict[str, int] = {}
         """How many clients with credit wait, by model."""
         self._dues: list[Due] = []
@@ -46,6 +48,9 @@ class Standings:
         """A client's standing; None without credit."""
         if self._deficits.credit(client) <= 0:
             return None
+        return self._rank(client)
+
+    def _rank(self, client: ClientId) -> int:
         return 1 if not self._sparse_first or client in self._in_flight else 0
 
     def wait(self, request: Request, quantum: float) -> None:
@@ -155,7 +160,7 @@ class Standings:
         if credited == (client in self._credited):
             return
         if credited:
-            self._credited[client] = None
+            self._credited[client] = self._rank(client)
         else:
             del self._credited[client]
         for model in self._waiting[client]:
@@ -163,7 +168,9 @@ class Standings:
         self._changed(client)
 
     def _tell(self, client: ClientId) -> None:
+        """Note that a client has something in flight, or nothing any more."""
         if self._sparse_first and client in self._credited:
+            self._credited[client] = self._rank(client)
             self._changed(client)
 
     def _count(self, model: str, change: int) -> None:

@@ -47,7 +47,7 @@ class Dlpm(Order):
         self._queue = LongestMatchQueue(
             lambda request: view.watch(request, (worker,))[worker],
             view.unwatch,
-            self._standings.of,
+            self._standings.of_waiting,
             self._parameters.patience,
         )
         self._unstarted = Unstarted()

@@ -211,7 +211,7 @@ class DlpmHome(Policy):
         return Deficit(self._credits.credit(client, worker), self._standings.credit(client))
 
     def _new_queue(self, matched: Callable[[Request], int]) -> LongestMatchQueue:
-        return LongestMatchQueue(matched, lambda _request: None, self._standings.of, self._parameters.patience)
+        return LongestMatchQueue(matched, lambda _request: None, self._standings.of_waiting, self._parameters.patience)
 
     def _restand(self, client: ClientId) -> None:
         for site in self._sites.values():
