@@ -204,7 +204,7 @@ async def test_a_call_that_fails_ends_the_trial(answer: Answer, told: str) -> No
     """Figures of a fleet that fails would mean nothing; what is told is one line."""
     async with scripted_engine() as router:
         router.polled["/fairness"] = (200, b'{"workers": {}}')
-        trial = Trial(router.url, 1.0, [Client("heavy", []), Client("light-1", [ASKED])], TIMES, lambda _: None)
+        trial = Trial(router.url, 5.0, [Client("heavy", []), Client("light-1", [ASKED])], TIMES, lambda _: None)
         running = asyncio.create_task(trial.run())
         await answer(await router.call())
         with pytest.raises(DemoError, match=told) as caught:
@@ -238,7 +238,7 @@ def test_a_router_that_does_not_start_is_told(capfd: pytest.CaptureFixture[str])
 @contextmanager
 def process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     """A module as a program, in a session of its own, with a setting around that is meant for other routers."""
-    environment = {**os.environ, "D2LPM_POLICY": "least_requests"}
+    environment = {**os.environ, "D2LPM_EMULATE": "1"}
     command = [sys.executable, "-m", *arguments]
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -246,7 +246,7 @@ def process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
         try:
             yield started
         finally:
-            started.kill()
+            started.terminate()  # and not killed, which would leave its children to themselves
 
 
 def test_the_whole_demo() -> None:
