@@ -69,7 +69,7 @@ class Fleet:
         self._arrivals = 0
         self._running: list[RequestId] = []
         settings = SchedulerSettings(
-            window=FixedWindow(setting.in_flight),
+            window=FixedWindow(setting.in_flight, unstarted_tokens=10**9),
             waiting=WaitingLimits(10 * setting.waiting + 1000, 1e9),
             prefix_limit=setting.chunks,
             kv_tokens=10**9,
