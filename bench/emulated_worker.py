@@ -70,7 +70,8 @@ class EmulatedWorker:
         `latency` in seconds after the end of the step.
         """
         self.engine = engine
-        self.busy_seconds = 0.0
+        self._busy_seconds = 0.0
+        self._next = 0.0
         self.waiting_requests = TimeWeighted()
         self.waiting_tokens = TimeWeighted()
         self._place = place
@@ -102,6 +103,11 @@ class EmulatedWorker:
             del self._requests[request]
             self._measure()
 
+    def busy_seconds(self) -> float:
+        """How long steps have run until now."""
+        self.catch_up()
+        return self._busy_seconds - max(0.0, self._next - self._agenda.now)
+
     def catch_up(self) -> None:
         """Have the engine take the steps that began before now, and leave the rest of the plan."""
         if self._plan is not None:
@@ -114,6 +120,7 @@ class EmulatedWorker:
     def _step_at(self, time: float) -> None:
         """Begin the next step then, and not when it was meant to before."""
         self._turn += 1
+        self._next = time
         self._agenda.at(time, partial(self._step, self._turn), Rank.STEP, self._place)
 
     def _step(self, turn: int) -> None:
@@ -134,7 +141,7 @@ class EmulatedWorker:
     def _single_step(self) -> None:
         waiting = self.engine.waiting
         elapsed, outputs = self.engine.step()
-        self.busy_seconds += elapsed
+        self._busy_seconds += elapsed
         if self.engine.waiting != waiting or self.engine.last_step_prefilled:
             self._measure()
         end = self._agenda.now + elapsed
@@ -171,7 +178,7 @@ class EmulatedWorker:
         for name, tokens in self.engine.jump(steps):
             self._requests[name].answer += tokens
         for seconds in plan.seconds[:steps]:
-            self.busy_seconds += seconds
+            self._busy_seconds += seconds
         seen = bisect_right(plan.visible, self._agenda.now, hi=steps)
         for member in plan.members:
             member.plan = None

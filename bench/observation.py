@@ -43,10 +43,9 @@ class Observation:
         self._gaps.clear()
         self.sample_service(now)
         for name, worker in self._workers.items():
-            worker.catch_up()
             worker.waiting_requests.reset(now)
             worker.waiting_tokens.reset(now)
-            self._marks[name] = Mark(worker.busy_seconds, replace(worker.engine.counters))
+            self._marks[name] = Mark(worker.busy_seconds(), replace(worker.engine.counters))
 
     def end(self, now: float) -> None:
         """Measure no more."""
@@ -54,7 +53,6 @@ class Observation:
         self.sample_service(now)
         self._ended = now
         for name, worker in self._workers.items():
-            worker.catch_up()
             self._totals[name] = self._worker(name, worker, now)
 
     def arrived(self, flight: Flight) -> None:
@@ -102,11 +100,11 @@ class Observation:
 
     def _worker(self, name: WorkerId, worker: EmulatedWorker, now: float) -> WorkerTotals:
         busy, before = self._marks.get(name, Mark(0.0, Counters()))
-        counters = worker.engine.counters
+        busy_now, counters = worker.busy_seconds(), worker.engine.counters
         properties = self._scheduler.policy.properties
         quantum, queue = properties.gap_quantum, None if properties.pooled else name
         return WorkerTotals(
-            busy_seconds=worker.busy_seconds - busy,
+            busy_seconds=busy_now - busy,
             steps=counters.steps - before.steps,
             prompt_tokens=counters.prompt_tokens - before.prompt_tokens,
             prefix_queries=counters.prefix_queries - before.prefix_queries,

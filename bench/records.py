@@ -45,7 +45,7 @@ class WorkerTotals(NamedTuple):
     waiting_tokens_p95: float
     """Uncached tokens of those."""
     service_gap: float
-    """The largest seen, sampled with every report of progress; see `router.core.service_gap`."""
+    """The largest seen, sampled at every poll and with every report of progress; see `router.core.service_gap`."""
     service_gap_bound: float | None
     """None where nothing bounds it."""
 

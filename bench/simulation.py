@@ -264,6 +264,7 @@ class Simulation:
         self._agenda.at((number + 1) * self.scenario.poll_seconds, partial(self._poll, number + 1))
         for worker in self.workers:
             self._report(worker)
+        self._observation.sample_gaps()
         self._observation.sample_service(self._agenda.now)
 
     def _report(self, worker: WorkerId) -> None:

@@ -269,3 +269,14 @@ def test_the_engines_own_queue_is_measured() -> None:
     assert totals.waiting_tokens_p95 == 12 * 400
     narrow = replace(scenario, settings=SchedulerSettings(window=FixedWindow(requests=4)))
     assert simulate(narrow).workers["w1"].waiting_requests_p95 <= 1
+
+
+def test_busy_time_is_that_of_steps() -> None:
+    """A worker that always has work is busy all the time measured, one with a single call for as long as that takes."""
+    workload = Unrelated(input=400, output=50, concurrency=16, client_count=1)
+    for jumps in (True, False):
+        full = simulate(Scenario("rr+fcfs", workload, seconds=5.0, warmup=1.234, jumps=jumps)).workers["w1"]
+        assert full.busy_seconds == pytest.approx(5.0 - 1.234)
+    single = simulate(scripted(Call(1.0, own_prompt(0, 100), 20)))
+    took = (single.records[0].finished or 0) - 1.0 - 2 * 0.0005
+    assert single.workers["w1"].busy_seconds == pytest.approx(took)
