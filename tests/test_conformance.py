@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -353,55 +352,6 @@ def test_every_request_ends_once_and_leaves_nothing(policy: str) -> None:
 
     FleetOfPolicy.policy = policy
     run_state_machine_as_test(FleetOfPolicy, settings=settings(max_examples=examples(policy), stateful_step_count=50))
-
-
-def quanta(quantum: float) -> tuple[object, ...]:
-    """Parameters in which each quantum is this one."""
-    return DlpmParameters(quantum), D2lpmParameters(quantum), DlpmHomeParameters(quantum, quantum)
-
-
-def gap_and_bound(policy: str, quantum: float, seed: int) -> Iterator[tuple[float, float]]:
-    """Three clients that always wait, of very different demands: the measured gap and its bound, event by event.
-
-    The predictions are exact: the engine counts the input and the matches that were predicted, and each answer is as
-    long as its limit.
-    """
-    random = Random(seed)
-    parameters = quanta(quantum)
-    fleet = SchedulerSettings(window=FixedWindow(requests=4, unstarted_tokens=20 * CHUNK_TOKENS))
-    talk = Scene(policy, *parameters, workers=WORKERS[:2], settings=fleet)
-    demands = {"ada": (1.0, 12, 60), "bob": (1.0, 3, 10), "cyd": (2.0, 5, 5)}
-    for step in range(240):
-        for client, (weight, chunks, output) in demands.items():
-            while talk.scheduler.backlog.of_client(ClientId(client)) < 12:
-                prompt = client[0] * random.randint(0, chunks) + chr(random.randint(48, 122)) * random.randint(
-                    1, chunks
-                )
-                talk.arrive(client, prompt, limit=random.randint(0, output), weight=weight)
-        running = list(talk.scheduler.accounts.bills)
-        for request in running:
-            limit = talk.requests[request].output_limit or 0
-            talk.progress(request, min(limit, talk.scheduler.accounts.bills[request].tokens.output + step % 20))
-        request = random.choice(running)
-        talk.finish(request, talk.requests[request].output_limit)
-        queue = [None] if talk.scheduler.policy.properties.pooled else WORKERS[:2]
-        for worker in queue:
-            yield talk.scheduler.fairness.gap(worker), talk.scheduler.fairness.bound(worker, quantum)
-
-
-@pytest.mark.parametrize("policy", [name for name in NAMES if build(name).policy.properties.gap_quantum is not None])
-@pytest.mark.parametrize("quantum", [50.0, 2000.0])
-def test_the_gap_that_is_declared_bounded_stays_within_its_bound(policy: str, quantum: float) -> None:
-    """Of clients that always wait in one queue, service per weight differs by no more than the formula says."""
-    properties = Scene(policy, *quanta(quantum)).scheduler.policy.properties
-    assert properties.gap_quantum == quantum
-    for seed in range(3):
-        assert all(gap <= bound for gap, bound in gap_and_bound(policy, quantum, seed))
-
-
-def test_a_gap_that_is_not_declared_bounded_passes_the_bound() -> None:
-    """First come, first served lets the heaviest win without end, so the check above can fail."""
-    assert any(gap > bound for gap, bound in gap_and_bound("rr+fcfs", 50.0, seed=0))
 
 
 @pytest.mark.parametrize("policy", NAMES)
