@@ -88,6 +88,14 @@ def test_the_bound_is_the_formula() -> None:
     assert bound.bound(500) == 2 * ((consumed + 90) / 0.5 + 500) + 2 * 110 / 0.5
 
 
+def test_the_lightest_client_may_weigh_more_than_one() -> None:
+    """No client of weight 1 is assumed that was never seen."""
+    bound = BoundMeter(LinearCost(extend=1.0, output=2.0))
+    bound.dispatched(ADA, 4.0, Outstanding(expected_output=0, cached=0, extend=100))
+    bound.dispatched(BOB, 2.0, Outstanding(expected_output=0, cached=0, extend=80))
+    assert bound.bound(500) == 2 * (200 / 2.0 + 500)
+
+
 @given(sizes=st.lists(st.builds(Outstanding, *[st.integers(1, 99)] * 3), min_size=1, max_size=8), gap=st.integers(1, 8))
 def test_the_bound_never_falls(sizes: list[Outstanding], gap: int) -> None:
     """It holds for all time that was measured, so an end does not lower it, and a dispatch may raise it."""

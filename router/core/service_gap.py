@@ -79,7 +79,7 @@ class BoundMeter:
     def __init__(self, cost: LinearCost) -> None:
         self._cost = cost
         self._clients: defaultdict[ClientId, Outstanding] = defaultdict(Outstanding)
-        self._least_weight = 1.0
+        self._least_weight = float("inf")
         self._largest_input = 0
         self._largest = Outstanding()
 
