@@ -186,7 +186,9 @@ def test_a_booking_is_undone_once() -> None:
     parameters = Parameters(D2lpmParameters(by_service_rate=False))
     placement = D2lpm(Surroundings(view, LinearCost(), Random(0), parameters, Backlog()))
     request = Request(RequestId("r1"), ClientId("ada"), MODEL, ())
-    placement.place(request, [Candidate(WorkerId("w1"), cached_tokens=30, extend_tokens=50, load=0)])
+    candidate = Candidate(WorkerId("w1"), cached_tokens=30, extend_tokens=50, load=0)
+    placement.place(request, [candidate])
+    placement.book(request, candidate)
     assert placement.credit(request.client, WorkerId("w1")) == D2lpmParameters().quantum - 50
     placement.unplace(request.id)
     assert placement.credit(request.client, WorkerId("w1")) == D2lpmParameters().quantum

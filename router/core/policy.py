@@ -186,10 +186,10 @@ class Placement(Protocol):
     do; None where no request is taken over."""
 
     def place(self, request: Request, candidates: Sequence[Candidate]) -> Placed:
-        """Pick one of the candidates (there is at least one) and book the request there."""
+        """Pick one of the candidates; there is at least one."""
 
     def book(self, request: Request, candidate: Candidate) -> None:
-        """Book a request at a worker that takes it over."""
+        """The request will wait for this worker, be it placed there or taken over: charge it in advance."""
 
     def unplace(self, request: RequestId) -> None:
         """The request waits there no more: it is dispatched, withdrawn or placed anew. Undo the booking."""
@@ -215,6 +215,13 @@ class Order(Protocol):
 
     def remove(self, request: RequestId) -> Request:
         """A request waits no more: it is dispatched, withdrawn or placed anew."""
+
+    def pass_through(self, request: Request, now: float) -> bool:
+        """Let a request go that finds nobody waiting, as if it had waited for no time; False if it must wait."""
+        self.push(request)
+        turn = self.select(lambda _: True, now)
+        self.remove(request.id)
+        return turn is not None
 
     def select(self, fits: Fits, now: float) -> Turn | None:
         """The request whose turn it is, which stays in the queue; None if none may go now.

@@ -44,17 +44,35 @@ class QueuedPolicy(Policy):
         self._loads: dict[WorkerId, int] = {}
         """Requests that wait for each worker or run there."""
         self._tickets: dict[RequestId, Ticket] = {}
+        self._passing: Choice | None = None
+        """A request that will not wait, until it is given out by the `next` that follows its arrival."""
         self._cold: dict[WorkerId, dict[RequestId, None]] = {}
         """Those in each queue that lost little of their prefix wherever they went, when they were placed."""
 
     def enqueue(self, request: Request, now: float) -> None:
         """See `Policy`."""
         candidates = self._candidates(request)
-        self._put(request, self._placement.place(request, candidates), now)
+        placed = self._placement.place(request, candidates)
+        if self._passing is None and self._passes(request, placed.worker, now):
+            self._passing = Choice(request, placed.worker, placed.why)
+            return
+        self._placement.book(request, next(c for c in candidates if c.worker == placed.worker))
+        self._put(request, placed, now)
         if self._placement.steal_loss is not None:
             longest = max([candidate.cached_tokens for candidate in candidates])
             if longest <= self._placement.steal_loss:
-                self._cold[self._tickets[request.id].placed.worker][request.id] = None
+                self._cold[placed.worker][request.id] = None
+
+    def _passes(self, request: Request, worker: WorkerId, now: float) -> bool:
+        """Whether a request finds nobody waiting, and room, so that it need not enter the queue."""
+        order = self._orders[worker]
+        return not len(order) and self._view.admits(worker, request) and order.pass_through(request, now)
+
+    def _let_pass(self, choice: Choice, now: float) -> Choice:
+        self._passing = None
+        self._loads[choice.worker] += 1
+        self._orders[choice.worker].dispatched(choice.request, now)
+        return choice
 
     def withdraw(self, request: RequestId, now: float) -> None:
         """See `Policy`."""
@@ -63,6 +81,8 @@ class QueuedPolicy(Policy):
 
     def next(self, now: float) -> Choice | None:
         """See `Policy`."""
+        if self._passing is not None:
+            return self._let_pass(self._passing, now)
         if not self._tickets:
             return None
         idle = []

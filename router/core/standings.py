@@ -69,6 +69,13 @@ class Standings:
                 if client not in self._credited:
                     self._expect(client)
 
+    def visit(self, client: ClientId, quantum: float, *, refill: bool) -> bool:
+        """Whether a client has credit that comes while nobody waits; after a refill, if that is allowed."""
+        self._deficits.join(client, quantum, credit=quantum)
+        if refill:
+            self._deficits.refill((client,))
+        return self._deficits.credit(client) > 0
+
     def leave(self, request: Request) -> None:
         """One waits no more."""
         client = request.client

@@ -65,20 +65,15 @@ class D2lpm(Placement):
         self._turn = 0
 
     def place(self, request: Request, candidates: Sequence[Candidate]) -> Placed:
-        """SELECTWORKER of Algorithm 2, with the load escape; books the request's input."""
+        """SELECTWORKER of Algorithm 2, with the load escape."""
         table = self._credits.among(request, [c.worker for c in candidates])
-        credited = [c for c in candidates if table.credit(c.worker) > 0]
-        chosen, why = self._choose(candidates, credited)
-        self._book(request, chosen)
+        chosen, why = self._choose(candidates, [c for c in candidates if table.credit(c.worker) > 0])
         return Placed(chosen.worker, why)
 
     def book(self, request: Request, candidate: Candidate) -> None:
-        """See `Placement`. The charge moves with the request."""
-        self._credits.meet(request, [candidate.worker])
-        self._book(request, candidate)
-
-    def _book(self, request: Request, candidate: Candidate) -> None:
+        """See `Placement`."""
         cost = self._cost(Tokens(candidate.extend_tokens, candidate.cached_tokens))
+        self._credits.meet(request, [candidate.worker])
         self._credits.charge(request.client, candidate.worker, cost)
         self._bookings[request.id] = Booking(request.client, candidate.worker, cost)
 

@@ -72,6 +72,13 @@ class Dlpm(Order):
         self._standings.leave(removed)
         return removed
 
+    def pass_through(self, request: Request, now: float) -> bool:
+        """See `Order`. A client without credit that contends with nobody is refilled."""
+        if not self._unstarted:
+            self._standings.forgive()
+        contends = not self._held_up(now)
+        return self._standings.visit(request.client, self._parameters.quantum * request.weight, refill=contends)
+
     def select(self, fits: Fits, now: float) -> Turn | None:
         """See `Order`. Refills the counters when no client that waits has credit."""
         if not self._held_up(now):

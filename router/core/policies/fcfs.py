@@ -26,6 +26,10 @@ class Fcfs(Order):
         """See `Order`."""
         return self._waiting.pop(request)
 
+    def pass_through(self, request: Request, now: float) -> bool:  # noqa: ARG002 - the protocol's signature
+        """See `Order`."""
+        return True
+
     def select(self, fits: Fits, now: float) -> Turn | None:  # noqa: ARG002 - time changes nothing here
         """See `Order`. Nobody passes the head."""
         head = next(iter(self._waiting.values()), None)
