@@ -171,14 +171,14 @@ def test_bills_without_a_cached_token_are_closed_one_by_one() -> None:
 
 
 def test_a_broken_account_is_found() -> None:
-    """The check fails when a reservation has no bill, and when a charge is neither served nor reserved."""
+    """The check fails when a reservation has no bill, and when more is reserved than charged."""
     accounts = ledger()
     accounts.open(request(1), WORKER, 50, 0)
     account = accounts.accounts[ClientId("ada")]
-    account.reserved, account.served = Tokens(), Tokens(50)
+    account.reserved = Tokens()
     with pytest.raises(AssertionError, match="reserved without a bill"):
         accounts.check_conservation()
-    account.served = Tokens()
+    account.reserved, account.charged = Tokens(50), Tokens(40)
     with pytest.raises(AssertionError, match="ada"):
         accounts.check_conservation()
 

@@ -25,19 +25,24 @@ class WorkerCredits:
     def among(self, request: Request, workers: Sequence[WorkerId]) -> DeficitTable[WorkerId]:
         """The client's counters, with one for each of these workers, of which at least one has credit."""
         table = self.meet(request, workers)
-        table.refill(workers)
+        if all([table.credit(worker) <= 0 for worker in workers]):
+            for worker in workers:
+                table.join(worker, self._quantum_of(request, worker), 0.0)
+            table.refill(workers)
         return table
 
     def meet(self, request: Request, workers: Sequence[WorkerId]) -> DeficitTable[WorkerId]:
         """The client's counters, with one for each of these workers."""
         table = self._tables[request.client]
-        quantum = self._quantum * request.weight
-        highest: float | None = None
-        for worker in workers:
-            if worker not in table and highest is None:
-                highest = max([table.credit(known) for known in table], default=0.0)
-            table.join(worker, quantum * self._speed(worker), highest or 0.0)
+        strangers = [worker for worker in workers if worker not in table]
+        if strangers:
+            highest = max([table.credit(known) for known in table], default=0.0)
+            for worker in strangers:
+                table.join(worker, self._quantum_of(request, worker), highest)
         return table
+
+    def _quantum_of(self, request: Request, worker: WorkerId) -> float:
+        return self._quantum * request.weight * self._speed(worker)
 
     def charge(self, client: ClientId, worker: WorkerId, cost: float) -> None:
         """Take this much from a client's credit at a worker, or give it back."""
