@@ -25,7 +25,7 @@ class WorkerCredits:
     def among(self, request: Request, workers: Sequence[WorkerId]) -> DeficitTable[WorkerId]:
         """The client's counters, with one for each of these workers, of which at least one has credit."""
         table = self.meet(request, workers)
-        if all([table.credit(worker) <= 0 for worker in workers]):
+        if all(table.credit(worker) <= 0 for worker in workers):
             for worker in workers:
                 table.join(worker, self._quantum_of(request, worker), 0.0)
             table.refill(workers)
