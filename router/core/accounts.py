@@ -170,7 +170,7 @@ class Accounts:
         return charge
 
     def check_conservation(self) -> None:
-        """Raise AssertionError unless what is reserved is that of open bills, and nobody was served less than nothing."""
+        """Raise AssertionError unless what is reserved is that of open bills, and none was served less than nothing."""
         reserved: dict[ClientId, Tokens] = {}
         for bill in self._bills.values():
             if not bill.started:
