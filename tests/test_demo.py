@@ -72,9 +72,9 @@ def test_light_clients_are_measured_alone_before_the_heavy_one() -> None:
     assert (seen.light_alone.requests, seen.light_alone.ttft_p95_s) == (2, 2)
 
 
-def result(light_p95: float | None, cost: float = 1000.0) -> Figures:
+def result(light_p95: float | None, cost: float = 1000.0, token_s: float = 0.01) -> Figures:
     seen = at_end(live("light-1", 210, 211, 212))
-    return replace(seen, light=replace(seen.light, ttft_p95_s=light_p95), cost_per_s=cost)
+    return replace(seen, light=replace(seen.light, ttft_p95_s=light_p95), cost_per_s=cost, token_s=token_s)
 
 
 def test_the_findings_follow_the_figures() -> None:
@@ -84,6 +84,18 @@ def test_the_findings_follow_the_figures() -> None:
     assert "within 3.00 s under d2lpm, 2.00 s under vtc and 12.00 s under rr+fcfs" in waits
     assert "d2lpm: 25% of that wait under rr+fcfs and 150% of that under vtc, at 90% of the cost" in compared
     assert "d2lpm: - of that wait" in findings({**results, "d2lpm": result(None)})[1]
+
+
+def test_a_machine_that_is_too_busy_is_told() -> None:
+    """Where the workers' pace was not the same under every policy, the figures are not taken at their word."""
+    results = {"d2lpm": result(3.0, token_s=0.012), "vtc": result(2.0), "rr+fcfs": result(12.0)}
+    assert "under d2lpm they took 20% longer for a token than under vtc" in findings(results)[-1]
+    assert "busy" not in findings({**results, "d2lpm": result(3.0)})[-1]
+
+
+def test_the_pace_is_that_of_all_tokens_but_the_first() -> None:
+    """The wait for the first is no part of it."""
+    assert at_end(live("heavy", 150, 201, 250), live("heavy", 150, 240, 289)).token_s == 1.0
 
 
 def test_the_summary_has_every_policy_and_every_figure() -> None:
@@ -268,7 +280,7 @@ def test_the_whole_demo() -> None:
             assert seen["service_gap"] <= seen["service_gap_bound"]
     assert sum(seen["light"]["requests"] for seen in report["policies"].values()) > 0
     assert sum(seen["light_alone"]["requests"] for seen in report["policies"].values()) > 0
-    assert len(report["findings"]) == 3
+    assert len(report["findings"]) >= 3
 
 
 def test_ctrl_c_leaves_nothing_running() -> None:

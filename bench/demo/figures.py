@@ -113,6 +113,9 @@ class Figures:
     """The light clients beside the heavy one."""
     light_alone: Group
     """The light clients before the heavy one came."""
+    token_s: float | None
+    """Mean time between two tokens of an answer. The workers' batches are full under every policy, so that it differs
+    where this machine is too busy to emulate them at the same pace."""
     service_gap: float | None
     """The largest seen."""
     service_gap_bound: float | None
@@ -122,18 +125,20 @@ def figures(calls: Sequence[LiveCall], names: Iterable[str], times: Timetable, n
     """Figures of one run until now (see `Timetable.begin`). `names`: of all clients."""
     begin = times.begin(now)
     end = max(begin, min(now, times.end))
-    ended = [call.tokens for call in finished(calls, begin, end)]
-    cached, prompts = sum(each.cached for each in ended), sum(each.cached + each.extend for each in ended)
+    ended = finished(calls, begin, end)
+    served = [call.tokens for call in ended]
+    cached, prompts = sum(each.cached for each in served), sum(each.cached + each.extend for each in served)
     light = [call for call in calls if call.client != HEAVY]
     each = [group([call for call in calls if call.client == name], begin, end).cost for name in names]
     return Figures(
         seconds=end - begin,
-        cost_per_s=sum(map(COST, ended)) / (end - begin) if end > begin else 0.0,
+        cost_per_s=sum(map(COST, served)) / (end - begin) if end > begin else 0.0,
         hit_rate=cached / prompts if prompts else None,
         jain=jain_index(each),
         heavy=group([call for call in calls if call.client == HEAVY], begin, end),
         light=group(light, begin, end),
         light_alone=group(light, times.alone, min(now, times.heavy)),
+        token_s=_token_seconds(ended),
         service_gap=seen.service_gap,
         service_gap_bound=seen.service_gap_bound,
     )
@@ -154,6 +159,12 @@ def group(calls: Sequence[LiveCall], begin: float, end: float) -> Group:
 def finished(calls: Iterable[LiveCall], begin: float, end: float) -> list[LiveCall]:
     """Those that ended between two times."""
     return [call for call in calls if call.finished is not None and begin <= call.finished < end]
+
+
+def _token_seconds(ended: Iterable[LiveCall]) -> float | None:
+    spans = [(call.finished - call.started, call.tokens.output - 1) for call in ended if call.started and call.finished]
+    tokens = sum(tokens for _, tokens in spans)
+    return sum(seconds for seconds, _ in spans) / tokens if tokens else None
 
 
 def _wait(call: LiveCall, end: float) -> tuple[float, bool]:

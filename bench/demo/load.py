@@ -1,6 +1,8 @@
 """Clients on real sockets: they make a workload's calls by the emulated machine's clock, and note what they see."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import httpx
@@ -11,8 +13,8 @@ from bench.traffic import Call, Client, Ending, Outcome
 from router.core.accounts import Tokens
 
 MODEL: Final = "emulated"
-CHUNK_TOKENS: Final = 8
-"""Tokens in an event of an answer after its first: with one in each, all of them would cost more than the engines."""
+CHUNK_TOKENS: Final = 20
+"""Tokens in each event of an answer after its first: with one in each, reading them would cost more than all else."""
 CONNECT_SECONDS: Final = 5.0
 
 
@@ -35,10 +37,8 @@ class Clients:
         self._speed = speed
         self._clock = asyncio.get_running_loop().time
         self._began = self._clock()
-        unlimited = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        # A router that stops answering is no failure of the call: the demo ends by its own timetable.
-        patience = httpx.Timeout(None, connect=CONNECT_SECONDS)
-        self._http = httpx.AsyncClient(base_url=url, limits=unlimited, timeout=patience, trust_env=False)
+        self._http: list[httpx.AsyncClient] = []
+        self._idle: list[httpx.AsyncClient] = []
 
     @property
     def now(self) -> float:
@@ -64,11 +64,9 @@ class Clients:
 
     async def read_router(self) -> Reading:
         """Ask the router for its gaps. Raises DemoError."""
-        try:
-            answer = await self._http.get("/fairness")
-            workers = answer.raise_for_status().json()["workers"].values()
-        except httpx.HTTPError as error:
-            raise self._broke(error) from None
+        async with self._connection() as http:
+            answer = await http.get("/fairness")
+        workers = answer.raise_for_status().json()["workers"].values()
         reading = Reading()
         for worker in workers:
             if worker["window"] is not None:
@@ -77,7 +75,8 @@ class Clients:
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._http.aclose()
+        for http in self._http:
+            await http.aclose()
 
     async def _follow(self, group: asyncio.TaskGroup, client: Client, call: Call) -> None:
         """Make a call, and see to what follows from its end."""
@@ -90,22 +89,37 @@ class Clients:
         body = orjson.dumps(_body(client.name, call))
         live = LiveCall(client.name, arrived=self.now)
         self.calls.append(live)
-        try:
-            async with self._http.stream("POST", "/v1/completions", content=body) as response:
-                if response.status_code != 200:
-                    words = (await response.aread()).decode(errors="replace").split()
-                    raise DemoError(f"the router answered {response.status_code}: {' '.join(words)}")
-                async for line in response.aiter_lines():
-                    hear(live, line, self.now)
-        except httpx.HTTPError as error:
-            raise self._broke(error) from None
+        async with self._connection() as http, http.stream("POST", "/v1/completions", content=body) as response:
+            if response.status_code != 200:
+                words = (await response.aread()).decode(errors="replace").split()
+                raise DemoError(f"the router answered {response.status_code}: {' '.join(words)}")
+            async for line in response.aiter_lines():
+                hear(live, line, self.now)
         if not live.tokens.output:
             raise DemoError("an answer ended before its usage came")
         live.finished = self.now
         return Ending(Outcome.DONE, live.finished)
 
-    def _broke(self, error: httpx.HTTPError) -> DemoError:
-        return DemoError(f"the router at {self._url} broke off: {type(error).__name__} {error}".rstrip())
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[httpx.AsyncClient]:
+        """A client for one call at a time. Raises DemoError for what fails in it.
+
+        One for all would look through all of its connections at each call, which costs more than the call.
+        """
+        http = self._idle.pop() if self._idle else self._connect()
+        try:
+            yield http
+        except httpx.HTTPError as error:
+            told = f"the router at {self._url} broke off: {type(error).__name__} {error}"
+            raise DemoError(told.rstrip()) from None
+        self._idle.append(http)
+
+    def _connect(self) -> httpx.AsyncClient:
+        # A router that stops answering is no failure of the call: the demo ends by its own timetable.
+        patience = httpx.Timeout(None, connect=CONNECT_SECONDS)
+        http = httpx.AsyncClient(base_url=self._url, timeout=patience, trust_env=False, verify=False)
+        self._http.append(http)
+        return http
 
 
 def hear(call: LiveCall, line: str, now: float) -> None:

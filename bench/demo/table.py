@@ -19,6 +19,9 @@ HEAD: Final = (
 )
 CLIENT_HEAD: Final = ("client", "in flight", "answered", "cost/s", "TTFT p50", "p95")
 
+TOO_BUSY: Final = 1.05
+"""How many times as long as under another policy a token may take before the figures are called into question."""
+
 Row = Sequence[str]
 
 
@@ -77,6 +80,7 @@ FIGURES: Final[Mapping[str, tuple[Callable[[Figures], float | None], int]]] = {
     "light: TTFT p95, s": (lambda seen: seen.light.ttft_p95_s, 2),
     "light alone: TTFT p50, s": (lambda seen: seen.light_alone.ttft_p50_s, 2),
     "light alone: TTFT p95, s": (lambda seen: seen.light_alone.ttft_p95_s, 2),
+    "time per output token, ms": (lambda seen: None if seen.token_s is None else 1000 * seen.token_s, 1),
     "Jain's index": (lambda seen: seen.jain, 2),
     "service gap": (lambda seen: seen.service_gap, 0),
     "its bound": (lambda seen: seen.service_gap_bound, 0),
@@ -108,6 +112,21 @@ def findings(results: Mapping[str, Figures]) -> list[str]:
             for policy, seen in results.items()
             if seen not in (plain, fair)
         ],
+        *_doubts(results),
+    ]
+
+
+def _doubts(results: Mapping[str, Figures]) -> list[str]:
+    """Whether the machine was equal to what it had to emulate."""
+    paces = {policy: seen.token_s for policy, seen in results.items() if seen.token_s is not None}
+    if not paces:
+        return []
+    slow, quick = max(paces, key=paces.__getitem__), min(paces, key=paces.__getitem__)
+    if paces[slow] <= TOO_BUSY * paces[quick]:
+        return []
+    return [
+        "But this machine was busy with other things, and the emulated workers were late: under"
+        f" {slow} they took {paces[slow] / paces[quick] - 1:.0%} longer for a token than under {quick}."
     ]
 
 
