@@ -233,6 +233,16 @@ async def test_a_router_that_is_gone_ends_the_trial() -> None:
             await trial.run()
 
 
+async def test_a_router_that_fails_ends_the_trial() -> None:
+    """The same if that is answered by an error."""
+    async with scripted_engine() as router:
+        router.polled["/fairness"] = (500, b"")
+        trial = Trial(router.url, 5.0, [Client("heavy", [])], TIMES, lambda _: None)
+        with pytest.raises(DemoError, match="broke off: HTTPStatusError") as caught:
+            await trial.run()
+        assert "\n" not in str(caught.value)
+
+
 def test_a_worker_that_does_not_start_is_told(capfd: pytest.CaptureFixture[str]) -> None:
     """Its own words go to standard error, ours are one line."""
     with pytest.raises(DemoError, match="worker did not start"), fleet(1, ["--hardware", "abacus"], []):

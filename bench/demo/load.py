@@ -65,10 +65,9 @@ class Clients:
     async def read_router(self) -> Reading:
         """Ask the router for its gaps. Raises DemoError."""
         async with self._connection() as http:
-            answer = await http.get("/fairness")
-        workers = answer.raise_for_status().json()["workers"].values()
+            report = (await http.get("/fairness")).raise_for_status().json()
         reading = Reading()
-        for worker in workers:
+        for worker in report["workers"].values():
             if worker["window"] is not None:
                 reading = reading.joined(Reading(worker["service_gap"], worker["service_gap_bound"]))
         return reading
@@ -111,7 +110,7 @@ class Clients:
             yield http
         except httpx.HTTPError as error:
             told = f"the router at {self._url} broke off: {type(error).__name__} {error}"
-            raise DemoError(told.rstrip()) from None
+            raise DemoError(" ".join(told.split())) from None
         self._idle.append(http)
 
     def _connect(self) -> httpx.AsyncClient:
