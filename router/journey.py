@@ -126,20 +126,31 @@ class Journey:
         return True
 
     async def _relay(self, upstream: Upstream, headers: HeaderList) -> None:
-        """Stream the answer; each block is on its way to the client before it is counted."""
+        """Stream the answer; each block is on its way to the client before it is counted.
+
+        But for the last: where the answer's end came with it, the two leave together.
+        """
         reader = self._reader = StreamReader(self._call)
         started = False
+        ready = b""
         if not self._exchange.begun:
             await self._exchange.begin(200, headers)
         while block := await upstream.read():
-            if ready := reader.feed(block):
+            ready = reader.feed(block)
+            if ready and not upstream.read_up:
                 await self._exchange.write(ready)
+                ready = b""
             if reader.started and not started:
                 started = True
                 self._conductor.started(self._request.id, lambda: reader.output_tokens)
         last = reader.close()
-        self._ending = self._verdict(reader)
-        await self._exchange.end(last)
+        try:
+            self._ending = self._verdict(reader)
+        except WorkerBroke:
+            if ready:
+                await self._exchange.write(ready)
+            raise
+        await self._exchange.end(ready + last)
 
     def _verdict(self, reader: StreamReader) -> Finished | Failed:
         """What the whole stream came to. Raises WorkerBroke for one that stopped before its end."""

@@ -52,6 +52,11 @@ class Connection(asyncio.Protocol):
         """Whether another call may be sent: the last answer is complete, and the connection is open and is read."""
         return self._complete and not self._lost and not self._paused and self._keep_alive
 
+    @property
+    def read_up(self) -> bool:
+        """The answer is complete and all of it was read."""
+        return self._complete and not self._blocks
+
     async def post(self, head: bytes, body: bytes) -> None:
         """Send a call and wait for the status and the headers of its answer. Raises WorkerUnreachable without one."""
         self._parser = httptools.HttpResponseParser(self)
@@ -161,6 +166,11 @@ class Upstream:
         self.read = connection.read
         self._connection = connection
         self._release = release
+
+    @property
+    def read_up(self) -> bool:
+        """Nothing of the answer is left: the next `read` would tell its end."""
+        return self._connection.read_up
 
     async def read_all(self) -> bytes:
         """The rest of the answer. Raises WorkerBroke if it breaks off."""

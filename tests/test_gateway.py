@@ -151,6 +151,22 @@ async def test_each_event_goes_through_before_the_next_is_sent() -> None:
         assert await client.read() == chunk("", "stop") + DONE
 
 
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "cut short"])
+async def test_an_answer_that_comes_all_at_once_goes_through(whole: bool) -> None:
+    """Where the end of the answer comes with its last block, nothing of the block is lost, whatever it came to."""
+    blocks = [chunk("a", usage=usage(9, 1)), *([chunk("", "stop"), usage_chunk(9, 1), DONE] if whole else [])]
+    async with (
+        scripted_engine() as engine,
+        running_router(engine.url) as router,
+        router.post(chat(stream=True)) as post,
+    ):
+        await (await engine.call()).respond(200, b"".join(blocks), content_type="text/event-stream")
+        seen = await post.read()
+        assert seen.startswith(chunk("a"))
+        rest = seen.removeprefix(chunk("a"))
+        assert rest == chunk("", "stop") + DONE if whole else b"worker_broke" in rest
+
+
 @pytest.mark.parametrize(
     "error",
     [
