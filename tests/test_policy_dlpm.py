@@ -269,3 +269,16 @@ def test_at_an_engine_that_serves_in_order_no_refill_waits() -> None:
     more = talk.arrive("heavy", "document 2")
     talk.serve(heavy)
     assert talk.order == [heavy, cold, more]
+
+
+def test_a_client_does_not_starve_its_own_cold_requests() -> None:
+    """Among one client's requests the longest match goes first, but now and then the oldest."""
+    parameters = DlpmParameters(quantum=1e9, oldest_every=4)
+    talk = Scene("rr+dlpm", parameters, settings=ONE_AT_A_TIME)
+    talk.arrive("ada", "document")
+    cold = talk.arrive("ada", "else")
+    for letter in "abcdefgh":
+        talk.arrive("ada", "document" + letter)
+    for _ in range(4):
+        talk.serve(talk.order[-1])
+    assert talk.order[4] == cold

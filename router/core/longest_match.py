@@ -4,9 +4,13 @@ Which client may go, and before whom, is its *standing*, a small number that is 
 None may not go. Among clients of equal standing the longest match decides, then the earlier arrival. The choice is
 exact whenever it is made, at a cost that grows neither with the requests nor with the clients that wait: matches are
 reported when they change, and of what was noted down before, what holds no more is found out at the head.
+
+By match alone, a request that nothing like it was computed for would wait for as long as its client sends others; so
+now and then a client's oldest goes.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
@@ -32,6 +36,17 @@ class Entry:
     """How often another went in its turn because it did not fit."""
 
 
+class Backlogged:
+    """What waits of one client, in order of arrival, and how many have gone since it began to wait."""
+
+    __slots__ = ("gone", "waiting")
+
+    def __init__(self) -> None:
+        self.gone = 0
+        # A dict finds its first key by walking past all that were deleted before it.
+        self.waiting: OrderedDict[RequestId, Entry] = OrderedDict()
+
+
 class Rank(NamedTuple):
     """The sort key of a request: longer match first, then earlier arrival."""
 
@@ -49,21 +64,24 @@ class LongestMatchQueue:
         unwatch: Callable[[RequestId], None],
         standing: Callable[[ClientId], int | None],
         patience: int = 32,
+        oldest_every: int = 0,
     ) -> None:
         """`watch` answers a request's match of now, in chunks, and begins to report its changes (`match_changed`).
 
-        A request that does not fit is passed over `patience` times; then room is kept for it.
+        A request that does not fit is passed over `patience` times; then room is kept for it. Every so manieth time
+        that a client has its turn, `oldest_every`, its oldest request goes, whatever its match; with 0 never.
         """
         self._watch = watch
         self._unwatch = unwatch
         self._standing = standing
         self._patience = patience
+        self._oldest_every = oldest_every
         self._entries: dict[RequestId, Entry] = {}
         self._unmatched: dict[RequestId, Entry] = {}
         """Those that nothing was compared with yet: whoever waits alone is served without a match."""
         self._heaps: dict[ClientId, list[Rank]] = {}
         self._firsts: tuple[list[Rank], ...] = tuple([] for _ in range(STANDINGS))
-        self._counts: dict[ClientId, int] = {}
+        self._backlogs: dict[ClientId, Backlogged] = {}
         self._arrivals = 0
 
     def __len__(self) -> int:
@@ -71,11 +89,6 @@ class LongestMatchQueue:
 
     def __contains__(self, request: RequestId) -> bool:
         return request in self._entries
-
-    @property
-    def clients(self) -> Mapping[ClientId, int]:
-        """The clients that wait here, in the order in which their backlogs began, and how many requests of each."""
-        return self._counts
 
     @property
     def requests(self) -> Collection[RequestId]:
@@ -87,15 +100,20 @@ class LongestMatchQueue:
         self._arrivals += 1
         entry = Entry(request, self._arrivals if arrival is None else arrival)
         self._entries[request.id] = self._unmatched[request.id] = entry
-        self._counts[request.client] = self._counts.get(request.client, 0) + 1
+        backlog = self._backlogs.get(request.client)
+        if backlog is None:
+            backlog = self._backlogs[request.client] = Backlogged()
+        backlog.waiting[request.id] = entry
 
     def remove(self, request: RequestId) -> Request:
         """One waits no more."""
         entry = self._entries.pop(request)
         client = entry.request.client
-        self._counts[client] -= 1
-        if not self._counts[client]:
-            del self._counts[client]
+        backlog = self._backlogs[client]
+        del backlog.waiting[request]
+        backlog.gone += 1
+        if not backlog.waiting:
+            del self._backlogs[client]
             self._heaps.pop(client, None)
         if self._unmatched.pop(request, None) is None:
             self._unwatch(request)
@@ -155,9 +173,15 @@ class LongestMatchQueue:
         """Whether others may go in its turn."""
         return self._entries[request].passed < self._patience
 
-    def request(self, request: RequestId) -> Request:
-        """A waiting request by its id."""
-        return self._entries[request].request
+    def turn_of(self, request: RequestId, fits: Fits) -> Request | None:
+        """What goes when this request is first: now and then its client's oldest, if that fits, and else itself."""
+        first = self._entries[request].request
+        backlog = self._backlogs[first.client]
+        if self._oldest_every and backlog.gone % self._oldest_every == self._oldest_every - 1:
+            oldest = next(iter(backlog.waiting.values())).request
+            if fits(oldest):
+                return oldest
+        return first if fits(first) else None
 
     def _rank(self, entry: Entry) -> None:
         """Match a request anew and give it its place among its client's."""
@@ -165,7 +189,7 @@ class LongestMatchQueue:
         client = entry.request.client
         heap = self._heaps.setdefault(client, [])
         first = heap[0] if heap else None
-        if len(heap) > 2 * self._counts[client]:
+        if len(heap) > 2 * len(self._backlogs[client].waiting):
             # Ranks below the head outlive their requests: a client that never ran dry would heap them up.
             heap[:] = dict.fromkeys(filter(self._holds, heap))
             heapify(heap)
@@ -180,7 +204,7 @@ class LongestMatchQueue:
             return
         firsts = self._firsts[standing]
         heappush(firsts, rank)
-        if len(firsts) > 2 * len(self._counts) + 16:
+        if len(firsts) > 2 * len(self._backlogs) + 16:
             # What is no first request any more stays below the head: most of these.
             heads = [(c, self._head(heap)) for c, heap in self._heaps.items()]
             firsts[:] = [head for c, head in heads if head and self._standing(c) == standing]
@@ -232,8 +256,8 @@ def _choose(
                 break
             rank, n = min(firsts)
             queue = queues[n]
-            request = queue.request(rank.request)
-            if fits(request):
+            request = queue.turn_of(rank.request, fits)
+            if request is not None:
                 return request
             if not queue.may_be_passed(rank.request) or len(aside) == LOOK_PAST:
                 return None

@@ -1,6 +1,6 @@
 """The bounds on waiting: how many requests, and for how long; and when a refused client should try again."""
 
-from collections import deque
+from collections import OrderedDict, deque
 from dataclasses import dataclass
 from math import ceil
 
@@ -26,7 +26,8 @@ class WaitingRoom:
     def __init__(self, limits: WaitingLimits) -> None:
         self._limits = limits
         # All wait equally long, so the order of arrival is the order of expiry.
-        self._deadlines: dict[RequestId, float] = {}
+        # A dict finds its first key by walking past all that were deleted before it.
+        self._deadlines: OrderedDict[RequestId, float] = OrderedDict()
         self._departures: deque[float] = deque(maxlen=RATE_MEMORY)
 
     def __len__(self) -> int:

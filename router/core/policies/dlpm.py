@@ -27,6 +27,8 @@ class DlpmParameters:
     """Among clients with credit, those with nothing in flight at the worker go before the longest match."""
     patience: int = 32
     """How many may go in the turn of a request that does not fit its worker's window; then room is kept for it."""
+    oldest_every: int = 16
+    """Every so manieth request of a client that waits is its oldest, whatever its match; 0 for none."""
     engine_lpm_seconds: float = 10.0
     """At a worker whose engine itself orders by longest match, how long one that it has not begun holds up a refill."""
 
@@ -49,6 +51,7 @@ class Dlpm(Order):
             view.unwatch,
             self._standings.of_waiting,
             self._parameters.patience,
+            self._parameters.oldest_every,
         )
         self._unstarted = Unstarted()
 

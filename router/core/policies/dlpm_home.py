@@ -48,6 +48,8 @@ class DlpmHomeParameters:
     """Among clients with credit, those with nothing in flight go before the longest match."""
     patience: int = 32
     """How many may go in the turn of a request that does not fit a worker's window; then room is kept for it."""
+    oldest_every: int = 16
+    """Every so manieth request of a client that waits is its oldest, whatever its match; 0 for none."""
     engine_lpm_seconds: float = 10.0
     """At a worker whose engine itself orders by longest match, how long one that it has not begun holds up a refill."""
 
@@ -211,7 +213,8 @@ class DlpmHome(Policy):
         return Deficit(self._credits.credit(client, worker), self._standings.credit(client))
 
     def _new_queue(self, matched: Callable[[Request], int]) -> LongestMatchQueue:
-        return LongestMatchQueue(matched, lambda _request: None, self._standings.of_waiting, self._parameters.patience)
+        standing, parameters = self._standings.of_waiting, self._parameters
+        return LongestMatchQueue(matched, lambda _: None, standing, parameters.patience, parameters.oldest_every)
 
     def _restand(self, client: ClientId) -> None:
         for site in self._sites.values():

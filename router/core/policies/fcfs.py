@@ -1,5 +1,6 @@
 """First come, first served: in one worker's queue, and from one pool for all workers."""
 
+from collections import OrderedDict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
@@ -13,7 +14,8 @@ class Fcfs(Order):
     """The request that waits longest."""
 
     def __init__(self, surroundings: Surroundings, worker: WorkerId) -> None:  # noqa: ARG002 - every order is built alike
-        self._waiting: dict[RequestId, Request] = {}
+        # A dict finds its first key by walking past all that were deleted before it.
+        self._waiting: OrderedDict[RequestId, Request] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -57,7 +59,7 @@ class PooledFcfs(Policy):
     def __init__(self, surroundings: Surroundings) -> None:
         self._view = surroundings.view
         self._backlog = surroundings.backlog
-        self._models: dict[str, dict[RequestId, Waiting]] = {}
+        self._models: dict[str, OrderedDict[RequestId, Waiting]] = {}
         self._waiting: dict[RequestId, Request] = {}
         self._arrivals = 0
         self._turn = 0
@@ -66,7 +68,7 @@ class PooledFcfs(Policy):
         """See `Policy`."""
         self._waiting[request.id] = request
         self._arrivals += 1
-        self._models.setdefault(request.model, {})[request.id] = Waiting(request, self._arrivals)
+        self._models.setdefault(request.model, OrderedDict())[request.id] = Waiting(request, self._arrivals)
         self._backlog.add(None, request.client, now)
 
     def withdraw(self, request: RequestId, now: float) -> None:
