@@ -1,8 +1,10 @@
 """DLPM with homes, told as conversations: one queue for the fleet, and each request at home where its prefix is."""
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scenario import CHUNK_TOKENS, Scene
 
-from router.core.policies.dlpm_home import DlpmHomeParameters
+from router.core.policies.dlpm_home import DlpmHome, DlpmHomeParameters
 from router.core.scheduler import SchedulerSettings
 from router.core.window import FixedWindow
 
@@ -148,3 +150,44 @@ def test_a_home_with_far_more_to_do_than_another_worker_is_left() -> None:
     homes = [talk.worker_of(talk.arrive("ada", DOCUMENT + letter)) for letter in "123456"]
     assert homes == ["w1"] * 5 + ["w2"]
     assert talk.dispatched[talk.order[-1]].why == "load"
+
+
+STEPS = st.sampled_from(["arrive", "arrive", "arrive", "serve", "serve", "evict", "drop", "flap", "wait"])
+
+
+@settings(max_examples=60)
+@given(steps=st.lists(st.tuples(STEPS, st.integers(0, 99)), max_size=60))
+def test_every_match_and_home_is_that_of_now(steps: list[tuple[str, int]]) -> None:
+    """After whatever happened, what is noted of each waiting request is what matching it anew gives."""
+    parameters = DlpmHomeParameters(300, 600, home_loss=CHUNK_TOKENS, home_patience=20.0)
+    tight = SchedulerSettings(window=FixedWindow(requests=1), prefix_limit=30, match_minimum=0)
+    talk = Scene("dlpm_home", parameters, workers=("w1", "w2", "w3"), settings=tight)
+    for step, number in steps:
+        match step:
+            case "arrive":
+                talk.arrive("abc"[number % 3], "xyz"[number % 3] * (number % 7) + "pq"[number % 2] * (number % 5) + "!")
+            case "serve" if running := list(talk.scheduler.accounts.bills):
+                talk.serve(running[number % len(running)], answer="xyz"[number % 3] * (number % 9 + 1))
+            case "evict" | "drop":
+                talk.evict(f"w{number % 3 + 1}", CHUNK_TOKENS * (number % 4) if step == "evict" else None)
+            case "flap":
+                talk.leave(f"w{number % 3 + 1}")
+                talk.join(f"w{number % 3 + 1}")
+            case "wait":
+                talk.wait(number / 1000)
+        check_homes(talk, parameters)
+
+
+def check_homes(talk: Scene, parameters: DlpmHomeParameters) -> None:
+    policy, tree = talk.scheduler.policy, talk.scheduler.prefixes.tree
+    assert isinstance(policy, DlpmHome)
+    for name, waiting in policy._waiting.items():
+        anew = tree.match(waiting.request.prompts[0].hashes)
+        assert waiting.matched == {state.worker.id: anew.get(state.worker.id, 0) for state in talk.scheduler.cluster}
+        enough = max(waiting.matched.values()) - parameters.home_loss / CHUNK_TOKENS
+        near = {worker for worker, chunks in waiting.matched.items() if chunks >= enough}
+        assert set(waiting.homes) == (near if len(near) < len(waiting.matched) else set())
+        assert {worker for worker, site in policy._sites.items() if name in site.queue} == set(waiting.homes)
+        anywhere = policy._anywhere.get(waiting.request.model)
+        assert (waiting.leaves_home is None) == (anywhere is not None and name in anywhere)
+        assert waiting.homes or waiting.leaves_home is None
