@@ -168,15 +168,37 @@ def test_a_new_worker_starts_with_the_highest_credit() -> None:
 
 
 def test_a_booking_is_replaced_by_what_is_charged_at_dispatch() -> None:
-    """Between its placement and its turn a request's prefix may have come into the cache."""
+    """What was expected to be cached when its turn comes may have been evicted by then."""
     talk = scene(HUGE, workers=("w1",), settings=ONE_AT_A_TIME)
     running = talk.arrive("ada", "first")
     for _ in range(2):
         talk.arrive("ada", "document")
-    assert talk.deficit("ada").placement == HUGE - (5 + 8 + 8) * CHUNK_TOKENS
-    talk.finish(running)
-    talk.finish(talk.order[1])
     assert talk.deficit("ada").placement == HUGE - (5 + 8) * CHUNK_TOKENS - 1
+    talk.finish(running)
+    talk.evict("w1")
+    talk.finish(talk.order[1])
+    assert talk.deficit("ada").placement == HUGE - (5 + 8 + 8) * CHUNK_TOKENS
+
+
+def test_requests_that_begin_alike_wait_for_the_same_worker() -> None:
+    """Though none of them was computed yet: the first will have been when the others have their turn."""
+    talk = scene(HUGE, load_slack=NO_ESCAPE, settings=ONE_AT_A_TIME)
+    for letter in "ab":
+        talk.arrive("ada", letter)
+    waiting = [talk.arrive("ada", "document" + letter) for letter in "abcd"]
+    talk.serve_all()
+    assert len({talk.worker_of(request) for request in waiting}) == 1
+
+
+def test_a_promise_is_forgotten_when_nobody_waits() -> None:
+    """What was to come and did not is at home nowhere."""
+    talk = scene(HUGE, load_slack=NO_ESCAPE, settings=ONE_AT_A_TIME)
+    running = [talk.arrive("ada", letter) for letter in "ab"]
+    gone = talk.arrive("ada", "document")
+    talk.cancel(gone)
+    for request in running:
+        talk.finish(request)
+    assert talk.dispatched[talk.arrive("ada", "documents")].why == "no prefix"
 
 
 def test_a_booking_is_undone_once() -> None:

@@ -50,6 +50,18 @@ class SchedulerView(FleetView):
         """See `FleetView`."""
         return self._prefixes.match(request)
 
+    def expected_match(self, request: Request) -> Mapping[WorkerId, int]:
+        """See `FleetView`."""
+        return self._prefixes.expected(request)
+
+    def promise(self, request: Request, worker: WorkerId, now: float) -> None:
+        """See `FleetView`."""
+        self._prefixes.promise(request, worker, now)
+
+    def release(self) -> None:
+        """See `FleetView`."""
+        self._prefixes.release()
+
     def watch(self, request: Request, workers: Collection[WorkerId]) -> Mapping[WorkerId, int]:
         """See `FleetView`."""
         return self._prefixes.watch(request, workers)

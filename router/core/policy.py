@@ -37,7 +37,7 @@ class Candidate(NamedTuple):
 
     worker: WorkerId
     cached_tokens: int
-    """How much of the request's input its prefix cache holds."""
+    """How much of the request's input its prefix cache will hold when what waits there now has had its turn."""
     extend_tokens: int
     """The rest of the input."""
     load: int
@@ -99,6 +99,15 @@ class FleetView(Protocol):
 
     def match(self, request: Request) -> Mapping[WorkerId, int]:
         """Input tokens that each worker's prefix cache holds; workers that hold none are left out."""
+
+    def expected_match(self, request: Request) -> Mapping[WorkerId, int]:
+        """The match as it will be when what waits now has had its turn."""
+
+    def promise(self, request: Request, worker: WorkerId, now: float) -> None:
+        """The request will wait for this worker."""
+
+    def release(self) -> None:
+        """No request waits."""
 
     def watch(self, request: Request, workers: Collection[WorkerId]) -> Mapping[WorkerId, int]:
         """The match at these workers, in chunks; its next change is reported to `match_changed`."""

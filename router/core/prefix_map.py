@@ -45,6 +45,9 @@ class PrefixMap:
     def __init__(self, limit: int, estimates: Estimates, minimum: int) -> None:
         """`limit`: chunks; `minimum`: tokens; a shorter match is no match (a shared system line must pin nothing)."""
         self.tree = PrefixTree(limit, self._lost)
+        self._promised = PrefixTree(limit)
+        """Of requests that wait for a worker: what it will hold when their turn has come."""
+        self._limit = limit
         self._estimates = estimates
         self._minimum = minimum
         self._seen: Seen | None = None
@@ -60,6 +63,24 @@ class PrefixMap:
         """Tokens of the request's input that each worker holds, never all; workers below the minimum are left out."""
         return self._look(request).match
 
+    def promise(self, request: Request, worker: WorkerId, now: float) -> None:
+        """A request waits for a worker, which will hold its prompts: what begins like it had best wait there too."""
+        for prompt in request.prompts:
+            self._promised.insert(prompt.hashes, worker, now)
+
+    def release(self) -> None:
+        """Nothing waits any more, so nothing is promised."""
+        if self._promised.chunks:
+            self._promised = PrefixTree(self._limit)
+
+    def expected(self, request: Request) -> Mapping[WorkerId, int]:
+        """The match as it will be when what waits now has had its turn."""
+        matched = self.match(request)
+        if not self._promised.chunks:
+            return matched
+        promised = self._tokens(request, self._promised)
+        return {w: max(matched.get(w, 0), promised.get(w, 0)) for w in {**matched, **promised}}
+
     def input_tokens(self, request: Request) -> int:
         """The estimated size of a request's input."""
         return self._look(request).size
@@ -68,13 +89,13 @@ class PrefixMap:
         seen = self._seen
         if seen is None or seen.request is not request or seen.lessons != self._estimates.lessons:
             size = self._estimates.input_tokens(request)
-            seen = self._seen = Seen(request, self._estimates.lessons, size, self._match(request))
+            seen = self._seen = Seen(request, self._estimates.lessons, size, self._tokens(request, self.tree))
         return seen
 
-    def _match(self, request: Request) -> dict[WorkerId, int]:
+    def _tokens(self, request: Request, tree: PrefixTree) -> dict[WorkerId, int]:
         found: dict[WorkerId, int] = {}
         for prompt in request.prompts:
-            held = self.tree.match(prompt.hashes)
+            held = tree.match(prompt.hashes)
             # Workers fall into a few groups that hold equally much.
             worth = {n: self._estimates.cached_tokens(request.model, prompt, n) for n in set(held.values())}
             for worker, chunks in held.items():
@@ -124,6 +145,7 @@ class PrefixMap:
         """Forget everything that a worker held."""
         self._seen = None
         self.tree.drop(worker)
+        self._promised.drop(worker)
         self._model.pop(worker, None)
 
     def _take(self, worker: WorkerId, chunks: int) -> None:

@@ -118,10 +118,11 @@ class QueuedPolicy(Policy):
 
     def _steal(self, request: Request, victim: WorkerId, thief: WorkerId, now: float) -> bool:
         """Move a request into an idle worker's empty queue, if it fits there and loses little by it."""
-        here = next((c for c in self._candidates(request) if c.worker == thief), None)
+        candidates = {candidate.worker: candidate for candidate in self._candidates(request)}
+        here = candidates.get(thief)
         if here is None or not self._view.admits(thief, request):
             return False
-        lost = self._view.match(request).get(victim, 0) - here.cached_tokens
+        lost = candidates[victim].cached_tokens - here.cached_tokens
         if self._placement.steal_loss is None or lost > self._placement.steal_loss:
             return False
         self.withdraw(request.id, now)
@@ -144,6 +145,8 @@ class QueuedPolicy(Policy):
         self._orders[placed.worker].push(request)
         self._loads[placed.worker] += 1
         self._backlog.add(placed.worker, request.client, now)
+        if self._placement.locality:
+            self._view.promise(request, placed.worker, now)
 
     def _take_out(self, request: RequestId, now: float) -> None:
         """Let a request wait no more, be it withdrawn or dispatched."""
@@ -200,7 +203,9 @@ class QueuedPolicy(Policy):
         return Deficit(self._placement.credit(client, worker), self._orders[worker].credit(client))
 
     def _candidates(self, request: Request) -> list[Candidate]:
-        matched = self._view.match(request)
+        if not self._tickets:
+            self._view.release()
+        matched = self._view.expected_match(request)
         size = self._view.input_tokens(request)
         return [
             Candidate(worker, cached := matched.get(worker, 0), size - cached, self._loads[worker])
