@@ -211,7 +211,8 @@ class Fleet(RuleBasedStateMachine):
         served = any(model in worker.models for worker in self.workers.values())
         self.waiting[request.id] = request
         self.tell(Arrived(request))
-        assert (request.id in self.ended) == (full or not served)
+        # A full waiting room keeps no worker with room from what it could serve at once.
+        assert (request.id in self.ended) == (not served or (full and request.id not in self.running))
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
