@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from router.core.accounts import LinearCost
+from router.core.accounts import LinearCost, Tokens
 from router.core.model import ClientId
 from router.core.service_gap import PAIR_LIMIT, BoundMeter, GapMeter, Outstanding
 
@@ -94,6 +94,18 @@ def test_the_lightest_client_may_weigh_more_than_one() -> None:
     bound.dispatched(ADA, 4.0, Outstanding(expected_output=0, cached=0, extend=100))
     bound.dispatched(BOB, 2.0, Outstanding(expected_output=0, cached=0, extend=80))
     assert bound.bound(500) == 2 * (200 / 2.0 + 500)
+
+
+def test_what_was_underestimated_widens_the_bound() -> None:
+    """By the worst request's excess, for each of the most requests that a client had in flight at once."""
+    bound = BoundMeter(LinearCost(extend=1.0, output=2.0))
+    for _ in range(3):
+        bound.dispatched(ADA, 1.0, Outstanding(expected_output=10, cached=60, extend=40))
+    before = bound.bound(500)
+    bound.came_to(Outstanding(expected_output=10, cached=60, extend=40), Tokens(100, 0, 10))
+    assert bound.bound(500) == before
+    bound.came_to(Outstanding(expected_output=10, cached=60, extend=40), Tokens(150, 30, 15))
+    assert bound.bound(500) == before + 2 * 3 * (50 + 2 * 5)
 
 
 @given(sizes=st.lists(st.builds(Outstanding, *[st.integers(1, 99)] * 3), min_size=1, max_size=8), gap=st.integers(1, 8))

@@ -31,8 +31,6 @@ from router.core.standings import Standings
 from router.core.waiting_room import WaitingLimits
 from router.core.window import FixedWindow
 
-ENDLESS = 1_000_000
-"""Tokens that may be trusted to be cached: a limit that is never met."""
 Ordering = DlpmParameters | DlpmHomeParameters
 """Those that hold Q^u."""
 
@@ -70,7 +68,7 @@ def quanta(quantum: float) -> st.SearchStrategy[tuple[object, ...]]:
     )
 
 
-def core_settings(trusted: st.SearchStrategy[int]) -> st.SearchStrategy[SchedulerSettings]:
+def core_settings() -> st.SearchStrategy[SchedulerSettings]:
     window = st.builds(FixedWindow, st.sampled_from([1, 2, 4, 256]), st.sampled_from([32, 512, 16_384]))
     return st.builds(
         SchedulerSettings,
@@ -79,11 +77,11 @@ def core_settings(trusted: st.SearchStrategy[int]) -> st.SearchStrategy[Schedule
         window=window,
         match_minimum=st.just(CHUNK_TOKENS),
         kv_tokens=st.sampled_from([640, 400_000]),
-        cached_in_flight=trusted,
+        cached_in_flight=st.sampled_from([2 * CHUNK_TOKENS, 1_000_000]),
     )
 
 
-def habits(density: st.SearchStrategy[float | None]) -> st.SearchStrategy[Habits]:
+def habits() -> st.SearchStrategy[Habits]:
     seldom, often = st.sampled_from([0.0, 0.1, 0.5]), st.sampled_from([1.0, 0.5])
     return st.builds(
         Habits,
@@ -91,7 +89,7 @@ def habits(density: st.SearchStrategy[float | None]) -> st.SearchStrategy[Habits
         at_once=st.sampled_from([1, 2, 5, 12]),
         shared=st.sampled_from([0, 2, 10, 40]),
         own=st.sampled_from([1, 5, 20]),
-        density=density,
+        density=st.sampled_from([None, 0.05, 0.25, 1.0]),
         limit=st.sampled_from([0, 5, 40, 200]),
         stops_early=st.booleans(),
         streamed=often,
@@ -105,14 +103,12 @@ def habits(density: st.SearchStrategy[float | None]) -> st.SearchStrategy[Habits
     )
 
 
-def scenarios(*, known: bool) -> st.SearchStrategy[Scenario]:
-    """`known`: the size of every input is, no worker leaves, and what is predicted to be cached is always trusted."""
-    density = st.none() if known else st.sampled_from([None, 0.05, 0.25, 1.0])
+def scenarios() -> st.SearchStrategy[Scenario]:
     return st.builds(
         Scenario,
-        clients=st.lists(habits(density), min_size=2, max_size=5).map(tuple),
+        clients=st.lists(habits(), min_size=2, max_size=5).map(tuple),
         workers=st.integers(1, 3),
-        settings=core_settings(st.just(ENDLESS) if known else st.sampled_from([2 * CHUNK_TOKENS, ENDLESS])),
+        settings=core_settings(),
         parameters=st.sampled_from([1.0, 20.0, 100.0, 1000.0, 20_000.0]).flatmap(quanta),
         engine=st.builds(
             EngineSize, st.sampled_from([1, 2, 8, 64]), st.sampled_from([32, 512, 10_000]), st.sampled_from([1, 4, 50])
@@ -120,7 +116,7 @@ def scenarios(*, known: bool) -> st.SearchStrategy[Scenario]:
         steps=st.sampled_from([10, 30, 60]),
         seed=st.integers(0, 2**32),
         evictions=st.sampled_from([0.0, 0.05, 0.5]),
-        flaps=st.just(0.0) if known else st.sampled_from([0.0, 0.02, 0.2]),
+        flaps=st.sampled_from([0.0, 0.02, 0.2]),
         reorders=st.booleans(),
     )
 
@@ -130,7 +126,7 @@ def test_whoever_waits_falls_no_further_behind_than_the_bound(policy: str) -> No
     """In every queue, over every interval in which a client waits there, against every other, be it waiting or not."""
 
     @settings(max_examples=40 if policy in {"rr+dlpm", "d2lpm+dlpm", "dlpm_home"} else 8)
-    @given(scenario=scenarios(known=False))
+    @given(scenario=scenarios())
     def holds(scenario: Scenario) -> None:
         fleet = Fleet(scenario, POLICIES[policy])
         assert {fleet.quantum} == {p.quantum for p in scenario.parameters if isinstance(p, Ordering)}
@@ -145,7 +141,7 @@ def test_gap_and_bound_are_shown_as_they_are(policy: str) -> None:
     """The gap is that of the books, the bound no less than what any two clients need and no more than the formula."""
 
     @settings(max_examples=20)
-    @given(scenario=scenarios(known=True))
+    @given(scenario=scenarios())
     def agrees(scenario: Scenario) -> None:
         fleet = Fleet(scenario, POLICIES[policy])
         fairness, books = fleet.scheduler.fairness, fleet.books

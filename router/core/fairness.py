@@ -4,7 +4,7 @@ from collections import defaultdict, deque
 from collections.abc import Collection, Iterable
 from math import ceil
 
-from router.core.accounts import LinearCost
+from router.core.accounts import LinearCost, Tokens
 from router.core.model import ClientId, Request, WorkerId
 from router.core.service_gap import BoundMeter, GapMeter, Outstanding
 
@@ -92,10 +92,13 @@ class Fairness:
         self._gaps[None if self._pooled else worker].served(request.client, service)
         self._recent[request.client].add(service, now)
 
+    def came_to(self, worker: WorkerId, outstanding: Outstanding, tokens: Tokens) -> None:
+        """A dispatched request was served so much, all told."""
+        self._bound(worker).came_to(outstanding, tokens)
+
     def worker_left(self, worker: WorkerId) -> None:
-        """A worker is gone, and the last of its requests with it."""
+        """A worker is gone, and the last of its requests with it. Its bound stays, for its clients' credit does."""
         self._gaps.pop(worker, None)
-        self._bounds.pop(worker, None)
 
     def jain(self, now: float) -> float | None:
         """Jain's index over the service per weight of the clients that were backlogged lately."""

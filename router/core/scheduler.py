@@ -213,7 +213,8 @@ class Scheduler:
         expected = self.estimates.expected_output(request)
         live = self._live[request.id]
         live.state, live.worker = State.IN_FLIGHT, worker
-        live.outstanding = Outstanding(expected, cached, size - cached)
+        charge = self.accounts.open(request, worker, size, cached)
+        live.outstanding = Outstanding(expected, charge.after.cached, charge.after.extend)
         self._room.leave(request.id, now, served=True)
         state = self.cluster[worker]
         decision = Decision(
@@ -226,7 +227,7 @@ class Scheduler:
         )
         state.add(request.id, size - cached, now, streamed=request.streamed)
         self.fairness.dispatched(request, worker, live.outstanding, now - live.arrived)
-        self.policy.charged(self.accounts.open(request, worker, size, cached))
+        self.policy.charged(charge)
         self._believe(request.model, request.prompts, worker, now)
         self._out.append(Dispatch(request.id, worker, cached, choice.why, decision))
 
@@ -296,6 +297,7 @@ class Scheduler:
     def _serve(self, live: Live, charge: Charge, now: float) -> None:
         self.policy.charged(charge)
         self.fairness.served(live.request, charge.worker, charge.at(self.settings.cost), now)
+        self.fairness.came_to(charge.worker, live.outstanding, charge.after)
 
     def _withdraw(self, live: Live, now: float) -> None:
         """End a request that waits."""

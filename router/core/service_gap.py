@@ -4,16 +4,18 @@ The gap is measured, the bound is computed from what was seen. Theorem 4.1 of th
 2(U + Q^u) for a scheduler inside the engine, which knows what is cached and what it has released. Ours predicts and
 reserves, so for a pair of clients backlogged in the same queue
 
-    |W_f/w_f - W_g/w_g| <= 2(U' + E + Q^u) + 2R,   U' = w_e · L_input + w_q · M'
+    |W_f/w_f - W_g/w_g| <= 2(U' + E + X + Q^u) + 2R,   U' = w_e · L_input + w_q · M'
 
 where L_input is the largest input, M' a client's largest outstanding output reservation, E = w_e times its
-predicted-cached tokens in flight and R = w_e times its reserved input in flight, each the largest seen.
+predicted-cached tokens in flight and R = w_e times its reserved input in flight, each the largest seen. X is 0 where
+sizes and limits are known; where they are estimated, it is the most by which a request came to more than all that was
+believed of it, times the most requests that a client had in flight.
 """
 
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from router.core.accounts import LinearCost
+from router.core.accounts import LinearCost, Tokens
 from router.core.model import ClientId
 
 PAIR_LIMIT = 64
@@ -71,6 +73,7 @@ class Outstanding:
     expected_output: int = 0
     cached: int = 0
     extend: int = 0
+    requests: int = 1
 
 
 class BoundMeter:
@@ -78,10 +81,11 @@ class BoundMeter:
 
     def __init__(self, cost: LinearCost) -> None:
         self._cost = cost
-        self._clients: defaultdict[ClientId, Outstanding] = defaultdict(Outstanding)
+        self._clients: defaultdict[ClientId, Outstanding] = defaultdict(lambda: Outstanding(requests=0))
         self._least_weight = float("inf")
         self._largest_input = 0
-        self._largest = Outstanding()
+        self._largest = Outstanding(requests=0)
+        self._excess = 0.0
 
     def dispatched(self, client: ClientId, weight: float, request: Outstanding) -> None:
         """A request is in flight."""
@@ -92,18 +96,26 @@ class BoundMeter:
         self._largest.expected_output = max(self._largest.expected_output, total.expected_output)
         self._largest.cached = max(self._largest.cached, total.cached)
         self._largest.extend = max(self._largest.extend, total.extend)
+        self._largest.requests = max(self._largest.requests, total.requests)
+
+    def came_to(self, request: Outstanding, tokens: Tokens) -> None:
+        """A request was served so much, all told."""
+        cost = self._cost
+        believed = cost.extend * (request.cached + request.extend) + cost.output * request.expected_output
+        self._excess = max(self._excess, cost.extend * tokens.extend + cost.output * tokens.output - believed)
 
     def ended(self, client: ClientId, request: Outstanding) -> None:
         """It is not any more."""
         total = self._clients[client]
         _add(total, request, -1)
-        if total == Outstanding():
+        if not total.requests:
             del self._clients[client]
 
     def bound(self, quantum: float) -> float:
-        """2(U' + E + Q^u) + 2R, per weight of the lightest client seen; cost units."""
+        """2(U' + E + X + Q^u) + 2R, per weight of the lightest client seen; cost units."""
         cost, most = self._cost, self._largest
         consumed = cost.extend * (self._largest_input + most.cached + most.extend) + cost.output * most.expected_output
+        consumed += most.requests * self._excess
         return 2 * (consumed / self._least_weight + quantum)
 
 
@@ -111,3 +123,4 @@ def _add(total: Outstanding, request: Outstanding, sign: int) -> None:
     total.expected_output += sign * request.expected_output
     total.cached += sign * request.cached
     total.extend += sign * request.extend
+    total.requests += sign * request.requests
