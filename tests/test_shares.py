@@ -1,0 +1,73 @@
+"""Weights, in virtual time: backlogged clients share by them, also after one of them was away."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+
+import pytest
+
+from bench.prompts import EMPTY, Prompt, random_tokens
+from bench.records import Result
+from bench.scenario import Scenario, WorkerSpec
+from bench.simulation import Simulation
+from bench.traffic import Call, Client, Ending
+from router.core.scheduler import SchedulerSettings
+from router.core.window import FixedWindow
+
+WEIGHTS = (1.0, 2.0, 4.0)
+AT_ONCE = 48
+"""Calls of each client in flight: more than its share of what two workers run."""
+AWAY, BACK = 60.0, 90.0
+WINDOW = FixedWindow(requests=18)
+
+
+@dataclass(frozen=True, slots=True)
+class Backlogged:
+    """Clients of these weights that always wait; the last of them may go away for a while."""
+
+    leaves: bool = False
+
+    def clients(self, seed: int) -> Sequence[Client]:
+        """See `Workload`."""
+        return [Client(f"c{weight:.0f}", self._calls(Random(f"{seed} {weight}"), weight), weight) for weight in WEIGHTS]
+
+    def _calls(self, random: Random, weight: float) -> Iterator[Call]:
+        return (self._call(random, weight, 0.0) for _ in range(AT_ONCE))
+
+    def _call(self, random: Random, weight: float, at: float) -> Call:
+        prompt = Prompt(EMPTY, random_tokens(random, random.randint(200, 600)))
+        output = random.randint(50, 150)
+
+        def then(_call: Call, ending: Ending) -> Iterator[Call]:
+            away = self.leaves and weight == WEIGHTS[-1] and AWAY <= ending.at < BACK
+            yield self._call(random, weight, BACK if away else ending.at)
+
+        return Call(at, prompt, output, output, then=then)
+
+
+def shares(result: Result, begin: float, end: float) -> list[float]:
+    """The service of each client per weight in this time, over the mean of all."""
+    within = [sample for sample in result.timeline if begin <= sample.time <= end]
+    first, last = within[0].service, within[-1].service
+    per_weight = [(last[client] - first[client]) / weight for client, weight in result.weights.items()]
+    mean = sum(per_weight) / len(per_weight)
+    return [share / mean for share in per_weight]
+
+
+def run(policy: str, workload: Backlogged, seconds: float) -> Result:
+    workers = (WorkerSpec(max_running=16),) * 2
+    return Simulation(Scenario(policy, workload, workers, seconds, settings=SchedulerSettings(window=WINDOW))).run()
+
+
+@pytest.mark.parametrize("policy", ["d2lpm", "dlpm_home"])
+def test_backlogged_clients_are_served_by_weight(policy: str) -> None:
+    """Each gets its share within five per cent."""
+    result = run(policy, Backlogged(), 320.0)
+    assert shares(result, 20.0, 320.0) == pytest.approx([1.0, 1.0, 1.0], abs=0.05)
+
+
+@pytest.mark.parametrize("policy", ["d2lpm", "dlpm_home"])
+def test_who_was_away_has_its_share_again(policy: str) -> None:
+    """Thirty seconds after its return, neither what it missed nor what it owes shows any more."""
+    result = run(policy, Backlogged(leaves=True), 420.0)
+    assert shares(result, BACK + 30.0, 420.0) == pytest.approx([1.0, 1.0, 1.0], abs=0.05)
