@@ -107,6 +107,7 @@ class WhileConnected:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._watcher.cancel()
+        del self._watcher  # it remembers where it was cancelled, which is here: only the collector would free the two
         if self._gone and isinstance(error, asyncio.CancelledError):
             self._task.uncancel()
             raise ClientGone from None

@@ -1,13 +1,15 @@
 """One HTTP exchange, before a server that is written out message by message."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 import pytest
 
 from router.errors import BadRequest, BodyTooLarge, RouterError
-from router.exchange import ClientGone, Exchange
+from router.exchange import ClientGone, Exchange, WhileConnected
 
 Message = MutableMapping[str, Any]
 Header = tuple[bytes, bytes]
@@ -112,6 +114,25 @@ async def test_a_client_that_leaves_after_the_end_cuts_nothing_short() -> None:
     assert task is not None
     assert (len(server.sent), task.cancelling()) == (2, 0)
     assert not [other for other in asyncio.all_tasks() - {task} if not other.cancelling()]
+
+
+async def test_nothing_of_a_call_is_left_to_the_collector() -> None:
+    """What is watched is freed with its end, by its reference counts: the collector looks for cycles seldom."""
+
+    async def call() -> "weakref.ref[object]":
+        inbox: asyncio.Queue[Message] = asyncio.Queue()
+        with WhileConnected(inbox.get):
+            await asyncio.sleep(0)  # the watcher has begun to wait
+        return weakref.ref(inbox)
+
+    gc.disable()
+    try:
+        inbox = await asyncio.create_task(call())
+        for _ in range(3):  # the watcher hears of its end, and ends
+            await asyncio.sleep(0)
+        assert inbox() is None
+    finally:
+        gc.enable()
 
 
 async def test_an_error_before_the_answer_is_its_status() -> None:
