@@ -20,7 +20,7 @@ from router.core.policy import Parameters
 from router.core.prompt_key import PromptHasher
 from router.core.scheduler import Scheduler, SchedulerSettings
 from router.core.waiting_room import WaitingLimits
-from router.core.window import FixedWindow, NoWindow
+from router.core.window import FixedWindow, LearnedWindow, NoWindow, Window
 from router.explain import Explanation, Explanations
 from router.fleet import Backend, Fleet
 from router.gateway import Gateway
@@ -88,17 +88,23 @@ class Router:
 
 def new_scheduler(settings: Settings) -> Scheduler:
     """The scheduler, before anything has happened to it."""
-    fixed = FixedWindow(settings.max_inflight, settings.max_unstarted_tokens)
     core = SchedulerSettings(
         cost=LinearCost(settings.extend_weight, settings.output_weight),
         waiting=WaitingLimits(settings.max_queued, settings.queue_ttl),
-        window=fixed if settings.window == "fixed" else NoWindow(),
+        window=_window(settings),
         prefix_limit=settings.prefix_limit,
         match_minimum=settings.min_match_tokens,
         kv_tokens=settings.kv_tokens_default,
     )
     parameters = Parameters(*settings.parameters().values())
     return Scheduler(POLICIES[settings.policy], core, parameters, random.Random(settings.seed))
+
+
+def _window(settings: Settings) -> Window:
+    if settings.window == "off":
+        return NoWindow()
+    kind = LearnedWindow if settings.window == "learned" else FixedWindow
+    return kind(settings.max_inflight, settings.max_unstarted_tokens)
 
 
 def _backend(worker: WorkerAddress, settings: Settings) -> Backend:

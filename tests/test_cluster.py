@@ -9,7 +9,7 @@ A, B = RequestId("a"), RequestId("b")
 
 
 def cluster(*workers: WorkerId) -> Cluster:
-    made = Cluster(FixedWindow)
+    made = Cluster(FixedWindow())
     for worker in workers or (W1, W2):
         made.join(Worker(worker, frozenset(["llama"])))
     return made
@@ -25,11 +25,11 @@ def test_workers_serve_their_models_in_the_order_in_which_they_joined() -> None:
 def test_a_worker_that_left_serves_nothing_and_stays_until_its_requests_have_ended() -> None:
     """What runs there is counted to its end; then the worker is forgotten."""
     made = cluster()
-    made[W1].add(A, 10, 0.0, streamed=True)
+    made[W1].add(A, 10, streamed=True)
     assert made.serving("llama") == [W1, W2]
     made.leave(W1)
     assert (made.serving("llama"), W1 in made) == ([W2], True)
-    made.remove(A, W1, 0.0)
+    made.remove(A, W1)
     assert W1 not in made
 
 
@@ -43,40 +43,40 @@ def test_an_idle_worker_that_leaves_is_forgotten_at_once() -> None:
 def test_a_worker_that_comes_back_keeps_what_runs_there() -> None:
     """A worker that was away for a moment has not lost its load."""
     made = cluster()
-    made[W1].add(A, 10, 0.0, streamed=True)
+    made[W1].add(A, 10, streamed=True)
     made.leave(W1)
     made.join(Worker(W1, frozenset(["llama"])))
     assert (made.serving("llama"), made[W1].load) == ([W1, W2], Load(1, 1, 10))
-    made.remove(A, W1, 0.0)
+    made.remove(A, W1)
     assert W1 in made
 
 
 def test_load_counts_what_waits_for_its_first_token() -> None:
     """A start takes a request's tokens from the count once, and an end whatever is left of it."""
     state = cluster()[W1]
-    state.add(A, 10, 0.0, streamed=True)
-    state.add(B, 5, 0.0, streamed=True)
+    state.add(A, 10, streamed=True)
+    state.add(B, 5, streamed=True)
     assert state.load == Load(2, 2, 15)
     state.start(A, 0.0)
     state.start(A, 0.0)
     assert state.load == Load(2, 1, 5)
-    state.remove(A, 0.0)
-    state.remove(B, 0.0)
+    state.remove(A)
+    state.remove(B)
     assert state.load == Load(0, 0, 0)
 
 
 def test_a_call_that_does_not_stream_counts_as_started() -> None:
     """Its first token will never be seen, so it must not hold up what can be."""
     state = cluster()[W1]
-    state.add(A, 10, 0.0, streamed=False)
+    state.add(A, 10, streamed=False)
     assert state.load == Load(1, 0, 0)
 
 
 def test_reports_are_kept_and_a_capacity_once_told_stays() -> None:
     """A worker that falls silent about its cache has not lost it."""
     made = cluster()
-    made.report(WorkerReported(W1, running=3, waiting=2, kv_tokens=500), 0.0)
-    made.report(WorkerReported(W1, running=1, waiting=0), 0.0)
+    made.report(WorkerReported(W1, running=3, waiting=2, kv_tokens=500))
+    made.report(WorkerReported(W1, running=1, waiting=0))
     assert (made[W1].engine_running, made[W1].engine_waiting) == (1, 0)
     assert made[W1].worker.kv_tokens == 500
 

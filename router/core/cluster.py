@@ -1,6 +1,6 @@
 """The workers as the core knows them: their models, and what is in flight at each."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from router.core.model import RequestId, Worker, WorkerId, WorkerReported
@@ -35,31 +35,37 @@ class WorkerState:
         """What the window looks at."""
         return Load(len(self.running), self.unstarted, self.unstarted_tokens)
 
-    def add(self, request: RequestId, uncached_tokens: int, now: float, *, streamed: bool) -> None:  # noqa: ARG002
+    def add(self, request: RequestId, uncached_tokens: int, *, streamed: bool) -> None:
         """Count a dispatched request. One that does not stream never shows its start, so it counts as started."""
         self.running[request] = InFlight(uncached_tokens, streamed)
         if streamed:
             self.unstarted += 1
             self.unstarted_tokens += uncached_tokens
 
-    def start(self, request: RequestId, now: float) -> None:  # noqa: ARG002
+    def start(self, request: RequestId, now: float) -> None:
         """Its first token is here: it waits no more."""
         flight = self.running[request]
         if flight.unstarted:
-            flight.unstarted = False
-            self.unstarted -= 1
-            self.unstarted_tokens -= flight.uncached_tokens
+            self._count_started(flight)
+            self.window.started(flight.uncached_tokens, now)
 
-    def remove(self, request: RequestId, now: float) -> None:
+    def _count_started(self, flight: InFlight) -> None:
+        flight.unstarted = False
+        self.unstarted -= 1
+        self.unstarted_tokens -= flight.uncached_tokens
+
+    def remove(self, request: RequestId) -> None:
         """It ended."""
-        self.start(request, now)
-        del self.running[request]
+        flight = self.running.pop(request)
+        if flight.unstarted:
+            self._count_started(flight)
 
 
 class Cluster:
     """All workers by id, in the order in which they joined."""
 
-    def __init__(self, window: Callable[[], Window]) -> None:
+    def __init__(self, window: Window) -> None:
+        """`window`: each worker gets one like it."""
         self._window = window
         self._states: dict[WorkerId, WorkerState] = {}
         self._serving: dict[str, list[WorkerId]] = {}
@@ -86,7 +92,7 @@ class Cluster:
         """Add a worker, or take new facts of one that is known, departed or not; a capacity once told stays."""
         state = self._states.get(worker.id)
         if state is None:
-            self._states[worker.id] = WorkerState(worker, self._window())
+            self._states[worker.id] = WorkerState(worker, self._window.fresh())
         else:
             state.worker = replace(worker, kv_tokens=worker.kv_tokens or state.worker.kv_tokens)
             state.left = False
@@ -98,17 +104,18 @@ class Cluster:
         self._serving.clear()
         self._forget(worker)
 
-    def report(self, event: WorkerReported, now: float) -> None:  # noqa: ARG002
+    def report(self, event: WorkerReported) -> None:
         """Take in a worker's metrics; a capacity once told stays until another is."""
         state = self._states[event.worker]
         state.engine_running = event.running
         state.engine_waiting = event.waiting
+        state.window.reported(state.load, event.running, event.waiting)
         if event.kv_tokens is not None and event.kv_tokens != state.worker.kv_tokens:
             state.worker = replace(state.worker, kv_tokens=event.kv_tokens)
 
-    def remove(self, request: RequestId, worker: WorkerId, now: float) -> None:
+    def remove(self, request: RequestId, worker: WorkerId) -> None:
         """A dispatched request ended."""
-        self._states[worker].remove(request, now)
+        self._states[worker].remove(request)
         self._forget(worker)
 
     def speed(self, worker: WorkerId) -> float:
@@ -118,14 +125,6 @@ class Cluster:
             return 1.0
         known = [rate for state in self._states.values() if (rate := state.pace.rate) is not None]
         return own * len(known) / sum(known)
-
-    @property
-    def next_deadline(self) -> float | None:
-        """When something here changes by time alone; `advance` then."""
-        return None
-
-    def advance(self, now: float) -> None:
-        """Take in that it is now this time."""
 
     def _forget(self, worker: WorkerId) -> None:
         state = self._states[worker]

@@ -61,7 +61,7 @@ from router.core.prefix_map import PrefixMap
 from router.core.prompt_key import PromptKey
 from router.core.service_gap import Outstanding
 from router.core.waiting_room import WaitingLimits, WaitingRoom
-from router.core.window import FixedWindow, Window
+from router.core.window import LearnedWindow, Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,8 @@ class SchedulerSettings:
 
     cost: LinearCost = field(default_factory=LinearCost)
     waiting: WaitingLimits = field(default_factory=WaitingLimits)
-    window: Window = field(default_factory=FixedWindow)
-    """The limit of each worker."""
+    window: Window = field(default_factory=LearnedWindow)
+    """The limit of each worker, which has one like this of its own."""
     prefix_limit: int = 4_000_000
     """Chunks in the prefix tree, over all workers."""
     match_minimum: int = 64
@@ -110,7 +110,7 @@ class Scheduler:
         self.settings = settings
         self.estimates = Estimates()
         self.accounts = Accounts(settings.cached_in_flight)
-        self.cluster = Cluster(lambda: settings.window)
+        self.cluster = Cluster(settings.window)
         self.backlog = Backlog()
         self.prefixes = PrefixMap(settings.prefix_limit, self.estimates, settings.match_minimum)
         self._view = SchedulerView(self.cluster, self.prefixes)
@@ -130,7 +130,6 @@ class Scheduler:
         Raises ValueError for an `Arrived` whose id is in use.
         """
         self._out = []
-        self.cluster.advance(now)
         self._take_in(event, now)
         while (choice := self.policy.next(now)) is not None:
             self._dispatch(choice, now)
@@ -173,7 +172,7 @@ class Scheduler:
         match event:
             case WorkerReported():
                 if event.worker in self.cluster:
-                    self.cluster.report(event, now)
+                    self.cluster.report(event)
             case WorkerJoined():
                 self._join(event, now)
             case WorkerLeft(worker):
@@ -225,7 +224,7 @@ class Scheduler:
             state.window.limits,
             choice.passed,
         )
-        state.add(request.id, size - cached, now, streamed=request.streamed)
+        state.add(request.id, size - cached, streamed=request.streamed)
         self.fairness.dispatched(request, worker, live.outstanding, now - live.arrived)
         self.policy.charged(charge)
         self._believe(request.model, request.prompts, worker, now)
@@ -289,7 +288,7 @@ class Scheduler:
             self.policy.charged(charge)
         self.policy.ended(request, worker)
         self.fairness.ended(request, worker, live.outstanding)
-        self.cluster.remove(request.id, worker, now)
+        self.cluster.remove(request.id, worker)
         if worker not in self.cluster:
             self.fairness.worker_left(worker)
         del self._live[request.id]
@@ -368,7 +367,7 @@ class Scheduler:
     def _set_alarm(self, now: float) -> None:
         """Ask to be woken for the next deadline, unless an earlier alarm is set: a vain waking is cheap."""
         due = self._wake
-        for deadline in (self._room.next_deadline, self.cluster.next_deadline, self.policy.next_deadline):
+        for deadline in (self._room.next_deadline, self.policy.next_deadline):
             if deadline is not None and (due is None or deadline < due):
                 due = max(deadline, now)
         if due is not None and due != self._wake:
