@@ -20,11 +20,10 @@ from bench.workloads import WORKLOADS
 from bench.workloads.documents import SharedDocuments
 from bench.workloads.unrelated import Unrelated
 from router.core.scheduler import SchedulerSettings
-from router.core.window import FixedWindow
+from router.core.window import LearnedWindow
 
 OURS = ("d2lpm", "dlpm_home")
-WINDOW = FixedWindow(requests=256, unstarted_tokens=4096)
-"""Two steps of prefill."""
+SETTINGS = SchedulerSettings(window=LearnedWindow())
 FOUR = (WorkerSpec(),) * 4
 SMALL_CACHES = (WorkerSpec(kv_tokens=120_000),) * 4
 """Each holds 20 prefixes of 6k tokens."""
@@ -40,8 +39,7 @@ def run(
     policy: str, workload: Workload, workers: tuple[WorkerSpec, ...], seconds: float = 35.0, warmup: float = 15.0
 ) -> Result:
     """Simulate, once for all that ask."""
-    settings = SchedulerSettings(window=WINDOW)
-    return simulated(Scenario(policy, workload, workers, seconds, warmup, settings=settings))
+    return simulated(Scenario(policy, workload, workers, seconds, warmup, settings=SETTINGS))
 
 
 def throughput(result: Result) -> float:

@@ -15,7 +15,7 @@ from bench.workloads import WORKLOADS
 from router.core.policies.dlpm import DlpmParameters
 from router.core.policies.dlpm_home import DlpmHomeParameters
 from router.core.scheduler import SchedulerSettings
-from router.core.window import FixedWindow, NoWindow
+from router.core.window import LearnedWindow, NoWindow
 
 SLOTS = 8
 SECONDS, WARMUP = {"a100-mistral-7b": 100.0, "a6000-mistral-7b": 180.0}, 20.0
@@ -33,7 +33,7 @@ class Figures:
 
 @cache
 def figures(policy: str, hardware: str, quantum: float = 20_000.0) -> Figures:
-    window = NoWindow() if policy == "rr+fcfs" else FixedWindow(requests=SLOTS + 2)
+    window = NoWindow() if policy == "rr+fcfs" else LearnedWindow()
     result = Simulation(
         Scenario(
             policy,

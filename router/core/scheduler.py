@@ -61,7 +61,7 @@ from router.core.prefix_map import PrefixMap
 from router.core.prompt_key import PromptKey
 from router.core.service_gap import Outstanding
 from router.core.waiting_room import WaitingLimits, WaitingRoom
-from router.core.window import LearnedWindow, Window
+from router.core.window import FixedWindow, Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class SchedulerSettings:
 
     cost: LinearCost = field(default_factory=LinearCost)
     waiting: WaitingLimits = field(default_factory=WaitingLimits)
-    window: Window = field(default_factory=LearnedWindow)
+    window: Window = field(default_factory=FixedWindow)
     """The limit of each worker, which has one like this of its own."""
     prefix_limit: int = 4_000_000
     """Chunks in the prefix tree, over all workers."""
