@@ -186,7 +186,7 @@ def test_a_broken_account_is_found() -> None:
 @given(before=st.builds(Tokens, counts, counts, counts), after=st.builds(Tokens, counts, counts, counts))
 def test_a_charge_is_a_difference_of_prices(before: Tokens, after: Tokens) -> None:
     """At VTC's price cached input costs what other input costs; at the default nothing."""
-    charge = Charge(ClientId("ada"), WORKER, before, after)
+    charge = Charge(RequestId("r1"), ClientId("ada"), WORKER, before, after)
     extend, output = after.extend - before.extend, after.output - before.output
     assert charge.at(LinearCost()) == extend + 2 * output
     assert charge.at(LinearCost(cached=1.0)) == extend + after.cached - before.cached + 2 * output

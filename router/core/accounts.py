@@ -51,6 +51,7 @@ class LinearCost:
 class Charge(NamedTuple):
     """How one request's bill changed: what it came to before, and what it comes to now."""
 
+    request: RequestId
     client: ClientId
     worker: WorkerId
     before: Tokens
@@ -121,7 +122,7 @@ class Accounts:
         account = self._accounts[request.client]
         account.charged = account.charged.plus(bill.tokens)
         account.reserved = account.reserved.plus(bill.tokens)
-        return Charge(request.client, worker, NOTHING, bill.tokens)
+        return Charge(request.id, request.client, worker, NOTHING, bill.tokens)
 
     def start(self, request: RequestId) -> Tokens:
         """Count the reserved input as served: the prefill is over. Returns what became served."""
@@ -137,7 +138,7 @@ class Accounts:
         """Charge a started request's output up to this cumulative count; a count that fell stays as it was."""
         bill = self._bills[request]
         output = max(bill.tokens.output, output_tokens)
-        return self._revise(bill, Tokens(bill.tokens.extend, bill.tokens.cached, output))
+        return self._revise(request, bill, Tokens(bill.tokens.extend, bill.tokens.cached, output))
 
     def settle(self, request: RequestId, usage: Usage | None) -> Charge:
         """Close a started request's bill at what the engine says; without its word, at what was charged so far."""
@@ -157,10 +158,10 @@ class Accounts:
         left = self._cached_in_flight.pop(bill.client, 0) - bill.trusted
         if left:
             self._cached_in_flight[bill.client] = left
-        return self._revise(bill, after)
+        return self._revise(request, bill, after)
 
-    def _revise(self, bill: Bill, after: Tokens) -> Charge:
-        charge = Charge(bill.client, bill.worker, bill.tokens, after)
+    def _revise(self, request: RequestId, bill: Bill, after: Tokens) -> Charge:
+        charge = Charge(request, bill.client, bill.worker, bill.tokens, after)
         change = after.minus(bill.tokens)
         account = self._accounts[bill.client]
         account.charged = account.charged.plus(change)
