@@ -19,7 +19,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from scenario import CHUNK_TOKENS, Scene, key
+from scenario import CHUNK_TOKENS, ONE_AT_A_TIME, Scene, key
 
 from router.core.accounts import Tokens
 from router.core.model import (
@@ -53,6 +53,7 @@ from router.core.policies.d2lpm import D2lpmParameters
 from router.core.policies.dlpm import DlpmParameters
 from router.core.policies.dlpm_home import DlpmHomeParameters
 from router.core.policies.lpm import LpmParameters
+from router.core.policies.rpm import RpmParameters
 from router.core.policy import Parameters
 from router.core.prompt_key import PromptKey
 from router.core.scheduler import Scheduler, SchedulerSettings
@@ -83,6 +84,7 @@ PARAMETERS = Parameters(
     DlpmHomeParameters(quantum=100.0, worker_quantum=300.0, home_loss=CHUNK_TOKENS, patience=2),
     LpmParameters(cut_off=3),
     ConsistentHashParameters(prefix_chunks=1, load_factor=1.25),
+    RpmParameters(limit=2),
 )
 
 prompts = st.lists(st.text("xy", max_size=5), min_size=1, max_size=2)
@@ -327,12 +329,16 @@ class Fleet(RuleBasedStateMachine):
     def teardown(self) -> None:
         """When all has ended, every count is at zero; and the same history has the same commands."""
         self.join(WORKERS[0], frozenset(MODELS))
-        for _ in range(len(self.waiting) + len(self.running)):
+        while self.running:
             request = next(iter(self.running))
             self.end(request)
             self.tell(Finished(request))
-        assert not self.waiting
+        # What still waits has a time to wait for, or is given up as too late.
+        assert not self.waiting or self.scheduler.policy.next_deadline is not None
         assert not self.running
+        self.now += 2 * TIGHT.waiting.time_to_live
+        self.tell(Ticked())
+        assert not self.waiting
         self.now += 2 * TIGHT.waiting.time_to_live
         assert not self.tell(Ticked())
         self.books_agree()
@@ -368,7 +374,7 @@ def test_declared_locality_is_seen(policy: str) -> None:
 @pytest.mark.parametrize("policy", NAMES)
 def test_declared_work_conservation_is_seen(policy: str) -> None:
     """A worker that joins takes what waits for another, and has no prefix there, exactly if the policy says so."""
-    talk = Scene(policy, workers=WORKERS[:1], settings=SchedulerSettings(window=FixedWindow(requests=1)))
+    talk = Scene(policy, RpmParameters(limit=1), workers=WORKERS[:1], settings=ONE_AT_A_TIME)
     for letter in "abc":
         talk.arrive("ada", letter)
     talk.join("w2")

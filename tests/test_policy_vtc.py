@@ -160,6 +160,24 @@ def test_a_new_weight_counts_from_the_next_request_on() -> None:
     assert served(talk, "ada") == (8 + 8 / 2) * CHUNK_TOKENS
 
 
+def test_without_the_lift_time_away_is_credit() -> None:
+    """Under least counter first, who comes back is served alone until it has caught up with all that it missed."""
+    firsts = {}
+    for policy in ("vtc", "lcf"):
+        talk = Scene(policy, settings=ONE_AT_A_TIME)
+        talk.serve(talk.arrive("ada", "a"))
+        for _ in range(10):
+            talk.serve(talk.arrive("bob", "document"))
+        running = talk.arrive("bob", "document")
+        for _ in range(6):
+            talk.arrive("bob", "document")
+            talk.arrive("ada", "document")
+        talk.serve(running)
+        talk.serve_all()
+        firsts[policy] = [talk.requests[request].client for request in talk.order[12:18]]
+    assert firsts == {"vtc": ["bob", "ada"] * 3, "lcf": ["ada"] * 6}
+
+
 def drift_and_bound(policy: str, seed: int) -> tuple[float, float]:
     """How far the full-price service of clients that always wait drifts apart over any interval, and VTC's bound.
 

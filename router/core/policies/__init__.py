@@ -16,7 +16,8 @@ from router.core.policies.dlpm import Dlpm, DlpmParameters
 from router.core.policies.dlpm_home import DlpmHome, DlpmHomeParameters
 from router.core.policies.fcfs import Fcfs, PooledFcfs
 from router.core.policies.lpm import Lpm, LpmParameters
-from router.core.policies.vtc import Vtc
+from router.core.policies.rpm import Rpm, RpmParameters
+from router.core.policies.vtc import Lcf, Vtc
 from router.core.policy import OrderFactory, PlacementFactory, Policy, PolicyFactory, Properties, Surroundings
 from router.core.queued_policy import QueuedPolicy
 
@@ -32,16 +33,19 @@ PLACEMENTS: Final[Mapping[str, PlacementFactory]] = {
 ORDERS: Final[Mapping[str, OrderFactory]] = {
     "dlpm": Dlpm,
     "vtc": Vtc,
+    "lcf": Lcf,
     "lpm": Lpm,
     "fcfs": Fcfs,
 }
 POOLED: Final[Mapping[str, PolicyFactory]] = {
     "dlpm_home": DlpmHome,
     "pooled_fcfs": PooledFcfs,
+    "rpm": Rpm,
 }
 ALIASES: Final[Mapping[str, str]] = {
     "d2lpm": "d2lpm+dlpm",
     "vtc": "client_rr+vtc",
+    "lcf": "client_rr+lcf",
     "round_robin": "rr+fcfs",
     "least_requests": "least_requests+fcfs",
     "two_choices": "two_choices+fcfs",
@@ -54,6 +58,7 @@ PARAMETERS: Final[Mapping[str, type]] = {
     "dlpm_home": DlpmHomeParameters,
     "lpm": LpmParameters,
     "consistent_hash": ConsistentHashParameters,
+    "rpm": RpmParameters,
 }
 """The parameter class of each family that has one, by the name of its group of settings."""
 

@@ -9,13 +9,15 @@ price of extend tokens nothing bounds the difference: a client whose prompts are
 
 Where this departs from the paper: counters are per worker, `client_rr` spreads each client over the workers, and
 the engine's usage corrects what was charged, so that a counter may also fall.
+
+`Lcf` is what the paper compares with (section 5.1): the same without the lift.
 """
 
 from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush, heapreplace
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from router.core.accounts import Charge, LinearCost
 from router.core.model import ClientId, Request, RequestId, WorkerId
@@ -42,7 +44,9 @@ class Counter:
 class VirtualCounters:
     """The counters c_i of all clients, and which of them wait; each answer costs O(log clients), amortised."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, lifts: bool = True) -> None:
+        """`lifts`: whether whoever begins to wait is lifted."""
+        self._lifts = lifts
         self._counters: dict[ClientId, Counter] = {}
         self._ranks: dict[ClientId, Rank] = {}
         """The one rank that counts of each client that waits."""
@@ -66,7 +70,7 @@ class VirtualCounters:
         """
         counter = self._counters[client]
         level = self.least() if self._ranks else self._last_left
-        if level is not None:
+        if self._lifts and level is not None:
             counter.value = max(counter.value, self._counters[level].value)
         self._joins += 1
         self._rank(Rank(counter.value, self._joins, client))
@@ -116,10 +120,12 @@ class VirtualCounters:
 class Vtc(Order):
     """First come, first served within a client; among clients, by the virtual counters of one worker's queue."""
 
+    lifts: ClassVar[bool] = True
+
     def __init__(self, surroundings: Surroundings, worker: WorkerId) -> None:  # noqa: ARG002 - every order is built alike
         cost = surroundings.cost
         self._cost: LinearCost = replace(cost, cached=cost.extend)
-        self._counters = VirtualCounters()
+        self._counters = VirtualCounters(lifts=self.lifts)
         self._waiting: dict[RequestId, Request] = {}
         # Ordered by links: the head of a plain dict is found by passing over all that were removed before it.
         self._lines: dict[ClientId, OrderedDict[RequestId, Request]] = {}
@@ -167,3 +173,9 @@ class Vtc(Order):
         """-c_i, in cost units per weight: never above zero, only differences count. None for a client never seen."""
         value = self._counters.value(client)
         return None if value is None else -value
+
+
+class Lcf(Vtc):
+    """Least counter first: who wanted less than its share for a time is served before all others for as long."""
+
+    lifts: ClassVar[bool] = False
