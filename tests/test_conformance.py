@@ -54,6 +54,7 @@ from router.core.policies.dlpm import DlpmParameters
 from router.core.policies.dlpm_home import DlpmHomeParameters
 from router.core.policies.lpm import LpmParameters
 from router.core.policies.rpm import RpmParameters
+from router.core.policies.vtc_foresight import OracleParameters
 from router.core.policy import Parameters
 from router.core.prompt_key import PromptKey
 from router.core.scheduler import Scheduler, SchedulerSettings
@@ -85,6 +86,7 @@ PARAMETERS = Parameters(
     LpmParameters(cut_off=3),
     ConsistentHashParameters(prefix_chunks=1, load_factor=1.25),
     RpmParameters(limit=2),
+    OracleParameters(error=0.5),
 )
 
 prompts = st.lists(st.text("xy", max_size=5), min_size=1, max_size=2)

@@ -18,6 +18,7 @@ from router.core.policies.fcfs import Fcfs, PooledFcfs
 from router.core.policies.lpm import Lpm, LpmParameters
 from router.core.policies.rpm import Rpm, RpmParameters
 from router.core.policies.vtc import Lcf, Vtc
+from router.core.policies.vtc_foresight import OracleParameters, OracleVtc, PredictingVtc
 from router.core.policy import OrderFactory, PlacementFactory, Policy, PolicyFactory, Properties, Surroundings
 from router.core.queued_policy import QueuedPolicy
 
@@ -33,6 +34,8 @@ PLACEMENTS: Final[Mapping[str, PlacementFactory]] = {
 ORDERS: Final[Mapping[str, OrderFactory]] = {
     "dlpm": Dlpm,
     "vtc": Vtc,
+    "vtc_predict": PredictingVtc,
+    "vtc_oracle": OracleVtc,
     "lcf": Lcf,
     "lpm": Lpm,
     "fcfs": Fcfs,
@@ -45,6 +48,8 @@ POOLED: Final[Mapping[str, PolicyFactory]] = {
 ALIASES: Final[Mapping[str, str]] = {
     "d2lpm": "d2lpm+dlpm",
     "vtc": "client_rr+vtc",
+    "vtc_predict": "client_rr+vtc_predict",
+    "vtc_oracle": "client_rr+vtc_oracle",
     "lcf": "client_rr+lcf",
     "round_robin": "rr+fcfs",
     "least_requests": "least_requests+fcfs",
@@ -58,6 +63,7 @@ PARAMETERS: Final[Mapping[str, type]] = {
     "dlpm_home": DlpmHomeParameters,
     "lpm": LpmParameters,
     "consistent_hash": ConsistentHashParameters,
+    "vtc_oracle": OracleParameters,
     "rpm": RpmParameters,
 }
 """The parameter class of each family that has one, by the name of its group of settings."""
