@@ -48,6 +48,7 @@ from router.core.model import (
     WorkerReported,
 )
 from router.core.policies import POLICIES
+from router.core.policies.cache_aware import CacheAwareParameters
 from router.core.policies.consistent_hash import ConsistentHashParameters
 from router.core.policies.d2lpm import D2lpmParameters
 from router.core.policies.dlpm import DlpmParameters
@@ -85,6 +86,7 @@ PARAMETERS = Parameters(
     DlpmHomeParameters(quantum=100.0, worker_quantum=300.0, home_loss=CHUNK_TOKENS, patience=2),
     LpmParameters(cut_off=3),
     ConsistentHashParameters(prefix_chunks=1, load_factor=1.25),
+    CacheAwareParameters(balance_abs_threshold=1),
     RpmParameters(limit=2),
     OracleParameters(error=0.5),
 )

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Final
 
 from router.core.policies.balancers import ClientRoundRobin, LeastRequests, RandomWorker, RoundRobin, TwoChoices
+from router.core.policies.cache_aware import CacheAware, CacheAwareParameters
 from router.core.policies.consistent_hash import ConsistentHash, ConsistentHashParameters
 from router.core.policies.d2lpm import D2lpm, D2lpmParameters
 from router.core.policies.dlpm import Dlpm, DlpmParameters
@@ -30,6 +31,7 @@ PLACEMENTS: Final[Mapping[str, PlacementFactory]] = {
     "two_choices": TwoChoices,
     "random": RandomWorker,
     "consistent_hash": ConsistentHash,
+    "cache_aware": CacheAware,
 }
 ORDERS: Final[Mapping[str, OrderFactory]] = {
     "dlpm": Dlpm,
@@ -56,6 +58,7 @@ ALIASES: Final[Mapping[str, str]] = {
     "two_choices": "two_choices+fcfs",
     "random": "random+fcfs",
     "consistent_hash": "consistent_hash+fcfs",
+    "cache_aware": "cache_aware+fcfs",
 }
 PARAMETERS: Final[Mapping[str, type]] = {
     "d2lpm": D2lpmParameters,
@@ -63,6 +66,7 @@ PARAMETERS: Final[Mapping[str, type]] = {
     "dlpm_home": DlpmHomeParameters,
     "lpm": LpmParameters,
     "consistent_hash": ConsistentHashParameters,
+    "cache_aware": CacheAwareParameters,
     "vtc_oracle": OracleParameters,
     "rpm": RpmParameters,
 }
