@@ -194,6 +194,9 @@ class Placement(Protocol):
     """Input tokens found in a prefix cache that a request may lose by being taken over by a worker with nothing to
     do; None where no request is taken over."""
 
+    def reach(self, now: float) -> None:
+        """It is this late; told before each placement."""
+
     def place(self, request: Request, candidates: Sequence[Candidate]) -> Placed:
         """Pick one of the candidates; there is at least one."""
 
@@ -203,8 +206,14 @@ class Placement(Protocol):
     def unplace(self, request: RequestId) -> None:
         """The request waits there no more: it is dispatched, withdrawn or placed anew. Undo the booking."""
 
+    def dispatched(self, request: RequestId, now: float) -> None:
+        """A request is on its way, whether it had to wait or not; told before `unplace`."""
+
     def charged(self, charge: Charge) -> None:
         """A dispatched request's bill changed."""
+
+    def ended(self, request: RequestId) -> None:
+        """It ended."""
 
     def worker_left(self, worker: WorkerId) -> None:
         """A worker is gone."""

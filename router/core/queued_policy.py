@@ -52,6 +52,7 @@ class QueuedPolicy(Policy):
     def enqueue(self, request: Request, now: float) -> None:
         """See `Policy`."""
         candidates = self._candidates(request)
+        self._placement.reach(now)
         placed = self._placement.place(request, candidates)
         if self._passing is None and self._passes(request, placed.worker, now):
             self._passing = Choice(request, placed.worker, placed.why)
@@ -71,6 +72,7 @@ class QueuedPolicy(Policy):
     def _let_pass(self, choice: Choice, now: float) -> Choice:
         self._passing = None
         self._loads[choice.worker] += 1
+        self._placement.dispatched(choice.request.id, now)
         self._orders[choice.worker].dispatched(choice.request, now)
         return choice
 
@@ -100,6 +102,7 @@ class QueuedPolicy(Policy):
         if turn is None:
             return None
         why = self._tickets[turn.request.id].placed.why
+        self._placement.dispatched(turn.request.id, now)
         self._take_out(turn.request.id, now)
         order.dispatched(turn.request, now)
         return Choice(turn.request, worker, why, turn.passed)
@@ -169,6 +172,7 @@ class QueuedPolicy(Policy):
     def ended(self, request: Request, worker: WorkerId) -> None:
         """See `Policy`."""
         self._loads[worker] -= 1
+        self._placement.ended(request.id)
         self._orders[worker].ended(request)
 
     def match_changed(self, worker: WorkerId, requests: Iterable[RequestId]) -> None:
