@@ -3,15 +3,19 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from math import inf
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from bench.emulated_worker import EmulatedWorker
 from bench.flight import Flight
 from bench.records import Record, Result, ServiceSample, WorkerTotals
 from bench.traffic import Outcome
+from router.core.accounts import LinearCost
 from router.core.model import RequestId, WorkerId
 from router.core.scheduler import Scheduler
 from workers.model import Counters
+
+CLIENT_VIEW: Final = LinearCost(cached=1.0)
+"""See `ServiceSample`."""
 
 
 class Mark(NamedTuple):
@@ -75,6 +79,8 @@ class Observation:
             cached_tokens=flight.progress.cached_tokens,
             predicted_cached_tokens=flight.predicted_cached_tokens,
             output_tokens=flight.progress.seen(now),
+            program=flight.call.program,
+            program_calls=flight.call.program_calls,
         )
 
     def sample_gaps(self) -> None:
@@ -90,8 +96,10 @@ class Observation:
     def sample_service(self, now: float) -> None:
         """Look at what every client was served."""
         cost = self._scheduler.settings.cost
-        accounts = self._scheduler.accounts.accounts
-        self._timeline.append(ServiceSample(now, {client: cost(a.served) for client, a in accounts.items()}))
+        served = {str(client): account.served for client, account in self._scheduler.accounts.accounts.items()}
+        actual = {client: cost(tokens) for client, tokens in served.items()}
+        seen = {client: CLIENT_VIEW(tokens) for client, tokens in served.items()}
+        self._timeline.append(ServiceSample(now, actual, seen))
 
     def result(self) -> Result:
         """All of it."""

@@ -26,6 +26,10 @@ class Record(NamedTuple):
     """Of the input, by the engine's word."""
     predicted_cached_tokens: int | None
     output_tokens: int
+    program: str | None = None
+    """Which of its client's programs it belongs to; None where each call is for itself."""
+    program_calls: int = 1
+    """How many calls that program has if all goes well."""
 
 
 class WorkerTotals(NamedTuple):
@@ -51,10 +55,13 @@ class WorkerTotals(NamedTuple):
 
 
 class ServiceSample(NamedTuple):
-    """What each client had been served until then, in cost units (not divided by weights)."""
+    """What each client had been served until then, not divided by weights."""
 
     time: float
     service: Mapping[str, float]
+    """In cost units: with the router's own cost, extend + 2 · output tokens."""
+    client_service: Mapping[str, float]
+    """As the client sees it, whatever was cached: input + 2 · output tokens (DLPM paper, 6.1)."""
 
 
 @dataclass(frozen=True, slots=True)

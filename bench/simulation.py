@@ -167,7 +167,7 @@ class Simulation:
         if flight.ended or flight.worker is None:
             return
         call, request = flight.call, flight.request
-        asked = EngineRequest(request.id, call.prompt.tokens, call.output_tokens, ignore_eos=True)
+        asked = EngineRequest(request.id, call.prompt.tokens, call.output_tokens, ignore_eos=True, sample=call.sample)
         try:
             self.workers[flight.worker].submit(asked, flight.progress)
         except (QueueFull, RequestTooLarge):

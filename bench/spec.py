@@ -1,6 +1,9 @@
-"""Named sets of parameters on a command line: `NAME` or `NAME:parameter=value,parameter=value`."""
+"""Named sets of parameters on a command line: `NAME` or `NAME:parameter=value,parameter=value`.
 
-from collections.abc import Mapping
+Several values of one parameter are joined by a slash; so are the fields of what is a small dataclass itself.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -30,21 +33,32 @@ def split(assignment: str) -> tuple[str, str]:
 
 
 def changed(instance: T, values: Mapping[str, str]) -> T:
-    """A copy of a dataclass's instance with these values. Raises ValueError as `parse_spec` does."""
+    """A copy of a dataclass's instance with these values; `part.parameter` is a parameter of what it holds as `part`.
+
+    Raises ValueError as `parse_spec` does.
+    """
     assert is_dataclass(instance)
     assert not isinstance(instance, type)
     hints = get_type_hints(type(instance))
     known = [field.name for field in fields(instance)]
-    for parameter in values:
-        if parameter not in known:
-            raise ValueError(f"unknown parameter {parameter!r}, known: {', '.join(known) or 'none'}")
-    return replace(instance, **{name: _value(name, text, hints[name]) for name, text in values.items()})
+    given: dict[str, object] = {}
+    inner: dict[str, dict[str, str]] = {}
+    for path, text in values.items():
+        name, dot, rest = path.partition(".")
+        if name not in known or (dot and not is_dataclass(getattr(instance, name))):
+            raise ValueError(f"unknown parameter {path!r}, known: {', '.join(known) or 'none'}")
+        if dot:
+            inner.setdefault(name, {})[rest] = text
+        else:
+            given[name] = _value(name, text, hints[name])
+    given |= {name: changed(given.get(name, getattr(instance, name)), each) for name, each in inner.items()}
+    return replace(instance, **given)
 
 
 def _value(name: str, text: str, kind: Any) -> object:
     try:
         return _parsed(text, kind)
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, TypeError):
         raise ValueError(f"{text!r} is no value for {name}") from None
 
 
@@ -56,8 +70,21 @@ def _parsed(text: str, kind: Any) -> object:
         return _parsed(text, next(each for each in arguments if each is not NoneType))
     if origin is tuple:
         return tuple(_parsed(each, arguments[0]) for each in text.split("/"))
-    if origin is Literal:
-        return {each: each for each in arguments}[text]
+    if isinstance(kind, type) and is_dataclass(kind):
+        return kind(*_of_fields(text.split("/"), kind))
+    return _single(text, kind)
+
+
+def _single(text: str, kind: Any) -> object:
+    if get_origin(kind) is Literal:
+        return {each: each for each in get_args(kind)}[text]
     if kind is bool:
         return _BOOLEANS[text.lower()]
     return kind(text)
+
+
+def _of_fields(values: Sequence[str], kind: type) -> Iterator[object]:
+    """The values of the first fields of a dataclass. Raises ValueError where there are more values than fields."""
+    hints = get_type_hints(kind)
+    kinds = [hints[field.name] for field in fields(kind)]
+    return (_parsed(value, each) for value, each in zip(values, kinds[: len(values)], strict=True))

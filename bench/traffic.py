@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
-from itertools import count
-from random import Random
+from itertools import chain, repeat
 from typing import Protocol
 
 from bench.prompts import Prompt
@@ -49,6 +48,12 @@ class Call:
     streamed: bool = True
     cancel_after: float | None = None
     """Seconds after its arrival at which the client leaves, if it is not answered by then."""
+    sample: int = 0
+    """Tells apart the different answers to one prompt."""
+    program: str | None = None
+    """Which of its client's programs it belongs to; None where each call is for itself."""
+    program_calls: int = 1
+    """How many calls that program has if all goes well."""
     then: "Continuation | None" = None
     """What follows from its end."""
 
@@ -73,45 +78,43 @@ class Workload(Protocol):
         """Clients that have done nothing yet; the same seed gives the same."""
 
 
-Draw = Callable[[float], Call]
-"""Makes up the first call of a client's next session, for this time; its `then` makes the session's other calls."""
-
-
-def poisson(random: Random, rate: float) -> Iterator[float]:
-    """Arrival times of a Poisson process with this many arrivals a second."""
-    at = 0.0
-    while True:
-        at += random.expovariate(rate)
-        yield at
-
-
-def uniform(rate: float, phase: float = 0.0) -> Iterator[float]:
-    """Arrival times one as long after the other as the next, the first after `phase` of such a gap."""
-    return ((number + phase) / rate for number in count())
+Draw = Callable[[float], Sequence[Call]]
+"""Makes up the first calls of a client's next session, for this time; their `then` makes the session's other calls."""
 
 
 def open_loop(draw: Draw, times: Iterable[float]) -> Iterator[Call]:
     """Sessions that begin at these times, whether or not those before them are over."""
-    return (draw(at) for at in times)
+    return chain.from_iterable(draw(at) for at in times)
 
 
-def closed_loop(draw: Draw, concurrency: int, think: Callable[[], float] = lambda: 0.0) -> Iterator[Call]:
-    """So many sessions at a time: when one is over, the next begins `think()` seconds later."""
-    return (Place(draw, think).begin(0.0) for _ in range(concurrency))
+def closed_loop(
+    draw: Draw, concurrency: int, think: Callable[[], float] = lambda: 0.0, sessions: int | None = None
+) -> Iterator[Call]:
+    """So many sessions at a time: when one is over, the next begins `think()` seconds later.
+
+    `sessions`: how many there are in all; None for no end.
+    """
+    tickets: Iterator[object] = repeat(None) if sessions is None else repeat(None, sessions)
+    return chain.from_iterable(Place(draw, think, tickets).begin(0.0) for _ in range(concurrency))
 
 
 class Place:
     """One place of a closed loop, in which one session follows another."""
 
-    def __init__(self, draw: Draw, think: Callable[[], float]) -> None:
+    def __init__(self, draw: Draw, think: Callable[[], float], tickets: Iterator[object]) -> None:
+        """`tickets`: one for each session that may still begin; all places draw from the same."""
         self._draw = draw
         self._think = think
+        self._tickets = tickets
         self._open = 0
 
-    def begin(self, at: float) -> Call:
-        """The first call of the next session."""
-        self._open = 1
-        return self._watched(self._draw(at))
+    def begin(self, at: float) -> Sequence[Call]:
+        """The first calls of the next session; none where there is no other."""
+        if next(self._tickets, self) is self:
+            return []
+        calls = [self._watched(call) for call in self._draw(at)]
+        self._open = len(calls)
+        return calls
 
     def _watched(self, call: Call) -> Call:
         return replace(call, then=partial(self._over, call.then))
@@ -122,4 +125,4 @@ class Place:
         if self._open:
             return following
         pause = self._think() + (BACKOFF_SECONDS if ending.outcome in (Outcome.REJECTED, Outcome.FAILED) else 0.0)
-        return [self.begin(ending.at + pause)]
+        return self.begin(ending.at + pause)

@@ -25,7 +25,7 @@ def record(
 
 def result(*records: Record, service: Mapping[float, Mapping[str, float]] | None = None) -> Result:
     """Measured from 10 s to 20 s, for clients of weights 1 and 2."""
-    samples = tuple(ServiceSample(time, each) for time, each in (service or {10.0: {}, 20.0: {}}).items())
+    samples = tuple(ServiceSample(time, each, {}) for time, each in (service or {10.0: {}, 20.0: {}}).items())
     return Result(20.0, 10.0, records, {"w1": TOTALS, "w2": TOTALS}, {"a": 1.0, "b": 2.0}, samples)
 
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.lengths import Lengths
 from bench.prompts import EMPTY, Prompt, Text
 from bench.records import Record
 from bench.scenario import Scenario, WorkerSpec
@@ -94,7 +95,7 @@ def test_closed_loops_never_exceed_their_concurrency(think: float) -> None:
 
 def test_a_refused_client_waits_before_it_calls_again() -> None:
     """A closed loop that is refused backs off, so that refusals do not multiply."""
-    (first,) = closed_loop(lambda at: Call(at, Prompt(EMPTY, (1,)), 1), 1, lambda: 0.25)
+    (first,) = closed_loop(lambda at: [Call(at, Prompt(EMPTY, (1,)), 1)], 1, lambda: 0.25)
     assert first.then is not None
     at = {outcome: next(iter(first.then(first, Ending(outcome, 10.0)))).at for outcome in Outcome}
     assert at[Outcome.DONE] == at[Outcome.CANCELLED] == 10.25
@@ -112,7 +113,7 @@ def test_shared_documents_are_found_in_the_cache() -> None:
 
 def test_a_turn_finds_the_one_before_it_in_the_cache() -> None:
     """On one worker each turn's prompt holds the prompt and the answer before it, and the engine knows all of both."""
-    workload = Chat(systems=1, concurrency=1, client_count=1, turns=4, reading=0.1)
+    workload = Chat(systems=1, concurrency=1, client_count=1, turns=Lengths(4), reading=0.1)
     records = simulate(Scenario("d2lpm", workload, seconds=60.0)).records
     turns = [record for record in records if record.outcome is Outcome.DONE][: 4 * (len(records) // 4 - 1)]
     assert len(turns) >= 8

@@ -28,9 +28,9 @@ class SharedDocuments(Pace):
         return self.population(seed, lambda random: self._draw(library, random))
 
     def _draw(self, library: Sequence[Text], random: Random) -> Draw:
-        def draw(at: float) -> Call:
+        def draw(at: float) -> Sequence[Call]:
             question = random_tokens(random, varied(random, self.question, self.spread))
             output = varied(random, self.output, self.spread)
-            return Call(at, Prompt(random.choice(library), question), output, output, self.stream)
+            return [Call(at, Prompt(random.choice(library), question), output, output, self.stream)]
 
         return draw

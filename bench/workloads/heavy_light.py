@@ -43,18 +43,18 @@ class HeavyAndLight:
     def _heavy(self, random: Random) -> Draw:
         prefixes = [Text(random_tokens(random, varied(random, self.prefix, self.spread))) for _ in range(self.prefixes)]
 
-        def draw(at: float) -> Call:
+        def draw(at: float) -> Sequence[Call]:
             own = random_tokens(random, varied(random, self.heavy_input, self.spread))
             output = varied(random, self.heavy_output, self.spread)
-            return Call(at, Prompt(random.choice(prefixes), own), output, output)
+            return [Call(at, Prompt(random.choice(prefixes), own), output, output)]
 
         return draw
 
     def _light(self, name: str, seed: int) -> Client:
         random = Random(f"{seed} {name}")
 
-        def draw(at: float) -> Call:
+        def draw(at: float) -> Sequence[Call]:
             prompt = Prompt(EMPTY, random_tokens(random, self.light_input))
-            return Call(at, prompt, self.light_output, self.light_output)
+            return [Call(at, prompt, self.light_output, self.light_output)]
 
         return Client(name, closed_loop(draw, 1, lambda: pause(random, self.think)))

@@ -1,30 +1,43 @@
 """How many clients there are and how often each calls: what most families have in common."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
+from math import inf
 from random import Random
-from typing import Literal
+from typing import Literal, Self
 
-from bench.traffic import Call, Client, Draw, closed_loop, open_loop, poisson, uniform
+from bench.arrivals import gamma, in_turn, poisson, uniform
+from bench.traffic import Call, Client, Draw, closed_loop, open_loop
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class Pace(ABC):
     """Equal clients, in an open loop at a rate or in a closed one.
 
-    Raises ValueError where there would be no traffic.
+    What they begin at this pace are sessions: single calls in most families, whole programs or conversations in the
+    others. Raises ValueError where there would be no traffic.
     """
 
     client_count: int = 8
     weights: tuple[float, ...] = ()
     """Of the clients in turn; 1 without any."""
     rate: float = 0.0
-    """Calls a second of all clients together, whether or not they are answered."""
-    arrivals: Literal["poisson", "uniform"] = "poisson"
+    """Sessions a second of all clients together, whether or not those before are over."""
+    arrivals: Literal["poisson", "gamma", "uniform"] = "poisson"
+    cv: float = 1.0
+    """Of Gamma arrivals: the coefficient of variation of the times between them."""
+    changes: float = inf
+    """Seconds after which the rate is another one."""
+    change: float = 1.0
+    """By what it is multiplied then."""
     concurrency: int = 0
-    """Instead of a rate: how many calls each client has in flight."""
+    """Instead of a rate: how many sessions each client has open."""
     think: float = 0.0
-    """Mean seconds between an answer and the next call in a closed loop; exponentially distributed."""
+    """Mean seconds between a session and the next in a closed loop; exponentially distributed."""
+    sessions: int | None = None
+    """How many each client has in all; None for no end."""
     stream: bool = True
 
     def __post_init__(self) -> None:
@@ -32,6 +45,16 @@ class Pace:
             raise ValueError("a workload needs a client, and weights are positive")
         if (self.rate > 0) == (self.concurrency > 0):
             raise ValueError("a workload has either a rate or a concurrency")
+        if self.cv <= 0 or self.changes <= 0 or self.change <= 0:
+            raise ValueError("a workload's cv, changes and change are positive")
+
+    @abstractmethod
+    def clients(self, seed: int) -> Sequence[Client]:
+        """See `Workload`."""
+
+    def at_rate(self, rate: float) -> Self:
+        """The same in an open loop with this rate."""
+        return replace(self, rate=rate, concurrency=0)
 
     def population(self, seed: int, draw: Callable[[Random], Draw]) -> Sequence[Client]:
         """The clients, each with a random generator of its own, from which `draw` makes its calls."""
@@ -43,11 +66,21 @@ class Pace:
 
     def _calls(self, number: int, random: Random, draw: Draw) -> Iterator[Call]:
         if self.concurrency:
-            return closed_loop(draw, self.concurrency, lambda: pause(random, self.think))
+            return closed_loop(draw, self.concurrency, lambda: pause(random, self.think), self.sessions)
         rate = self.rate / self.client_count
+        times = self._times(number, random, rate)
+        if self.changes < inf:
+            times = in_turn(
+                [(self.changes, times), (inf, self._times(number, random, rate * self.change))],
+            )
+        return open_loop(draw, islice(times, self.sessions))
+
+    def _times(self, number: int, random: Random, rate: float) -> Iterator[float]:
         if self.arrivals == "uniform":
-            return open_loop(draw, uniform(rate, phase=number / self.client_count))
-        return open_loop(draw, poisson(random, rate))
+            return uniform(rate, phase=number / self.client_count)
+        if self.arrivals == "gamma":
+            return gamma(random, rate, self.cv)
+        return poisson(random, rate)
 
 
 def pause(random: Random, mean: float) -> float:

@@ -23,9 +23,9 @@ class Unrelated(Pace):
         return self.population(seed, self._draw)
 
     def _draw(self, random: Random) -> Draw:
-        def draw(at: float) -> Call:
+        def draw(at: float) -> Sequence[Call]:
             prompt = Prompt(EMPTY, random_tokens(random, varied(random, self.input, self.spread)))
             output = varied(random, self.output, self.spread)
-            return Call(at, prompt, output, output, self.stream)
+            return [Call(at, prompt, output, output, self.stream)]
 
         return draw

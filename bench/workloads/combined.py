@@ -1,0 +1,82 @@
+"""Several families at once: misbehaving clients beside others, and mixes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from random import Random
+from typing import Self
+
+from bench.traffic import Client
+from bench.workloads.chat import Chat
+from bench.workloads.judge import Judge
+from bench.workloads.pace import Pace
+from bench.workloads.tree_of_thoughts import TreeOfThoughts
+
+
+@dataclass(frozen=True, slots=True)
+class Combined:
+    """Parts that run side by side: whatever fields a subclass adds.
+
+    A part's clients are called after it: its name where there is one, else `name-1` and so on. Raises ValueError for
+    a rate where a part has none to change.
+    """
+
+    rate: float = 0.0
+    """Sessions a second of all parts together, divided among them as they are; 0 leaves theirs."""
+
+    def __post_init__(self) -> None:
+        if self.rate < 0 or (self.rate and not all(part.rate for part in self.parts.values())):
+            raise ValueError("a workload with this rate has parts with a rate")
+
+    @property
+    def parts(self) -> Mapping[str, Pace]:
+        """By name, as they were given."""
+        each = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: part for name, part in each.items() if isinstance(part, Pace)}
+
+    def at_rate(self, rate: float) -> Self:
+        """The same with this rate."""
+        return replace(self, rate=rate)
+
+    def clients(self, seed: int) -> Sequence[Client]:
+        """See `Workload`."""
+        total = sum(part.rate for part in self.parts.values())
+        factor = self.rate / total if self.rate else 1.0
+        return [
+            client
+            for name, part in self.parts.items()
+            for client in _named(name, replace(part, rate=part.rate * factor), seed)
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Misbehaving(Combined):
+    """One family twice: as the misbehaving client has it, and as the others do (DLPM paper, table 3).
+
+    S1, more requests: a higher rate or concurrency, more branches, more dimensions. S2, a longer prefix.
+    """
+
+    heavy: Pace
+    light: Pace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reforming(Misbehaving):
+    """A second misbehaving client, which becomes like the others after a while (DLPM paper, figure 8)."""
+
+    reformed: Pace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatAndPrograms(Combined):
+    """Clients that talk beside one with trees and one with judgements (DLPM paper, figure 12)."""
+
+    chat: Chat
+    trees: TreeOfThoughts
+    judge: Judge
+
+
+def _named(name: str, part: Pace, seed: int) -> Sequence[Client]:
+    """The part's clients under its name, with chances of their own."""
+    clients = part.clients(Random(f"{seed} {name}").getrandbits(64))
+    names = [name] if len(clients) == 1 else [f"{name}-{number}" for number in range(1, len(clients) + 1)]
+    return [replace(client, name=own) for client, own in zip(clients, names, strict=True)]

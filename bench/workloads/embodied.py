@@ -1,0 +1,66 @@
+"""Embodied agents: one step after another in an environment, each with all the steps before it in its prompt."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from random import Random
+
+from bench.lengths import Lengths
+from bench.prompts import Prompt, Text, random_tokens
+from bench.traffic import Call, Client, Draw, Ending, Outcome
+from bench.workloads.pace import Pace
+
+
+@dataclass(frozen=True, slots=True)
+class Embodied(Pace):
+    """A session is one task, whose steps follow each other; lengths in tokens.
+
+    A stand-in for ALFWorld in Preble's appendix A.2: environments differ from their first token on, a task ends after
+    its steps or with the first that is not answered.
+    """
+
+    start: Lengths = field(default=Lengths(1740, 350, most=4096))
+    """The environment, the task and a demonstration, its own in each session."""
+    steps: Lengths = field(default=Lengths(48, 8, most=96))
+    observation: Lengths = field(default=Lengths(7))
+    """What the environment answers to an action."""
+    output: Lengths = field(default=Lengths(16, 13, most=128))
+    limit: int | None = None
+    """The action's length that clients ask for at most; None where they know it."""
+    gap: float = 0.03
+    """Seconds between an action and the next step."""
+
+    def clients(self, seed: int) -> Sequence[Client]:
+        """See `Workload`."""
+        return self.population(seed, self._draw)
+
+    def _draw(self, random: Random) -> Draw:
+        numbers = count(1)
+
+        def draw(at: float) -> Sequence[Call]:
+            own = Random(random.getrandbits(64))
+            start = Prompt(Text(random_tokens(own, self.start.draw(own))), ())
+            return [self._step(own, at, start, str(next(numbers)), 1, self.steps.draw(own))]
+
+        return draw
+
+    def _step(self, random: Random, at: float, history: Prompt, task: str, step: int, steps: int) -> Call:
+        prompt = history.followed_by(random_tokens(random, self.observation.draw(random)))
+        output = self.output.draw(random)
+
+        def answered(_: Call, ending: Ending) -> Iterable[Call]:
+            if step == steps or ending.outcome is not Outcome.DONE:
+                return []
+            known = prompt.followed_by(ending.answer)
+            return [self._step(random, ending.at + self.gap, known, task, step + 1, steps)]
+
+        return Call(
+            at,
+            prompt,
+            output,
+            self.limit or output,
+            self.stream,
+            program=task,
+            program_calls=steps,
+            then=answered,
+        )

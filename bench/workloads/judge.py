@@ -1,0 +1,99 @@
+"""LLM-as-a-judge: an article is judged in several dimensions at once, and the judgements are joined to a score."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, count
+from random import Random
+
+from bench.lengths import Lengths
+from bench.prompts import Prompt, Text, random_tokens
+from bench.traffic import Call, Client, Continuation, Draw, Ending, Outcome
+from bench.workloads.pace import Pace
+
+
+@dataclass(frozen=True, slots=True)
+class Judge(Pace):
+    """A session is one call for each dimension, and when all are answered one for the score; lengths in tokens.
+
+    All of them begin with the system prompt and the article; the last also holds the judgements, so it is not made
+    where one of them is missing. Raises ValueError without a dimension.
+    """
+
+    dimensions: int = 2
+    system: int = 60
+    """What all begin with."""
+    extra: int = 0
+    """What a client says before each article, every time the same (S2 of the DLPM paper, table 3: 600)."""
+    article: Lengths = field(default=Lengths(2400, 600, most=8192))
+    question: int = 75
+    """A dimension's description, the same for all."""
+    output: Lengths = field(default=Lengths(256))
+    limit: int = 256
+    """The judgement's length that clients ask for at most."""
+    score_output: int = 2
+
+    def __post_init__(self) -> None:
+        Pace.__post_init__(self)
+        if self.dimensions < 1:
+            raise ValueError("a workload's dimensions are positive")
+
+    def clients(self, seed: int) -> Sequence[Client]:
+        """See `Workload`."""
+        random = Random(f"{seed} judge")
+        system = random_tokens(random, self.system)
+        questions = [random_tokens(random, self.question) for _ in range(self.dimensions + 1)]
+        return self.population(seed, lambda random: self._draw(system, questions, random))
+
+    def _draw(self, system: tuple[int, ...], questions: Sequence[tuple[int, ...]], random: Random) -> Draw:
+        numbers = count(1)
+        begin = system + random_tokens(random, self.extra)
+
+        def draw(at: float) -> Sequence[Call]:
+            text = Text(begin + random_tokens(random, self.article.draw(random)))
+            outputs = [self.output.draw(random) for _ in range(self.dimensions)]
+            return Judgement(self, str(next(numbers)), text, questions).fork(at, outputs)
+
+        return draw
+
+
+class Judgement:
+    """One article's."""
+
+    def __init__(self, workload: Judge, name: str, article: Text, questions: Sequence[tuple[int, ...]]) -> None:
+        """`questions`: one for each dimension, and the one for the score."""
+        self._workload = workload
+        self._name = name
+        self._article = article
+        self._questions = questions
+        self._answers: dict[int, tuple[int, ...]] = {}
+
+    def fork(self, at: float, outputs: Sequence[int]) -> Sequence[Call]:
+        """Ask for each dimension."""
+        return [self._dimension(at, dimension, output) for dimension, output in enumerate(outputs)]
+
+    def _dimension(self, at: float, dimension: int, output: int) -> Call:
+        def answered(_: Call, ending: Ending) -> Iterable[Call]:
+            if ending.outcome is Outcome.DONE:
+                self._answers[dimension] = ending.answer
+            return [self._score(ending.at)] if len(self._answers) == self._workload.dimensions else []
+
+        prompt = Prompt(self._article, self._questions[dimension])
+        return self._call(at, prompt, output, self._workload.limit, answered)
+
+    def _score(self, at: float) -> Call:
+        judgements = tuple(chain.from_iterable(self._answers[dimension] for dimension in sorted(self._answers)))
+        output = self._workload.score_output
+        return self._call(at, Prompt(self._article, judgements + self._questions[-1]), output, output, None)
+
+    def _call(self, at: float, prompt: Prompt, output: int, limit: int, then: Continuation | None) -> Call:
+        workload = self._workload
+        return Call(
+            at,
+            prompt,
+            output,
+            limit,
+            workload.stream,
+            program=self._name,
+            program_calls=workload.dimensions + 1,
+            then=then,
+        )
