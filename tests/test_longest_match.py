@@ -208,4 +208,4 @@ def test_cancelled_requests_do_not_heap_up() -> None:
         queue.longest(anything)
         queue.remove(RequestId(f"ada{number}"))
     assert len(queue._heaps[ClientId("ada")]) < 10
-    assert len(queue._firsts[0]) < 30
+    assert len(queue._firsts[0].heap) < 30

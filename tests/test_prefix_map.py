@@ -8,7 +8,7 @@ from scenario import CHUNK_TOKENS, MODEL, key
 
 from router.core.estimates import Estimates
 from router.core.model import ClientId, Request, RequestId, Usage, WorkerId
-from router.core.prefix_map import PrefixMap
+from router.core.prefix_map import PrefixMap, Watch
 
 W1, W2 = WorkerId("w1"), WorkerId("w2")
 WORKERS = (W1, W2)
@@ -239,6 +239,6 @@ def test_a_broken_index_is_found() -> None:
     """The check fails when a chunk is indexed that nobody waits for."""
     held = prefixes()
     watch(held, request("doc"), W1)
-    held._lacked[b"12345678"] = {RequestId("r9"): None}
+    held._edges.lacked[b"12345678"] = {Watch(RequestId("r9"), b"", {}): None}
     with pytest.raises(AssertionError, match="watches"):
         held.check_integrity()

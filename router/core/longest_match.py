@@ -12,7 +12,7 @@ now and then a client's oldest goes.
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 from typing import Final, NamedTuple
 
 from router.core.model import ClientId, PassedOver, Request, RequestId
@@ -53,6 +53,50 @@ class Rank(NamedTuple):
     unmatched: int
     arrival: int
     request: RequestId
+    client: ClientId
+
+
+class Firsts:
+    """Clients in the order of their first requests.
+
+    What is kept of a client is a rank no later than that of its first request. So nothing is to be done when the first
+    one goes, or loses its match: a rank that is no longer true is found out when it comes to the head.
+    """
+
+    __slots__ = ("heap", "offered")
+
+    def __init__(self) -> None:
+        self.heap: list[Rank] = []
+        self.offered: dict[ClientId, Rank] = {}
+        """By client the one rank in the heap that counts."""
+
+    def offer(self, rank: Rank) -> None:
+        """A client is to be found here by this rank, and by no other."""
+        self.offered[rank.client] = rank
+        heappush(self.heap, rank)
+        if len(self.heap) > 2 * len(self.offered) + 16:
+            self.heap[:] = self.offered.values()
+            heapify(self.heap)
+
+    def replace(self, rank: Rank) -> None:
+        """The client at the head is to be found by this later rank."""
+        self.offered[rank.client] = rank
+        heapreplace(self.heap, rank)
+
+    def drop(self) -> Rank:
+        """The client at the head is not to be found here."""
+        rank = heappop(self.heap)
+        del self.offered[rank.client]
+        return rank
+
+    def head(self) -> Rank | None:
+        """The earliest rank that counts."""
+        while self.heap:
+            rank = self.heap[0]
+            if self.offered.get(rank.client) is rank:
+                return rank
+            heappop(self.heap)
+        return None
 
 
 class LongestMatchQueue:
@@ -80,7 +124,9 @@ class LongestMatchQueue:
         self._unmatched: dict[RequestId, Entry] = {}
         """Those that nothing was compared with yet: whoever waits alone is served without a match."""
         self._heaps: dict[ClientId, list[Rank]] = {}
-        self._firsts: tuple[list[Rank], ...] = tuple([] for _ in range(STANDINGS))
+        self._firsts = tuple(Firsts() for _ in range(STANDINGS))
+        self._sidelined: dict[ClientId, None] = {}
+        """Those that came to the head of a standing that they did not have; the others are among all of them."""
         self._backlogs: dict[ClientId, Backlogged] = {}
         self._arrivals = 0
 
@@ -115,24 +161,33 @@ class LongestMatchQueue:
         if not backlog.waiting:
             del self._backlogs[client]
             self._heaps.pop(client, None)
+            for firsts in self._firsts:
+                firsts.offered.pop(client, None)
+            self._sidelined.pop(client, None)
         if self._unmatched.pop(request, None) is None:
             self._unwatch(request)
-            heap = self._heaps.get(client)
-            if heap and heap[0].request == request:
-                self.stand(client)
         return entry.request
 
     def match_changed(self, requests: Iterable[RequestId]) -> None:
         """Take in the new match of these watched requests."""
         for request in requests:
             if request not in self._unmatched:
-                self._rank(self._entries[request])
+                entry = self._entries[request]
+                matched = self._watch(entry.request)
+                if matched != entry.matched:
+                    self._rank(entry, matched)
 
     def stand(self, client: ClientId) -> None:
-        """Take in the new standing of a client."""
-        heap = self._heaps.get(client)
-        if heap and (head := self._head(heap)):
-            self._offer(client, head)
+        """Take in the new standing of a client.
+
+        Unless it was found at the head with the old one, it is among those of the new one already.
+        """
+        if client in self._sidelined:
+            del self._sidelined[client]
+            if head := self._head(self._heaps[client]):
+                for firsts in self._firsts:
+                    if client not in firsts.offered:
+                        firsts.offer(head)
 
     def longest(self, fits: Fits) -> Turn | None:
         """See the function of this name."""
@@ -148,21 +203,26 @@ class LongestMatchQueue:
 
     def first(self, standing: int) -> Rank | None:
         """The rank of the first request of this standing."""
-        for entry in self._unmatched.values():
-            self._rank(entry)
-        self._unmatched.clear()
+        if self._unmatched:
+            for entry in self._unmatched.values():
+                self._rank(entry, self._watch(entry.request))
+            self._unmatched.clear()
         firsts = self._firsts[standing]
-        while firsts and not self._stands(firsts[0], standing):
-            heappop(firsts)
-        return firsts[0] if firsts else None
+        while (rank := firsts.head()) is not None:
+            head = self._head(self._heaps[rank.client])
+            if head is None:
+                firsts.drop()
+            elif head is not rank:
+                firsts.replace(head)
+            elif self._standing(rank.client) != standing:
+                self._sideline(firsts)
+            else:
+                break
+        return rank
 
     def set_aside(self, standing: int) -> Entry:
-        """Take the first of this standing out, to look at what comes after it."""
-        firsts = self._firsts[standing]
-        rank = heappop(firsts)
-        while firsts and firsts[0] == rank:
-            heappop(firsts)  # what was offered twice
-        return self._entries[rank.request]
+        """Take the first of this standing out, and with it its client, to look at what comes after it."""
+        return self._entries[self._sideline(self._firsts[standing]).request]
 
     def put_back(self, entry: Entry, *, passed: bool) -> None:
         """Undo `set_aside`; another went in its turn if it was `passed`."""
@@ -183,40 +243,35 @@ class LongestMatchQueue:
                 return oldest
         return first if fits(first) else None
 
-    def _rank(self, entry: Entry) -> None:
-        """Match a request anew and give it its place among its client's."""
-        entry.matched = self._watch(entry.request)
+    def _rank(self, entry: Entry, matched: int) -> None:
+        """Give a request with this match its place among its client's."""
+        entry.matched = matched
         client = entry.request.client
-        heap = self._heaps.setdefault(client, [])
-        first = heap[0] if heap else None
-        if len(heap) > 2 * len(self._backlogs[client].waiting):
+        heap = self._heaps.get(client)
+        if heap is None:
+            heap = self._heaps[client] = []
+        elif len(heap) > 2 * len(self._backlogs[client].waiting):
             # Ranks below the head outlive their requests: a client that never ran dry would heap them up.
             heap[:] = dict.fromkeys(filter(self._holds, heap))
             heapify(heap)
-        heappush(heap, Rank(-entry.matched, entry.arrival, entry.request.id))
-        if self._head(heap) is not first:
-            self.stand(client)
+        rank = Rank(-matched, entry.arrival, entry.request.id, client)
+        heappush(heap, rank)
+        if heap[0] is rank:
+            self._lead(rank)
 
-    def _offer(self, client: ClientId, rank: Rank) -> None:
-        """Put a client's first request among those of its standing."""
-        standing = self._standing(client)
-        if standing is None:
-            return
-        firsts = self._firsts[standing]
-        heappush(firsts, rank)
-        if len(firsts) > 2 * len(self._backlogs) + 16:
-            # What is no first request any more stays below the head: most of these.
-            heads = [(c, self._head(heap)) for c, heap in self._heaps.items()]
-            firsts[:] = [head for c, head in heads if head and self._standing(c) == standing]
-            heapify(firsts)
+    def _lead(self, rank: Rank) -> None:
+        """Let a client be found by this rank, where it would be found later."""
+        client = rank.client
+        for firsts in self._firsts:
+            offered = firsts.offered.get(client)
+            if rank < offered if offered is not None else client not in self._sidelined:
+                firsts.offer(rank)
 
-    def _stands(self, rank: Rank, standing: int) -> bool:
-        """Whether a rank is that of its client's first request, and the client has this standing."""
-        entry = self._entries.get(rank.request)
-        if entry is None:
-            return False
-        client = entry.request.client
-        return self._head(self._heaps[client]) == rank and self._standing(client) == standing
+    def _sideline(self, firsts: Firsts) -> Rank:
+        """Take out the client at the head of a standing."""
+        rank = firsts.drop()
+        self._sidelined[rank.client] = None
+        return rank
 
     def _holds(self, rank: Rank) -> bool:
         """Whether a rank is still true of a waiting request."""

@@ -8,6 +8,8 @@ whoever holds a chunk holds those before it.)
 """
 
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
+from struct import iter_unpack
 from typing import NamedTuple
 
 from router.core.estimates import Estimates
@@ -25,18 +27,54 @@ class Seen(NamedTuple):
     match: Mapping[WorkerId, int]
 
 
-Edge = dict[bytes, list[WorkerId]]
-"""Chunks of one request at which the match of some workers ends, and of which workers."""
-Index = dict[bytes, dict[RequestId, None]]
+class Watch:
+    """One prompt of a watched request, and how many of its chunks each worker holds."""
+
+    __slots__ = ("ends", "hashes", "request", "serial")
+
+    def __init__(self, request: RequestId, hashes: bytes, ends: dict[WorkerId, int]) -> None:
+        self.request = request
+        self.hashes = hashes
+        self.ends = ends
+        self.serial = 0
+        """Later for those that were asked about later."""
 
 
-class Watch(NamedTuple):
-    """Where the matches of a request's prompts end, worker by worker."""
+class Edges:
+    """The watches by the chunks at which a match of theirs ends: the last one held, and the first one lacked."""
 
-    held: Edge
-    """The last chunks that they hold."""
-    lacked: Edge
-    """The first that they lack."""
+    def __init__(self) -> None:
+        self.held: dict[bytes, dict[Watch, None]] = {}
+        self.lacked: dict[bytes, dict[Watch, None]] = {}
+
+    def add(self, watch: Watch, chunks: int) -> None:
+        """A match of this length ends there."""
+        held, lacked = _edge(watch, chunks)
+        if held:
+            self.held.setdefault(held, {})[watch] = None
+        if lacked:
+            self.lacked.setdefault(lacked, {})[watch] = None
+
+    def remove(self, watch: Watch, chunks: int) -> None:
+        """None of this length does any more."""
+        held, lacked = _edge(watch, chunks)
+        if held:
+            _remove(self.held, held, watch)
+        if lacked:
+            _remove(self.lacked, lacked, watch)
+
+    def move(self, watch: Watch, worker: WorkerId, chunks: int) -> None:
+        """A worker holds so many chunks now."""
+        ends = watch.ends
+        before = ends[worker]
+        if chunks not in ends.values():
+            self.add(watch, chunks)
+        ends[worker] = chunks
+        if before not in ends.values():
+            self.remove(watch, before)
+
+
+_serial = attrgetter("serial")
 
 
 class PrefixMap:
@@ -53,10 +91,10 @@ class PrefixMap:
         self._seen: Seen | None = None
         """The last request looked at, while nothing has changed: one decision asks about it several times."""
         self._model: dict[WorkerId, str] = {}
-        self._watches: dict[RequestId, Watch] = {}
-        self._held: Index = {}
-        self._lacked: Index = {}
-        """The watched requests by the chunks at which a match of theirs ends."""
+        self._watches: dict[RequestId, tuple[Watch, ...]] = {}
+        """Of each watched request one by prompt."""
+        self._edges = Edges()
+        self._questions = 0
         self._changed: dict[WorkerId, dict[RequestId, None]] = {}
 
     def match(self, request: Request) -> Mapping[WorkerId, int]:
@@ -108,11 +146,30 @@ class PrefixMap:
         self._model[worker] = model
         for prompt in prompts:
             gained = self.tree.insert(prompt.hashes, worker, now)
-            for start in range(0, len(gained), HASH_BYTES) if self._lacked else ():
-                chunk = gained[start : start + HASH_BYTES]
-                for request in self._lacked.get(chunk, ()):
-                    if worker in self._watches[request].lacked[chunk]:
-                        self._changed.setdefault(worker, {})[request] = None
+            if watches := self._edges.lacked.get(gained[:HASH_BYTES]):
+                self._gained(watches, worker, prompt.hashes, len(gained))
+
+    def _gained(self, watches: Iterable[Watch], worker: WorkerId, hashes: bytes, gained: int) -> None:
+        """A worker holds so many bytes more of a prefix; these watches lack the first of them somewhere."""
+        hashes = hashes[: self._limit * HASH_BYTES]
+        before = (len(hashes) - gained) // HASH_BYTES
+        for watch in sorted(watches, key=_serial):
+            if watch.ends.get(worker) == before:
+                self._move(watch, worker, _shared_chunks(watch.hashes, hashes, before))
+
+    def _lost(self, worker: WorkerId, hashes: bytes) -> None:
+        """A worker does not hold this run any more."""
+        held = self._edges.held
+        for place, (chunk,) in enumerate(iter_unpack("8s", hashes) if held else ()):
+            if chunk in held:
+                for watch in sorted(held[chunk], key=_serial):
+                    chunks = watch.ends.get(worker, 0)
+                    if watch.hashes[(chunks - 1) * HASH_BYTES : chunks * HASH_BYTES] == chunk:
+                        self._move(watch, worker, chunks - place - 1)
+
+    def _move(self, watch: Watch, worker: WorkerId, chunks: int) -> None:
+        self._edges.move(watch, worker, chunks)
+        self._changed.setdefault(worker, {})[watch.request] = None
 
     def changed(self) -> Mapping[WorkerId, Iterable[RequestId]]:
         """The watched requests whose match is not what `watch` told of it; each must be watched anew.
@@ -123,13 +180,6 @@ class PrefixMap:
         if changed:
             self._changed = {}
         return changed
-
-    def _lost(self, worker: WorkerId, hashes: bytes) -> None:
-        for start in range(0, len(hashes), HASH_BYTES) if self._held else ():
-            chunk = hashes[start : start + HASH_BYTES]
-            for request in self._held.get(chunk, ()):
-                if worker in self._watches[request].held[chunk]:
-                    self._changed.setdefault(worker, {})[request] = None
 
     def evict(self, worker: WorkerId, tokens: int) -> None:
         """Forget this many tokens of a worker, least recently used first."""
@@ -158,21 +208,29 @@ class PrefixMap:
         Not in tokens: what a chunk is worth changes as the estimates learn, and matches told at different times
         are compared.
         """
-        self._take_out(request.id)
-        watch = Watch({}, {})
-        matched = dict.fromkeys(workers, 0)
-        for prompt in request.prompts:
-            found = self.tree.match(prompt.hashes)
-            for worker in matched:
-                chunks = found.get(worker, 0)
-                matched[worker] += chunks
-                end = chunks * HASH_BYTES
-                if chunks:
-                    watch.held.setdefault(prompt.hashes[end - HASH_BYTES : end], []).append(worker)
-                if end < len(prompt.hashes):
-                    watch.lacked.setdefault(prompt.hashes[end : end + HASH_BYTES], []).append(worker)
-        self._put(request.id, watch)
+        workers = tuple(workers)
+        watches = self._watches.get(request.id)
+        if not watches or tuple(watches[0].ends) != workers:
+            self._take_out(request.id)
+            watches = self._watches[request.id] = tuple(
+                [self._follow(request.id, prompt.hashes, workers) for prompt in request.prompts]
+            )
+        self._questions += 1
+        for watch in watches:
+            watch.serial = self._questions
+        if len(watches) == 1:
+            matched = watches[0].ends.copy()
+        else:
+            matched = {worker: sum([watch.ends[worker] for watch in watches]) for worker in workers}
         return matched if self._minimum == 0 else self._without_short(request, matched)
+
+    def _follow(self, request: RequestId, hashes: bytes, workers: tuple[WorkerId, ...]) -> Watch:
+        """Begin to watch one prompt."""
+        found = self.tree.match(hashes)
+        watch = Watch(request, hashes, {worker: found.get(worker, 0) for worker in workers})
+        for chunks in set(watch.ends.values()):
+            self._edges.add(watch, chunks)
+        return watch
 
     def _without_short(self, request: Request, matched: dict[WorkerId, int]) -> dict[WorkerId, int]:
         size = sum([prompt.size for prompt in request.prompts])
@@ -185,18 +243,10 @@ class PrefixMap:
         for changed in self._changed.values():
             changed.pop(request, None)
 
-    def _put(self, request: RequestId, watch: Watch) -> None:
-        self._watches[request] = watch
-        for chunk in watch.held:
-            self._held.setdefault(chunk, {})[request] = None
-        for chunk in watch.lacked:
-            self._lacked.setdefault(chunk, {})[request] = None
-
     def _take_out(self, request: RequestId) -> None:
-        watch = self._watches.pop(request, None)
-        if watch is not None:
-            _remove(self._held, watch.held, request)
-            _remove(self._lacked, watch.lacked, request)
+        for watch in self._watches.pop(request, ()):
+            for chunks in set(watch.ends.values()):
+                self._edges.remove(watch, chunks)
 
     @property
     def watched(self) -> int:
@@ -206,10 +256,11 @@ class PrefixMap:
     def check_integrity(self) -> None:
         """Raise AssertionError where the tree contradicts itself, or the index of the watches what is watched."""
         self.tree.check_integrity()
-        for index, side in ((self._held, 0), (self._lacked, 1)):
-            indexed = {(request, chunk) for chunk, requests in index.items() for request in requests}
-            known = {(request, chunk) for request, watch in self._watches.items() for chunk in watch[side]}
-            assert indexed == known, "the watches are not those of the index"
+        watches = [watch for watches in self._watches.values() for watch in watches]
+        for side, index in enumerate((self._edges.held, self._edges.lacked)):
+            indexed = {(watch, chunk) for chunk, there in index.items() for watch in there}
+            edges = {(watch, _edge(watch, chunks)[side]) for watch in watches for chunks in watch.ends.values()}
+            assert indexed == {(watch, chunk) for watch, chunk in edges if chunk}, "the watches are not those indexed"
             assert all(index.values()), "a chunk is indexed at which nobody's match ends"
 
     def _exchange(self, worker: WorkerId) -> float:
@@ -217,9 +268,22 @@ class PrefixMap:
         return self._estimates.tokens_per_chunk(self._model.get(worker, ""))
 
 
-def _remove(index: Index, chunks: Iterable[bytes], request: RequestId) -> None:
-    for chunk in chunks:
-        requests = index[chunk]
-        del requests[request]
-        if not requests:
-            del index[chunk]
+def _edge(watch: Watch, chunks: int) -> tuple[bytes, bytes]:
+    """The last chunk of a match of this length, and the first one after it; empty where there is none."""
+    end = chunks * HASH_BYTES
+    return watch.hashes[max(0, end - HASH_BYTES) : end], watch.hashes[end : end + HASH_BYTES]
+
+
+def _remove(index: dict[bytes, dict[Watch, None]], chunk: bytes, watch: Watch) -> None:
+    watches = index[chunk]
+    del watches[watch]
+    if not watches:
+        del index[chunk]
+
+
+def _shared_chunks(one: bytes, other: bytes, least: int) -> int:
+    """How many chunks two prompts begin with alike, of which so many are known to be."""
+    end = least * HASH_BYTES
+    while end < len(one) and one[end : end + HASH_BYTES] == other[end : end + HASH_BYTES]:
+        end += HASH_BYTES
+    return end // HASH_BYTES

@@ -178,11 +178,11 @@ class DlpmHome(Policy):
         for name in requests:
             waiting = self._waiting[name]
             self._watch(waiting)
+            self._settle(waiting)
             if worker in waiting.homes:
                 self._sites[worker].queue.match_changed((name,))
             if waiting.leaves_home is None:
                 self._anywhere[waiting.request.model].match_changed((name,))
-            self._settle(waiting)
 
     def worker_joined(self, worker: WorkerId, now: float) -> None:  # noqa: ARG002 - the protocol's signature
         """See `Policy`. It is home to what has none."""
