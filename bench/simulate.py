@@ -71,7 +71,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--set", action="append", default=[], metavar="FAMILY.PARAMETER=VALUE", dest="parameters")
     parser.add_argument("--workload", default="documents", metavar="W", help=f"{', '.join(WORKLOADS)} (%(default)s)")
     parser.add_argument("--rate", type=float, help="calls a second of all clients, instead of the workload's own pace")
-    parser.add_argument("--window", default="fixed", metavar="NAME", help=f"{', '.join(WINDOWS)} (%(default)s)")
+    parser.add_argument("--window", default="learned", metavar="NAME", help=f"{', '.join(WINDOWS)} (%(default)s)")
     parser.add_argument("--seconds", type=float, default=60.0, help="virtual time to simulate (%(default)s)")
     parser.add_argument("--warmup", type=float, default=0.0, help="of these, not measured (%(default)s)")
     parser.add_argument("--drain", action="store_true", help="run on until all that arrived has ended")

@@ -270,7 +270,7 @@ def _dispatched(command: Dispatch) -> Dispatched:
         match=dict(decision.match),
         home=[worker for worker, tokens in decision.match.items() if tokens == longest],
         credit=decision.credit,
-        load=WindowLoad(*decision.load),
+        load=WindowLoad(*decision.load[:3]),
         limits=decision.limits,
         passed_over=[Passed(*passed) for passed in decision.passed_over],
     )

@@ -113,10 +113,10 @@ class Settings(PolicyGroups):
     seed: int = 0
     """Seed of the random numbers that policies draw."""
 
-    window: Literal["learned", "fixed", "off"] = "fixed"
+    window: Literal["learned", "fixed", "off"] = "learned"
     """What may be in flight at a worker: as little as keeps its engine busy, as learned from its answers and metrics;
     the two limits below; or everything: then the engine alone orders it."""
-    max_inflight: PositiveInt = 256
+    max_inflight: PositiveInt = 1024
     """Requests in flight at one worker, at most."""
     max_unstarted_tokens: PositiveInt = 16384
     """Uncached input tokens of the requests in flight at one worker that have no first token yet, at most."""

@@ -1,11 +1,13 @@
 """The workers as the core knows them."""
 
+import pytest
+
 from router.core.cluster import Cluster
 from router.core.model import RequestId, Worker, WorkerId, WorkerReported
-from router.core.window import FixedWindow, Load
+from router.core.window import FixedWindow, LearnedWindow
 
-W1, W2 = WorkerId("w1"), WorkerId("w2")
-A, B = RequestId("a"), RequestId("b")
+W1, W2, W3 = WorkerId("w1"), WorkerId("w2"), WorkerId("w3")
+A = RequestId("a")
 
 
 def cluster(*workers: WorkerId) -> Cluster:
@@ -25,11 +27,11 @@ def test_workers_serve_their_models_in_the_order_in_which_they_joined() -> None:
 def test_a_worker_that_left_serves_nothing_and_stays_until_its_requests_have_ended() -> None:
     """What runs there is counted to its end; then the worker is forgotten."""
     made = cluster()
-    made[W1].add(A, 10, streamed=True)
+    made[W1].add(A, 10, 5, 0.0, streamed=True)
     assert made.serving("llama") == [W1, W2]
     made.leave(W1)
     assert (made.serving("llama"), W1 in made) == ([W2], True)
-    made.remove(A, W1)
+    made.remove(A, W1, 1.0)
     assert W1 not in made
 
 
@@ -43,42 +45,72 @@ def test_an_idle_worker_that_leaves_is_forgotten_at_once() -> None:
 def test_a_worker_that_comes_back_keeps_what_runs_there() -> None:
     """A worker that was away for a moment has not lost its load."""
     made = cluster()
-    made[W1].add(A, 10, streamed=True)
+    made[W1].add(A, 10, 5, 0.0, streamed=True)
     made.leave(W1)
     made.join(Worker(W1, frozenset(["llama"])))
-    assert (made.serving("llama"), made[W1].load) == ([W1, W2], Load(1, 1, 10))
-    made.remove(A, W1)
+    assert (made.serving("llama"), made[W1].load.requests) == ([W1, W2], 1)
+    made.remove(A, W1, 1.0)
     assert W1 in made
 
 
-def test_load_counts_what_waits_for_its_first_token() -> None:
-    """A start takes a request's tokens from the count once, and an end whatever is left of it."""
-    state = cluster()[W1]
-    state.add(A, 10, streamed=True)
-    state.add(B, 5, streamed=True)
-    assert state.load == Load(2, 2, 15)
-    state.start(A, 0.0)
-    state.start(A, 0.0)
-    assert state.load == Load(2, 1, 5)
-    state.remove(A)
-    state.remove(B)
-    assert state.load == Load(0, 0, 0)
-
-
-def test_a_call_that_does_not_stream_counts_as_started() -> None:
-    """Its first token will never be seen, so it must not hold up what can be."""
-    state = cluster()[W1]
-    state.add(A, 10, streamed=False)
-    assert state.load == Load(1, 0, 0)
-
-
-def test_reports_are_kept_and_a_capacity_once_told_stays() -> None:
-    """A worker that falls silent about its cache has not lost it."""
+def test_a_capacity_once_told_stays() -> None:
+    """A worker that falls silent about its cache has not lost it, nor one that joins again."""
     made = cluster()
-    made.report(WorkerReported(W1, running=3, waiting=2, kv_tokens=500))
-    made.report(WorkerReported(W1, running=1, waiting=0))
-    assert (made[W1].engine_running, made[W1].engine_waiting) == (1, 0)
+    made.report(WorkerReported(W1, running=3, waiting=2, kv_tokens=500), 1.0)
+    made.report(WorkerReported(W1, running=1, waiting=0), 2.0)
+    made.join(Worker(W1, frozenset(["llama"])))
     assert made[W1].worker.kv_tokens == 500
+
+
+def test_a_worker_that_tells_its_capacity_when_it_joins_is_held_to_it() -> None:
+    """Its window knows from the beginning."""
+    made = Cluster(LearnedWindow())
+    made.join(Worker(W1, frozenset(["llama"]), kv_tokens=100))
+    made[W1].add(A, 90, 50, 0.0, streamed=True)
+    assert not made[W1].has_room
+
+
+def busy(made: Cluster, worker: WorkerId, rate: float) -> None:
+    """A worker that has no room for more serves so much in each of thirty seconds."""
+    state = made[worker]
+    state.add(A, 1, 5, 0.0, streamed=True)
+    state.start(A, 0.0, seen=True)
+    for second in range(1, 31):
+        state.serve(A, rate, 1)
+        state.report(1, 0, float(second))
+
+
+def test_speed_is_the_rate_of_service_over_the_fleets_mean() -> None:
+    """Of those that have no room; workers whose rate is not known are taken to be as fast as the mean."""
+    made = Cluster(FixedWindow(requests=1))
+    for worker in (W1, W2, W3):
+        made.join(Worker(worker, frozenset(["llama"])))
+    assert made.speed(W1) == 1.0
+    busy(made, W1, 400.0)
+    busy(made, W2, 100.0)
+    assert made.speed(W1) == pytest.approx(1.6, rel=0.05)
+    assert made.speed(W2) == pytest.approx(0.4, rel=0.05)
+    assert made.speed(W3) == 1.0
+
+
+def test_workers_that_are_about_equally_fast_are_equal() -> None:
+    """What they serve differs too, and that must not move their shares."""
+    made = Cluster(FixedWindow(requests=1))
+    for worker in (W1, W2):
+        made.join(Worker(worker, frozenset(["llama"])))
+    busy(made, W1, 110.0)
+    busy(made, W2, 90.0)
+    assert made.speed(W1) == made.speed(W2) == 1.0
+
+
+def test_a_deadline_is_gone_with_its_worker() -> None:
+    """A guess that is due at a worker that was forgotten wakes nobody."""
+    made = cluster()
+    made[W1].add(A, 10, 5, 0.0, streamed=False)
+    assert made.next_deadline is not None
+    made.leave(W1)
+    made.remove(A, W1, 0.0)
+    assert made.next_deadline is None
 
 
 def test_invented_models_leave_no_trace() -> None:

@@ -76,7 +76,7 @@ async def test_fairness_has_its_documented_shape() -> None:
                 }
             worker = busy["workers"]["w"]
             assert (worker["queued"], worker["running"], worker["kv_tokens"]) == (1, 1, 100_000)
-            assert worker["window"] == {"requests": 1, "unstarted_tokens": 16384}
+            assert worker["window"] == {"requests": 1, "unstarted_tokens": 4096}
             assert worker["unstarted_tokens"] > 0
             assert isinstance(worker["service_gap_bound"], NUMBER)
             assert not busy["workers"]["away"]["healthy"]

@@ -209,7 +209,7 @@ async def test_a_request_is_explained_while_it_waits_runs_and_after() -> None:
         assert done["usage"] == {"input_tokens": 10, "output_tokens": 3, "cached_tokens": 0}
         assert done["times"]["waited_s"] <= done["times"]["started_s"] <= done["times"]["ended_s"]
         assert done["dispatch"]["worker"] == engine.url.removeprefix("http://")
-        assert done["dispatch"]["limits"] == {"requests": 1, "unstarted_tokens": 16384}
+        assert done["dispatch"]["limits"] == {"requests": 1, "unstarted_tokens": 4096}
         assert done["dispatch"]["load"] == {"requests": 0, "unstarted": 0, "unstarted_tokens": 0}
         assert done["dispatch"]["credit"].keys() == {"placement", "order"}
 

@@ -8,15 +8,19 @@ from scenario import ONE_AT_A_TIME, Scene
 
 from router.core.model import WorkerId
 from router.core.policies.consistent_hash import ConsistentHashParameters
+from router.core.scheduler import SchedulerSettings
+from router.core.window import NoWindow
 
 W = ("w1", "w2", "w3", "w4")
 HEADS = [a + b for a in "abcdefghijklmnop" for b in "0123456789abcdef"]
 """256 prompts of two chunks: enough that shares of a fourth or a fifth come out within a half of themselves."""
 
+ALL_AT_ONCE = SchedulerSettings(window=NoWindow())
+
 
 def homes(*workers: str) -> dict[str, WorkerId]:
     """Where each of many prompts goes in such a fleet."""
-    talk = Scene("consistent_hash", workers=workers)
+    talk = Scene("consistent_hash", workers=workers, settings=ALL_AT_ONCE)
     return {head: talk.worker_of(talk.arrive("ada", head)) for head in HEADS}
 
 
@@ -65,7 +69,7 @@ def test_a_worker_that_joins_takes_its_share_and_moves_nothing_else() -> None:
 def test_homes_do_not_depend_on_history() -> None:
     """Workers that joined in another order, or left and came back, have the keys that they had."""
     assert homes(*W) == homes(*reversed(W))
-    talk = Scene("consistent_hash", workers=W)
+    talk = Scene("consistent_hash", workers=W, settings=ALL_AT_ONCE)
     talk.leave("w2")
     talk.join("w2")
     assert homes(*W) == {head: talk.worker_of(talk.arrive("ada", head)) for head in HEADS}

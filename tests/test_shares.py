@@ -12,13 +12,13 @@ from bench.scenario import Scenario, WorkerSpec
 from bench.simulation import Simulation
 from bench.traffic import Call, Client, Ending
 from router.core.scheduler import SchedulerSettings
-from router.core.window import FixedWindow
+from router.core.window import LearnedWindow
 
 WEIGHTS = (1.0, 2.0, 4.0)
 AT_ONCE = 48
 """Calls of each client in flight: more than its share of what two workers run."""
 AWAY, BACK = 60.0, 90.0
-WINDOW = FixedWindow(requests=18)
+WINDOW = LearnedWindow()
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,7 @@ async def test_a_thousand_streams_at_once(workers: list[Worker]) -> None:
     """All are at the workers before the first has a token; each has the answer of a direct call; nothing is left."""
     expected = await direct_answers(workers[0].url)
     assert len(set(expected)) == STREAMS
-    room = {"max_inflight": STREAMS, "max_unstarted_tokens": 10**6, "poll_interval": 3600}
+    room = {"window": "fixed", "max_inflight": STREAMS, "max_unstarted_tokens": 10**6, "poll_interval": 3600}
     async with running_router(*(worker.url for worker in workers), **room) as router:
         with workers[0].held(), workers[1].held():
             streams = [asyncio.ensure_future(answer(router, number)) for number in range(STREAMS)]

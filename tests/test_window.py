@@ -4,6 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.core.engine_limits import EngineReport
+from router.core.pace import Turnover
 from router.core.window import FixedWindow, LearnedWindow, Limits, Load, NoWindow
 
 windows = st.builds(FixedWindow, st.integers(1, 5), st.integers(1, 50))
@@ -56,74 +58,62 @@ def test_without_a_window_everything_goes(load: Load, tokens: int) -> None:
     assert NoWindow().admits(load, tokens)
 
 
-def learned(*starts: tuple[float, int], requests: int = 1024) -> LearnedWindow:
-    """A window that saw first tokens at these times, each of so many tokens of input."""
-    window = LearnedWindow(requests)
-    for now, tokens in starts:
-        window.started(tokens, now)
-    return window
+def reported(window: LearnedWindow, load: Load, running: int, waiting: int) -> None:
+    """The engine's word, where it holds nothing."""
+    window.reported(load, EngineReport(running, waiting, load.requests, load.unstarted, load.guessed, 0, 0))
 
 
-def test_until_something_is_learned_two_steps_of_prefill_may_wait() -> None:
-    """And two requests, however large, since one must wait while another is computed."""
-    window = learned()
-    assert window.admits(Load(9, 9, 4000), 96)
-    assert not window.admits(Load(9, 9, 4000), 97)
-    assert window.admits(Load(1, 1, 100_000), 100_000)
+def test_a_learned_window_lets_a_few_steps_of_prefill_wait() -> None:
+    """Those that fit the budget, and one of any size when little is ahead; where nothing waits, all of any size."""
+    window = LearnedWindow()
     assert window.limits == Limits(1024, 4096)
+    assert window.admits(Load(9, 9, 4000, 4000), 96)
+    assert not window.admits(Load(9, 9, 4000, 4000), 97)
+    assert not window.admits(Load(9, 1, 2049, 2049), 10**6)
+    assert window.admits(Load(9, 1, 2048, 2048), 10**6)
+    assert window.admits(Load(9, 0, 0, 0), 10**6)
 
 
-def test_the_budget_follows_what_an_engine_starts_at_one_time() -> None:
-    """Two of its steps may wait, but never more than the operator allows."""
-    assert learned((1.0, 2000), (1.001, 3000)).limits.unstarted_tokens == 10_000
-    assert learned((1.0, 2000), (1.5, 3000)).limits.unstarted_tokens == 6000
-    assert learned((1.0, 20_000)).limits.unstarted_tokens == 16_384
+def test_what_is_computed_of_a_prompt_is_not_ahead_any_more() -> None:
+    """So the next may go while a long one is still computed."""
+    window = LearnedWindow()
+    assert not window.admits(Load(1, 1, 9000, 9000), 500)
+    assert window.admits(Load(1, 1, 9000, 1000), 500)
 
 
-def test_an_engine_with_requests_waiting_inside_it_runs_all_that_it_can() -> None:
-    """The limit is there, and one more for each that starts in a step."""
-    window = learned((1.0, 10))
-    window.reported(Load(20, 12, 100), running=8, waiting=12)
-    assert window.limits.requests == 8 + 1
-    assert window.has_room(Load(8, 0, 0))
-    assert not window.has_room(Load(9, 1, 10))
+def test_a_learned_window_stays_at_what_the_engine_runs_and_one_that_waits() -> None:
+    """As the engine told when it had others waiting."""
+    window = LearnedWindow()
+    reported(window, Load(20, 12, 100, 100), running=8, waiting=12)
+    assert window.limits == Limits(9, 4096)
+    assert window.has_room(Load(8))
+    assert not window.full(Load(7))
+    assert window.full(Load(8))
+    assert not window.has_room(Load(9, 1, 10, 10))
 
 
-def test_a_report_that_is_older_than_what_was_sent_since_is_read_as_a_proportion() -> None:
-    """Half of what it knew of ran, so half of what is in flight now is taken to run."""
-    window = learned()
-    window.reported(Load(40, 0, 0), running=10, waiting=10)
-    assert window.limits.requests == 20 + 1
-
-
-def test_a_limit_that_was_reached_with_nothing_waiting_is_raised() -> None:
-    """By one at a time; while it is not reached nothing is learned."""
-    window = learned()
-    window.reported(Load(8, 0, 0), running=4, waiting=4)
-    window.reported(Load(5, 0, 0), running=5, waiting=0)
-    assert window.limits.requests == 6 + 1
-    window.reported(Load(3, 0, 0), running=3, waiting=0)
-    assert window.limits.requests == 7
-
-
-def test_a_limit_falls_slowly() -> None:
-    """One report of a few that wait does not close the window."""
-    window = learned()
-    window.reported(Load(100, 0, 0), running=80, waiting=20)
-    window.reported(Load(80, 0, 0), running=20, waiting=20)
-    assert window.limits.requests == 80 - 10 + 1
+def test_one_may_wait_for_room_in_the_cache() -> None:
+    """A second may not; and an empty engine takes any."""
+    window = LearnedWindow()
+    window.told(1000)
+    assert window.has_room(Load(3, 0, 0, 0, kv_peak=1000))
+    assert not window.has_room(Load(3, 0, 0, 0, kv_peak=1001))
+    assert not window.admits(Load(3, 1, 50, 50, kv_peak=900), 101)
+    assert window.admits(Load(0, 0, 0, 0, kv_peak=9000), 9000)
 
 
 def test_the_operators_limit_is_never_passed() -> None:
     """Whatever was learned."""
-    window = learned(requests=4)
-    assert not window.has_room(Load(4, 0, 0))
-    window.reported(Load(4, 0, 0), running=4, waiting=1)
+    window = LearnedWindow(requests=4)
+    assert not window.has_room(Load(4))
+    reported(window, Load(4), running=4, waiting=1)
     assert window.limits.requests <= 4
 
 
 def test_each_worker_learns_for_itself() -> None:
     """A fresh window has the limits of the one that it is made from, and nothing of what that learned."""
-    window = learned((1.0, 3000), requests=7)
+    window = LearnedWindow(requests=7)
+    window.started(Turnover(3.0, 3000.0))
+    assert window.limits == Limits(7, 7500)
     assert window.fresh().limits == Limits(7, 4096)
     assert FixedWindow(3).fresh() == FixedWindow(3)

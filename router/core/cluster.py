@@ -1,64 +1,14 @@
-"""The workers as the core knows them: their models, and what is in flight at each."""
+"""The workers as the core knows them, and the models that they serve."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from router.core.model import RequestId, Worker, WorkerId, WorkerReported
-from router.core.pace import Pace
-from router.core.window import Load, Window
+from router.core.window import Window
+from router.core.worker_state import WorkerState
 
-
-@dataclass(slots=True)
-class InFlight:
-    """A request dispatched to a worker, as the window counts it."""
-
-    uncached_tokens: int
-    unstarted: bool
-
-
-@dataclass(slots=True)
-class WorkerState:
-    """One worker and what runs there. One that left stays until the last of its requests has ended."""
-
-    worker: Worker
-    window: Window
-    pace: Pace = field(default_factory=Pace)
-    left: bool = False
-    running: dict[RequestId, InFlight] = field(default_factory=dict)
-    unstarted: int = 0
-    unstarted_tokens: int = 0
-    engine_running: int = 0
-    engine_waiting: int = 0
-
-    @property
-    def load(self) -> Load:
-        """What the window looks at."""
-        return Load(len(self.running), self.unstarted, self.unstarted_tokens)
-
-    def add(self, request: RequestId, uncached_tokens: int, *, streamed: bool) -> None:
-        """Count a dispatched request. One that does not stream never shows its start, so it counts as started."""
-        self.running[request] = InFlight(uncached_tokens, streamed)
-        if streamed:
-            self.unstarted += 1
-            self.unstarted_tokens += uncached_tokens
-
-    def start(self, request: RequestId, now: float) -> None:
-        """Its first token is here: it waits no more."""
-        flight = self.running[request]
-        if flight.unstarted:
-            self._count_started(flight)
-            self.window.started(flight.uncached_tokens, now)
-
-    def _count_started(self, flight: InFlight) -> None:
-        flight.unstarted = False
-        self.unstarted -= 1
-        self.unstarted_tokens -= flight.uncached_tokens
-
-    def remove(self, request: RequestId) -> None:
-        """It ended."""
-        flight = self.running.pop(request)
-        if flight.unstarted:
-            self._count_started(flight)
+ALIKE = 1.25
+"""Workers whose rates differ by no more are equally fast: rates differ with what is served, too."""
 
 
 class Cluster:
@@ -69,6 +19,7 @@ class Cluster:
         self._window = window
         self._states: dict[WorkerId, WorkerState] = {}
         self._serving: dict[str, list[WorkerId]] = {}
+        self._deadlines: dict[WorkerId, float] = {}
 
     def __iter__(self) -> Iterator[WorkerState]:
         return iter(self._states.values())
@@ -92,10 +43,12 @@ class Cluster:
         """Add a worker, or take new facts of one that is known, departed or not; a capacity once told stays."""
         state = self._states.get(worker.id)
         if state is None:
-            self._states[worker.id] = WorkerState(worker, self._window.fresh())
+            state = self._states[worker.id] = WorkerState(worker, self._window.fresh(), self._deadlines)
         else:
             state.worker = replace(worker, kv_tokens=worker.kv_tokens or state.worker.kv_tokens)
             state.left = False
+        if worker.kv_tokens is not None:
+            state.told(worker.kv_tokens)
         self._serving.clear()
 
     def leave(self, worker: WorkerId) -> None:
@@ -104,29 +57,48 @@ class Cluster:
         self._serving.clear()
         self._forget(worker)
 
-    def report(self, event: WorkerReported) -> None:
+    def report(self, event: WorkerReported, now: float) -> None:
         """Take in a worker's metrics; a capacity once told stays until another is."""
         state = self._states[event.worker]
-        state.engine_running = event.running
-        state.engine_waiting = event.waiting
-        state.window.reported(state.load, event.running, event.waiting)
         if event.kv_tokens is not None and event.kv_tokens != state.worker.kv_tokens:
-            state.worker = replace(state.worker, kv_tokens=event.kv_tokens)
+            state.told(event.kv_tokens)
+        state.report(event.running, event.waiting, now)
 
-    def remove(self, request: RequestId, worker: WorkerId) -> None:
+    def remove(self, request: RequestId, worker: WorkerId, now: float) -> None:
         """A dispatched request ended."""
-        self._states[worker].remove(request)
+        self._states[worker].remove(request, now)
         self._forget(worker)
 
     def speed(self, worker: WorkerId) -> float:
-        """A worker's service rate over the mean of the known rates; 1 where its own is not known."""
-        own = self._states[worker].pace.rate
-        if own is None:
+        """A worker's service rate over the mean of those known; 1 where its own is about that, or not known.
+
+        Known is the rate of a worker that had no room for more, and of one that serves more than these even so: one
+        that has little to do serves little, however fast it is.
+        """
+        paces = {state.worker.id: state.pace for state in self._states.values()}
+        rates = {each: rate for each, pace in paces.items() if (rate := pace.rate) is not None}
+        if not rates:
             return 1.0
-        known = [rate for state in self._states.values() if (rate := state.pace.rate) is not None]
-        return own * len(known) / sum(known)
+        full = sum(rates.values()) / len(rates)
+        for each, pace in paces.items():
+            if each not in rates and (least := pace.least_rate) is not None and least > full:
+                rates[each] = least
+        mean = sum(rates.values()) / len(rates)
+        speed = rates[worker] / mean if worker in rates and mean > 0.0 else 1.0
+        return 1.0 if 1 / ALIKE < speed < ALIKE else speed
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When something here changes by time alone; None if nothing does."""
+        return min(self._deadlines.values()) if self._deadlines else None
+
+    def advance(self, now: float) -> None:
+        """Take in that it is now this time."""
+        for worker in [worker for worker, deadline in self._deadlines.items() if deadline <= now]:
+            self._states[worker].advance(now)
 
     def _forget(self, worker: WorkerId) -> None:
         state = self._states[worker]
         if state.left and not state.running:
             del self._states[worker]
+            self._deadlines.pop(worker, None)

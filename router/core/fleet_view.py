@@ -25,8 +25,7 @@ class SchedulerView(FleetView):
 
     def has_room(self, worker: WorkerId) -> bool:
         """See `FleetView`."""
-        state = self._cluster[worker]
-        return state.window.has_room(state.load)
+        return self._cluster[worker].has_room
 
     def admits(self, worker: WorkerId, request: Request) -> bool:
         """See `FleetView`."""

@@ -1,20 +1,157 @@
-"""How fast one worker is, as far as the router has seen."""
+"""How fast one worker is, as far as its answers show.
+
+The steps of an engine are not seen. But every stream that runs gains one token in each, so that the tokens gained over
+the streams that ran are the steps; and what starts at one moment was computed since the start before it.
+"""
+
+from typing import NamedTuple
 
 FIRST_SECONDS_PER_TOKEN = 1e-4
 """Of prefill, before anything was learned: between what 7B models need on an A100 and on an A6000."""
+LEAST_TOKENS = 256
+"""What starts at one moment with fewer tokens shows the fixed cost of a step, not the cost of its tokens."""
+SLOWER, FASTER = 1.04, 0.94
+"""Steps of the learned prefill time, so that it settles where two fifths of what is seen are faster, and no request
+that waited for something else moves it far."""
+HELD_UP = 2.0
+"""How many times longer than prefill makes it clear that something else was waited for."""
+BURST = 0.25
+"""Starts are of one step if they come within this share of the time that it took."""
+TURNOVER_HALF_LIFE = 2.0
+SERVICE_HALF_LIFE = 10.0
+"""Seconds of work after which what was seen counts half."""
+LEAST_SECONDS = 1.0
+"""Of work, before averages are told."""
+
+
+class Turnover(NamedTuple):
+    """What an engine starts in one of its steps."""
+
+    requests: float = 0.0
+    tokens: float = 0.0
+    """Uncached input; this and the requests are averages."""
+    burst_tokens: int = 0
+    """Uncached input seen to start in the latest step, without its first request, which may have taken several."""
 
 
 class Pace:
-    """One worker's prefill and service, measured."""
+    """One worker's prefill, turnover and service, measured."""
 
     def __init__(self) -> None:
+        self._now = 0.0
         self._seconds_per_token = FIRST_SECONDS_PER_TOKEN
+        self._learned = False
+        self.held_up = False
+        """Whether what started last had waited for more than prefill: for a place in the batch, or in the cache."""
+        # The latest burst of starts: since when it was computed, its first start and its last, its tokens.
+        self._begin = self._first = self._last = 0.0
+        self._tokens = self._first_tokens = 0
+        self._telling = False
+        # Wearing away by TURNOVER_HALF_LIFE.
+        self._seconds = self._stream_seconds = self._gained = 0.0
+        self._starts = self._start_tokens = self._bursts = 0.0
+        # Wearing away by SERVICE_HALF_LIFE.
+        self._busy = self._served = self._full = self._full_served = self._ended_tokens = 0.0
 
-    def prefill_seconds(self, tokens: int) -> float:
+    def prefill_seconds(self, tokens: float) -> float:
         """How long the worker takes over so many uncached input tokens, when nothing else waits."""
         return tokens * self._seconds_per_token
 
     @property
     def rate(self) -> float | None:
-        """Cost units served in a second during which it had work; None before anything was learned."""
-        return None
+        """Cost units served in a second during which it had no room for more; None before that was seen."""
+        return self._full_served / self._full if self._full >= LEAST_SECONDS else None
+
+    @property
+    def least_rate(self) -> float | None:
+        """Cost units served in a second during which it had any work: it can do that, and may be able to do more."""
+        return self._served / self._busy if self._busy >= LEAST_SECONDS else None
+
+    @property
+    def streams(self) -> float:
+        """How many ran at a time of late; at least 1."""
+        return max(1.0, self._stream_seconds / self._seconds) if self._seconds > 0.0 else 1.0
+
+    @property
+    def turnover(self) -> Turnover:
+        """Of late; nothing before it worked for a while. Where answers are of one token, a burst is a step."""
+        burst = self._tokens - self._first_tokens
+        if self._seconds < LEAST_SECONDS:
+            return Turnover(burst_tokens=burst)
+        steps = max(1.0, self._gained / self.streams if self._gained > self._starts else self._bursts)
+        return Turnover(self._starts / steps, self._start_tokens / steps, burst)
+
+    def advance(self, now: float, *, streams: int, busy: bool, full: bool) -> None:
+        """Until now so many streams ran, and it had work, and no room for more, or not. Rest wears nothing away."""
+        seconds, self._now = now - self._now, now
+        if not busy or seconds <= 0.0:
+            return
+        left = 0.5 ** (seconds / TURNOVER_HALF_LIFE)
+        self._seconds = self._seconds * left + seconds
+        self._stream_seconds = self._stream_seconds * left + seconds * streams
+        self._gained *= left
+        self._starts *= left
+        self._start_tokens *= left
+        self._bursts *= left
+        left = 0.5 ** (seconds / SERVICE_HALF_LIFE)
+        self._busy = self._busy * left + seconds
+        self._served *= left
+        self._ended_tokens *= left
+        if full:
+            self._full = self._full * left + seconds
+            self._full_served *= left
+
+    def served(self, cost: float, tokens: int, *, full: bool) -> None:
+        """It served so much, in cost units; its streams gained so many tokens."""
+        self._gained += tokens
+        self._served += cost
+        if full:
+            self._full_served += cost
+
+    def took(self, tokens: int) -> None:
+        """A request of so many uncached input tokens started, or is believed to have."""
+        self._starts += 1.0
+        self._gained -= 1.0  # its first token, which comes of prefill
+        self._start_tokens += tokens
+
+    def started(self, now: float, dispatched: float, tokens: int, *, telling: bool) -> None:
+        """A request's first token is here.
+
+        `telling`: whether there was a place for it when it was dispatched, so that it waited for prefill alone.
+        """
+        if now - self._first > BURST * self._burst_seconds():
+            self._learn()
+            self._begin, self._first = max(self._last, dispatched), now
+            self._tokens, self._first_tokens, self._telling = 0, tokens, True
+            self._bursts += 1.0
+        self._last = now
+        self._tokens += tokens
+        self._telling &= telling
+
+    def ended(self, tokens: int) -> None:
+        """A call that never showed its start ended: whatever ended in a while was computed in no more time."""
+        self._ended_tokens += tokens
+        if LEAST_SECONDS <= self._busy < self._ended_tokens * self._seconds_per_token:
+            self._seconds_per_token = max(self._seconds_per_token * FASTER, self._busy / self._ended_tokens)
+
+    def _burst_seconds(self) -> float:
+        """What the step of the latest burst took: since the start before, but no more than from token to token."""
+        seconds = self._first - self._begin
+        return min(seconds, self._stream_seconds / self._gained) if self._gained > 1.0 else seconds
+
+    def _learn(self) -> None:
+        """Move by what the latest burst took. That something was faster shows always; that it was slower, if it is
+        known to have waited for nothing else.
+        """
+        seconds = self._last - self._begin
+        if self._tokens < LEAST_TOKENS or seconds <= 0.0:
+            return
+        seen = seconds / self._tokens
+        self.held_up = self._learned and seen > HELD_UP * self._seconds_per_token
+        if not self._learned:
+            self._learned = True
+            self._seconds_per_token = seen
+        elif seen < self._seconds_per_token:
+            self._seconds_per_token *= FASTER
+        elif self._telling:
+            self._seconds_per_token *= SLOWER

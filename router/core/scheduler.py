@@ -61,7 +61,7 @@ from router.core.prefix_map import PrefixMap
 from router.core.prompt_key import PromptKey
 from router.core.service_gap import Outstanding
 from router.core.waiting_room import WaitingLimits, WaitingRoom
-from router.core.window import FixedWindow, Window
+from router.core.window import LearnedWindow, Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class SchedulerSettings:
 
     cost: LinearCost = field(default_factory=LinearCost)
     waiting: WaitingLimits = field(default_factory=WaitingLimits)
-    window: Window = field(default_factory=FixedWindow)
+    window: Window = field(default_factory=LearnedWindow)
     """The limit of each worker, which has one like this of its own."""
     prefix_limit: int = 4_000_000
     """Chunks in the prefix tree, over all workers."""
@@ -130,6 +130,7 @@ class Scheduler:
         Raises ValueError for an `Arrived` whose id is in use.
         """
         self._out = []
+        self.cluster.advance(now)
         self._take_in(event, now)
         while (choice := self.policy.next(now)) is not None:
             self._dispatch(choice, now)
@@ -172,7 +173,7 @@ class Scheduler:
         match event:
             case WorkerReported():
                 if event.worker in self.cluster:
-                    self.cluster.report(event)
+                    self.cluster.report(event, now)
             case WorkerJoined():
                 self._join(event, now)
             case WorkerLeft(worker):
@@ -224,19 +225,20 @@ class Scheduler:
             state.window.limits,
             choice.passed,
         )
-        state.add(request.id, size - cached, streamed=request.streamed)
+        state.add(request.id, size - cached, expected, now, streamed=request.streamed)
         self.fairness.dispatched(request, worker, live.outstanding, now - live.arrived)
         self.policy.charged(charge)
         self._believe(request.model, request.prompts, worker, now)
         self._out.append(Dispatch(request.id, worker, cached, choice.why, decision))
 
-    def _start(self, request: RequestId, now: float) -> None:
+    def _start(self, request: RequestId, now: float, *, seen: bool = True) -> None:
         live = self._live.get(request)
         if live is not None and live.worker is not None and live.state is State.IN_FLIGHT:
             live.state = State.STARTED
-            self.cluster[live.worker].start(request, now)
+            self.cluster[live.worker].start(request, now, seen=seen)
             self.policy.started(live.request, live.worker)
             served = self.settings.cost(self.accounts.start(request))
+            self.cluster[live.worker].serve(request, served, 0)
             self.fairness.served(live.request, live.worker, served, now)
 
     def _progress(self, request: RequestId, tokens: int, now: float) -> None:
@@ -276,7 +278,7 @@ class Scheduler:
 
     def _settle(self, live: Live, usage: Usage | None, now: float) -> None:
         """End a request that was computed, at least in part: what the engine did is paid."""
-        self._start(live.request.id, now)
+        self._start(live.request.id, now, seen=False)
         self._end(live, self.accounts.settle(live.request.id, usage), now)
 
     def _end(self, live: Live, charge: Charge, now: float) -> None:
@@ -288,14 +290,16 @@ class Scheduler:
             self.policy.charged(charge)
         self.policy.ended(request, worker)
         self.fairness.ended(request, worker, live.outstanding)
-        self.cluster.remove(request.id, worker)
+        self.cluster.remove(request.id, worker, now)
         if worker not in self.cluster:
             self.fairness.worker_left(worker)
         del self._live[request.id]
 
     def _serve(self, live: Live, charge: Charge, now: float) -> None:
         self.policy.charged(charge)
-        self.fairness.served(live.request, charge.worker, charge.at(self.settings.cost), now)
+        cost = charge.at(self.settings.cost)
+        self.cluster[charge.worker].serve(live.request.id, cost, charge.after.output - charge.before.output)
+        self.fairness.served(live.request, charge.worker, cost, now)
         self.fairness.came_to(charge.worker, live.outstanding, charge.after)
 
     def _withdraw(self, live: Live, now: float) -> None:
@@ -367,7 +371,7 @@ class Scheduler:
     def _set_alarm(self, now: float) -> None:
         """Ask to be woken for the next deadline, unless an earlier alarm is set: a vain waking is cheap."""
         due = self._wake
-        for deadline in (self._room.next_deadline, self.policy.next_deadline):
+        for deadline in (self._room.next_deadline, self.cluster.next_deadline, self.policy.next_deadline):
             if deadline is not None and (due is None or deadline < due):
                 due = max(deadline, now)
         if due is not None and due != self._wake:

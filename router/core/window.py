@@ -1,30 +1,31 @@
 """How much may be in flight at a worker: as little as keeps its engine busy.
 
-What the engine has not started waits in the engine's own queue, where our order no longer counts;
-so the window bounds it, and the rest waits here.
+What the engine has not started waits in the engine's own queue, where our order no longer counts; so the window bounds
+it, and the rest waits here.
 """
 
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from math import inf
+from typing import NamedTuple, Protocol, Self
 
-FIRST_TOKENS = 4096
-"""Unstarted tokens while nothing is learned: two steps of vLLM's."""
-SAME_STEP_SECONDS = 0.002
-"""First tokens that come so close together are of one step."""
-STEP_MEMORY = 0.999
-"""What the largest step weighs after one more request has started ..."""
-STARTS_MEMORY = 0.98
-"""... and what its number of requests weighs: at the beginning an empty engine starts many at once."""
+from router.core.engine_limits import EngineReport, KvLimit, RequestLimit, TokenLimit
+from router.core.pace import Turnover
 
 
 class Load(NamedTuple):
     """What is in flight at one worker."""
 
-    requests: int
-    unstarted: int
-    """Streamed requests that wait for their first token."""
-    unstarted_tokens: int
+    requests: int = 0
+    unstarted: int = 0
+    """Those that wait for their first token. A stream shows it; of a whole answer it is guessed."""
+    unstarted_tokens: int = 0
     """The uncached input tokens of those."""
+    ahead_tokens: float = 0.0
+    """Of those, what the engine has still to compute, by its pace."""
+    guessed: int = 0
+    """Whole answers whose first token is guessed to exist."""
+    kv_peak: float = 0.0
+    """What all of them will hold when they hold most, with one more request that brings no input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +37,18 @@ class Limits:
 
 
 class Window(Protocol):
-    """Says whether one more request may go to a worker."""
+    """Says whether one more request may go to a worker, and hears what becomes of those that went."""
 
     def fresh(self) -> "Window":
         """One like this for another worker, that has learned nothing."""
 
-    def started(self, tokens: int, now: float) -> None:
-        """A request with that much uncached input has its first token."""
+    @property
+    def kv_limit(self) -> float:
+        """Tokens up to which any bound of `Load.kv_peak` is as good as the peak."""
 
-    def reported(self, load: Load, running: int, waiting: int) -> None:
-        """The engine says how many requests it runs, and how many wait inside it."""
+    @property
+    def low_tokens(self) -> float:
+        """Tokens: with no more than this ahead, the next request may go, however large it is."""
 
     @property
     def limits(self) -> Limits | None:
@@ -57,23 +60,49 @@ class Window(Protocol):
     def admits(self, load: Load, uncached_tokens: int) -> bool:
         """Whether a request with that much uncached input may go now."""
 
+    def full(self, load: Load) -> bool:
+        """Whether one more may find no place in the engine's batch, and wait there for more than prefill."""
 
-@dataclass(frozen=True, slots=True)
-class FixedWindow:
+    def told(self, kv_tokens: int) -> None:
+        """The engine said how much its KV cache holds."""
+
+    def started(self, turnover: Turnover) -> None:
+        """A request started; this is what starts in a step."""
+
+    def reported(self, load: Load, report: EngineReport) -> None:
+        """The engine reported; this is in flight."""
+
+
+class _Unlearning:
+    """What the windows that learn nothing have in common: one serves for all workers."""
+
+    kv_limit = inf
+    low_tokens = inf
+
+    def fresh(self) -> Self:
+        """See `Window`."""
+        return self
+
+    def full(self, load: Load) -> bool:  # noqa: ARG002 - the protocol's signature
+        """See `Window`."""
+        return False
+
+    def told(self, kv_tokens: int) -> None:
+        """See `Window`."""
+
+    def started(self, turnover: Turnover) -> None:
+        """See `Window`."""
+
+    def reported(self, load: Load, report: EngineReport) -> None:
+        """See `Window`."""
+
+
+@dataclass(frozen=True)
+class FixedWindow(_Unlearning):
     """A fixed limit of requests, and of unstarted uncached tokens."""
 
     requests: int = 256
     unstarted_tokens: int = 16_384
-
-    def fresh(self) -> "FixedWindow":
-        """See `Window`. It has no state."""
-        return self
-
-    def started(self, tokens: int, now: float) -> None:
-        """See `Window`."""
-
-    def reported(self, load: Load, running: int, waiting: int) -> None:
-        """See `Window`."""
 
     @property
     def limits(self) -> Limits:
@@ -91,19 +120,9 @@ class FixedWindow:
         return not load.unstarted or load.unstarted_tokens + uncached_tokens <= self.unstarted_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class NoWindow:
+@dataclass(frozen=True)
+class NoWindow(_Unlearning):
     """Everything goes at once: the engine's own queue and order rule."""
-
-    def fresh(self) -> "NoWindow":
-        """See `Window`. It has no state."""
-        return self
-
-    def started(self, tokens: int, now: float) -> None:
-        """See `Window`."""
-
-    def reported(self, load: Load, running: int, waiting: int) -> None:
-        """See `Window`."""
 
     @property
     def limits(self) -> None:
@@ -120,70 +139,87 @@ class NoWindow:
 
 @dataclass(eq=False, slots=True)
 class LearnedWindow:
-    """Learns what an engine can take from the first tokens of its answers, and from what it reports.
+    """Learns what an engine can take, from the stream of its answers and from what it reports.
 
-    *Unstarted tokens*: two steps' worth, a step being the most that started at one time; at least two requests, since
-    one must wait while another is computed. *Requests*: those that an engine runs while it says that others wait inside
-    it is all that it can run; the limit is there, with as many to spare as start in a step, in the place of those that
-    end in it. An engine that has none waiting though the limit was reached could run more: then it is raised by one.
+    Three limits, each of which keeps out of the engine's queue what would only wait there:
+
+    - unstarted tokens: as many as the engine starts in a few of its steps. A prompt that is being computed counts with
+      what is left of it, and when little is left the next one goes, however large it is;
+    - requests: as many as the engine ran when it said that others waited, and those that it starts in about a step, so
+      that one is there whenever a place falls free;
+    - KV tokens: the requests in flight will hold, when they hold most, what the engine's cache was told to hold, or was
+      found to hold when it threw requests out.
+
+    The first needs nothing but the streams. Without reports, the other two limit nothing.
     """
 
     requests: int = 1024
     unstarted_tokens: int = 16_384
     """The most that it will ever allow, of either."""
-    _running: float | None = field(default=None, init=False)
-    """Requests that the engine can run; None while it never had one waiting."""
-    _step: float = field(default=0.0, init=False)
-    """Tokens: the most that started at one time, of late."""
-    _starts: float = field(default=1.0, init=False)
-    """Requests that start at one time, of late the most."""
-    _burst: int = field(default=0, init=False)
-    _burst_starts: int = field(default=0, init=False)
-    _burst_time: float = field(default=float("-inf"), init=False)
+    _tokens: TokenLimit = field(init=False)
+    _places: RequestLimit = field(init=False)
+    _kv: KvLimit = field(init=False)
+    _typical_tokens: float = field(default=1.0, init=False)
+    """Uncached input of one request, of late."""
+
+    def __post_init__(self) -> None:
+        self._tokens = TokenLimit(self.unstarted_tokens)
+        self._places = RequestLimit()
+        self._kv = KvLimit()
 
     def fresh(self) -> "LearnedWindow":
         """See `Window`."""
         return LearnedWindow(self.requests, self.unstarted_tokens)
 
     @property
-    def limits(self) -> Limits:
+    def kv_limit(self) -> float:
         """See `Window`."""
-        return Limits(self._requests, self._tokens)
+        return self._kv.limit
 
     @property
-    def _requests(self) -> int:
-        return self.requests if self._running is None else min(self.requests, int(self._running + self._starts))
+    def low_tokens(self) -> float:
+        """See `Window`."""
+        return self._tokens.low
 
     @property
-    def _tokens(self) -> int:
-        return min(self.unstarted_tokens, max(FIRST_TOKENS, int(2 * self._step)))
+    def limits(self) -> Limits:
+        """See `Window`. A few requests more go where none of those in flight waits in the engine."""
+        return Limits(int(min(self.requests, self._places.limit)), self._tokens.limit)
 
     def has_room(self, load: Load) -> bool:
         """See `Window`."""
         return self.admits(load, 1)
 
     def admits(self, load: Load, uncached_tokens: int) -> bool:
-        """See `Window`. Where nothing waits to start, even a request beyond the limit of tokens goes."""
-        if load.requests >= self._requests:
+        """See `Window`.
+
+        One request may wait in the engine for room in its cache, and a few for a place in its batch: an engine takes up
+        what is there sooner than what has to be sent.
+        """
+        if load.requests >= self.requests or not self._places.admit(load.requests, load.unstarted, load.guessed):
             return False
-        return load.unstarted < 2 or load.unstarted_tokens + uncached_tokens <= self._tokens
+        if load.unstarted == 0:
+            return load.kv_peak <= self._kv.limit or load.requests == 0
+        if load.kv_peak + uncached_tokens > self._kv.limit:
+            return False
+        return load.ahead_tokens + uncached_tokens <= self._tokens.limit or load.ahead_tokens <= self._tokens.low
 
-    def started(self, tokens: int, now: float) -> None:
+    def full(self, load: Load) -> bool:
         """See `Window`."""
-        if now > self._burst_time + SAME_STEP_SECONDS:
-            self._burst = self._burst_starts = 0
-            self._burst_time = now
-        self._burst += tokens
-        self._burst_starts += 1
-        self._step = max(self._step * STEP_MEMORY, self._burst)
-        self._starts = max(self._starts * STARTS_MEMORY, self._burst_starts)
+        return load.requests >= self._places.places or load.kv_peak + self._typical_tokens > self._kv.limit
 
-    def reported(self, load: Load, running: int, waiting: int) -> None:
+    def told(self, kv_tokens: int) -> None:
         """See `Window`."""
-        if waiting and running:
-            # What the engine told may be older than what was sent since: only the proportion is taken from it.
-            seen = load.requests * running / (running + waiting)
-            known = self._running
-            self._running = seen if known is None or seen > known else known + (seen - known) / 4
-        elif self._running is not None and load.requests >= self._requests:
-            self._running = max(self._running, running) + 1
+        self._kv.told(kv_tokens)
+
+    def started(self, turnover: Turnover) -> None:
+        """See `Window`."""
+        self._tokens.learn(turnover)
+        self._places.learn(turnover)
+        if turnover.requests > 0.0:
+            self._typical_tokens = turnover.tokens / turnover.requests
+
+    def reported(self, load: Load, report: EngineReport) -> None:
+        """See `Window`."""
+        self._places.reported(report)
+        self._kv.reported(report, held_back=load.kv_peak + self._typical_tokens > self._kv.limit)

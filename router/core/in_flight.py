@@ -1,0 +1,114 @@
+"""What is in flight at one worker, and what of it has not started.
+
+A stream shows when it starts. A whole answer does not: it is guessed to have started once the prefill of all before it
+should be over, or when a stream that was sent after it starts.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import inf
+
+from router.core.model import RequestId
+
+
+@dataclass(slots=True)
+class InFlight:
+    """A request dispatched to a worker."""
+
+    number: int
+    """Which dispatch to this worker it was."""
+    dispatched: float
+    uncached_tokens: int
+    output_limit: int
+    """Output expected of it, as the scheduler reckons."""
+    streamed: bool
+    telling: bool
+    """Whether there was a place for it, so that until its start it waited for prefill alone."""
+    started: bool = False
+    guessed: bool = False
+    """Whether that is only what is believed."""
+    output: int = 0
+
+
+class Flights:
+    """The requests of one worker, by id and in the order of their dispatch, and sums over them."""
+
+    def __init__(self) -> None:
+        self.requests: dict[RequestId, InFlight] = {}
+        self.unstarted_tokens = 0
+        self.kv_tokens = 0
+        """What the started ones hold, without what they share with others."""
+        self.guessed = 0
+        self.since = 0.0
+        """When the first of the unstarted ones came to be first."""
+        self._unstarted: dict[RequestId, InFlight] = {}
+        self._silent: deque[tuple[float, RequestId]] = deque()
+        """Unstarted ones that will never show their start, and when it may be guessed; some may be gone."""
+        self._dispatches = 0
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    @property
+    def unstarted(self) -> int:
+        """How many."""
+        return len(self._unstarted)
+
+    @property
+    def first_tokens(self) -> int:
+        """The uncached tokens of the first of the unstarted, which is computed now; 0 without any."""
+        return next(iter(self._unstarted.values())).uncached_tokens if self._unstarted else 0
+
+    def add(
+        self, request: RequestId, uncached_tokens: int, output_limit: int, now: float, *, streamed: bool, telling: bool
+    ) -> None:
+        """A request is dispatched."""
+        self._dispatches += 1
+        flight = InFlight(self._dispatches, now, uncached_tokens, output_limit, streamed, telling)
+        if not self._unstarted:
+            self.since = now
+        self.requests[request] = self._unstarted[request] = flight
+        self.unstarted_tokens += uncached_tokens
+
+    def guess_at(self, request: RequestId, time: float) -> None:
+        """Guess that this one has started when it is so late, and when all that may be guessed before it have."""
+        self._silent.append((max(time, self._silent[-1][0]) if self._silent else time, request))
+
+    @property
+    def next_guess(self) -> float:
+        """When the next guess is due; infinite without any."""
+        return self._silent[0][0] if self._silent else inf
+
+    def guesses(self, *, until: float = 0.0, before: int = 0) -> Iterator[RequestId]:
+        """Take out those that may be guessed by now, or that were dispatched before this number."""
+        while self._silent:
+            time, request = self._silent[0]
+            flight = self._unstarted.get(request)
+            if flight is not None and time > until and flight.number >= before:
+                return
+            self._silent.popleft()
+            if flight is not None:
+                yield request
+
+    def start(self, request: RequestId, now: float, *, guessed: bool) -> InFlight:
+        """An unstarted one is unstarted no more."""
+        flight = self._unstarted.pop(request)
+        flight.started, flight.guessed = True, guessed
+        self.guessed += guessed
+        self.unstarted_tokens -= flight.uncached_tokens
+        self.kv_tokens += flight.uncached_tokens
+        self.since = now
+        return flight
+
+    def remove(self, request: RequestId) -> InFlight:
+        """It ended."""
+        flight = self.requests.pop(request)
+        if flight.started:
+            self.guessed -= flight.guessed
+            self.kv_tokens -= flight.uncached_tokens
+        else:
+            del self._unstarted[request]
+            self.unstarted_tokens -= flight.uncached_tokens
+        self.kv_tokens -= flight.output
+        return flight

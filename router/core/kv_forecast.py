@@ -1,0 +1,62 @@
+"""What the requests in flight at a worker will hold in its KV cache when they hold most.
+
+Each grows by a token a step until it ends, and then gives all of it back. An engine that is filled to the brim with
+young requests runs out of memory as they grow: it has to throw some of them out and compute them again.
+"""
+
+from bisect import bisect_left, insort
+from typing import NamedTuple
+
+from router.core.model import RequestId
+
+
+class Span(NamedTuple):
+    """One request's hold, on the clock of the engine's steps."""
+
+    end: float
+    """When it is expected to end."""
+    base: float
+    """Until then it holds this and the clock's time."""
+    request: RequestId
+
+
+class KvForecast:
+    """The spans of one worker's requests, by their ends."""
+
+    def __init__(self) -> None:
+        self.clock = 0.0
+        """Steps that the engine did."""
+        self._spans: list[Span] = []
+        self._by_request: dict[RequestId, Span] = {}
+        self._total = 0.0
+        """Tokens that all would hold if each were at its end."""
+
+    def put(self, request: RequestId, tokens: int, growth: float) -> None:
+        """A request holds so many tokens now and is expected to grow by so many; replaces what was put before."""
+        self.remove(request)
+        span = self._by_request[request] = Span(self.clock + growth, tokens - self.clock, request)
+        insort(self._spans, span)
+        self._total += tokens + growth
+
+    def remove(self, request: RequestId) -> None:
+        """It holds nothing; one that is not here is passed over."""
+        span = self._by_request.pop(request, None)
+        if span is None:
+            return
+        del self._spans[bisect_left(self._spans, span)]
+        self._total = self._total - span.end - span.base if self._spans else 0.0
+
+    def peak(self, growth: float, enough: float) -> float:
+        """Tokens held at the highest point, with one more request that begins with nothing and grows by `growth`.
+
+        A sum of all that will ever be held is answered at once where it is not above `enough`; else this looks at
+        every end, since the highest point is at one of them: costs O(requests).
+        """
+        if self._total + growth <= enough:
+            return self._total + growth
+        highest = base = 0.0
+        for running, span in enumerate(reversed(self._spans), 1):
+            base += span.base
+            end = max(span.end, self.clock)
+            highest = max(highest, base + running * end + min(end - self.clock, growth))
+        return highest

@@ -1,0 +1,174 @@
+"""One worker as the core knows it: what is in flight there, how fast it is, and what its window says."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import inf
+
+from router.core.engine_limits import EngineReport
+from router.core.in_flight import Flights, InFlight
+from router.core.kv_forecast import KvForecast
+from router.core.model import RequestId, Worker, WorkerId
+from router.core.pace import Pace
+from router.core.window import Load, Window
+
+HASTE = 0.7
+"""Prefill is taken to need this share of its learned time, where a guess that is too late would leave the engine idle,
+and one that is too early only lets a little more wait there."""
+OUTPUT_MEMORY = 0.97
+"""What a past answer's length still weighs after one more: about the last thirty count."""
+
+
+class WorkerState:
+    """One worker and what runs there. One that left stays until the last of its requests has ended."""
+
+    def __init__(self, worker: Worker, window: Window, deadlines: dict[WorkerId, float]) -> None:
+        """`deadlines`: of all workers; this one keeps its own there, while it has one."""
+        self.worker = worker
+        self.window = window
+        self.pace = Pace()
+        self.left = False
+        self.load = Load()
+        """What the window looks at, as of the last change here."""
+        self.has_room = True
+        """Whether any request could go now, however small."""
+        self._deadlines = deadlines
+        self._flights = Flights()
+        self._forecast = KvForecast()
+        self._most_kv_tokens = 0
+        self._served = 0.0
+        self._gained = 0
+        """Cost units and output tokens since the last change."""
+        self._output = self._output_limit = 0.0
+        """Decaying sums over answers that ended: their lengths, and what was expected."""
+        self._now = 0.0
+
+    @property
+    def running(self) -> Mapping[RequestId, InFlight]:
+        """The requests in flight."""
+        return self._flights.requests
+
+    def add(self, request: RequestId, uncached_tokens: int, output_limit: int, now: float, *, streamed: bool) -> None:
+        """Count a dispatched request. `output_limit`: the most output tokens expected of it."""
+        self._pass(now)
+        telling = not self.window.full(self.load)
+        self._flights.add(request, uncached_tokens, output_limit, now, streamed=streamed, telling=telling)
+        if not streamed:
+            prefill = self.pace.prefill_seconds(self._flights.unstarted_tokens)
+            self._flights.guess_at(request, now + HASTE * prefill)
+        self._forecast.put(request, uncached_tokens, self._likely(output_limit))
+        self._changed()
+
+    def start(self, request: RequestId, now: float, *, seen: bool) -> None:
+        """It waits no more. `seen`: because its first token is here, which says more than that it is over."""
+        flight = self.running[request]
+        if flight.started:
+            return
+        self._pass(now)
+        if seen:
+            for earlier in self._flights.guesses(before=flight.number):
+                self._start(earlier, guessed=True)
+            self.pace.started(now, flight.dispatched, flight.uncached_tokens, telling=flight.telling)
+        self._start(request, guessed=False)
+        self._changed()
+
+    def serve(self, request: RequestId, cost: float, output_tokens: int) -> None:
+        """A started request was served so much, in cost units; of that, so many are new output tokens."""
+        self.running[request].output += output_tokens
+        self._served += cost
+        self._gained += output_tokens
+
+    def remove(self, request: RequestId, now: float) -> None:
+        """It ended, however it did."""
+        self._pass(now)
+        flight = self._flights.remove(request)
+        self._forecast.remove(request)
+        if not flight.streamed:
+            self.pace.ended(flight.uncached_tokens)
+        if flight.output:
+            self._output = self._output * OUTPUT_MEMORY + flight.output
+            self._output_limit = self._output_limit * OUTPUT_MEMORY + flight.output_limit
+        self._changed()
+
+    def told(self, kv_tokens: int) -> None:
+        """The engine said how much its KV cache holds."""
+        self.worker = replace(self.worker, kv_tokens=kv_tokens)
+        self.window.told(kv_tokens)
+        self._changed()
+
+    def report(self, running: int, waiting: int, now: float) -> None:
+        """The engine said how many requests it has."""
+        self._pass(now)
+        self._changed()
+        flights, load = self._flights, self.load
+        report = EngineReport(
+            running, waiting, load.requests, load.unstarted, load.guessed, flights.kv_tokens, self._most_kv_tokens
+        )
+        self.window.reported(load, report)
+        self._most_kv_tokens = flights.kv_tokens
+        self._changed()
+
+    def advance(self, now: float) -> None:
+        """Take in that the deadline is over."""
+        self._pass(now)
+        for request in self._flights.guesses(until=now):
+            self._start(request, guessed=True)
+        self._changed()
+
+    def _start(self, request: RequestId, *, guessed: bool) -> None:
+        flight = self._flights.start(request, self._now, guessed=guessed)
+        self._most_kv_tokens = max(self._most_kv_tokens, self._flights.kv_tokens)
+        self.pace.took(flight.uncached_tokens)
+        self._forecast.put(request, flight.uncached_tokens, self._likely(flight.output_limit))
+        self.window.started(self.pace.turnover)
+
+    def _pass(self, now: float) -> None:
+        """Account for the time until now, before anything changes."""
+        self._now = now
+        flights, pace, full = self._flights, self.pace, not self.has_room
+        pace.advance(now, streams=len(flights) - flights.unstarted, busy=bool(flights), full=full)
+        if self._served:
+            flights.kv_tokens += self._gained
+            self._most_kv_tokens = max(self._most_kv_tokens, flights.kv_tokens)
+            self._forecast.clock += max(0, self._gained) / pace.streams
+            pace.served(self._served, self._gained, full=full)
+            self._served, self._gained = 0.0, 0
+
+    def _changed(self) -> None:
+        """Look at the load anew."""
+        flights, window = self._flights, self.window
+        growth = self._output * (1 - OUTPUT_MEMORY)
+        self.load = Load(
+            len(flights),
+            flights.unstarted,
+            flights.unstarted_tokens,
+            self._ahead_tokens(),
+            flights.guessed,
+            self._forecast.peak(growth, window.kv_limit),
+        )
+        self.has_room = window.has_room(self.load)
+        deadline = min(flights.next_guess, self._low_at())
+        if deadline < inf:
+            self._deadlines[self.worker.id] = deadline
+        else:
+            self._deadlines.pop(self.worker.id, None)
+
+    def _likely(self, output_limit: int) -> float:
+        """Output tokens of which it is as likely to have more as fewer: clients ask for more than they get."""
+        return output_limit * self._output / self._output_limit if self._output_limit else output_limit
+
+    def _ahead_tokens(self) -> float:
+        """What is left to compute of the unstarted tokens. No more than the first is under way, if that is."""
+        flights = self._flights
+        if not flights.unstarted or self.pace.held_up:
+            return flights.unstarted_tokens
+        done = (self._now - flights.since) / self.pace.prefill_seconds(HASTE)
+        return flights.unstarted_tokens - min(done, flights.first_tokens)
+
+    def _low_at(self) -> float:
+        """When no more is ahead than the window calls little; infinite if only a start can bring that about."""
+        flights = self._flights
+        excess = flights.unstarted_tokens - self.window.low_tokens
+        if not 0 < excess <= flights.first_tokens or self.pace.held_up:
+            return inf
+        time = flights.since + self.pace.prefill_seconds(HASTE * (excess + 1))
+        return time if time > self._now else inf

@@ -1,0 +1,72 @@
+"""What the requests in flight will hold in the KV cache when they hold most."""
+
+from math import inf
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.kv_forecast import KvForecast
+from router.core.model import RequestId
+
+
+def forecast(*spans: tuple[int, int]) -> KvForecast:
+    """Requests that hold so many tokens and grow by so many."""
+    made = KvForecast()
+    for number, (tokens, growth) in enumerate(spans):
+        made.put(RequestId(str(number)), tokens, growth)
+    return made
+
+
+def peak_step_by_step(spans: list[tuple[int, int]], growth: int) -> int:
+    """With one more request, that begins with nothing and stays."""
+    last = max(end for _, end in spans)
+    return max(
+        sum(tokens + step for tokens, end in spans if step <= end) + min(step, growth) for step in range(last + 1)
+    )
+
+
+@given(
+    spans=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 12)), min_size=1, max_size=8), growth=st.integers(0, 12)
+)
+def test_the_peak_is_the_highest_point_of_all_that_grow_and_end(spans: list[tuple[int, int]], growth: int) -> None:
+    """As counted step by step."""
+    assert forecast(*spans).peak(growth, enough=0) == peak_step_by_step(spans, growth)
+
+
+@given(spans=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 12)), max_size=8), growth=st.integers(0, 12))
+def test_any_bound_is_as_good_as_the_peak_where_it_is_low_enough(spans: list[tuple[int, int]], growth: int) -> None:
+    """Then nothing has to be looked through, and what is answered is not below the peak."""
+    made = forecast(*spans)
+    assert made.peak(growth, enough=inf) >= made.peak(growth, enough=0)
+
+
+def test_what_has_ended_holds_nothing() -> None:
+    """Whether or not it was there."""
+    made = forecast((10, 5), (20, 5))
+    made.remove(RequestId("0"))
+    made.remove(RequestId("unknown"))
+    assert made.peak(0, enough=0) == 25
+    made.remove(RequestId("1"))
+    assert made.peak(0, enough=0) == 0
+
+
+def test_growth_goes_with_the_engines_steps() -> None:
+    """One that began earlier ends earlier, so that both are never at their ends together."""
+    made = forecast((10, 10))
+    made.clock = 6.0
+    made.put(RequestId("late"), 10, 10)
+    assert made.peak(0, enough=0) == (10 + 10) + (10 + 4)
+
+
+def test_one_that_outlives_its_forecast_holds_what_it_has() -> None:
+    """It is taken to end at once, each time that it is looked at."""
+    made = forecast((10, 5))
+    made.clock = 8.0
+    assert made.peak(0, enough=0) == 18
+
+
+def test_a_request_that_is_put_again_counts_once() -> None:
+    """With what is known now."""
+    made = forecast((10, 5))
+    made.put(RequestId("0"), 30, 1)
+    assert made.peak(0, enough=0) == 31

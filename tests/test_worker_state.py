@@ -1,0 +1,138 @@
+"""One worker as the core knows it: what is in flight there, and what its window makes of it."""
+
+import pytest
+
+from router.core.model import RequestId, Worker, WorkerId
+from router.core.pace import FIRST_SECONDS_PER_TOKEN
+from router.core.window import FixedWindow, LearnedWindow, Window
+from router.core.worker_state import HASTE, WorkerState
+
+W1 = WorkerId("w1")
+A, B, C = RequestId("a"), RequestId("b"), RequestId("c")
+
+
+class Books:
+    """A worker's state, and the deadlines that it keeps."""
+
+    def __init__(self, window: Window | None = None) -> None:
+        self.deadlines: dict[WorkerId, float] = {}
+        self.state = WorkerState(Worker(W1, frozenset(["llama"])), window or LearnedWindow(), self.deadlines)
+
+    def add(self, request: RequestId, tokens: int, now: float = 0.0, *, streamed: bool = True) -> None:
+        self.state.add(request, tokens, 100, now, streamed=streamed)
+
+    def room(self) -> tuple[bool, float]:
+        """Whether there is any, and what is still to be computed."""
+        return self.state.has_room, self.state.load.ahead_tokens
+
+    @property
+    def unstarted(self) -> tuple[int, int]:
+        return self.state.load.unstarted, self.state.load.unstarted_tokens
+
+
+def test_load_counts_what_waits_for_its_first_token() -> None:
+    """A start takes a request's tokens from the count once, and an end whatever is left of it."""
+    books = Books()
+    books.add(A, 10)
+    books.add(B, 5)
+    assert (books.state.load.requests, *books.unstarted) == (2, 2, 15)
+    books.state.start(A, 0.0, seen=True)
+    books.state.start(A, 0.0, seen=True)
+    assert (books.state.load.requests, *books.unstarted) == (2, 1, 5)
+    books.state.remove(A, 1.0)
+    books.state.remove(B, 1.0)
+    assert (books.state.load.requests, *books.unstarted) == (0, 0, 0)
+
+
+def test_a_call_that_does_not_stream_is_guessed_to_have_started_when_its_prefill_should_be_over() -> None:
+    """With that of all before it; its first token will never be seen."""
+    books = Books()
+    books.add(A, 1000)
+    books.add(B, 500, streamed=False)
+    due = HASTE * 1500 * FIRST_SECONDS_PER_TOKEN
+    assert books.deadlines == {W1: pytest.approx(due)}
+    books.state.advance(due)
+    assert books.unstarted == (1, 1000)
+    assert books.state.load.guessed == 1
+    assert books.deadlines == {}
+
+
+def test_a_call_that_does_not_stream_has_started_when_a_later_stream_has() -> None:
+    """Engines take requests in turn."""
+    books = Books()
+    books.add(A, 10, streamed=False)
+    books.add(B, 10)
+    books.add(C, 10, streamed=False)
+    books.state.start(B, 0.0, seen=True)
+    assert books.unstarted == (1, 10)
+    assert books.state.load.guessed == 1
+
+
+def test_an_end_without_a_first_token_shows_nothing_of_those_before_it() -> None:
+    """A whole answer may overtake another."""
+    books = Books()
+    books.add(A, 10, streamed=False)
+    books.add(B, 10, streamed=False)
+    books.state.start(B, 0.0, seen=False)
+    books.state.remove(B, 0.0)
+    assert books.unstarted == (1, 10)
+
+
+def test_when_little_of_a_long_prompt_is_left_the_next_may_go() -> None:
+    """At a time that is known beforehand, so that nothing has to happen for it."""
+    books = Books()
+    books.add(A, 8192)
+    assert books.room() == (False, 8192)
+    due = books.deadlines[W1]
+    assert due == pytest.approx(HASTE * (8192 - 2048 + 1) * FIRST_SECONDS_PER_TOKEN)
+    books.state.advance(due)
+    has_room, ahead = books.room()
+    assert has_room
+    assert 2046 < ahead <= 2048
+    assert books.deadlines == {}
+
+
+def test_no_more_than_the_first_prompt_is_taken_to_be_computed() -> None:
+    """However long it takes, since only its first token shows that the next is begun."""
+    books = Books()
+    books.add(A, 3000)
+    books.add(B, 4000)
+    books.state.report(0, 2, 60.0)
+    assert books.state.load.ahead_tokens == 4000
+
+
+def test_the_cache_is_expected_to_fill_as_answers_grow() -> None:
+    """A request that fits now does not go if those that run will need the room."""
+    books = Books()
+    books.state.told(1000)
+    books.add(A, 450)
+    books.state.start(A, 1.0, seen=True)
+    rooms = [books.state.has_room]
+    books.add(B, 450, 1.0)
+    books.state.start(B, 2.0, seen=True)
+    rooms.append(books.state.has_room)
+    assert rooms == [True, False]
+
+
+def test_answers_are_expected_to_be_as_long_as_those_before() -> None:
+    """Clients ask for more than they get."""
+    books = Books()
+    books.state.told(1000)
+    for number in range(40):
+        request = RequestId(f"short {number}")
+        books.add(request, 10, float(number))
+        books.state.start(request, float(number), seen=True)
+        books.state.serve(request, 20.0, 10)
+        books.state.remove(request, number + 0.5)
+    for number in range(9):
+        books.add(RequestId(f"{number}"), 80, 50.0)
+        books.state.start(RequestId(f"{number}"), 51.0, seen=True)
+    assert books.state.has_room
+
+
+def test_a_fixed_window_wakes_nobody_for_a_long_prompt() -> None:
+    """It goes by what has not started, not by what is left of it."""
+    books = Books(FixedWindow(requests=2, unstarted_tokens=100))
+    books.add(A, 8192)
+    assert not books.state.has_room
+    assert books.deadlines == {}
