@@ -3,7 +3,8 @@
 The router's own scheduler over emulated engines: nothing sleeps, and the same seed gives the same figures. They are
 written as JSON; `bench/summary.py` says what each of them means. Parameters are set behind a colon, as in
 `--workload documents:documents=40,tokens=6000` or `--window fixed:requests=64`; several numbers are joined by a slash,
-as in `weights=1/2/4`.
+as in `weights=1/2/4`, and those of a part follow a dot, as in `--workload tot-s1:heavy.branches=3`. A trace's stand
+behind its kind, as in `--trace arena,speed=2:FILE`; `bench/traces.py` says what the files hold.
 """
 
 import argparse
@@ -20,6 +21,8 @@ from bench.scenario import Scenario, WorkerSpec
 from bench.simulation import Observer, Simulation
 from bench.spec import changed, parse_spec, split
 from bench.summary import Summary, summarise
+from bench.traces import READERS, parse_trace
+from bench.traffic import Rated, Workload
 from bench.workloads import WORKLOADS
 from router.core.model import Command, Event
 from router.core.policies import PARAMETERS, POLICIES
@@ -69,7 +72,9 @@ class ProgressBar:
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--policy", default="d2lpm", metavar="P", help=f"one of {', '.join(POLICIES)} (%(default)s)")
     parser.add_argument("--set", action="append", default=[], metavar="FAMILY.PARAMETER=VALUE", dest="parameters")
-    parser.add_argument("--workload", default="documents", metavar="W", help=f"{', '.join(WORKLOADS)} (%(default)s)")
+    traffic = parser.add_mutually_exclusive_group()
+    traffic.add_argument("--workload", default="documents", metavar="W", help=f"{', '.join(WORKLOADS)} (%(default)s)")
+    traffic.add_argument("--trace", metavar="KIND:FILE", help=f"a public trace instead: {', '.join(READERS)}")
     parser.add_argument("--rate", type=float, help="calls a second of all clients, instead of the workload's own pace")
     parser.add_argument("--window", default="learned", metavar="NAME", help=f"{', '.join(WINDOWS)} (%(default)s)")
     parser.add_argument("--seconds", type=float, default=60.0, help="virtual time to simulate (%(default)s)")
@@ -95,7 +100,8 @@ def run(options: argparse.Namespace) -> None:
     try:
         scenario = read_scenario(options)
     except ValueError as error:
-        sys.exit(f"simulate: error: {error}")
+        print(f"simulate: error: {error}", file=sys.stderr)
+        sys.exit(2)
     bar = ProgressBar(scenario.seconds, sys.stderr) if sys.stderr.isatty() else None
     result = simulate(scenario, [bar] if bar is not None else [])
     if bar is not None:
@@ -112,12 +118,9 @@ def run(options: argparse.Namespace) -> None:
 
 def read_scenario(options: argparse.Namespace) -> Scenario:
     """What the command line asks for. Raises ValueError where it makes no sense."""
-    workload = parse_spec(options.workload, WORKLOADS)
-    if options.rate is not None:
-        workload = changed(workload, {"rate": str(options.rate), "concurrency": "0"})
     return Scenario(
         policy=options.policy,
-        workload=workload,
+        workload=_workload(options),
         workers=tuple(_workers(options)),
         seconds=options.seconds,
         warmup=options.warmup,
@@ -127,6 +130,19 @@ def read_scenario(options: argparse.Namespace) -> Scenario:
         drain=options.drain,
         jumps=not options.no_jumps,
     )
+
+
+def _workload(options: argparse.Namespace) -> Workload:
+    if options.trace is not None:
+        if options.rate is not None:
+            raise ValueError("a trace has times and no rate; its speed can be changed")
+        return parse_trace(options.trace)
+    workload = parse_spec(options.workload, WORKLOADS)
+    if options.rate is None:
+        return workload
+    if not isinstance(workload, Rated):
+        raise ValueError(f"{options.workload} has no rate that could be changed")
+    return workload.at_rate(options.rate)
 
 
 def _workers(options: argparse.Namespace) -> Sequence[WorkerSpec]:
@@ -161,4 +177,5 @@ def _parameters(assignments: Sequence[str]) -> Sequence[object]:
 
 def _shown(options: argparse.Namespace) -> Mapping[str, object]:
     """The flags as they were given, to tell what the figures are of."""
-    return {name: value for name, value in vars(options).items() if isinstance(value, str | int | float | list | None)}
+    shown = {name: value for name, value in vars(options).items() if isinstance(value, str | int | float | list | None)}
+    return shown if options.trace is None else {**shown, "workload": None}

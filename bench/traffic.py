@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from itertools import chain, repeat
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from bench.prompts import Prompt
 
@@ -76,6 +76,14 @@ class Workload(Protocol):
 
     def clients(self, seed: int) -> Sequence[Client]:
         """Clients that have done nothing yet; the same seed gives the same."""
+
+
+@runtime_checkable
+class Rated(Workload, Protocol):
+    """A workload that may run at any rate."""
+
+    def at_rate(self, rate: float) -> Workload:
+        """The same in an open loop with so many sessions a second of all clients. Raises ValueError if it cannot."""
 
 
 Draw = Callable[[float], Sequence[Call]]

@@ -84,7 +84,8 @@ def test_flags_become_the_scenario() -> None:
     [
         (("--policy", "magic"), "unknown policy 'magic', known: d2lpm"),
         (("--workload", "magic"), "unknown name 'magic', known: documents"),
-        (("--workload", "heavy-light", "--rate", "3"), "unknown parameter 'rate'"),
+        (("--workload", "heavy-light", "--rate", "3"), "heavy-light has no rate"),
+        (("--trace", "arena:trace.csv", "--rate", "3"), "a trace has times and no rate"),
         (("--window", "fixed:size=3"), "unknown parameter 'size', known: requests"),
         (("--set", "magic.quantum=1"), "unknown family 'magic', known:"),
         (("--set", "dlpm.quantum"), "'dlpm.quantum' is not parameter=value"),
@@ -98,12 +99,16 @@ def test_flags_become_the_scenario() -> None:
         (("--seconds", "5", "--warmup", "5"), "more than the warm-up"),
     ],
 )
-def test_mistakes_end_it_with_a_message(flags: tuple[str, ...], complaint: str) -> None:
+def test_mistakes_end_it_with_a_message(
+    flags: tuple[str, ...], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A wrong flag ends the command before anything runs, and the message names what is wrong."""
     with pytest.raises(SystemExit) as ended:
         main(["simulate", *flags])
-    assert str(ended.value.code).startswith("simulate: error: ")
-    assert complaint in str(ended.value.code)
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("simulate: error: ")
+    assert complaint in said
 
 
 def test_the_progress_bar_shows_how_far_it_is() -> None:

@@ -36,6 +36,8 @@ class Pace(ABC):
     """Instead of a rate: how many sessions each client has open."""
     think: float = 0.0
     """Mean seconds between a session and the next in a closed loop; exponentially distributed."""
+    times: tuple[float, ...] = ()
+    """Instead of either: when sessions begin, in ascending order; the clients take them in turn."""
     sessions: int | None = None
     """How many each client has in all; None for no end."""
     stream: bool = True
@@ -43,8 +45,8 @@ class Pace(ABC):
     def __post_init__(self) -> None:
         if self.client_count < 1 or any(weight <= 0 for weight in self.weights):
             raise ValueError("a workload needs a client, and weights are positive")
-        if (self.rate > 0) == (self.concurrency > 0):
-            raise ValueError("a workload has either a rate or a concurrency")
+        if (self.rate > 0) + (self.concurrency > 0) + bool(self.times) != 1:
+            raise ValueError("a workload has either a rate or a concurrency or times")
         if self.cv <= 0 or self.changes <= 0 or self.change <= 0:
             raise ValueError("a workload's cv, changes and change are positive")
 
@@ -54,7 +56,7 @@ class Pace(ABC):
 
     def at_rate(self, rate: float) -> Self:
         """The same in an open loop with this rate."""
-        return replace(self, rate=rate, concurrency=0)
+        return replace(self, rate=rate, concurrency=0, times=())
 
     def population(self, seed: int, draw: Callable[[Random], Draw]) -> Sequence[Client]:
         """The clients, each with a random generator of its own, from which `draw` makes its calls."""
@@ -67,15 +69,19 @@ class Pace(ABC):
     def _calls(self, number: int, random: Random, draw: Draw) -> Iterator[Call]:
         if self.concurrency:
             return closed_loop(draw, self.concurrency, lambda: pause(random, self.think), self.sessions)
-        rate = self.rate / self.client_count
-        times = self._times(number, random, rate)
-        if self.changes < inf:
-            times = in_turn(
-                [(self.changes, times), (inf, self._times(number, random, rate * self.change))],
-            )
-        return open_loop(draw, islice(times, self.sessions))
+        return open_loop(draw, islice(self._times(number, random), self.sessions))
 
-    def _times(self, number: int, random: Random, rate: float) -> Iterator[float]:
+    def _times(self, number: int, random: Random) -> Iterator[float]:
+        """When this client's sessions begin."""
+        if self.times:
+            return iter(self.times[number :: self.client_count])
+        rate = self.rate / self.client_count
+        if self.changes == inf:
+            return self._steady(number, random, rate)
+        later = self._steady(number, random, rate * self.change)
+        return in_turn([(self.changes, self._steady(number, random, rate)), (inf, later)])
+
+    def _steady(self, number: int, random: Random, rate: float) -> Iterator[float]:
         if self.arrivals == "uniform":
             return uniform(rate, phase=number / self.client_count)
         if self.arrivals == "gamma":
