@@ -54,6 +54,8 @@ from router.core.policies.d2lpm import D2lpmParameters
 from router.core.policies.dlpm import DlpmParameters
 from router.core.policies.dlpm_home import DlpmHomeParameters
 from router.core.policies.lpm import LpmParameters
+from router.core.policies.preble import PrebleParameters
+from router.core.policies.preble_queue import PriorityGroupsParameters
 from router.core.policies.rpm import RpmParameters
 from router.core.policies.vtc_foresight import OracleParameters
 from router.core.policy import Parameters
@@ -87,6 +89,8 @@ PARAMETERS = Parameters(
     LpmParameters(cut_off=3),
     ConsistentHashParameters(prefix_chunks=1, load_factor=1.25),
     CacheAwareParameters(balance_abs_threshold=1),
+    PrebleParameters(history=20.0, decode_ratio=0.3, balance_ratio=1.1, balance_after=1, copy_slowdown=1.1),
+    PriorityGroupsParameters(groups=3),
     RpmParameters(limit=2),
     OracleParameters(error=0.5),
 )

@@ -17,6 +17,8 @@ from router.core.policies.dlpm import Dlpm, DlpmParameters
 from router.core.policies.dlpm_home import DlpmHome, DlpmHomeParameters
 from router.core.policies.fcfs import Fcfs, PooledFcfs
 from router.core.policies.lpm import Lpm, LpmParameters
+from router.core.policies.preble import Preble, PrebleParameters
+from router.core.policies.preble_queue import PriorityGroups, PriorityGroupsParameters
 from router.core.policies.rpm import Rpm, RpmParameters
 from router.core.policies.vtc import Lcf, Vtc
 from router.core.policies.vtc_foresight import OracleParameters, OracleVtc, PredictingVtc
@@ -32,6 +34,7 @@ PLACEMENTS: Final[Mapping[str, PlacementFactory]] = {
     "random": RandomWorker,
     "consistent_hash": ConsistentHash,
     "cache_aware": CacheAware,
+    "preble": Preble,
 }
 ORDERS: Final[Mapping[str, OrderFactory]] = {
     "dlpm": Dlpm,
@@ -40,6 +43,7 @@ ORDERS: Final[Mapping[str, OrderFactory]] = {
     "vtc_oracle": OracleVtc,
     "lcf": Lcf,
     "lpm": Lpm,
+    "priority_groups": PriorityGroups,
     "fcfs": Fcfs,
 }
 POOLED: Final[Mapping[str, PolicyFactory]] = {
@@ -59,6 +63,7 @@ ALIASES: Final[Mapping[str, str]] = {
     "random": "random+fcfs",
     "consistent_hash": "consistent_hash+fcfs",
     "cache_aware": "cache_aware+fcfs",
+    "preble": "preble+priority_groups",
 }
 PARAMETERS: Final[Mapping[str, type]] = {
     "d2lpm": D2lpmParameters,
@@ -67,6 +72,8 @@ PARAMETERS: Final[Mapping[str, type]] = {
     "lpm": LpmParameters,
     "consistent_hash": ConsistentHashParameters,
     "cache_aware": CacheAwareParameters,
+    "preble": PrebleParameters,
+    "priority_groups": PriorityGroupsParameters,
     "vtc_oracle": OracleParameters,
     "rpm": RpmParameters,
 }
