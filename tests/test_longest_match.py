@@ -207,5 +207,5 @@ def test_cancelled_requests_do_not_heap_up() -> None:
         queue.push(request("ada", number))
         queue.longest(anything)
         queue.remove(RequestId(f"ada{number}"))
-    assert len(queue._heaps[ClientId("ada")]) < 10
-    assert len(queue._firsts[0].heap) < 30
+    assert len(queue._backlogs[ClientId("ada")].ranks) < 10
+    assert len(queue._firsts[0]) < 30

@@ -9,9 +9,8 @@ By match alone, a request that nothing like it was computed for would wait for a
 now and then a client's oldest goes.
 """
 
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Final, NamedTuple
 
@@ -24,83 +23,85 @@ LOOK_PAST: Final = 8
 """Requests that do not fit which one choice looks past at most."""
 
 
-@dataclass(slots=True)
-class Entry:
-    """A waiting request."""
-
-    request: Request
-    arrival: int
-    matched: int = 0
-    """Chunks."""
-    passed: int = 0
-    """How often another went in its turn because it did not fit."""
-
-
-class Backlogged:
-    """What waits of one client, in order of arrival, and how many have gone since it began to wait."""
-
-    __slots__ = ("gone", "waiting")
-
-    def __init__(self) -> None:
-        self.gone = 0
-        # A dict finds its first key by walking past all that were deleted before it.
-        self.waiting: OrderedDict[RequestId, Entry] = OrderedDict()
-
-
 class Rank(NamedTuple):
     """The sort key of a request: longer match first, then earlier arrival."""
 
     unmatched: int
     arrival: int
-    request: RequestId
-    client: ClientId
+    push: int
+    """No two requests of a queue have the same, even if one came twice."""
+    entry: "Entry"
 
 
-class Firsts:
-    """Clients in the order of their first requests.
+class Entry:
+    """A waiting request."""
 
-    What is kept of a client is a rank no later than that of its first request. So nothing is to be done when the first
-    one goes, or loses its match: a rank that is no longer true is found out when it comes to the head.
-    """
+    __slots__ = ("arrival", "backlog", "gone", "passed", "push", "rank", "request")
 
-    __slots__ = ("heap", "offered")
+    def __init__(self, request: Request, arrival: int, push: int, backlog: "Backlogged") -> None:
+        self.request = request
+        self.arrival = arrival
+        self.push = push
+        self.backlog = backlog
+        self.rank: Rank | None = None
+        """The one that holds; None before the first match, and once it is gone."""
+        self.passed = 0
+        """How often another went in its turn because it did not fit."""
+        self.gone = False
 
-    def __init__(self) -> None:
-        self.heap: list[Rank] = []
-        self.offered: dict[ClientId, Rank] = {}
-        """By client the one rank in the heap that counts."""
 
-    def offer(self, rank: Rank) -> None:
-        """A client is to be found here by this rank, and by no other."""
-        self.offered[rank.client] = rank
-        heappush(self.heap, rank)
-        if len(self.heap) > 2 * len(self.offered) + 16:
-            self.heap[:] = self.offered.values()
-            heapify(self.heap)
+class Backlogged:
+    """What waits of one client, from the first to the last."""
 
-    def replace(self, rank: Rank) -> None:
-        """The client at the head is to be found by this later rank."""
-        self.offered[rank.client] = rank
-        heapreplace(self.heap, rank)
+    __slots__ = ("client", "gone", "offered", "order", "ranks", "waiting")
 
-    def drop(self) -> Rank:
-        """The client at the head is not to be found here."""
-        rank = heappop(self.heap)
-        del self.offered[rank.client]
-        return rank
+    def __init__(self, client: ClientId) -> None:
+        self.client = client
+        self.waiting = 0
+        """How many."""
+        self.gone = 0
+        """How many have gone since it began to wait."""
+        self.order: deque[Entry] = deque()
+        """In order of arrival; some are gone."""
+        self.ranks: list[Rank] = []
+        """A heap; some hold no more."""
+        self.offered: list[Rank | None] = [None] * STANDINGS
+        """By standing the rank by which it is found: that of its first request, or an earlier one."""
 
-    def head(self) -> Rank | None:
-        """The earliest rank that counts."""
-        while self.heap:
-            rank = self.heap[0]
-            if self.offered.get(rank.client) is rank:
-                return rank
-            heappop(self.heap)
-        return None
+    def add(self, entry: Entry) -> None:
+        """One more waits."""
+        self.waiting += 1
+        self.order.append(entry)
+        if len(self.order) > 2 * self.waiting + 16:
+            self.order = deque([each for each in self.order if not each.gone])
+
+    @property
+    def oldest(self) -> Entry:
+        """The one that came first, of those that wait."""
+        while self.order[0].gone:
+            self.order.popleft()
+        return self.order[0]
+
+    def rank(self, rank: Rank) -> None:
+        """Note the rank of one that waits."""
+        if len(self.ranks) > 2 * self.waiting:
+            # Ranks below the head outlive their requests: a client that never ran dry would heap them up.
+            self.ranks = [each for each in self.ranks if each.entry.rank is each]
+            heapify(self.ranks)
+        heappush(self.ranks, rank)
+
+    def clean(self) -> None:
+        """Drop what holds no more from the head of the ranks."""
+        while self.ranks and self.ranks[0].entry.rank is not self.ranks[0]:
+            heappop(self.ranks)
 
 
 class LongestMatchQueue:
-    """For every client a heap of its requests, and for every standing a heap of the clients' first ones."""
+    """For every client a heap of its requests, and for every standing a heap of the clients by their first ones.
+
+    A client is in each of these by a rank no later than that of its first request. So nothing is to be done when the
+    first one goes or loses its match, and seldom when the standing changes: what is not true is found out at the head.
+    """
 
     def __init__(
         self,
@@ -123,12 +124,11 @@ class LongestMatchQueue:
         self._entries: dict[RequestId, Entry] = {}
         self._unmatched: dict[RequestId, Entry] = {}
         """Those that nothing was compared with yet: whoever waits alone is served without a match."""
-        self._heaps: dict[ClientId, list[Rank]] = {}
-        self._firsts = tuple(Firsts() for _ in range(STANDINGS))
-        self._sidelined: dict[ClientId, None] = {}
-        """Those that came to the head of a standing that they did not have; the others are among all of them."""
         self._backlogs: dict[ClientId, Backlogged] = {}
-        self._arrivals = 0
+        self._firsts: tuple[list[Rank], ...] = tuple([] for _ in range(STANDINGS))
+        self._sidelined: dict[ClientId, Backlogged] = {}
+        """Those that are in one of these heaps no more: at its head they had another standing."""
+        self._pushes = 0
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -143,51 +143,50 @@ class LongestMatchQueue:
 
     def push(self, request: Request, arrival: int | None = None) -> None:
         """One more waits; `arrival` is its place among equals, if that is not the last."""
-        self._arrivals += 1
-        entry = Entry(request, self._arrivals if arrival is None else arrival)
-        self._entries[request.id] = self._unmatched[request.id] = entry
-        backlog = self._backlogs.get(request.client)
+        client = request.client
+        backlog = self._backlogs.get(client)
         if backlog is None:
-            backlog = self._backlogs[request.client] = Backlogged()
-        backlog.waiting[request.id] = entry
+            backlog = self._backlogs[client] = Backlogged(client)
+        self._pushes += 1
+        entry = Entry(request, self._pushes if arrival is None else arrival, self._pushes, backlog)
+        self._entries[request.id] = self._unmatched[request.id] = entry
+        backlog.add(entry)
 
     def remove(self, request: RequestId) -> Request:
         """One waits no more."""
         entry = self._entries.pop(request)
-        client = entry.request.client
-        backlog = self._backlogs[client]
-        del backlog.waiting[request]
-        backlog.gone += 1
-        if not backlog.waiting:
-            del self._backlogs[client]
-            self._heaps.pop(client, None)
-            for firsts in self._firsts:
-                firsts.offered.pop(client, None)
-            self._sidelined.pop(client, None)
-        if self._unmatched.pop(request, None) is None:
+        entry.gone = True
+        if entry.rank is None:
+            del self._unmatched[request]
+        else:
             self._unwatch(request)
+            entry.rank = None
+        backlog = entry.backlog
+        backlog.gone += 1
+        backlog.waiting -= 1
+        if not backlog.waiting:
+            del self._backlogs[backlog.client]
+            self._sidelined.pop(backlog.client, None)
+            backlog.offered = [None] * STANDINGS
         return entry.request
 
     def match_changed(self, requests: Iterable[RequestId]) -> None:
         """Take in the new match of these watched requests."""
         for request in requests:
-            if request not in self._unmatched:
-                entry = self._entries[request]
-                matched = self._watch(entry.request)
-                if matched != entry.matched:
-                    self._rank(entry, matched)
+            entry = self._entries[request]
+            if entry.rank is not None:
+                unmatched = -self._watch(entry.request)
+                if unmatched != entry.rank.unmatched:
+                    self._rank(entry, unmatched)
 
     def stand(self, client: ClientId) -> None:
-        """Take in the new standing of a client.
-
-        Unless it was found at the head with the old one, it is among those of the new one already.
-        """
-        if client in self._sidelined:
-            del self._sidelined[client]
-            if head := self._head(self._heaps[client]):
-                for firsts in self._firsts:
-                    if client not in firsts.offered:
-                        firsts.offer(head)
+        """Take in the new standing of a client."""
+        backlog = self._sidelined.pop(client, None)
+        if backlog is not None:
+            backlog.clean()
+            for standing, offered in enumerate(backlog.offered if backlog.ranks else ()):
+                if offered is None:
+                    self._offer(backlog.ranks[0], standing)
 
     def longest(self, fits: Fits) -> Turn | None:
         """See the function of this name."""
@@ -201,88 +200,75 @@ class LongestMatchQueue:
         (entry,) = self._entries.values()
         return entry.request if self._standing(entry.request.client) is not None else None
 
-    def first(self, standing: int) -> Rank | None:
-        """The rank of the first request of this standing."""
+    def first(self, standing: int, before: Rank | None = None) -> Rank | None:
+        """The rank of the first request of this standing; None if there is none, or if it comes after `before`."""
         if self._unmatched:
             for entry in self._unmatched.values():
-                self._rank(entry, self._watch(entry.request))
+                self._rank(entry, -self._watch(entry.request))
             self._unmatched.clear()
         firsts = self._firsts[standing]
-        while (rank := firsts.head()) is not None:
-            head = self._head(self._heaps[rank.client])
-            if head is None:
-                firsts.drop()
-            elif head is not rank:
-                firsts.replace(head)
-            elif self._standing(rank.client) != standing:
-                self._sideline(firsts)
-            else:
+        while firsts:
+            rank = firsts[0]
+            if before is not None and rank[:2] > before[:2]:
                 break
-        return rank
+            backlog = rank.entry.backlog
+            if backlog.offered[standing] is not rank:
+                heappop(firsts)
+                continue
+            backlog.clean()
+            if (head := backlog.ranks[0]) is not rank:
+                backlog.offered[standing] = head
+                heapreplace(firsts, head)
+            elif self._standing(backlog.client) != standing:
+                self.set_aside(standing)
+            else:
+                return rank
+        return None
 
     def set_aside(self, standing: int) -> Entry:
         """Take the first of this standing out, and with it its client, to look at what comes after it."""
-        return self._entries[self._sideline(self._firsts[standing]).request]
+        entry = heappop(self._firsts[standing]).entry
+        entry.backlog.offered[standing] = None
+        self._sidelined[entry.backlog.client] = entry.backlog
+        return entry
 
     def put_back(self, entry: Entry, *, passed: bool) -> None:
         """Undo `set_aside`; another went in its turn if it was `passed`."""
         entry.passed += passed
         self.stand(entry.request.client)
 
-    def may_be_passed(self, request: RequestId) -> bool:
+    def may_be_passed(self, entry: Entry) -> bool:
         """Whether others may go in its turn."""
-        return self._entries[request].passed < self._patience
+        return entry.passed < self._patience
 
-    def turn_of(self, request: RequestId, fits: Fits) -> Request | None:
+    def turn_of(self, first: Entry, fits: Fits) -> Request | None:
         """What goes when this request is first: now and then its client's oldest, if that fits, and else itself."""
-        first = self._entries[request].request
-        backlog = self._backlogs[first.client]
-        if self._oldest_every and backlog.gone % self._oldest_every == self._oldest_every - 1:
-            oldest = next(iter(backlog.waiting.values())).request
+        if self._oldest_every and first.backlog.gone % self._oldest_every == self._oldest_every - 1:
+            oldest = first.backlog.oldest.request
             if fits(oldest):
                 return oldest
-        return first if fits(first) else None
+        return first.request if fits(first.request) else None
 
-    def _rank(self, entry: Entry, matched: int) -> None:
-        """Give a request with this match its place among its client's."""
-        entry.matched = matched
-        client = entry.request.client
-        heap = self._heaps.get(client)
-        if heap is None:
-            heap = self._heaps[client] = []
-        elif len(heap) > 2 * len(self._backlogs[client].waiting):
-            # Ranks below the head outlive their requests: a client that never ran dry would heap them up.
-            heap[:] = dict.fromkeys(filter(self._holds, heap))
-            heapify(heap)
-        rank = Rank(-matched, entry.arrival, entry.request.id, client)
-        heappush(heap, rank)
-        if heap[0] is rank:
-            self._lead(rank)
+    def _rank(self, entry: Entry, unmatched: int) -> None:
+        """Give a request its place among its client's."""
+        rank = entry.rank = Rank(unmatched, entry.arrival, entry.push, entry)
+        backlog = entry.backlog
+        backlog.rank(rank)
+        if backlog.ranks[0] is rank:
+            for standing, offered in enumerate(backlog.offered):
+                if rank < offered if offered is not None else backlog.client not in self._sidelined:
+                    self._offer(rank, standing)
 
-    def _lead(self, rank: Rank) -> None:
-        """Let a client be found by this rank, where it would be found later."""
-        client = rank.client
-        for firsts in self._firsts:
-            offered = firsts.offered.get(client)
-            if rank < offered if offered is not None else client not in self._sidelined:
-                firsts.offer(rank)
-
-    def _sideline(self, firsts: Firsts) -> Rank:
-        """Take out the client at the head of a standing."""
-        rank = firsts.drop()
-        self._sidelined[rank.client] = None
-        return rank
-
-    def _holds(self, rank: Rank) -> bool:
-        """Whether a rank is still true of a waiting request."""
-        entry = self._entries.get(rank.request)
-        return entry is not None and rank.unmatched == -entry.matched and rank.arrival == entry.arrival
-
-    def _head(self, heap: list[Rank]) -> Rank | None:
-        """A client's first rank that holds, if it has one; those before it are dropped."""
-        while heap and not self._holds(heap[0]):
-            heappop(heap)
-        return heap[0] if heap else None
+    def _offer(self, rank: Rank, standing: int) -> None:
+        """Let a client be found by this rank, and by no other."""
+        rank.entry.backlog.offered[standing] = rank
+        firsts = self._firsts[standing]
+        heappush(firsts, rank)
+        if len(firsts) > 2 * len(self._backlogs) + 16:
+            # What was offered before stays below the head: most of these.
+            offered = [backlog.offered[standing] for backlog in self._backlogs.values()]
+            firsts[:] = [each for each in offered if each is not None]
+            heapify(firsts)
 
 
 def longest(queues: Sequence[LongestMatchQueue], fits: Fits) -> Turn | None:
@@ -306,15 +292,16 @@ def _choose(
     """Find the next; what does not fit is set aside."""
     for standing in range(STANDINGS):
         while True:
-            firsts = [(rank, n) for n, queue in enumerate(queues) if (rank := queue.first(standing)) is not None]
-            if not firsts:
+            best = chosen = None
+            for queue in reversed(queues):  # of equals the first queue's
+                if (rank := queue.first(standing, best)) is not None:
+                    best, chosen = rank, queue
+            if best is None or chosen is None:
                 break
-            rank, n = min(firsts)
-            queue = queues[n]
-            request = queue.turn_of(rank.request, fits)
+            request = chosen.turn_of(best.entry, fits)
             if request is not None:
                 return request
-            if not queue.may_be_passed(rank.request) or len(aside) == LOOK_PAST:
+            if not chosen.may_be_passed(best.entry) or len(aside) == LOOK_PAST:
                 return None
-            aside.append((queue, queue.set_aside(standing)))
+            aside.append((chosen, chosen.set_aside(standing)))
     return None

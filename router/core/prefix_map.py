@@ -10,7 +10,6 @@ whoever holds a chunk holds those before it.)
 from collections.abc import Iterable, Mapping
 from operator import attrgetter
 from struct import iter_unpack
-from typing import NamedTuple
 
 from router.core.estimates import Estimates
 from router.core.model import Request, RequestId, WorkerId
@@ -18,13 +17,16 @@ from router.core.prefix_tree import PrefixTree
 from router.core.prompt_key import CHUNK_BYTES, HASH_BYTES, PromptKey
 
 
-class Seen(NamedTuple):
-    """A request's size and match, as far as so many lessons of the estimates tell."""
+class Seen:
+    """A request's size and, once asked for, its match, as far as so many lessons of the estimates tell."""
 
-    request: Request
-    lessons: int
-    size: int
-    match: Mapping[WorkerId, int]
+    __slots__ = ("lessons", "match", "request", "size")
+
+    def __init__(self, request: Request, lessons: int, size: int) -> None:
+        self.request = request
+        self.lessons = lessons
+        self.size = size
+        self.match: Mapping[WorkerId, int] | None = None
 
 
 class Watch:
@@ -99,7 +101,10 @@ class PrefixMap:
 
     def match(self, request: Request) -> Mapping[WorkerId, int]:
         """Tokens of the request's input that each worker holds, never all; workers below the minimum are left out."""
-        return self._look(request).match
+        seen = self._look(request)
+        if seen.match is None:
+            seen.match = self._tokens(request, self.tree)
+        return seen.match
 
     def promise(self, request: Request, worker: WorkerId, now: float) -> None:
         """A request waits for a worker, which will hold its prompts: what begins like it had best wait there too."""
@@ -123,11 +128,11 @@ class PrefixMap:
         """The estimated size of a request's input."""
         return self._look(request).size
 
-    def _look(self, request: Request) -> "Seen":
+    def _look(self, request: Request) -> Seen:
         seen = self._seen
         if seen is None or seen.request is not request or seen.lessons != self._estimates.lessons:
-            size = self._estimates.input_tokens(request)
-            seen = self._seen = Seen(request, self._estimates.lessons, size, self._tokens(request, self.tree))
+            seen = Seen(request, self._estimates.lessons, self._estimates.input_tokens(request))
+            self._seen = seen
         return seen
 
     def _tokens(self, request: Request, tree: PrefixTree) -> dict[WorkerId, int]:
