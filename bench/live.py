@@ -16,7 +16,7 @@ import aiohttp
 
 from bench import completions
 from bench.live_books import Books, LiveResult
-from bench.live_call import LiveCall
+from bench.live_flight import LiveFlight
 from bench.player import Player
 from bench.prompts import random_tokens
 from bench.traffic import Call, Client, Ending, Outcome, Workload
@@ -147,7 +147,7 @@ class _Run:
 
     async def _make(self, client: Client, call: Call) -> Ending:
         """Make one call; whatever comes of it is an ending."""
-        live = LiveCall(f"{self._name}-{next(self._numbers)}", client, call, self._player.now)
+        live = LiveFlight(f"{self._name}-{next(self._numbers)}", client, call, self._player.now)
         self._books.arrived(live, late=live.arrived - call.at)
         try:
             pause = None if call.cancel_after is None else call.cancel_after / self._load.speed
@@ -164,7 +164,7 @@ class _Run:
         self._books.ended(live, now)
         return Ending(outcome, now, self._answer(live) if outcome is Outcome.DONE else ())
 
-    async def _ask(self, live: LiveCall) -> Outcome:
+    async def _ask(self, live: LiveFlight) -> Outcome:
         load, user = self._load, f"{self._load.key_prefix}{live.client.name}"
         body = completions.body(
             self._model,
@@ -189,7 +189,7 @@ class _Run:
             raise completions.AnswerFailed("an answer ended before its usage came")
         return Outcome.DONE
 
-    async def _read(self, live: LiveCall, response: aiohttp.ClientResponse) -> None:
+    async def _read(self, live: LiveFlight, response: aiohttp.ClientResponse) -> None:
         if not live.call.streamed:
             live.take(await response.read())
             self._books.heard(live, self._player.now)
@@ -203,7 +203,7 @@ class _Run:
         self._failures[" ".join(reason.split())[:TOLD]] += 1
         return Outcome.FAILED
 
-    def _answer(self, live: LiveCall) -> tuple[int, ...]:
+    def _answer(self, live: LiveFlight) -> tuple[int, ...]:
         """Token ids that stand for the answer's text: as many as it has, and equal for equal texts."""
         return random_tokens(Random("".join(live.answer)), live.tokens)
 

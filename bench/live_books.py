@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from bench.live_call import LiveCall
+from bench.live_flight import LiveFlight
 from bench.meters import censored_percentile
 from bench.observation import CLIENT_VIEW
 from bench.records import Result, ServiceSample
@@ -71,7 +71,7 @@ class Books:
         self._warmup = warmup
         self._seconds = seconds
         self._weights = weights
-        self._calls: list[LiveCall] = []
+        self._calls: list[LiveFlight] = []
         self._late: list[tuple[float, bool]] = []
         self._served: dict[str, Tokens] = dict.fromkeys(weights, NOTHING)
         self._known: dict[str, int] = {}
@@ -79,13 +79,13 @@ class Books:
         self._totals = Totals()
         self._timeline: list[ServiceSample] = []
 
-    def arrived(self, call: LiveCall, late: float) -> None:
+    def arrived(self, call: LiveFlight, late: float) -> None:
         """A call is sent, so long after its time."""
         self._calls.append(call)
         self._late.append((late, True))
         self._known[call.id] = 0
 
-    def heard(self, call: LiveCall, now: float) -> None:
+    def heard(self, call: LiveFlight, now: float) -> None:
         """More of its answer is here."""
         before, self._known[call.id] = self._known[call.id], call.tokens
         gained = call.tokens - before
@@ -93,7 +93,7 @@ class Books:
         began = len(call.call.prompt) if before == 0 and gained else 0
         self._add(Totals(prompt_tokens=began, output_tokens=gained), now)
 
-    def ended(self, call: LiveCall, now: float) -> None:
+    def ended(self, call: LiveFlight, now: float) -> None:
         """It is over. What it cost in input is known only now."""
         del self._known[call.id]
         if (used := call.complete) is not None:
@@ -114,7 +114,7 @@ class Books:
         result = Result(end, warmup, records, {}, self._weights, tuple(self._timeline))
         return LiveResult(result, totals, failures, censored_percentile(self._late, 0.99), interrupted)
 
-    def _serve(self, call: LiveCall, tokens: Tokens) -> None:
+    def _serve(self, call: LiveFlight, tokens: Tokens) -> None:
         self._served[call.client.name] = self._served[call.client.name].plus(tokens)
 
     def _add(self, more: Totals, now: float) -> None:

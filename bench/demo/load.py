@@ -1,16 +1,15 @@
 """Clients on real sockets: they make a workload's calls by the emulated machine's clock, and note what they see."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Final
 
 import httpx
-import orjson
 
+from bench import completions
 from bench.demo.figures import LiveCall, Reading
+from bench.player import Player
 from bench.traffic import Call, Client, Ending, Outcome
-from router.core.accounts import Tokens
 
 MODEL: Final = "emulated"
 CHUNK_TOKENS: Final = 20
@@ -30,37 +29,24 @@ class Clients:
     """
 
     def __init__(self, url: str, speed: float) -> None:
-        """`speed`: emulated seconds in a second of the clock. To be made in a running event loop."""
+        """`speed`: emulated seconds in a second of the clock."""
         self.calls: list[LiveCall] = []
         """All that were made, in order of arrival."""
         self._url = url
-        self._speed = speed
-        self._clock = asyncio.get_running_loop().time
-        self._began = self._clock()
+        self._player = Player(speed, self._make)
+        self.play = self._player.play
+        """Makes a client's calls from a time on, for as long as it has any. Raises DemoError, in a group."""
         self._http: list[httpx.AsyncClient] = []
         self._idle: list[httpx.AsyncClient] = []
 
     @property
     def now(self) -> float:
         """Emulated seconds since the beginning."""
-        return (self._clock() - self._began) * self._speed
+        return self._player.now
 
     def in_flight(self, client: str) -> int:
         """How many calls of this client have not ended."""
         return sum(call.client == client and call.finished is None for call in self.calls)
-
-    async def play(self, client: Client, begin: float) -> None:
-        """Make a client's calls from `begin` on, for as long as it has any. Raises DemoError, in a group."""
-        await self.until(begin)
-        async with asyncio.TaskGroup() as group:
-            for call in client.calls:
-                await self.until(call.at)
-                group.create_task(self._follow(group, client, call))
-
-    async def until(self, at: float) -> None:
-        """Wait for a time, in emulated seconds since the beginning; not at all for one that is past."""
-        if (pause := at - self.now) > 0:
-            await asyncio.sleep(pause / self._speed)
 
     async def read_router(self) -> Reading:
         """Ask the router for its gaps. Raises DemoError."""
@@ -77,18 +63,11 @@ class Clients:
         for http in self._http:
             await http.aclose()
 
-    async def _follow(self, group: asyncio.TaskGroup, client: Client, call: Call) -> None:
-        """Make a call, and see to what follows from its end."""
-        await self.until(call.at)
-        ending = await self._make(client, call)
-        for following in call.then(call, ending) if call.then is not None else ():
-            group.create_task(self._follow(group, client, following))
-
     async def _make(self, client: Client, call: Call) -> Ending:
-        body = orjson.dumps(_body(client.name, call))
+        body = completions.body(MODEL, client.name, call, stream_interval=CHUNK_TOKENS)
         live = LiveCall(client.name, arrived=self.now)
         self.calls.append(live)
-        async with self._connection() as http, http.stream("POST", "/v1/completions", content=body) as response:
+        async with self._connection() as http, http.stream("POST", completions.PATH, content=body) as response:
             if response.status_code != 200:
                 words = (await response.aread()).decode(errors="replace").split()
                 raise DemoError(f"the router answered {response.status_code}: {' '.join(words)}")
@@ -123,30 +102,13 @@ class Clients:
 
 def hear(call: LiveCall, line: str, now: float) -> None:
     """Take in one line of an answer. Raises DemoError if it tells of a failure."""
-    if not line.startswith("data: {"):  # [DONE], an empty line, or a comment for who waits
+    try:
+        event = completions.event(line.encode())
+    except completions.AnswerFailed as error:
+        raise DemoError(f"a request failed: {error}") from None
+    if event is None:
         return
-    event = orjson.loads(line[6:])
-    if "error" in event:
-        raise DemoError(f"a request failed: {event['error']}")
     if call.started is None:
         call.started = now
     if usage := event.get("usage"):
-        call.tokens = _tokens(usage)
-
-
-def _body(client: str, call: Call) -> dict[str, object]:
-    return {
-        "model": MODEL,
-        "user": client,
-        "prompt": call.prompt.tokens,
-        "max_tokens": call.output_tokens,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "stream_interval": CHUNK_TOKENS,
-    }
-
-
-def _tokens(usage: dict[str, Any]) -> Tokens:
-    cached = usage["prompt_tokens_details"]["cached_tokens"]
-    return Tokens(usage["prompt_tokens"] - cached, cached, usage["completion_tokens"])
+        call.tokens = completions.tokens(usage)

@@ -10,7 +10,7 @@ from bench.traffic import Call, Client, Outcome
 from router.core.accounts import NOTHING, Tokens
 
 
-class LiveCall:
+class LiveFlight:
     """Between a call's sending and its end; filled in while it goes on."""
 
     __slots__ = (
