@@ -1,23 +1,25 @@
 """Lengths in tokens, drawn from truncated lognormal distributions."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from math import exp, log, sqrt
+from math import erfc, exp, log, sqrt
 from random import Random
 from statistics import NormalDist
 from typing import Final
 
 _NORMAL: Final = NormalDist()
-_HALVINGS: Final = 80
+HALVINGS: Final = 32
+WIDEST: Final = 3.0
+"""The largest sigma that is tried."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Whole numbers from `least` to `most` with this mean: lognormal, cut off at both ends; without `sd` all equal.
+    """Whole numbers from `least` to `most` with this mean and standard deviation; without the latter all are equal.
 
-    `sd` is the standard deviation before the cut; the location is chosen so that the mean is right after it. Raises
-    ValueError where no such distribution exists.
+    Lognormal, cut off at both ends, with the parameters for which both are right after the cut (before rounding).
+    Raises ValueError where no such distribution exists.
     """
 
     mean: float
@@ -26,8 +28,10 @@ class Lengths:
     most: int = 32_768
 
     def __post_init__(self) -> None:
-        if not 0 <= self.least <= self.mean <= self.most or self.sd < 0:
+        if not 0 < self.least <= self.mean <= self.most or self.sd < 0:
             raise ValueError(f"no lengths from {self.least} to {self.most} have mean {self.mean} and sd {self.sd}")
+        if self.sd:
+            _fitted(self)
 
     def draw(self, random: Random) -> int:
         """One length."""
@@ -37,11 +41,12 @@ class Lengths:
         """The length that this share of all lengths does not exceed."""
         if not self.sd:
             return round(self.mean)
-        spread = _spread(self.mean, self.sd)
-        location = _location(self)
-        low, high = (_NORMAL.cdf((edge - location) / spread) for edge in _edges(self))
-        inside = min(max(low + share * (high - low), 1e-15), 1 - 1e-15)
-        length = exp(location + spread * _NORMAL.inv_cdf(inside))
+        location, spread = _fitted(self)
+        low, high = _ends(self, location, spread)
+        side = -1.0 if low > 0 else 1.0  # in the lower tail, where shares are exact
+        begin, end = _NORMAL.cdf(side * low), _NORMAL.cdf(side * high)
+        inside = min(max(begin + share * (end - begin), 1e-15), 1 - 1e-15)
+        length = exp(location + spread * side * _NORMAL.inv_cdf(inside))
         return min(self.most, max(self.least, round(length)))
 
 
@@ -68,33 +73,49 @@ def zipf(count: int, exponent: float) -> list[float]:
     return [weight / total for weight in weights]
 
 
-def _spread(mean: float, sd: float) -> float:
-    return sqrt(log(1 + (sd / mean) ** 2))
-
-
-def _edges(lengths: Lengths) -> tuple[float, float]:
-    return log(max(lengths.least, 0.5)), log(lengths.most)
-
-
 @cache
-def _location(lengths: Lengths) -> float:
-    """The lognormal's mu for which the mean within the edges is right, by bisection."""
-    spread = _spread(lengths.mean, lengths.sd)
-    edges = _edges(lengths)
-    low, high = edges[0] - 10 * spread, edges[1] + 10 * spread
-    for _ in range(_HALVINGS):
+def _fitted(lengths: Lengths) -> tuple[float, float]:
+    """The lognormal's mu and sigma for which mean and sd are right within the edges, by bisection of sigma."""
+
+    def sd(spread: float) -> float:
+        return sqrt(max(0.0, _moment(2, _location(lengths, spread), spread, lengths) - lengths.mean**2))
+
+    spread = _bisected(lambda spread: sd(spread) < lengths.sd, 1e-3, WIDEST)
+    if sd(spread) < 0.999 * lengths.sd:
+        raise ValueError(f"lengths from {lengths.least} to {lengths.most} with mean {lengths.mean} vary less")
+    return _location(lengths, spread), spread
+
+
+def _location(lengths: Lengths, spread: float) -> float:
+    """The mu for which the mean is right within the edges."""
+    low, high = log(lengths.least) - 10 * spread, log(lengths.most) + 10 * spread
+    return _bisected(lambda location: _moment(1, location, spread, lengths) < lengths.mean, low, high)
+
+
+def _bisected(is_below: Callable[[float], bool], low: float, high: float) -> float:
+    for _ in range(HALVINGS):
         middle = (low + high) / 2
-        if _mean(middle, spread, edges) < lengths.mean:
-            low = middle
-        else:
-            high = middle
+        low, high = (middle, high) if is_below(middle) else (low, middle)
     return low
 
 
-def _mean(location: float, spread: float, edges: tuple[float, float]) -> float:
-    """Of the lognormal between the edges (whose logarithms these are)."""
-    low, high = ((edge - location) / spread for edge in edges)
-    inside = _NORMAL.cdf(high) - _NORMAL.cdf(low)
-    if inside <= 1e-12:  # all of it lies beyond one edge
-        return exp(edges[0]) if location < edges[0] else exp(edges[1])
-    return exp(location + spread**2 / 2) * (_NORMAL.cdf(high - spread) - _NORMAL.cdf(low - spread)) / inside
+def _moment(order: int, location: float, spread: float, lengths: Lengths) -> float:
+    """The mean of the order-th power, of the lognormal between the edges."""
+    low, high = _ends(lengths, location, spread)
+    inside = _mass(low, high)
+    if inside < 1e-200:  # all of it lies beyond one edge
+        return float(lengths.least if location < log(lengths.least) else lengths.most) ** order
+    shifted = _mass(low - order * spread, high - order * spread)
+    return exp(order * location + (order * spread) ** 2 / 2) * shifted / inside
+
+
+def _ends(lengths: Lengths, location: float, spread: float) -> tuple[float, float]:
+    """Between which normal deviates the lengths lie; half a token around them becomes one by rounding."""
+    return (log(lengths.least - 0.5) - location) / spread, (log(lengths.most + 0.5) - location) / spread
+
+
+def _mass(low: float, high: float) -> float:
+    """Of the standard normal distribution between these; exact in both tails."""
+    if low > 0:
+        low, high = -high, -low
+    return (erfc(-high / sqrt(2)) - erfc(-low / sqrt(2))) / 2

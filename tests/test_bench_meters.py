@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.meters import TimeWeighted, censored_percentile
+from bench.meters import TimeWeighted, censored_mean, censored_percentile
 from router.core.fairness import percentile
 
 
@@ -26,6 +26,20 @@ def test_what_cannot_be_told_is_the_longest_seen() -> None:
     """Where nearly nothing has ended, the answer is a lower bound; without spans there is none."""
     assert censored_percentile([(1.0, True), (9.0, False), (8.0, False)], 0.95) == 9.0
     assert censored_percentile([], 0.5) is None
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=50))
+def test_where_all_has_ended_it_is_the_plain_mean(spans: list[float]) -> None:
+    """Without a span that goes on, the estimate is the arithmetic mean."""
+    assert censored_mean([(span, True) for span in spans]) == pytest.approx(sum(spans) / len(spans))
+
+
+def test_a_mean_does_not_take_what_goes_on_for_short() -> None:
+    """A span that has not ended counts as the longer ones do that have; beyond the longest seen nothing counts."""
+    assert censored_mean([(1.0, False), (2.0, True), (4.0, True)]) == 3.0
+    assert censored_mean([(1.0, True), (3.0, False)]) == 2.0
+    assert censored_mean([(5.0, False)]) == 5.0
+    assert censored_mean([]) is None
 
 
 def test_a_value_counts_for_as_long_as_it_held() -> None:

@@ -24,6 +24,15 @@ class Parameters:
             raise ValueError("count must not be negative")
 
 
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """Holds others."""
+
+    part: Parameters
+    other: Parameters
+    level: float = 0.0
+
+
 TABLE = {"one": Parameters(), "two": Parameters(count=2)}
 
 
@@ -37,6 +46,26 @@ def test_values_are_read_by_their_type() -> None:
     read = parse_spec("two:rate=3,limit=none,weights=1/2.5,kind=uniform,stream=off", TABLE)
     assert read == Parameters(2, 3.0, None, (1.0, 2.5), "uniform", False)
     assert parse_spec("one:limit=7", TABLE).limit == 7
+
+
+def test_a_dot_leads_to_the_parameters_of_a_part() -> None:
+    """Parts keep what is not named, and their own class reads their values."""
+    whole = {"whole": Whole(Parameters(count=5), Parameters())}
+    read = parse_spec("whole:part.rate=3,part.limit=none,level=2", whole)
+    assert read == Whole(Parameters(5, 3.0, None), Parameters(), 2.0)
+    for text in ("whole:part.size=3", "whole:level.size=3", "whole:none.size=3"):
+        with pytest.raises(ValueError, match="unknown parameter"):
+            parse_spec(text, whole)
+
+
+def test_the_fields_of_a_part_may_be_given_in_their_order() -> None:
+    """Joined by a slash, as the first of them; more than there are is a mistake."""
+    whole = {"whole": Whole(Parameters(count=5), Parameters())}
+    assert parse_spec("whole:part=3/0.25", whole).part == Parameters(3, 0.25)
+    assert parse_spec("whole:part=3/0.25,part.stream=off", whole).part == Parameters(3, 0.25, stream=False)
+    for text in ("whole:part=x", "whole:part=1/2/3/4/poisson/on/9"):
+        with pytest.raises(ValueError, match="is no value for part"):
+            parse_spec(text, whole)
 
 
 @pytest.mark.parametrize(

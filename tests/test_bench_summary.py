@@ -1,6 +1,7 @@
 """The figures of a simulation."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -24,8 +25,11 @@ def record(
 
 
 def result(*records: Record, service: Mapping[float, Mapping[str, float]] | None = None) -> Result:
-    """Measured from 10 s to 20 s, for clients of weights 1 and 2."""
-    samples = tuple(ServiceSample(time, each, {}) for time, each in (service or {10.0: {}, 20.0: {}}).items())
+    """Measured from 10 s to 20 s, for clients of weights 1 and 2; what they see is ten times their actual service."""
+    samples = tuple(
+        ServiceSample(time, each, {client: 10 * value for client, value in each.items()})
+        for time, each in (service or {10.0: {}, 20.0: {}}).items()
+    )
     return Result(20.0, 10.0, records, {"w1": TOTALS, "w2": TOTALS}, {"a": 1.0, "b": 2.0}, samples)
 
 
@@ -62,6 +66,9 @@ def test_a_starved_call_is_no_fast_call() -> None:
     assert clients["a"]["ttft_p99_s"] == 8.0
     assert clients["b"]["ttft_p50_s"] == 2.0  # it does not stream: its first token comes with its last
     assert clients["a"]["latency_p50_s"] == 1.0
+    assert clients["a"]["ttft_mean_s"] == pytest.approx(0.5 / 2 + 8.0 / 2)
+    assert clients["a"]["latency_mean_s"] == pytest.approx(1.0 / 2 + 8.0 / 2)
+    assert clients["b"]["latency_mean_s"] == 2.0
 
 
 def test_service_is_what_was_added() -> None:
@@ -70,6 +77,7 @@ def test_service_is_what_was_added() -> None:
     clients = summarise(result(service=service))["clients"]
     assert clients["a"]["service"] == 200.0
     assert clients["b"]["service"] == 9.0
+    assert (clients["a"]["client_service"], clients["b"]["client_service"]) == (2000.0, 90.0)
 
 
 def test_jain_is_of_service_per_weight_while_all_are_active() -> None:
@@ -85,3 +93,22 @@ def test_jain_is_of_service_per_weight_while_all_are_active() -> None:
     longer = (*records, record("a", 16, None, 17), record("b", 16, None, 17))
     assert summarise(result(*longer, service=service))["jain"] == pytest.approx(200**2 / (2 * (150**2 + 50**2)))
     assert summarise(result(record("a", 1, 2, 15), service=service))["jain"] is None
+
+
+def test_jain_may_differ_by_what_clients_see() -> None:
+    """Cached tokens are service to a client, and none to the engine."""
+    records = (record("a", 10, None, 20), record("b", 10, None, 20))
+    samples = (ServiceSample(10.0, {}, {}), ServiceSample(20.0, {"a": 50.0, "b": 100.0}, {"a": 300.0, "b": 200.0}))
+    summary = summarise(replace(result(*records), timeline=samples))
+    assert summary["jain"] == 1.0
+    assert summary["jain_client"] == pytest.approx(400**2 / (2 * (300**2 + 100**2)))
+
+
+def test_programs_are_summed_up_by_client_and_together() -> None:
+    """A program of two calls is one of its client's, and of all."""
+    one = record("a", 11, 12, 13)._replace(program="1", program_calls=2)
+    summary = summarise(result(one, one._replace(arrived=13, finished=16), record("b", 12, 13, 14)))
+    assert summary["clients"]["a"]["programs"]["latency_mean_s"] == 5.0
+    assert summary["clients"]["b"]["programs"]["latency_mean_s"] == 2.0
+    assert summary["programs"]["latency_mean_s"] == 3.5
+    assert summary["last_end_s"] == 16

@@ -11,7 +11,7 @@ from typing import Final
 from bench.lengths import Lengths
 from bench.traffic import Workload
 from bench.workloads.chat import Chat
-from bench.workloads.combined import ChatAndPrograms, Misbehaving, Reforming
+from bench.workloads.combined import ChatAndPrograms, Misbehaving, Reforming, ToolsAndVideos
 from bench.workloads.documents import SharedDocuments
 from bench.workloads.embodied import Embodied
 from bench.workloads.heavy_light import HeavyAndLight
@@ -25,8 +25,8 @@ TOOLBENCH: Final = SharedPrefix(
     rate=6.0,
     groups=200,
     system=165,
-    prefix=Lengths(1395, 715, most=3600),
-    question=Lengths(275, 120, most=800),
+    prefix=Lengths(1395, 732, most=4096),
+    question=Lengths(275, 120, most=1024),
     output=Lengths(43, 16, most=256),
 )
 """Tools' instructions (Preble, appendix A.1): 85 % of a prompt are shared, 76 % with those of the same tool."""
@@ -34,7 +34,7 @@ LOOGLE: Final = SharedPrefix(
     rate=0.6,
     groups=24,
     system=13,
-    prefix=Lengths(23_360, 6100, most=32_500),
+    prefix=Lengths(23_360, 6105, most=32_500),
     question=Lengths(100, 40, most=240),
     output=Lengths(16, 9.9, most=45),
     limit=45,
@@ -80,7 +80,7 @@ ARENA_CHAT: Final = Chat(
     rate=1.0,
     systems=1,
     system=0,
-    turns=Lengths(1.4, 1.0, most=10),
+    turns=Lengths(1.18, 0.6, most=10),
     question=Lengths(56, 80, most=2048),
     output=Lengths(142, 140, most=1024),
 )
@@ -107,6 +107,8 @@ WORKLOADS: Final[Mapping[str, Workload]] = MappingProxyType(
         "programming": PROGRAMMING,
         "video": VIDEO,
         "loogle": LOOGLE,
+        # Its mixed load, which it gives Azure's arrival times (figure 4): `times` of both parts.
+        "tools-and-videos": ToolsAndVideos(tools=replace(TOOLBENCH, rate=4.0), videos=replace(VIDEO, rate=1.0)),
         "generated-shared-prefix": SharedPrefix(rate=8.0),
         # The DLPM paper's (table 2), all clients alike: figures 1, 10 and 11.
         "tot": TREES,

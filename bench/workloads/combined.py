@@ -9,6 +9,7 @@ from bench.traffic import Client
 from bench.workloads.chat import Chat
 from bench.workloads.judge import Judge
 from bench.workloads.pace import Pace
+from bench.workloads.shared_prefix import SharedPrefix
 from bench.workloads.tree_of_thoughts import TreeOfThoughts
 
 
@@ -73,6 +74,14 @@ class ChatAndPrograms(Combined):
     chat: Chat
     trees: TreeOfThoughts
     judge: Judge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolsAndVideos(Combined):
+    """ToolBench beside questions about videos (Preble, figure 4)."""
+
+    tools: SharedPrefix
+    videos: SharedPrefix
 
 
 def _named(name: str, part: Pace, seed: int) -> Sequence[Client]:

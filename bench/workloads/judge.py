@@ -49,8 +49,9 @@ class Judge(Pace):
         begin = system + random_tokens(random, self.extra)
 
         def draw(at: float) -> Sequence[Call]:
-            text = Text(begin + random_tokens(random, self.article.draw(random)))
-            outputs = [self.output.draw(random) for _ in range(self.dimensions)]
+            own = Random(random.getrandbits(64))
+            text = Text(begin + random_tokens(own, self.article.draw(own)))
+            outputs = [self.output.draw(own) for _ in range(self.dimensions)]
             return Judgement(self, str(next(numbers)), text, questions).fork(at, outputs)
 
         return draw

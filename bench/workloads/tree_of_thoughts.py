@@ -57,8 +57,10 @@ class TreeOfThoughts(Pace):
         numbers = count(1)
 
         def draw(at: float) -> Sequence[Call]:
-            question = random_tokens(random, round(self.question.draw(random) * self.question_times))
-            outputs = [self.output.draw(random) for _ in range(self.calls)]
+            own = Random(random.getrandbits(64))
+            length = round(self.question.draw(own) * self.question_times)
+            outputs = [self.output.draw(own) for _ in range(self.calls)]
+            question = random_tokens(own, length)
             tree = Tree(self, str(next(numbers)), instructions, outputs)
             return list(tree.fork(at, Prompt(Text(template + question), ()), stage=0, node=0))
 
