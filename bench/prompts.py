@@ -4,7 +4,7 @@ What many prompts begin with is hashed once: a prompt is a `Text` and a tail, an
 """
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from typing import Final
 
@@ -28,6 +28,21 @@ class Text:
     def key(self, tail: Sequence[int]) -> PromptKey:
         """The key of this text followed by `tail`; costs the hashing of the tail."""
         return self._hashed.extend(_packed(tail), len(tail))
+
+
+class Texts:
+    """Numbered texts, each made up when it is first asked for."""
+
+    __slots__ = ("_made", "_make")
+
+    def __init__(self, make: Callable[[int], Text]) -> None:
+        self._make = make
+        self._made: dict[int, Text] = {}
+
+    def __getitem__(self, number: int) -> Text:
+        if number not in self._made:
+            self._made[number] = self._make(number)
+        return self._made[number]
 
 
 class Prompt:

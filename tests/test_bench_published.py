@@ -109,9 +109,9 @@ def test_dlpms_conversations() -> None:
 def test_vtcs_clients() -> None:
     """The stand-in for its trace has 27 clients with 150 calls a minute of the trace's lengths, 136 and 256."""
     clients = WORKLOADS["vtc-27"].clients(1)
-    made = [list(islice(client.calls, 2000)) for client in clients]
+    made = [list(islice(client.calls, 600)) for client in clients]
     assert len(made) == 27
-    assert sum(2000 / each[-1].at for each in made) == pytest.approx(2.5, rel=0.02)
+    assert sum(600 / each[-1].at for each in made) == pytest.approx(2.5, rel=0.05)
     both = [call for each in made[:3] for call in each]
     assert fmean(len(call.prompt) for call in both) == pytest.approx(136, rel=0.1)
     assert fmean(call.output_tokens for call in both) == pytest.approx(256, rel=0.1)

@@ -1,8 +1,13 @@
 """The workloads: what their parameters promise, and that a seed is all that they depend on."""
 
+import os
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Sequence
-from itertools import islice, pairwise
+from itertools import islice, pairwise, takewhile
+from pathlib import Path
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -22,6 +27,7 @@ from bench.workloads.unrelated import Unrelated
 from router.core.prompt_key import CHUNK_BYTES, HASH_BYTES
 from workers.tokenizer import VOCABULARY
 
+TESTS = Path(__file__).parent
 TOKENS = st.lists(st.integers(0, (1 << 31) - 1) | st.sampled_from(VOCABULARY), max_size=120).map(tuple)
 
 
@@ -50,6 +56,57 @@ def test_a_seed_is_all_that_it_depends_on(name: str) -> None:
     """The same seed gives the same calls, another one other prompts."""
     assert calls_of(name, 1) == calls_of(name, 1)
     assert calls_of(name, 1) != calls_of(name, 2)
+
+
+def test_nothing_depends_on_the_hash_seed() -> None:
+    """Processes that hash strings differently make the same calls of every workload, also those that follow."""
+    script = (
+        "from hashlib import blake2b; from bench.workloads import WORKLOADS; from played import played;"
+        "digest = blake2b();"
+        "[digest.update(repr((c.name, at, call.prompt.key.hashes, call.output_tokens, call.program)).encode())"
+        " for w in WORKLOADS.values() for c in w.clients(3)[:3] for at, call in played(c, 8)];"
+        "print(digest.hexdigest())"
+    )
+    here = {"PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])}
+    said = {
+        subprocess.check_output([sys.executable, "-c", script], env={**here, "PYTHONHASHSEED": seed})
+        for seed in ("1", "2")
+    }
+    assert len(said) == 1
+    assert len(said.pop()) == 129
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_each_can_be_simulated(name: str) -> None:
+    """A few seconds of every workload run, and nothing is too large for the engine."""
+    result = simulate(Scenario("d2lpm", WORKLOADS[name], seconds=3.0, seed=1))
+    assert all(record.client in result.weights for record in result.records)
+    assert all(record.outcome in (Outcome.DONE, Outcome.UNFINISHED) for record in result.records)
+
+
+@pytest.mark.parametrize("arrivals", ["poisson", "gamma", "uniform"])
+def test_a_rate_may_change(arrivals: Literal["poisson", "gamma", "uniform"]) -> None:
+    """After its time it is another one, for every client."""
+    workload = Unrelated(rate=80.0, client_count=2, arrivals=arrivals, cv=2.0, changes=100.0, change=0.25)
+    for client in workload.clients(1):
+        at = [call.at for call in takewhile(lambda call: call.at < 200, client.calls)]
+        assert sum(each < 100 for each in at) == pytest.approx(4000, rel=0.1)
+        assert sum(each >= 100 for each in at) == pytest.approx(1000, rel=0.15)
+
+
+def test_clients_take_given_times_in_turn() -> None:
+    """Sessions begin at exactly those times, and then there are no more."""
+    one, other = Unrelated(times=(0.5, 1.0, 1.5, 4.0, 9.0), client_count=2).clients(1)
+    assert [call.at for call in one.calls] == [0.5, 1.5, 9.0]
+    assert [call.at for call in other.calls] == [1.0, 4.0]
+
+
+@pytest.mark.parametrize("pace", [{"rate": 30.0}, {"concurrency": 2}])
+def test_each_client_has_so_many_sessions(pace: dict[str, float]) -> None:
+    """And no more, in an open loop and in a closed one."""
+    workload = Unrelated(**pace, client_count=3, sessions=7, output=5)  # type: ignore[arg-type]
+    records = simulate(Scenario("rr+fcfs", workload, seconds=20.0)).records
+    assert Counter(record.client for record in records) == {"c1": 7, "c2": 7, "c3": 7}
 
 
 @given(TOKENS, TOKENS, TOKENS)
@@ -152,7 +209,15 @@ def test_the_heavy_client_is_heavy() -> None:
 
 @pytest.mark.parametrize(
     "parameters",
-    [{}, {"rate": 1.0, "concurrency": 1}, {"rate": 1.0, "client_count": 0}, {"rate": 1.0, "weights": (0,)}],
+    [
+        {},
+        {"rate": 1.0, "concurrency": 1},
+        {"rate": 1.0, "times": (1.0,)},
+        {"rate": 1.0, "client_count": 0},
+        {"rate": 1.0, "weights": (0,)},
+        {"rate": 1.0, "cv": 0.0},
+        {"rate": 1.0, "change": 0.0},
+    ],
 )
 def test_a_workload_without_traffic_is_refused(parameters: dict[str, object]) -> None:
     """There is a rate or a concurrency, a client, and no weight of nothing."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from bench.prompts import Prompt, Text, random_tokens
+from bench.prompts import Prompt, Text, Texts, random_tokens
 from bench.traffic import Call, Client, Draw
 from bench.workloads.pace import Pace, varied
 
@@ -23,14 +23,13 @@ class SharedDocuments(Pace):
 
     def clients(self, seed: int) -> Sequence[Client]:
         """See `Workload`."""
-        random = Random(f"{seed} documents")
-        library = [Text(random_tokens(random, self.tokens)) for _ in range(self.documents)]
+        library = Texts(lambda number: Text(random_tokens(Random(f"{seed} document {number}"), self.tokens)))
         return self.population(seed, lambda random: self._draw(library, random))
 
-    def _draw(self, library: Sequence[Text], random: Random) -> Draw:
+    def _draw(self, library: Texts, random: Random) -> Draw:
         def draw(at: float) -> Sequence[Call]:
             question = random_tokens(random, varied(random, self.question, self.spread))
             output = varied(random, self.output, self.spread)
-            return [Call(at, Prompt(random.choice(library), question), output, output, self.stream)]
+            return [Call(at, Prompt(library[random.randrange(self.documents)], question), output, output, self.stream)]
 
         return draw

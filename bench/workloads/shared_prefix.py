@@ -6,7 +6,7 @@ from itertools import accumulate
 from random import Random
 
 from bench.lengths import Lengths, stratified, zipf
-from bench.prompts import Prompt, Text, random_tokens
+from bench.prompts import Prompt, Text, Texts, random_tokens
 from bench.traffic import Call, Client, Draw
 from bench.workloads.pace import Pace
 
@@ -63,24 +63,20 @@ class SharedPrefix(Pace):
 
 
 class Library:
-    """The groups' prefixes, each made up when it is first asked for."""
+    """The groups' prefixes."""
 
     def __init__(self, workload: SharedPrefix, seed: str, system: tuple[int, ...]) -> None:
         self._lengths = workload.prefix
         self._times = workload.prefix_times
-        self._seed = seed
         self._system = system
         shares = zipf(workload.groups, workload.popularity)
         self._upto = list(accumulate(shares))
         self._sizes = stratified(workload.prefix, shares, Random(f"{seed} sizes"))
-        self._texts: dict[int, Text] = {}
+        self._texts = Texts(lambda group: self._text(Random(f"{seed} {group}"), self._sizes[group]))
 
     def pick(self, random: Random) -> Text:
         """One of the groups', by their popularity."""
-        group = random.choices(range(len(self._sizes)), cum_weights=self._upto)[0]
-        if group not in self._texts:
-            self._texts[group] = self._text(Random(f"{self._seed} {group}"), self._sizes[group])
-        return self._texts[group]
+        return self._texts[random.choices(range(len(self._sizes)), cum_weights=self._upto)[0]]
 
     def alone(self, random: Random) -> Text:
         """One that is asked for once."""
