@@ -60,6 +60,19 @@ def test_new_prefixes_go_to_the_shorter_queue_and_ties_rotate() -> None:
     assert all(idle.worker_of(one) != idle.worker_of(other) for one, other in pairwise(idle.order))
 
 
+def test_without_a_prefix_a_client_goes_where_the_fewest_of_its_own_wait() -> None:
+    """Though more wait there in all: in a fair queue a client waits for its own."""
+    talk = Scene("d2lpm", D2lpmParameters(steal_loss=-1), workers=W, settings=ONE_AT_A_TIME)
+    ada, bob = talk.arrive("ada", "documents"), talk.arrive("bob", "literature")
+    for turn in range(4):
+        talk.arrive("ada", f"documents{turn}")
+    for turn in range(3):
+        talk.arrive("bob", f"literature{turn}")
+    new = talk.arrive("bob", "poem")
+    talk.serve_all()
+    assert talk.worker_of(new) == talk.worker_of(ada) != talk.worker_of(bob)
+
+
 def test_a_short_match_does_not_bind() -> None:
     """A system line that everybody shares is shorter than the minimum and pins nobody."""
     talk = scene()

@@ -6,6 +6,7 @@ what it really costs once it is dispatched; by default only the extend tokens ar
 scheduler does, and a worker far above the lightest one is left although the client has credit there.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
@@ -62,12 +63,15 @@ class D2lpm(Placement):
         self._credits = WorkerCredits(self._parameters.quantum, speed)
         self._cost: LinearCost = replace(cost, cached=cost.extend) if self._parameters.charge_full_input else cost
         self._bookings: dict[RequestId, Booking] = {}
+        self._waiting: Counter[tuple[ClientId, WorkerId]] = Counter()
+        """Requests of a client that wait for a worker; none that is 0."""
         self._turn = 0
 
     def place(self, request: Request, candidates: Sequence[Candidate]) -> Placed:
         """SELECTWORKER of Algorithm 2, with the load escape."""
         table = self._credits.among(request, [c.worker for c in candidates])
-        chosen, why = self._choose(candidates, [c for c in candidates if table.credit(c.worker) > 0])
+        credited = [c for c in candidates if table.credit(c.worker) > 0]
+        chosen, why = self._choose(request.client, candidates, credited)
         return Placed(chosen.worker, why)
 
     def book(self, request: Request, candidate: Candidate) -> None:
@@ -76,20 +80,33 @@ class D2lpm(Placement):
         self._credits.meet(request, [candidate.worker])
         self._credits.charge(request.client, candidate.worker, cost)
         self._bookings[request.id] = Booking(request.client, candidate.worker, cost)
+        self._waiting[request.client, candidate.worker] += 1
 
-    def _choose(self, candidates: Sequence[Candidate], credited: Sequence[Candidate]) -> tuple[Candidate, str]:
+    def _choose(
+        self, client: ClientId, candidates: Sequence[Candidate], credited: Sequence[Candidate]
+    ) -> tuple[Candidate, str]:
         self._turn += 1
         longest = max([c.cached_tokens for c in candidates])
-        other = lightest(credited, self._turn)
         if not longest:
-            return other, "no prefix"
+            return self._elsewhere(client, credited), "no prefix"
         home = [c for c in credited if c.cached_tokens == longest]
         if not home:
-            return other, "credit used up"
+            return self._elsewhere(client, credited), "credit used up"
         chosen = lightest(home, self._turn)
-        if not self._parameters.charge_full_input and self._overloaded(chosen, other):
-            return other, "load"
+        if not self._parameters.charge_full_input and self._overloaded(chosen, lightest(credited, self._turn)):
+            return self._elsewhere(client, credited), "load"
         return chosen, "prefix"
+
+    def _elsewhere(self, client: ClientId, credited: Sequence[Candidate]) -> Candidate:
+        """Of the workers that are not overloaded, one where the fewest of the client's own requests wait.
+
+        In a fair queue a client waits for its own requests. And only a client that is backlogged in every queue has its
+        share of the whole fleet: by load alone, one's requests gather at one worker and another's at the next.
+        """
+        least = lightest(credited, self._turn)
+        near = [c for c in credited if not self._overloaded(c, least)]
+        fewest = min([self._waiting[client, c.worker] for c in near])
+        return lightest([c for c in near if self._waiting[client, c.worker] == fewest], self._turn)
 
     def _overloaded(self, chosen: Candidate, lightest_one: Candidate) -> bool:
         return chosen.load > self._parameters.load_ratio * lightest_one.load + self._parameters.load_slack
@@ -98,6 +115,9 @@ class D2lpm(Placement):
         """See `Placement`."""
         booking = self._bookings.pop(request)
         self._credits.charge(booking.client, booking.worker, -booking.cost)
+        self._waiting[booking.client, booking.worker] -= 1
+        if not self._waiting[booking.client, booking.worker]:
+            del self._waiting[booking.client, booking.worker]
 
     def charged(self, charge: Charge) -> None:
         """See `Placement`."""
