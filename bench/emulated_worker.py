@@ -12,14 +12,10 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from bench.agenda import Agenda, Rank
-from bench.meters import TimeWeighted
 from workers.engine import Engine
 from workers.model import Output, Request
+from workers.waiting import Waiting
 
-SHALLOW = 16
-"""Waiting requests up to which their uncached tokens are counted at every change."""
-DEEP_SECONDS = 0.5
-"""How often they are counted when there are more."""
 SHORTEST_PLAN = 2
 LONGEST_PLAN = 1024
 
@@ -72,8 +68,7 @@ class EmulatedWorker:
         self.engine = engine
         self._busy_seconds = 0.0
         self._next = 0.0
-        self.waiting_requests = TimeWeighted()
-        self.waiting_tokens = TimeWeighted()
+        self.waiting = Waiting()
         self._place = place
         self._agenda = agenda
         self._latency = latency
@@ -84,7 +79,6 @@ class EmulatedWorker:
         self._reach = SHORTEST_PLAN
         self._stepping = False
         self._turn = 0
-        self._count_due = 0.0
 
     def submit(self, request: Request, progress: Progress) -> None:
         """Hand it to the engine; raises what the engine raises."""
@@ -188,11 +182,7 @@ class EmulatedWorker:
 
     def _measure(self) -> None:
         """Note how much waits in the engine: that changes by submission, abortion and steps that prefill."""
-        now, waiting = self._agenda.now, self.engine.waiting
-        self.waiting_requests.change(now, waiting)
-        if waiting <= SHALLOW or now >= self._count_due:
-            self._count_due = now + DEEP_SECONDS
-            self.waiting_tokens.change(now, self.engine.waiting_uncached_tokens())
+        self.waiting.note(self._agenda.now, self.engine)
 
 
 def _see_one_more(members: Sequence[Progress]) -> None:

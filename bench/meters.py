@@ -1,38 +1,10 @@
 """Statistics of a simulation: percentiles of what may not have ended, and of what lasts."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
+from workers.waiting import TimeWeighted
 
-class TimeWeighted:
-    """A quantity that holds from one change to the next."""
-
-    def __init__(self) -> None:
-        self._seconds: defaultdict[float, float] = defaultdict(float)
-        self._value = 0.0
-        self._since = 0.0
-
-    def change(self, now: float, value: float) -> None:
-        """From now on it is this."""
-        if value != self._value:
-            self._seconds[self._value] += now - self._since
-            self._value, self._since = value, now
-
-    def reset(self, now: float) -> None:
-        """Forget what it was before now."""
-        self._seconds.clear()
-        self._since = now
-
-    def percentile(self, now: float, share: float) -> float:
-        """The smallest value that it did not exceed for at least this share of the time."""
-        self._seconds[self._value] += now - self._since
-        self._since = now
-        left = share * sum(self._seconds.values())
-        for value in sorted(self._seconds):
-            left -= self._seconds[value]
-            if left <= 1e-9:
-                return value
-        return self._value
+__all__ = ["TimeWeighted", "censored_mean", "censored_percentile"]
 
 
 def censored_percentile(spans: Iterable[tuple[float, bool]], share: float) -> float | None:

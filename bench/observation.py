@@ -47,8 +47,7 @@ class Observation:
         self._gaps.clear()
         self.sample_service(now)
         for name, worker in self._workers.items():
-            worker.waiting_requests.reset(now)
-            worker.waiting_tokens.reset(now)
+            worker.waiting.reset(now)
             self._marks[name] = Mark(worker.busy_seconds(), replace(worker.engine.counters))
 
     def end(self, now: float) -> None:
@@ -120,8 +119,8 @@ class Observation:
             output_tokens=counters.generation_tokens - before.generation_tokens,
             evicted_tokens=counters.evicted_tokens - before.evicted_tokens,
             preempted_requests=counters.preempted_requests - before.preempted_requests,
-            waiting_requests_p95=worker.waiting_requests.percentile(now, 0.95),
-            waiting_tokens_p95=worker.waiting_tokens.percentile(now, 0.95),
+            waiting_requests_p95=worker.waiting.requests.percentile(now, 0.95),
+            waiting_tokens_p95=worker.waiting.tokens.percentile(now, 0.95),
             service_gap=self._gaps.get(name, 0.0),
             service_gap_bound=None if quantum is None else self._scheduler.fairness.bound(queue, quantum),
         )

@@ -25,6 +25,8 @@ from workers.sglang_engine import SglangEngine
 log = logging.getLogger(__name__)
 
 STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+QUEUE = "/emulated/queue"
+"""What no engine has: the figures of its own queue, where the settings ask for them."""
 GENERATION = {"/v1/chat/completions": True, "/v1/completions": False}  # path: is it a chat?
 
 
@@ -40,13 +42,15 @@ class WorkerApp:
         self._routes: Routes
         if isinstance(engine, SglangEngine):
             status = SglangStatus(settings, engine, max_model_len)
-            self.loop = EngineLoop(engine, settings.speed, status.after_step)
+            self.loop = EngineLoop(engine, settings.speed, status.after_step, measure=settings.measure)
             self._wire = SglangWire(max_model_len)
             self._routes = {**status.routes(), ("POST", "/abort_request"): self._abort_request}
         else:
-            self.loop = EngineLoop(engine, settings.speed)
+            self.loop = EngineLoop(engine, settings.speed, measure=settings.measure)
             self._wire = VllmWire(settings.model, max_model_len, engine.config.block_size)
             self._routes = VllmStatus(settings, engine, max_model_len).routes()
+        if settings.measure:
+            self._routes = {**self._routes, ("GET", QUEUE): self._queue, ("POST", QUEUE): self._measure}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI entry point, HTTP only."""
@@ -156,6 +160,14 @@ class WorkerApp:
             touched = await _take(mailbox, choices)
             unfinished -= sum(choice.finish is not None for choice in touched)
         await send_response(send, Response(self._wire.full(answer, choices)))
+
+    def _queue(self, _request: HttpRequest) -> Response:
+        queue = self.loop.queue
+        return json_response({} if queue is None else queue._asdict())
+
+    def _measure(self, _request: HttpRequest) -> Response:
+        self.loop.measure()
+        return Response()
 
     def _abort_request(self, request: HttpRequest) -> Response:
         body = request.json()

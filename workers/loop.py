@@ -3,10 +3,13 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from itertools import count
+from time import monotonic
+from typing import NamedTuple
 
 from workers.engine import Engine
 from workers.model import Output, Request
 from workers.tokenizer import EOS
+from workers.waiting import Waiting
 
 MAX_LAG = 0.05
 """Seconds of delay of this process that later steps may catch up; more is lost time."""
@@ -48,15 +51,31 @@ class Mailbox:
             self._waiter.set_result(None)
 
 
+class QueueFigures(NamedTuple):
+    """The engine's own queue since measuring began; times are the clock's."""
+
+    seconds: float
+    requests_p95: float
+    """Requests that waited, weighted by time."""
+    tokens_p95: float
+    """Uncached tokens of those."""
+    lost_seconds: float
+    """By which this process was too slow for its emulated machine."""
+
+
 class EngineLoop:
     """Owns an engine: every submit, abort and step goes through here.
 
     `speed` divides the time that steps take; 0 or infinity means not to sleep at all. `after_step` is called after each
-    step, before its tokens are delivered.
+    step, before its tokens are delivered. `measure`: whether to follow the engine's queue, which takes time.
     """
 
-    def __init__(self, engine: Engine, speed: float, after_step: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, engine: Engine, speed: float, after_step: Callable[[], None] = lambda: None, *, measure: bool = False
+    ) -> None:
         self.engine = engine
+        self._waiting = Waiting() if measure else None
+        self.measure()
         self._pause_factor = 1 / speed if speed else 0.0
         self._after_step = after_step
         self._receivers: dict[str, tuple[Mailbox, int]] = {}
@@ -79,6 +98,7 @@ class EngineLoop:
         except BaseException:
             self.close(mailbox)
             raise
+        self._note()
         self._work.set()
         return mailbox
 
@@ -87,6 +107,7 @@ class EngineLoop:
         for request_id in mailbox.ids:
             if self._receivers.pop(request_id, None) is not None:
                 self.engine.abort(request_id)
+                self._note()
 
     def abort(self, mailbox: Mailbox) -> None:
         """Abort a call on somebody's order: its reader gets a last output that says so."""
@@ -94,6 +115,7 @@ class EngineLoop:
             receiver = self._receivers.pop(request_id, None)
             if receiver is not None:
                 self.engine.abort(request_id)
+                self._note()
                 mailbox.put(receiver[1], Output(request_id, EOS, "abort", 0))
 
     async def run(self) -> None:
@@ -106,11 +128,36 @@ class EngineLoop:
                 await self._work.wait()
                 due = clock()
             elapsed, outputs = self.engine.step()
+            self._note()
             now = clock()
+            self._lost_seconds += max(0.0, now - MAX_LAG - due)
             due = max(due, now - MAX_LAG) + elapsed * self._pause_factor
             await asyncio.sleep(max(0.0, due - now))
             self._after_step()
             self._deliver(outputs)
+
+    def measure(self) -> None:
+        """Forget what the queue was before now."""
+        self._measured_since, self._lost_seconds = monotonic(), 0.0
+        if self._waiting is not None:
+            self._waiting.reset(self._measured_since)
+
+    @property
+    def queue(self) -> QueueFigures | None:
+        """What was measured; None if nothing is."""
+        if self._waiting is None:
+            return None
+        now, waiting = monotonic(), self._waiting
+        return QueueFigures(
+            now - self._measured_since,
+            waiting.requests.percentile(now, 0.95),
+            waiting.tokens.percentile(now, 0.95),
+            self._lost_seconds,
+        )
+
+    def _note(self) -> None:
+        if self._waiting is not None:
+            self._waiting.note(monotonic(), self.engine)
 
     def _deliver(self, outputs: list[Output]) -> None:
         receivers = self._receivers

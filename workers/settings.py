@@ -33,6 +33,9 @@ class WorkerSettings:
     seed: Annotated[int, "seed of the answers"] = 0
     api_key: Annotated[str | None, "bearer key that callers must show"] = None
     hide_capacity: Annotated[bool, "tell nobody the size of the KV pool and the batch limit"] = False
+    measure: Annotated[bool, "measure the engine's own queue: GET /emulated/queue, and POST there to begin anew"] = (
+        False
+    )
     exit_with_parent: Annotated[bool, "end when standard input reaches its end"] = False
 
     def engine_config(self) -> EngineConfig:
