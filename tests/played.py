@@ -1,4 +1,4 @@
-"""Plays a client's calls without a simulator: every call is answered a second after it came."""
+"""Plays a client's calls without a simulator."""
 
 import heapq
 from collections.abc import Callable
@@ -8,9 +8,12 @@ from bench.traffic import Call, Client, Ending, Outcome
 
 
 def played(
-    client: Client, most: int, outcome: Callable[[Call], Outcome] = lambda _: Outcome.DONE
+    client: Client,
+    most: int,
+    outcome: Callable[[Call], Outcome] = lambda _: Outcome.DONE,
+    seconds: Callable[[Call], float] = lambda _: 1.0,
 ) -> list[tuple[float, Call]]:
-    """The first so many calls in order of their arrival, each with its time."""
+    """The first so many calls in order of their arrival, each with its time; `seconds` is how long each takes."""
     serial = count()
     unasked = iter(client.calls)
     due: list[tuple[float, int, Call]] = []
@@ -28,6 +31,7 @@ def played(
         calls.append((at, call))
         how = outcome(call)
         answer = tuple(range(call.sample, call.sample + call.output_tokens)) if how is Outcome.DONE else ()
-        for following in call.then(call, Ending(how, at + 1, answer)) if call.then is not None else ():
-            plan(following, at + 1)
+        end = at + seconds(call)
+        for following in call.then(call, Ending(how, end, answer)) if call.then is not None else ():
+            plan(following, end)
     return calls

@@ -52,15 +52,32 @@ def test_a_thought_extends_the_one_above_it() -> None:
     assert len({call.sample for call in calls}) == len(calls)
 
 
-def test_the_tree_does_not_depend_on_who_is_served_first() -> None:
+def test_the_tree_does_not_depend_on_who_is_answered_first() -> None:
     """Each thought's length is laid down with the tree, so that policies are compared on the same trees."""
-    workload = TreeOfThoughts(branches=2, client_count=1, rate=0.5, sessions=3)
-    lengths = []
-    for policy, workers in (("rr+fcfs", 1), ("d2lpm", 3)):
-        records = simulate(Scenario(policy, workload, (WorkerSpec(),) * workers, 60.0)).records
-        assert len(records) == 90
-        lengths.append(sorted((r.program, r.input_tokens, r.output_tokens) for r in records))
-    assert lengths[0] == lengths[1]
+    workload = TreeOfThoughts(branches=2, client_count=1, rate=0.1, sessions=2)
+    trees = [
+        {(call.program, call.sample): (len(call.prompt), call.output_tokens) for _, call in made}
+        for made in (
+            played(workload.clients(1)[0], 60),
+            played(workload.clients(1)[0], 60, seconds=lambda call: 100 / call.sample),
+        )
+    ]
+    assert len(trees[0]) == 60
+    assert trees[0] == trees[1]
+
+
+def test_a_closed_loop_keeps_so_many_trees_open() -> None:
+    """The next tree begins when every branch of one is over, and never more of them grow at a time."""
+    (client,) = TreeOfThoughts(branches=2, client_count=1, concurrency=2, sessions=5).clients(1)
+    made = played(client, 1000, seconds=lambda call: call.sample)
+    spans = {
+        name: (min(at for at, _ in calls), max(at + call.sample for at, call in calls))
+        for name in map(str, range(1, 6))
+        for calls in [[(at, call) for at, call in made if call.program == name]]
+    }
+    assert len(made) == 150
+    begins, ends = sorted(begin for begin, _ in spans.values()), sorted(end for _, end in spans.values())
+    assert begins == [0.0, 0.0, *ends[:3]]
 
 
 def test_siblings_are_answered_differently() -> None:
@@ -155,6 +172,18 @@ def test_what_a_conversation_says_does_not_depend_on_the_others() -> None:
     ]
     assert len(firsts[1]) > 10
     assert firsts[0] == firsts[1]
+
+
+def test_longer_prefixes_lengthen_the_groups_alone() -> None:
+    """S2: twice the document, the same questions."""
+    plain, long = (
+        [call for _, call in played(workload.clients(1)[0], 20)]
+        for workload in (
+            SharedPrefix(client_count=1, rate=1.0, system=30, prefix=Lengths(100), prefix_times=times)
+            for times in (1.0, 2.0)
+        )
+    )
+    assert [len(call.prompt) for call in long] == [len(call.prompt) + 100 for call in plain]
 
 
 def test_groups_share_their_prefix() -> None:

@@ -86,6 +86,8 @@ def test_weights_speed_and_phases() -> None:
     made = by_minute(suite)
     assert made["c1"] == pytest.approx([180] * 15, abs=1)
     assert made["c2"] == pytest.approx([90] + [360] * 14, abs=3)
+    rising = by_minute(Suite((Sender((Stretch(1.0, 60.0, to=3.0), Stretch(3.0))),), speed=2.0))
+    assert rising["c1"] == pytest.approx([240] + [360] * 14, abs=1)
     firsts = [next(iter(client.calls)).at for seed in (1, 2) for client in suite.clients(seed)]
     assert len(set(firsts)) == 4
     assert max(firsts) < 1 / 3

@@ -17,12 +17,13 @@ from bench.lengths import Lengths
 from bench.prompts import EMPTY, Prompt, Text
 from bench.records import Record
 from bench.scenario import Scenario, WorkerSpec
-from bench.simulate import simulate
+from bench.simulate import simulate, summarise
 from bench.traffic import BACKOFF_SECONDS, Call, Ending, Outcome, closed_loop
 from bench.workloads import WORKLOADS
 from bench.workloads.chat import Chat
 from bench.workloads.documents import SharedDocuments
 from bench.workloads.heavy_light import HeavyAndLight
+from bench.workloads.judge import Judge
 from bench.workloads.unrelated import Unrelated
 from router.core.prompt_key import CHUNK_BYTES, HASH_BYTES
 from workers.tokenizer import VOCABULARY
@@ -82,6 +83,23 @@ def test_each_can_be_simulated(name: str) -> None:
     result = simulate(Scenario("d2lpm", WORKLOADS[name], seconds=3.0, seed=1))
     assert all(record.client in result.weights for record in result.records)
     assert all(record.outcome in (Outcome.DONE, Outcome.UNFINISHED) for record in result.records)
+
+
+def test_records_and_summary_agree_on_programs_and_service() -> None:
+    """Once all is done, clients were served what their records add up to, as they and as the engine see it."""
+    workload = Judge(client_count=2, rate=1.0, sessions=3)
+    result = simulate(Scenario("d2lpm", workload, seconds=60.0))
+    assert all(record.outcome is Outcome.DONE for record in result.records)
+    for name, client in summarise(result)["clients"].items():
+        records = [record for record in result.records if record.client == name]
+        assert Counter(record.program for record in records) == {"1": 3, "2": 3, "3": 3}
+        assert (client["programs"]["done"], client["programs"]["unfinished"]) == (3, 0)
+        assert {record.program_calls for record in records} == {3}
+        seen = sum(record.input_tokens + 2 * record.output_tokens for record in records)
+        cached = sum(record.cached_tokens or 0 for record in records)
+        assert cached > 0
+        assert client["client_service"] == pytest.approx(seen)
+        assert client["service"] == pytest.approx(seen - cached)
 
 
 @pytest.mark.parametrize("arrivals", ["poisson", "gamma", "uniform"])
