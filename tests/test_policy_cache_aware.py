@@ -17,7 +17,7 @@ def test_a_request_goes_where_enough_of_it_is_held() -> None:
     talk.serve_all()
     assert {talk.worker_of(request) for request in talk.order} == {talk.worker_of(first)}
     assert [talk.dispatched[request].why for request in talk.order] == ["smallest tree", "prefix", "prefix"]
-    half = talk.arrive("bob", "documentabcdefgh" + "x" * 16)
+    half = talk.arrive("bob", "document" + "x" * 8)
     assert talk.dispatched[half].why == "smallest tree"
 
 
@@ -31,10 +31,13 @@ def test_a_miss_goes_to_the_smallest_tree_whatever_its_load() -> None:
 
 
 def test_equally_small_trees_take_turns() -> None:
-    """An idle fleet is not filled from one end, and a tree at its limit grows no further."""
-    talk = Scene("cache_aware", CacheAwareParameters(tree_tokens=32), workers=W)
-    placed = [talk.worker_of(talk.arrive("ada", letter * 4)) for letter in "abcdef"]
-    assert set(placed[:3]) == set(placed[3:]) == set(W)
+    """An idle fleet is not filled from one end; and trees at their limit are equal, whatever they were sent."""
+    talk = Scene("cache_aware", CacheAwareParameters(tree_tokens=64), workers=W)
+    placed = [
+        talk.worker_of(talk.arrive("ada", letter * size)) for letter, size in zip("abcdef", (9, 2, 5), strict=False)
+    ]
+    assert set(placed) == set(W)
+    assert {talk.worker_of(talk.arrive("ada", letter * 4)) for letter in "uvw"} == set(W)
 
 
 @pytest.mark.parametrize(("absolute", "relative", "most"), [(3, 1.0, 5), (0, 3.0, 4), (3, 3.0, 5), (5, 1.0, 7)])

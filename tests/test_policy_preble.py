@@ -10,17 +10,18 @@ from scenario import CHUNK_TOKENS, MODEL, ONE_AT_A_TIME, Scene, key
 from router.core.accounts import NOTHING, Charge, LinearCost, Tokens
 from router.core.backlog import Backlog
 from router.core.model import ClientId, Request, RequestId, WorkerId
-from router.core.policies.preble import Preble, PrebleParameters
+from router.core.policies import PLACEMENTS
+from router.core.policies.preble import PrebleParameters
 from router.core.policy import Candidate, FleetView, Parameters, Surroundings
 
 W = ("w1", "w2", "w3")
 
 
 class Workers(FleetView):
-    """Each computes one token of prefill in a second."""
+    """Each computes a hundred tokens of prefill in a second."""
 
     def prefill_seconds(self, worker: WorkerId, tokens: int) -> float:  # noqa: ARG002 - all are alike
-        return float(tokens)
+        return tokens / 100
 
 
 class Bench:
@@ -28,7 +29,9 @@ class Bench:
 
     def __init__(self, parameters: PrebleParameters) -> None:
         view = cast(FleetView, Workers())  # type: ignore[abstract]
-        self.preble = Preble(Surroundings(view, LinearCost(), Random(0), Parameters(parameters), Backlog()))
+        self.preble = PLACEMENTS["preble"](
+            Surroundings(view, LinearCost(), Random(0), Parameters(parameters), Backlog())
+        )
         self._count = 0
 
     def place(self, text: str, now: float = 0.0, *, wait: float = 0.0, output: int = 0, **cached: int) -> str:
@@ -111,9 +114,14 @@ def test_load_is_also_output_at_its_average() -> None:
     guessed = bench(decode_seconds=1.0)
     guessed.place("a", w1=0)
     guessed.place("ab", w2=0, output=14)
-    assert guessed.place("x", w1=0, w2=0) == "w1 load"
-    guessed.place("a", w2=0, output=14)
-    assert guessed.place("x", w1=0, w2=0) == "w2 load"
+    explored = [guessed.place("x", w1=0, w2=0, output=14) for _ in range(4)]
+    assert explored == ["w2 load"] * 3 + ["w1 load"]  # 45 tokens outweigh three requests of 14
+
+
+def test_what_the_request_itself_costs_counts() -> None:
+    """Of two workers with equal load, the one that holds a part of the prompt is explored."""
+    for worker in ("w1", "w2"):
+        assert bench().place("abcdefgh", **{"w1": 0, "w2": 0, worker: 3}) == f"{worker} load"
 
 
 @pytest.mark.parametrize(("counted", "chosen"), [(True, "w2 load"), (False, "w1 load")])
@@ -126,6 +134,20 @@ def test_evicting_what_many_share_costs_more(counted: bool, chosen: str) -> None
     assert talk.place("uvwxyz", w1=0, w2=0) == chosen
 
 
+@pytest.mark.parametrize("gone", ["by time", "with its worker"])
+def test_what_is_history_no_more_costs_nothing_to_evict(gone: str) -> None:
+    """Once H is over, or its worker has left and come back, nothing is left of what requests shared there."""
+    talk = bench(eviction_cost=True)
+    for letter in "1234":
+        talk.place("abcdefgh" + letter, w1=0 if letter == "1" else 8)
+    if gone == "with its worker":
+        talk.preble.worker_left(WorkerId("w1"))
+    now = 200.0 if gone == "by time" else 1.0
+    talk.place("abc", now, w1=0)
+    talk.place("pqrs", now, w2=0)
+    assert talk.place("uvwxyz", now, w1=0, w2=0) == "w1 load"
+
+
 @pytest.mark.parametrize(("ratio", "chosen"), [(0.7, "w1 decodes"), (0.95, "w2 load"), (0.0, "w2 load")])
 def test_what_is_explored_goes_where_decoding_prevails(ratio: float, chosen: str) -> None:
     """To the worker of whose input most was cached within 30 s, though it has more load; a part that may be off."""
@@ -133,11 +155,31 @@ def test_what_is_explored_goes_where_decoding_prevails(ratio: float, chosen: str
     for _ in range(8):
         talk.place("abcdefgh", w1=7)
     assert talk.place("xyz", 29.0, w1=0, w2=0) == chosen
-    assert talk.place("uvw", 60.0, w1=0, w2=0) == "w2 load"
+    assert talk.place("uvw", 45.0, w1=0, w2=0) == "w2 load"
+
+
+def test_a_worker_that_comes_back_shares_nothing_with_what_it_was() -> None:
+    """Requests that it had before it left are not counted with those that ask for the same afterwards."""
+    talk = bench(eviction_cost=True)
+    for _ in range(4):
+        talk.place("abcdefgh", w1=0)
+    talk.preble.worker_left(WorkerId("w1"))
+    talk.place("abcdefgh", w1=0)
+    talk.place("pqrstuvw", w1=0)
+    talk.place("y" * 14, w2=0)
+    # 16 chunks, and 8 that half of the requests share, against 14 and 8 that all share.
+    assert talk.place("01234567", w1=0, w2=0) == "w1 load"
+
+
+def test_no_worker_is_relieved_before_loads_tell_something() -> None:
+    """As many requests as are named, for each worker, come first."""
+    talk = bench(balance_ratio=1.5, balance_after=2)
+    placed = [talk.place("abcdefgh", w1=7, w2=0) for _ in range(5)]
+    assert placed == ["w1 prefix"] * 4 + ["w2 balance"]
 
 
 def test_the_most_loaded_worker_is_relieved() -> None:
-    """From so many requests on, until it has no more than Th_bal times the least load; others are not."""
+    """Until it has no more than Th_bal times the least load; others are not."""
     talk = bench(balance_ratio=1.5, balance_after=2)
     talk.place("x" * 24, w3=0)
     talk.place("abcdefghabcdefgh", w2=0)
@@ -163,16 +205,28 @@ def test_a_hot_prefix_is_shared_out(on: bool) -> None:
 
 
 def test_a_prefix_is_copied_when_its_requests_wait_ever_longer() -> None:
-    """Twice as long in the later half of H, at the most loaded worker, where it alone has it; and once is enough."""
+    """Twice as long in the later half of H, at the most loaded worker, where it alone has it; to any but that one."""
     talk = bench(copy_slowdown=2.0)
-    talk.place("abcdefgh", 0.0, wait=32.0, w1=0)
-    for now in (50.0, 60.0):
-        assert talk.place("abcdefgh", now, wait=68.0, w1=7, w2=0) == "w1 prefix"
-    assert talk.place("abcdefgh", 160.0, w1=7, w2=0) == "w1 prefix"
-    for now in (161.0, 162.0, 163.0, 164.0, 165.0, 166.0):
-        talk.place("abcdefgh", now, wait=1000.0, w1=7)
-    assert talk.place("abcdefgh", 167.0, w1=7, w2=0) == "w2 copy"
-    assert talk.place("abcdefgh", 167.0, w1=7, w2=7) == "w2 prefix"
+    talk.place("y" * 9, w2=0)
+    for now, cached in ((0.0, 0), (10.0, 7), (20.0, 7)):
+        talk.place("abcdefgh", now, wait=1.0, w1=cached)
+    # So far 1 s, and prefill of 320 tokens in 3 s for three: 2.07 s on the average.
+    assert talk.place("abcdefgh", 160.0, wait=3.0, w1=7, w2=0) == "w1 prefix"
+    assert talk.place("abcdefgh", 165.0, wait=6.0, w1=7, w2=0) == "w1 prefix"
+    # Since then 4.5 s and 0.32 s. It would cost less at w1 all the same.
+    assert talk.place("abcdefgh", 175.0, w1=7, w2=0) == "w2 copy"
+    assert talk.place("abcdefgh", 175.0, w1=7, w2=7) == "w1 prefix"
+
+
+def test_a_prefix_that_two_have_is_not_copied() -> None:
+    """However long its requests wait at both, and both being the most loaded."""
+    for others in (1, 2):
+        talk = bench(copy_slowdown=2.0)
+        for now, wait in ((0.0, 1.0), (160.0, 50.0)):
+            for worker in ("w1", "w2"):
+                talk.place("abcdefgh", now, wait=wait, **{worker: 0})
+        holders = {"w1": 7, "w2": 7 if others == 2 else 0}
+        assert talk.place("abcdefgh", 175.0, w3=0, **holders).split()[1] == ("copy" if others == 1 else "prefix")
 
 
 def test_what_waited_here_counts_as_waiting() -> None:

@@ -1,12 +1,18 @@
 """Preble's priority groups, told as conversations: who goes next at one worker."""
 
 from collections import Counter
+from collections.abc import Collection
 from random import Random
 
 import pytest
-from scenario import ONE_AT_A_TIME, Scene
+from scenario import ONE_AT_A_TIME, Scene, key
 
+from router.core.accounts import LinearCost
+from router.core.backlog import Backlog
+from router.core.model import ClientId, Request, RequestId, WorkerId
+from router.core.policies import ORDERS
 from router.core.policies.preble_queue import PriorityGroupsParameters
+from router.core.policy import FleetView, Parameters, Surroundings
 from router.core.scheduler import SchedulerSettings
 from router.core.window import FixedWindow
 
@@ -69,18 +75,47 @@ def test_a_head_that_does_not_fit_is_waited_for() -> None:
     assert talk.order == [first, large, small]
 
 
-def test_requests_that_change_groups_leave_nothing_behind() -> None:
-    """A long time of evictions and answers, with a queue that never runs dry, keeps the books small and complete."""
-    talk, random = scene(groups=4), Random(3)
-    for step in range(400):
-        talk.arrive("ada", "abcdefgh"[: random.randint(1, 8)] + random.choice("uvwxyz"))
-        if step % 3 == 0:
-            talk.evict("w1", 64)
-        if step > 20:
-            talk.serve(talk.order[-1])
-    talk.serve_all()
-    assert len(talk.order) == 400
-    assert not talk.scheduler.prefixes.watched
+class Matches(FleetView):
+    """Tells what the test wrote down."""
+
+    def __init__(self) -> None:
+        self.chunks: dict[RequestId, int] = {}
+
+    def watch(self, request: Request, workers: Collection[WorkerId]) -> dict[WorkerId, int]:
+        return dict.fromkeys(workers, self.chunks[request.id])
+
+    def unwatch(self, request: RequestId) -> None:
+        del self.chunks[request]
+
+
+def test_whoever_comes_and_changes_groups_has_its_turn() -> None:
+    """Over a long time, in which few wait and each changes groups many times, the choice is that of a plain list."""
+    random, matches = Random(5), Matches()  # type: ignore[abstract]
+    surroundings = Surroundings(matches, LinearCost(), random, Parameters(PriorityGroupsParameters(4)), Backlog())
+    queue = ORDERS["priority_groups"](surroundings, WorkerId("w1"))
+    arrived: list[RequestId] = []
+    turns = [1, 2, 3, 4]
+    for number in range(4000):
+        if len(arrived) < 5:
+            request = Request(RequestId(f"r{number}"), ClientId("ada"), "llama", (key("abcd"),))
+            arrived.append(request.id)
+            matches.chunks[request.id] = random.randrange(5)
+            queue.push(request)
+        changed = random.choice(arrived)
+        matches.chunks[changed] = random.randrange(5)
+        queue.match_changed([changed])
+        if number % 7 == 0 and number % 1000 > 500:  # and for a while nothing goes, and all change
+            group = {request: min(3, matches.chunks[request]) for request in arrived}
+            if not any(turns[group[request]] for request in arrived):
+                turns = [1, 2, 3, 4]
+            due = max((request for request in arrived if turns[group[request]]), key=group.__getitem__)
+            turn = queue.select(lambda _: True, 0.0)
+            assert turn is not None
+            assert turn.request.id == due
+            turns[group[due]] -= 1
+            arrived.remove(due)
+            queue.dispatched(queue.remove(due), 0.0)
+    assert list(queue.waiting()) == arrived
 
 
 def test_no_groups_at_all_are_refused() -> None:

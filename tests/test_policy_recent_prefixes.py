@@ -57,6 +57,20 @@ def test_what_goes_first_is_what_a_list_says(steps: list[tuple[WorkerId, str | N
         assert bool(live) <= len(prefixes) <= 2 * len(live)
 
 
+def test_nothing_is_left_of_what_ended_on_the_way() -> None:
+    """A prefix that stays while others that end in its midst come and go is in one piece again."""
+    prefixes = RecentPrefixes()
+    prefixes.add(key("document").hashes, W1)
+    for worker in (W1, W2):
+        for end in range(1, 8):
+            prefixes.add(key("document"[:end]).hashes, worker)
+        assert len(prefixes) == 8
+        for end in range(1, 8):
+            prefixes.remove(key("document"[:end]).hashes, worker)
+        assert len(prefixes) == 1
+        assert [*prefixes.stalest(W1, 99)] == [(8, 1)]
+
+
 def test_few_are_looked_at() -> None:
     """Whoever asks for little does not pay for all that there is."""
     prefixes = RecentPrefixes()

@@ -39,11 +39,21 @@ def test_who_waits_goes_in_the_next_minute() -> None:
 
 def test_the_minute_is_the_same_for_all_and_order_of_arrival_counts() -> None:
     """When the minute begins, those that waited queue in the order in which they came, whosever they are."""
-    talk = scene(limit=1)
-    first = [talk.arrive(client, "a") for client in ("ada", "bob")]
-    held = [talk.arrive(client, "b") for client in ("bob", "ada", "bob")]
+    talk = scene(limit=2)
+    first = [talk.arrive(client, "a") for client in ("ada", "bob", "ada", "bob")]
+    held = [talk.arrive(client, "b") for client in ("bob", "ada", "bob", "bob", "ada")]
     talk.wait(MINUTE)
-    assert talk.order == [*first, *held[:2]]
+    assert talk.order == [*first, held[0], held[1], held[2], held[4]]
+
+
+def test_a_new_minute_owes_nothing_to_the_last() -> None:
+    """Who had all of the last one, and waits for nothing, has all of this one at once."""
+    talk = scene(limit=2)
+    for minute in range(3):
+        talk.now = minute * MINUTE
+        for _ in range(2):
+            talk.arrive("ada", "a")
+        assert len(talk.order) == 2 * minute + 2
 
 
 def test_whoever_comes_later_does_not_pass_who_waits() -> None:

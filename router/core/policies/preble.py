@@ -18,7 +18,7 @@ from itertools import islice
 from typing import ClassVar, Final, NamedTuple
 
 from router.core.accounts import Charge
-from router.core.model import ClientId, Request, RequestId, WorkerId
+from router.core.model import Request, RequestId, WorkerId
 from router.core.policies.balancers import lightest
 from router.core.policies.preble_history import History, chunks_of
 from router.core.policy import Candidate, Placed, Placement, Surroundings
@@ -188,9 +188,6 @@ class Preble(Placement):
             shared += run.chunks * min(1.0, run.requests / placed)
         return self._view.prefill_seconds(candidate.worker, round(shared * tokens_per_chunk))
 
-    def book(self, request: Request, candidate: Candidate) -> None:
-        """See `Placement`. It is in the history since it was placed."""
-
     def unplace(self, request: RequestId) -> None:
         """See `Placement`. One that was withdrawn stays in the history."""
         self._waiting.pop(request, None)
@@ -214,7 +211,3 @@ class Preble(Placement):
     def worker_left(self, worker: WorkerId) -> None:
         """See `Placement`."""
         self._history.drop(worker)
-
-    def credit(self, client: ClientId, worker: WorkerId) -> float | None:  # noqa: ARG002 - it keeps none
-        """See `Placement`."""
-        return None

@@ -61,7 +61,7 @@ class Rpm(Policy):
     def enqueue(self, request: Request, now: float) -> None:
         """See `Policy`."""
         self._reach(now)
-        if self._may_pass(request.client):
+        if self._accepted.get(request.client, 0) < self._limit:
             self._let_pass(request, now)
             return
         self._arrivals += 1
@@ -98,9 +98,6 @@ class Rpm(Policy):
         for held in sorted(due):
             self._let_pass(held.request, now)
             self._backlog.remove(None, self._take_out(held.request.id).client, now)
-
-    def _may_pass(self, client: ClientId) -> bool:
-        return client not in self._held and self._accepted.get(client, 0) < self._limit
 
     def _let_pass(self, request: Request, now: float) -> None:
         self._accepted[request.client] = self._accepted.get(request.client, 0) + 1
