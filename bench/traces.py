@@ -51,8 +51,8 @@ class Playback:
     speed: float = 1.0
     """By how much faster than it was."""
     client_count: int | None = None
-    """How many clients the requests are dealt out to: by chance where the trace tells no clients, else its own modulo
-    this number. None for the trace's own, or one."""
+    """How many clients the requests are dealt out to: by chance where the trace tells no clients, a conversation's to
+    one, else its own modulo this number. None for the trace's own, or one."""
     popularity: float = 0.0
     """Zipf's exponent of how often each of the clients calls where that is left to chance."""
     stream: bool = True
@@ -81,10 +81,18 @@ class Trace:
         """Whose each request is."""
         count = self.play.client_count
         if any(request.client is None for request in self.requests):
-            shares = zipf(count or 1, self.play.popularity)
-            return Random(f"{seed} clients").choices(range(len(shares)), shares, k=len(self.requests))
+            return self._by_chance(zipf(count or 1, self.play.popularity), Random(f"{seed} clients"))
         own = [request.client or 0 for request in self.requests]
         return own if count is None else [client % count for client in own]
+
+    def _by_chance(self, shares: Sequence[float], random: Random) -> Iterable[int]:
+        """Requests that begin with the same two blocks are one conversation's, and stay together."""
+        whose: dict[tuple[int, ...], int] = {}
+        for number, request in enumerate(self.requests):
+            conversation = request.blocks[:2] or (-1, number)
+            if conversation not in whose:
+                whose[conversation] = random.choices(range(len(shares)), shares)[0]
+            yield whose[conversation]
 
     def _calls(self, numbers: Iterable[int], seed: int) -> Iterator[Call]:
         for number in numbers:

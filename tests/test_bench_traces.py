@@ -90,6 +90,17 @@ def test_equal_hashes_are_equal_blocks(tmp_path: Path) -> None:
     assert [record.cached_tokens for record in records] == [0, 2 * BLOCK_TOKENS, BLOCK_TOKENS]
 
 
+def test_a_conversation_has_one_client(tmp_path: Path) -> None:
+    """Requests that go on from the same beginning are dealt out together; what all begin with joins nobody."""
+    request = '{"timestamp": %d, "input_length": 1500, "output_length": %d, "hash_ids": [0, %d, %d]}'
+    lines = [request % (n, n % 20 + 1, n % 20 + 1, n + 50) for n in range(200)]
+    read = calls("mooncake,client_count=4", "\n".join(lines), tmp_path)
+    talks = [{call.output_tokens for call in each} for each in read.values()]
+    assert len(talks) == 4
+    assert sum(map(len, talks)) == len(set().union(*talks)) == 20
+    assert sum(map(len, read.values())) == 200
+
+
 def test_times_ascend(tmp_path: Path) -> None:
     """Requests that a file has out of order are put in it."""
     lines = ARENA.splitlines()
