@@ -3,13 +3,13 @@
 from collections import Counter
 from collections.abc import Collection
 
-from hypothesis import settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from scenario import CHUNK_TOKENS, MODEL, key
 
 from router.core.estimates import Estimates
-from router.core.longest_match import LongestMatchQueue
+from router.core.longest_match import LongestMatchQueue, longest
 from router.core.model import ClientId, PassedOver, Request, RequestId, Usage, WorkerId
 from router.core.policy import Turn
 from router.core.prefix_map import PrefixMap
@@ -208,4 +208,151 @@ def test_cancelled_requests_do_not_heap_up() -> None:
         queue.longest(anything)
         queue.remove(RequestId(f"ada{number}"))
     assert len(queue._backlogs[ClientId("ada")].ranks) < 10
+    assert len(queue._backlogs[ClientId("ada")].order) < 30
     assert len(queue._firsts[0]) < 30
+
+
+def test_clients_that_come_and_go_do_not_heap_up() -> None:
+    """Of a client that waits no more nothing is kept, be it found with a standing that it did not have, or never."""
+    standing: dict[ClientId, int | None] = {ClientId("stays"): 0}
+    queue = LongestMatchQueue(lambda _: 0, lambda _: None, standing.get)
+    queue.push(request("stays", 0))
+    for number in range(200):
+        client = f"guest {number}"
+        queue.push(request(client, 1))
+        queue.push(request(client, 2))
+        standing[ClientId(client)] = (None, 0, 1)[number % 3]
+        queue.stand(ClientId(client))
+        queue.longest(anything)
+        queue.remove(request(client, 1).id)
+        queue.remove(request(client, 2).id)
+    assert list(queue._backlogs) == ["stays"]
+    assert not queue._sidelined
+    assert all(len(firsts) < 30 for firsts in queue._firsts)
+
+
+def test_a_standing_that_comes_and_goes_costs_nothing_while_others_are_first() -> None:
+    """A client that is nowhere near its turn is not looked at, whatever becomes of it meanwhile."""
+    standing: dict[ClientId, int | None] = {}
+    asked: Counter[ClientId] = Counter()
+
+    def told(client: ClientId) -> int | None:
+        asked[client] += 1
+        return standing[client]
+
+    queue = LongestMatchQueue(lambda _: 0, lambda _: None, told)
+    for number in range(100):
+        standing[ClientId(f"client {number}-")] = 0
+        queue.push(request(f"client {number}-", 1))
+    queue.longest(anything)
+    asked.clear()
+    for number in range(1, 100):
+        for each in (1, None, 0, 1):
+            standing[ClientId(f"client {number}-")] = each
+            queue.stand(ClientId(f"client {number}-"))
+    assert queue.longest(anything) == Turn(request("client 0-", 1))
+    assert asked == {"client 0-": 1}
+    assert len(queue._firsts[0]) == 100
+
+
+class Both:
+    """Two queues, and what each request is to them."""
+
+    def __init__(self) -> None:
+        self.standing: dict[ClientId, int | None] = dict.fromkeys(CLIENTS, 0)
+        self.matches: tuple[dict[RequestId, int], ...] = ({}, {})
+        """By queue, in the order in which they came there."""
+        self.gone: tuple[Counter[ClientId], ...] = (Counter(), Counter())
+        self.queues = [
+            LongestMatchQueue(
+                lambda each, matched=matched: matched[each.id],  # type: ignore[misc]
+                lambda _: None,
+                self.standing.__getitem__,
+                oldest_every=EVERY,
+            )
+            for matched in self.matches
+        ]
+
+    def client(self, name: RequestId) -> ClientId:
+        return CLIENTS[int(name[1:]) % len(CLIENTS)]
+
+    def push(self, n: int, name: RequestId, match: int) -> None:
+        if name not in self.queues[n]:
+            self.matches[n][name] = match
+            self.queues[n].push(Request(name, self.client(name), MODEL, ()), arrival=int(name[1:]))
+
+    def remove(self, n: int, name: RequestId) -> None:
+        if name in self.queues[n]:
+            self.queues[n].remove(name)
+            del self.matches[n][name]
+            self.gone[n][self.client(name)] += 1
+            if self.client(name) not in map(self.client, self.matches[n]):
+                del self.gone[n][self.client(name)]
+
+    def rematch(self, n: int, name: RequestId, match: int) -> None:
+        if name in self.queues[n]:
+            self.matches[n][name] = match
+            self.queues[n].match_changed([name])
+
+    def restand(self, client: ClientId, standing: int | None) -> None:
+        self.standing[client] = standing
+        for queue in self.queues:
+            queue.stand(client)
+
+    def naive(self) -> RequestId | None:
+        ranked = [
+            (standing, -match, int(name[1:]), n, name)
+            for n, matched in enumerate(self.matches)
+            for name, match in matched.items()
+            if (standing := self.standing[self.client(name)]) is not None
+        ]
+        if not ranked:
+            return None
+        *_, n, first = min(ranked)
+        if self.gone[n][self.client(first)] % EVERY < EVERY - 1:
+            return first
+        return next(name for name in self.matches[n] if self.client(name) == self.client(first))
+
+
+PAIR_STEPS = st.tuples(
+    st.sampled_from(["push", "push", "push", "remove", "rematch", "restand", "ask", "ask"]),
+    st.integers(0, 11),
+    st.sampled_from([0, 1, 2]),
+    st.sampled_from([(0,), (1,), (0, 1)]),
+)
+
+
+BOTH, FIRST = (0, 1), (0,)
+OLDEST_OF_THE_FIRST = [
+    ("push", 0, 0, BOTH),
+    ("push", 3, 2, BOTH),
+    ("push", 6, 0, FIRST),
+    ("push", 9, 0, FIRST),
+    ("remove", 6, 0, FIRST),
+    ("remove", 9, 0, FIRST),
+    ("ask", 0, 0, FIRST),
+]
+
+
+@settings(max_examples=150)
+@example(steps=OLDEST_OF_THE_FIRST)
+@given(steps=st.lists(PAIR_STEPS, max_size=60))
+def test_of_two_queues_the_first_of_both_goes(steps: list[tuple[str, int, int, tuple[int, ...]]]) -> None:
+    """A request may wait in both, with another match in each; of equals the first queue's goes, or its oldest."""
+    both = Both()
+    for step, number, value, places in steps:
+        name = RequestId(f"r{number}")
+        match step:
+            case "restand":
+                both.restand(both.client(name), (None, 0, 1)[value])
+            case "ask":
+                turn = longest(both.queues, anything)
+                assert (turn and turn.request.id) == both.naive()
+        for n in places:
+            match step:
+                case "push":
+                    both.push(n, name, value)
+                case "remove":
+                    both.remove(n, name)
+                case "rematch":
+                    both.rematch(n, name, value)

@@ -179,6 +179,30 @@ def test_a_loss_for_want_of_room_in_the_tree_is_reported() -> None:
     assert watch(held, request("doc!"), W1) == 0
 
 
+def test_a_prompt_longer_than_the_tree_is_held_up_to_its_limit() -> None:
+    """And what is watched matches as much of it."""
+    held = prefixes(limit=4)
+    watched = request("documents!")
+    assert watch(held, watched, W1) == 0
+    held.insert(MODEL, [key("documents?")], W1, 0.0)
+    assert changed(held, W1) == ["r1"]
+    assert watch(held, watched, W1) == 4
+
+
+def test_those_whose_match_changed_are_named_in_the_order_in_which_they_were_asked_about() -> None:
+    """Not by when their match came to end where it does: the same history names them in the same order."""
+    held = prefixes()
+    for number in (1, 2, 3):
+        watch(held, request("doc!", number=number), W1)
+    watch(held, request("doc!", number=1), W1)
+    held.insert(MODEL, [key("doc?")], W1, 0.0)
+    assert changed(held, W1) == ["r2", "r3", "r1"]
+    for number in (3, 1, 2):
+        watch(held, request("doc!", number=number), W1)
+    held.drop(W1)
+    assert changed(held, W1) == ["r3", "r1", "r2"]
+
+
 def test_who_is_watched_no_more_is_not_reported() -> None:
     """Even if the change came before."""
     held = prefixes()

@@ -182,9 +182,8 @@ class LongestMatchQueue:
     def stand(self, client: ClientId) -> None:
         """Take in the new standing of a client."""
         backlog = self._sidelined.pop(client, None)
-        if backlog is not None:
-            backlog.clean()
-            for standing, offered in enumerate(backlog.offered if backlog.ranks else ()):
+        if backlog is not None and backlog.ranks:
+            for standing, offered in enumerate(backlog.offered):
                 if offered is None:
                     self._offer(backlog.ranks[0], standing)
 

@@ -238,8 +238,12 @@ class PrefixMap:
         return watch
 
     def _without_short(self, request: Request, matched: dict[WorkerId, int]) -> dict[WorkerId, int]:
+        if not any(matched.values()):
+            return matched
         size = sum([prompt.size for prompt in request.prompts])
         tokens = self._estimates.input_tokens(request) * CHUNK_BYTES / max(size, 1)
+        if min([chunks for chunks in matched.values() if chunks]) * tokens >= self._minimum:
+            return matched
         return {worker: chunks if chunks * tokens >= self._minimum else 0 for worker, chunks in matched.items()}
 
     def unwatch(self, request: RequestId) -> None:

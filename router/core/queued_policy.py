@@ -87,14 +87,20 @@ class QueuedPolicy(Policy):
             return self._let_pass(self._passing, now)
         if not self._tickets:
             return None
-        idle = []
+        idle: list[WorkerId] = []
+        blocked: dict[WorkerId, int] = {}
         for worker, order in self._open.items():
-            if self._view.has_room(worker):
-                if not len(order):
-                    idle.append(worker)
-                elif choice := self._next_of(worker, now):
-                    return choice
-        return self._next_stolen(idle, now) if self._placement.steal_loss is not None else None
+            waiting = len(order)
+            if not self._view.has_room(worker):
+                if waiting:
+                    blocked[worker] = waiting
+            elif not waiting:
+                idle.append(worker)
+            elif choice := self._next_of(worker, now):
+                return choice
+        if not idle or not blocked or self._placement.steal_loss is None:
+            return None
+        return self._next_stolen(idle, max(blocked, key=blocked.__getitem__), now)
 
     def _next_of(self, worker: WorkerId, now: float) -> Choice | None:
         order = self._orders[worker]
@@ -107,12 +113,8 @@ class QueuedPolicy(Policy):
         order.dispatched(turn.request, now)
         return Choice(turn.request, worker, why, turn.passed)
 
-    def _next_stolen(self, idle: Sequence[WorkerId], now: float) -> Choice | None:
+    def _next_stolen(self, idle: Sequence[WorkerId], victim: WorkerId, now: float) -> Choice | None:
         """Let one of these workers, for which nothing waits, take over from the longest queue without room."""
-        blocked = [worker for worker, order in self._open.items() if len(order) and not self._view.has_room(worker)]
-        if not blocked:
-            return None
-        victim = max(blocked, key=lambda worker: len(self._orders[worker]))
         for thief in idle:
             for request in self._stealable(victim, now):
                 if self._steal(request, victim, thief, now) and (choice := self._next_of(thief, now)):
