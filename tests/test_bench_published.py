@@ -7,8 +7,10 @@ import pytest
 from played import played
 
 from bench.traffic import Call
-from bench.workloads import ARENA_CHAT, JUDGE, LOOGLE, PROGRAMMING, QA, TOOLBENCH, TREES, VIDEO, WORKLOADS
+from bench.workloads import WORKLOADS
+from bench.workloads.dlpm import ARENA_CHAT, JUDGE, QA, TREES
 from bench.workloads.pace import Pace
+from bench.workloads.preble import LOOGLE, PROGRAMMING, TOOLBENCH, VIDEO
 from bench.workloads.shared_prefix import SharedPrefix
 
 CALLS = 3000

@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 
 from bench.__main__ import main
+from bench.lengths import Lengths
 from bench.scenario import Scenario, WorkerSpec
 from bench.simulate import ProgressBar, configure, read_scenario, simulate, summarise
+from bench.workloads.combined import Misbehaving
 from bench.workloads.documents import SharedDocuments
+from bench.workloads.tree_of_thoughts import TreeOfThoughts
 from router.core.model import Ticked
 from router.core.policies.d2lpm import D2lpmParameters
 from router.core.policies.dlpm import DlpmParameters
@@ -77,6 +80,16 @@ def test_flags_become_the_scenario() -> None:
     assert [worker.speed for worker in read.workers] == [1.0, 0.25, 1.0]
     assert read.workers[0] == WorkerSpec("h100-llama-7b", 1.0, "sglang", "lpm", 9000, None, 7, 512, tell_capacity=False)
     assert isinstance(scenario("--window", "off").settings.window, NoWindow)
+
+
+def test_parts_of_a_workload_have_their_own_flags() -> None:
+    """A misbehaving client's parameters follow its name, and the rate is that of all together."""
+    workload = scenario("--workload", "tot-s1:heavy.branches=3,light.output=90/20", "--rate", "2").workload
+    assert isinstance(workload, Misbehaving)
+    heavy, light = workload.heavy, workload.light
+    assert isinstance(heavy, TreeOfThoughts)
+    assert isinstance(light, TreeOfThoughts)
+    assert (heavy.branches, light.branches, light.output, workload.rate) == (3, 2, Lengths(90, 20), 2.0)
 
 
 @pytest.mark.parametrize(

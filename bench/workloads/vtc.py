@@ -1,10 +1,10 @@
 """The synthetic suites of the VTC paper (section 5): clients whose rates are laid down, and prompts all different."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from random import Random
-from typing import Literal
+from typing import Final, Literal
 
 from bench.arrivals import in_turn, on_off, poisson, ramp, uniform
 from bench.lengths import Lengths
@@ -90,7 +90,7 @@ def _faster(stretch: Stretch, speed: float) -> Stretch:
     return Stretch(stretch.rate * speed, stretch.seconds, to, stretch.window)
 
 
-ARENA_COUNTS = (
+ARENA_COUNTS: Final = (
     296,
     262,
     199,
@@ -120,10 +120,10 @@ ARENA_COUNTS = (
     1,
 )
 """How many of 1500 requests each of the 27 clients of the VTC paper's trace made in 600 s (its section 5.3)."""
-ARENA_INPUT = Lengths(136, 206, least=2, most=1021)
-ARENA_OUTPUT = Lengths(256, 207, least=2, most=977)
+ARENA_INPUT: Final = Lengths(136, 206, least=2, most=1021)
+ARENA_OUTPUT: Final = Lengths(256, 207, least=2, most=977)
 
-VTC_SUITES: dict[str, Suite] = {
+VTC_SUITES: Final[Mapping[str, Suite]] = {
     # Figure 3: 90 and 180 calls a minute.
     "vtc-overload": Suite(steady(1.5, 3.0)),
     # Figure 4: 15, 30 and 90.
