@@ -119,6 +119,15 @@ class D2lpm(Placement):
         if not self._waiting[booking.client, booking.worker]:
             del self._waiting[booking.client, booking.worker]
 
+    def reach(self, now: float) -> None:
+        """See `Placement`. Time changes nothing here."""
+
+    def dispatched(self, request: RequestId, now: float) -> None:
+        """See `Placement`. What was booked is given back by `unplace`, and what it costs is charged."""
+
+    def ended(self, request: RequestId) -> None:
+        """See `Placement`. All of it is charged by then."""
+
     def charged(self, charge: Charge) -> None:
         """See `Placement`."""
         self._credits.charge(charge.client, charge.worker, charge.at(self._cost))
