@@ -44,7 +44,7 @@ def test_closed_form_is_the_loop(counters: dict[str, tuple[int, int]], data: st.
 @given(
     steps=st.lists(
         st.tuples(
-            st.sampled_from(["join", "charge", "refill", "forgive"]),
+            st.sampled_from(["join", "charge", "refill", "begin"]),
             st.sampled_from("abc"),
             st.integers(-300, 500),
         ),
@@ -52,7 +52,7 @@ def test_closed_form_is_the_loop(counters: dict[str, tuple[int, int]], data: st.
     )
 )
 def test_counters_are_plain_numbers_through_any_history(steps: list[tuple[str, str, int]]) -> None:
-    """Joins, charges, refills and forgiveness in any order do what they would do to a dictionary of numbers."""
+    """Joins, charges, refills and new beginnings in any order do what they would do to a dictionary of numbers."""
     table: DeficitTable[str] = DeficitTable()
     naive: dict[str, tuple[float, int]] = {}
     for step, key, amount in steps:
@@ -67,9 +67,9 @@ def test_counters_are_plain_numbers_through_any_history(steps: list[tuple[str, s
                 table.refill([key])
                 _, credit = refill_by_looping(naive, [key])
                 naive = {each: (credit[each], quantum) for each, (_, quantum) in naive.items()}
-            case "forgive":
-                table.forgive()
-                naive = {each: (max(0, credit), quantum) for each, (credit, quantum) in naive.items()}
+            case "begin":
+                table.begin_anew()
+                naive = {each: (quantum, quantum) for each, (_, quantum) in naive.items()}
         assert {each: table.credit(each) for each in table} == {each: credit for each, (credit, _) in naive.items()}
 
 
@@ -118,11 +118,14 @@ def test_joining_again_keeps_the_credit_and_takes_the_quantum() -> None:
     assert table.credit("a") == 4
 
 
-def test_forgiving_takes_debts_and_leaves_credit() -> None:
-    """What a client has not used yet is not a debt."""
-    table = table_of({"debtor": (-10, 100), "creditor": (60, 100)})
-    table.forgive()
-    assert [table.credit(key) for key in table] == [0, 60]
+def test_a_new_beginning_makes_all_equal() -> None:
+    """Neither debt nor credit is left from before, and refills go on from there."""
+    table = table_of({"debtor": (-10, 100), "creditor": (60, 100), "heavy": (-900, 300)})
+    table.begin_anew()
+    assert [table.credit(key) for key in table] == [100, 100, 300]
+    table.charge("debtor", 250)
+    table.refill(["debtor"])
+    assert [table.credit(key) for key in table] == [50, 100, 300]
 
 
 def test_a_key_that_never_came_has_no_counter() -> None:

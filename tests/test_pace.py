@@ -102,3 +102,13 @@ def test_whole_answers_show_that_prefill_is_at_least_so_fast() -> None:
         pace.advance(float(second), streams=0, busy=True, full=False)
         pace.ended(50_000)
     assert pace.prefill_seconds(50_000) == pytest.approx(1.0, rel=0.1)
+
+
+def test_one_long_prompt_does_not_show_what_a_step_takes() -> None:
+    """It may have been computed in several; only what started together with another was computed in one."""
+    pace = Pace()
+    pace.advance(2.0, streams=0, busy=True, full=True)
+    pace.started(2.0, 0.0, 20_000, telling=True)
+    pace.took(20_000)
+    assert pace.turnover.tokens == 0
+    assert pace.turnover.burst_tokens == 0

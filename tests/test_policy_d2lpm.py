@@ -15,7 +15,7 @@ from router.core.estimates import Estimates
 from router.core.fleet_view import SchedulerView
 from router.core.model import ClientId, Refusal, Request, RequestId, WorkerId
 from router.core.policies.d2lpm import D2lpm, D2lpmParameters
-from router.core.policy import Candidate, Parameters, Surroundings
+from router.core.policy import Candidate, Parameters, PlacementFactory, Surroundings
 from router.core.prefix_map import PrefixMap
 from router.core.scheduler import SchedulerSettings
 from router.core.window import FixedWindow
@@ -332,7 +332,8 @@ def test_a_slow_worker_holds_its_clients_for_as_long_not_for_as_much() -> None:
     for by_rate, quantum in ((True, 500.0), (False, 1000.0)):
         view = SlowFleet(Cluster(FixedWindow()), PrefixMap(9, Estimates(), 0))
         parameters = Parameters(D2lpmParameters(1000.0, by_service_rate=by_rate))
-        placement = D2lpm(Surroundings(view, LinearCost(), Random(0), parameters, Backlog()))
+        build: PlacementFactory = D2lpm
+        placement = build(Surroundings(view, LinearCost(), Random(0), parameters, Backlog()))
         request = Request(RequestId("r1"), ClientId("ada"), MODEL, ())
         placement.place(request, [Candidate(WorkerId("w1"), cached_tokens=0, extend_tokens=0, load=0)])
         assert placement.credit(request.client, WorkerId("w1")) == quantum

@@ -4,8 +4,7 @@ Every figure is compared with that of another policy under the same load. The se
 documents name; the same runs by hand are `python -m bench simulate`.
 """
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable
 from functools import cache
 from statistics import mean
 
@@ -15,16 +14,15 @@ from bench.records import Record, Result
 from bench.scenario import Scenario, WorkerSpec
 from bench.simulation import Simulation
 from bench.summary import summarise
-from bench.traffic import Client, Workload
+from bench.traffic import Workload
 from bench.workloads import WORKLOADS
+from bench.workloads.combined import Misbehaving
 from bench.workloads.documents import SharedDocuments
 from bench.workloads.unrelated import Unrelated
-from router.core.scheduler import SchedulerSettings
-from router.core.window import LearnedWindow
 
 OURS = ("d2lpm", "dlpm_home")
-SETTINGS = SchedulerSettings(window=LearnedWindow())
 FOUR = (WorkerSpec(),) * 4
+COMES = 45.0
 SMALL_CACHES = (WorkerSpec(kv_tokens=120_000),) * 4
 """Each holds 20 prefixes of 6k tokens."""
 
@@ -39,7 +37,7 @@ def run(
     policy: str, workload: Workload, workers: tuple[WorkerSpec, ...], seconds: float = 35.0, warmup: float = 15.0
 ) -> Result:
     """Simulate, once for all that ask."""
-    return simulated(Scenario(policy, workload, workers, seconds, warmup, settings=SETTINGS))
+    return simulated(Scenario(policy, workload, workers, seconds, warmup))
 
 
 def throughput(result: Result) -> float:
@@ -101,21 +99,6 @@ def served(record: Record) -> int:
     return record.input_tokens + record.output_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Together:
-    """Several workloads at once, each with clients of its own name."""
-
-    parts: tuple[tuple[str, Workload], ...]
-
-    def clients(self, seed: int) -> Sequence[Client]:
-        """See `Workload`."""
-        return [
-            Client(f"{name} {client.name}", client.calls, client.weight)
-            for name, workload in self.parts
-            for client in workload.clients(seed)
-        ]
-
-
 def ttft_p95(result: Result, name: str) -> float:
     """The largest of the clients of this name."""
     clients = summarise(result)["clients"]
@@ -131,9 +114,36 @@ LIGHT = Unrelated(client_count=4, input=300, output=30, rate=2.0, spread=0.3)
 def test_an_engine_that_orders_by_match_starves_nobody(policy: str) -> None:
     """Cold requests of light clients wait little longer than at an engine that serves in order of arrival."""
     hot = SharedDocuments(documents=2, tokens=3000, output=100, concurrency=64)
-    workload = Together((("heavy", hot), ("light", LIGHT)))
+    workload = Misbehaving(heavy=hot, light=LIGHT)
     fcfs, lpm = (
         run(policy, workload, (WorkerSpec(dialect="sglang", order=order, max_running=8),)) for order in ("fcfs", "lpm")
     )
     assert ttft_p95(lpm, "light") <= 1.5 * ttft_p95(fcfs, "light")
     assert throughput(lpm) >= 0.9 * throughput(fcfs)
+
+
+@pytest.mark.parametrize("policy", OURS)
+def test_calls_that_do_not_stream_block_nobody(policy: str) -> None:
+    """Light clients wait a third at most of what a plain queue makes them, and the engine stays as busy."""
+    silent = Unrelated(client_count=1, input=3000, output=100, spread=0.5, concurrency=64, stream=False)
+    workload = Misbehaving(heavy=silent, light=LIGHT)
+    result, plain = (run(each, workload, (WorkerSpec(max_running=16),), 95.0) for each in (policy, "rr+fcfs"))
+    assert ttft_p95(result, "light") <= ttft_p95(plain, "light") / 3
+    assert throughput(result) >= 0.97 * throughput(plain)
+
+
+@pytest.mark.parametrize("policy", OURS)
+def test_who_used_an_idle_machine_alone_owes_nothing_for_it(policy: str) -> None:
+    """When another client comes with very many calls, its next waits no longer than one of them takes."""
+    alone = Unrelated(client_count=1, input=20_000, output=200, spread=0.3, concurrency=1)
+    crowd = Unrelated(client_count=1, input=500, output=200, spread=0.3, times=(COMES,) * 400)
+    result = run(policy, Misbehaving(heavy=crowd, light=alone), (WorkerSpec(max_running=4),), 90.0, 5.0)
+    first = next(record for record in result.records if record.client == "light" and record.arrived >= COMES)
+    assert first.started is not None
+    assert first.started - first.arrived <= max(seconds_served(r) for r in result.records if r.client == "heavy")
+
+
+def seconds_served(record: Record) -> float:
+    if record.finished is None or record.dispatched is None:
+        return 0.0
+    return record.finished - record.dispatched

@@ -81,9 +81,9 @@ class Contest(RuleBasedStateMachine):
 
     @precondition(lambda self: not self.waiting)
     @rule()
-    def forgive(self) -> None:
-        self.credit = {client: max(0, credit) for client, credit in self.credit.items()}
-        self.standings.forgive()
+    def begin_anew(self) -> None:
+        self.credit = dict(self.quantum)
+        self.standings.begin_anew()
 
     @invariant()
     def it_is_the_printed_rule(self) -> None:

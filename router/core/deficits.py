@@ -20,6 +20,8 @@ class Counter:
     quantum: float
     rounds: int
     """How many of the table's refill rounds it has taken in."""
+    beginning: int
+    """Since which of the table's beginnings it counts."""
 
 
 class DeficitTable(Generic[K]):
@@ -30,10 +32,9 @@ class DeficitTable(Generic[K]):
 
     def __init__(self) -> None:
         self._counters: dict[K, Counter] = {}
-        self._debtors: dict[K, Counter] = {}
-        """All that are below zero, and maybe some that were and are not any more."""
         self.rounds = 0
         """Refill rounds so far."""
+        self._beginning = 0
 
     def __contains__(self, key: K) -> bool:
         return key in self._counters
@@ -48,8 +49,7 @@ class DeficitTable(Generic[K]):
         """
         counter = self._counters.get(key)
         if counter is None:
-            counter = self._counters[key] = Counter(credit, quantum, self.rounds)
-            self._note_debt(key, counter)
+            self._counters[key] = Counter(credit, quantum, self.rounds, self._beginning)
             return False
         if counter.quantum == quantum:
             return False
@@ -67,7 +67,6 @@ class DeficitTable(Generic[K]):
         counter = self._counters.get(key)
         if counter is not None:
             counter.credit = self._catch_up(counter) - cost
-            self._note_debt(key, counter)
 
     def due(self, key: K) -> int:
         """The value of `rounds` at which this counter has credit, unless it is charged until then."""
@@ -86,23 +85,22 @@ class DeficitTable(Generic[K]):
         self.rounds += rounds
         return rounds
 
-    def forgive(self) -> None:
-        """Set every debt to zero; credit stays."""
-        for counter in self._debtors.values():
-            counter.credit = max(0.0, self._catch_up(counter))
-        self._debtors.clear()
+    def begin_anew(self) -> None:
+        """Give every counter one quantum, whatever it had."""
+        self._beginning += 1
 
     def _catch_up(self, counter: Counter) -> float:
-        """Give a counter the refills that it missed; returns its credit."""
+        """Give a counter the beginning and the refills that it missed; returns its credit."""
+        if counter.beginning != self._beginning:
+            counter.credit = counter.quantum
+            counter.beginning = self._beginning
+            # A counter with credit missed no refill, and any that came since left it as it is.
+            counter.rounds = self.rounds
         missed = self.rounds - counter.rounds
         if missed:
             counter.credit += min(missed, _rounds(counter)) * counter.quantum
             counter.rounds = self.rounds
         return counter.credit
-
-    def _note_debt(self, key: K, counter: Counter) -> None:
-        if counter.credit < 0:
-            self._debtors[key] = counter
 
 
 def _rounds(counter: Counter) -> int:

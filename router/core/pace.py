@@ -74,11 +74,17 @@ class Pace:
 
     @property
     def turnover(self) -> Turnover:
-        """Of late; nothing before it worked for a while. Where answers are of one token, a burst is a step."""
+        """Of late; nothing before it worked for a while.
+
+        Where answers are of one token no steps show: then a burst is a step, and of its tokens only those are known to
+        be of one step that came with its first request.
+        """
         burst = self._tokens - self._first_tokens
         if self._seconds < LEAST_SECONDS:
             return Turnover(burst_tokens=burst)
-        steps = max(1.0, self._gained / self.streams if self._gained > self._starts else self._bursts)
+        if self._gained <= self._starts:
+            return Turnover(self._starts / max(1.0, self._bursts), 0.0, burst)
+        steps = max(1.0, self._gained / self.streams)
         return Turnover(self._starts / steps, self._start_tokens / steps, burst)
 
     def advance(self, now: float, *, streams: int, busy: bool, full: bool) -> None:

@@ -122,9 +122,11 @@ class Standings:
             self._deficits.refill([client])
             self._admit()
 
-    def forgive(self) -> None:
-        """Set every debt to zero: whoever used an idle machine owes nothing. To be asked while nobody waits."""
-        self._deficits.forgive()
+    def begin_anew(self) -> None:
+        """Give every client one quantum, as at its first request: whoever used an idle machine owes nothing for it, and
+        whoever comes then is not before the others for being new. To be asked while nobody waits.
+        """
+        self._deficits.begin_anew()
 
     def _least_indebted(self, models: Collection[str] | None) -> ClientId | None:
         """Whom the fewest quanta give credit, of those that wait, none of whom has any."""

@@ -2,8 +2,8 @@
 
 "Locality-aware Fair Scheduling in LLM Serving", section 4.1, Algorithm 1. Where this departs from it: credit is
 refilled in closed form; a client with nothing in flight at the worker goes before the longest match; a client
-seen for the first time starts with one quantum; debt is never shed by leaving and coming back, but forgiven when
-nobody waits, since using an idle machine takes nothing from anybody.
+seen for the first time starts with one quantum; debt is never shed by leaving and coming back, but when nobody waits
+all begin anew with one quantum, since using an idle machine takes nothing from anybody.
 """
 
 from collections.abc import Collection, Iterable
@@ -65,7 +65,7 @@ class Dlpm(Order):
     def push(self, request: Request) -> None:
         """See `Order`."""
         if not self._queue and not self._unstarted:
-            self._standings.forgive()
+            self._standings.begin_anew()
         self._standings.wait(request, self._parameters.quantum * request.weight)
         self._queue.push(request)
 
@@ -78,7 +78,7 @@ class Dlpm(Order):
     def pass_through(self, request: Request, now: float) -> bool:
         """See `Order`. A client without credit that contends with nobody is refilled."""
         if not self._unstarted:
-            self._standings.forgive()
+            self._standings.begin_anew()
         contends = not self._held_up(now)
         return self._standings.visit(request.client, self._parameters.quantum * request.weight, refill=contends)
 

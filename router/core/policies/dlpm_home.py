@@ -123,7 +123,7 @@ class DlpmHome(Policy):
     def enqueue(self, request: Request, now: float) -> None:
         """See `Policy`."""
         if not self._waiting and not any(site.unstarted for site in self._sites.values()):
-            self._standings.forgive()
+            self._standings.begin_anew()
         self._standings.wait(request, self._parameters.quantum * request.weight)
         size = sum([prompt.size for prompt in request.prompts])
         chunk_tokens = self._view.input_tokens(request) * CHUNK_BYTES / max(size, 1)
