@@ -56,7 +56,7 @@ def shares(workload: SharedPrefix, calls: list[Call]) -> tuple[float, float]:
 def test_prebles_data_sets(name: str) -> None:
     """Lengths of prompts and outputs, and how much of a prompt is shared and is the key portion."""
     workload, prompt, prompt_sd, output, output_sd, shared, key = PREBLE[name]
-    made = calls(workload, 1500 if name in ("video", "loogle") else CALLS)
+    made = calls(workload, 1000 if name in ("video", "loogle") else CALLS)
     assert fmean(len(call.prompt) for call in made) == pytest.approx(prompt, rel=0.1)
     assert pstdev(len(call.prompt) for call in made) == pytest.approx(prompt_sd, rel=0.15)
     assert fmean(call.output_tokens for call in made) == pytest.approx(output, rel=0.1)
