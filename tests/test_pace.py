@@ -112,3 +112,10 @@ def test_one_long_prompt_does_not_show_what_a_step_takes() -> None:
     pace.took(20_000)
     assert pace.turnover.tokens == 0
     assert pace.turnover.burst_tokens == 0
+
+
+def test_a_long_prefill_is_no_rate_of_nothing() -> None:
+    """A worker that is full for seconds before it has served anything is not infinitely slow."""
+    pace = Pace()
+    pace.advance(5.0, streams=0, busy=True, full=True)
+    assert (pace.rate, pace.least_rate) == (None, None)

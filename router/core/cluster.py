@@ -84,7 +84,7 @@ class Cluster:
             if each not in rates and (least := pace.least_rate) is not None and least > full:
                 rates[each] = least
         mean = sum(rates.values()) / len(rates)
-        speed = rates[worker] / mean if worker in rates and mean > 0.0 else 1.0
+        speed = rates[worker] / mean if worker in rates else 1.0
         return 1.0 if 1 / ALIKE < speed < ALIKE else speed
 
     @property
