@@ -208,7 +208,7 @@ def test_cancelled_requests_do_not_heap_up() -> None:
         queue.longest(anything)
         queue.remove(RequestId(f"ada{number}"))
     assert len(queue._backlogs[ClientId("ada")].ranks) < 10
-    assert len(queue._backlogs[ClientId("ada")].order) < 30
+    assert len(queue._backlogs[ClientId("ada")]._order) < 30
     assert len(queue._firsts[0]) < 30
 
 
