@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
-from bench import chunk_size, decision_cost, demo, load, simulate, window_live
+from bench import chunk_size, decision_cost, demo, experiments, load, simulate, window_live
 
 
 class Command(Protocol):
@@ -21,6 +21,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "chunk-size": chunk_size,
     "decision-cost": decision_cost,
     "demo": demo,
+    "experiment": experiments,
     "load": load,
     "simulate": simulate,
     "window": window_live,

@@ -12,10 +12,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from bench.simulate import ProgressBar
+from bench.progress import ProgressBar
 from bench.spec import parse_spec
 from bench.workloads import WORKLOADS
-from router.core.model import Ticked
 
 if TYPE_CHECKING:
     from bench.live import LiveLoad
@@ -57,15 +56,13 @@ def run(options: argparse.Namespace) -> None:
         from bench.live import LoadError, run_load  # noqa: PLC0415
     except ModuleNotFoundError as error:
         _give_up(f"{error.name} is not installed; it comes with the development extras")
-    bar = ProgressBar(options.seconds, sys.stderr) if sys.stderr.isatty() else None
-    show = (lambda now: bar.observe(now, Ticked(), ())) if bar is not None else (lambda _: None)
+    bar = ProgressBar(sys.stderr, "s")
     try:
-        ended = uvloop.run(run_load(read_load(options), show))
+        ended = uvloop.run(run_load(read_load(options), lambda now: bar.show(now, options.seconds)))
     except (ValueError, LoadError) as error:
         _give_up(str(error))
     finally:
-        if bar is not None:
-            bar.close()
+        bar.close()
     _write(options, ended)
     for doubt in doubts(ended):
         print(f"load: {doubt}", file=sys.stderr)

@@ -10,12 +10,12 @@ behind its kind, as in `--trace arena,speed=2:FILE`; `bench/traces.py` says what
 import argparse
 import json
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, TextIO, get_args
+from typing import Final, get_args
 
+from bench.progress import ProgressBar
 from bench.records import Record, Result
 from bench.scenario import Scenario, WorkerSpec
 from bench.simulation import Observer, Simulation
@@ -39,8 +39,6 @@ WINDOWS: Final[Mapping[str, Window]] = {
     "fixed": FixedWindow(),
     "off": NoWindow(),
 }
-BAR_CELLS: Final = 40
-BAR_SECONDS: Final = 0.2
 
 
 def simulate(scenario: Scenario, observers: Sequence[Observer] = ()) -> Result:
@@ -48,25 +46,16 @@ def simulate(scenario: Scenario, observers: Sequence[Observer] = ()) -> Result:
     return Simulation(scenario, observers).run()
 
 
-class ProgressBar:
-    """Shows how far the simulation is, on a terminal."""
+class Watch:
+    """Shows the virtual time on a progress bar."""
 
-    def __init__(self, seconds: float, stream: TextIO) -> None:
+    def __init__(self, seconds: float, bar: ProgressBar) -> None:
         self._seconds = seconds
-        self._stream = stream
-        self._due = 0.0
+        self._bar = bar
 
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:  # noqa: ARG002
         """See `Observer`."""
-        if time.monotonic() >= self._due:
-            self._due = time.monotonic() + BAR_SECONDS
-            share = min(1.0, now / self._seconds)
-            bar = ("#" * int(share * BAR_CELLS)).ljust(BAR_CELLS, ".")
-            print(f"\r[{bar}] {now:.1f} of {self._seconds:g} s", end="", file=self._stream, flush=True)
-
-    def close(self) -> None:
-        """Leave an empty line."""
-        print("\r\x1b[K", end="", file=self._stream, flush=True)
+        self._bar.show(now, self._seconds)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -102,10 +91,9 @@ def run(options: argparse.Namespace) -> None:
     except ValueError as error:
         print(f"simulate: error: {error}", file=sys.stderr)
         sys.exit(2)
-    bar = ProgressBar(scenario.seconds, sys.stderr) if sys.stderr.isatty() else None
-    result = simulate(scenario, [bar] if bar is not None else [])
-    if bar is not None:
-        bar.close()
+    bar = ProgressBar(sys.stderr, "s")
+    result = simulate(scenario, [Watch(scenario.seconds, bar)])
+    bar.close()
     report: dict[str, object] = {"options": _shown(options), **summarise(result)}
     if options.records:
         report["records"] = [record._asdict() for record in result.records]

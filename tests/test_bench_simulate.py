@@ -12,7 +12,7 @@ import pytest
 from bench.__main__ import main
 from bench.lengths import Lengths
 from bench.scenario import Scenario, WorkerSpec
-from bench.simulate import ProgressBar, configure, read_scenario, simulate, summarise
+from bench.simulate import configure, read_scenario, simulate, summarise
 from bench.workloads.combined import Misbehaving
 from bench.workloads.documents import SharedDocuments
 from bench.workloads.tree_of_thoughts import TreeOfThoughts
@@ -122,13 +122,3 @@ def test_mistakes_end_it_with_a_message(
     said = capsys.readouterr().err
     assert said.startswith("simulate: error: ")
     assert complaint in said
-
-
-def test_the_progress_bar_shows_how_far_it_is() -> None:
-    """It is drawn in place, and its line is empty at the end."""
-    stream = io.StringIO()
-    bar = ProgressBar(10.0, stream)
-    bar.observe(5.0, Ticked(), [])
-    assert stream.getvalue() == "\r[" + "#" * 20 + "." * 20 + "] 5.0 of 10 s"
-    bar.close()
-    assert stream.getvalue().endswith("\r\x1b[K")

@@ -1,0 +1,48 @@
+"""Run an experiment of the papers in virtual time, and write its figures, a table and a plot.
+
+The conditions, that is hardware, loads and seeds, stand in `bench/experiments/conditions.py`. `all` runs one after the
+other.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from bench.experiments.conditions import QUICK_SEEDS, SEEDS
+from bench.experiments.experiment import Experiment
+from bench.experiments.fig7 import Figure7
+from bench.experiments.report import table, write
+from bench.experiments.runner import run as run_cells
+from bench.progress import ProgressBar
+
+EXPERIMENTS: Final[Mapping[str, Experiment]] = {
+    "fig7": Figure7(),
+}
+"""By name; a new one is a file and a line here."""
+OUT: Final = Path("results")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", choices=[*EXPERIMENTS, "all"], help="which of them")
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter simulations, of the same shape")
+    parser.add_argument("--out", type=Path, default=OUT, metavar="DIR", help="where to write (%(default)s)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time (%(default)s)")
+    parser.add_argument("--seeds", type=int, metavar="N", help=f"how many ({len(SEEDS)}; quick {len(QUICK_SEEDS)})")
+
+
+def run(options: argparse.Namespace) -> None:
+    usual: Sequence[int] = QUICK_SEEDS if options.quick else SEEDS
+    seeds = usual if options.seeds is None else range(options.seeds)
+    if options.jobs < 1 or not seeds:
+        print("experiment: error: --jobs and --seeds must be at least 1", file=sys.stderr)
+        sys.exit(2)
+    for name in EXPERIMENTS if options.name == "all" else [options.name]:
+        experiment = EXPERIMENTS[name]
+        bar = ProgressBar(sys.stderr, "simulations")
+        rows = run_cells(experiment, quick=options.quick, seeds=seeds, jobs=options.jobs, done=bar.show)
+        bar.close()
+        write(name, experiment, rows, seeds, options.out)
+        print(f"{name}: {experiment.title}", *table(experiment, rows), "", sep="\n")

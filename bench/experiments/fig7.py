@@ -1,0 +1,106 @@
+"""The DLPM paper's figure 7: its three workloads, two ways to misbehave, one to eight workers."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from bench.experiments.conditions import A100, CONTENDERS, OVERLOAD, fleet
+from bench.experiments.experiment import Cell, Experiment, Row, Value
+from bench.programs import summarise_programs
+from bench.records import Result
+from bench.scenario import Scenario
+from bench.summary import Summary
+from bench.traffic import Workload
+from bench.workloads.combined import Combined
+from bench.workloads.dlpm import DLPM
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+WORKLOADS: Final = ("tot-s1", "tot-s2", "judge-s1", "judge-s2", "qa-s1", "qa-s2")
+WORKERS: Final = (1, 2, 4, 8)
+QUICK_WORKERS: Final = (1, 4)
+SECONDS, WARMUP = 300.0, 60.0
+QUICK_SECONDS, QUICK_WARMUP = 40.0, 10.0
+LIGHT: Final = "light"
+
+
+def loaded(name: str, workers: int) -> Workload:
+    """A workload of the DLPM paper at the rate of so many workers."""
+    workload = DLPM[name]
+    assert isinstance(workload, Combined)
+    return workload.at_rate(OVERLOAD * workers * sum(part.rate for part in workload.parts.values()))
+
+
+@dataclass(frozen=True)
+class Figure7(Experiment):
+    """See the module."""
+
+    title: ClassVar[str] = "Throughput, fairness and latency beside a misbehaving client (DLPM paper, figure 7)"
+    published: ClassVar[str] = (
+        "D²LPM has up to 2.87 times VTC's throughput and 2.22 times that of round robin over LPM; the latency of others"
+        " is up to 7.18 (Preble), 9.55 (RR+LPM) and 7.96 times (VTC) its own; Jain's index falls from VTC over D²LPM"
+        " and Preble to RR+LPM."
+    )
+    decimals: ClassVar[Mapping[str, int]] = {
+        "service/s": 0,
+        "hit rate": 3,
+        "Jain": 3,
+        "Jain as seen": 3,
+        "light p50": 2,
+        "light p99": 2,
+        "light mean": 2,
+    }
+
+    def cells(self, *, quick: bool) -> Sequence[Cell]:
+        """See `Experiment`."""
+        seconds, warmup = (QUICK_SECONDS, QUICK_WARMUP) if quick else (SECONDS, WARMUP)
+        return [
+            Cell(
+                (("workload", workload), ("workers", str(workers)), ("policy", name)),
+                Scenario(
+                    contender.policy,
+                    loaded(workload, workers),
+                    fleet(A100, workers),
+                    seconds,
+                    warmup,
+                    parameters=contender.parameters,
+                ),
+            )
+            for workload in WORKLOADS
+            for workers in (QUICK_WORKERS if quick else WORKERS)
+            for name, contender in CONTENDERS.items()
+            # With one worker there is nothing that Preble could choose.
+            if not (contender.policy == "preble" and workers == 1)
+        ]
+
+    def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:
+        """See `Experiment`. Service is what clients see, input + 2 · output; Jain's is over extend + 2 · output."""
+        light = [record for record in result.records if record.client.startswith(LIGHT)]
+        programs = summarise_programs(light, result.warmup, result.seconds)
+        served = sum(client["client_service"] for client in summary["clients"].values())
+        return {
+            "service/s": served / (result.seconds - result.warmup),
+            "hit rate": summary["hit_rate"],
+            "Jain": summary["jain"],
+            "Jain as seen": summary["jain_client"],
+            "light p50": programs["latency_p50_s"],
+            "light p99": programs["latency_p99_s"],
+            "light mean": programs["latency_mean_s"],
+        }
+
+    def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
+        """See `Experiment`. A column for each workload; over the workers, a line for each policy."""
+        shown = ("service/s", "Jain", "light p99")
+        axes = figure.subplots(len(shown), len(WORKLOADS), sharex=True, squeeze=False)
+        for column, workload in enumerate(WORKLOADS):
+            axes[0][column].set_title(workload)
+            axes[-1][column].set_xlabel("workers")
+            for line, measured in enumerate(shown):
+                for policy in CONTENDERS:
+                    own = [r for r in rows if (r.labels["workload"], r.labels["policy"]) == (workload, policy)]
+                    points = [(int(r.labels["workers"]), r.median(measured)) for r in own]
+                    axes[line][column].plot(*zip(*points, strict=True), marker="o", label=policy)
+                if not column:
+                    axes[line][0].set_ylabel(measured)
+        figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=len(CONTENDERS))
