@@ -1,5 +1,7 @@
 """VTC that foresees output, told as conversations: what is charged when, and how much closer clients keep."""
 
+from random import Random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -95,6 +97,23 @@ def test_in_the_end_all_come_to_the_same(answers: list[tuple[int, int, bool]]) -
                 talk.finish(request, output)
         charged.append(served(talk, "ada"))
     assert charged == pytest.approx([charged[0]] * 3)
+
+
+@pytest.mark.parametrize(("policy", "holds"), [("vtc_oracle", True), ("vtc", False)])
+def test_who_knows_all_is_never_behind(policy: str, holds: bool) -> None:
+    """With limits that are the lengths, clients that wait differ by one request at most; without, by all in flight."""
+    random, talk = Random(2), Scene(policy, settings=SchedulerSettings(window=FixedWindow(requests=8)))
+    lengths = {"ada": 400, "bob": 50}
+    most = QUESTION + 2 * max(lengths.values())
+    worst = 0.0
+    for _ in range(300):
+        for client, length in lengths.items():
+            while talk.scheduler.backlog.of_client(ClientId(client)) < 3:
+                talk.arrive(client, "why?", limit=random.randint(1, length))
+        worst = max(worst, abs(served(talk, "ada") - served(talk, "bob")))
+        request = random.choice(list(talk.scheduler.accounts.bills))
+        talk.finish(request, talk.requests[request].output_limit)
+    assert (worst <= most) == holds
 
 
 def test_a_wrong_oracle_is_wrong_by_so_much_at_most() -> None:
