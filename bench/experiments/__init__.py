@@ -14,7 +14,6 @@ from typing import Final
 from bench.experiments.conditions import QUICK_SEEDS, SEEDS
 from bench.experiments.experiment import Experiment
 from bench.experiments.fig7 import Figure7
-from bench.experiments.report import table, write
 from bench.experiments.runner import run as run_cells
 from bench.progress import ProgressBar
 
@@ -34,6 +33,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
+    # Not at the top: it needs matplotlib, which the other commands, and the demo of an installed router, do not.
+    from bench.experiments.report import table, write  # noqa: PLC0415
+
     usual: Sequence[int] = QUICK_SEEDS if options.quick else SEEDS
     seeds = usual if options.seeds is None else range(options.seeds)
     if options.jobs < 1 or not seeds:
