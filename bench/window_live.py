@@ -36,7 +36,7 @@ LEAST_THROUGHPUT: Final = 0.97
 MOST_BUDGETS: Final = 2.0
 MOST_REQUESTS: Final = 2
 SLOW: Final = ("--hardware", "a10g-llama-7b", "--kv-tokens", "430000")
-"""A quarter of the default's speed."""
+"""A quarter of the default's speed, with its KV pool."""
 
 
 class Load(NamedTuple):
@@ -47,12 +47,14 @@ class Load(NamedTuple):
     """Flags."""
     seconds: float
     warmup: float
+    pace: float = 1.0
+    """Of the worker, relative to its hardware."""
 
 
 LOADS: Final[Mapping[str, Load]] = {
-    "short": Load(Unrelated(input=50, output=8, concurrency=64), SLOW, 40.0, 8.0),
+    "short": Load(Unrelated(input=50, output=8, concurrency=64), SLOW, 70.0, 14.0, pace=0.5),
     "slots": Load(Unrelated(input=100, output=300, concurrency=12), (*SLOW, "--max-running", "32"), 70.0, 20.0),
-    "kv": Load(Unrelated(input=2000, output=600, concurrency=8), ("--kv-tokens", "40000"), 75.0, 20.0),
+    "kv": Load(Unrelated(input=2000, output=600, concurrency=8), ("--kv-tokens", "40000"), 150.0, 40.0),
     "long prefill": Load(Unrelated(input=8000, output=16, concurrency=4), (), 40.0, 8.0),
 }
 
@@ -131,10 +133,11 @@ def measure(load: str, dialect: str, options: argparse.Namespace) -> Iterator[Ro
 
 def trial(load: str, dialect: str, window: str, options: argparse.Namespace, *, told: bool) -> Seen:
     """One run. Raises DemoError."""
-    worker = ["--dialect", dialect, "--speed", str(options.speed), "--measure", *LOADS[load].worker]
+    chosen = LOADS[load]
+    worker = ["--dialect", dialect, "--speed", str(options.speed * chosen.pace), "--measure", *chosen.worker]
     router = ["--policy", "d2lpm", "--window", window, "--poll-interval", str(POLL_SECONDS / options.speed)]
     with fleet(1, worker + ([] if told else ["--hide-capacity"]), router) as url:
-        return uvloop.run(_watched(url, LOADS[load], options))
+        return uvloop.run(_watched(url, chosen, options))
 
 
 async def _watched(url: str, load: Load, options: argparse.Namespace) -> Seen:

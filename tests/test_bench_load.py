@@ -6,7 +6,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import aiohttp
@@ -114,7 +115,7 @@ async def broken(call: Received) -> None:
 
 
 async def cut_short(call: Received) -> None:
-    await call.stream(event({"choices": [{"text": "a"}]}))
+    await call.stream(event({"choices": [{"text": "a"}], "usage": {"prompt_tokens": 40, "completion_tokens": 1}}))
 
 
 async def without_usage(call: Received) -> None:
@@ -155,16 +156,17 @@ async def test_a_call_that_fails_is_a_record(answer: Answer, outcome: Outcome, t
 
 
 async def test_a_client_that_leaves_is_cancelled() -> None:
-    """It closes the connection, by the servers' clock, and that is no failure."""
+    """It closes the connection, by the servers' clock, and that is no failure. An event without usage is a token."""
 
     async def wait(call: Received) -> None:
         await call.begin()
+        await call.write(event({"choices": [{"text": "a"}]}))
         await call.gone()
 
-    record, ended = await answered(wait, Call(0.0, ASKED.prompt, 5, cancel_after=3.0), speed=100.0)
-    assert record.outcome is Outcome.CANCELLED
+    record, ended = await answered(wait, Call(0.0, ASKED.prompt, 5, cancel_after=100.0), speed=100.0)
+    assert (record.outcome, record.output_tokens) == (Outcome.CANCELLED, 1)
     assert record.finished is not None
-    assert record.finished - record.arrived >= 3.0
+    assert record.finished - record.arrived >= 100.0
     assert not ended.failures
 
 
@@ -232,10 +234,15 @@ def test_what_is_no_event_is_no_token(line: bytes) -> None:
     assert completions.event(line) is None
 
 
-def command(*arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "bench", "load", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+@contextmanager
+def command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """The command as a process, which is over afterwards."""
+    line = [sys.executable, "-m", "bench", "load", *arguments]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
 
 
 def test_the_command_writes_the_simulators_report(tmp_path: Path) -> None:
