@@ -26,6 +26,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "simulate": simulate,
     "window": window_live,
 }
+PROJECT: Final = ("bench", "router", "workers")
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -37,7 +38,13 @@ def main(arguments: Sequence[str]) -> None:
         command.configure(subparser)
         subparser.set_defaults(run=command.run)
     options = parser.parse_args(arguments)
-    options.run(options)
+    try:
+        options.run(options)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] in PROJECT:
+            raise
+        print(f"bench: error: {error.name} is not installed; it comes with the development extras", file=sys.stderr)
+        sys.exit(2)  # as argparse does
 
 
 if __name__ == "__main__":

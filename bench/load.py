@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
+import uvloop
+
 from bench.progress import ProgressBar
 from bench.spec import parse_spec
 from bench.workloads import WORKLOADS
@@ -49,13 +51,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    try:
-        # Not at the top: it needs aiohttp, which the other commands, and the demo of an installed router, do not.
-        import uvloop  # noqa: PLC0415
+    # Not at the top: it needs aiohttp, which the other commands, and the demo of an installed router, do not.
+    from bench.live import LoadError, run_load  # noqa: PLC0415
 
-        from bench.live import LoadError, run_load  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        _give_up(f"{error.name} is not installed; it comes with the development extras")
     bar = ProgressBar(sys.stderr, "s")
     try:
         ended = uvloop.run(run_load(read_load(options), lambda now: bar.show(now, options.seconds)))

@@ -32,6 +32,8 @@ STEP_TOKENS: Final[Mapping[str, int]] = {"vllm": 2048, "sglang": 8192}
 """Each engine's budget of a step, by default."""
 POLL_SECONDS: Final = 0.5
 """Between two readings of the worker's metrics, by its clock."""
+BEFORE_END: Final = 0.1
+"""Seconds of the clock before the end at which the queue is read: at the end the calls are broken off."""
 LEAST_THROUGHPUT: Final = 0.97
 MOST_BUDGETS: Final = 2.0
 MOST_REQUESTS: Final = 2
@@ -57,6 +59,16 @@ LOADS: Final[Mapping[str, Load]] = {
     "kv": Load(Unrelated(input=2000, output=600, concurrency=8), ("--kv-tokens", "40000"), 150.0, 40.0),
     "long prefill": Load(Unrelated(input=8000, output=16, concurrency=4), (), 40.0, 8.0),
 }
+
+
+class Manner(NamedTuple):
+    """How all the loads are put on."""
+
+    speed: float = 1.0
+    """Of the worker's clock."""
+    seed: int = 0
+    stream_interval: int = 8
+    """Tokens in an event of an answer, after its first."""
 
 
 class Seen(NamedTuple):
@@ -108,48 +120,47 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     if not 0 < options.speed < 1e6:
         sys.exit("window: error: --speed must be positive")
-    rows = []
+    manner = Manner(options.speed, options.seed, options.stream_interval)
+    rows: list[Row] = []
     try:
         for load in options.load or LOADS:
             for dialect in options.dialect or get_args(Dialect):
-                for row in measure(load, dialect, options):
+                for row in measure(load, dialect, manner):
                     rows.append(row)
-                    print("\n".join(table(rows)), file=sys.stderr)
+                    print(*table(rows[-1:]), sep="\n", file=sys.stderr)
     except DemoError as error:
         sys.exit(f"window: error: {error}")
     except KeyboardInterrupt:
         print("window: interrupted; the router and its worker have ended", file=sys.stderr)
+        sys.exit(130)  # as a shell tells it
     print(*table(rows), sep="\n")
     if options.json is not None:
         options.json.write_text(json.dumps([_fields(row) for row in rows], indent=2) + "\n", "utf-8")
 
 
-def measure(load: str, dialect: str, options: argparse.Namespace) -> Iterator[Row]:
+def measure(load: str, dialect: str, manner: Manner) -> Iterator[Row]:
     """The load with the window off, and on with the capacity told and hidden. Raises DemoError."""
-    off = trial(load, dialect, "off", options, told=True)
+    off = trial(LOADS[load], dialect, "off", manner, told=True)
     for told in (True, False):
-        yield Row(load, dialect, told, off, trial(load, dialect, "learned", options, told=told))
+        yield Row(load, dialect, told, off, trial(LOADS[load], dialect, "learned", manner, told=told))
 
 
-def trial(load: str, dialect: str, window: str, options: argparse.Namespace, *, told: bool) -> Seen:
+def trial(load: Load, dialect: str, window: str, manner: Manner, *, told: bool) -> Seen:
     """One run. Raises DemoError."""
-    chosen = LOADS[load]
-    worker = ["--dialect", dialect, "--speed", str(options.speed * chosen.pace), "--measure", *chosen.worker]
-    router = ["--policy", "d2lpm", "--window", window, "--poll-interval", str(POLL_SECONDS / options.speed)]
+    worker = ["--dialect", dialect, "--speed", str(manner.speed * load.pace), "--measure", *load.worker]
+    router = ["--policy", "d2lpm", "--window", window, "--poll-interval", str(POLL_SECONDS / manner.speed)]
     with fleet(1, worker + ([] if told else ["--hide-capacity"]), router) as url:
-        return uvloop.run(_watched(url, chosen, options))
+        return uvloop.run(_watched(url, load, manner))
 
 
-async def _watched(url: str, load: Load, options: argparse.Namespace) -> Seen:
+async def _watched(url: str, load: Load, manner: Manner) -> Seen:
     """Make the calls, and look at the engine's queue from the warm-up to just before the end."""
     import aiohttp  # noqa: PLC0415 - as in bench.load
 
     from bench.live import LiveLoad, run_load  # noqa: PLC0415
 
-    speed = options.speed
-    calls = LiveLoad(
-        url, load.workload, load.seconds, load.warmup, options.seed, speed, stream_interval=options.stream_interval
-    )
+    speed, seed, interval = manner
+    calls = LiveLoad(url, load.workload, load.seconds, load.warmup, seed, speed, stream_interval=interval)
     async with aiohttp.ClientSession() as http:
         async with http.get(f"{url}/workers") as response:
             queue = (await response.json())["workers"][0]["url"] + "/emulated/queue"
@@ -157,7 +168,7 @@ async def _watched(url: str, load: Load, options: argparse.Namespace) -> Seen:
         await asyncio.sleep(load.warmup / speed)
         async with http.post(queue):
             pass
-        await asyncio.sleep((load.seconds - load.warmup) / speed - 0.1)
+        await asyncio.sleep((load.seconds - load.warmup) / speed - BEFORE_END)
         async with http.get(queue) as response:
             seen = await response.json()
         ended = await playing

@@ -303,6 +303,14 @@ async def wait_for_calls(url: str) -> None:
         await eventually(finished)
 
 
+def test_what_is_not_installed_is_told() -> None:
+    """An installed router has no aiohttp: one line says so, and the other commands go without it."""
+    program = "import sys; sys.modules['aiohttp'] = None; from bench.__main__ import main; main(['load', 'http://x'])"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr == "bench: error: aiohttp is not installed; it comes with the development extras\n"
+
+
 SPEED = 3.0
 SAME = "documents:documents=12,tokens=2000,client_count=3,rate=0,concurrency=2"
 """Of twelve documents about eight fit into the two caches."""
