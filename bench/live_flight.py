@@ -1,13 +1,14 @@
 """One call over HTTP, as its client sees it. Times are in seconds of the clock that the call's own times are of."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import orjson
 
 from bench import completions
 from bench.records import Record
 from bench.traffic import Call, Client, Outcome
-from router.core.accounts import NOTHING, Tokens
+from router.core.accounts import Tokens
 
 
 class LiveFlight:
@@ -95,14 +96,12 @@ class LiveFlight:
             program_calls=self.call.program_calls,
         )
 
-    def _event(self, found: Mapping[str, list[Mapping[str, str]]], now: float) -> None:
-        usage = found.get("usage")
-        if usage:
-            self.usage = completions.tokens(usage)  # type: ignore[arg-type]
+    def _event(self, found: Mapping[str, Any], now: float) -> None:
         if choices := found.get("choices"):
             if self.started is None:
                 self.started = now
             self.answer.append(choices[0].get("text") or "")
             self.tokens += 1
-        if usage:
-            self.tokens = (self.usage or NOTHING).output
+        if usage := found.get("usage"):
+            self.usage = completions.tokens(usage)
+            self.tokens = self.usage.output  # an event may hold more than one
