@@ -54,6 +54,18 @@ def test_an_idle_worker_takes_what_is_not_at_home_elsewhere() -> None:
     assert talk.worker_of(cold) != talk.worker_of(first)
 
 
+def test_away_from_home_what_is_new_goes_before_what_would_be_computed_anew() -> None:
+    """Though the other waits longer and has no patience left: its home has it still to come."""
+    talk = scene(patience=NO_PATIENCE)
+    first, other = talk.arrive("ada", DOCUMENT + "1"), talk.arrive("ada", "hello")
+    second, new = talk.arrive("ada", DOCUMENT + "2"), talk.arrive("ada", "world")
+    talk.wait(1.0)
+    talk.finish(other)
+    assert talk.worker_of(new) == talk.worker_of(other)
+    talk.finish(first)
+    assert talk.worker_of(second) == talk.worker_of(first)
+
+
 def test_a_small_loss_makes_a_second_home() -> None:
     """A prefix shorter than one step of prefill is not worth waiting for."""
     talk = scene()

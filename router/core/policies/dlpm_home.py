@@ -75,9 +75,13 @@ class Waiting:
     """When any worker may take it; None where any may."""
 
     @property
-    def common(self) -> int:
-        """Chunks that every worker holds."""
-        return min(self.matched.values())
+    def anywhere(self) -> int:
+        """Its match for a worker that is not its home: chunks that all hold, less what it loses away from home.
+
+        So a worker that none is at home at begins with what is new before it computes anew what another holds.
+        """
+        common = min(self.matched.values())
+        return common - max(self.matched.values()) if self.homes else common
 
 
 class Leaving(NamedTuple):
@@ -272,7 +276,7 @@ class DlpmHome(Policy):
         waiting.leaves_home = None
         model = waiting.request.model
         if model not in self._anywhere:
-            self._anywhere[model] = self._new_queue(lambda request: self._waiting[request.id].common)
+            self._anywhere[model] = self._new_queue(lambda request: self._waiting[request.id].anywhere)
         self._anywhere[model].push(waiting.request, waiting.arrival)
 
     def _take_out(self, waiting: Waiting) -> None:
