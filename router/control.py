@@ -5,7 +5,7 @@ from contextlib import AbstractAsyncContextManager
 from importlib.metadata import version
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.exceptions import HTTPException
 
@@ -30,7 +30,14 @@ def control_plane(
     `explain` takes a request's id, and raises UnknownRequest.
     """
     app = FastAPI(title="d2lpm-router", version=version("d2lpm-router"), lifespan=lifespan)
+    _answer_errors(app)
+    app.include_router(_models(fleet))
+    app.include_router(_health(fleet))
+    app.include_router(_insight(registry, report, explain))
+    return app
 
+
+def _answer_errors(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
         if error.status_code == MethodNotAllowed.status:
@@ -41,27 +48,37 @@ def control_plane(
     async def router_error(request: Request, error: RouterError) -> Response:  # noqa: ARG001 - FastAPI's signature
         return _error(error)
 
+
+def _models(fleet: Fleet) -> APIRouter:
+    routes = APIRouter()
+
     def served() -> set[str]:
         return {name for backend in fleet.backends if backend.healthy for name in backend.models}
 
-    @app.get("/v1/models")
+    @routes.get("/v1/models")
     async def models() -> dict[str, Any]:
         """The union of what the workers serve."""
         return {"object": "list", "data": [_model(name) for name in sorted(served())]}
 
-    @app.get("/v1/models/{name:path}")
+    @routes.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
         """One of them."""
         if name not in served():
             raise UnknownModel(name)
         return _model(name)
 
-    @app.get("/health")
+    return routes
+
+
+def _health(fleet: Fleet) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.get("/health")
     async def health() -> dict[str, str]:
         """The router runs; says nothing about its workers."""
         return {"status": "ok"}
 
-    @app.get("/ready")
+    @routes.get("/ready")
     async def ready() -> dict[str, int]:
         """Whether a call could be served: 503 while no worker is alive."""
         alive = sum(backend.healthy for backend in fleet.backends)
@@ -69,27 +86,35 @@ def control_plane(
             raise NoWorker("No worker is alive.")
         return {"workers": alive}
 
-    @app.get("/metrics")
-    async def metrics() -> Response:
-        """Prometheus text."""
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
-
-    @app.get("/fairness")
-    async def fairness() -> FairnessReport:
-        """Service, deficits and waiting times by client; load, gap and bound by worker."""
-        return report()
-
-    @app.get("/explain/{request_id:path}", responses={UnknownRequest.status: {"description": "Not remembered."}})
-    async def explanation(request_id: str) -> Explanation:
-        """Why one of the last 10,000 requests went where and when it did, by its `x-request-id`."""
-        return explain(request_id)
-
-    @app.get("/workers")
+    @routes.get("/workers")
     async def workers() -> dict[str, Any]:
         """Every worker and whether it is alive."""
         return {"workers": [_card(backend) for backend in fleet.backends]}
 
-    return app
+    return routes
+
+
+def _insight(
+    registry: CollectorRegistry, report: Callable[[], FairnessReport], explain: Callable[[str], Explanation]
+) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.get("/metrics")
+    async def metrics() -> Response:
+        """Prometheus text."""
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    @routes.get("/fairness")
+    async def fairness() -> FairnessReport:
+        """Service, deficits and waiting times by client; load, gap and bound by worker."""
+        return report()
+
+    @routes.get("/explain/{request_id:path}", responses={UnknownRequest.status: {"description": "Not remembered."}})
+    async def explanation(request_id: str) -> Explanation:
+        """Why one of the last 10,000 requests went where and when it did, by its `x-request-id`."""
+        return explain(request_id)
+
+    return routes
 
 
 def _model(name: str) -> dict[str, Any]:

@@ -120,7 +120,8 @@ async def test_lines_reach_the_file_while_the_run_goes_on(tmp_path: Path) -> Non
     async with opened(path) as journal:
         for at in (1.0, 2.0):
             journal.observe(at, Ticked(), [])
-            await until(lambda at=at: Entry(at, Ticked(), []) in lines_of(path))  # type: ignore[misc]
+            await until(lambda at=at: lines_of(path)[-1] == Entry(at, Ticked(), []))  # type: ignore[misc]
+            assert len(lines_of(path)) == 1 + at
 
 
 async def test_another_run_is_appended(tmp_path: Path) -> None:
