@@ -7,10 +7,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from bench.lengths import Lengths
 from bench.scenario import WorkerSpec
+from bench.workloads.combined import Misbehaving
+from bench.workloads.shared_prefix import SharedPrefix
+from bench.workloads.vtc import Suite, steady
 from router.core.policies.d2lpm import D2lpmParameters
 from router.core.policies.dlpm import DlpmParameters
 from router.core.policies.lpm import LpmParameters
+from router.core.policies.preble import PrebleParameters
+from router.core.policies.rpm import RpmParameters
+from router.core.policies.vtc_foresight import OracleParameters
+from router.core.scheduler import SchedulerSettings
+from router.core.waiting_room import WaitingLimits
 
 SEEDS: Final = (0, 1, 2, 3, 4)
 QUICK_SEEDS: Final = (0,)
@@ -129,3 +138,108 @@ FIG12_ARRIVING, FIG12_QUICK_ARRIVING = 120.0, 30.0
 """Seconds in which sessions come; then what is there is run to its end."""
 FIG12_SPAN, FIG12_QUICK_SPAN = Span(1200.0), Span(300.0)
 """Several times as long."""
+
+PATIENT: Final = SchedulerSettings(waiting=WaitingLimits(requests=100_000, time_to_live=1e9))
+"""Nobody is refused, however long the queue: so it is in the VTC and the Preble paper."""
+
+# The VTC paper's experiments.
+A10G: Final = WorkerSpec(hardware="a10g-llama-7b", kv_tokens=10_000)
+"""As in its sections 5.2 and 5.3: Llama 2 7B, and a pool of 10,000 tokens. By the profile of its artifact it ends 1.6
+calls of 256 tokens in and out a second, so that all of its suites that are called overloads are."""
+VTC_SECONDS, VTC_SHIFT_SECONDS, VTC_QUICK_SECONDS = 600.0, 900.0, 300.0
+"""Its ten minutes; the three phases of figure 10 take fifteen."""
+VTC_WARMUP: Final = 30.0
+VTC_POLICIES: Final[Mapping[str, Contender]] = {
+    "fcfs": Contender("pooled_fcfs"),
+    "lcf": Contender("lcf"),
+    "vtc": Contender("vtc"),
+}
+"""On every suite."""
+VTC_FORESEEING: Final[Mapping[str, Contender]] = {
+    "vtc_predict": Contender("vtc_predict"),
+    "vtc_oracle ±50%": Contender("vtc_oracle", OracleParameters(error=0.5)),
+    "vtc_oracle": Contender("vtc_oracle"),
+}
+"""Where its artifact has figures of them too: two clients, eight and 27."""
+VTC_LIMITS: Final[Mapping[str, Contender]] = {
+    f"rpm {limit}": Contender("rpm", RpmParameters(limit)) for limit in (5, 20, 30)
+}
+"""On the 27 clients, as in its figures 12 and 13."""
+A100_13B: Final = WorkerSpec(hardware="a100-mistral-7b", speed=0.56)
+"""Llama 2 13B on an A100, as in its figure 14: 26 GB of weights instead of 14.5. The KV of a token is six times as
+large as this hardware's, which makes steps shorter here than there; the pools are those of the paper."""
+POOLS: Final[Mapping[str, tuple[int, Suite]]] = {
+    "35,000 256+256": (35_000, Suite(steady(6.0, 12.0))),
+    "65,000 256+256": (65_000, Suite(steady(6.0, 12.0))),
+    "35,000 512+512": (35_000, Suite(steady(3.0, 6.0, input=512, output=512))),
+    "35,000 768+768": (35_000, Suite(steady(2.0, 4.0, input=768, output=768))),
+}
+"""Of figure 14. The paper tells no rates. A pool of 35,000 tokens runs 68 calls of 256 + 256 at a time and one of
+65,000 127, in steps of about 26 and 31 ms: 8 and 11 calls a second. Each client asks for more than half of that."""
+POOL_SECONDS: Final = 200.0
+
+# The Preble paper's.
+A6000: Final = WorkerSpec(hardware="a6000-mistral-7b", dialect="sglang")
+PREBLE_WORKERS: Final = 2
+PREBLE_RATES: Final[Mapping[str, tuple[float, ...]]] = {
+    "toolbench": (3.0, 9.0, 18.0),
+    "embodied": (5.0, 6.0, 7.0),
+    "programming": (2.5, 3.5, 4.5),
+    "video": (3.0, 5.0, 7.0),
+    "loogle": (0.3, 0.6, 1.2),
+}
+"""Calls a second on two A6000: the ends and the middle of the ranges of its runs."""
+CALLS_PER_TASK: Final = 48.0
+"""Of an embodied agent: its sessions come so many times more seldom."""
+PREBLE_SECONDS, PREBLE_WARMUP = 240.0, 60.0
+PREBLE_QUICK_SECONDS, PREBLE_QUICK_WARMUP = 120.0, 40.0
+PREBLE_POLICIES: Final[Mapping[str, Contender]] = {
+    "rr+lpm": Contender("rr+lpm"),
+    "preble": Contender("preble"),
+    "d2lpm": Contender("d2lpm"),
+    "dlpm_home": Contender("dlpm_home"),
+}
+"""The first is what the paper compares with: SGLang, and its data parallel round robin."""
+ABLATION_WORKERS: Final = 4
+ABLATION_RATE: Final = 36.0
+"""The highest rate of ToolBench for as many workers; figure 5 tells none."""
+E2_ALONE: Final = PrebleParameters(decode_ratio=0.0, balance_ratio=0.0, copy_slowdown=0.0)
+ABLATION: Final[Mapping[str, Contender]] = {
+    "rr+lpm": Contender("rr+lpm"),
+    "+ E2": Contender("preble+lpm", E2_ALONE),
+    "+ rebalancing": Contender("preble+lpm", PrebleParameters(decode_ratio=0.0)),
+    "+ prefill/decode": Contender("preble+lpm"),
+    "+ priority groups": Contender("preble"),
+}
+"""Part by part, each with those before it, in the order of its figure 5."""
+
+# Our own, about what a queue in the proxy is good for.
+SGLANG_A10G: Final = WorkerSpec(hardware="a10g-llama-7b", kv_tokens=10_000, dialect="sglang")
+BACKLOGGED: Final = Misbehaving(
+    heavy=SharedPrefix(
+        client_count=1,
+        concurrency=1280,
+        groups=4,
+        own=True,
+        prefix=Lengths(256),
+        question=Lengths(64),
+        output=Lengths(128),
+    ),
+    light=SharedPrefix(
+        client_count=1,
+        concurrency=320,
+        groups=4,
+        own=True,
+        prefix=Lengths(256),
+        question=Lengths(64),
+        output=Lengths(128),
+    ),
+)
+"""Two clients that always wait, one of which has four times as many calls open. Such a worker runs about 41 of them:
+10,000 tokens less eight prefixes, over 64 + 128 tokens; so both wait in every queue, behind every window below."""
+WINDOW_REQUESTS: Final = (8, 16, 32, 64, 128, 256)
+"""From too few for the engine to six times as many as it can run."""
+WINDOW_QUICK_REQUESTS: Final = (16, 256)
+UNLIMITED_TOKENS: Final = 10**9
+FAIR_SECONDS, FAIR_QUICK_SECONDS, FAIR_WARMUP = 300.0, 150.0, 30.0
+UNMODIFIED_WORKERS: Final = 2
