@@ -119,3 +119,11 @@ def test_a_long_prefill_is_no_rate_of_nothing() -> None:
     pace = Pace()
     pace.advance(5.0, streams=0, busy=True, full=True)
     assert (pace.rate, pace.least_rate) == (None, None)
+
+
+def test_what_is_taken_back_makes_no_rate_below_zero() -> None:
+    """An engine's usage may take back more than was charged of late."""
+    pace = Pace()
+    pace.advance(5.0, streams=1, busy=True, full=True)
+    pace.served(-10.0, -5, full=True)
+    assert (pace.rate, pace.least_rate) == (None, None)

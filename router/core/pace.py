@@ -60,12 +60,12 @@ class Pace:
     @property
     def rate(self) -> float | None:
         """Cost units served in a second during which it had no room for more; positive, None before that was seen."""
-        return self._full_served / self._full if self._full >= LEAST_SECONDS and self._full_served else None
+        return self._full_served / self._full if self._full >= LEAST_SECONDS and self._full_served > 0.0 else None
 
     @property
     def least_rate(self) -> float | None:
         """Cost units served in a second during which it had any work: it can do that, and may be able to do more."""
-        return self._served / self._busy if self._busy >= LEAST_SECONDS and self._served else None
+        return self._served / self._busy if self._busy >= LEAST_SECONDS and self._served > 0.0 else None
 
     @property
     def streams(self) -> float:
