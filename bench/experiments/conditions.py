@@ -9,6 +9,7 @@ from typing import Final
 
 from bench.lengths import Lengths
 from bench.scenario import WorkerSpec
+from bench.traffic import Rated, Workload
 from bench.workloads.combined import Misbehaving
 from bench.workloads.shared_prefix import SharedPrefix
 from bench.workloads.vtc import Suite, steady
@@ -243,3 +244,10 @@ WINDOW_QUICK_REQUESTS: Final = (16, 256)
 UNLIMITED_TOKENS: Final = 10**9
 FAIR_SECONDS, FAIR_QUICK_SECONDS, FAIR_WARMUP = 300.0, 150.0, 30.0
 UNMODIFIED_WORKERS: Final = 2
+
+
+def at_rate(workload: Workload, sessions: float) -> Workload:
+    """The same with so many sessions a second of all clients. Raises ValueError where it cannot have a rate."""
+    if not isinstance(workload, Rated):
+        raise ValueError("a workload that has its own times has no rate")
+    return workload.at_rate(sessions)

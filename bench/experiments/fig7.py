@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from bench.experiments.conditions import A100, CONTENDERS, OVERLOAD, fleet
 from bench.experiments.experiment import Cell, Experiment, Row, Value
+from bench.experiments.measures import light_records, service_seen
+from bench.experiments.plots import draw_legend, draw_policies
 from bench.programs import summarise_programs
 from bench.records import Result
 from bench.scenario import Scenario
@@ -22,7 +24,6 @@ WORKERS: Final = (1, 2, 4, 8)
 QUICK_WORKERS: Final = (1, 4)
 SECONDS, WARMUP = 300.0, 60.0
 QUICK_SECONDS, QUICK_WARMUP = 40.0, 10.0
-LIGHT: Final = "light"
 
 
 def loaded(name: str, workers: int) -> Workload:
@@ -76,11 +77,9 @@ class Figure7(Experiment):
 
     def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:
         """See `Experiment`. Service is what clients see, input + 2 · output; Jain's is over extend + 2 · output."""
-        light = [record for record in result.records if record.client.startswith(LIGHT)]
-        programs = summarise_programs(light, result.warmup, result.seconds)
-        served = sum(client["client_service"] for client in summary["clients"].values())
+        programs = summarise_programs(light_records(result), result.warmup, result.seconds)
         return {
-            "service/s": served / (result.seconds - result.warmup),
+            "service/s": service_seen(summary) / (result.seconds - result.warmup),
             "hit rate": summary["hit_rate"],
             "Jain": summary["jain"],
             "Jain as seen": summary["jain_client"],
@@ -97,10 +96,7 @@ class Figure7(Experiment):
             axes[0][column].set_title(workload)
             axes[-1][column].set_xlabel("workers")
             for line, measured in enumerate(shown):
-                for policy in CONTENDERS:
-                    own = [r for r in rows if (r.labels["workload"], r.labels["policy"]) == (workload, policy)]
-                    points = [(int(r.labels["workers"]), r.median(measured)) for r in own]
-                    axes[line][column].plot(*zip(*points, strict=True), marker="o", label=policy)
-                if not column:
-                    axes[line][0].set_ylabel(measured)
-        figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=len(CONTENDERS))
+                own = [row for row in rows if row.labels["workload"] == workload]
+                draw_policies(axes[line][column], own, lambda row: float(row.labels["workers"]), measured)
+                axes[line][column].set_ylabel(measured if not column else "")
+        draw_legend(figure)

@@ -1,0 +1,74 @@
+"""The DLPM paper's figure 11: the same load from ever more clients."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+from bench.experiments.conditions import (
+    A10G_3B,
+    FIG11_CLIENTS,
+    FIG11_QUICK_CLIENTS,
+    FIG11_QUICK_SPAN,
+    FIG11_RATE,
+    FIG11_SPAN,
+    ONE_WORKER,
+    fleet,
+)
+from bench.experiments.experiment import Cell, Experiment, Row, Value
+from bench.experiments.measures import service_seen
+from bench.experiments.plots import draw_legend, draw_policies
+from bench.records import Result
+from bench.scenario import Scenario
+from bench.summary import Summary
+from bench.workloads.dlpm import TREES
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Figure11(Experiment):
+    """See the module. Trees of thoughts of two branches."""
+
+    title: ClassVar[str] = "Service rate of 5 to 50 clients with one total rate, one worker (DLPM paper, figure 11)"
+    published: ClassVar[str] = (
+        "DLPM's service rate is comparable to LPM's and falls as slightly, since there are more prefixes; VTC's is"
+        " lower throughout and hardly changes, since its hit rate is low with any number of clients."
+    )
+    decimals: ClassVar[Mapping[str, int]] = {"service/s": 0, "hit rate": 3, "Jain": 3, "Jain as seen": 3}
+
+    def cells(self, *, quick: bool) -> Sequence[Cell]:
+        """See `Experiment`."""
+        span = FIG11_QUICK_SPAN if quick else FIG11_SPAN
+        return [
+            Cell(
+                (("clients", f"{clients}"), ("policy", name)),
+                Scenario(
+                    contender.policy,
+                    replace(TREES, client_count=clients, rate=FIG11_RATE),
+                    fleet(A10G_3B, 1),
+                    span.seconds,
+                    span.warmup,
+                    parameters=contender.parameters,
+                ),
+            )
+            for clients in (FIG11_QUICK_CLIENTS if quick else FIG11_CLIENTS)
+            for name, contender in ONE_WORKER.items()
+        ]
+
+    def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:
+        """See `Experiment`."""
+        return {
+            "service/s": service_seen(summary) / (result.seconds - result.warmup),
+            "hit rate": summary["hit_rate"],
+            "Jain": summary["jain"],
+            "Jain as seen": summary["jain_client"],
+        }
+
+    def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
+        """See `Experiment`."""
+        for axes, measured in zip(figure.subplots(2, 1, sharex=True), ("service/s", "hit rate"), strict=True):
+            draw_policies(axes, rows, lambda row: float(row.labels["clients"]), measured)
+            axes.set_ylim(bottom=0)
+            axes.set_xlabel("clients")
+        draw_legend(figure)
