@@ -13,12 +13,24 @@ from typing import Final
 
 from bench.experiments.conditions import QUICK_SEEDS, SEEDS
 from bench.experiments.experiment import Experiment
+from bench.experiments.fig1 import Figure1
 from bench.experiments.fig7 import Figure7
+from bench.experiments.fig8 import Figure8
+from bench.experiments.fig9 import Figure9
+from bench.experiments.fig10 import Figure10
+from bench.experiments.fig11 import Figure11
+from bench.experiments.fig12 import Figure12
 from bench.experiments.runner import run as run_cells
 from bench.progress import ProgressBar
 
 EXPERIMENTS: Final[Mapping[str, Experiment]] = {
+    "fig1": Figure1(),
     "fig7": Figure7(),
+    "fig8": Figure8(),
+    "fig9": Figure9(),
+    "fig10": Figure10(),
+    "fig11": Figure11(),
+    "fig12": Figure12(),
 }
 """By name; a new one is a file and a line here."""
 OUT: Final = Path("results")
