@@ -1,0 +1,110 @@
+"""The Preble paper's figure 3: latency against the rate of its workloads."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from bench.experiments.calls import latencies, response_times
+from bench.experiments.conditions import (
+    A6000,
+    CALLS_PER_TASK,
+    PATIENT,
+    PREBLE_POLICIES,
+    PREBLE_QUICK_SECONDS,
+    PREBLE_QUICK_WARMUP,
+    PREBLE_RATES,
+    PREBLE_SECONDS,
+    PREBLE_WARMUP,
+    PREBLE_WORKERS,
+    Contender,
+    fleet,
+)
+from bench.experiments.experiment import Cell, Experiment, Row, Value
+from bench.records import Result
+from bench.scenario import Scenario
+from bench.summary import Summary
+from bench.traffic import Rated, Workload
+from bench.workloads.embodied import Embodied
+from bench.workloads.preble import PREBLE
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DECIMALS: Final[Mapping[str, int]] = {"latency avg": 2, "latency p99": 2, "TTFT avg": 2, "hit rate": 3, "requests/s": 2}
+
+
+def figures(result: Result, summary: Summary) -> Mapping[str, Value]:
+    """Of all calls that came in the time measured; times in seconds."""
+    spans = latencies(result)
+    return {
+        "latency avg": spans["latency_mean_s"],
+        "latency p99": spans["latency_p99_s"],
+        "TTFT avg": response_times(result, result.weights)["latency_mean_s"],
+        "hit rate": summary["hit_rate"],
+        "requests/s": summary["requests_per_s"],
+    }
+
+
+def scenario(contender: Contender, workload: Workload, workers: int, *, quick: bool) -> Scenario:
+    """So many A6000 under this load."""
+    return Scenario(
+        contender.policy,
+        workload,
+        fleet(A6000, workers),
+        PREBLE_QUICK_SECONDS if quick else PREBLE_SECONDS,
+        PREBLE_QUICK_WARMUP if quick else PREBLE_WARMUP,
+        settings=PATIENT,
+        parameters=contender.parameters,
+    )
+
+
+@dataclass(frozen=True)
+class PrebleLatency(Experiment):
+    """See the module."""
+
+    title: ClassVar[str] = "Latency against the rate of calls (Preble paper, figure 3)"
+    published: ClassVar[str] = (
+        "Against SGLang behind round robin, Preble's average latency is 1.5 to 14.5 times lower and its p99 2 to 10"
+        " times, the more so the higher the rate; for programming 1.56 to 1.8 times, and 3 to 4 times."
+    )
+    decimals: ClassVar[Mapping[str, int]] = DECIMALS
+
+    def cells(self, *, quick: bool) -> Sequence[Cell]:
+        """See `Experiment`. When quick, the highest rates, Preble and what it compares with."""
+        policies = {name: PREBLE_POLICIES[name] for name in ("rr+lpm", "preble")} if quick else PREBLE_POLICIES
+        return [
+            Cell(
+                (("workload", workload), ("calls/s", f"{rate:g}"), ("policy", name)),
+                scenario(contender, at_calls(workload, rate), PREBLE_WORKERS, quick=quick),
+            )
+            for workload, rates in PREBLE_RATES.items()
+            for rate in (rates[-1:] if quick else rates)
+            for name, contender in policies.items()
+        ]
+
+    def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:
+        """See `Experiment`."""
+        return figures(result, summary)
+
+    def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
+        """See `Experiment`. A column for each workload; over the rates, a line for each policy."""
+        shown = ("latency avg", "latency p99")
+        axes = figure.subplots(len(shown), len(PREBLE_RATES), sharex="col", squeeze=False)
+        for column, workload in enumerate(PREBLE_RATES):
+            axes[0][column].set_title(workload)
+            axes[-1][column].set_xlabel("calls/s")
+            for line, measured in enumerate(shown):
+                for policy in {row.labels["policy"]: None for row in rows}:
+                    own = [r for r in rows if (r.labels["workload"], r.labels["policy"]) == (workload, policy)]
+                    points = [(float(r.labels["calls/s"]), r.median(measured)) for r in own]
+                    axes[line][column].plot(*zip(*points, strict=True), marker="o", label=policy)
+                axes[line][0].set_ylabel(f"{measured}, s")
+        handles, labels = axes[0][0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+
+
+def at_calls(name: str, calls: float) -> Workload:
+    """A data set of the paper at so many calls a second."""
+    workload = PREBLE[name]
+    assert isinstance(workload, Rated)
+    return workload.at_rate(calls / CALLS_PER_TASK if isinstance(workload, Embodied) else calls)

@@ -1,0 +1,99 @@
+"""What D²LPM's placement alone can do over engines that keep their own order, and what the queue in the proxy adds."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from bench.experiments.conditions import (
+    BACKLOGGED,
+    FAIR_QUICK_SECONDS,
+    FAIR_SECONDS,
+    FAIR_WARMUP,
+    PATIENT,
+    SGLANG_A10G,
+    UNMODIFIED_WORKERS,
+    fleet,
+)
+from bench.experiments.experiment import Cell, Experiment, Row, Value
+from bench.experiments.window import ENGINES, HEAVY, LIGHT, service_rate
+from bench.records import Result
+from bench.scenario import Scenario
+from bench.service_difference import difference_line, widest
+from bench.summary import Summary
+from router.core.window import LearnedWindow, NoWindow, Window
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MEANS: Final[Mapping[str, tuple[str, Window]]] = {
+    "placement alone": ("d2lpm+fcfs", NoWindow()),
+    "queue in the proxy": ("d2lpm", LearnedWindow()),
+}
+
+
+@dataclass(frozen=True)
+class Unmodified(Experiment):
+    """See the module."""
+
+    title: ClassVar[str] = "Two clients that always wait: placement alone against the queue in the proxy"
+    published: ClassVar[str] = (
+        "No paper has this: D²LPM's workers run DLPM themselves, and its bound holds only there. With engines as they"
+        " are an engine serves clients as they arrive, and the gap between two of them grows for as long as both wait."
+    )
+    decimals: ClassVar[Mapping[str, int]] = {
+        "gap by half time": 0,
+        "gap": 0,
+        "bound": 0,
+        "queues' gap": 0,
+        "light's share": 3,
+        "service/s": 0,
+        "hit rate": 3,
+    }
+
+    def cells(self, *, quick: bool) -> Sequence[Cell]:
+        """See `Experiment`."""
+        seconds = FAIR_QUICK_SECONDS if quick else FAIR_SECONDS
+        return [
+            Cell(
+                (("engines", order), ("fairness by", name)),
+                Scenario(
+                    policy,
+                    BACKLOGGED,
+                    fleet(replace(SGLANG_A10G, order=order), UNMODIFIED_WORKERS),
+                    seconds,
+                    FAIR_WARMUP,
+                    settings=replace(PATIENT, window=window),
+                ),
+            )
+            for order in ENGINES
+            for name, (policy, window) in MEANS.items()
+        ]
+
+    def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:
+        """See `Experiment`. Gaps are of actual service over all intervals; the bound is that of all queues together."""
+        line = difference_line(result, HEAVY, LIGHT)
+        workers = summary["workers"].values()
+        bounds = [worker["service_gap_bound"] for worker in workers]
+        shares = {name: client["service"] for name, client in summary["clients"].items()}
+        half = (result.warmup + result.seconds) / 2
+        return {
+            "gap by half time": widest(point for point in line if point[0] <= half),
+            "gap": widest(line),
+            "bound": sum(bound or 0.0 for bound in bounds) if None not in bounds else None,
+            "queues' gap": sum(worker["service_gap"] for worker in workers),
+            "light's share": shares[LIGHT] / sum(shares.values()),
+            "service/s": service_rate(result, summary),
+            "hit rate": summary["hit_rate"],
+            "line": line,
+        }
+
+    def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
+        """See `Experiment`. The heavy client's lead over time, and the bounds."""
+        axes = figure.subplots()
+        for row in rows:
+            axes.plot(*zip(*row.points("line"), strict=True), label=" ".join(row.labels.values()))
+            if bound := row.median("bound"):
+                axes.axhline(bound, linestyle=":", label=f"bound, {row.labels['engines']}")
+        axes.set_xlabel("s")
+        axes.set_ylabel("heavy's service less light's")
+        axes.legend()

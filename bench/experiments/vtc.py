@@ -1,0 +1,149 @@
+"""The VTC paper's figures 3 to 14 as one table: its suites, its policies, its measures."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from bench.experiments.calls import response_times
+from bench.experiments.conditions import (
+    A10G,
+    A100_13B,
+    PATIENT,
+    POOL_SECONDS,
+    POOLS,
+    VTC_FORESEEING,
+    VTC_LIMITS,
+    VTC_POLICIES,
+    VTC_QUICK_SECONDS,
+    VTC_SECONDS,
+    VTC_SHIFT_SECONDS,
+    VTC_WARMUP,
+    Contender,
+)
+from bench.experiments.experiment import Cell, Experiment, Row, Value
+from bench.records import Result
+from bench.scenario import Scenario, WorkerSpec
+from bench.service_difference import difference_line, service_difference, widest
+from bench.summary import Summary
+from bench.traffic import Workload
+from bench.workloads.vtc import VTC_SUITES
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SUITES: Final[Mapping[str, str]] = {
+    "vtc-overload": "figure 3",
+    "vtc-proportional": "figure 4",
+    "vtc-on-off-less": "figure 5",
+    "vtc-on-off-overload": "figure 6",
+    "vtc-short-long": "figure 7",
+    "vtc-prefill-decode": "figure 8",
+    "vtc-increase": "figure 9",
+    "vtc-shift": "figure 10",
+    "vtc-27": "figures 11 to 13",
+    "vtc-overload-multi": "artifact",
+}
+"""And where the paper shows them."""
+FORESEEN: Final = ("vtc-overload", "vtc-overload-multi", "vtc-27")
+LIMITED: Final = ("vtc-27",)
+QUICK: Final = ("vtc-overload", "vtc-27")
+
+
+@dataclass(frozen=True)
+class VtcSuites(Experiment):
+    """See the module."""
+
+    title: ClassVar[str] = "Service difference, response time and throughput (VTC paper, figures 3 to 14)"
+    published: ClassVar[str] = (
+        "From its artifact, service difference as max, avg, var, and tokens a second. 27 clients: FCFS 760, 434, 32112,"
+        " 777; LCF 750, 324, 29089, 778; VTC 368, 252, 6549, 779; VTC (predict) 365, 240, 5322, 773; VTC (oracle) 329,"
+        " 228, 4476, 781; RPM 5 144, 84, 1020, 340; RPM 20 447, 196, 7450, 694; RPM 30 694, 309, 24221, 747. Two"
+        " clients, max and avg: FCFS 447, 439; VTC 193, 104; oracle with an error of 50 % 34, 13; oracle 6, 0.5. Eight:"
+        " VTC 322, 162; 99, 66; 43, 36. Output with RPM 5 is 224 tokens a second, with VTC and FCFS about 500 (figure"
+        " 13). The difference of accumulated service varies more with a larger pool and with longer calls, up to 512"
+        " tokens in and out (figure 14)."
+    )
+    decimals: ClassVar[Mapping[str, int]] = {
+        "difference max": 0,
+        "difference avg": 1,
+        "difference var": 0,
+        "accumulated": 0,
+        "TTFT mean": 2,
+        "light TTFT mean": 2,
+        "tokens/s": 0,
+        "output tokens/s": 0,
+    }
+
+    def cells(self, *, quick: bool) -> Sequence[Cell]:
+        """See `Experiment`."""
+        suites = [
+            _cell(name, SUITES[name], policy, contender, VTC_SUITES[name], A10G, _seconds(name, quick))
+            for name in (QUICK if quick else SUITES)
+            for policy, contender in _contenders(name).items()
+        ]
+        pools = [
+            _cell(name, "figure 14", "vtc", VTC_POLICIES["vtc"], suite, replace(A100_13B, kv_tokens=pool), POOL_SECONDS)
+            for name, (pool, suite) in POOLS.items()
+        ]
+        return suites if quick else [*suites, *pools]
+
+    def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:
+        """See `Experiment`. Accumulated: the most that two clients' services drift apart; light: who ask for least."""
+        spread = service_difference(result.records, result.seconds)
+        asked = dict.fromkeys(result.weights, 0)
+        for record in result.records:
+            asked[record.client] += record.input_tokens + 2 * record.output_tokens
+        clients = sorted(asked, key=lambda client: asked[client])
+        pair = len(clients) == 2
+        return {
+            "difference max": spread.largest,
+            "difference avg": spread.mean,
+            "difference var": spread.variance,
+            "accumulated": widest(difference_line(result, clients[1], clients[0])) if pair else None,
+            "TTFT mean": response_times(result, clients)["latency_mean_s"],
+            "light TTFT mean": response_times(result, clients[: len(clients) // 2])["latency_mean_s"],
+            "tokens/s": summary["throughput_tokens_per_s"],
+            "output tokens/s": summary["output_tokens_per_s"],
+        }
+
+    def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
+        """See `Experiment`. A column of marks for each suite."""
+        shown = ("difference avg", "light TTFT mean", "output tokens/s")
+        axes = figure.subplots(len(shown), 1, sharex=True)
+        for line, measured in enumerate(shown):
+            for policy in {row.labels["policy"]: None for row in rows}:
+                own = [row for row in rows if row.labels["policy"] == policy]
+                places = [row.labels["suite"].removeprefix("vtc-") for row in own]
+                axes[line].plot(places, [row.median(measured) for row in own], "o", label=policy)
+            axes[line].set_ylabel(measured)
+        axes[-1].tick_params(axis="x", rotation=30)
+        handles, labels = axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+
+
+def _contenders(suite: str) -> Mapping[str, Contender]:
+    foreseeing = VTC_FORESEEING if suite in FORESEEN else {}
+    limits = VTC_LIMITS if suite in LIMITED else {}
+    return {**VTC_POLICIES, **foreseeing, **limits}
+
+
+def _seconds(suite: str, quick: bool) -> float:
+    if quick:
+        return VTC_QUICK_SECONDS
+    return VTC_SHIFT_SECONDS if suite == "vtc-shift" else VTC_SECONDS
+
+
+def _cell(
+    suite: str, where: str, policy: str, contender: Contender, workload: Workload, worker: WorkerSpec, seconds: float
+) -> Cell:
+    scenario = Scenario(
+        contender.policy,
+        workload,
+        (worker,),
+        seconds,
+        VTC_WARMUP,
+        settings=PATIENT,
+        parameters=contender.parameters,
+        drain=True,
+    )
+    return Cell((("suite", suite), ("shown in", where), ("policy", policy)), scenario)

@@ -1,0 +1,106 @@
+"""How much the admission window costs and gives: the gap of service and the throughput against its size."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from bench.experiments.conditions import (
+    BACKLOGGED,
+    FAIR_QUICK_SECONDS,
+    FAIR_SECONDS,
+    FAIR_WARMUP,
+    PATIENT,
+    SGLANG_A10G,
+    UNLIMITED_TOKENS,
+    WINDOW_QUICK_REQUESTS,
+    WINDOW_REQUESTS,
+)
+from bench.experiments.experiment import Cell, Experiment, Row, Value
+from bench.records import Result
+from bench.scenario import Scenario
+from bench.service_difference import difference_line, widest
+from bench.summary import Summary
+from router.core.window import FixedWindow, LearnedWindow, NoWindow, Window
+from workers.model import Order
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+HEAVY, LIGHT = "heavy", "light"
+ENGINES: Final[Sequence[Order]] = ("fcfs", "lpm")
+"""The engines' own order of what the window let pass."""
+
+
+@dataclass(frozen=True)
+class WindowSize(Experiment):
+    """See the module."""
+
+    title: ClassVar[str] = "Gap of service and throughput against the window's size"
+    published: ClassVar[str] = (
+        "No paper has this: DLPM runs inside an engine. By arithmetic the gap of two clients that both wait is bounded"
+        " by 2(U' + E + X + Q^u) + 2R, which grows in proportion to what the window lets be in flight, and throughput"
+        " needs about as many requests as the engine can run, and one or two more."
+    )
+    decimals: ClassVar[Mapping[str, int]] = {
+        "gap": 0,
+        "queue's gap": 0,
+        "bound": 0,
+        "service/s": 0,
+        "hit rate": 3,
+        "waiting in engine p95": 0,
+    }
+
+    def cells(self, *, quick: bool) -> Sequence[Cell]:
+        """See `Experiment`."""
+        seconds = FAIR_QUICK_SECONDS if quick else FAIR_SECONDS
+        return [
+            Cell(
+                (("engine", order), ("window", name)),
+                Scenario(
+                    "d2lpm",
+                    BACKLOGGED,
+                    (replace(SGLANG_A10G, order=order),),
+                    seconds,
+                    FAIR_WARMUP,
+                    settings=replace(PATIENT, window=window),
+                ),
+            )
+            for order in ENGINES
+            for name, window in windows(WINDOW_QUICK_REQUESTS if quick else WINDOW_REQUESTS).items()
+        ]
+
+    def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:
+        """See `Experiment`. The gap is over all intervals, in cost units; the queue's while both wait in the proxy."""
+        (worker,) = summary["workers"].values()
+        return {
+            "gap": widest(difference_line(result, HEAVY, LIGHT)),
+            "queue's gap": worker["service_gap"],
+            "bound": worker["service_gap_bound"],
+            "service/s": service_rate(result, summary),
+            "hit rate": summary["hit_rate"],
+            "waiting in engine p95": worker["waiting_requests_p95"],
+        }
+
+    def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
+        """See `Experiment`."""
+        for axes, measured in zip(figure.subplots(2, 1, sharex=True), ("gap", "service/s"), strict=True):
+            for order in ENGINES:
+                own = [row for row in rows if row.labels["engine"] == order]
+                axes.plot([r.labels["window"] for r in own], [r.median(measured) for r in own], "o", label=order)
+                if measured == "gap":
+                    bounds = [row.median("bound") for row in own]
+                    axes.plot([r.labels["window"] for r in own], bounds, "_", label=f"{order}: bound", markersize=20)
+            axes.set_ylabel(measured)
+            axes.legend()
+
+
+def windows(sizes: Sequence[int]) -> Mapping[str, Window]:
+    """Fixed ones of so many requests, the one that learns, and none."""
+    fixed: dict[str, Window] = {str(size): FixedWindow(size, UNLIMITED_TOKENS) for size in sizes}
+    return {**fixed, "learned": LearnedWindow(), "off": NoWindow()}
+
+
+def service_rate(result: Result, summary: Summary) -> float:
+    """Service as clients see it, a second."""
+    served = sum(client["client_service"] for client in summary["clients"].values())
+    return served / (result.seconds - result.warmup)
