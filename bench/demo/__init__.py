@@ -26,9 +26,9 @@ from bench.demo.trial import Trial
 from bench.workloads.heavy_light import HeavyAndLight
 
 POLICIES: Final[Mapping[str, Sequence[str]]] = {
-    "d2lpm": ("--max-inflight", "10"),
-    "dlpm_home": ("--max-inflight", "10"),
-    "vtc": ("--max-inflight", "10"),
+    "d2lpm": (),
+    "dlpm_home": (),
+    "vtc": (),
     "rr+fcfs": ("--window", "off"),
 }
 """The policies in turn, each with its router's flags."""
