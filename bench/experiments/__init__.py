@@ -20,7 +20,12 @@ from bench.experiments.fig9 import Figure9
 from bench.experiments.fig10 import Figure10
 from bench.experiments.fig11 import Figure11
 from bench.experiments.fig12 import Figure12
+from bench.experiments.preble import PrebleLatency
+from bench.experiments.preble_ablation import PrebleAblation
 from bench.experiments.runner import run as run_cells
+from bench.experiments.unmodified import Unmodified
+from bench.experiments.vtc import VtcSuites
+from bench.experiments.window import WindowSize
 from bench.progress import ProgressBar
 
 EXPERIMENTS: Final[Mapping[str, Experiment]] = {
@@ -31,6 +36,11 @@ EXPERIMENTS: Final[Mapping[str, Experiment]] = {
     "fig10": Figure10(),
     "fig11": Figure11(),
     "fig12": Figure12(),
+    "vtc": VtcSuites(),
+    "preble": PrebleLatency(),
+    "preble-ablation": PrebleAblation(),
+    "window": WindowSize(),
+    "unmodified": Unmodified(),
 }
 """By name; a new one is a file and a line here."""
 OUT: Final = Path("results")
