@@ -13,8 +13,7 @@ DOTS_PER_INCH = 110
 
 
 def write(name: str, experiment: Experiment, rows: Sequence[Row], seeds: Sequence[int], folder: Path) -> None:
-    """Write NAME.json, NAME.md and NAME.png into the folder, which is made if need be. Raises OSError."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write NAME.json, NAME.md and NAME.png into the folder. Raises OSError."""
     (folder / f"{name}.json").write_text(as_json(experiment, rows, seeds), "utf-8")
     (folder / f"{name}.md").write_text(as_markdown(experiment, rows, seeds), "utf-8")
     figure = Figure(INCHES, DOTS_PER_INCH, layout="constrained")
