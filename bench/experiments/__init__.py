@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 from bench.experiments.conditions import QUICK_SEEDS, SEEDS
 from bench.experiments.experiment import Experiment
@@ -47,7 +47,7 @@ OUT: Final = Path("results")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", choices=[*EXPERIMENTS, "all"], help="which of them")
+    parser.add_argument("name", metavar="NAME", help=f"one of {', '.join(EXPERIMENTS)}, all")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter simulations, of the same shape")
     parser.add_argument("--out", type=Path, default=OUT, metavar="DIR", help="where to write (%(default)s)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time (%(default)s)")
@@ -58,15 +58,36 @@ def run(options: argparse.Namespace) -> None:
     # Not at the top: it needs matplotlib, which the other commands, and the demo of an installed router, do not.
     from bench.experiments.report import table, write  # noqa: PLC0415
 
-    usual: Sequence[int] = QUICK_SEEDS if options.quick else SEEDS
-    seeds = usual if options.seeds is None else range(options.seeds)
-    if options.jobs < 1 or not seeds:
-        print("experiment: error: --jobs and --seeds must be at least 1", file=sys.stderr)
-        sys.exit(2)
-    for name in EXPERIMENTS if options.name == "all" else [options.name]:
+    try:
+        names, seeds = _names(options), _seeds(options)
+        options.out.mkdir(parents=True, exist_ok=True)
+    except ValueError as error:
+        _refuse(str(error))
+    except OSError as error:
+        _refuse(f"cannot write to {options.out}: {error.strerror}")
+    for name in names:
         experiment = EXPERIMENTS[name]
         bar = ProgressBar(sys.stderr, "simulations")
         rows = run_cells(experiment, quick=options.quick, seeds=seeds, jobs=options.jobs, done=bar.show)
         bar.close()
         write(name, experiment, rows, seeds, options.out)
-        print(f"{name}: {experiment.title}", *table(experiment, rows), "", sep="\n")
+        print(f"{name}: {experiment.title}", *table(experiment, rows), "", sep="\n", flush=True)
+
+
+def _names(options: argparse.Namespace) -> Sequence[str]:
+    if options.name != "all" and options.name not in EXPERIMENTS:
+        raise ValueError(f"unknown experiment {options.name!r}, known: {', '.join(EXPERIMENTS)}, all")
+    return list(EXPERIMENTS) if options.name == "all" else [options.name]
+
+
+def _seeds(options: argparse.Namespace) -> Sequence[int]:
+    usual: Sequence[int] = QUICK_SEEDS if options.quick else SEEDS
+    seeds = usual if options.seeds is None else range(options.seeds)
+    if options.jobs < 1 or not seeds:
+        raise ValueError("--jobs and --seeds must be at least 1")
+    return seeds
+
+
+def _refuse(reason: str) -> NoReturn:
+    print(f"experiment: error: {reason}", file=sys.stderr)
+    sys.exit(2)
