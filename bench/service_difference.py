@@ -30,7 +30,7 @@ def service_difference(records: Sequence[Record], seconds: float) -> Spread:
     tokens, spread evenly from the first token to the last. All calls that came must have ended: run with `drain`. As
     the code published with the paper reckons: ten minutes are 19 windows. Raises ValueError for less than a window.
     """
-    count = int((seconds - WINDOW_SECONDS) / STEP_SECONDS) + 1
+    count = int((seconds - WINDOW_SECONDS) // STEP_SECONDS) + 1
     differences = [_difference(records, STEP_SECONDS * number) for number in range(count)]
     if not differences:
         raise ValueError(f"{seconds} s are less than a window")
