@@ -53,8 +53,10 @@ class Load(NamedTuple):
     """Of the worker, relative to its hardware."""
 
 
+# Of the short one a step starts dozens of requests at once, each of which takes Python processes two milliseconds: a
+# step has to be much longer than that takes. Its lengths vary, since all requests of a batch would else end together.
 LOADS: Final[Mapping[str, Load]] = {
-    "short": Load(Unrelated(input=50, output=8, concurrency=64), SLOW, 70.0, 14.0, pace=0.5),
+    "short": Load(Unrelated(input=50, output=8, spread=0.5, concurrency=64), SLOW, 120.0, 30.0, pace=0.25),
     "slots": Load(Unrelated(input=100, output=300, concurrency=12), (*SLOW, "--max-running", "32"), 70.0, 20.0),
     "kv": Load(Unrelated(input=2000, output=600, concurrency=8), ("--kv-tokens", "40000"), 150.0, 40.0),
     "long prefill": Load(Unrelated(input=8000, output=16, concurrency=4), (), 40.0, 8.0),
