@@ -1,0 +1,92 @@
+"""The shapes that the VTC and the Preble paper report, and our own two, on quick runs of their experiments."""
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Final
+
+from bench.experiments.experiment import Experiment, Value
+from bench.experiments.preble import PrebleLatency
+from bench.experiments.preble_ablation import PrebleAblation
+from bench.experiments.runner import Task, figures_of
+from bench.experiments.unmodified import Unmodified
+from bench.experiments.vtc import VtcSuites
+from bench.experiments.window import WindowSize
+
+VTC: Final = VtcSuites()
+PREBLE: Final = PrebleLatency()
+ABLATION: Final = PrebleAblation()
+WINDOW: Final = WindowSize()
+UNMODIFIED: Final = Unmodified()
+
+
+@cache
+def quick(experiment: Experiment, *labels: str) -> Mapping[str, Value]:
+    """The figures of the one cell of a quick run that has these labels."""
+    (cell,) = [c for c in experiment.cells(quick=True) if {*labels} <= {value for _, value in c.labels}]
+    return figures_of(Task(experiment, cell, 0))
+
+
+def measured(figure: str, experiment: Experiment, *labels: str) -> float:
+    """One figure of that cell."""
+    value = quick(experiment, *labels)[figure]
+    assert value is not None
+    assert not isinstance(value, Sequence)
+    return value
+
+
+def test_a_client_over_its_share_leads_under_fcfs_and_not_under_vtc() -> None:
+    """Figure 3: first come, first served lets the faster client's lead grow, VTC keeps it below its bound."""
+    bound = 2 * 2 * 10_000
+    assert measured("accumulated", VTC, "vtc-overload", "vtc") <= bound
+    assert measured("accumulated", VTC, "vtc-overload", "fcfs") > 3 * bound
+    difference = measured("difference avg", VTC, "vtc-overload", "vtc")
+    assert difference < measured("difference avg", VTC, "vtc-overload", "fcfs") / 4
+
+
+def test_counters_serve_27_clients_more_evenly_at_equal_throughput() -> None:
+    """Figures 11 to 13: the difference under VTC and LCF is below that under FCFS, for the same output."""
+    for policy in ("vtc", "lcf"):
+        assert measured("difference avg", VTC, "vtc-27", policy) < 0.9 * measured(
+            "difference avg", VTC, "vtc-27", "fcfs"
+        )
+        assert (
+            measured("light TTFT mean", VTC, "vtc-27", policy) < measured("light TTFT mean", VTC, "vtc-27", "fcfs") / 2
+        )
+        assert measured("tokens/s", VTC, "vtc-27", policy) > 0.95 * measured("tokens/s", VTC, "vtc-27", "fcfs")
+
+
+def test_limits_of_requests_a_minute_lose_throughput() -> None:
+    """Figure 13: with 5 a minute nearly half of the output is lost that VTC has."""
+    assert measured("output tokens/s", VTC, "vtc-27", "rpm 5") < 0.7 * measured("output tokens/s", VTC, "vtc-27", "vtc")
+
+
+def test_preble_answers_sooner_than_round_robin() -> None:
+    """Figure 3 of the Preble paper: at the highest rate of long documents 1.5 times sooner on average, and by p99."""
+    average = measured("latency avg", PREBLE, "loogle", "preble")
+    assert 1.5 * average < measured("latency avg", PREBLE, "loogle", "rr+lpm")
+    assert measured("latency p99", PREBLE, "loogle", "preble") < measured("latency p99", PREBLE, "loogle", "rr+lpm")
+
+
+def test_rebalancing_takes_away_what_e2_alone_heaps_up() -> None:
+    """Figure 5 of the Preble paper: average and above all p99 fall when loads are adjusted after placing."""
+    assert measured("latency avg", ABLATION, "+ rebalancing") < measured("latency avg", ABLATION, "+ E2")
+    assert measured("latency p99", ABLATION, "+ rebalancing") < measured("latency p99", ABLATION, "+ E2") / 1.5
+
+
+def test_a_gap_grows_with_placement_alone_and_is_bounded_by_our_queue() -> None:
+    """Two clients that always wait drift apart over engines as they are, and stay together behind our queue."""
+    alone = [measured(name, UNMODIFIED, "fcfs", "placement alone") for name in ("gap by half time", "gap")]
+    assert alone[1] > 1.5 * alone[0]
+    ours = {
+        name: measured(name, UNMODIFIED, "fcfs", "one queue in the proxy") for name in ("gap", "queue's gap", "bound")
+    }
+    assert ours["queue's gap"] <= ours["bound"]
+    assert ours["gap"] <= ours["bound"] < alone[1]
+
+
+def test_a_larger_window_has_a_larger_gap_under_its_bound() -> None:
+    """The learned window's gap is smaller than that of one six times too large, at no less throughput."""
+    for name in ("256", "learned"):
+        assert measured("gap", WINDOW, "fcfs", name) <= measured("bound", WINDOW, "fcfs", name)
+    assert measured("gap", WINDOW, "fcfs", "learned") < measured("gap", WINDOW, "fcfs", "256")
+    assert measured("service/s", WINDOW, "fcfs", "learned") > 0.95 * measured("service/s", WINDOW, "fcfs", "256")
