@@ -315,7 +315,7 @@ SPEED = 3.0
 SAME = "documents:documents=12,tokens=2000,client_count=3,rate=0,concurrency=2"
 """Of twelve documents about eight fit into the two caches."""
 KV_TOKENS = 12_000
-WARMUP, END = 6.0, 36.0
+WARMUP, END = 6.0, 30.0
 
 
 def test_virtual_time_and_sockets_agree() -> None:
