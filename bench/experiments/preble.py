@@ -20,6 +20,7 @@ from bench.experiments.conditions import (
     fleet,
 )
 from bench.experiments.experiment import Cell, Experiment, Row, Value
+from bench.experiments.plots import draw_legend, draw_policies
 from bench.records import Result
 from bench.scenario import Scenario
 from bench.summary import Summary
@@ -94,13 +95,10 @@ class PrebleLatency(Experiment):
             axes[0][column].set_title(workload)
             axes[-1][column].set_xlabel("calls/s")
             for line, measured in enumerate(shown):
-                for policy in {row.labels["policy"]: None for row in rows}:
-                    own = [r for r in rows if (r.labels["workload"], r.labels["policy"]) == (workload, policy)]
-                    points = [(float(r.labels["calls/s"]), r.median(measured)) for r in own]
-                    axes[line][column].plot(*zip(*points, strict=True), marker="o", label=policy)
-                axes[line][0].set_ylabel(f"{measured}, s")
-        handles, labels = axes[0][0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+                own = [row for row in rows if row.labels["workload"] == workload]
+                draw_policies(axes[line][column], own, lambda row: float(row.labels["calls/s"]), measured)
+                axes[line][column].set_ylim(bottom=0)
+        draw_legend(figure)
 
 
 def at_calls(name: str, calls: float) -> Workload:

@@ -15,7 +15,9 @@ from bench.experiments.conditions import (
     fleet,
 )
 from bench.experiments.experiment import Cell, Experiment, Row, Value
-from bench.experiments.window import ENGINES, HEAVY, LIGHT, service_rate
+from bench.experiments.measures import service_seen
+from bench.experiments.plots import draw_legend
+from bench.experiments.window import ENGINES, HEAVY, LIGHT
 from bench.records import Result
 from bench.scenario import Scenario
 from bench.service_difference import difference_line, widest
@@ -86,21 +88,23 @@ class Unmodified(Experiment):
             "queue's gap": nearest["service_gap"],
             "bound": nearest["service_gap_bound"],
             "light's share": shares[LIGHT] / sum(shares.values()),
-            "service/s": service_rate(result, summary),
+            "service/s": service_seen(summary) / (result.seconds - result.warmup),
             "hit rate": summary["hit_rate"],
             "line": line,
         }
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        """See `Experiment`. The heavy client's lead over time, and the bounds."""
-        axes = figure.subplots()
-        for row in rows:
-            axes.plot(*zip(*row.points("line"), strict=True), label=" ".join(row.labels.values()))
-            if bound := row.median("bound"):
-                axes.axhline(bound, linestyle=":", label=f"bound, {' '.join(row.labels.values())}")
-        axes.set_xlabel("s")
-        axes.set_ylabel("heavy's service less light's")
-        axes.legend()
+        """See `Experiment`. The heavy client's lead over time, and what bounds it in one queue."""
+        for axes, order in zip(figure.subplots(1, len(ENGINES), sharey=True), ENGINES, strict=True):
+            own = [row for row in rows if row.labels["engines"] == order]
+            for row, colour in zip(own, ("tab:red", "tab:blue", "tab:green"), strict=True):
+                axes.plot(*zip(*row.points("line"), strict=True), color=colour, label=row.labels["fairness by"])
+                if bound := row.median("bound"):
+                    axes.axhline(bound, linestyle=":", color=colour)
+            axes.set_title(f"engines: {order}")
+            axes.set_xlabel("seconds")
+            axes.set_ylabel("heavy's service less light's")
+        draw_legend(figure, list(MEANS))
 
 
 def _nearness(worker: WorkerSummary) -> float:

@@ -107,18 +107,22 @@ class VtcSuites(Experiment):
         }
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        """See `Experiment`. A column of marks for each suite."""
+        """See `Experiment`. A group of bars for each suite."""
         shown = ("difference avg", "light TTFT mean", "output tokens/s")
+        suites = list(dict.fromkeys(row.labels["suite"] for row in rows))
+        policies = list(dict.fromkeys(row.labels["policy"] for row in rows))
         axes = figure.subplots(len(shown), 1, sharex=True)
         for line, measured in enumerate(shown):
-            for policy in {row.labels["policy"]: None for row in rows}:
+            for number, policy in enumerate(policies):
                 own = [row for row in rows if row.labels["policy"] == policy]
-                places = [row.labels["suite"].removeprefix("vtc-") for row in own]
-                axes[line].plot(places, [row.median(measured) for row in own], "o", label=policy)
+                places = [suites.index(row.labels["suite"]) + number / (len(policies) + 1) for row in own]
+                heights = [row.median(measured) or 0.0 for row in own]
+                axes[line].bar(places, heights, 1 / (len(policies) + 1), align="edge", label=policy)
             axes[line].set_ylabel(measured)
-        axes[-1].tick_params(axis="x", rotation=30)
-        handles, labels = axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+        axes[-1].set_xticks(
+            range(len(suites)), [suite.removeprefix("vtc-") for suite in suites], rotation=25, ha="left"
+        )
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
 
 
 def _contenders(suite: str) -> Mapping[str, Contender]:

@@ -16,6 +16,7 @@ from bench.experiments.conditions import (
     WINDOW_REQUESTS,
 )
 from bench.experiments.experiment import Cell, Experiment, Row, Value
+from bench.experiments.measures import service_seen
 from bench.records import Result
 from bench.scenario import Scenario
 from bench.service_difference import difference_line, widest
@@ -76,31 +77,29 @@ class WindowSize(Experiment):
             "gap": widest(difference_line(result, HEAVY, LIGHT)),
             "queue's gap": worker["service_gap"],
             "bound": worker["service_gap_bound"],
-            "service/s": service_rate(result, summary),
+            "service/s": service_seen(summary) / (result.seconds - result.warmup),
             "hit rate": summary["hit_rate"],
             "waiting in engine p95": worker["waiting_requests_p95"],
         }
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        """See `Experiment`."""
-        for axes, measured in zip(figure.subplots(2, 1, sharex=True), ("gap", "service/s"), strict=True):
-            for order in ENGINES:
-                own = [row for row in rows if row.labels["engine"] == order]
-                axes.plot([r.labels["window"] for r in own], [r.median(measured) for r in own], "o", label=order)
-                if measured == "gap":
-                    bounds = [row.median("bound") for row in own]
-                    axes.plot([r.labels["window"] for r in own], bounds, "_", label=f"{order}: bound", markersize=20)
-            axes.set_ylabel(measured)
-            axes.legend()
+        """See `Experiment`. Gaps and their bounds on a logarithmic scale, and throughput."""
+        gaps, throughputs = figure.subplots(2, 1, sharex=True)
+        for order, colour in zip(ENGINES, ("tab:blue", "tab:orange"), strict=True):
+            own = [row for row in rows if row.labels["engine"] == order]
+            sizes = [row.labels["window"] for row in own]
+            gaps.plot(sizes, [row.median("gap") for row in own], "o", color=colour, label=f"gap, {order}")
+            gaps.plot(sizes, [row.median("bound") for row in own], "_", color=colour, label=f"bound, {order}")
+            throughputs.plot(sizes, [row.median("service/s") for row in own], "o", color=colour)
+        gaps.set_yscale("log")
+        gaps.set_ylabel("gap")
+        gaps.legend()
+        throughputs.set_ylabel("service/s")
+        throughputs.set_ylim(bottom=0)
+        throughputs.set_xlabel("window, requests")
 
 
 def windows(sizes: Sequence[int]) -> Mapping[str, Window]:
     """Fixed ones of so many requests, the one that learns, and none."""
     fixed: dict[str, Window] = {str(size): FixedWindow(size, UNLIMITED_TOKENS) for size in sizes}
     return {**fixed, "learned": LearnedWindow(), "off": NoWindow()}
-
-
-def service_rate(result: Result, summary: Summary) -> float:
-    """Service as clients see it, a second."""
-    served = sum(client["client_service"] for client in summary["clients"].values())
-    return served / (result.seconds - result.warmup)
