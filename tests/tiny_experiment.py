@@ -1,0 +1,74 @@
+"""An experiment that takes no time, and a program that runs it in processes of its own."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from bench.experiments.experiment import Cell, Experiment, Row, Value
+from bench.experiments.measures import first_token_line
+from bench.experiments.plots import draw_legend, draw_policies
+from bench.experiments.report import write
+from bench.experiments.runner import run
+from bench.records import Result
+from bench.scenario import Scenario, WorkerSpec
+from bench.summary import Summary
+from bench.workloads.documents import SharedDocuments
+from router.core.policies.lpm import LpmParameters
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SEEDS = (0, 1)
+LENGTHS = (20.0, 1.0, 3.0)
+"""Seconds of each policy's simulations: the first take longest, so that they do not end first."""
+
+
+@dataclass(frozen=True)
+class Tiny(Experiment):
+    """Two policies, some lengths."""
+
+    title: ClassVar[str] = "A tiny experiment"
+    published: ClassVar[str] = "Nothing."
+    decimals: ClassVar[Mapping[str, int]] = {"calls": 0, "Jain": 3, "none": 0}
+
+    def cells(self, *, quick: bool) -> Sequence[Cell]:
+        """See `Experiment`."""
+        workload = SharedDocuments(documents=3, tokens=800, client_count=3, rate=20.0)
+        workers = (WorkerSpec(kv_tokens=20_000),) * 2
+        return [
+            Cell(
+                (("seconds", f"{seconds:g}"), ("policy", policy)),
+                Scenario(policy, workload, workers, seconds, parameters=(LpmParameters(),)),
+            )
+            for seconds in (LENGTHS[1:2] if quick else LENGTHS)
+            for policy in ("d2lpm", "dlpm_home")
+        ]
+
+    def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:
+        """See `Experiment`."""
+        return {
+            "calls": len(result.records),
+            "Jain": summary["jain"],
+            "none": None,
+            "TTFT": first_token_line(result.records, 0.5, result.seconds),
+        }
+
+    def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
+        """See `Experiment`."""
+        draw_policies(figure.subplots(), rows, lambda row: float(row.labels["seconds"]), "calls")
+        draw_legend(figure)
+
+
+def rows(jobs: int) -> Sequence[Row]:
+    """Run it."""
+    return run(Tiny(), quick=False, seeds=SEEDS, jobs=jobs, done=lambda _over, _of: None)
+
+
+if __name__ == "__main__":
+    # Under its own name, as the processes of the pool know it.
+    from tiny_experiment import Tiny as Named
+    from tiny_experiment import rows as rows_of
+
+    write("tiny", Named(), rows_of(1), SEEDS, Path(sys.argv[1]))
