@@ -251,3 +251,15 @@ def at_rate(workload: Workload, sessions: float) -> Workload:
     if not isinstance(workload, Rated):
         raise ValueError("a workload that has its own times has no rate")
     return workload.at_rate(sessions)
+
+
+# Figure 4 of the DLPM paper: what one decision costs, measured.
+FIG4_POLICIES: Final = ("d2lpm", "dlpm_home")
+FIG4_WORKERS: Final = (1, 2, 4, 8, 16)
+FIG4_WAITING: Final = (10, 100, 200, 1_000, 10_000)
+FIG4_QUEUE, FIG4_FLEET, FIG4_BATCH = 200, 8, 25
+"""The queue where the workers vary, the workers where the queue does, and what each worker runs: the figure's own."""
+FIG4_CLIENTS: Final = 10
+FIG4_CONTEXT: Final = 1024
+"""Tokens of each of those calls, for the decode step that a decision is set beside."""
+FIG4_ROUNDS, FIG4_QUICK_ROUNDS, FIG4_TURNS = 9, 3, 300
