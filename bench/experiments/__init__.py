@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
+from bench.experiments import fig4
 from bench.experiments.conditions import QUICK_SEEDS, SEEDS
 from bench.experiments.experiment import Experiment
 from bench.experiments.fig1 import Figure1
@@ -42,12 +43,13 @@ EXPERIMENTS: Final[Mapping[str, Experiment]] = {
     "window": WindowSize(),
     "unmodified": Unmodified(),
 }
-"""By name; a new one is a file and a line here."""
+"""By name; a new one is a file and a line here. Beside these there is `fig4`, which measures instead of simulating."""
+NAMES: Final = (*EXPERIMENTS, "fig4")
 OUT: Final = Path("results")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help=f"one of {', '.join(EXPERIMENTS)}, all")
+    parser.add_argument("name", metavar="NAME", help=f"one of {', '.join(NAMES)}, all")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter simulations, of the same shape")
     parser.add_argument("--out", type=Path, default=OUT, metavar="DIR", help="where to write (%(default)s)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time (%(default)s)")
@@ -66,6 +68,9 @@ def run(options: argparse.Namespace) -> None:
     except OSError as error:
         _refuse(f"cannot write to {options.out}: {error.strerror}")
     for name in names:
+        if name == "fig4":
+            fig4.run(options.out, quick=options.quick)
+            continue
         experiment = EXPERIMENTS[name]
         bar = ProgressBar(sys.stderr, "simulations")
         rows = run_cells(experiment, quick=options.quick, seeds=seeds, jobs=options.jobs, done=bar.show)
@@ -75,9 +80,9 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _names(options: argparse.Namespace) -> Sequence[str]:
-    if options.name != "all" and options.name not in EXPERIMENTS:
-        raise ValueError(f"unknown experiment {options.name!r}, known: {', '.join(EXPERIMENTS)}, all")
-    return list(EXPERIMENTS) if options.name == "all" else [options.name]
+    if options.name != "all" and options.name not in NAMES:
+        raise ValueError(f"unknown experiment {options.name!r}, known: {', '.join(NAMES)}, all")
+    return NAMES if options.name == "all" else [options.name]
 
 
 def _seeds(options: argparse.Namespace) -> Sequence[int]:
