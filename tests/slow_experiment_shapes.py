@@ -1,0 +1,44 @@
+"""What more of the DLPM paper's experiments show: some minutes, so `make shapes` runs them and `make test` does not."""
+
+from itertools import pairwise
+
+import pytest
+from quick_experiments import figure, quick_rows
+
+from bench.experiments.conditions import FIG10_QUICK_QUANTA
+from bench.experiments.fig10 import LEVELS, WORKLOADS
+
+OURS = ("d2lpm", "dlpm_home")
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_throughput_rises_with_the_workers_quantum_above_all_others(workload: str) -> None:
+    """Figure 10: each larger Q^w serves more, and the largest more than any other policy."""
+    rows = quick_rows("fig10")
+    rising = [
+        figure(rows, "service/s", **{"workload": workload, "policy": "d2lpm", "Q^w": f"{quantum}"})
+        for quantum in FIG10_QUICK_QUANTA
+    ]
+    assert all(less <= more for less, more in pairwise(rising))
+    others = [figure(rows, "service/s", workload=workload, policy=policy) for policy in LEVELS]
+    assert rising[-1] > max(others)
+
+
+def test_as_printed_a_larger_quantum_is_less_fair() -> None:
+    """Figure 10: Jain's index beside a misbehaving client falls as Q^w grows."""
+    rows = quick_rows("fig10")
+    labels = {"workload": "misbehaving", "policy": "d2lpm printed"}
+    falling = [figure(rows, "Jain", **labels, **{"Q^w": f"{quantum}"}) for quantum in FIG10_QUICK_QUANTA]
+    assert all(less < more for more, less in pairwise(falling))
+
+
+@pytest.mark.parametrize("policy", OURS)
+def test_light_clients_wait_less_than_under_lpm(policy: str) -> None:
+    """Figure 8: before and after one client reforms, half of the light clients' calls wait at most a quarter as long;
+    the reformed client then waits less than half as long as the one that did not reform.
+    """
+    rows = quick_rows("fig8")
+    for phase in (1, 2):
+        ours, lpm = (figure(rows, f"light p50 {phase}", policy=each) for each in (policy, "rr+lpm"))
+        assert ours <= lpm / 4
+    assert figure(rows, "reformed p50 2", policy=policy) <= figure(rows, "heavy p50 2", policy=policy) / 2
