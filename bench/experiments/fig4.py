@@ -74,21 +74,26 @@ def measure(measured: Sequence[Setting], rounds: int, turns: int) -> Sequence[Co
     fleets = [Fleet(setting) for setting in measured]
     spent = [[fleet.turns(turns) / turns / 1000 for fleet in fleets] for _ in range(rounds)]
     medians = [median(of_one) for of_one in zip(*spent, strict=True)]
-    step = decode_step_seconds() * 1e6
+    step = decode_step_seconds()
     return [
-        Cost(setting.policy, setting.workers, setting.waiting, cost, cost / step)
+        Cost(setting.policy, setting.workers, setting.waiting, cost, cost / 1e6 / step)
         for setting, cost in zip(measured, medians, strict=True)
     ]
 
 
 def run(folder: Path, *, quick: bool) -> None:
-    """Measure, write the file, its table and its plot into the folder, which is there, and print the table."""
+    """Measure, write it into the folder, which is there, and print the table."""
     costs = measure(settings(), FIG4_QUICK_ROUNDS if quick else FIG4_ROUNDS, FIG4_TURNS)
+    write(costs, folder)
+    print(f"fig4: {TITLE}", *table(costs), "", sep="\n", flush=True)
+
+
+def write(costs: Sequence[Cost], folder: Path) -> None:
+    """As JSON, as a table and as a plot."""
     document = {"title": TITLE, "costs": [asdict(cost) for cost in costs]}
     (folder / f"{FILE}.json").write_text(json.dumps(document, indent=1) + "\n", "utf-8")
     (folder / f"{FILE}.md").write_text("\n".join([f"# {TITLE}", "", PUBLISHED, "", *table(costs), ""]), "utf-8")
     save_plot(costs, folder / f"{FILE}.png")
-    print(f"fig4: {TITLE}", *table(costs), "", sep="\n", flush=True)
 
 
 def table(costs: Sequence[Cost]) -> Sequence[str]:
@@ -116,10 +121,10 @@ def draw(costs: Sequence[Cost], figure: "Figure") -> None:
     over_workers, over_queue = figure.subplots(1, 2, sharey=True)
     for policy in FIG4_POLICIES:
         own = [cost for cost in costs if cost.policy == policy]
-        spread = sorted((cost.workers, cost.microseconds) for cost in own if cost.waiting == FIG4_QUEUE)
-        length = sorted((cost.waiting, cost.microseconds) for cost in own if cost.workers == FIG4_FLEET)
-        over_workers.plot(*zip(*spread, strict=True), marker="o", label=policy)
-        over_queue.plot(*zip(*length, strict=True), marker="o", label=policy)
+        spread = [cost for cost in own if cost.waiting == FIG4_QUEUE]
+        length = sorted([cost for cost in own if cost.workers == FIG4_FLEET], key=lambda cost: cost.waiting)
+        over_workers.plot([c.workers for c in spread], [c.microseconds for c in spread], marker="o", label=policy)
+        over_queue.plot([c.waiting for c in length], [c.microseconds for c in length], marker="o", label=policy)
     over_workers.set_xlabel(f"workers, {FIG4_QUEUE} waiting")
     over_workers.set_ylabel("CPU, µs")
     over_workers.set_ylim(bottom=0)
