@@ -14,12 +14,13 @@ def report(
     *,
     requests: int | None = None,
     unstarted: int = 0,
+    new: int = 0,
     guessed: int = 0,
     kv_tokens: int = 0,
 ) -> EngineReport:
     """Unless told otherwise, all that the engine has is from here."""
     here = running + waiting if requests is None else requests
-    return EngineReport(running, waiting, here, unstarted, guessed, kv_tokens, kv_tokens)
+    return EngineReport(running, waiting, here, unstarted, new, guessed, kv_tokens, kv_tokens)
 
 
 def test_until_something_is_learned_two_steps_of_prefill_may_wait() -> None:
@@ -72,6 +73,16 @@ def test_a_limit_that_was_reached_with_nothing_waiting_is_raised() -> None:
     assert limit.places == 4.0
     limit.reported(report(5, 0))
     assert limit.places == 6.0
+
+
+def test_what_waits_for_the_next_step_to_begin_shows_nothing() -> None:
+    """Neither that the engine is full, nor that it has room."""
+    limit = RequestLimit()
+    limit.reported(report(1, 79, unstarted=79, new=79))
+    assert limit.places == inf
+    limit.reported(report(8, 4))
+    limit.reported(report(5, 4, unstarted=4, new=4))
+    assert limit.places == 8.0
 
 
 def test_a_limit_falls_slowly() -> None:

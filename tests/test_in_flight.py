@@ -70,6 +70,16 @@ def test_what_is_gone_is_not_guessed() -> None:
     assert made.next_guess == inf
 
 
+def test_what_was_sent_lately_is_told() -> None:
+    """Of what has not started."""
+    made = Flights()
+    for number, request in enumerate((A, B, C)):
+        made.add(request, 10, 5, float(number), streamed=True, telling=True)
+    assert [made.unstarted_since(time) for time in (-1.0, 0.0, 1.5, 2.0)] == [3, 2, 1, 0]
+    made.start(C, 3.0, guessed=False)
+    assert made.unstarted_since(0.5) == 1
+
+
 def test_guesses_are_counted_while_they_last() -> None:
     """What was only guessed to have started is known to be no more than that."""
     made = flights(A, B)

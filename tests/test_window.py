@@ -60,7 +60,7 @@ def test_without_a_window_everything_goes(load: Load, tokens: int) -> None:
 
 def reported(window: LearnedWindow, load: Load, running: int, waiting: int) -> None:
     """The engine's word, where it holds nothing."""
-    window.reported(load, EngineReport(running, waiting, load.requests, load.unstarted, load.guessed, 0, 0))
+    window.reported(load, EngineReport(running, waiting, load.requests, load.unstarted, 0, load.guessed, 0, 0))
 
 
 def test_a_learned_window_lets_a_few_steps_of_prefill_wait() -> None:

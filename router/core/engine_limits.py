@@ -36,6 +36,8 @@ class EngineReport(NamedTuple):
     requests: int
     """In flight to it from here."""
     unstarted: int
+    new: int
+    """Of the unstarted, those sent so lately that the engine may not have looked at them: a step ago at most."""
     guessed: int
     """Whole answers whose start is guessed."""
     kv_tokens: int
@@ -98,10 +100,11 @@ class RequestLimit:
         """Where some wait, this router has its share of the places. Where none does, there may be more than was known.
 
         Waiting ones that are not known here are another router's, or were thrown out, or were guessed to have started.
+        Those that wait for the next step to begin show neither.
         """
         self._unseen = max(0, report.waiting - report.unstarted)
         self._guessed = report.guessed
-        if report.waiting and report.running:
+        if report.waiting > report.new and report.running:
             share = report.requests * report.running / (report.running + report.waiting)
             if self.places < inf and share < self.places:
                 self.places += FALL * (share - self.places)
@@ -110,7 +113,7 @@ class RequestLimit:
             self._reach = max(LEAST_REACH, self._reach * REACH_DECAY)
         elif not report.running and not report.requests:
             self.places = inf
-        elif report.requests >= self.limit:
+        elif not report.waiting and report.requests >= self.limit:
             if report.running < self.places:
                 self._reach = min(MOST_REACH, self._reach * REACH_GROWTH)
             self.places = max(self.places, min(report.running, report.requests)) + 1.0

@@ -7,6 +7,7 @@ should be over, or when a stream that was sent after it starts.
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from math import inf
 
 from router.core.model import RequestId
@@ -59,6 +60,10 @@ class Flights:
     def first_tokens(self) -> int:
         """The uncached tokens of the first of the unstarted, which is computed now; 0 without any."""
         return next(iter(self._unstarted.values())).uncached_tokens if self._unstarted else 0
+
+    def unstarted_since(self, time: float) -> int:
+        """How many of the unstarted were dispatched after this time."""
+        return sum(1 for _ in takewhile(lambda flight: flight.dispatched > time, reversed(self._unstarted.values())))
 
     def add(
         self, request: RequestId, uncached_tokens: int, output_limit: int, now: float, *, streamed: bool, telling: bool

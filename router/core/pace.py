@@ -73,6 +73,11 @@ class Pace:
         return max(1.0, self._stream_seconds / self._seconds) if self._seconds > 0.0 else 1.0
 
     @property
+    def step_seconds(self) -> float:
+        """What a stream waits for its next token, of late; 0 before that was seen."""
+        return self._stream_seconds / self._gained if self._gained > 1.0 else 0.0
+
+    @property
     def turnover(self) -> Turnover:
         """Of late; nothing before it worked for a while.
 
@@ -143,7 +148,7 @@ class Pace:
     def _burst_seconds(self) -> float:
         """What the step of the latest burst took: since the start before, but no more than from token to token."""
         seconds = self._first - self._begin
-        return min(seconds, self._stream_seconds / self._gained) if self._gained > 1.0 else seconds
+        return min(seconds, self.step_seconds or seconds)
 
     def _learn(self) -> None:
         """Move by what the latest burst took. That something was faster shows always; that it was slower, if it is

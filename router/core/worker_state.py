@@ -101,7 +101,14 @@ class WorkerState:
         self._changed()
         flights, load = self._flights, self.load
         report = EngineReport(
-            running, waiting, load.requests, load.unstarted, load.guessed, flights.kv_tokens, self._most_kv_tokens
+            running,
+            waiting,
+            load.requests,
+            load.unstarted,
+            flights.unstarted_since(now - self.pace.step_seconds),
+            load.guessed,
+            flights.kv_tokens,
+            self._most_kv_tokens,
         )
         self.window.reported(load, report)
         self._most_kv_tokens = flights.kv_tokens
