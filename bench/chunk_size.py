@@ -18,6 +18,7 @@ from functools import partial
 from random import Random
 from typing import Final, Protocol
 
+from bench.columns import aligned
 from router.core.model import WorkerId
 from router.core.prefix_tree import PrefixTree
 from router.core.prompt_key import CHUNK_BYTES, HASH_BYTES, PromptHasher
@@ -171,13 +172,6 @@ def construction_row(name: str, options: argparse.Namespace) -> list[str]:
     return [name, *(f"{microseconds(CONSTRUCTIONS[name], each, options.rounds):.1f}" for each in texts)]
 
 
-def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows under their header, the first column to the left and the others to the right."""
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    for name, *figures in (header, *rows):
-        print(name.ljust(widths[0]), *map(str.rjust, figures, widths[1:]), sep="  ")
-
-
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--megabytes", type=int, default=25, help="distinct text in the tree (default: %(default)s)")
@@ -187,7 +181,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     header = ["chunk", "hash 4K µs", "match 4K µs", "hash 100K µs", "match 100K µs"]
     header += ["chunks/4K", "B/1000 tok", "B/chunk", "tokens lost"]
-    print_table(header, [size_row(size, options) for size in SIZES])
-    print()
+    print(*aligned([header, *(size_row(size, options) for size in SIZES)]), "", sep="\n")
     rows = [construction_row(name, options) for name in CONSTRUCTIONS]
-    print_table([f"construction, {CHUNK_BYTES} bytes", "4K µs", "100K µs"], rows)
+    print(*aligned([[f"construction, {CHUNK_BYTES} bytes", "4K µs", "100K µs"], *rows]), sep="\n")

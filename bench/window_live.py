@@ -22,9 +22,9 @@ from typing import Final, NamedTuple, get_args
 
 import uvloop
 
+from bench.columns import aligned
 from bench.demo.load import DemoError
 from bench.demo.processes import fleet
-from bench.demo.table import aligned
 from bench.workloads.unrelated import Unrelated
 from workers.model import Dialect
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from bench.columns import Row, aligned
 from bench.demo.figures import HEAVY, Figures
 from bench.demo.trial import Glance
 
@@ -21,14 +22,6 @@ CLIENT_HEAD: Final = ("client", "in flight", "answered", "cost/s", "TTFT p50", "
 
 TOO_BUSY: Final = 1.05
 """How many times as long as under another policy a token may take before the figures are called into question."""
-
-Row = Sequence[str]
-
-
-def aligned(rows: Sequence[Row]) -> list[str]:
-    """Columns as wide as they need to be: the first to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
 
 
 def policy_row(policy: str, glance: Glance | None) -> Row:
