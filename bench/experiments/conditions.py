@@ -263,3 +263,9 @@ FIG4_CLIENTS: Final = 10
 FIG4_CONTEXT: Final = 1024
 """Tokens of each of those calls, for the decode step that a decision is set beside."""
 FIG4_ROUNDS, FIG4_QUICK_ROUNDS, FIG4_TURNS = 9, 3, 300
+
+# Where a public trace is given: figures 11 to 13 of the VTC paper on its own 27 clients, and figure 4 of the Preble
+# paper, tools and videos with Azure's arrival times. Of what it mixes the one trace has only the conversations: here
+# every fifth call of those is about a video, as in the mix of its workloads.
+AZURE_WORKERS: Final = 4
+AZURE_VIDEOS: Final = 5
