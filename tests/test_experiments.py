@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 import tiny_experiment
-from tiny_experiment import LENGTHS, SEEDS, Tiny
+from tiny_experiment import HELD, LENGTHS, SEEDS, Held, Tiny
 
 from bench.__main__ import main
 from bench.experiments import EXPERIMENTS
 from bench.experiments.experiment import Cell, Row
 from bench.experiments.measures import first_token_line, first_token_spans, longest_alone, worst_spread
 from bench.experiments.report import write
+from bench.experiments.runner import Task, figures_of, run
 from bench.records import Record, Result, ServiceSample
 from bench.traffic import Outcome
 
@@ -28,13 +29,23 @@ def rows() -> Sequence[Row]:
     return tiny_experiment.rows(jobs=2)
 
 
-def test_rows_come_in_the_order_of_the_cells(rows: Sequence[Row]) -> None:
-    """A row is where its cell is, whichever simulation ended first, and holds the values of that cell's seeds."""
-    cells = Tiny().cells(quick=False)
-    assert [dict(row.labels) for row in rows] == [dict(cell.labels) for cell in cells]
-    longest, shortest, middle = (row.median("calls") or 0.0 for row in rows[::2])
-    assert longest > middle > shortest
-    assert all(len(row.values["calls"]) == len(SEEDS) for row in rows)
+def test_rows_come_in_the_order_of_the_cells(tmp_path: Path) -> None:
+    """A row is where its cell is, though the simulation of the first ends last."""
+    os.mkfifo(tmp_path / "pipe")
+    over: list[int] = []
+    held = run(Held(tmp_path / "pipe"), quick=True, seeds=[0], jobs=2, done=lambda done, _of: over.append(done))
+    assert [(row.labels["seconds"], row.values["seconds"]) for row in held] == [(f"{s}", [s]) for s in HELD]
+    assert over == [1, 2, 3, 4]
+
+
+def test_a_row_holds_the_values_of_all_seeds(rows: Sequence[Row]) -> None:
+    """Each in its place, and the same as of a simulation by itself."""
+    for cell, row in zip(Tiny().cells(quick=False), rows, strict=True):
+        assert dict(row.labels) == dict(cell.labels)
+        alone = [figures_of(Task(Tiny(), cell, seed)) for seed in SEEDS]
+        assert {name: list(values) for name, values in row.values.items()} == {
+            name: [figures[name] for figures in alone] for name in alone[0]
+        }
 
 
 def test_equal_seeds_give_equal_bytes(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SEEDS = (0, 1)
-LENGTHS = (20.0, 1.0, 3.0)
-"""Seconds of each policy's simulations: the first take longest, so that they do not end first."""
+LENGTHS = (3.0, 1.0)
+"""Seconds of each policy's simulations."""
+HELD = (4.0, 3.0, 2.0, 1.0)
+"""Seconds of those that wait for each other."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Tiny(Experiment):
                 (("seconds", f"{seconds:g}"), ("policy", policy)),
                 Scenario(policy, workload, workers, seconds, parameters=(LpmParameters(),)),
             )
-            for seconds in (LENGTHS[1:2] if quick else LENGTHS)
+            for seconds in (LENGTHS[1:] if quick else LENGTHS)
             for policy in ("d2lpm", "dlpm_home")
         ]
 
@@ -59,6 +61,28 @@ class Tiny(Experiment):
         """See `Experiment`."""
         draw_policies(figure.subplots(), rows, lambda row: float(row.labels["seconds"]), "calls")
         draw_legend(figure)
+
+
+@dataclass(frozen=True)
+class Held(Tiny):
+    """The first simulation ends after the last has: it waits for what that writes."""
+
+    fifo: Path
+    """A named pipe."""
+
+    def cells(self, *, quick: bool) -> Sequence[Cell]:
+        """See `Experiment`."""
+        one = super().cells(quick=quick)[0].scenario
+        return [Cell((("seconds", f"{s}"),), replace(one, seconds=s)) for s in HELD]
+
+    def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:  # noqa: ARG002
+        """See `Experiment`."""
+        if result.seconds == HELD[0]:
+            with self.fifo.open("rb") as pipe:
+                pipe.read()
+        elif result.seconds == HELD[-1]:
+            self.fifo.write_bytes(b"over")
+        return {"seconds": result.seconds}
 
 
 def rows(jobs: int) -> Sequence[Row]:
