@@ -8,15 +8,17 @@ from typing import Final
 
 import pytest
 
+from bench.__main__ import main
 from bench.decision_cost import Setting
 from bench.experiments import fig4
 from bench.experiments.experiment import Experiment, Value
-from bench.experiments.preble import PrebleLatency
+from bench.experiments.preble import PrebleLatency, tools_and_videos
 from bench.experiments.preble_ablation import PrebleAblation
 from bench.experiments.runner import Task, figures_of
 from bench.experiments.unmodified import Unmodified
 from bench.experiments.vtc import VtcSuites
 from bench.experiments.window import WindowSize
+from bench.traces import Trace, Traced
 
 VTC: Final = VtcSuites()
 PREBLE: Final = PrebleLatency()
@@ -96,6 +98,37 @@ def test_a_larger_window_has_a_larger_gap_and_no_more_throughput() -> None:
         assert measured("gap", WINDOW, "fcfs", size) <= measured("bound", WINDOW, "fcfs", size)
     assert measured("gap", WINDOW, "fcfs", "learned") < measured("gap", WINDOW, "fcfs", "256")
     assert measured("service/s", WINDOW, "fcfs", "learned") > 0.95 * measured("service/s", WINDOW, "fcfs", "256")
+
+
+def test_a_trace_adds_cells_and_changes_no_other() -> None:
+    """With the paper's own trace its 27 clients come in addition, under every policy that their stand-in has."""
+    trace = Trace((Traced(0.0, 10, 10, 1), Traced(1.0, 10, 10, 2)))
+    alone, traced = VTC.cells(quick=True), VtcSuites(trace=trace).cells(quick=True)
+    assert traced[: len(alone)] == alone
+    added = [dict(cell.labels) for cell in traced[len(alone) :]]
+    assert {labels["suite"] for labels in added} == {"arena"}
+    stand_in = [labels["policy"] for labels in (dict(cell.labels) for cell in alone) if labels["suite"] == "vtc-27"]
+    assert [labels["policy"] for labels in added] == stand_in
+
+
+def test_every_arrival_of_a_trace_is_a_tools_or_a_videos() -> None:
+    """Azure's times are dealt out to the two parts of Preble's mix, each once, one in five to the videos."""
+    mixed = tools_and_videos([float(second) for second in range(20)])
+    parts = {client.name.split("-")[0]: 0 for client in mixed.clients(0)}
+    calls = [(call.at, client.name.split("-")[0]) for client in mixed.clients(0) for call in client.calls]
+    for _, part in calls:
+        parts[part] += 1
+    assert sorted(at for at, _ in calls) == list(range(20))
+    assert parts == {"tools": 16, "videos": 4}
+
+
+def test_a_trace_that_no_experiment_plays_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing runs when a trace was given that would be left out."""
+    file = tmp_path / "trace.csv"
+    file.write_text("arrival_s,client,prompt_tokens,output_tokens\n0,1,10,10\n")
+    with pytest.raises(SystemExit):
+        main(["experiment", "window", "--trace", f"arena:{file}", "--out", str(tmp_path)])
+    assert "window plays no arena trace" in capsys.readouterr().err
 
 
 def test_what_decisions_cost_stands_in_files_of_its_own(tmp_path: Path) -> None:

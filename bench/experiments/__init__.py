@@ -8,6 +8,7 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -24,10 +25,12 @@ from bench.experiments.fig12 import Figure12
 from bench.experiments.preble import PrebleLatency
 from bench.experiments.preble_ablation import PrebleAblation
 from bench.experiments.runner import run as run_cells
+from bench.experiments.traced import TracedExperiment
 from bench.experiments.unmodified import Unmodified
 from bench.experiments.vtc import VtcSuites
 from bench.experiments.window import WindowSize
 from bench.progress import ProgressBar
+from bench.traces import Trace, parse_trace
 
 EXPERIMENTS: Final[Mapping[str, Experiment]] = {
     "fig1": Figure1(),
@@ -54,6 +57,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=OUT, metavar="DIR", help="where to write (%(default)s)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time (%(default)s)")
     parser.add_argument("--seeds", type=int, metavar="N", help=f"how many ({len(SEEDS)}; quick {len(QUICK_SEEDS)})")
+    parser.add_argument(
+        "--trace",
+        action="append",
+        default=[],
+        metavar="KIND:FILE",
+        help="play a public trace too: arena in vtc, azure in preble",
+    )
 
 
 def run(options: argparse.Namespace) -> None:
@@ -62,6 +72,7 @@ def run(options: argparse.Namespace) -> None:
 
     try:
         names, seeds = _names(options), _seeds(options)
+        traces = _traces(options, names)
         options.out.mkdir(parents=True, exist_ok=True)
     except ValueError as error:
         _refuse(str(error))
@@ -71,7 +82,7 @@ def run(options: argparse.Namespace) -> None:
         if name == "fig4":
             fig4.run(options.out, quick=options.quick)
             continue
-        experiment = EXPERIMENTS[name]
+        experiment = _playing(EXPERIMENTS[name], traces)
         bar = ProgressBar(sys.stderr, "simulations")
         rows = run_cells(experiment, quick=options.quick, seeds=seeds, jobs=options.jobs, done=bar.show)
         bar.close()
@@ -83,6 +94,24 @@ def _names(options: argparse.Namespace) -> Sequence[str]:
     if options.name != "all" and options.name not in NAMES:
         raise ValueError(f"unknown experiment {options.name!r}, known: {', '.join(NAMES)}, all")
     return NAMES if options.name == "all" else [options.name]
+
+
+def _traces(options: argparse.Namespace, names: Sequence[str]) -> Mapping[str, Trace]:
+    """By kind."""
+    traces = {text.partition(":")[0].partition(",")[0]: parse_trace(text) for text in options.trace}
+    experiments = [EXPERIMENTS[name] for name in names if name in EXPERIMENTS]
+    played = {experiment.kind for experiment in experiments if isinstance(experiment, TracedExperiment)}
+    for kind in traces:
+        if kind not in played:
+            raise ValueError(f"{options.name} plays no {kind} trace")
+    return traces
+
+
+def _playing(experiment: Experiment, traces: Mapping[str, Trace]) -> Experiment:
+    """The experiment with the trace that it plays, if that was given."""
+    if isinstance(experiment, TracedExperiment) and experiment.kind in traces:
+        return replace(experiment, trace=traces[experiment.kind])
+    return experiment
 
 
 def _seeds(options: argparse.Namespace) -> Sequence[int]:

@@ -1,12 +1,14 @@
-"""The Preble paper's figure 3: latency against the rate of its workloads."""
+"""The Preble paper's figures 3 and 4: latency against the rate of its workloads."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from bench.experiments.calls import latencies, response_times
 from bench.experiments.conditions import (
     A6000,
+    AZURE_VIDEOS,
+    AZURE_WORKERS,
     CALLS_PER_TASK,
     PATIENT,
     PREBLE_POLICIES,
@@ -19,12 +21,14 @@ from bench.experiments.conditions import (
     Contender,
     fleet,
 )
-from bench.experiments.experiment import Cell, Experiment, Row, Value
+from bench.experiments.experiment import Cell, Row, Value
 from bench.experiments.plots import draw_legend, draw_policies
+from bench.experiments.traced import TracedExperiment
 from bench.records import Result
 from bench.scenario import Scenario
 from bench.summary import Summary
 from bench.traffic import Rated, Workload
+from bench.workloads.combined import ToolsAndVideos
 from bench.workloads.embodied import Embodied
 from bench.workloads.preble import PREBLE
 
@@ -60,10 +64,11 @@ def scenario(contender: Contender, workload: Workload, workers: int, *, quick: b
 
 
 @dataclass(frozen=True)
-class PrebleLatency(Experiment):
-    """See the module."""
+class PrebleLatency(TracedExperiment):
+    """See the module. With `azure` also its mix of tools and videos at those times."""
 
-    title: ClassVar[str] = "Latency against the rate of calls (Preble paper, figure 3)"
+    kind: ClassVar[str] = "azure"
+    title: ClassVar[str] = "Latency against the rate of calls (Preble paper, figures 3 and 4)"
     published: ClassVar[str] = (
         "Against SGLang behind round robin, Preble's average latency is 1.5 to 14.5 times lower and its p99 2 to 10"
         " times, the more so the higher the rate; for programming 1.56 to 1.8 times, and 3 to 4 times."
@@ -73,13 +78,23 @@ class PrebleLatency(Experiment):
     def cells(self, *, quick: bool) -> Sequence[Cell]:
         """See `Experiment`. When quick, the highest rates, Preble and what it compares with."""
         policies = {name: PREBLE_POLICIES[name] for name in ("rr+lpm", "preble")} if quick else PREBLE_POLICIES
-        return [
+        cells = [
             Cell(
                 (("workload", workload), ("calls/s", f"{rate:g}"), ("policy", name)),
                 scenario(contender, at_calls(workload, rate), PREBLE_WORKERS, quick=quick),
             )
             for workload, rates in PREBLE_RATES.items()
             for rate in (rates[-1:] if quick else rates)
+            for name, contender in policies.items()
+        ]
+        if self.trace is None:
+            return cells
+        mixed = tools_and_videos([request.at / self.trace.play.speed for request in self.trace.requests])
+        return cells + [
+            Cell(
+                (("workload", "tools-and-videos"), ("calls/s", "Azure's"), ("policy", name)),
+                scenario(contender, mixed, AZURE_WORKERS, quick=quick),
+            )
             for name, contender in policies.items()
         ]
 
@@ -99,6 +114,17 @@ class PrebleLatency(Experiment):
                 draw_policies(axes[line][column], own, lambda row: float(row.labels["calls/s"]), measured)
                 axes[line][column].set_ylim(bottom=0)
         draw_legend(figure)
+
+
+def tools_and_videos(times: Sequence[float]) -> Workload:
+    """The mix of the paper's figure 4, with these arrival times."""
+    mixed = PREBLE["tools-and-videos"]
+    assert isinstance(mixed, ToolsAndVideos)
+    tools = tuple(at for number, at in enumerate(times, 1) if number % AZURE_VIDEOS)
+    videos = tuple(times[AZURE_VIDEOS - 1 :: AZURE_VIDEOS])
+    return replace(
+        mixed, tools=replace(mixed.tools, rate=0.0, times=tools), videos=replace(mixed.videos, rate=0.0, times=videos)
+    )
 
 
 def at_calls(name: str, calls: float) -> Workload:

@@ -20,7 +20,8 @@ from bench.experiments.conditions import (
     VTC_WARMUP,
     Contender,
 )
-from bench.experiments.experiment import Cell, Experiment, Row, Value
+from bench.experiments.experiment import Cell, Row, Value
+from bench.experiments.traced import TracedExperiment
 from bench.records import Result
 from bench.scenario import Scenario, WorkerSpec
 from bench.service_difference import difference_line, service_difference, widest
@@ -50,9 +51,10 @@ QUICK: Final = ("vtc-overload", "vtc-27")
 
 
 @dataclass(frozen=True)
-class VtcSuites(Experiment):
-    """See the module."""
+class VtcSuites(TracedExperiment):
+    """See the module. With `arena` also on the paper's own trace, which `vtc-27` stands in for."""
 
+    kind: ClassVar[str] = "arena"
     title: ClassVar[str] = "Service difference, response time and throughput (VTC paper, figures 3 to 14)"
     published: ClassVar[str] = (
         "From its artifact, service difference as max, avg, var, and tokens a second. 27 clients: FCFS 760, 434, 32112,"
@@ -85,7 +87,12 @@ class VtcSuites(Experiment):
             _cell(name, "figure 14", "vtc", VTC_POLICIES["vtc"], suite, replace(A100_13B, kv_tokens=pool), POOL_SECONDS)
             for name, (pool, suite) in POOLS.items()
         ]
-        return suites if quick else [*suites, *pools]
+        traced = [
+            _cell("arena", "figures 11 to 13", policy, contender, self.trace, A10G, VTC_SECONDS)
+            for policy, contender in _contenders("vtc-27").items()
+            if self.trace is not None
+        ]
+        return [*suites, *traced] if quick else [*suites, *traced, *pools]
 
     def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:
         """See `Experiment`. Accumulated: the most that two clients' services drift apart; light: who ask for least."""
