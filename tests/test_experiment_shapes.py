@@ -5,6 +5,7 @@ Where a shape does not appear, `docs/results.md` says so, and nothing here asser
 
 from collections.abc import Mapping
 
+import pytest
 from quick_experiments import figure, quick_rows
 
 OURS = ("d2lpm", "dlpm_home")
@@ -23,3 +24,17 @@ def test_beside_a_tenfold_prefix_ours_end_first_and_keep_their_bound() -> None:
     for policy in OURS:
         assert figure(rows, "gap/bound", policy=policy) <= 1.0
         assert figure(rows, "Jain", policy=policy) >= 0.99 > figure(rows, "Jain as seen", policy=policy)
+
+
+def documents_on_four(labels: Mapping[str, str]) -> bool:
+    wanted = (*OURS, "rr+lpm", "vtc")
+    return (labels["workload"], labels["workers"]) == ("qa-s1", "4") and labels["policy"] in wanted
+
+
+@pytest.mark.parametrize("policy", OURS)
+def test_of_documents_ours_serve_twice_what_vtc_does_and_light_clients_wait_half_as_long(policy: str) -> None:
+    """Figure 7, in the cell that is best: throughput against VTC, mean latency of the light against RR+LPM and VTC."""
+    rows = quick_rows("fig7", documents_on_four)
+    assert figure(rows, "service/s", policy=policy) >= 2 * figure(rows, "service/s", policy="vtc")
+    for other in ("rr+lpm", "vtc"):
+        assert figure(rows, "light mean", policy=other) >= 2 * figure(rows, "light mean", policy=policy)
