@@ -1,14 +1,32 @@
 """What more of the DLPM paper's experiments show: some minutes, so `make shapes` runs them and `make test` does not."""
 
+from collections.abc import Mapping
 from itertools import pairwise
 
 import pytest
 from quick_experiments import figure, quick_rows
 
 from bench.experiments.conditions import FIG10_QUICK_QUANTA
+from bench.experiments.fig7 import WORKLOADS as MAIN_WORKLOADS
 from bench.experiments.fig10 import LEVELS, WORKLOADS
 
 OURS = ("d2lpm", "dlpm_home")
+CACHE_OR_FAIRNESS = ("rr+lpm", "vtc")
+"""The policies that look at one of the two alone."""
+
+
+def on_four(labels: Mapping[str, str]) -> bool:
+    return labels["workers"] == "4" and labels["policy"] in (*OURS, *CACHE_OR_FAIRNESS)
+
+
+@pytest.mark.parametrize("policy", OURS)
+@pytest.mark.parametrize("workload", MAIN_WORKLOADS)
+def test_on_four_workers_ours_serve_more_and_light_clients_wait_less(workload: str, policy: str) -> None:
+    """Figure 7: more than VTC and RR+LPM, and a shorter mean latency of the well-behaved, on every workload."""
+    rows = [row for row in quick_rows("fig7", on_four) if row.labels["workload"] == workload]
+    for other in CACHE_OR_FAIRNESS:
+        assert figure(rows, "service/s", policy=policy) > figure(rows, "service/s", policy=other)
+        assert figure(rows, "light mean", policy=policy) < figure(rows, "light mean", policy=other)
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
