@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 
 import pytest
-from quick_experiments import figure, quick_rows
+from experiment_rows import figure, rows_of
 
 from bench.experiments.conditions import FIG10_QUICK_QUANTA
 from bench.experiments.fig7 import WORKLOADS as MAIN_WORKLOADS
@@ -23,7 +23,7 @@ def on_four(labels: Mapping[str, str]) -> bool:
 @pytest.mark.parametrize("workload", MAIN_WORKLOADS)
 def test_on_four_workers_ours_serve_more_and_light_clients_wait_less(workload: str, policy: str) -> None:
     """Figure 7: more than VTC and RR+LPM, and a shorter mean latency of the well-behaved, on every workload."""
-    rows = [row for row in quick_rows("fig7", on_four) if row.labels["workload"] == workload]
+    rows = [row for row in rows_of("fig7", on_four) if row.labels["workload"] == workload]
     for other in CACHE_OR_FAIRNESS:
         assert figure(rows, "service/s", policy=policy) > figure(rows, "service/s", policy=other)
         assert figure(rows, "light mean", policy=policy) < figure(rows, "light mean", policy=other)
@@ -32,7 +32,7 @@ def test_on_four_workers_ours_serve_more_and_light_clients_wait_less(workload: s
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_throughput_rises_with_the_workers_quantum_above_all_others(workload: str) -> None:
     """Figure 10: each larger Q^w serves more, and the largest more than any other policy."""
-    rows = quick_rows("fig10")
+    rows = rows_of("fig10")
     rising = [
         figure(rows, "service/s", **{"workload": workload, "policy": "d2lpm", "Q^w": f"{quantum}"})
         for quantum in FIG10_QUICK_QUANTA
@@ -44,7 +44,7 @@ def test_throughput_rises_with_the_workers_quantum_above_all_others(workload: st
 
 def test_as_printed_a_larger_quantum_is_less_fair() -> None:
     """Figure 10: Jain's index beside a misbehaving client falls as Q^w grows."""
-    rows = quick_rows("fig10")
+    rows = rows_of("fig10")
     labels = {"workload": "misbehaving", "policy": "d2lpm printed"}
     falling = [figure(rows, "Jain", **labels, **{"Q^w": f"{quantum}"}) for quantum in FIG10_QUICK_QUANTA]
     assert all(less < more for more, less in pairwise(falling))
@@ -55,8 +55,29 @@ def test_light_clients_wait_less_than_under_lpm(policy: str) -> None:
     """Figure 8: before and after one client reforms, half of the light clients' calls wait at most a quarter as long;
     the reformed client then waits less than half as long as the one that did not reform.
     """
-    rows = quick_rows("fig8")
+    rows = rows_of("fig8")
     for phase in (1, 2):
         ours, lpm = (figure(rows, f"light p50 {phase}", policy=each) for each in (policy, "rr+lpm"))
         assert ours <= lpm / 4
     assert figure(rows, "reformed p50 2", policy=policy) <= figure(rows, "heavy p50 2", policy=policy) / 2
+
+
+def few_or_many(labels: Mapping[str, str]) -> bool:
+    return labels["clients"] in ("5", "50") and labels["policy"] in ("dlpm", "lpm", "vtc")
+
+
+@pytest.mark.parametrize("clients", ["5", "50"])
+def test_dlpm_serves_what_lpm_does_however_many_clients(clients: str) -> None:
+    """Figure 11: at least 0.95 of LPM's service, and VTC less than both; on the whole run, whose queues are longer."""
+    rows = rows_of("fig11", few_or_many, quick=False)
+    dlpm, lpm, vtc = (figure(rows, "service/s", clients=clients, policy=each) for each in ("dlpm", "lpm", "vtc"))
+    assert dlpm >= 0.95 * lpm
+    assert vtc < min(dlpm, lpm)
+
+
+def test_a_mix_ends_first_under_dlpm_and_lpm_makes_conversations_wait() -> None:
+    """Figure 12: the shortest makespan, and half of the conversations' calls begin sooner than under LPM; whole run."""
+    rows = rows_of("fig12", quick=False)
+    ends = {row.labels["policy"]: figure([row], "ends") for row in rows}
+    assert min(ends, key=lambda policy: ends[policy]) == "dlpm"
+    assert figure(rows, "chat p50", policy="dlpm") <= figure(rows, "chat p50", policy="lpm") / 2

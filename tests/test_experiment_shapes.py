@@ -6,7 +6,7 @@ Where a shape does not appear, `docs/results.md` says so, and nothing here asser
 from collections.abc import Mapping
 
 import pytest
-from quick_experiments import figure, quick_rows
+from experiment_rows import figure, rows_of
 
 OURS = ("d2lpm", "dlpm_home")
 OTHERS = ("preble", "vtc")
@@ -18,7 +18,7 @@ def compared(labels: Mapping[str, str]) -> bool:
 
 def test_beside_a_tenfold_prefix_ours_end_first_and_keep_their_bound() -> None:
     """Figure 9: all trees end sooner than under Preble and VTC, actual service within the bound, seen service not."""
-    rows = quick_rows("fig9", compared)
+    rows = rows_of("fig9", compared)
     ends = {policy: figure(rows, "ends", policy=policy) for policy in (*OURS, *OTHERS)}
     assert max(ends[policy] for policy in OURS) < min(ends[policy] for policy in OTHERS)
     for policy in OURS:
@@ -34,7 +34,7 @@ def documents_on_four(labels: Mapping[str, str]) -> bool:
 @pytest.mark.parametrize("policy", OURS)
 def test_of_documents_ours_serve_twice_what_vtc_does_and_light_clients_wait_half_as_long(policy: str) -> None:
     """Figure 7, in the cell that is best: throughput against VTC, mean latency of the light against RR+LPM and VTC."""
-    rows = quick_rows("fig7", documents_on_four)
+    rows = rows_of("fig7", documents_on_four)
     assert figure(rows, "service/s", policy=policy) >= 2 * figure(rows, "service/s", policy="vtc")
     for other in ("rr+lpm", "vtc"):
         assert figure(rows, "light mean", policy=other) >= 2 * figure(rows, "light mean", policy=policy)

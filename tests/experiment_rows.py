@@ -1,4 +1,4 @@
-"""Rows of quick experiments for tests, without the processes."""
+"""Rows of experiments for tests, of one seed and without the processes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -8,12 +8,15 @@ from bench.experiments.conditions import QUICK_SEEDS
 from bench.experiments.experiment import Row
 from bench.experiments.runner import Task, figures_of
 
+Wanted = Callable[[Mapping[str, str]], bool]
+"""Says of which labels a row is wanted."""
+
 
 @cache
-def quick_rows(name: str, wanted: Callable[[Mapping[str, str]], bool] = lambda _labels: True) -> Sequence[Row]:
-    """The rows whose labels are wanted, each simulated once for all that ask for the same."""
+def rows_of(name: str, wanted: Wanted = lambda _labels: True, *, quick: bool = True) -> Sequence[Row]:
+    """The rows that are wanted, each simulated once for all that ask for the same."""
     experiment = EXPERIMENTS[name]
-    cells = [cell for cell in experiment.cells(quick=True) if wanted(dict(cell.labels))]
+    cells = [cell for cell in experiment.cells(quick=quick) if wanted(dict(cell.labels))]
     (seed,) = QUICK_SEEDS
     figures = [figures_of(Task(experiment, cell, seed)) for cell in cells]
     return [
