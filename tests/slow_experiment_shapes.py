@@ -53,6 +53,10 @@ def test_light_clients_wait_less_than_under_lpm(policy: str) -> None:
     assert figure(rows, "reformed p50 2", policy=policy) <= figure(rows, "heavy p50 2", policy=policy) / 2
 
 
+def few_or_many(labels: Mapping[str, str]) -> bool:
+    return labels["clients"] in ("5", "50") and labels["policy"] in ("dlpm", "lpm", "vtc")
+
+
 @pytest.mark.parametrize("clients", ["5", "50"])
 def test_dlpm_serves_what_lpm_does_however_many_clients(clients: str) -> None:
     """Figure 11: at least 0.95 of LPM's service, and VTC less than both; on the whole run, whose queues are longer."""
