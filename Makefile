@@ -4,7 +4,7 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 ARGS ?=
 
-.PHONY: serve demo test lint bench clean
+.PHONY: serve demo test lint shapes bench clean
 
 serve: $(STAMP)
 	@exec $(VENV)/bin/d2lpm serve --emulate 2 $(ARGS)
@@ -19,6 +19,10 @@ lint: $(STAMP)
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
+
+# The shapes of the experiments that take too long for every test run: about four minutes of one core.
+shapes: $(STAMP)
+	$(VENV)/bin/pytest -n 2 --dist loadfile tests/slow_experiment_shapes.py
 
 bench: $(STAMP)
 	@$(VENV)/bin/python -m bench decision-cost $(ARGS)
