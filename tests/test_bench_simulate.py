@@ -1,7 +1,6 @@
 """The command `python -m bench simulate`, from its flags to its JSON."""
 
 import argparse
-import io
 import json
 import subprocess
 import sys
@@ -16,7 +15,6 @@ from bench.simulate import configure, read_scenario, simulate, summarise
 from bench.workloads.combined import Misbehaving
 from bench.workloads.documents import SharedDocuments
 from bench.workloads.tree_of_thoughts import TreeOfThoughts
-from router.core.model import Ticked
 from router.core.policies.d2lpm import D2lpmParameters
 from router.core.policies.dlpm import DlpmParameters
 from router.core.window import FixedWindow, NoWindow
