@@ -32,7 +32,8 @@ A10G_3B: Final = WorkerSpec(hardware="a10g-llama-7b", speed=2.2, kv_tokens=130_0
 0.9 of 24 GB less those weights holds 130 k tokens of 112 KiB."""
 
 OVERLOAD: Final = 1.5
-"""Times the rate that a workload has by itself, which one A100 just serves at the best hit rate; for each worker."""
+"""Times a workload's own rate, for each worker. It does not overload them all: of what an A100 does, by the arithmetic
+of their tokens, tot-s2 takes about 0.3, tot-s1 0.5 and judge-s2 0.6, the others more than there is."""
 
 
 def fleet(spec: WorkerSpec, workers: int) -> tuple[WorkerSpec, ...]:
