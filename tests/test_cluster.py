@@ -31,7 +31,7 @@ def test_a_worker_that_left_serves_nothing_and_stays_until_its_requests_have_end
     assert made.serving("llama") == [W1, W2]
     made.leave(W1)
     assert (made.serving("llama"), W1 in made) == ([W2], True)
-    made.remove(A, W1, 1.0)
+    made.remove(A, W1, 1.0, computed=True)
     assert W1 not in made
 
 
@@ -49,7 +49,7 @@ def test_a_worker_that_comes_back_keeps_what_runs_there() -> None:
     made.leave(W1)
     made.join(Worker(W1, frozenset(["llama"])))
     assert (made.serving("llama"), made[W1].load.requests) == ([W1, W2], 1)
-    made.remove(A, W1, 1.0)
+    made.remove(A, W1, 1.0, computed=True)
     assert W1 in made
 
 
@@ -109,7 +109,7 @@ def test_a_deadline_is_gone_with_its_worker() -> None:
     made[W1].add(A, 10, 5, 0.0, streamed=False)
     assert made.next_deadline is not None
     made.leave(W1)
-    made.remove(A, W1, 0.0)
+    made.remove(A, W1, 0.0, computed=True)
     assert made.next_deadline is None
 
 

@@ -24,8 +24,8 @@ def test_a_start_takes_tokens_from_those_that_wait_to_those_that_are_held() -> N
     assert (made.unstarted, made.unstarted_tokens, made.kv_tokens) == (1, 10, 10)
     made.requests[A].output = 7
     made.kv_tokens += 7
-    made.remove(A)
-    made.remove(B)
+    made.remove(A, 9.0)
+    made.remove(B, 9.0)
     assert (len(made), made.unstarted, made.unstarted_tokens, made.kv_tokens) == (0, 0, 0, 0)
 
 
@@ -65,7 +65,7 @@ def test_what_is_gone_is_not_guessed() -> None:
     """A whole answer that ended before its guess was due leaves nothing behind."""
     made = flights(A)
     made.guess_at(A, 5.0)
-    made.remove(A)
+    made.remove(A, 9.0)
     assert list(made.guesses(until=9.0)) == []
     assert made.next_guess == inf
 
@@ -86,5 +86,24 @@ def test_guesses_are_counted_while_they_last() -> None:
     made.start(A, 1.0, guessed=True)
     made.start(B, 1.0, guessed=False)
     assert made.guessed == 1
-    made.remove(A)
+    made.remove(A, 9.0)
     assert made.guessed == 0
+
+
+def test_a_start_out_of_turn_leaves_the_first_where_it_is() -> None:
+    """It has been computed since it came to be first."""
+    made = flights(streamed=(A, B))
+    made.start(B, 3.0, guessed=False)
+    assert made.since == 0.0
+    made.start(A, 4.0, guessed=False)
+    assert made.since == 4.0
+
+
+def test_a_guess_for_a_call_that_is_gone_delays_no_other() -> None:
+    """Only those that are still to come hold up those behind them."""
+    made = flights(A)
+    made.guess_at(A, 900.0)
+    made.remove(A, 1.0)
+    made.add(B, 10, 5, 2.0, streamed=False, telling=True)
+    made.guess_at(B, 3.0)
+    assert made.next_guess == 3.0

@@ -41,6 +41,15 @@ def test_only_what_had_a_place_shows_that_prefill_is_slow(telling: bool, slower:
     assert (known[-1] > known[0]) == slower
 
 
+def test_a_first_start_that_waited_for_a_cold_engine_is_soon_forgotten() -> None:
+    """What comes sooner after it is believed at once."""
+    pace = Pace()
+    pace.started(30.0, 0.0, 300, telling=True)
+    for number in range(1, 4):
+        pace.started(40.0 + number, 40.0 + number - 0.1, 1000, telling=True)
+    assert pace.prefill_seconds(1000) == pytest.approx(0.1, rel=0.05)
+
+
 def test_small_prompts_show_the_cost_of_a_step_and_not_of_tokens() -> None:
     """A start of a few tokens says nothing of prefill."""
     pace = Pace()

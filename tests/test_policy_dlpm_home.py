@@ -1,9 +1,11 @@
 """DLPM with homes, told as conversations: one queue for the fleet, and each request at home where its prefix is."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scenario import CHUNK_TOKENS, Scene
 
+from router.core.policies.d2lpm import D2lpmParameters
 from router.core.policies.dlpm_home import DlpmHome, DlpmHomeParameters
 from router.core.scheduler import SchedulerSettings
 from router.core.window import FixedWindow
@@ -203,3 +205,25 @@ def check_homes(talk: Scene, parameters: DlpmHomeParameters) -> None:
         anywhere = policy._anywhere.get(waiting.request.model)
         assert (waiting.leaves_home is None) == (anywhere is not None and name in anywhere)
         assert waiting.homes or waiting.leaves_home is None
+
+
+@pytest.mark.parametrize("parameters", [{"load_ratio": 0.5}, {"load_slack": -1}, {"quantum": 0.0}])
+def test_parameters_that_make_no_sense_are_refused(parameters: dict[str, float]) -> None:
+    """By either policy that has them, before anything is placed by them."""
+    for family in (DlpmHomeParameters, D2lpmParameters):
+        with pytest.raises(ValueError, match=r"must be|not negative"):
+            family(**parameters)  # type: ignore[arg-type]
+
+
+def test_a_worker_that_joins_begins_with_what_is_new() -> None:
+    """What everybody held until then is now held elsewhere."""
+    parameters = DlpmHomeParameters(home_patience=NO_PATIENCE, sparse_first=False, oldest_every=0)
+    talk = Scene("dlpm_home", parameters, workers=("w1",), settings=ONE_EACH)
+    first, second, third = (talk.arrive("ada", DOCUMENT + turn) for turn in ("", "1", "2"))
+    new = talk.arrive("ada", "hello")
+    talk.finish(first)
+    talk.wait(1.0)
+    talk.join("w2")
+    assert talk.order == [first, second, new]
+    talk.finish(second)
+    assert talk.worker_of(third) == talk.worker_of(first)

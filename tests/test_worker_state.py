@@ -39,8 +39,8 @@ def test_load_counts_what_waits_for_its_first_token() -> None:
     books.state.start(A, 0.0, seen=True)
     books.state.start(A, 0.0, seen=True)
     assert (books.state.load.requests, *books.unstarted) == (2, 1, 5)
-    books.state.remove(A, 1.0)
-    books.state.remove(B, 1.0)
+    books.state.remove(A, 1.0, computed=True)
+    books.state.remove(B, 1.0, computed=True)
     assert (books.state.load.requests, *books.unstarted) == (0, 0, 0)
 
 
@@ -74,7 +74,7 @@ def test_an_end_without_a_first_token_shows_nothing_of_those_before_it() -> None
     books.add(A, 10, streamed=False)
     books.add(B, 10, streamed=False)
     books.state.start(B, 0.0, seen=False)
-    books.state.remove(B, 0.0)
+    books.state.remove(B, 0.0, computed=True)
     assert books.unstarted == (1, 10)
 
 
@@ -123,7 +123,7 @@ def test_answers_are_expected_to_be_as_long_as_those_before() -> None:
         books.add(request, 10, float(number))
         books.state.start(request, float(number), seen=True)
         books.state.serve(request, 20.0, 10)
-        books.state.remove(request, number + 0.5)
+        books.state.remove(request, number + 0.5, computed=True)
     for number in range(9):
         books.add(RequestId(f"{number}"), 80, 50.0)
         books.state.start(RequestId(f"{number}"), 51.0, seen=True)
@@ -136,3 +136,22 @@ def test_a_fixed_window_wakes_nobody_for_a_long_prompt() -> None:
     books.add(A, 8192)
     assert not books.state.has_room
     assert books.deadlines == {}
+
+
+def test_a_call_that_is_turned_away_says_nothing_of_prefill() -> None:
+    """Else a worker that refuses much would seem to be fast."""
+    books = Books()
+    for number in range(200):
+        request = RequestId(f"{number}")
+        books.add(request, 3000, 0.05 * number, streamed=False)
+        books.state.remove(request, 0.05 * number + 0.04, computed=False)
+    assert books.state.pace.prefill_seconds(1) == FIRST_SECONDS_PER_TOKEN
+
+
+def test_when_the_first_of_the_unstarted_is_gone_the_next_is_only_begun() -> None:
+    """None of it is computed by then, however long the first was there."""
+    books = Books()
+    books.add(A, 4000)
+    books.add(B, 8000, 4.9)
+    books.state.remove(A, 5.0, computed=False)
+    assert books.state.load.ahead_tokens == 8000

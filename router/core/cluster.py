@@ -64,9 +64,9 @@ class Cluster:
             state.told(event.kv_tokens)
         state.report(event.running, event.waiting, now)
 
-    def remove(self, request: RequestId, worker: WorkerId, now: float) -> None:
-        """A dispatched request ended."""
-        self._states[worker].remove(request, now)
+    def remove(self, request: RequestId, worker: WorkerId, now: float, *, computed: bool) -> None:
+        """A dispatched request ended. `computed`: at least in part, and not turned away."""
+        self._states[worker].remove(request, now, computed=computed)
         self._forget(worker)
 
     def speed(self, worker: WorkerId) -> float:

@@ -78,6 +78,8 @@ class Flights:
 
     def guess_at(self, request: RequestId, time: float) -> None:
         """Guess that this one has started when it is so late, and when all that may be guessed before it have."""
+        while self._silent and self._silent[-1][1] not in self._unstarted:
+            self._silent.pop()
         self._silent.append((max(time, self._silent[-1][0]) if self._silent else time, request))
 
     @property
@@ -98,22 +100,28 @@ class Flights:
 
     def start(self, request: RequestId, now: float, *, guessed: bool) -> InFlight:
         """An unstarted one is unstarted no more."""
+        self._move_first(request, now)
         flight = self._unstarted.pop(request)
         flight.started, flight.guessed = True, guessed
         self.guessed += guessed
         self.unstarted_tokens -= flight.uncached_tokens
         self.kv_tokens += flight.uncached_tokens
-        self.since = now
         return flight
 
-    def remove(self, request: RequestId) -> InFlight:
+    def remove(self, request: RequestId, now: float) -> InFlight:
         """It ended."""
         flight = self.requests.pop(request)
         if flight.started:
             self.guessed -= flight.guessed
             self.kv_tokens -= flight.uncached_tokens
         else:
+            self._move_first(request, now)
             del self._unstarted[request]
             self.unstarted_tokens -= flight.uncached_tokens
         self.kv_tokens -= flight.output
         return flight
+
+    def _move_first(self, leaving: RequestId, now: float) -> None:
+        """An unstarted one goes from there: if it was the first, another is now."""
+        if next(iter(self._unstarted)) == leaving:
+            self.since = now

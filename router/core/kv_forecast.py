@@ -49,12 +49,13 @@ class KvForecast:
     def peak(self, growth: float, enough: float) -> float:
         """Tokens held at the highest point, with one more request that begins with nothing and grows by `growth`.
 
-        A sum of all that will ever be held is answered at once where it is not above `enough`; else this looks at
-        every end, since the highest point is at one of them: costs O(requests).
+        A sum of all that will ever be held is answered at once where it is not above `enough` and all that is held was
+        expected to be; else this looks at every end, since the highest point is at one of them: costs O(requests).
         """
-        if self._total + growth <= enough:
+        overdue = bool(self._spans) and self._spans[0].end < self.clock
+        if not overdue and self._total + growth <= enough:
             return self._total + growth
-        highest = base = 0.0
+        highest, base = growth, 0.0
         for running, span in enumerate(reversed(self._spans), 1):
             base += span.base
             end = max(span.end, self.clock)

@@ -283,7 +283,11 @@ def longest(queues: Sequence[LongestMatchQueue], fits: Fits) -> Turn | None:
     request = _choose(queues, fits, aside)
     for queue, entry in aside:
         queue.put_back(entry, passed=request is not None)
-    return None if request is None else Turn(request, tuple(PassedOver(e.request.id, "did not fit") for _, e in aside))
+    if request is None:
+        return None
+    # One that waits in several of the queues was looked at in each.
+    passed = dict.fromkeys(entry.request.id for _, entry in aside)
+    return Turn(request, tuple(PassedOver(each, "did not fit") for each in passed))
 
 
 def _choose(

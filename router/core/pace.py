@@ -13,6 +13,8 @@ LEAST_TOKENS = 256
 SLOWER, FASTER = 1.04, 0.94
 """Steps of the learned prefill time, so that it settles where two fifths of what is seen are faster, and no request
 that waited for something else moves it far."""
+FIRST_LESSONS = 8
+"""So many times what was faster is believed at once: the first start may have waited for an engine that warmed up."""
 HELD_UP = 2.0
 """How many times longer than prefill makes it clear that something else was waited for."""
 BURST = 0.25
@@ -40,7 +42,7 @@ class Pace:
     def __init__(self) -> None:
         self._now = 0.0
         self._seconds_per_token = FIRST_SECONDS_PER_TOKEN
-        self._learned = False
+        self._lessons = 0
         self.held_up = False
         """Whether what started last had waited for more than prefill: for a place in the batch, or in the cache."""
         # The latest burst of starts: since when it was computed, its first start and its last, its tokens.
@@ -158,9 +160,11 @@ class Pace:
         if self._tokens < LEAST_TOKENS or seconds <= 0.0:
             return
         seen = seconds / self._tokens
-        self.held_up = self._learned and seen > HELD_UP * self._seconds_per_token
-        if not self._learned:
-            self._learned = True
+        self.held_up = self._lessons > 0 and seen > HELD_UP * self._seconds_per_token
+        if not self._lessons and not self._telling:
+            return
+        self._lessons += 1
+        if self._lessons == 1 or (self._lessons <= FIRST_LESSONS and seen < self._seconds_per_token):
             self._seconds_per_token = seen
         elif seen < self._seconds_per_token:
             self._seconds_per_token *= FASTER

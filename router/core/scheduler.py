@@ -290,7 +290,7 @@ class Scheduler:
             self.policy.charged(charge)
         self.policy.ended(request, worker)
         self.fairness.ended(request, worker, live.outstanding)
-        self.cluster.remove(request.id, worker, now)
+        self.cluster.remove(request.id, worker, now, computed=live.state is State.STARTED)
         if worker not in self.cluster:
             self.fairness.worker_left(worker)
         del self._live[request.id]

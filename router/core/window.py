@@ -216,7 +216,7 @@ class LearnedWindow:
         """See `Window`."""
         self._tokens.learn(turnover)
         self._places.learn(turnover)
-        if turnover.requests > 0.0:
+        if turnover.tokens > 0.0:
             self._typical_tokens = turnover.tokens / turnover.requests
 
     def reported(self, load: Load, report: EngineReport) -> None:

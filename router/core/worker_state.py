@@ -77,12 +77,12 @@ class WorkerState:
         self._served += cost
         self._gained += output_tokens
 
-    def remove(self, request: RequestId, now: float) -> None:
-        """It ended, however it did."""
+    def remove(self, request: RequestId, now: float, *, computed: bool) -> None:
+        """It ended. `computed`: at least in part, and not turned away."""
         self._pass(now)
-        flight = self._flights.remove(request)
+        flight = self._flights.remove(request, now)
         self._forecast.remove(request)
-        if not flight.streamed:
+        if computed and not flight.streamed:
             self.pace.ended(flight.uncached_tokens)
         if flight.output:
             self._output = self._output * OUTPUT_MEMORY + flight.output
@@ -133,7 +133,7 @@ class WorkerState:
         self._now = now
         flights, pace, full = self._flights, self.pace, not self.has_room
         pace.advance(now, streams=len(flights) - flights.unstarted, busy=bool(flights), full=full)
-        if self._served:
+        if self._served or self._gained:
             flights.kv_tokens += self._gained
             self._most_kv_tokens = max(self._most_kv_tokens, flights.kv_tokens)
             self._forecast.clock += max(0, self._gained) / pace.streams

@@ -39,6 +39,8 @@ class D2lpmParameters:
     def __post_init__(self) -> None:
         if self.quantum <= 0:
             raise ValueError("quantum must be positive")
+        if self.load_ratio < 1 or self.load_slack < 0:
+            raise ValueError("load_ratio must be at least 1, and load_slack not negative")
 
 
 class Booking(NamedTuple):

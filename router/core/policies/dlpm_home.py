@@ -56,6 +56,8 @@ class DlpmHomeParameters:
     def __post_init__(self) -> None:
         if self.quantum <= 0 or self.worker_quantum <= 0:
             raise ValueError("quantum and worker_quantum must be positive")
+        if self.load_ratio < 1 or self.load_slack < 0:
+            raise ValueError("load_ratio must be at least 1, and load_slack not negative")
 
 
 @dataclass(slots=True)
@@ -194,8 +196,7 @@ class DlpmHome(Policy):
             self._sites[worker] = Site(self._new_queue(lambda request: self._waiting[request.id].matched[worker]))
         for waiting in self._waiting.values():
             if worker in self._view.serving(waiting.request.model):
-                self._watch(waiting)
-                self._settle(waiting)
+                self._rematch(waiting)
 
     def worker_left(self, worker: WorkerId, now: float) -> list[Request]:
         """See `Policy`. What was at home there finds another."""
@@ -207,8 +208,7 @@ class DlpmHome(Policy):
                 orphans.append(waiting.request)
                 self.withdraw(waiting.request.id, now)
             else:
-                self._watch(waiting)
-                self._settle(waiting)
+                self._rematch(waiting)
         del self._sites[worker]
         return orphans
 
@@ -228,6 +228,13 @@ class DlpmHome(Policy):
 
     def _watch(self, waiting: Waiting) -> None:
         waiting.matched = self._view.watch(waiting.request, self._view.serving(waiting.request.model))
+
+    def _rematch(self, waiting: Waiting) -> None:
+        """Let a request wait where it belongs now that the workers are others."""
+        self._watch(waiting)
+        self._settle(waiting)
+        if waiting.leaves_home is None:
+            self._anywhere[waiting.request.model].match_changed((waiting.request.id,))
 
     def _settle(self, waiting: Waiting) -> None:
         """Let a request wait where it is at home now; once it may go anywhere, it may for good."""
