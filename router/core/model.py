@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, NewType
 
+from router.core.block_key import BlockKey
 from router.core.prompt_key import PromptKey
 from router.core.window import Limits, Load
 
@@ -31,6 +32,8 @@ class Request:
     streamed: bool = True
     weight: float = 1.0
     """The client's share relative to others; positive."""
+    blocks: tuple[BlockKey, ...] = ()
+    """The same prompts by their tokens, one key per prompt; none where those are not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,19 @@ class Finished:
     """Prompt and answer together, as they will stand at the head of the next turn; one key per choice."""
 
 
+class Fault(StrEnum):
+    """What stood in the way of an answer."""
+
+    CALL = "call"
+    """The call itself: no worker would answer it, or nobody knows better."""
+    FULL = "full"
+    """The engine has as much to do as it takes."""
+    ERROR = "error"
+    """The engine answered with an error of its own; another may do the same with this request."""
+    BROKEN = "broken"
+    """The worker took no connection, broke off, hung or answered nonsense."""
+
+
 @dataclass(frozen=True, slots=True)
 class Failed:
     """A dispatched request ended without its whole answer, and not because of its client."""
@@ -95,6 +111,24 @@ class Failed:
     accepted: bool
     """Whether the engine may have begun to compute: if not, the client is refunded in full."""
     usage: Usage | None = None
+    fault: Fault = Fault.CALL
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """A dispatched request comes back without its whole answer, and is to go to a worker that has not failed it.
+
+    It has had its turn: it goes before all that wait, as soon as such a worker has room, and what the first one was
+    paid for it is not charged again. A Reject answers where there is none, or no more tries are left.
+    """
+
+    request: RequestId
+    accepted: bool
+    """Whether the engine may have begun to compute: if not, nothing is owed for this try."""
+    fault: Fault
+    usage: Usage | None = None
+    begun: bool = False
+    """Whether its client has a part of the answer: then the rest of it is asked for, which is no retry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +172,38 @@ class Evicted:
 
 
 @dataclass(frozen=True, slots=True)
+class BlocksFollowed:
+    """A worker's own events tell from now on what blocks its cache holds, or tell it differently from before."""
+
+    worker: WorkerId
+    block_tokens: int
+    """Tokens in each of its blocks."""
+    ranks: int = 1
+    """Data-parallel ranks, each with a cache of its own."""
+    complete: bool = True
+    """Whether no event was missed since its cache was empty; if not, it may hold more than was told."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksChanged:
+    """What a worker's own events say of its cache; to be taken in the order of the fields."""
+
+    worker: WorkerId
+    rank: int = 0
+    cleared: bool = False
+    removed: bytes = b""
+    """Hashes as in `BlockKey`; a hash is not both removed and stored."""
+    stored: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksLost:
+    """A worker's own events cannot be read any more."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
 class Ticked:
     """Time has passed; sent when the last `WakeAt` is due."""
 
@@ -148,11 +214,15 @@ Event = (
     | Progressed
     | Finished
     | Failed
+    | Returned
     | Cancelled
     | WorkerJoined
     | WorkerReported
     | WorkerLeft
     | Evicted
+    | BlocksFollowed
+    | BlocksChanged
+    | BlocksLost
     | Ticked
 )
 
@@ -163,6 +233,8 @@ class Refusal(StrEnum):
     QUEUE_FULL = "rejected-saturated"
     EXPIRED = "rejected-ttl-expired"
     NO_WORKER = "rejected-no-endpoints"
+    NO_RETRY = "rejected-no-retry"
+    """It failed, and as often as it may, or too many do."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,9 @@ from router.core.fairness import Fairness
 from router.core.fleet_view import SchedulerView
 from router.core.model import (
     Arrived,
+    BlocksChanged,
+    BlocksFollowed,
+    BlocksLost,
     Cancelled,
     ClientId,
     Command,
@@ -60,6 +63,7 @@ from router.core.policy import Choice, Parameters, PolicyFactory, Surroundings
 from router.core.prefix_map import PrefixMap
 from router.core.prompt_key import PromptKey
 from router.core.service_gap import Outstanding
+from router.core.token_blocks import TokenBlocks
 from router.core.waiting_room import WaitingLimits, WaitingRoom
 from router.core.window import LearnedWindow, Window
 
@@ -73,7 +77,7 @@ class SchedulerSettings:
     window: Window = field(default_factory=LearnedWindow)
     """The limit of each worker, which has one like this of its own."""
     prefix_limit: int = 4_000_000
-    """Chunks in the prefix tree, over all workers."""
+    """Chunks in the prefix tree, over all workers; and as many blocks of those whose events tell what they hold."""
     match_minimum: int = 64
     """Tokens; a shorter match is no match."""
     kv_tokens: int = 400_000
@@ -113,6 +117,7 @@ class Scheduler:
         self.cluster = Cluster(settings.window)
         self.backlog = Backlog()
         self.prefixes = PrefixMap(settings.prefix_limit, self.estimates, settings.match_minimum)
+        self.blocks = TokenBlocks(settings.prefix_limit)
         self._view = SchedulerView(self.cluster, self.prefixes)
         self.policy = policy(Surroundings(self._view, settings.cost, random, parameters, self.backlog))
         self.fairness = Fairness(settings.cost, pooled=self.policy.properties.pooled)
@@ -169,7 +174,11 @@ class Scheduler:
             case _:
                 self._take_in_worker(event, now)
 
-    def _take_in_worker(self, event: WorkerJoined | WorkerReported | WorkerLeft | Evicted, now: float) -> None:
+    def _take_in_worker(
+        self,
+        event: WorkerJoined | WorkerReported | WorkerLeft | Evicted | BlocksFollowed | BlocksChanged | BlocksLost,
+        now: float,
+    ) -> None:
         match event:
             case WorkerReported():
                 if event.worker in self.cluster:
@@ -181,9 +190,17 @@ class Scheduler:
             case Evicted(worker, tokens):
                 if tokens is None:
                     self.prefixes.drop(worker)
+                    self.blocks.clear(worker)
                 else:
                     self.prefixes.evict(worker, tokens)
                 self._tell_changes()
+            case BlocksChanged():
+                self.blocks.change(event)
+            case BlocksFollowed(worker):
+                if worker in self.cluster and not self.cluster[worker].left:
+                    self.blocks.follow(event)
+            case BlocksLost(worker):
+                self.blocks.lose(worker)
             case _:
                 assert_never(event)
 
@@ -229,6 +246,7 @@ class Scheduler:
         self.fairness.dispatched(request, worker, live.outstanding, now - live.arrived)
         self.policy.charged(charge)
         self._believe(request.model, request.prompts, worker, now)
+        self.blocks.expect(request, worker)
         self._out.append(Dispatch(request.id, worker, cached, choice.why, decision))
 
     def _start(self, request: RequestId, now: float, *, seen: bool = True) -> None:
@@ -289,6 +307,7 @@ class Scheduler:
         else:
             self.policy.charged(charge)
         self.policy.ended(request, worker)
+        self.blocks.ended(request.id, stored=live.state is State.STARTED)
         self.fairness.ended(request, worker, live.outstanding)
         self.cluster.remove(request.id, worker, now, computed=live.state is State.STARTED)
         if worker not in self.cluster:
@@ -344,6 +363,7 @@ class Scheduler:
         for request in self._vacate(worker, now):
             self._place_anew(request, now)
         self.prefixes.drop(worker)
+        self.blocks.lose(worker)
         self._tell_changes()
         if worker not in self.cluster:
             self.fairness.worker_left(worker)

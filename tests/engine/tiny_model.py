@@ -120,8 +120,7 @@ def sentences(count: int) -> Iterator[str]:
 
 
 def write_tokenizer(path: Path) -> None:
-    # Lives in the engine environment only, where no type checker runs.
-    from tokenizers import ByteLevelBPETokenizer  # type: ignore[import-not-found]  # noqa: PLC0415
+    from tokenizers import ByteLevelBPETokenizer  # noqa: PLC0415
 
     tokenizer = ByteLevelBPETokenizer()
     tokenizer.train_from_iterator(

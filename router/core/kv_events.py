@@ -1,0 +1,184 @@
+"""What engines publish of their KV caches: decoded messages in, facts out, and which of the messages are missing.
+
+A message is a sequence number and a batch: a time, events, and the data-parallel rank. vLLM and SGLang send events as
+maps; before, they sent arrays, in the order of `_POSITIONS`. Read in the sources of vLLM 0.32 and SGLang 0.5.23.
+
+Of what they tell, a router that matches prompts by their tokens can use the blocks of the device's own memory, in the
+first group of layers, that depend on tokens alone. Blocks of an adapter, of a cache salt or of media are `apart`: they
+are known by name, so that what follows on them is not taken for unknown, and never matched.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from enum import Enum, StrEnum, auto
+from typing import Final, NamedTuple
+
+EngineHash = int | bytes
+"""What an engine calls a block; nothing is known of it but that equal ones name the same content."""
+
+DEVICE: Final = (None, "GPU")
+"""The medium of blocks that a prefill can use at once."""
+REMEMBERED: Final = 10_000
+"""Messages of which marks are kept, as many as engines keep for replay."""
+_POSITIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    "BlockStored": (
+        *("block_hashes", "parent_block_hash", "token_ids", "block_size"),
+        *("lora_id", "medium", "lora_name", "extra_keys", "group_idx"),
+    ),
+    "BlockRemoved": ("block_hashes", "medium", "group_idx"),
+    "AllBlocksCleared": (),
+}
+
+
+class Fault(StrEnum):
+    """What can be wrong with a publisher's messages, as it is counted."""
+
+    UNREADABLE = "unreadable"
+    """Not a message, or not a batch in one."""
+    UNKNOWN_KIND = "unknown-kind"
+    BAD_FIELDS = "bad-fields"
+    """An event without what its kind has to have, or with something else there."""
+    FOREIGN_TOPIC = "foreign-topic"
+    UNKNOWN_PARENT = "unknown-parent"
+    """Blocks that follow on one that was never stored."""
+    UNKNOWN_BLOCK = "unknown-block"
+    """Removed, and never stored."""
+    ODD_BLOCK = "odd-block"
+    """Blocks of another size than those before."""
+    GAP = "gap"
+    """Messages that are missing."""
+    UNREPAIRED = "unrepaired"
+    """Missing messages that no replay brought."""
+    FLOOD = "flood"
+    """More than is read; the worker's events are left alone for a while."""
+    TOO_MANY_BLOCKS = "too-many-blocks"
+    SILENT = "silent"
+    """Nothing published of requests that must have filled blocks."""
+    DISCONNECTED = "disconnected"
+
+
+class Stored(NamedTuple):
+    """Blocks that follow on each other are cached now."""
+
+    names: Sequence[EngineHash]
+    parent: EngineHash | None
+    """The block before the first one; None at the head of a prompt."""
+    tokens: Sequence[int]
+    block_tokens: int
+    apart: bool
+    """They hold more than these tokens in their place, and serve no plain prompt."""
+
+
+class Removed(NamedTuple):
+    """These blocks are not cached any more."""
+
+    names: Sequence[EngineHash]
+
+
+class Cleared(NamedTuple):
+    """No block is cached any more."""
+
+
+CacheEvent = Stored | Removed | Cleared
+
+
+class Batch(NamedTuple):
+    """What one message says, in order, without what is of no use here."""
+
+    rank: int | None
+    """Data-parallel rank; None where it is not told."""
+    events: tuple[CacheEvent, ...]
+    faults: tuple[Fault, ...]
+    """Of the events that had to be left out, one for each."""
+
+
+def read_batch(payload: object) -> Batch:
+    """Read an unpacked message. Raises ValueError for one that is no batch; of a batch, bad events are left out."""
+    if not isinstance(payload, list | tuple) or len(payload) < 2 or not isinstance(payload[1], list | tuple):
+        raise ValueError("not a batch of events")
+    rank = payload[2] if len(payload) > 2 else None
+    events: list[CacheEvent] = []
+    faults: list[Fault] = []
+    for raw in payload[1]:
+        read = _read_event(raw)
+        if isinstance(read, Fault):
+            faults.append(read)
+        elif read is not None:
+            events.append(read)
+    return Batch(rank if type(rank) is int and rank >= 0 else None, tuple(events), tuple(faults))
+
+
+def _read_event(raw: object) -> CacheEvent | Fault | None:
+    """One event, what is wrong with it, or None for one about another memory than the device's."""
+    fields = _fields(raw)
+    if fields is None:
+        return Fault.UNKNOWN_KIND
+    kind = fields["type"]
+    if kind == "AllBlocksCleared":
+        return Cleared()
+    names = fields.get("block_hashes")
+    if not isinstance(names, list | tuple) or not all(isinstance(name, int | bytes) for name in names):
+        return Fault.BAD_FIELDS
+    if fields.get("medium") not in DEVICE or fields.get("group_idx") not in (None, 0):
+        return None
+    return Removed(names) if kind == "BlockRemoved" else _stored(names, fields)
+
+
+def _fields(raw: object) -> Mapping[str, object] | None:
+    """An event's fields by name, whichever way it is encoded; None for a kind that is not known."""
+    if isinstance(raw, Mapping):
+        kind = raw.get("type")
+        return raw if isinstance(kind, str) and kind in _POSITIONS else None
+    if isinstance(raw, list | tuple) and raw and isinstance(raw[0], str) and raw[0] in _POSITIONS:
+        return {"type": raw[0], **dict(zip(_POSITIONS[raw[0]], raw[1:], strict=False))}
+    return None
+
+
+def _stored(names: Sequence[EngineHash], fields: Mapping[str, object]) -> Stored | Fault:
+    parent, tokens, size = fields.get("parent_block_hash"), fields.get("token_ids"), fields.get("block_size")
+    if not isinstance(tokens, list | tuple) or type(size) is not int or size < 1:
+        return Fault.BAD_FIELDS
+    if not isinstance(parent, int | bytes | None) or len(tokens) != size * len(names):
+        return Fault.BAD_FIELDS
+    extra = fields.get("extra_keys")
+    apart = any(fields.get(name) is not None for name in ("lora_id", "lora_name", "cache_salt"))
+    return Stored(names, parent, tokens, size, apart or (isinstance(extra, list | tuple) and any(extra)))
+
+
+class Arrival(Enum):
+    """What the number of a message means."""
+
+    NEXT = auto()
+    REPEATED = auto()
+    """It was taken in before, from a replay."""
+    GAP = auto()
+    """There are others before it that never came."""
+    RESTARTED = auto()
+    """Its publisher counts anew: another process, with another cache."""
+
+
+class Continuity:
+    """Which messages of one publisher were taken in, by number and a mark that tells equal contents."""
+
+    def __init__(self) -> None:
+        self.next = 0
+        """The number of the message to come; before there was any, of the first that there ever was."""
+        self.complete = False
+        """Whether every message since the publisher's first was taken in."""
+        self._marks: OrderedDict[int, int] = OrderedDict()
+
+    def arrival(self, number: int, mark: int) -> Arrival:
+        """What a message is to those before it; changes nothing."""
+        if number == self.next:
+            return Arrival.NEXT
+        if number > self.next:
+            return Arrival.GAP
+        return Arrival.REPEATED if self._marks.get(number) == mark else Arrival.RESTARTED
+
+    def take(self, number: int, mark: int) -> None:
+        """A message is taken in, the next one or one after a gap that stays."""
+        self.complete = number == 0 or (self.complete and number == self.next)
+        self.next = number + 1
+        self._marks[number] = mark
+        if len(self._marks) > REMEMBERED:
+            self._marks.popitem(last=False)
