@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
-from bench import chunk_size, decision_cost, demo, experiments, load, simulate, window_live
+from bench import chunk_size, decision_cost, demo, experiments, load, neighbour, simulate, window_live
 
 
 class Command(Protocol):
@@ -23,6 +23,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "demo": demo,
     "experiment": experiments,
     "load": load,
+    "neighbour": neighbour,
     "simulate": simulate,
     "window": window_live,
 }

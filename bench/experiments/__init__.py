@@ -1,18 +1,20 @@
 """Run an experiment of the papers in virtual time, and write its figures, a table and a plot.
 
 The conditions, that is hardware, loads and seeds, stand in `bench/experiments/conditions.py`. `all` runs one after the
-other.
+other, but not `neighbour`: that is no paper's, takes the clock's time and wants a machine that does nothing else.
 """
 
 import argparse
 import os
+import shlex
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, NoReturn
 
-from bench.experiments import fig4
+from bench.experiments import fig4, neighbour
 from bench.experiments.conditions import QUICK_SEEDS, SEEDS
 from bench.experiments.experiment import Experiment
 from bench.experiments.fig1 import Figure1
@@ -29,6 +31,7 @@ from bench.experiments.traced import TracedExperiment
 from bench.experiments.unmodified import Unmodified
 from bench.experiments.vtc import VtcSuites
 from bench.experiments.window import WindowSize
+from bench.neighbour.servers import SGLANG_FLAGS, Contestant, ServerError, contestant
 from bench.progress import ProgressBar
 from bench.traces import Trace, parse_trace
 
@@ -48,11 +51,12 @@ EXPERIMENTS: Final[Mapping[str, Experiment]] = {
 }
 """By name; a new one is a file and a line here. Beside these there is `fig4`, which measures instead of simulating."""
 NAMES: Final = (*EXPERIMENTS, "fig4")
+LIVE: Final = "neighbour"
 OUT: Final = Path("results")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help=f"one of {', '.join(NAMES)}, all")
+    parser.add_argument("name", metavar="NAME", help=f"one of {', '.join(NAMES)}, all, {LIVE}")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter simulations, of the same shape")
     parser.add_argument("--out", type=Path, default=OUT, metavar="DIR", help="where to write (%(default)s)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time (%(default)s)")
@@ -63,6 +67,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="KIND:FILE",
         help="play a public trace too: arena in vtc, azure in preble",
+    )
+    parser.add_argument(
+        "--router",
+        action="append",
+        default=[],
+        metavar="NAME=COMMAND",
+        help=f"another router in {LIVE}; {{port}} is where to listen, an argument with {{worker}} comes once for each",
+    )
+    parser.add_argument(
+        "--sglang-router", metavar="COMMAND", help=f"how to start it, in {LIVE} (sglang-router, if that is installed)"
     )
 
 
@@ -79,6 +93,9 @@ def run(options: argparse.Namespace) -> None:
     except OSError as error:
         _refuse(f"cannot write to {options.out}: {error.strerror}")
     for name in names:
+        if name == LIVE:
+            _run_live(options, seeds)
+            continue
         if name == "fig4":
             fig4.run(options.out, quick=options.quick)
             continue
@@ -90,9 +107,40 @@ def run(options: argparse.Namespace) -> None:
         print(f"{name}: {experiment.title}", *table(experiment, rows), "", sep="\n", flush=True)
 
 
+def _run_live(options: argparse.Namespace, seeds: Sequence[int]) -> None:
+    from bench.experiments.report import table, write  # noqa: PLC0415 - as above
+    from bench.live import LoadError  # noqa: PLC0415 - it needs aiohttp
+
+    experiment, bar = neighbour.NoisyNeighbour(), ProgressBar(sys.stderr, "runs")
+    try:
+        sglang_router = options.sglang_router or shutil.which("sglang-router")
+        planned = neighbour.plan(contestants(options.router, sglang_router), quick=options.quick)
+        rows = neighbour.run(planned, seeds, bar.show)
+    except (ServerError, LoadError, ValueError) as error:
+        _refuse(str(error))
+    except KeyboardInterrupt:
+        print(f"{LIVE}: interrupted; the router and its workers have ended", file=sys.stderr)
+        sys.exit(130)  # as a shell tells it
+    finally:
+        bar.close()
+    write(LIVE, experiment, rows, seeds, options.out)
+    print(f"{LIVE}: {experiment.title}", *table(experiment, rows), "", sep="\n", flush=True)
+    for doubt in neighbour.doubts(rows):
+        print(f"{LIVE}: {doubt}", file=sys.stderr)
+
+
+def contestants(routers: Sequence[str], sglang_router: str | None) -> Sequence[Contestant]:
+    """Our router, SGLang's where it is there, those that were named, and none. Raises ValueError."""
+    command = shlex.split(sglang_router or "")
+    if not command:
+        print(f"{LIVE}: no sglang-router here (--sglang-router COMMAND): its rows are left out", file=sys.stderr)
+    sglang = [Contestant("sglang-router", (*command, *SGLANG_FLAGS))] if command else []
+    return [*neighbour.ROUTERS, *sglang, *map(contestant, routers), neighbour.DIRECT]
+
+
 def _names(options: argparse.Namespace) -> Sequence[str]:
-    if options.name != "all" and options.name not in NAMES:
-        raise ValueError(f"unknown experiment {options.name!r}, known: {', '.join(NAMES)}, all")
+    if options.name not in ("all", LIVE, *NAMES):
+        raise ValueError(f"unknown experiment {options.name!r}, known: {', '.join(NAMES)}, all, {LIVE}")
     return NAMES if options.name == "all" else [options.name]
 
 

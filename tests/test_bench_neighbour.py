@@ -1,0 +1,218 @@
+"""Noisy neighbours: who asks what, the command, the routers that take part, and that every call is counted."""
+
+import asyncio
+import json
+import sys
+from itertools import islice
+from math import inf
+from pathlib import Path
+
+import aiohttp
+import pytest
+from workers_http import series, worker
+
+from bench.__main__ import main
+from bench.experiments import contestants
+from bench.experiments.experiment import Row, Value
+from bench.experiments.neighbour import DIRECT, FIGURES, ROUTERS, NoisyNeighbour, Plan, doubts, max_min, run
+from bench.experiments.report import write
+from bench.neighbour.driver import Span
+from bench.neighbour.servers import SGLANG_FLAGS, ServerError, contestant, expanded, started
+from bench.neighbour.traffic import Neighbours, spoken
+from bench.records import Record, Result, ServiceSample
+from bench.summary import summarise
+from bench.traffic import Outcome
+from workers.tokenizer import encode
+
+TINY = Neighbours(heavy=1, light=1, open=3, prefix=200, heavy_input=20, heavy_output=10, rate=4.0)
+SPEED = 8.0
+
+
+def test_heavy_clients_have_a_prefix_of_their_own() -> None:
+    """All calls of one begin with it, those of the other and of the light ones do not; a word is a token."""
+    clients = Neighbours(heavy=2, light=1, prefix=50).clients(seed=1)
+    prompts = [[spoken(call.prompt) for call in islice(client.calls, 3)] for client in clients]
+    heads = [{" ".join(prompt.split()[:50]) for prompt in of_one} for of_one in prompts]
+    assert [len(own) for own in heads] == [1, 1, 3]
+    assert len(set.union(*heads)) == 5
+    assert len(set(prompts[0])) == 3
+    call = next(iter(Neighbours(heavy=0, light_input=77).clients(seed=1)[0].calls))
+    assert len(encode(spoken(call.prompt))) == len(call.prompt) == 77
+
+
+@pytest.mark.parametrize("wrong", [{"light": 0}, {"open": 0}, {"heavy": -1}, {"light_output": 0}, {"rate": 0.0}])
+def test_traffic_that_makes_no_sense_is_refused(wrong: dict[str, int]) -> None:
+    """Before anything is started."""
+    with pytest.raises(ValueError, match="must be"):
+        Neighbours(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("asked", "parts"),
+    [
+        ({"a": inf, "b": 10.0}, {"a": 90.0, "b": 10.0}),
+        ({"a": inf, "b": inf}, {"a": 50.0, "b": 50.0}),
+        ({"a": 70.0, "b": 70.0, "c": 10.0}, {"a": 45.0, "b": 45.0, "c": 10.0}),
+        ({"a": 1.0}, {"a": 1.0}),
+        ({}, {}),
+    ],
+)
+def test_a_fair_part_is_what_was_asked_and_no_more_than_an_equal_one(
+    asked: dict[str, float], parts: dict[str, float]
+) -> None:
+    """What small clients leave is divided among the others."""
+    assert max_min(asked, 100.0) == parts
+
+
+def record(client: str, arrived: float, started: float | None, outcome: Outcome = Outcome.DONE) -> Record:
+    """A call of 100 tokens of which 40 are cached, for 10 in answer."""
+    finished = None if outcome is Outcome.UNFINISHED or started is None else started + 1
+    times = {"dispatched": None, "started": started, "finished": finished}
+    told = {"input_tokens": 100, "cached_tokens": 40, "predicted_cached_tokens": None, "output_tokens": 10}
+    return Record(id="", client=client, outcome=outcome, arrived=arrived, worker=None, why=None, **times, **told)  # type: ignore[arg-type]
+
+
+def measured(*records: Record, **service: float) -> dict[str, Value]:
+    """Figures of ten seconds, of which the first is not measured."""
+    names = {name.replace("_", "-"): each for name, each in service.items()}
+    samples = [ServiceSample(1.0, dict.fromkeys(names, 0.0), {}), ServiceSample(10.0, names, {})]
+    result = Result(10.0, 1.0, records, {}, dict.fromkeys(names, 1.0), tuple(samples))
+    return dict(NoisyNeighbour().measure(result, summarise(result)))
+
+
+def test_figures_are_of_the_time_measured() -> None:
+    """A wait that has not ended counts as so long at least; a call from before the warm-up's end is in no wait."""
+    figures = measured(
+        record("light-1", 0.5, 5.0),
+        record("light-1", 2.0, 3.0),
+        record("light-1", 4.0, None, Outcome.UNFINISHED),
+        record("heavy-1", 1.0, 9.5),
+        record("heavy-1", 1.0, 3.0),
+        record("heavy-1", 1.0, 3.0, Outcome.FAILED),
+        light_1=80.0,
+        heavy_1=240.0,
+    )
+    assert (figures["light TTFT p50"], figures["light TTFT p95"]) == (1.0, 6.0)
+    assert (figures["light share"], figures["heavy share"]) == (0.25, 0.75)
+    assert figures["fair share"] == 0.5, "two calls of 80 each are half of the service"
+    assert (figures["heavy tokens/s"], figures["tokens/s"]) == (110 / 9, 330 / 9)
+    assert [figures[name] for name in ("calls", "done", "unfinished", "failed")] == [6, 4, 1, 1]
+
+
+def test_nobody_knows_the_fair_share_of_who_was_never_answered() -> None:
+    """There is no figure then, and none where nothing at all was served."""
+    starved = measured(record("light-1", 2.0, None, Outcome.UNFINISHED), light_1=0.0, heavy_1=240.0)
+    assert (starved["light share"], starved["fair share"]) == (0.0, None)
+    assert measured(light_1=0.0)["light share"] is None
+
+
+def test_a_contest_counts_every_call(tmp_path: Path) -> None:
+    """Over real sockets: none is lost, shares sum to one, and the table has a row for each router and load."""
+    plan = Plan([ROUTERS[0], DIRECT], [TINY], Span(12.0, 2.0), SPEED, ("--max-running", "4"))
+    heard: list[tuple[int, int]] = []
+    rows = run(plan, [0], lambda over, of: heard.append((over, of)))
+    assert heard == [(1, 2), (2, 2)]
+    assert [row.labels for row in rows] == [{"router": who.name, "heavy": "1"} for who in plan.contestants]
+    for row in rows:
+        seen = {name: values[0] for name, values in row.values.items()}
+        assert seen["failed"] == 0
+        assert seen["calls"] == seen["done"] + seen["unfinished"]  # type: ignore[operator]
+        assert seen["done"] > 10  # type: ignore[operator]
+        assert seen["light calls"] > 10  # type: ignore[operator]
+        assert seen["light share"] + seen["heavy share"] == pytest.approx(1.0)  # type: ignore[operator]
+        assert seen["tokens/s"] > seen["heavy tokens/s"] > 0  # type: ignore[operator]
+        assert 0.5 < seen["hit rate"] < 1.0  # type: ignore[operator]
+    write("neighbour", NoisyNeighbour(), rows, [0], tmp_path)
+    assert "| d2lpm | 1 |" in (tmp_path / "neighbour.md").read_text()
+    assert {"neighbour.json", "neighbour.md", "neighbour.png"} == {path.name for path in tmp_path.iterdir()}
+
+
+async def finished_calls(urls: list[str]) -> list[float]:
+    """How many each worker has answered."""
+    async with aiohttp.ClientSession() as http:
+        return [(await series(http, url))["vllm:request_success_total"] for url in urls]
+
+
+def test_the_command_sends_to_several_servers_in_turn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One run for each number of heavy clients, in a table and as JSON."""
+    out = tmp_path / "out.json"
+    traffic = "open=2,prefix=40,rate=8,heavy_output=3,light_output=2"
+    with worker() as one, worker() as other:
+        flags = ("--heavy", "0,1", "--light", "1", "--seconds", "1", "--traffic", traffic, "--json", str(out))
+        main(["neighbour", one, f"{other}/v1", *flags])
+        answered = asyncio.run(finished_calls([one, other]))
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["heavy"] for row in rows] == [0, 1]
+    assert [row["calls"] - row["done"] - row["unfinished"] for row in rows] == [0, 0]
+    assert rows[0]["light share"] == 1.0
+    assert min(answered) > 0
+    assert abs(answered[0] - answered[1]) <= 8, "what was open when a run ended"
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert all(name in head for name in FIGURES)
+    assert [line.split()[0] for line in lines] == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ((), "no server at http://127.0.0.1:9/v1/models: "),
+        (("--seconds", "0"), "seconds must be finite"),
+        (("--speed", "0"), "there must be a server, and the speed must be positive"),
+        (("--traffic", "nobodys=1"), "unknown parameter 'nobodys'"),
+        (("--heavy", "1,1"), "--heavy names a number twice"),
+        (("--light", "0"), "there must be a light client"),
+    ],
+)
+def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], told: str) -> None:
+    """A server that is not there, too: exit status 2, and nothing on standard output."""
+    with pytest.raises(SystemExit) as caught:
+        main(["neighbour", "http://127.0.0.1:9", *flags])
+    output, log = capsys.readouterr()
+    assert (caught.value.code, output) == (2, "")
+    assert log.startswith(f"neighbour: error: {told}")
+    assert log.count("\n") == 1
+
+
+def test_any_router_takes_part_by_its_command_line() -> None:
+    """An argument with the worker comes once for each of them."""
+    own = contestant("own=serve --port {port} --worker={worker} --metrics {other_port}")
+    line = expanded(own.command, 80, 81, ["http://a", "http://b"])
+    assert line == ["serve", "--port", "80", "--worker=http://a", "--worker=http://b", "--metrics", "81"]
+    urls = expanded(SGLANG_FLAGS, 80, 81, ["http://a", "http://b"])
+    assert urls[urls.index("--worker-urls") :][:3] == ["--worker-urls", "http://a", "http://b"]
+
+
+@pytest.mark.parametrize("text", ["name", "=serve {port}", "name=", "name=serve"])
+def test_a_router_needs_a_name_and_a_port(text: str) -> None:
+    """It is refused before anything is started."""
+    with pytest.raises(ValueError, match=r"NAME=COMMAND|\{port\}"):
+        contestant(text)
+
+
+def test_an_absent_sglang_router_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its rows are left out, and the others are there."""
+    own = "own=serve {port}"
+    names = [who.name for who in contestants([own], "python -m sglang_router.launch_router")]
+    assert capsys.readouterr().err == ""
+    assert [who.name for who in contestants([own], None)] == [name for name in names if name != "sglang-router"]
+    assert "no sglang-router here" in capsys.readouterr().err
+    assert names == ["d2lpm", "dlpm_home", "sglang-router", "own", "workers in turn"]
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ((sys.executable, "-c", "raise SystemExit('no such policy')"), "own does not serve; it said 'no such policy'"),
+        (("/nowhere/router",), "own does not start: No such file or directory: /nowhere/router"),
+    ],
+)
+def test_a_router_that_does_not_start_is_told(command: tuple[str, ...], told: str) -> None:
+    """With its own last words."""
+    with pytest.raises(ServerError, match=told), started("own", command):
+        pass
+
+
+def test_a_machine_that_was_too_slow_is_told() -> None:
+    """The router and the number of heavy clients are named."""
+    rows = [Row({"router": "d2lpm", "heavy": heavy}, {"time lost": [lost]}) for heavy, lost in (("1", 0.0), ("2", 0.3))]
+    assert [doubt.partition(":")[0] for doubt in doubts(rows)] == ["d2lpm 2"]
