@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import signal
+import subprocess
 import sys
 from itertools import islice
 from math import inf
@@ -9,7 +11,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from workers_http import series, worker
+from workers_http import eventually, series, worker
 
 from bench.__main__ import main
 from bench.experiments import contestants
@@ -108,9 +110,9 @@ def test_nobody_knows_the_fair_share_of_who_was_never_answered() -> None:
 
 def test_a_contest_counts_every_call(tmp_path: Path) -> None:
     """Over real sockets: none is lost, shares sum to one, and the table has a row for each router and load."""
-    plan = Plan([ROUTERS[0], DIRECT], [TINY], Span(12.0, 2.0), SPEED, ("--max-running", "4"))
+    plan = Plan([ROUTERS[0], DIRECT], [TINY], Span(8.0, 1.0), SPEED, ("--max-running", "4"))
     heard: list[tuple[int, int]] = []
-    rows = run(plan, [0], lambda over, of: heard.append((over, of)))
+    (rows,) = run(plan, [0], lambda over, of: heard.append((over, of)))
     assert heard == [(1, 2), (2, 2)]
     assert [row.labels for row in rows] == [{"router": who.name, "heavy": "1"} for who in plan.contestants]
     for row in rows:
@@ -127,6 +129,28 @@ def test_a_contest_counts_every_call(tmp_path: Path) -> None:
     assert {"neighbour.json", "neighbour.md", "neighbour.png"} == {path.name for path in tmp_path.iterdir()}
 
 
+def test_ctrl_c_gives_the_runs_that_are_over(tmp_path: Path) -> None:
+    """None of them here: the table is empty, the exit status a shell's."""
+    out = tmp_path / "out.json"
+    with worker() as url:
+        line = [sys.executable, "-m", "bench", "neighbour", url, "--seconds", "900", "--json", str(out)]
+        with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            asyncio.run(answered(url))
+            process.send_signal(signal.SIGINT)
+            output, log = process.communicate(timeout=60)
+    assert (process.returncode, log, len(output.splitlines())) == (130, "", 1)
+    assert json.loads(out.read_text())["rows"] == []
+
+
+async def answered(url: str) -> None:
+    """Wait until the worker has answered a call."""
+
+    async def some() -> bool:
+        return sum(await finished_calls([url])) > 0
+
+    await eventually(some)
+
+
 async def finished_calls(urls: list[str]) -> list[float]:
     """How many each worker has answered."""
     async with aiohttp.ClientSession() as http:
@@ -140,13 +164,13 @@ def test_the_command_sends_to_several_servers_in_turn(tmp_path: Path, capsys: py
     with worker() as one, worker() as other:
         flags = ("--heavy", "0,1", "--light", "1", "--seconds", "1", "--traffic", traffic, "--json", str(out))
         main(["neighbour", one, f"{other}/v1", *flags])
-        answered = asyncio.run(finished_calls([one, other]))
+        counts = asyncio.run(finished_calls([one, other]))
     rows = json.loads(out.read_text())["rows"]
     assert [row["heavy"] for row in rows] == [0, 1]
     assert [row["calls"] - row["done"] - row["unfinished"] for row in rows] == [0, 0]
     assert rows[0]["light share"] == 1.0
-    assert min(answered) > 0
-    assert abs(answered[0] - answered[1]) <= 8, "what was open when a run ended"
+    assert min(counts) > 0
+    assert abs(counts[0] - counts[1]) <= 8, "what was open when a run ended"
     head, *lines = capsys.readouterr().out.splitlines()
     assert all(name in head for name in FIGURES)
     assert [line.split()[0] for line in lines] == ["0", "1"]
@@ -160,6 +184,7 @@ def test_the_command_sends_to_several_servers_in_turn(tmp_path: Path, capsys: py
         (("--speed", "0"), "there must be a server, and the speed must be positive"),
         (("--traffic", "nobodys=1"), "unknown parameter 'nobodys'"),
         (("--heavy", "1,1"), "--heavy names a number twice"),
+        (("--heavy", "many"), "--heavy is no list of numbers: 'many'"),
         (("--light", "0"), "there must be a light client"),
     ],
 )

@@ -8,6 +8,7 @@ import argparse
 import os
 import shlex
 import shutil
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ from typing import Final, NoReturn
 
 from bench.experiments import fig4, neighbour
 from bench.experiments.conditions import QUICK_SEEDS, SEEDS
-from bench.experiments.experiment import Experiment
+from bench.experiments.experiment import Experiment, Row
 from bench.experiments.fig1 import Figure1
 from bench.experiments.fig7 import Figure7
 from bench.experiments.fig8 import Figure8
@@ -111,11 +112,15 @@ def _run_live(options: argparse.Namespace, seeds: Sequence[int]) -> None:
     from bench.experiments.report import table, write  # noqa: PLC0415 - as above
     from bench.live import LoadError  # noqa: PLC0415 - it needs aiohttp
 
+    for number in (signal.SIGTERM, signal.SIGHUP):  # so that no router outlives it
+        signal.signal(number, signal.default_int_handler)
     experiment, bar = neighbour.NoisyNeighbour(), ProgressBar(sys.stderr, "runs")
+    rows: Sequence[Row] = []
     try:
         sglang_router = options.sglang_router or shutil.which("sglang-router")
         planned = neighbour.plan(contestants(options.router, sglang_router), quick=options.quick)
-        rows = neighbour.run(planned, seeds, bar.show)
+        for rounds, rows in enumerate(neighbour.run(planned, seeds, bar.show), 1):
+            write(LIVE, experiment, rows, seeds[:rounds], options.out)
     except (ServerError, LoadError, ValueError) as error:
         _refuse(str(error))
     except KeyboardInterrupt:
@@ -123,7 +128,6 @@ def _run_live(options: argparse.Namespace, seeds: Sequence[int]) -> None:
         sys.exit(130)  # as a shell tells it
     finally:
         bar.close()
-    write(LIVE, experiment, rows, seeds, options.out)
     print(f"{LIVE}: {experiment.title}", *table(experiment, rows), "", sep="\n", flush=True)
     for doubt in neighbour.doubts(rows):
         print(f"{LIVE}: {doubt}", file=sys.stderr)

@@ -31,13 +31,14 @@ if TYPE_CHECKING:
     from bench.neighbour.driver import Span
 
 FLEET: Final = 2
-SPEED: Final = 4.0
+SPEED: Final = 2.5
+"""At which all the processes together take about half of two cores."""
 WORKER: Final = ("--dialect", "vllm", "--max-running", "16", "--kv-tokens", "40000")
 """Sixteen calls at a time, and room for the prefixes of five heavy clients: not those of eight on each worker."""
 LEVELS: Final = (0, 1, 2, 4, 8)
 QUICK_LEVELS: Final = (0, 2, 8)
-"""Heavy clients: one fits into the batches, from two on calls wait."""
-SECONDS, QUICK_SECONDS = 60.0, 24.0
+"""Heavy clients: two fill the batches, from there on calls wait."""
+SECONDS, QUICK_SECONDS = 48.0, 24.0
 WARMUP: Final = 0.25
 """Of the seconds."""
 CHUNK_TOKENS: Final = 20
@@ -72,7 +73,7 @@ class NoisyNeighbour(Experiment):
     published: ClassVar[str] = (
         f"No paper has this. {FLEET} emulated vLLM workers (Mistral 7B on an A100, 16 calls at a time, KV of 40,000"
         f" tokens, FCFS), their clock {SPEED:g} times as fast as that on the wall; all times are by it. Each heavy"
-        " client keeps 24 calls open, of 6,000 tokens that are its own prefix and 200 more, for 150 in answer; 4 light"
+        " client keeps 16 calls open, of 6,000 tokens that are its own prefix and 200 more, for 150 in answer; 4 light"
         " clients ask 300 tokens each for 50, every 2 s on average. TTFT in seconds from sending to the first token; of"
         " a call that has none at the end it is at least the time until then. Shares are of service, extend + 2 ·"
         " output tokens; the fair share of the light clients is max-min: what they ask, but of each no more than an"
@@ -179,18 +180,22 @@ def plan(contestants: Sequence[Contestant], *, quick: bool) -> Plan:
     return Plan(contestants, [Neighbours(heavy) for heavy in levels], Span(seconds, WARMUP * seconds))
 
 
-def run(planned: Plan, seeds: Sequence[int], done: Callable[[int, int], None]) -> Sequence[Row]:
-    """Round after round; `done` hears how many of how many runs are over. Raises ServerError and LoadError."""
-    runs = [(seed, level, who) for seed in seeds for level in planned.traffic for who in planned.contestants]
+def run(planned: Plan, seeds: Sequence[int], done: Callable[[int, int], None]) -> Iterator[Sequence[Row]]:
+    """Round after round: after each, the rows of all until then. Raises ServerError and LoadError.
+
+    `done` hears how many of how many runs are over.
+    """
+    runs = [(level, who) for level in planned.traffic for who in planned.contestants]
     seen: dict[tuple[str, int], list[Mapping[str, Value]]] = {}
-    for over, (seed, level, who) in enumerate(runs, 1):
-        seen.setdefault((who.name, level.heavy), []).append(_measured(planned, who, level, seed))
-        done(over, len(runs))
-    return [
-        _row(who.name, level.heavy, seen[who.name, level.heavy])
-        for who in planned.contestants
-        for level in planned.traffic
-    ]
+    for over, seed in enumerate(seeds):
+        for number, (level, who) in enumerate(runs, 1):
+            seen.setdefault((who.name, level.heavy), []).append(_measured(planned, who, level, seed))
+            done(over * len(runs) + number, len(seeds) * len(runs))
+        yield [
+            _row(who.name, level.heavy, seen[who.name, level.heavy])
+            for who in planned.contestants
+            for level in planned.traffic
+        ]
 
 
 def _row(router: str, heavy: int, rounds: Sequence[Mapping[str, Value]]) -> Row:

@@ -4,13 +4,14 @@ Each heavy client keeps many calls open whose prompts share a long prefix of its
 now and then, whatever became of what they asked before. Several URLs take the calls in turn, as a plain round-robin
 router would send them. Each number of heavy clients is a run of its own, with new prompts, one after the other.
 Prompts are text; every client has its own `user` and, without --api-key, its own key. `--speed F` is for emulated
-workers whose clock runs F times faster; all times are told by that clock.
+workers whose clock runs F times faster; all times are told by that clock. Ctrl-C ends it with the runs that are over.
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -52,35 +53,39 @@ def run(options: argparse.Namespace) -> None:
     from bench.live import LoadError  # noqa: PLC0415
     from bench.neighbour.driver import Span, Target  # noqa: PLC0415
 
+    runs: dict[int, LiveResult] = {}
+    interrupted = False
     try:
         target = Target(options.urls, options.model, options.speed, options.api_key)
         span = Span(options.seconds, WARMUP * options.seconds)
-        traffic = _traffic(options)
-        runs = dict(zip(_levels(options.heavy), measured(target, traffic, span, options.seed), strict=True))
+        for each, ended in measured(target, _traffic(options), span, options.seed):
+            runs[each.heavy] = ended
     except (ValueError, LoadError) as error:
         _give_up(str(error))
     except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+        interrupted = True
     _tell(options, runs)
+    if interrupted:
+        sys.exit(INTERRUPTED)
 
 
-def measured(target: "Target", traffic: Sequence[Neighbours], span: "Span", seed: int) -> Sequence["LiveResult"]:
+def measured(
+    target: "Target", traffic: Sequence[Neighbours], span: "Span", seed: int
+) -> Iterator[tuple[Neighbours, "LiveResult"]]:
     """One run after the other, with a progress bar. Raises LoadError."""
     from bench.neighbour.driver import drive  # noqa: PLC0415 - as above
 
-    ended: list[LiveResult] = []
-    bar, total = ProgressBar(sys.stderr, "s"), len(traffic) * span.seconds
-
-    def show(now: float) -> None:
-        bar.show(len(ended) * span.seconds + now, total)
-
+    bar = ProgressBar(sys.stderr, "s")
     try:
-        for each in traffic:
-            run_over = uvloop.run(drive(target, each, span, seed, show))
-            ended.append(run_over)
+        for number, each in enumerate(traffic):
+            show = partial(_show, bar, number * span.seconds, len(traffic) * span.seconds)
+            yield each, uvloop.run(drive(target, each, span, seed, show))
     finally:
         bar.close()
-    return ended
+
+
+def _show(bar: ProgressBar, before: float, total: float, now: float) -> None:
+    bar.show(before + now, total)
 
 
 def _traffic(options: argparse.Namespace) -> Sequence[Neighbours]:
@@ -91,7 +96,10 @@ def _traffic(options: argparse.Namespace) -> Sequence[Neighbours]:
 
 
 def _levels(text: str) -> Sequence[int]:
-    levels = [int(each) for each in text.split(",")]
+    try:
+        levels = [int(each) for each in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--heavy is no list of numbers: {text!r}") from None
     if len(set(levels)) < len(levels):
         raise ValueError("--heavy names a number twice")
     return levels

@@ -12,8 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from tempfile import TemporaryFile
 from typing import IO, Final, NamedTuple
-from urllib.error import URLError
-from urllib.request import Request, urlopen
+from urllib.request import ProxyHandler, Request, build_opener
 
 import orjson
 
@@ -31,6 +30,10 @@ START_SECONDS: Final = 60.0
 ASK_SECONDS: Final = 2.0
 END_SECONDS: Final = 2.0
 """That it has to end when it is told to."""
+
+
+_LOOPBACK: Final = build_opener(ProxyHandler({}))
+"""Past whatever proxy the environment names."""
 
 
 class ServerError(Exception):
@@ -83,45 +86,69 @@ def started(name: str, command: Sequence[str], workers: Sequence[str] = ()) -> I
 
     Raises ServerError.
     """
-    port, other_port = _free_ports(2)
-    url, line = f"http://127.0.0.1:{port}", expanded(command, port, other_port, workers)
-    # Whoever measures may have settings of his own for a router. They would change what is compared here.
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("D2LPM_")}
-    with ExitStack() as stack:
-        said = stack.enter_context(TemporaryFile())
-        try:
-            process = subprocess.Popen(
-                line, env=environment, stdin=subprocess.PIPE, stdout=said, stderr=said, process_group=0
-            )
-        except OSError as error:
-            raise ServerError(f"{name} does not start: {error.strerror}: {line[0]}") from None
-        stack.callback(_end, process)
-        _wait(name, process, url, said)
-        yield url
+    with _launched(name, command, workers) as server:
+        server.wait()
+        yield server.url
 
 
 @contextmanager
 def fleet(count: int, flags: Sequence[str]) -> Iterator[Sequence[str]]:
     """So many fresh emulated workers; gives their URLs. Raises ServerError."""
     with ExitStack() as stack:
-        yield [stack.enter_context(started("a worker", [*WORKER, *flags])) for _ in range(count)]
+        servers = [stack.enter_context(_launched("a worker", [*WORKER, *flags])) for _ in range(count)]
+        for server in servers:
+            server.wait()
+        yield [server.url for server in servers]
 
 
 def engine_queue(worker: str) -> EngineQueue:
-    """What a worker with `--measure` says since it started."""
-    with urlopen(f"{worker}/emulated/queue", timeout=ASK_SECONDS) as answer:
-        seen = orjson.loads(answer.read())
+    """What a worker with `--measure` says of the time since it started. Raises ServerError."""
+    try:
+        with _LOOPBACK.open(f"{worker}/emulated/queue", timeout=ASK_SECONDS) as answer:
+            seen = orjson.loads(answer.read())
+    except OSError as error:
+        raise ServerError(f"a worker does not answer any more: {error}") from None
     return EngineQueue(seen["requests_p95"], seen["lost_seconds"] / seen["seconds"])
 
 
-def _wait(name: str, process: subprocess.Popen[bytes], url: str, said: IO[bytes]) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while not _serves(url):
-        if process.poll() is not None or time.monotonic() > deadline:
-            said.seek(0)
-            last = said.read().decode(errors="replace").split("\n")[-2:]
-            raise ServerError(f"{name} does not serve; it said {' '.join(' '.join(last).split())!r}")
-        time.sleep(0.1)
+@dataclass(frozen=True, slots=True)
+class _Server:
+    """A process that was started."""
+
+    name: str
+    url: str
+    process: subprocess.Popen[bytes]
+    said: IO[bytes]
+    """What it prints."""
+
+    def wait(self) -> None:
+        """Wait until it answers a call. Raises ServerError."""
+        deadline = time.monotonic() + START_SECONDS
+        while not _serves(self.url):
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                self.said.seek(0)
+                last = self.said.read().decode(errors="replace").split("\n")[-2:]
+                raise ServerError(f"{self.name} does not serve; it said {' '.join(' '.join(last).split())!r}")
+            time.sleep(0.1)
+
+
+@contextmanager
+def _launched(name: str, command: Sequence[str], workers: Sequence[str] = ()) -> Iterator[_Server]:
+    port, other_port = _free_ports(2)
+    line = expanded(command, port, other_port, workers)
+    # Whoever measures may have settings of his own for a router. They would change what is compared here.
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("D2LPM_")}
+    with TemporaryFile() as said:
+        try:
+            process = subprocess.Popen(
+                line, env=environment, stdin=subprocess.PIPE, stdout=said, stderr=said, process_group=0
+            )
+        except OSError as error:
+            raise ServerError(f"{name} does not start: {error.strerror}: {line[0]}") from None
+        try:
+            yield _Server(name, f"http://127.0.0.1:{port}", process, said)
+        finally:
+            _end(process)
 
 
 def _serves(url: str) -> bool:
@@ -129,9 +156,9 @@ def _serves(url: str) -> bool:
     body = orjson.dumps({"model": MODEL, "prompt": "hello", "max_tokens": 1})
     request = Request(url + completions.PATH, body, {"Content-Type": "application/json"})
     try:
-        with urlopen(request, timeout=ASK_SECONDS) as answer:
+        with _LOOPBACK.open(request, timeout=ASK_SECONDS) as answer:
             return bool(answer.status == 200)
-    except (URLError, OSError):
+    except OSError:
         return False
 
 

@@ -28,7 +28,7 @@ class Neighbours:
 
     heavy: int = 2
     light: int = 4
-    open: int = 24
+    open: int = 16
     """Calls that each heavy client keeps open."""
     prefix: int = 6000
     """What all calls of a heavy client begin with, and no other client's."""
