@@ -5,12 +5,16 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable
 from itertools import islice
 from math import inf
 from pathlib import Path
 
 import aiohttp
 import pytest
+from scripted_engine import DONE, event, scripted_engine, usage_chunk
+from scripted_engine import Call as Received
+from simulated import Scripted, own_prompt
 from workers_http import eventually, series, worker
 
 from bench.__main__ import main
@@ -18,12 +22,12 @@ from bench.experiments import contestants
 from bench.experiments.experiment import Row, Value
 from bench.experiments.neighbour import DIRECT, FIGURES, ROUTERS, NoisyNeighbour, Plan, doubts, max_min, run
 from bench.experiments.report import write
-from bench.neighbour.driver import Span
+from bench.neighbour.driver import Span, Target, drive
 from bench.neighbour.servers import SGLANG_FLAGS, ServerError, contestant, expanded, started
 from bench.neighbour.traffic import Neighbours, spoken
 from bench.records import Record, Result, ServiceSample
 from bench.summary import summarise
-from bench.traffic import Outcome
+from bench.traffic import Call, Outcome
 from workers.tokenizer import encode
 
 TINY = Neighbours(heavy=1, light=1, open=3, prefix=200, heavy_input=20, heavy_output=10, rate=4.0)
@@ -106,6 +110,55 @@ def test_nobody_knows_the_fair_share_of_who_was_never_answered() -> None:
     starved = measured(record("light-1", 2.0, None, Outcome.UNFINISHED), light_1=0.0, heavy_1=240.0)
     assert (starved["light share"], starved["fair share"]) == (0.0, None)
     assert measured(light_1=0.0)["light share"] is None
+
+
+async def refused(call: Received) -> None:
+    await call.respond(429, b"full")
+
+
+async def unavailable(call: Received) -> None:
+    await call.respond(503, b"nobody\nhere")
+
+
+async def broken(call: Received) -> None:
+    await call.stream(event({"error": {"message": "worker_broke"}}))
+
+
+async def cut_short(call: Received) -> None:
+    await call.stream(event({"choices": [{"text": "a"}]}))
+
+
+async def whole(call: Received) -> None:
+    await call.stream(event({"choices": [{"text": "a b"}]}), usage_chunk(40, 5, cached=16), DONE)
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome", "told"),
+    [
+        (whole, Outcome.DONE, None),
+        (refused, Outcome.REJECTED, "429: full"),
+        (unavailable, Outcome.FAILED, "503: nobody here"),
+        (broken, Outcome.FAILED, "worker_broke"),
+        (cut_short, Outcome.FAILED, "ended before its usage"),
+    ],
+)
+async def test_a_call_is_text_and_whatever_comes_of_it_is_a_record(
+    answer: Callable[[Received], Awaitable[None]], outcome: Outcome, told: str | None
+) -> None:
+    """The client is named by key and by `user`; the reason of a failure is told in one line."""
+    asked = Scripted((("light-1", Call(0.0, own_prompt(1, 40), 5)),))
+    async with scripted_engine() as server:
+        running = asyncio.create_task(drive(Target([server.url], "m"), asked, Span(1000.0, 0.0), 0))
+        call = await server.call()
+        await answer(call)
+        ended = await running
+    assert call.headers["authorization"] == "Bearer light-1"
+    assert (call.json["user"], call.json["max_tokens"], len(encode(call.json["prompt"]))) == ("light-1", 5, 40)
+    (record,) = ended.result.records
+    assert record.outcome is outcome
+    assert len(ended.failures) == (told is not None)
+    assert all(told is not None and told in reason and "\n" not in reason for reason in ended.failures)
+    assert ended.totals.cached_tokens == (16 if outcome is Outcome.DONE else 0)
 
 
 def test_a_contest_counts_every_call(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ class Span:
 async def drive(
     target: Target, workload: Workload, span: Span, seed: int, show: Callable[[float], None] = lambda _: None
 ) -> LiveResult:
-    """Play the workload until its time is over; `show` is told the time now and then. Raises LoadError.
+    """Play the workload until its time is over, or all of it; `show` is told the time now and then. Raises LoadError.
 
     Calls that are open at the end are broken off, and recorded as unfinished.
     """
@@ -110,13 +110,18 @@ class _Drive:
         """See `drive`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._span.seconds / self._target.speed), asyncio.TaskGroup() as group:
-                for client in self._clients:
-                    group.create_task(self._player.play(client))
-                for number in count():
-                    await self._player.until(number * SAMPLE_SECONDS)
-                    self._books.sample(self._player.now)
-                    show(self._player.now)
+                watching = group.create_task(self._watch(show))
+                async with asyncio.TaskGroup() as playing:
+                    for client in self._clients:
+                        playing.create_task(self._player.play(client))
+                watching.cancel()
         return self._books.result(self._span.seconds, self._failures, interrupted=False)
+
+    async def _watch(self, show: Callable[[float], None]) -> None:
+        for number in count():
+            await self._player.until(number * SAMPLE_SECONDS)
+            self._books.sample(self._player.now)
+            show(self._player.now)
 
     async def _make(self, client: Client, call: Call) -> Ending:
         """Make one call; whatever comes of it is an ending."""
