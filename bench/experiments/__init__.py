@@ -28,6 +28,7 @@ from bench.experiments.fig12 import Figure12
 from bench.experiments.preble import PrebleLatency
 from bench.experiments.preble_ablation import PrebleAblation
 from bench.experiments.runner import run as run_cells
+from bench.experiments.saturation import Saturation
 from bench.experiments.traced import TracedExperiment
 from bench.experiments.unmodified import Unmodified
 from bench.experiments.vtc import VtcSuites
@@ -49,6 +50,7 @@ EXPERIMENTS: Final[Mapping[str, Experiment]] = {
     "preble-ablation": PrebleAblation(),
     "window": WindowSize(),
     "unmodified": Unmodified(),
+    "saturation": Saturation(),
 }
 """By name; a new one is a file and a line here. Beside these there is `fig4`, which measures instead of simulating."""
 NAMES: Final = (*EXPERIMENTS, "fig4")

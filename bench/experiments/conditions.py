@@ -11,6 +11,8 @@ from bench.lengths import Lengths
 from bench.scenario import WorkerSpec
 from bench.traffic import Rated, Workload
 from bench.workloads.combined import Misbehaving
+from bench.workloads.dlpm import ARENA_CHAT, JUDGE, QA, TREES
+from bench.workloads.pace import Pace
 from bench.workloads.shared_prefix import SharedPrefix
 from bench.workloads.vtc import Suite, steady
 from router.core.policies.d2lpm import D2lpmParameters
@@ -32,8 +34,7 @@ A10G_3B: Final = WorkerSpec(hardware="a10g-llama-7b", speed=2.2, kv_tokens=130_0
 0.9 of 24 GB less those weights holds 130 k tokens of 112 KiB."""
 
 OVERLOAD: Final = 1.5
-"""Times a workload's own rate, for each worker. It does not overload them all: of what an A100 does, by the arithmetic
-of their tokens, tot-s2 takes about 0.3, tot-s1 0.5 and judge-s2 0.6, the others more than there is."""
+"""What is asked for in figures 7 to 10, over what the workers can do of it at best (`SATURATING`)."""
 
 
 def fleet(spec: WorkerSpec, workers: int) -> tuple[WorkerSpec, ...]:
@@ -67,25 +68,6 @@ CONTENDERS: Final[Mapping[str, Contender]] = {
 }
 """The policies of the main comparison (figure 7); all else is at its default."""
 
-# Figures 1 and 8 to 12 of the DLPM paper, all on A10G_3B. It says neither their loads nor how long they ran, nor which
-# workload figures 1, 10 and 11 show: trees of thoughts here, as in figure 9, which its text sets beside figure 10.
-#
-# Seconds that one such worker takes for a session, at the best hit rate and in a full batch: 0.097 ms for each token
-# that is computed, and 0.0004 ms for each token of context that is read for each token of an answer.
-CHAT_SECONDS: Final = 0.035
-"""A conversation of 1.26 turns of 56 and 142 tokens, read at 150 of context."""
-TREE_SECONDS: Final = 1.46
-"""A tree of 2 branches: 1100 tokens extend and 3890 are answers, at 610 of context."""
-LONG_TREE_SECONDS: Final = 2.4
-"""The same with a question ten times as long: 1700 and 3890, at 1190."""
-TREE_3_SECONDS: Final = 5.9
-"""A tree of 3 branches: 3100 and 15 570, at 660."""
-LONG_TREE_3_SECONDS: Final = 9.5
-"""The same with a question ten times as long: 3700 and 15 570, at 1230."""
-JUDGE_SECONDS: Final = 0.92
-"""An article judged in 2 dimensions: 3200 and 514, at 2700."""
-
-
 @dataclass(frozen=True, slots=True)
 class Span:
     """How long a simulation is, and from when on it is measured; in seconds."""
@@ -93,6 +75,60 @@ class Span:
     seconds: float
     warmup: float = 0.0
 
+
+SATURATING: Final[Mapping[str, tuple[Pace, int]]] = {
+    "chat": (ARENA_CHAT, 256),
+    "tree": (TREES, 32),
+    "long tree": (replace(TREES, question_times=10.0), 32),
+    "tree of 3": (replace(TREES, branches=3), 12),
+    "long tree of 3": (replace(TREES, branches=3, question_times=10.0), 12),
+    "tree of 4": (replace(TREES, branches=4), 6),
+    "judge": (JUDGE, 64),
+    "judge +600": (replace(JUDGE, extra=600), 64),
+    "judge of 16": (replace(JUDGE, dimensions=16), 16),
+    "qa": (QA, 24),
+    "qa x2": (replace(QA, prefix_times=2.0), 24),
+}
+"""Each kind of session, and how many of it saturate a worker: twice as many do no more of it."""
+SATURATION_SPAN: Final = Span(90.0, 30.0)
+
+
+# Seconds of a worker that a session takes, by `experiment saturation`.
+ON_A100: Final[Mapping[str, float]] = {
+    "tree": 0.596,
+    "long tree": 0.869,
+    "tree of 4": 7.066,
+    "judge": 0.384,
+    "judge +600": 0.427,
+    "judge of 16": 2.81,
+    "qa": 0.085,
+    "qa x2": 0.667,
+}
+ON_A10G: Final[Mapping[str, float]] = {
+    "chat": 0.033,
+    "tree": 1.443,
+    "long tree": 2.276,
+    "tree of 3": 6.149,
+    "long tree of 3": 9.231,
+    "judge": 0.878,
+}
+
+# Figure 7 of the DLPM paper.
+FIG7_SESSIONS: Final[Mapping[str, tuple[str, str]]] = {
+    "tot-s1": ("tree of 4", "tree"),
+    "tot-s2": ("long tree", "tree"),
+    "judge-s1": ("judge of 16", "judge"),
+    "judge-s2": ("judge +600", "judge"),
+    "qa-s1": ("qa", "qa"),
+    "qa-s2": ("qa x2", "qa"),
+}
+"""What the misbehaving client asks for, and what the others do."""
+
+# Figures 1 and 8 to 12, all on A10G_3B. The paper says neither their loads nor how long they ran, nor which workload
+# figures 1, 10 and 11 show: trees of thoughts here, as in figure 9, which its text sets beside figure 10.
+BACKLOG: Final = 3.0
+"""Instead of OVERLOAD where each client asks for about as much as any other: each has to be in want, and a tree's later
+calls come only when its first are answered."""
 
 ONE_WORKER: Final[Mapping[str, Contender]] = {
     "dlpm": Contender("rr+dlpm"),
@@ -102,39 +138,39 @@ ONE_WORKER: Final[Mapping[str, Contender]] = {
 }
 """Where there is nothing to choose but the order: LPM as the DLPM paper describes it, and with SGLang's cut-off."""
 
-FIG1_RATE: Final = OVERLOAD * 3 / (2 * TREE_SECONDS + LONG_TREE_SECONDS)
+FIG1_RATE: Final = BACKLOG * 3 / (2 * ON_A10G["tree"] + ON_A10G["long tree"])
 """Trees a second of three clients, one of them with long questions: where all are alike, nothing would be unfair."""
 FIG1_QUANTA: Final = (2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000)
 FIG1_QUICK_QUANTA: Final = (2_000, 20_000, 200_000)
 FIG1_SPAN, FIG1_QUICK_SPAN = Span(180.0, 45.0), Span(90.0, 30.0)
 
-FIG8_RATE: Final = OVERLOAD * 2 / CHAT_SECONDS
+FIG8_RATE: Final = OVERLOAD * 2 / ON_A10G["chat"]
 """Conversations a second while two clients misbehave; 0.92 of what the two workers can do when one has reformed."""
 FIG8_SPAN, FIG8_QUICK_SPAN = Span(200.0), Span(60.0)
 """Half of it before the one client reforms."""
 FIG8_CONTENDERS: Final = {name: CONTENDERS[name] for name in ("d2lpm", "dlpm_home", "rr+lpm", "vtc")}
 
-FIG9_RATE: Final = OVERLOAD * 4 * 3 / (2 * TREE_3_SECONDS + LONG_TREE_3_SECONDS)
+FIG9_RATE: Final = OVERLOAD * 4 * 3 / (2 * ON_A10G["tree of 3"] + ON_A10G["long tree of 3"])
 """Trees a second of all three clients; figure 10 has the same."""
 FIG9_TREES, FIG9_QUICK_TREES = 28, 8
 """Of each client: they come within 100 seconds, or within 29."""
 FIG9_SPAN, FIG9_QUICK_SPAN = Span(2000.0), Span(800.0)
 """Several times what the trees take without a cache; when all have ended, nothing more happens."""
 
-FIG10_RATE: Final = OVERLOAD * 4 / TREE_3_SECONDS
+FIG10_RATE: Final = OVERLOAD * 4 / ON_A10G["tree of 3"]
 """Trees a second where nobody misbehaves."""
 FIG10_QUANTA: Final = (2_000, 5_000, 10_000, 20_000, 40_000, 100_000, 200_000)
 FIG10_QUICK_QUANTA: Final = (2_000, 20_000, 200_000)
 FIG10_SPAN, FIG10_QUICK_SPAN = Span(80.0, 20.0), Span(40.0, 10.0)
 
-FIG11_RATE: Final = OVERLOAD / TREE_SECONDS
+FIG11_RATE: Final = BACKLOG / ON_A10G["tree"]
 """Trees a second of all clients together, however many they are."""
 FIG11_CLIENTS, FIG11_QUICK_CLIENTS = (5, 10, 20, 30, 40, 50), (5, 20, 50)
 FIG11_SPAN, FIG11_QUICK_SPAN = Span(180.0, 45.0), Span(60.0, 20.0)
 
-FIG12_CHAT_RATE: Final = 0.4 / CHAT_SECONDS
+FIG12_CHAT_RATE: Final = 0.4 / ON_A10G["chat"]
 """Conversations a second of both clients: each asks for 0.2 of the worker, less than its share of a quarter ..."""
-FIG12_TREE_RATE, FIG12_JUDGE_RATE = 0.55 / TREE_SECONDS, 0.55 / JUDGE_SECONDS
+FIG12_TREE_RATE, FIG12_JUDGE_RATE = 0.55 / ON_A10G["tree"], 0.55 / ON_A10G["judge"]
 """... and the two with programs ask for more than twice theirs each."""
 FIG12_ARRIVING, FIG12_QUICK_ARRIVING = 120.0, 30.0
 """Seconds in which sessions come; then what is there is run to its end."""

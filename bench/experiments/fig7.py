@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from bench.experiments.conditions import A100, CONTENDERS, OVERLOAD, fleet
+from bench.experiments.conditions import A100, CONTENDERS, FIG7_SESSIONS, ON_A100, OVERLOAD, fleet
 from bench.experiments.experiment import Cell, Experiment, Row, Value
 from bench.experiments.measures import light_records, service_seen
 from bench.experiments.plots import draw_legend, draw_policies
@@ -19,7 +19,7 @@ from bench.workloads.dlpm import DLPM
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-WORKLOADS: Final = ("tot-s1", "tot-s2", "judge-s1", "judge-s2", "qa-s1", "qa-s2")
+WORKLOADS: Final = tuple(FIG7_SESSIONS)
 WORKERS: Final = (1, 2, 4, 8)
 QUICK_WORKERS: Final = (1, 4)
 SECONDS, WARMUP = 300.0, 60.0
@@ -27,10 +27,14 @@ QUICK_SECONDS, QUICK_WARMUP = 40.0, 10.0
 
 
 def loaded(name: str, workers: int) -> Workload:
-    """A workload of the DLPM paper at the rate of so many workers."""
+    """A workload of the DLPM paper at the rate that asks OVERLOAD of so many workers; its clients' shares stay."""
     workload = DLPM[name]
     assert isinstance(workload, Combined)
-    return workload.at_rate(OVERLOAD * workers * sum(part.rate for part in workload.parts.values()))
+    heavy, light = (ON_A100[session] for session in FIG7_SESSIONS[name])
+    parts = workload.parts
+    own = sum(part.rate for part in parts.values())
+    seconds = parts["heavy"].rate * heavy + parts["light"].rate * light
+    return workload.at_rate(OVERLOAD * workers * own / seconds)
 
 
 @dataclass(frozen=True)
