@@ -96,11 +96,11 @@ def test_figures_are_of_the_time_measured() -> None:
         record("heavy-1", 1.0, 3.0),
         record("heavy-1", 1.0, 3.0, Outcome.FAILED),
         light_1=80.0,
-        heavy_1=240.0,
+        heavy_1=320.0,
     )
     assert (figures["light TTFT p50"], figures["light TTFT p95"]) == (1.0, 6.0)
-    assert (figures["light share"], figures["heavy share"]) == (0.25, 0.75)
-    assert figures["fair share"] == 0.5, "two calls of 80 each are half of the service"
+    assert (figures["light share"], figures["heavy share"]) == (0.2, 0.8)
+    assert figures["fair share"] == 0.4, "two calls of 80 each"
     assert (figures["heavy tokens/s"], figures["tokens/s"]) == (110 / 9, 330 / 9)
     assert [figures[name] for name in ("calls", "done", "unfinished", "failed")] == [6, 4, 1, 1]
 
