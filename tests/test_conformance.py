@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -22,6 +23,7 @@ from hypothesis.stateful import (
 from scenario import CHUNK_TOKENS, ONE_AT_A_TIME, Scene, key
 
 from router.core.accounts import Tokens
+from router.core.health import HealthRules
 from router.core.model import (
     Arrived,
     Cancelled,
@@ -31,12 +33,14 @@ from router.core.model import (
     Event,
     Evicted,
     Failed,
+    Fault,
     Finished,
     Progressed,
     Refusal,
     Reject,
     Request,
     RequestId,
+    Returned,
     Started,
     Ticked,
     Usage,
@@ -80,6 +84,7 @@ TIGHT = SchedulerSettings(
     match_minimum=CHUNK_TOKENS,
     kv_tokens=12 * CHUNK_TOKENS,
     cached_in_flight=4 * CHUNK_TOKENS,
+    health=HealthRules(failures=2, cooldown=3.0, tries=3, budget=0.5, floor=2),
 )
 """Every limit so small that it is met."""
 PARAMETERS = Parameters(
@@ -119,6 +124,7 @@ class Running:
     uncached: int
     unstarted: bool
     output: int = 0
+    failed: tuple[WorkerId, ...] = ()
 
 
 class Fleet(RuleBasedStateMachine):
@@ -133,6 +139,8 @@ class Fleet(RuleBasedStateMachine):
         self.arrivals = 0
         self.waiting: dict[RequestId, Request] = {}
         self.running: dict[RequestId, Running] = {}
+        self.back: dict[RequestId, Running] = {}
+        """What came back from a worker, as it was there."""
         self.ended: list[RequestId] = [RequestId("never heard of")]
         self.workers: dict[WorkerId, Worker] = {}
         self.history: list[tuple[Event, float, list[Command]]] = []
@@ -145,30 +153,35 @@ class Fleet(RuleBasedStateMachine):
                 case Dispatch():
                     self.dispatch(command)
                 case Reject(request):
-                    del self.waiting[request]
+                    del (self.back if request in self.back else self.waiting)[request]
                     self.ended.append(request)
                 case WakeAt(time):
                     assert time >= self.now
         return commands
 
     def dispatch(self, command: Dispatch) -> None:
-        request = self.waiting.pop(command.request)
+        before = self.back.pop(command.request, None)
+        request = self.waiting.pop(command.request) if before is None else before.request
+        failed, output = (before.failed, before.output) if before else ((), 0)
         assert request.model in self.workers[command.worker].models
-        size = self.scheduler.estimates.input_tokens(request)
+        assert command.worker not in failed
+        assert command.worker not in self.scheduler.cluster.barred
+        size = self.scheduler.estimates.input_tokens(request) + output
         assert 0 <= command.cached_tokens < size
         uncached = size - command.cached_tokens
         there = [running for running in self.running.values() if running.worker == command.worker]
         unstarted = [running.uncached for running in there if running.unstarted]
         assert len(there) < WINDOW.requests
         assert not unstarted or sum(unstarted) + uncached <= WINDOW.unstarted_tokens
-        self.running[request.id] = Running(request, command.worker, size, uncached, request.streamed)
+        self.running[request.id] = Running(request, command.worker, size, uncached, request.streamed, output, failed)
 
     def end(self, request: RequestId) -> None:
         self.waiting.pop(request, None)
         self.running.pop(request, None)
+        self.back.pop(request, None)
         self.ended.append(request)
 
-    def any_of(self, data: st.DataObject, requests: dict[RequestId, Running] | dict[RequestId, Request]) -> RequestId:
+    def any_of(self, data: st.DataObject, requests: Mapping[RequestId, object]) -> RequestId:
         return data.draw(st.sampled_from(list(requests)))
 
     def usage(self, data: st.DataObject, request: RequestId) -> Usage:
@@ -249,12 +262,32 @@ class Fleet(RuleBasedStateMachine):
         self.tell(Finished(request, usage, tuple(key(answer) for answer in answers)))
 
     @precondition(lambda self: self.running)
-    @rule(data=st.data(), accepted=st.booleans(), told=st.booleans())
-    def fail(self, data: st.DataObject, accepted: bool, told: bool) -> None:
+    @rule(data=st.data(), accepted=st.booleans(), told=st.booleans(), fault=st.sampled_from(Fault))
+    def fail(self, data: st.DataObject, accepted: bool, told: bool, fault: Fault) -> None:
         request = self.any_of(data, self.running)
         usage = self.usage(data, request) if told else None
         self.end(request)
-        self.tell(Failed(request, accepted, usage))
+        self.tell(Failed(request, accepted, usage, fault))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), accepted=st.booleans(), fault=st.sampled_from(Fault))
+    def give_back(self, data: st.DataObject, accepted: bool, fault: Fault) -> None:
+        """A worker fails a request that another may do: then or later it goes there, or is refused."""
+        request = self.any_of(data, self.running)
+        running = self.back[request] = self.running.pop(request)
+        if fault is not Fault.FULL:
+            running.failed += (running.worker,)
+        begun = running.output > 0
+        paid = Usage(running.input_tokens, running.output, 0) if begun else None
+        self.tell(Returned(request, accepted or begun, fault, paid, begun=begun))
+        assert (request in self.ended) != (request in self.running or request in self.back)
+
+    @precondition(lambda self: self.back)
+    @rule(data=st.data())
+    def cancel_back(self, data: st.DataObject) -> None:
+        request = self.any_of(data, self.back)
+        self.end(request)
+        self.tell(Cancelled(request))
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), told=st.booleans())
@@ -289,6 +322,7 @@ class Fleet(RuleBasedStateMachine):
             Finished(request, Usage(9, 9, 9), (key("xyx"),)),
         ]
         news += [Failed(request, accepted=True), Failed(request, accepted=False), Cancelled(request)]
+        news += [Returned(request, accepted=True, fault=Fault.BROKEN), Failed(request, True, fault=Fault.FULL)]
         assert not self.tell(data.draw(st.sampled_from(news)))
 
     @rule(seconds=st.sampled_from([0.0, 0.5, 4.0, 30.0]))
@@ -297,14 +331,16 @@ class Fleet(RuleBasedStateMachine):
         self.tell(Ticked())
         if seconds > TIGHT.waiting.time_to_live:
             assert not self.waiting
+            assert not self.back
 
     @invariant()
     def books_agree(self) -> None:
         """The scheduler has neither more nor fewer requests than the gateway and the engines."""
         scheduler = self.scheduler
         backlogged = sum(map(scheduler.backlog.of_client, scheduler.weights))
-        assert scheduler.waiting == backlogged == len(self.waiting)
-        assert scheduler.live == len(self.waiting) + len(self.running)
+        assert backlogged == len(self.waiting)
+        assert scheduler.waiting == len(self.waiting) + len(self.back)
+        assert scheduler.live == len(self.waiting) + len(self.back) + len(self.running)
         assert scheduler.accounts.bills.keys() == self.running.keys()
         for state in scheduler.cluster:
             there = [running for running in self.running.values() if running.worker == state.worker.id]
@@ -331,8 +367,11 @@ class Fleet(RuleBasedStateMachine):
         assert policy.next_deadline is None or policy.next_deadline > self.now
         pooled = policy.properties.pooled and policy.next_deadline is None
         for worker, facts in self.workers.items():
-            load = self.scheduler.cluster[worker].load
-            if load.requests < WINDOW.requests and not load.unstarted:
+            state = self.scheduler.cluster[worker]
+            load = state.load
+            barred = worker in self.scheduler.cluster.barred
+            assert barred or state.health.trusted or load.requests, "nothing will ever show that it is well again"
+            if load.requests < WINDOW.requests and not load.unstarted and state.has_room and not barred:
                 assert not self.scheduler.backlog.length(worker)
                 assert not pooled or not any(r.model in facts.models for r in self.waiting.values())
 
@@ -344,7 +383,8 @@ class Fleet(RuleBasedStateMachine):
             self.end(request)
             self.tell(Finished(request))
         # What still waits has a time to wait for, or is given up as too late.
-        assert not self.waiting or self.scheduler.policy.next_deadline is not None
+        deadlines = (self.scheduler.policy.next_deadline, self.scheduler.cluster.next_deadline)
+        assert not self.waiting or deadlines != (None, None)
         assert not self.running
         self.now += 2 * TIGHT.waiting.time_to_live
         self.tell(Ticked())

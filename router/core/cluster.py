@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from router.core.health import DEFAULT_RULES, HealthRules
 from router.core.model import RequestId, Worker, WorkerId, WorkerReported
 from router.core.window import Window
 from router.core.worker_state import WorkerState
@@ -14,12 +15,17 @@ ALIKE = 1.25
 class Cluster:
     """All workers by id, in the order in which they joined."""
 
-    def __init__(self, window: Window) -> None:
+    def __init__(self, window: Window, rules: HealthRules = DEFAULT_RULES) -> None:
         """`window`: each worker gets one like it."""
         self._window = window
+        self._rules = rules
         self._states: dict[WorkerId, WorkerState] = {}
         self._serving: dict[str, list[WorkerId]] = {}
         self._deadlines: dict[WorkerId, float] = {}
+        self._departed: set[WorkerId] = set()
+        """Those that left and were forgotten, and have not come back."""
+        self.barred: dict[WorkerId, float] = {}
+        """Those whose breaker is open, and until when; they are sent nothing."""
 
     def __iter__(self) -> Iterator[WorkerState]:
         return iter(self._states.values())
@@ -34,19 +40,54 @@ class Cluster:
         """The workers that a request for this model may be sent to."""
         found = self._serving.get(model)
         if found is None:
-            found = [s.worker.id for s in self._states.values() if not s.left and model in s.worker.models]
+            found = [s.worker.id for s in self._states.values() if self._serves(s, model)]
             if found:  # names that nobody serves are the clients' to invent, without end
                 self._serving[model] = found
         return found
 
-    def join(self, worker: Worker) -> None:
-        """Add a worker, or take new facts of one that is known, departed or not; a capacity once told stays."""
+    def _serves(self, state: WorkerState, model: str) -> bool:
+        return not state.left and state.worker.id not in self.barred and model in state.worker.models
+
+    def can_spare(self, worker: WorkerId) -> bool:
+        """Whether everything that a worker serves is served by others, too."""
+        return all(len(self.serving(model)) > 1 for model in self._states[worker].worker.models)
+
+    def bar(self, worker: WorkerId, until: float) -> None:
+        """Its breaker opened: send it nothing for a time."""
+        self.barred[worker] = until
+        self._serving.clear()
+
+    def unbar(self, worker: WorkerId, now: float) -> None:
+        """Its breaker is half-open."""
+        del self.barred[worker]
+        self._serving.clear()
+        self._states[worker].health.probe()
+        self._states[worker].look_again(now)
+
+    def to_unbar(self, now: float) -> list[WorkerId]:
+        """The barred ones whose time is over, or without whom a model of theirs is served by nobody."""
+        return [
+            worker
+            for worker, until in self.barred.items()
+            if until <= now or not all(self.serving(model) for model in self._states[worker].worker.models)
+        ]
+
+    def join(self, worker: Worker, *, back: bool = True) -> None:
+        """Add a worker, or take new facts of one that is known; a capacity once told stays.
+
+        One that was away and is `back` is trusted again little by little.
+        """
         state = self._states.get(worker.id)
+        back = back and (worker.id in self._departed or (state is not None and state.left))
+        self._departed.discard(worker.id)
         if state is None:
-            state = self._states[worker.id] = WorkerState(worker, self._window.fresh(), self._deadlines)
+            state = WorkerState(worker, self._window.fresh(), self._deadlines, self._rules)
+            self._states[worker.id] = state
         else:
             state.worker = replace(worker, kv_tokens=worker.kv_tokens or state.worker.kv_tokens)
             state.left = False
+        if back:
+            state.health.probe()
         if worker.kv_tokens is not None:
             state.told(worker.kv_tokens)
         self._serving.clear()
@@ -54,6 +95,7 @@ class Cluster:
     def leave(self, worker: WorkerId) -> None:
         """Send it nothing more; forget it once nothing runs there."""
         self._states[worker].left = True
+        self.barred.pop(worker, None)
         self._serving.clear()
         self._forget(worker)
 
@@ -90,6 +132,8 @@ class Cluster:
     @property
     def next_deadline(self) -> float | None:
         """When something here changes by time alone; None if nothing does."""
+        if self.barred:
+            return min([*self._deadlines.values(), *self.barred.values()])
         return min(self._deadlines.values()) if self._deadlines else None
 
     def advance(self, now: float) -> None:
@@ -101,4 +145,5 @@ class Cluster:
         state = self._states[worker]
         if state.left and not state.running:
             del self._states[worker]
+            self._departed.add(worker)
             self._deadlines.pop(worker, None)

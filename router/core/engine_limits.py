@@ -119,6 +119,12 @@ class RequestLimit:
             self.places = max(self.places, min(report.running, report.requests)) + 1.0
         self._set()
 
+    def turned_away(self, requests: int) -> None:
+        """The engine had no room for one more than these: nothing is spare. Its reports show when there is more."""
+        self.places = min(self.places, max(1.0, float(requests - self._spare)))
+        self._reach = LEAST_REACH
+        self._set()
+
     def _set(self) -> None:
         self._spare = 1 + int(self._reach * self._turnover)
         self.limit = self.places + self._spare

@@ -29,9 +29,8 @@ class SchedulerView(FleetView):
 
     def admits(self, worker: WorkerId, request: Request) -> bool:
         """See `FleetView`."""
-        state = self._cluster[worker]
         uncached = self._prefixes.input_tokens(request) - self.match(request).get(worker, 0)
-        return state.window.admits(state.load, uncached)
+        return self._cluster[worker].admits(uncached)
 
     def input_tokens(self, request: Request) -> int:
         """See `FleetView`."""

@@ -47,6 +47,8 @@ class Worker:
     """Capacity of its KV cache in tokens; None where the engine does not tell."""
     reorders: bool = False
     """Whether its engine does not serve in order of arrival, but by longest match."""
+    engine: str = ""
+    """The kind of engine, as `cache_rules` knows it; empty where that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +149,38 @@ class WorkerJoined:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheReport:
+    """What an engine's metrics say about its prefix cache; counts since it started, None where it does not count."""
+
+    block_tokens: int | None = None
+    """What the cache is divided into."""
+    born: float | None = None
+    """When its counters began, in seconds of its own clock."""
+    computed_tokens: float | None = None
+    """Of prompts; counted to see that the count began anew."""
+    hit_tokens: float | None = None
+    """Of prompts, found in the cache."""
+    evicted_tokens: float | None = None
+    idle_seconds: float | None = None
+    """How long blocks had lain unused when they were evicted, added up ..."""
+    idle_blocks: float | None = None
+    """... over so many."""
+    asleep: bool = False
+    """Whether it has given up its cache's memory."""
+
+    def began_anew(self, before: "CacheReport") -> bool:
+        """Whether another process counts now than counted before."""
+        if None not in (self.born, before.born) and self.born != before.born:
+            return True
+        pairs = (
+            (before.computed_tokens, self.computed_tokens),
+            (before.hit_tokens, self.hit_tokens),
+            (before.evicted_tokens, self.evicted_tokens),
+        )
+        return any(old is not None and new is not None and new < old for old, new in pairs)
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerReported:
     """What a worker's own metrics say at this moment."""
 
@@ -154,6 +188,7 @@ class WorkerReported:
     running: int
     waiting: int
     kv_tokens: int | None = None
+    cache: CacheReport | None = None
 
 
 @dataclass(frozen=True, slots=True)

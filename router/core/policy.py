@@ -159,6 +159,12 @@ class Policy(Protocol):
     def next(self, now: float) -> Choice | None:
         """Give out one request that its worker's window admits, or None when nothing may go."""
 
+    def resend(self, request: Request, workers: Sequence[WorkerId], now: float) -> WorkerId:
+        """A request that has had its turn and lost its worker goes to one of these, which have room for it.
+
+        It is dispatched like one that `next` gives out.
+        """
+
     @property
     def next_deadline(self) -> float | None:
         """When `next` may have another answer although nothing has happened."""

@@ -69,8 +69,21 @@ class QueuedPolicy(Policy):
         order = self._orders[worker]
         return not len(order) and self._view.admits(worker, request) and order.pass_through(request, now)
 
+    def resend(self, request: Request, workers: Sequence[WorkerId], now: float) -> WorkerId:
+        """See `Policy`. It is placed among them by the rules, and told to the order as if it had waited for no time."""
+        candidates = [candidate for candidate in self._candidates(request) if candidate.worker in workers]
+        self._placement.reach(now)
+        placed = self._placement.place(request, candidates)
+        self._orders[placed.worker].push(request)
+        self._orders[placed.worker].remove(request.id)
+        return self._send(Choice(request, placed.worker, placed.why), now).worker
+
     def _let_pass(self, choice: Choice, now: float) -> Choice:
         self._passing = None
+        return self._send(choice, now)
+
+    def _send(self, choice: Choice, now: float) -> Choice:
+        """Let a request go that was placed and did not wait."""
         self._loads[choice.worker] += 1
         self._placement.dispatched(choice.request.id, now)
         self._orders[choice.worker].dispatched(choice.request, now)

@@ -72,6 +72,9 @@ class Window(Protocol):
     def reported(self, load: Load, report: EngineReport) -> None:
         """The engine reported; this is in flight."""
 
+    def turned_away(self, load: Load) -> None:
+        """The engine had no room for one more; this is in flight without it."""
+
 
 class _Unlearning:
     """What the windows that learn nothing have in common: one serves for all workers."""
@@ -94,6 +97,9 @@ class _Unlearning:
         """See `Window`."""
 
     def reported(self, load: Load, report: EngineReport) -> None:
+        """See `Window`."""
+
+    def turned_away(self, load: Load) -> None:
         """See `Window`."""
 
 
@@ -223,3 +229,7 @@ class LearnedWindow:
         """See `Window`."""
         self._places.reported(report)
         self._kv.reported(report, held_back=load.kv_peak + self._typical_tokens > self._kv.limit)
+
+    def turned_away(self, load: Load) -> None:
+        """See `Window`."""
+        self._places.turned_away(load.requests)

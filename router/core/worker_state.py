@@ -5,6 +5,7 @@ from dataclasses import replace
 from math import inf
 
 from router.core.engine_limits import EngineReport
+from router.core.health import DEFAULT_RULES, Health, HealthRules, Pauses
 from router.core.in_flight import Flights, InFlight
 from router.core.kv_forecast import KvForecast
 from router.core.model import RequestId, Worker, WorkerId
@@ -21,10 +22,17 @@ OUTPUT_MEMORY = 0.97
 class WorkerState:
     """One worker and what runs there. One that left stays until the last of its requests has ended."""
 
-    def __init__(self, worker: Worker, window: Window, deadlines: dict[WorkerId, float]) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        window: Window,
+        deadlines: dict[WorkerId, float],
+        rules: HealthRules = DEFAULT_RULES,
+    ) -> None:
         """`deadlines`: of all workers; this one keeps its own there, while it has one."""
         self.worker = worker
         self.window = window
+        self.health = Health(rules)
         self.pace = Pace()
         self.left = False
         self.load = Load()
@@ -34,6 +42,7 @@ class WorkerState:
         self._deadlines = deadlines
         self._flights = Flights()
         self._forecast = KvForecast()
+        self._pauses = Pauses()
         self._most_kv_tokens = 0
         self._served = 0.0
         self._gained = 0
@@ -47,6 +56,32 @@ class WorkerState:
         """The requests in flight."""
         return self._flights.requests
 
+    def admits(self, uncached_tokens: int) -> bool:
+        """Whether a request with that much uncached input may go now."""
+        return self._open and self.window.admits(self.load, uncached_tokens)
+
+    @property
+    def _open(self) -> bool:
+        """Whether anything may go, as far as the worker's health tells."""
+        return self.health.trusted and self._now >= self._pauses.until
+
+    def look_again(self, now: float) -> None:
+        """Take in that its health is another."""
+        self._pass(now)
+        self._changed()
+
+    def turned_away(self, now: float) -> None:
+        """The engine had no room for a request, which is removed by now."""
+        self._pass(now)
+        self._pauses.begin(now)
+        self.window.turned_away(self.load)
+        self._changed()
+
+    def succeeded(self, request: RequestId) -> None:
+        """The engine has begun to answer it, or has answered it in one piece."""
+        self.health.succeeded(request)
+        self._pauses.served()
+
     def add(self, request: RequestId, uncached_tokens: int, output_limit: int, now: float, *, streamed: bool) -> None:
         """Count a dispatched request. `output_limit`: the most output tokens expected of it."""
         self._pass(now)
@@ -56,11 +91,14 @@ class WorkerState:
             prefill = self.pace.prefill_seconds(self._flights.unstarted_tokens)
             self._flights.guess_at(request, now + HASTE * prefill)
         self._forecast.put(request, uncached_tokens, self._likely(output_limit))
+        self.health.sent(request)
         self._changed()
 
     def start(self, request: RequestId, now: float, *, seen: bool) -> None:
         """It waits no more. `seen`: because its first token is here, which says more than that it is over."""
         flight = self.running[request]
+        if seen:
+            self.succeeded(request)
         if flight.started:
             return
         self._pass(now)
@@ -82,6 +120,7 @@ class WorkerState:
         self._pass(now)
         flight = self._flights.remove(request, now)
         self._forecast.remove(request)
+        self.health.ended(request)
         if computed and not flight.streamed:
             self.pace.ended(flight.uncached_tokens)
         if flight.output:
@@ -152,8 +191,10 @@ class WorkerState:
             flights.guessed,
             self._forecast.peak(growth, window.kv_limit),
         )
-        self.has_room = window.has_room(self.load)
+        self.has_room = self._open and window.has_room(self.load)
         deadline = min(flights.next_guess, self._low_at())
+        if self._now < self._pauses.until:
+            deadline = min(deadline, self._pauses.until)
         if deadline < inf:
             self._deadlines[self.worker.id] = deadline
         else:

@@ -9,7 +9,7 @@ Since there is one queue and one counter for each client, the service of two bac
 fleet, not worker by worker, and a slow worker is given as much as it takes.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
@@ -162,6 +162,13 @@ class DlpmHome(Policy):
             if choice := self._next_copied(worker, now):
                 return choice
         return None
+
+    def resend(self, request: Request, workers: Sequence[WorkerId], now: float) -> WorkerId:
+        """See `Policy`. The one that holds most of its prefix; of equals, that with the fewest requests in flight."""
+        matched = self._view.match(request)
+        worker = max(workers, key=lambda each: (matched.get(each, 0), -self._view.in_flight(each)))
+        self._send(request, worker, now)
+        return worker
 
     def charged(self, charge: Charge) -> None:
         """See `Policy`."""
@@ -357,7 +364,10 @@ class DlpmHome(Policy):
 
     def _take(self, choice: Choice, now: float) -> Choice:
         self.withdraw(choice.request.id, now)
-        self._credits.meet(choice.request, self._view.serving(choice.request.model))
-        self._standings.dispatched(choice.request)
-        self._sites[choice.worker].unstarted.add(choice.request, now)
+        self._send(choice.request, choice.worker, now)
         return choice
+
+    def _send(self, request: Request, worker: WorkerId, now: float) -> None:
+        self._credits.meet(request, self._view.serving(request.model))
+        self._standings.dispatched(request)
+        self._sites[worker].unstarted.add(request, now)

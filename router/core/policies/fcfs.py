@@ -1,7 +1,7 @@
 """First come, first served: in one worker's queue, and from one pool for all workers."""
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from router.core.accounts import Charge
@@ -86,11 +86,14 @@ class PooledFcfs(Policy):
         for request in (head.request for head in sorted(heads, key=lambda head: head.arrival)):
             able = [w for w in self._view.serving(request.model) if self._view.admits(w, request)]
             if able:
-                self._turn += 1
-                chosen = lightest([Candidate(w, 0, 0, self._view.in_flight(w)) for w in able], self._turn)
                 self.withdraw(request.id, now)
-                return Choice(request, chosen.worker, "room")
+                return Choice(request, self.resend(request, able, now), "room")
         return None
+
+    def resend(self, request: Request, workers: Sequence[WorkerId], now: float) -> WorkerId:  # noqa: ARG002
+        """See `Policy`. The one with the fewest requests in flight."""
+        self._turn += 1
+        return lightest([Candidate(w, 0, 0, self._view.in_flight(w)) for w in workers], self._turn).worker
 
     def worker_left(self, worker: WorkerId, now: float) -> list[Request]:  # noqa: ARG002 - a pool has no queue to move
         """See `Policy`."""

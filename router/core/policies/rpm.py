@@ -7,7 +7,7 @@ that is what the time to live of the queue does.) Workers idle meanwhile: this i
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final, NamedTuple
@@ -81,6 +81,10 @@ class Rpm(Policy):
         """See `Policy`."""
         self._reach(now)
         return self._pool.next(now)
+
+    def resend(self, request: Request, workers: Sequence[WorkerId], now: float) -> WorkerId:
+        """See `Policy`. The limit has let it pass."""
+        return self._pool.resend(request, workers, now)
 
     @property
     def next_deadline(self) -> float | None:
