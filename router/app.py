@@ -21,6 +21,7 @@ from router.core.prompt_key import PromptHasher
 from router.core.scheduler import Scheduler, SchedulerSettings
 from router.core.waiting_room import WaitingLimits
 from router.core.window import FixedWindow, LearnedWindow, NoWindow, Window
+from router.exact_map import exact_map
 from router.explain import Explanation, Explanations
 from router.fleet import Backend, Fleet
 from router.gateway import Gateway
@@ -48,6 +49,8 @@ def build(settings: Settings) -> ASGIApp:
     if journal is not None:
         observers.insert(0, journal)
     conductor = Conductor(scheduler, observers, time.monotonic)
+    kv_events = exact_map(settings, fleet, conductor.feed, secret)
+    observers.extend(kv_events.observers)
 
     def report() -> FairnessReport:
         return fairness_report(settings.policy, scheduler, fleet, conductor.clock())
@@ -57,7 +60,8 @@ def build(settings: Settings) -> ASGIApp:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:  # noqa: ARG001 - FastAPI's signature
-        async with journal or nullcontext(), fleet, Monitor(fleet, conductor.feed, settings.poll_interval):
+        monitor = Monitor(fleet, conductor.feed, settings.poll_interval)
+        async with journal or nullcontext(), fleet, kv_events, monitor:
             yield
         conductor.close()
 
@@ -69,6 +73,7 @@ def build(settings: Settings) -> ASGIApp:
         PromptHasher(secret),
         settings.body_limit,
         JourneySettings(settings.policy, settings.heartbeat, settings.response_headers),
+        kv_events.keys,
     )
     return Router(gateway, control_plane(fleet, registry, report, explain, lifespan))
 

@@ -8,12 +8,14 @@ exchange (to the client), conductor and core (settled).
 import asyncio
 import logging
 import secrets
+from collections.abc import Awaitable, Callable
 
 from starlette.types import Receive, Scope, Send
 
 from router.api import ENDPOINTS
 from router.api.call import Call
 from router.conductor import Conductor
+from router.core.block_key import BlockKey
 from router.core.model import Request, RequestId
 from router.core.prompt_key import PromptHasher
 from router.errors import MethodNotAllowed, NoWorker, RouterError, UnknownModel
@@ -23,6 +25,9 @@ from router.identity import Identifier
 from router.journey import Journey, JourneySettings
 
 log = logging.getLogger(__name__)
+
+BlockKeys = Callable[[str, bytes, str], Awaitable[tuple[BlockKey, ...]]]
+"""Takes the path, body and model of a call; gives one key per prompt, or none."""
 
 
 class Gateway:
@@ -36,14 +41,16 @@ class Gateway:
         hasher: PromptHasher,
         body_limit: int,
         settings: JourneySettings,
+        block_keys: BlockKeys,
     ) -> None:
-        """`body_limit`: bytes of a request's body."""
+        """`body_limit`: bytes of a request's body; `block_keys` is asked for the prompts by their tokens."""
         self._conductor = conductor
         self._fleet = fleet
         self._identifier = identifier
         self._hasher = hasher
         self._body_limit = body_limit
         self._settings = settings
+        self._block_keys = block_keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one call; whatever goes wrong becomes its answer, and harms no other."""
@@ -55,7 +62,7 @@ class Gateway:
             body = await exchange.body(self._body_limit)
             arrived = self._conductor.clock()
             call = self._parse(exchange.path, body)
-            request = self._request(exchange, call)
+            request = self._request(exchange, call, await self._block_keys(call.path, body, call.model))
             overhead = self._conductor.clock() - arrived
             journey = Journey(request, call, exchange, self._conductor, self._fleet, overhead)
             with exchange.while_connected():
@@ -76,7 +83,7 @@ class Gateway:
             raise UnknownModel(call.model)
         return call
 
-    def _request(self, exchange: Exchange, call: Call) -> Request:
+    def _request(self, exchange: Exchange, call: Call, blocks: tuple[BlockKey, ...]) -> Request:
         identity = self._identifier.identify(exchange.headers, call.user, exchange.address)
         if RequestId(exchange.request_id) in self._conductor:
             exchange.request_id = _new_id()
@@ -88,6 +95,7 @@ class Gateway:
             output_limit=call.output_limit,
             streamed=call.streamed,
             weight=identity.weight,
+            blocks=blocks,
         )
 
 

@@ -28,8 +28,9 @@ from router.core.policies import PARAMETERS, POLICIES
 from router.identity import DEFAULT_ORDER, Source
 
 FROZEN: Final = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+ZMQ_ENDPOINT: Final = r"^(tcp|ipc)://[^\s*]+$"
 ADDRESSES: Final = frozenset(
-    {"config", "journal", "host", "port", "worker", "worker_api_key", "emulate", "hash_secret"}
+    {"config", "journal", "host", "port", "worker", "worker_api_key", "emulate", "hash_secret", "tokenizer"}
 )
 """Settings that say where something is or how to get in."""
 
@@ -68,6 +69,11 @@ class WorkerAddress(BaseModel):
     """Sent to this worker instead of `worker_api_key`."""
     id: str = Field(pattern=r"^[A-Za-z0-9._:-]{1,64}$", default_factory=lambda given: urlsplit(given["url"]).netloc)
     """Its name in metrics and headers; host and port where none is given."""
+    kv_events: Annotated[str | None, Field(pattern=ZMQ_ENDPOINT)] = None
+    """Where it publishes its KV events, like tcp://host:5557; it is asked where none is given."""
+    kv_replay: Annotated[str | None, Field(pattern=ZMQ_ENDPOINT)] = None
+    """Where past ones of these can be had."""
+    kv_topic: str = ""
 
     @model_validator(mode="before")
     @classmethod
@@ -138,6 +144,13 @@ class Settings(PolicyGroups):
     """Tokens that the prefix cache of a worker is taken to hold where its engine does not tell."""
     min_match_tokens: NonNegativeInt = 64
     """Tokens of common prefix below which a match counts as none."""
+    kv_events: Literal["auto", "off"] = "auto"
+    """Whether to follow the KV events of workers that publish them, so that what these hold is known exactly."""
+    tokenizer: Path | None = None
+    """A folder with the tokenizer.json and chat template of the model, to match prompts by their tokens where KV events
+    are followed; where none is given, a worker's /tokenize is asked."""
+    token_budget: PositiveFloat = 0.05
+    """Seconds that finding a prompt's tokens may take before it is matched by its bytes."""
 
     body_limit: PositiveInt = 32 * 1024 * 1024
     """Bytes of a request's body; a longer one is refused with 413."""

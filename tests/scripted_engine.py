@@ -167,6 +167,7 @@ class ScriptedEngine:
         self.serve(*models)
         self.polled["/health"] = (200, b"")
         self.polled["/metrics"] = (200, VLLM_METRICS)
+        self.polled["/kv_event_sources"] = (200, b"{}")
         self.port = 0
         self._send_buffer = send_buffer
         self._server: asyncio.Server | None = None

@@ -37,6 +37,18 @@ ARROWS: Final[dict[str, tuple[str, ...]]] = {
     "router.fleet": ("router.upstream", "router.errors", "router.core"),
     "router.upstream": ("router.errors",),
     "router.monitor": ("router.fleet", "router.engines", "router.errors", "router.core"),
+    "router.exact_map": (
+        *("router.subscriber", "router.event_stream", "router.event_sources", "router.tokens"),
+        *("router.local_tokenizer", "router.settings", "router.fleet", "router.conductor"),
+        *("router.errors", "router.core"),
+    ),
+    "router.subscriber": (
+        *("router.event_stream", "router.event_sources", "router.fleet", "router.errors", "router.core"),
+    ),
+    "router.event_stream": ("router.event_sources", "router.core"),
+    "router.event_sources": ("router.errors",),
+    "router.tokens": ("router.fleet", "router.core"),
+    "router.local_tokenizer": ("router.errors",),
     "router.control": ("router.report", "router.explain", "router.fleet", "router.api", "router.errors"),
     "router.explain": ("router.errors", "router.core"),
     "router.journal": ("router.errors", "router.core"),
@@ -56,9 +68,11 @@ ARROWS: Final[dict[str, tuple[str, ...]]] = {
 
 NO_CONCRETE_POLICY: Final = ("router.core.scheduler", "router.core.policy")
 
-PURE: Final = ("router.core", "router.api", "router.sse", "router.engines", "router.identity")
+PURE: Final = (
+    *("router.core", "router.api", "router.sse", "router.engines", "router.event_sources", "router.identity"),
+)
 IMPURE: Final = (
-    *("aiohttp", "fastapi", "httpx", "starlette", "uvicorn", "uvloop", "yaml"),
+    *("aiohttp", "fastapi", "httpx", "starlette", "uvicorn", "uvloop", "yaml", "zmq"),
     *("asyncio", "http.client", "http.server", "select", "selectors", "socket", "ssl", "urllib.request"),
     *("logging", "os", "pathlib", "secrets", "signal", "subprocess", "tempfile", "threading", "time"),
 )

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from router.core.block_key import ROOT, BlockHasher
 from router.core.block_names import BlockNames, Change, TooManyBlocks
-from router.core.kv_events import Arrival, Cleared, Continuity, Fault, Removed, Stored, read_batch
+from router.core.kv_events import REMEMBERED, Arrival, Cleared, Continuity, Fault, Removed, Stored, read_batch
 
 HASHER = BlockHasher(b"secret")
 VLLM_STORED = {
@@ -142,23 +142,28 @@ def test_the_messages_of_a_publisher() -> None:
     assert seen.arrival(5, 105) is Arrival.GAP
     for number in range(3):
         seen.take(number, 100 + number)
-    assert seen.complete
     assert seen.arrival(3, 103) is Arrival.NEXT
     assert seen.arrival(1, 101) is Arrival.REPEATED
     assert seen.arrival(0, 7) is Arrival.RESTARTED
     assert seen.arrival(4, 104) is Arrival.GAP
 
 
-def test_a_gap_that_stays_is_remembered() -> None:
-    """After a message that nothing filled the gap before, what is known is not complete, until all begins anew."""
+def test_a_gap_may_stay() -> None:
+    """What is taken in after a gap is what comes next is measured by."""
     seen = Continuity()
     seen.take(0, 100)
     seen.take(2, 102)
-    assert not seen.complete
-    seen.take(3, 103)
-    assert not seen.complete
-    seen.take(0, 200)
-    assert seen.complete
+    assert seen.arrival(3, 103) is Arrival.NEXT
+    assert seen.arrival(2, 102) is Arrival.REPEATED
+
+
+def test_marks_are_bounded() -> None:
+    """A message that came very long ago is not told from another one of its number."""
+    seen = Continuity()
+    for number in range(REMEMBERED + 1):
+        seen.take(number, number)
+    assert seen.arrival(1, 1) is Arrival.REPEATED
+    assert seen.arrival(0, 0) is Arrival.RESTARTED
 
 
 def test_blocks_are_chained_by_name() -> None:

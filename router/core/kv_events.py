@@ -163,8 +163,6 @@ class Continuity:
     def __init__(self) -> None:
         self.next = 0
         """The number of the message to come; before there was any, of the first that there ever was."""
-        self.complete = False
-        """Whether every message since the publisher's first was taken in."""
         self._marks: OrderedDict[int, int] = OrderedDict()
 
     def arrival(self, number: int, mark: int) -> Arrival:
@@ -177,7 +175,6 @@ class Continuity:
 
     def take(self, number: int, mark: int) -> None:
         """A message is taken in, the next one or one after a gap that stays."""
-        self.complete = number == 0 or (self.complete and number == self.next)
         self.next = number + 1
         self._marks[number] = mark
         if len(self._marks) > REMEMBERED:

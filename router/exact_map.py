@@ -1,0 +1,100 @@
+"""What it takes to know by KV events what workers hold: their subscriber, and the tokens of calls. Or nothing of it."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
+
+from router.conductor import Observer
+from router.core.block_key import BlockHasher, BlockKey
+from router.core.model import Event, WorkerId
+from router.errors import ConfigError
+from router.event_sources import Source
+from router.fleet import Fleet
+from router.settings import Settings
+from router.tokens import Tokenizer, Tokens
+
+if TYPE_CHECKING:
+    from router.subscriber import EventsReport, Subscriber
+
+log = logging.getLogger(__name__)
+
+EXTRAS: Final = ("zmq", "msgpack", "tokenizers", "jinja2")
+"""What the two optional extras install."""
+
+
+class ExactMap:
+    """Both parts, for as long as the context is entered; without them, one that knows nothing."""
+
+    def __init__(self, parts: "tuple[Subscriber, Tokens] | None" = None) -> None:
+        self._parts = parts
+
+    @property
+    def observers(self) -> Sequence[Observer]:
+        """Who has to hear of events, for this to work."""
+        return self._parts or ()
+
+    async def keys(self, path: str, body: bytes, model: str) -> tuple[BlockKey, ...]:
+        """See `Tokens.keys`."""
+        return await self._parts[1].keys(path, body, model) if self._parts else ()
+
+    def report(self) -> "Mapping[WorkerId, EventsReport]":
+        """See `Subscriber.report`."""
+        return self._parts[0].report() if self._parts else {}
+
+    async def __aenter__(self) -> Self:
+        """Open both."""
+        async with AsyncExitStack() as opening:
+            for part in self._parts or ():
+                await opening.enter_async_context(part)
+            self._opened = opening.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close both."""
+        await self._opened.aclose()
+
+
+def exact_map(settings: Settings, fleet: Fleet, feed: Callable[[Event], None], secret: bytes) -> ExactMap:
+    """The parts that the settings ask for. Raises ConfigError for a tokenizer that cannot be used."""
+    if settings.kv_events == "off":
+        return ExactMap()
+    tokenizer = None if settings.tokenizer is None else _tokenizer(settings.tokenizer)
+    try:
+        from router.event_stream import StreamLimits  # noqa: PLC0415 - they need an optional extra
+        from router.subscriber import Subscriber  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        _check_extra(error)
+        log.info("KV events are not followed: the extra d2lpm-router[events] is not installed")
+        return ExactMap()
+    hasher = BlockHasher(secret)
+    limits = StreamLimits(blocks=settings.prefix_limit // max(1, len(settings.worker)))
+    subscriber = Subscriber(fleet, feed, hasher, limits, _configured(settings))
+    return ExactMap((subscriber, Tokens(fleet, hasher, subscriber.block_sizes, tokenizer, settings.token_budget)))
+
+
+def _configured(settings: Settings) -> dict[WorkerId, tuple[Source, ...]]:
+    return {
+        WorkerId(worker.id): (Source(worker.kv_events, worker.kv_replay, worker.kv_topic.encode()),)
+        for worker in settings.worker
+        if worker.kv_events is not None
+    }
+
+
+def _tokenizer(folder: Path) -> Tokenizer:
+    try:
+        from router.local_tokenizer import LocalTokenizer  # noqa: PLC0415 - it needs an optional extra
+    except ModuleNotFoundError as error:
+        _check_extra(error)
+        raise ConfigError("tokenizer: needs the extra d2lpm-router[tokens]") from None
+    return LocalTokenizer(folder)
+
+
+def _check_extra(error: ModuleNotFoundError) -> None:
+    """Raise any other module's absence again."""
+    if error.name is None or error.name.partition(".")[0] not in EXTRAS:
+        raise error

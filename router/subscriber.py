@@ -1,0 +1,249 @@
+"""Follows the KV events of every worker that publishes any, and tells the scheduler what they say.
+
+Observer: a worker is followed from the time it joins until it leaves. Where its events are, it says itself, unless that
+was configured. While a stream cannot be read, or has not been read from its beginning, the mirror stands in for it.
+"""
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Self
+from urllib.parse import urlsplit
+
+import httpx
+import zmq.asyncio
+
+from router.core.block_key import BlockHasher
+from router.core.block_names import Change
+from router.core.kv_events import Fault
+from router.core.model import (
+    BlocksChanged,
+    BlocksFollowed,
+    BlocksLost,
+    Cancelled,
+    Command,
+    Dispatch,
+    Event,
+    Evicted,
+    Failed,
+    Finished,
+    RequestId,
+    WorkerId,
+    WorkerJoined,
+    WorkerLeft,
+)
+from router.errors import WorkerBroke
+from router.event_sources import READERS, Source
+from router.event_stream import Complaints, EventStream, StreamLimits
+from router.fleet import Backend, Fleet
+
+log = logging.getLogger(__name__)
+
+ANSWER_SECONDS: Final = 5.0
+"""How long a worker may take to tell where it publishes."""
+ASK_AGAIN_SECONDS: Final = 60.0
+"""After it has not told."""
+FILLS_BLOCKS: Final = 1024
+"""Uncached tokens of a prompt that must have filled a block of any engine's."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventsReport:
+    """How well one worker's cache is known by its events."""
+
+    publishers: int
+    followed: bool
+    """Whether its blocks are known by events at all; if not, by the mirror alone."""
+    complete: bool
+    """Whether they are known by events alone."""
+    faults: Mapping[Fault, int]
+
+
+class Follower:
+    """The streams of one worker."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        feed: Callable[[Event], None],
+        hasher: BlockHasher,
+        limits: StreamLimits,
+        configured: Sequence[Source],
+    ) -> None:
+        self._backend = backend
+        self._feed = feed
+        self._hasher = hasher
+        self._limits = limits
+        self._configured = configured
+        self._complaints = Complaints(backend.id, limits.log_seconds)
+        self._streams: list[EventStream] = []
+        self._told: BlocksFollowed | None = None
+
+    @property
+    def block_tokens(self) -> int | None:
+        """Tokens in a block of this worker's; None while it is not followed."""
+        return None if self._told is None else self._told.block_tokens
+
+    @property
+    def report(self) -> EventsReport:
+        """Its state at this moment."""
+        told = self._told
+        faults = dict(self._complaints.counts)
+        return EventsReport(len(self._streams), told is not None, told is not None and told.complete, faults)
+
+    def expects_news(self) -> None:
+        """The worker must have filled blocks."""
+        now = asyncio.get_running_loop().time()
+        if len(self._streams) == 1:  # of several nobody knows which
+            self._streams[0].expects_news(now)
+
+    async def run(self, context: zmq.asyncio.Context, client: httpx.AsyncClient) -> None:
+        """Follow the worker until cancelled; returns at once where it publishes nothing."""
+        sources = self._configured or await self._ask(client)
+        if not sources:
+            return
+        self._streams = [self._stream(source, rank, context) for rank, source in enumerate(sources)]
+        log.info("worker %s publishes KV events: %s", self._backend.id, ", ".join(s.endpoint for s in sources))
+        await asyncio.gather(*(stream.run() for stream in self._streams))
+
+    def stop(self) -> None:
+        """The worker is gone; what is to be told of that, others tell."""
+        self._streams = []
+        self._told = None
+
+    def _stream(self, source: Source, rank: int, context: zmq.asyncio.Context) -> EventStream:
+        def tell(change: Change) -> None:
+            if self._told is not None and any(change):
+                self._feed(BlocksChanged(self._backend.id, rank, *change))
+
+        return EventStream(
+            source, context, self._hasher, self._complaints, self._limits, tell, self._on_state, self._on_restart
+        )
+
+    def _on_state(self) -> None:
+        """Tell what is known in general, if that has changed."""
+        size = next((stream.block_tokens for stream in self._streams if stream.block_tokens is not None), None)
+        if size is None:
+            if self._told is not None:
+                self._told = None
+                self._feed(BlocksLost(self._backend.id))
+            return
+        complete = all(stream.complete for stream in self._streams)
+        state = BlocksFollowed(self._backend.id, size, len(self._streams), complete)
+        if state != self._told:
+            self._told = state
+            self._feed(state)
+
+    def _on_restart(self) -> None:
+        log.info("worker %s has restarted, by its KV events: its cache is empty", self._backend.id)
+        self._feed(Evicted(self._backend.id))
+
+    async def _ask(self, client: httpx.AsyncClient) -> tuple[Source, ...]:
+        """Where the worker publishes; asked again while it does not answer."""
+        while True:
+            try:
+                return await self._sources(client)
+            except (httpx.HTTPError, WorkerBroke) as error:
+                log.warning("worker %s does not tell whether it publishes KV events: %s", self._backend.id, error)
+            await asyncio.sleep(ASK_AGAIN_SECONDS)
+
+    async def _sources(self, client: httpx.AsyncClient) -> tuple[Source, ...]:
+        host = urlsplit(self._backend.url).hostname or ""
+        for path, read in READERS.items():
+            response = await client.get(self._backend.url + path, headers=self._backend.authorization)
+            if response.status_code != httpx.codes.NOT_FOUND:
+                response.raise_for_status()
+                return read(response.content, host)
+        return ()
+
+
+class Subscriber:
+    """All followers, for as long as the context is entered."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        feed: Callable[[Event], None],
+        hasher: BlockHasher,
+        limits: StreamLimits,
+        configured: Mapping[WorkerId, Sequence[Source]],
+    ) -> None:
+        """`configured`: the publishers of workers that are not to be asked."""
+        self._backends = {backend.id: backend for backend in fleet.backends}
+        self._followers = {
+            id_: Follower(backend, feed, hasher, limits, configured.get(id_, ()))
+            for id_, backend in self._backends.items()
+        }
+        self._tasks: dict[WorkerId, asyncio.Task[None]] = {}
+        self._at: dict[RequestId, WorkerId] = {}
+
+    async def __aenter__(self) -> Self:
+        """Workers that join from now on are followed."""
+        self._context = zmq.asyncio.Context()
+        trusted = ssl.create_default_context()  # as calls do
+        self._client = httpx.AsyncClient(timeout=ANSWER_SECONDS, trust_env=False, verify=trusted)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop, and close every socket."""
+        tasks = list(self._tasks.values())
+        for worker in list(self._tasks):
+            self._stop(worker)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._client.aclose()
+        self._context.destroy(linger=0)
+
+    def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:  # noqa: ARG002 - no clock here
+        """See `Observer`."""
+        match event:
+            case WorkerJoined(worker):
+                self._start(worker.id)
+            case WorkerLeft(worker_id):
+                self._stop(worker_id)
+            case Finished(request):
+                self._finished(event, self._at.pop(request, None))
+            case Failed(request) | Cancelled(request):
+                self._at.pop(request, None)
+        for command in commands:
+            if isinstance(command, Dispatch):
+                self._at[command.request] = command.worker
+
+    def block_sizes(self, model: str) -> Collection[int]:
+        """The block sizes of the workers that are followed and serve this model."""
+        return {
+            follower.block_tokens
+            for worker, follower in self._followers.items()
+            if follower.block_tokens is not None and model in self._backends[worker].models
+        }
+
+    def report(self) -> Mapping[WorkerId, EventsReport]:
+        """The state of every worker that publishes anything."""
+        reports = {worker: follower.report for worker, follower in self._followers.items()}
+        return {worker: report for worker, report in reports.items() if report.publishers}
+
+    def _start(self, worker: WorkerId) -> None:
+        if worker not in self._tasks and worker in self._followers:
+            task = asyncio.create_task(self._followers[worker].run(self._context, self._client))
+            task.add_done_callback(_log_failure)
+            self._tasks[worker] = task
+
+    def _stop(self, worker: WorkerId) -> None:
+        task = self._tasks.pop(worker, None)
+        if task is not None:
+            task.cancel()
+            self._followers[worker].stop()
+
+    def _finished(self, event: Finished, worker: WorkerId | None) -> None:
+        usage = event.usage
+        if worker in self._tasks and usage and usage.input_tokens - (usage.cached_tokens or 0) >= FILLS_BLOCKS:
+            self._followers[worker].expects_news()
+
+
+def _log_failure(task: "asyncio.Task[None]") -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("following a worker's KV events failed inside the router", exc_info=error)

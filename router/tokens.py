@@ -1,0 +1,280 @@
+"""The token ids of a call's prompts, as its engine will make them, and from them the call's keys in blocks.
+
+Ids come with the call, from a tokenizer here (`local_tokenizer`), or from a worker's own /tokenize. Whatever takes long
+is done off the event loop and within a budget; a call whose ids are not there by then goes without them, and is matched
+by its bytes. So does every call of a model whose engine counts its prompts differently, again and again.
+"""
+
+import asyncio
+import logging
+import ssl
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from enum import StrEnum
+from functools import partial
+from hashlib import blake2b
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Protocol, Self, TypeVar
+
+import httpx
+import orjson
+
+from router.core.block_key import BlockHasher, BlockKey
+from router.core.model import Arrived, Cancelled, Command, Event, Failed, Finished, RequestId
+from router.fleet import Backend, Fleet
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+REMEMBERED: Final = 4096
+"""Calls whose keys are kept, for others with the same body."""
+AT_ONCE: Final = 64
+"""Calls in work; more go without."""
+DISTRUSTED: Final = 5
+"""Prompts in a row that an engine counted differently, after which its model's ids are no longer used."""
+APART: Final = frozenset(
+    {"cache_salt", "extra_key", "lora_path", "truncate_prompt_tokens", "suffix", "documents", "reasoning_effort"}
+    | {"mm_processor_kwargs", "prompt_embeds", "functions", "continue_final_message"}
+)
+"""Body members that make another prompt, or another cache, of the same text."""
+FOR_TEMPLATE: Final = ("tools", "chat_template", "chat_template_kwargs", "add_generation_prompt", "add_special_tokens")
+"""Body members that a worker's /tokenize takes beside the messages."""
+
+
+class Outcome(StrEnum):
+    """What came of a call's tokens, as it is counted."""
+
+    KNOWN = "known"
+    DECLINED = "declined"
+    """Of a kind that nobody here can tokenise as its engine does."""
+    SLOW = "slow"
+    BUSY = "busy"
+    FAILED = "failed"
+    DISTRUSTED = "distrusted"
+
+
+class Tokenizer(Protocol):
+    """See `local_tokenizer.LocalTokenizer`."""
+
+    def text(self, prompt: str, special: bool) -> list[int]:
+        """Token ids of a plain text."""
+
+    def chat(self, messages: object, more: Mapping[str, Any]) -> list[int] | None:
+        """Token ids of a chat; None where it is declined."""
+
+
+class Name(NamedTuple):
+    """What tells calls with other keys apart."""
+
+    body: bytes
+    """Its digest."""
+    chat: bool
+    sizes: frozenset[int]
+
+
+class Declined(Exception):
+    """Nobody here knows the token ids of this call."""
+
+
+class Tokens:
+    """Gives each call its keys; as an observer, compares the engine's count of tokens with its own."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        hasher: BlockHasher,
+        sizes: Callable[[str], Collection[int]],
+        tokenizer: Tokenizer | None,
+        budget: float,
+    ) -> None:
+        """`sizes`: the block sizes in which a model's keys are wanted; none, and nothing is done. `budget`: seconds."""
+        self.outcomes: Counter[Outcome] = Counter()
+        self._fleet = fleet
+        self._hasher = hasher
+        self._sizes = sizes
+        self._tokenizer = tokenizer
+        self._budget = budget
+        self._known: OrderedDict[Name, tuple[BlockKey, ...]] = OrderedDict()
+        self._running: set[asyncio.Task[tuple[BlockKey, ...]]] = set()
+        self._plain: dict[str, bool] = {}
+        """Whether a model is one of the engine's own, and no adapter on it."""
+        self._counted: dict[RequestId, tuple[str, int]] = {}
+        self._wrong: Counter[str] = Counter()
+
+    async def __aenter__(self) -> Self:
+        self._threads = ThreadPoolExecutor(2, "tokens")
+        trusted = ssl.create_default_context()  # as calls do
+        self._client = httpx.AsyncClient(timeout=5.0, trust_env=False, verify=trusted)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Give up what is in work."""
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+        await self._client.aclose()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def keys(self, path: str, body: bytes, model: str) -> tuple[BlockKey, ...]:
+        """One key per prompt of a call; none where they are not wanted, or not there in time."""
+        sizes = frozenset(self._sizes(model))
+        if not sizes:
+            return ()
+        if self._wrong[model] >= DISTRUSTED:
+            self.outcomes[Outcome.DISTRUSTED] += 1
+            return ()
+        name = Name(blake2b(body, digest_size=16).digest(), path.endswith("/chat/completions"), sizes)
+        keys = self._known.get(name)
+        if keys is None:
+            keys = await self._in_time(body, model, name)
+        else:
+            self._known.move_to_end(name)
+        return keys
+
+    def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:  # noqa: ARG002 - counts alone
+        """See `Observer`."""
+        match event:
+            case Arrived(request):
+                if request.blocks:
+                    self._counted[request.id] = request.model, sum(key.tokens for key in request.blocks)
+            case Finished(request_id, usage):
+                model, tokens = self._counted.pop(request_id, (None, 0))
+                if model is not None and usage is not None:
+                    self._compare(model, tokens, usage.input_tokens)
+            case Failed(request_id) | Cancelled(request_id):
+                self._counted.pop(request_id, None)
+
+    def _compare(self, model: str, ours: int, engines: int) -> None:
+        if ours == engines:
+            self._wrong[model] = 0
+            return
+        self._wrong[model] += 1
+        if self._wrong[model] == DISTRUSTED:
+            log.warning(
+                "model %s: %d prompts in a row have other numbers of tokens here than at its engine (%d, not %d, the "
+                "last): is it the wrong tokenizer? Its requests are matched by their bytes",
+                *(model, DISTRUSTED, ours, engines),
+            )
+
+    async def _in_time(self, body: bytes, model: str, name: Name) -> tuple[BlockKey, ...]:
+        if len(self._running) >= AT_ONCE:
+            self.outcomes[Outcome.BUSY] += 1
+            return ()
+        task = asyncio.create_task(self._find(body, model, name))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        done, _ = await asyncio.wait({task}, timeout=self._budget)
+        if not done:
+            self.outcomes[Outcome.SLOW] += 1
+            return ()
+        return task.result()
+
+    async def _find(self, body: bytes, model: str, name: Name) -> tuple[BlockKey, ...]:
+        """Find the keys of a call and keep them."""
+        try:
+            keys = await self._tokenise(body, model, name)
+        except Declined:
+            outcome, keys = Outcome.DECLINED, ()
+        except (httpx.HTTPError, ValueError, TypeError, LookupError) as error:
+            log.debug("the tokens of a call are not known: %s", error)
+            outcome, keys = Outcome.FAILED, ()
+        else:
+            outcome = Outcome.KNOWN
+            self._known[name] = keys
+            if len(self._known) > REMEMBERED:
+                self._known.popitem(last=False)
+        self.outcomes[outcome] += 1
+        return keys
+
+    async def _tokenise(self, body: bytes, model: str, name: Name) -> tuple[BlockKey, ...]:
+        if not await self._is_plain(model):
+            raise Declined
+        fields, ids = await self._off_loop(partial(self._local, body, name.chat))
+        if ids is None:
+            ids = [await self._ask(question, model) for question in _questions(fields, name.chat)]
+        return await self._off_loop(partial(self._hash, ids, name.sizes))
+
+    async def _off_loop(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def _hash(self, ids: Sequence[Sequence[int]], sizes: frozenset[int]) -> tuple[BlockKey, ...]:
+        return tuple(self._hasher.key(each, sizes) for each in ids)
+
+    def _local(self, body: bytes, chat: bool) -> tuple[Mapping[str, Any], list[list[int]] | None]:
+        """The call's members, and the ids of each prompt, where they can be had here. Raises Declined."""
+        fields = orjson.loads(body)
+        if not isinstance(fields, dict) or any(fields.get(name) for name in APART):
+            raise Declined
+        return fields, self._local_chat(fields) if chat else self._local_texts(fields)
+
+    def _local_chat(self, fields: Mapping[str, Any]) -> list[list[int]] | None:
+        if self._tokenizer is None or any(
+            fields.get(name) for name in ("tools", "chat_template", "add_special_tokens")
+        ):
+            return None
+        more = fields.get("chat_template_kwargs") or {}
+        if "add_generation_prompt" in fields:
+            more = {**more, "add_generation_prompt": fields["add_generation_prompt"]}
+        ids = self._tokenizer.chat(fields["messages"], more)
+        return None if ids is None else [ids]
+
+    def _local_texts(self, fields: Mapping[str, Any]) -> list[list[int]] | None:
+        prompts = _prompts(fields)
+        if all(isinstance(prompt, list) for prompt in prompts):
+            return prompts
+        if self._tokenizer is None or not all(isinstance(prompt, str) for prompt in prompts):
+            return None
+        return [self._tokenizer.text(prompt, fields.get("add_special_tokens", True)) for prompt in prompts]
+
+    async def _is_plain(self, model: str) -> bool:
+        """Whether a model is the engine's own: its engine keeps the blocks of an adapter apart."""
+        known = self._plain.get(model)
+        if known is None:
+            response = await self._call(model, "GET", "/v1/models")
+            for card in orjson.loads(response.content)["data"]:
+                self._plain[str(card["id"])] = not card.get("parent")
+            known = self._plain.get(model, False)
+        return known
+
+    async def _ask(self, question: Mapping[str, Any], model: str) -> list[int]:
+        """The token ids that a worker's /tokenize gives."""
+        response = await self._call(model, "POST", "/tokenize", orjson.dumps(question))
+        ids = orjson.loads(response.content)["tokens"]
+        if not isinstance(ids, list):
+            raise ValueError("no token ids")
+        return ids
+
+    async def _call(self, model: str, method: str, path: str, content: bytes | None = None) -> httpx.Response:
+        """Ask a worker that serves the model. Raises Declined where none can answer, or does not know the question."""
+        backend = next(self._able(model), None)
+        if backend is None:
+            raise Declined
+        headers = {"content-type": "application/json", **backend.authorization}
+        response = await self._client.request(method, backend.url + path, content=content, headers=headers)
+        if response.is_client_error:
+            raise Declined
+        return response.raise_for_status()
+
+    def _able(self, model: str) -> Iterator[Backend]:
+        return (backend for backend in self._fleet.backends if backend.healthy and model in backend.models)
+
+
+def _prompts(fields: Mapping[str, Any]) -> list[Any]:
+    """Each prompt of a completions call: texts or lists of ids."""
+    prompt = fields.get("prompt")
+    several = isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)
+    return list(prompt) if several and prompt else [prompt]
+
+
+def _questions(fields: Mapping[str, Any], chat: bool) -> list[dict[str, Any]]:
+    """What to ask a worker's /tokenize about a call."""
+    model = {"model": fields.get("model")}
+    if chat:
+        more = {name: fields[name] for name in FOR_TEMPLATE if name in fields}
+        return [{**model, "messages": fields["messages"], **more}]
+    special = {"add_special_tokens": fields.get("add_special_tokens", True)}
+    return [{**model, "prompt": prompt, **special} for prompt in _prompts(fields)]
