@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from workers.block_hash import ROOT_HASH, chained_hashes
 from workers.sglang_cache import RadixCache
-from workers.vllm_cache import ROOT_HASH, BlockPool, chained_hashes
+from workers.vllm_cache import BlockPool
 
 
 def remembered(pool: BlockPool, keys: list[int]) -> list[int]:

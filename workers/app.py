@@ -6,6 +6,7 @@ comes, aborts in the engine whatever has not finished. A second task per call wa
 
 import asyncio
 import logging
+from typing import TYPE_CHECKING
 
 from workers.call import ApiError, Call, parse_call
 from workers.choice import Choice
@@ -14,13 +15,16 @@ from workers.dialects.sglang_status import SglangStatus
 from workers.dialects.vllm import VllmWire
 from workers.dialects.vllm_status import VllmStatus
 from workers.dialects.wire import DONE, Answer, Wire
-from workers.engine import create_engine
+from workers.engine import Engine, create_engine
 from workers.hardware import HARDWARE
 from workers.http import HttpRequest, Receive, Response, Routes, Scope, Send, json_response, read_request, send_response
 from workers.loop import CallEnded, EngineLoop, Mailbox
 from workers.model import QueueFull
 from workers.settings import WorkerSettings
 from workers.sglang_engine import SglangEngine
+
+if TYPE_CHECKING:
+    from workers.kv_events import KvPublisher
 
 log = logging.getLogger(__name__)
 
@@ -40,15 +44,19 @@ class WorkerApp:
         self._calls: dict[str, Mailbox] = {}
         self._wire: Wire
         self._routes: Routes
+        self.publisher = _publisher(settings, engine)
+        steps = [] if self.publisher is None else [self.publisher.after_step]
         if isinstance(engine, SglangEngine):
-            status = SglangStatus(settings, engine, max_model_len)
-            self.loop = EngineLoop(engine, settings.speed, status.after_step, measure=settings.measure)
+            told = None if self.publisher is None else self.publisher.descriptor()
+            status = SglangStatus(settings, engine, max_model_len, told)
+            self.loop = EngineLoop(engine, settings.speed, (*steps, status.after_step), measure=settings.measure)
             self._wire = SglangWire(max_model_len)
             self._routes = {**status.routes(), ("POST", "/abort_request"): self._abort_request}
         else:
-            self.loop = EngineLoop(engine, settings.speed, measure=settings.measure)
+            self.loop = EngineLoop(engine, settings.speed, steps, measure=settings.measure)
             self._wire = VllmWire(settings.model, max_model_len, engine.config.block_size)
-            self._routes = VllmStatus(settings, engine, max_model_len).routes()
+            sources = {} if self.publisher is None else self.publisher.sources()
+            self._routes = VllmStatus(settings, engine, max_model_len, sources).routes()
         if settings.measure:
             self._routes = {**self._routes, ("GET", QUEUE): self._queue, ("POST", QUEUE): self._measure}
 
@@ -175,6 +183,14 @@ class WorkerApp:
             if rid in self._calls:
                 self.loop.abort(self._calls[rid])
         return Response()
+
+
+def _publisher(settings: WorkerSettings, engine: Engine) -> "KvPublisher | None":
+    if settings.kv_events is None:
+        return None
+    from workers.kv_events import KvPublisher  # noqa: PLC0415 - it needs an optional extra
+
+    return KvPublisher(engine, settings.dialect, settings.host, settings.kv_events)
 
 
 async def _take(mailbox: Mailbox, choices: list[Choice]) -> list[Choice]:

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from typing import Generic, TypeVar
 
+from workers.block_log import BlockLog
 from workers.hardware import Batch, Hardware
 from workers.model import Counters, EngineConfig, FinishReason, Output, QueueFull, Request, RequestTooLarge
 from workers.sampling import answer_length, initial_state, next_state, token_at, walk
@@ -64,6 +65,16 @@ class Batching(ABC, Generic[S]):
         self._sequences: dict[str, S] = {}
         self._waiting: deque[S] = deque()
         self._running: list[S] = []
+        self._log: BlockLog | None = None
+
+    def log_blocks(self) -> BlockLog:
+        """Begin to note what the cache stores and drops. Raises RuntimeError once there was a request."""
+        if self.counters.submitted_requests:
+            raise RuntimeError("the cache has been used")
+        self._log = BlockLog()
+        self.flush_cache()
+        self._log.take()
+        return self._log
 
     def submit(self, request: Request) -> None:
         """Queue `request`.
@@ -240,7 +251,8 @@ class Batching(ABC, Generic[S]):
 
     def _emit(self, sequence: S) -> Output:
         request = sequence.request
-        if len(sequence.tokens) == sequence.prompt_length:
+        generated = len(sequence.tokens) + 1 - sequence.prompt_length
+        if generated == 1:
             self.counters.prompt_tokens += sequence.prompt_length
         token = token_at(sequence.state, request.ignore_eos)
         sequence.state = next_state(sequence.state)
@@ -249,7 +261,7 @@ class Batching(ABC, Generic[S]):
         finish: FinishReason | None = None
         if token == EOS:
             finish = "stop"
-        elif sequence.generated >= request.max_tokens:
+        elif generated >= request.max_tokens:
             finish = "length"
         if finish:
             self._finish(sequence, finish)

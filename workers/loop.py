@@ -1,7 +1,7 @@
 """I/O: the task that steps an engine at the pace of the emulated machine, and hands tokens to whoever waits."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from time import monotonic
 from typing import NamedTuple
@@ -66,18 +66,18 @@ class QueueFigures(NamedTuple):
 class EngineLoop:
     """Owns an engine: every submit, abort and step goes through here.
 
-    `speed` divides the time that steps take; 0 or infinity means not to sleep at all. `after_step` is called after each
-    step, before its tokens are delivered. `measure`: whether to follow the engine's queue, which takes time.
+    `speed` divides the time that steps take; 0 or infinity means not to sleep at all. `after_step` are called after
+    each step, before its tokens are delivered. `measure`: whether to follow the engine's queue, which takes time.
     """
 
     def __init__(
-        self, engine: Engine, speed: float, after_step: Callable[[], None] = lambda: None, *, measure: bool = False
+        self, engine: Engine, speed: float, after_step: Iterable[Callable[[], None]] = (), *, measure: bool = False
     ) -> None:
         self.engine = engine
         self._waiting = Waiting() if measure else None
         self.measure()
         self._pause_factor = 1 / speed if speed else 0.0
-        self._after_step = after_step
+        self._after_step = tuple(after_step)
         self._receivers: dict[str, tuple[Mailbox, int]] = {}
         self._work = asyncio.Event()
         self._serial = count()
@@ -133,7 +133,8 @@ class EngineLoop:
             self._lost_seconds += max(0.0, now - MAX_LAG - due)
             due = max(due, now - MAX_LAG) + elapsed * self._pause_factor
             await asyncio.sleep(max(0.0, due - now))
-            self._after_step()
+            for after_step in self._after_step:
+                after_step()
             self._deliver(outputs)
 
     def measure(self) -> None:

@@ -1,4 +1,4 @@
-"""I/O: one worker on one listening socket: the HTTP server and the engine's task, which live and end together."""
+"""I/O: one worker on one listening socket: the HTTP server and the engine's tasks, which live and end together."""
 
 import asyncio
 import socket
@@ -26,12 +26,20 @@ class WorkerServer:
 
     async def run(self) -> None:
         """Serve until `stop`. Raises what the engine's task raised, if it failed."""
-        engine = asyncio.create_task(self._app.loop.run())
-        engine.add_done_callback(self.stop)
+        tasks = [asyncio.create_task(self._app.loop.run())]
+        publisher = self._app.publisher
+        if publisher is not None:
+            tasks.append(asyncio.create_task(publisher.serve_replay()))
+        for task in tasks:
+            task.add_done_callback(self.stop)
         await self._server.serve([self._listener])
-        if engine.done():
-            engine.result()
-        engine.cancel()
+        for task in tasks:
+            if task.done():
+                task.result()
+            task.cancel()
+        if publisher is not None:
+            await asyncio.gather(*tasks, return_exceptions=True)
+            publisher.close()
 
 
 def _config(app: WorkerApp) -> uvicorn.Config:

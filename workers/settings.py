@@ -36,6 +36,9 @@ class WorkerSettings:
     measure: Annotated[bool, "measure the engine's own queue: GET /emulated/queue, and POST there to begin anew"] = (
         False
     )
+    kv_events: Annotated[int | None, "port to publish KV events at, and past ones at the next; 0 takes free ones"] = (
+        None
+    )
     exit_with_parent: Annotated[bool, "end when standard input reaches its end"] = False
 
     def engine_config(self) -> EngineConfig:

@@ -9,7 +9,10 @@ Left out: host and disk tiers, the other eviction orders, LoRA and cache-salt na
 
 import heapq
 from collections.abc import Iterator, Sequence
-from itertools import count
+from itertools import chain, count
+
+from workers.block_hash import ROOT_HASH, chained_hashes
+from workers.block_log import BlockLog, Removed, Stored
 
 Key = int | tuple[int, ...]
 
@@ -35,7 +38,9 @@ class Node:
 class RadixCache:
     """The tree and the pool of `capacity` tokens in pages of `page` tokens; capacity is rounded down to pages."""
 
-    def __init__(self, capacity: int, page: int) -> None:
+    def __init__(self, capacity: int, page: int, log: BlockLog | None = None) -> None:
+        """`log` is told what is stored and evicted, page by page."""
+        self._log = log
         self.page = page
         self.capacity = capacity - capacity % page
         self.available = self.capacity
@@ -91,6 +96,8 @@ class RadixCache:
         if present < length:
             leaf = Node(tokens[present:length], node, self._clock)
             node.children[self._key(tokens, present)] = leaf
+            if self._log is not None:
+                self._log.add(self._stored(tokens, present, length))
             self.evictable += length - present
             node = leaf
             self._offer(leaf)
@@ -181,6 +188,8 @@ class RadixCache:
         if parent is None or not leaf.evictable or leaf.access != access:
             self._offer(leaf)
             return
+        if self._log is not None:
+            self._log.add(self._removed(leaf))
         del parent.children[self._key(leaf.tokens, 0)]
         leaf.parent = None
         freed = len(leaf.tokens)
@@ -188,6 +197,18 @@ class RadixCache:
         self.available += freed
         self.evicted += freed
         self._offer(parent)
+
+    def _stored(self, tokens: Sequence[int], present: int, length: int) -> Stored:
+        """That the tree has these tokens from `present` to `length` now."""
+        hashes = chained_hashes(ROOT_HASH, tokens[:length], self.page)
+        pages = present // self.page
+        return Stored(hashes[pages:], hashes[pages - 1] if pages else None, tokens[present:length])
+
+    def _removed(self, leaf: Node) -> Removed:
+        edges = [node.tokens for node in self._path(leaf)]
+        tokens = list(chain.from_iterable(reversed(edges)))
+        hashes = chained_hashes(ROOT_HASH, tokens, self.page)
+        return Removed(hashes[-(len(leaf.tokens) // self.page) :])
 
     def _path(self, node: Node) -> Iterator[Node]:
         while node.parent is not None:

@@ -16,6 +16,7 @@ from collections import Counter, deque
 from collections.abc import Iterator
 
 from workers.batching import Batching, Sequence
+from workers.block_log import Cleared
 from workers.hardware import Batch, Hardware
 from workers.model import EngineConfig, Request
 from workers.sglang_cache import Node, RadixCache
@@ -83,7 +84,9 @@ class SglangEngine(Batching[RadixSequence]):
     def flush_cache(self) -> None:
         if self.has_work:
             raise RuntimeError("the cache is in use")
-        self._cache = RadixCache(self.config.kv_tokens, self.config.block_size)
+        self._cache = RadixCache(self.config.kv_tokens, self.config.block_size, self._log)
+        if self._log is not None:
+            self._log.add(Cleared())
 
     def check_integrity(self) -> None:
         self._cache.check_integrity()

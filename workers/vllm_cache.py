@@ -10,23 +10,15 @@ Left out: the digests (a chained 64-bit hash of integers stands in for SHA-256),
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
-ROOT_HASH = 0
-
-
-def chained_hashes(parent: int, tokens: Sequence[int], block_size: int) -> list[int]:
-    """Hashes of the full blocks of `tokens` behind `parent` (`ROOT_HASH` before the first); equal in every process."""
-    hashes = []
-    # The same iterator so many times: zip takes a block's tokens from it in turn.
-    for block in zip(*[iter(tokens)] * block_size, strict=False):
-        parent = hash((parent, block))
-        hashes.append(parent)
-    return hashes
+from workers.block_log import BlockLog, Removed
 
 
 class BlockPool:
     """`blocks` usable blocks with reference counts; all sizes in blocks."""
 
-    def __init__(self, blocks: int) -> None:
+    def __init__(self, blocks: int, log: BlockLog | None = None) -> None:
+        """`log` is told of evictions; what is stored, whoever stores it knows better."""
+        self._log = log
         self._references = [0] * blocks
         self._hashes: list[int | None] = [None] * blocks
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(blocks))
@@ -108,6 +100,8 @@ class BlockPool:
             self._hashes[block] = None
             self._forget(block, key)
             self.evicted += 1
+            if self._log is not None:
+                self._log.add(Removed((key,)))
         return block
 
     def _forget(self, block: int, key: int) -> None:

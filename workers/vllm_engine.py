@@ -12,9 +12,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from workers.batching import Batching, Sequence
+from workers.block_hash import ROOT_HASH, chained_hashes
+from workers.block_log import Cleared, Stored
 from workers.hardware import Batch, Hardware
 from workers.model import EngineConfig, Request
-from workers.vllm_cache import ROOT_HASH, BlockPool, chained_hashes
+from workers.vllm_cache import BlockPool
 
 
 class BlockSequence(Sequence):
@@ -62,6 +64,8 @@ class VllmEngine(Batching[BlockSequence]):
         if self.has_work:
             raise RuntimeError("the cache is in use")
         self._pool = self._new_pool()
+        if self._log is not None:
+            self._log.add(Cleared())
 
     def check_integrity(self) -> None:
         assert not any(sequence.blocks for sequence in self._waiting)
@@ -71,7 +75,7 @@ class VllmEngine(Batching[BlockSequence]):
             assert sequence.computed <= len(sequence.blocks) * self._block_size
 
     def _new_pool(self) -> BlockPool:
-        return BlockPool(self.config.kv_tokens // self._block_size - 1)  # block 0 is vLLM's null block
+        return BlockPool(self.config.kv_tokens // self._block_size - 1, self._log)  # block 0 is vLLM's null block
 
     def _new_sequence(self, request: Request) -> BlockSequence:
         return BlockSequence(request, self.config.seed, self._block_size)
@@ -86,12 +90,12 @@ class VllmEngine(Batching[BlockSequence]):
         return batch, sampled
 
     def _schedule_running(self, batch: Batch, sampled: list[BlockSequence]) -> int:
-        budget = self.config.max_batched_tokens
+        budget, size = self.config.max_batched_tokens, self._block_size
         index = 0
         while index < len(self._running) and budget > 0:
             sequence = self._running[index]
             new = min(len(sequence.tokens) - sequence.computed, budget)
-            if not self._grow(sequence, new):
+            if sequence.computed + new > len(sequence.blocks) * size and not self._grow(sequence, new):
                 break
             self._compute(sequence, new, batch, sampled)
             budget -= new
@@ -159,8 +163,13 @@ class VllmEngine(Batching[BlockSequence]):
     def _remember_full_blocks(self, sequence: BlockSequence) -> None:
         full = sequence.computed // self._block_size
         sequence.extend_hashes(self._block_size, full)
-        for index in range(sequence.remembered, full):
+        before = sequence.remembered
+        for index in range(before, full):
             self._pool.remember(sequence.blocks[index], sequence.hashes[index])
+        if self._log is not None:
+            parent = sequence.hashes[before - 1] if before else None
+            tokens = sequence.tokens[before * self._block_size : full * self._block_size]
+            self._log.add(Stored(sequence.hashes[before:full], parent, tokens))
         sequence.remembered = full
 
     def _only_decodes(self) -> bool:

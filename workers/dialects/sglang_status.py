@@ -7,7 +7,7 @@ real one.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -44,8 +44,11 @@ class SglangStatus:
         settings: WorkerSettings,
         engine: SglangEngine,
         max_model_len: int,
+        kv_events: Mapping[str, object] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`kv_events`: where these are published; None where nowhere."""
+        self._kv_events = kv_events
         self._settings = settings
         self._engine = engine
         self._max_model_len = max_model_len
@@ -177,6 +180,8 @@ class SglangStatus:
             "internal_states": [{}],
             "version": VERSION,
         }
+        if self._kv_events is not None:
+            info["kv_events"] = self._kv_events
         if not self._settings.hide_capacity:
             info["max_total_num_tokens"] = self._engine.capacity
             info["max_running_requests"] = config.max_running

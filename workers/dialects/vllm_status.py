@@ -1,11 +1,11 @@
 """What a vLLM server tells about itself: health, version, models, tokens and metrics.
 
 Gauges are as fresh as the last step. Each counter has a *_created gauge, by which a restart can be told.
-Left out: histograms, /load and the development endpoints, which a production server does not have; /kv_event_sources
-is empty, as without KV events.
+Left out: histograms, /load and the development endpoints, which a production server does not have.
 """
 
 import time
+from collections.abc import Mapping
 
 from workers.call import text_tokens, token_list
 from workers.dialects.exposition import Exposition
@@ -20,7 +20,11 @@ VERSION = "0.33.0"
 class VllmStatus:
     """The endpoints beside generation of one vLLM worker."""
 
-    def __init__(self, settings: WorkerSettings, engine: Engine, max_model_len: int) -> None:
+    def __init__(
+        self, settings: WorkerSettings, engine: Engine, max_model_len: int, sources: Mapping[str, object]
+    ) -> None:
+        """`sources`: where KV events are published; empty where nowhere."""
+        self._sources = sources
         self._settings = settings
         self._engine = engine
         self._max_model_len = max_model_len
@@ -32,7 +36,7 @@ class VllmStatus:
             ("GET", "/ping"): lambda _: Response(),
             ("POST", "/ping"): lambda _: Response(),
             ("GET", "/version"): lambda _: json_response({"version": VERSION}),
-            ("GET", "/kv_event_sources"): lambda _: json_response({}),
+            ("GET", "/kv_event_sources"): lambda _: json_response(self._sources),
             ("GET", "/v1/models"): self._models,
             ("GET", "/metrics"): lambda _: Response(self.metrics(), content_type=PLAIN),
             ("POST", "/tokenize"): self._tokenize,

@@ -1,0 +1,40 @@
+"""What a cache stored and dropped, as its engine would publish it: facts that whoever publishes takes away. PURE."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Stored(NamedTuple):
+    """Full blocks that follow on each other became findable; `parent` is the one before, None at the head."""
+
+    hashes: Sequence[int]
+    parent: int | None
+    tokens: Sequence[int]
+
+
+class Removed(NamedTuple):
+    """These blocks are not findable any more."""
+
+    hashes: Sequence[int]
+
+
+class Cleared(NamedTuple):
+    """No block is."""
+
+
+BlockEvent = Stored | Removed | Cleared
+
+
+class BlockLog:
+    """Events in their order, until they are taken."""
+
+    def __init__(self) -> None:
+        self._events: list[BlockEvent] = []
+
+    def add(self, event: BlockEvent) -> None:
+        self._events.append(event)
+
+    def take(self) -> list[BlockEvent]:
+        """All since the last call."""
+        events, self._events = self._events, []
+        return events
