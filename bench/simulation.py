@@ -20,6 +20,7 @@ from bench.scenario import Scenario, WorkerSpec
 from bench.traffic import Call, Client, Ending, Outcome
 from router.core.model import (
     Arrived,
+    CacheReport,
     Cancelled,
     ClientId,
     Command,
@@ -248,7 +249,8 @@ class Simulation:
             engine, place, self._agenda, self.scenario.latency, self._deliver, jumps=self.scenario.jumps
         )
         self._told[worker] = engine.capacity if spec.tell_capacity else None
-        self._feed(WorkerJoined(Worker(worker, frozenset({MODEL}), reorders=spec.order == "lpm")))
+        facts = Worker(worker, frozenset({MODEL}), reorders=spec.order == "lpm", engine=spec.dialect)
+        self._feed(WorkerJoined(facts))
         self._report(worker)
 
     def _leave(self, worker: WorkerId, spec: WorkerSpec) -> None:
@@ -268,5 +270,14 @@ class Simulation:
         self._observation.sample_service(self._agenda.now)
 
     def _report(self, worker: WorkerId) -> None:
-        engine = self.workers[worker].engine
-        self._feed(WorkerReported(worker, engine.running, engine.waiting, self._told[worker]))
+        emulated = self.workers[worker]
+        emulated.catch_up()
+        engine, counters = emulated.engine, emulated.engine.counters
+        evicted = counters.evicted_tokens if engine.config.dialect == "sglang" else None  # vLLM does not count them
+        cache = CacheReport(
+            block_tokens=engine.config.block_size,
+            computed_tokens=counters.prompt_tokens,
+            hit_tokens=counters.prefix_hits,
+            evicted_tokens=evicted,
+        )
+        self._feed(WorkerReported(worker, engine.running, engine.waiting, self._told[worker], cache))

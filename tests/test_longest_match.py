@@ -112,7 +112,7 @@ class WaitingAtOneWorker(RuleBasedStateMachine):
 
     @rule(chunks=st.integers(1, 4))
     def evict(self, chunks: int) -> None:
-        self.map.evict(HERE, chunks * CHUNK_TOKENS)
+        self.map.mirror.evict(HERE, chunks * CHUNK_TOKENS)
         self.hear()
 
     @rule()

@@ -76,7 +76,7 @@ class Watches(RuleBasedStateMachine):
 
     @rule(worker=workers, chunks=st.integers(0, 4))
     def evict(self, worker: WorkerId, chunks: int) -> None:
-        self.map.evict(worker, chunks * CHUNK_TOKENS)
+        self.map.mirror.evict(worker, chunks * CHUNK_TOKENS)
         self.hear()
 
     @rule(worker=workers)
@@ -159,10 +159,10 @@ def test_loss_is_reported_where_it_happened_and_to_whom_it_concerns() -> None:
     for worker in WORKERS:
         held.insert(MODEL, [key("doc?")], worker, 0.0)
     watch(held, request("doc!"), W1)
-    held.evict(W1, CHUNK_TOKENS)
+    held.mirror.evict(W1, CHUNK_TOKENS)
     held.drop(W2)
     assert changed(held, W1) == []
-    held.evict(W1, CHUNK_TOKENS)
+    held.mirror.evict(W1, CHUNK_TOKENS)
     assert changed(held, W1) == ["r1"]
     assert watch(held, request("doc!"), W1) == 2
     held.drop(W1)
@@ -236,24 +236,12 @@ def test_a_watch_is_not_moved_by_what_the_estimates_learn() -> None:
     assert held.match(watched)[W1] > tokens
 
 
-def test_a_worker_is_believed_to_hold_no_more_than_it_can() -> None:
-    """Beyond its capacity the least recently used goes; within it nothing does."""
-    held = prefixes()
-    held.insert(MODEL, [key("old")], W1, 0.0)
-    held.insert(MODEL, [key("new")], W1, 1.0)
-    held.trim(W1, 6 * CHUNK_TOKENS)
-    assert held.match(request("old!")) == {W1: 3 * CHUNK_TOKENS}
-    held.trim(W1, 4 * CHUNK_TOKENS)
-    assert held.match(request("old!")) == {W1: CHUNK_TOKENS}
-    assert held.match(request("new!")) == {W1: 3 * CHUNK_TOKENS}
-
-
 def test_evicted_and_dropped_prefixes_match_no_more() -> None:
     """An eviction takes the tokens that the worker said, a drop everything, both of that worker alone."""
     held = prefixes()
     for worker in WORKERS:
         held.insert(MODEL, [key("doc?")], worker, 0.0)
-    held.evict(W1, 2 * CHUNK_TOKENS)
+    held.mirror.evict(W1, 2 * CHUNK_TOKENS)
     assert held.match(request("doc!")) == {W1: 2 * CHUNK_TOKENS, W2: 3 * CHUNK_TOKENS}
     held.drop(W1)
     assert held.match(request("doc!")) == {W2: 3 * CHUNK_TOKENS}

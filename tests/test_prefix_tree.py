@@ -277,7 +277,7 @@ def list_another_residency(tree: PrefixTree) -> None:
 def list_by_another_order(tree: PrefixTree) -> None:
     entry = node_of(tree, "xxyy").residencies[A]
     entry.unlink()
-    entry.link_after(tree._holdings[A].newest)
+    entry.link_after(tree._holdings[A].free.newest)
 
 
 def list_a_child_as_fresher(tree: PrefixTree) -> None:

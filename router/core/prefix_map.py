@@ -1,10 +1,10 @@
 """What each worker's prefix cache is believed to hold, in tokens of a request.
 
-Policies ask one question of it: `match(request) -> {worker: tokens}`. The tree below counts chunks; what a
-chunk is worth is learned per model (`estimates`). Requests that wait can be watched: they are indexed by the last
-chunks that workers hold of them and by the first that these lack, so that an insertion or an eviction names exactly
-those whose match it changes, at a cost that does not depend on how many wait. (The last chunk is enough for losses:
-whoever holds a chunk holds those before it.)
+Policies ask one question of it: `match(request) -> {worker: tokens}`. The tree below counts chunks, the mirror keeps it
+true to the engines' caches, and what a chunk is worth is learned per model (`estimates`). Requests that wait can be
+watched: they are indexed by the last chunks that workers hold of them and by the first that these lack, so that an
+insertion or an eviction names exactly those whose match it changes, at a cost that does not depend on how many wait.
+(The last chunk is enough for losses: whoever holds a chunk holds those before it.)
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,19 +12,20 @@ from operator import attrgetter
 from struct import iter_unpack
 
 from router.core.estimates import Estimates
+from router.core.mirror import Mirror
 from router.core.model import Request, RequestId, WorkerId
 from router.core.prefix_tree import PrefixTree
 from router.core.prompt_key import CHUNK_BYTES, HASH_BYTES, PromptKey
 
 
 class Seen:
-    """A request's size and, once asked for, its match, as far as so many lessons of the estimates tell."""
+    """A request's size and, once asked for, its match, in this state of the tree and of the estimates."""
 
-    __slots__ = ("lessons", "match", "request", "size")
+    __slots__ = ("match", "request", "size", "state")
 
-    def __init__(self, request: Request, lessons: int, size: int) -> None:
+    def __init__(self, request: Request, state: tuple[int, int], size: int) -> None:
         self.request = request
-        self.lessons = lessons
+        self.state = state
         self.size = size
         self.match: Mapping[WorkerId, int] | None = None
 
@@ -82,9 +83,14 @@ _serial = attrgetter("serial")
 class PrefixMap:
     """The prefix tree, priced in tokens, and the watch on waiting requests."""
 
-    def __init__(self, limit: int, estimates: Estimates, minimum: int) -> None:
-        """`limit`: chunks; `minimum`: tokens; a shorter match is no match (a shared system line must pin nothing)."""
-        self.tree = PrefixTree(limit, self._lost)
+    def __init__(self, limit: int, estimates: Estimates, minimum: int, capacity: int = 400_000) -> None:
+        """An empty map.
+
+        `limit`: chunks; `minimum`: tokens; a shorter match is no match (a shared system line must pin nothing);
+        `capacity`: tokens believed of a worker's cache before the worker tells.
+        """
+        self.tree = PrefixTree(limit, self._lost, self._gained)
+        self.mirror = Mirror(self.tree, estimates, capacity)
         self._promised = PrefixTree(limit)
         """Of requests that wait for a worker: what it will hold when their turn has come."""
         self._limit = limit
@@ -92,7 +98,6 @@ class PrefixMap:
         self._minimum = minimum
         self._seen: Seen | None = None
         """The last request looked at, while nothing has changed: one decision asks about it several times."""
-        self._model: dict[WorkerId, str] = {}
         self._watches: dict[RequestId, tuple[Watch, ...]] = {}
         """Of each watched request one by prompt."""
         self._edges = Edges()
@@ -130,35 +135,32 @@ class PrefixMap:
 
     def _look(self, request: Request) -> Seen:
         seen = self._seen
-        if seen is None or seen.request is not request or seen.lessons != self._estimates.lessons:
-            seen = Seen(request, self._estimates.lessons, self._estimates.input_tokens(request))
+        state = (self.tree.changes, self._estimates.lessons)
+        if seen is None or seen.request is not request or seen.state != state:
+            seen = Seen(request, state, self._estimates.input_tokens(request))
             self._seen = seen
         return seen
 
     def _tokens(self, request: Request, tree: PrefixTree) -> dict[WorkerId, int]:
         found: dict[WorkerId, int] = {}
+        worth = self.mirror.worth
         for prompt in request.prompts:
-            held = tree.match(prompt.hashes)
-            # Workers fall into a few groups that hold equally much.
-            worth = {n: self._estimates.cached_tokens(request.model, prompt, n) for n in set(held.values())}
-            for worker, chunks in held.items():
-                found[worker] = found.get(worker, 0) + worth[chunks]
+            for worker, chunks in tree.match(prompt.hashes).items():
+                found[worker] = found.get(worker, 0) + worth(request.model, prompt, chunks, worker)
         return {worker: tokens for worker, tokens in found.items() if tokens >= self._minimum}
 
     def insert(self, model: str, prompts: Iterable[PromptKey], worker: WorkerId, now: float) -> None:
-        """Believe that the worker holds these prompts now."""
-        self._seen = None
-        self._model[worker] = model
+        """Believe that the worker holds these prompts now, though nothing was sent there."""
+        self.mirror.cache(worker).model = model
         for prompt in prompts:
-            gained = self.tree.insert(prompt.hashes, worker, now)
-            if watches := self._edges.lacked.get(gained[:HASH_BYTES]):
-                self._gained(watches, worker, prompt.hashes, len(gained))
+            self.tree.insert(prompt.hashes, worker, now)
 
-    def _gained(self, watches: Iterable[Watch], worker: WorkerId, hashes: bytes, gained: int) -> None:
-        """A worker holds so many bytes more of a prefix; these watches lack the first of them somewhere."""
-        hashes = hashes[: self._limit * HASH_BYTES]
-        before = (len(hashes) - gained) // HASH_BYTES
-        for watch in sorted(watches, key=_serial):
+    def _gained(self, worker: WorkerId, hashes: bytes, gained: int) -> None:
+        """A worker holds so many bytes more of a prefix: watches may lack the first of them."""
+        start = len(hashes) - gained
+        watches = self._edges.lacked.get(hashes[start : start + HASH_BYTES])
+        before = start // HASH_BYTES
+        for watch in sorted(watches, key=_serial) if watches else ():
             if watch.ends.get(worker) == before:
                 self._move(watch, worker, _shared_chunks(watch.hashes, hashes, before))
 
@@ -186,26 +188,10 @@ class PrefixMap:
             self._changed = {}
         return changed
 
-    def evict(self, worker: WorkerId, tokens: int) -> None:
-        """Forget this many tokens of a worker, least recently used first."""
-        self._take(worker, round(tokens / self._exchange(worker)))
-
-    def trim(self, worker: WorkerId, capacity: int) -> None:
-        """Forget what exceeds the capacity of a worker's cache, in tokens, least recently used first."""
-        excess = self.tree.held(worker) - int(capacity / self._exchange(worker))
-        if excess > 0:
-            self._take(worker, excess)
-
     def drop(self, worker: WorkerId) -> None:
-        """Forget everything that a worker held."""
-        self._seen = None
-        self.tree.drop(worker)
+        """A worker left: forget everything that it held, and that it was promised."""
+        self.mirror.drop(worker)
         self._promised.drop(worker)
-        self._model.pop(worker, None)
-
-    def _take(self, worker: WorkerId, chunks: int) -> None:
-        self._seen = None
-        self.tree.evict(worker, chunks)
 
     def watch(self, request: Request, workers: Iterable[WorkerId]) -> dict[WorkerId, int]:
         """Follow a request's match at these workers, and at no others, until `unwatch`; returns the matches, in chunks.
@@ -271,10 +257,6 @@ class PrefixMap:
             edges = {(watch, _edge(watch, chunks)[side]) for watch in watches for chunks in watch.ends.values()}
             assert indexed == {(watch, chunk) for watch, chunk in edges if chunk}, "the watches are not those indexed"
             assert all(index.values()), "a chunk is indexed at which nobody's match ends"
-
-    def _exchange(self, worker: WorkerId) -> float:
-        """Tokens per chunk at a worker: those of the model that it served last, adapters being of one base."""
-        return self._estimates.tokens_per_chunk(self._model.get(worker, ""))
 
 
 def _edge(watch: Watch, chunks: int) -> tuple[bytes, bytes]:

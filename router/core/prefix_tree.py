@@ -4,22 +4,34 @@ Theory of operation. A node is a run of chunks; each worker that holds it has a 
 holds its parent. Each worker's residencies form a list in the order of their last touch; a touched path goes to its
 fresh end deepest node first, so a node is always staler than its ancestors, the stale end is a leaf for that worker,
 and eviction takes exactly the least recently touched chunks. Moving, evicting and finding the victim cost O(1) a node.
+What running requests pin is in a list of its own, in the same order, and is evicted only where nothing else is left.
+Whoever pins a node pins its parent; so what is not pinned is below what is, and the stale end is still a leaf.
 
 - A node is split where its chunks come to differ in a holder, in a touch, or by a branch. The new upper part follows
   the lower one in every holder's list.
 - A node joins its only child again as soon as both have the same holders and each of these touched both last in the
-  same insertion (they are then neighbours in every list). So a conversation that grows turn by turn stays one node,
-  and there are no more nodes than the branches, holders and touches in force require.
+  same insertion (they are then neighbours in every list) and pins both equally often. So a conversation that grows
+  turn by turn stays one node, and there are no more nodes than the branches, holders and touches in force require.
 
 Counts are in chunks. Dictionaries are iterated in insertion order only: the same calls give the same tree.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from router.core.model import WorkerId
 from router.core.prompt_key import HASH_BYTES
 from router.core.radix_node import Holding, Node, Residency, Touch
+
+
+class Step(NamedTuple):
+    """A node on the path of a prefix that a worker holds; places in chunks from the prefix's beginning."""
+
+    start: int
+    end: int
+    """The node's own end, or where the prefix leaves it."""
+    residency: Residency
 
 
 class PrefixTree:
@@ -28,15 +40,26 @@ class PrefixTree:
     Hashes are 8 bytes per chunk, each covering all before it (`PromptKey.hashes`).
     """
 
-    def __init__(self, limit: int, lost: Callable[[WorkerId, bytes], None] = lambda _worker, _hashes: None) -> None:
-        """`lost` is told of every run of chunks that a worker does not hold any more, while the tree changes."""
+    def __init__(
+        self,
+        limit: int,
+        lost: Callable[[WorkerId, bytes], None] = lambda _worker, _hashes: None,
+        gained: Callable[[WorkerId, bytes, int], None] = lambda _worker, _hashes, _gained: None,
+    ) -> None:
+        """`lost` is told of every run of chunks that a worker does not hold any more, while the tree changes.
+
+        `gained` is told of every prefix of which a worker holds more, and how many bytes of hashes more, afterwards.
+        """
         if limit < 1:
             raise ValueError(f"limit must be at least 1 chunk, not {limit}")
         self._limit = limit
         self._lost = lost
+        self._gained = gained
         self._root = Node(b"")
         self._holdings: dict[WorkerId, Holding] = {}
         self._chunks = 0
+        self.changes = 0
+        """Rises with whatever may change a match."""
 
     @property
     def chunks(self) -> int:
@@ -69,44 +92,113 @@ class PrefixTree:
         found.update(dict.fromkeys(holders, at // HASH_BYTES))
         return found
 
+    def path(self, hashes: bytes, worker: WorkerId) -> list[Step]:
+        """The nodes along this prefix that a worker holds, from the first on; changes nothing."""
+        found = []
+        at = 0
+        node = self._root.children.get(hashes[:HASH_BYTES])
+        while node is not None and (residency := node.residencies.get(worker)) is not None:
+            shared = node.shared(hashes, at)
+            found.append(Step(at // HASH_BYTES, (at + shared) // HASH_BYTES, residency))
+            at += shared
+            if shared < len(node.key):
+                break
+            node = node.children.get(hashes[at : at + HASH_BYTES])
+        return found
+
+    def holding(self, worker: WorkerId) -> Holding:
+        """All that a worker holds; another object once the worker was dropped."""
+        return self._holdings.setdefault(worker, Holding())
+
     def last_touched(self, hashes: bytes, worker: WorkerId) -> float | None:
         """Return when this worker last touched the whole prefix; None where it does not hold it all."""
         node, _, at = self._find(hashes)
         residency = node.residencies.get(worker)
         return residency.touch.now if residency is not None and at == len(hashes) else None
 
-    def insert(self, hashes: bytes, worker: WorkerId, now: float) -> bytes:
+    def insert(self, hashes: bytes, worker: WorkerId, now: float, *, pin: bool = False) -> bytes:
         """Note that a worker holds this prefix, touched at `now`; return the hashes, a suffix, that it did not hold.
 
         Of a prefix longer than the limit, the front is kept. Where the limit would be passed, the worker that holds
         the most, this prefix aside, loses as many of its stalest chunks, until all is within the limit; `now` never
-        goes back.
+        goes back. `pin`: until it is unpinned, it is evicted only where nothing else is left.
         """
         hashes = hashes[: self._limit * HASH_BYTES]
         if not hashes:
             return b""
         end = self._grow(hashes)
-        new_chunks = self._touch_path(end, worker, now)
+        excessive = self._chunks > self._limit
+        epoch = self.holding(worker).epoch
+        new_chunks = self._touch_path(end, worker, now, pins=1 if pin or excessive else 0)
+        if excessive:
+            self._shrink_to_limit(worker, len(hashes) // HASH_BYTES)
+            if not pin and self.holding(worker).epoch is epoch:
+                self._touch_path(end, worker, now, pins=-1)
         self._join_path(end)
-        self._shrink_to_limit(worker, len(hashes) // HASH_BYTES)
+        if new_chunks:
+            self._gained(worker, hashes, new_chunks * HASH_BYTES)
         return hashes[len(hashes) - new_chunks * HASH_BYTES :]
+
+    def unpin(self, hashes: bytes, worker: WorkerId, now: float, epoch: object) -> None:
+        """Take back one pin of a prefix that was pinned in this epoch; where it was the last, that is a touch."""
+        path = self.path(hashes[: self._limit * HASH_BYTES], worker)
+        if path and self.holding(worker).epoch is epoch:
+            end = path[-1].residency.node
+            self._touch_path(end, worker, now, pins=-1)
+            if _may_join_child(end):
+                (child,) = end.children.values()
+                _join_child(end)
+                end = child
+            self._join_path(end)
 
     def evict(self, worker: WorkerId, chunks: int) -> int:
         """Take this many chunks from a worker, or all that it holds: the least recently touched, deepest first.
 
-        Returns how many.
+        What is pinned goes last: where there is nothing else, all pins are void. Returns how many.
         """
         holding = self._holdings.get(worker)
         if holding is None:
             return 0
         taken = left = min(chunks, holding.chunks)
         while left > 0:
-            node = holding.oldest.node
+            stalest = holding.free.oldest
+            if stalest is None:
+                self._void_pins(holding)
+                continue
+            node = stalest.node
             if node.chunks > left:
                 self._split(node, len(node.key) - left * HASH_BYTES)
             left -= node.chunks
             self._release(node, worker)
         return taken
+
+    def evict_older(self, worker: WorkerId, than: float) -> int:
+        """Take what a worker touched before this time and has not pinned; returns how many chunks."""
+        holding = self._holdings.get(worker)
+        if holding is None:
+            return 0
+        before = holding.chunks
+        while (oldest := holding.free.oldest) is not None and oldest.touch.now < than:
+            self._release(oldest.node, worker)
+        return before - holding.chunks
+
+    def prune(self, hashes: bytes, worker: WorkerId, kept: int, before: float) -> int:
+        """Take what a worker holds beyond a prefix's first `kept` chunks, however it goes on from there.
+
+        What is pinned, or was touched at `before` or later, stays. Returns how many chunks went.
+        """
+        holding = self._holdings.get(worker)
+        if holding is None:
+            return 0
+        held = holding.chunks
+        beyond = next((step for step in self.path(hashes, worker) if step.end > kept), None)
+        if beyond is not None:
+            node, rest = beyond.residency.node, kept - beyond.start
+            upper = self._split(node, rest * HASH_BYTES) if rest > 0 else None
+            self._prune(node, worker, before)
+            if upper is not None and _may_join_child(upper):
+                _join_child(upper)
+        return held - holding.chunks
 
     def drop(self, worker: WorkerId) -> None:
         """Forget a worker and all that it holds; O(nodes held by it)."""
@@ -142,26 +234,32 @@ class PrefixTree:
         node.key, node.parent = node.key[at:], upper
         upper.children[node.first] = node
         for worker, lower in node.residencies.items():
-            residency = Residency(upper, lower.touch)
+            residency = Residency(upper, lower.touch, lower.pins)
             residency.link_after(lower)
             upper.residencies[worker] = residency
         return upper
 
-    def _touch_path(self, end: Node, worker: WorkerId, now: float) -> int:
-        """Make a worker hold the path to this node, at the fresh end of its list; return how many chunks are new."""
-        holding = self._holdings.setdefault(worker, Holding())
+    def _touch_path(self, end: Node, worker: WorkerId, now: float, pins: int) -> int:
+        """Make a worker hold the path to this node, at the fresh end of its lists; return how many chunks are new.
+
+        `pins`: so many more on each node. Where a pin is taken back and others are left, there is nothing to touch.
+        """
+        holding = self.holding(worker)
         touch = Touch(now)
         before = holding.chunks
+        self.changes += 1
         node = end
         while node is not self._root:
             residency = node.residencies.get(worker)
             if residency is None:
                 residency = node.residencies[worker] = Residency(node, touch)
                 holding.chunks += node.chunks
-            else:
+            residency.pins += pins
+            if pins >= 0 or not residency.pins:
                 residency.unlink()
                 residency.touch = touch
-            residency.link_after(holding.newest)
+                ring = holding.pinned if residency.pins else holding.free
+                residency.link_after(ring.newest)
             node = node.parent
         return holding.chunks - before
 
@@ -181,10 +279,35 @@ class PrefixTree:
             most = max(spare, key=spare.__getitem__)
             self.evict(most, min(excess, spare[most]))
 
+    @staticmethod
+    def _void_pins(holding: Holding) -> None:
+        """Let all of it be evicted: an engine that should hold more than it can has not begun what is to run there."""
+        holding.void_pins()
+        for residency in [*holding.free]:
+            if _may_join_child(residency.node):
+                _join_child(residency.node)
+
+    def _prune(self, top: Node, worker: WorkerId, before: float) -> None:
+        """Take what may go of a subtree from a worker, leaves first."""
+        order = [top]
+        for node in order:
+            order += [child for child in node.children.values() if worker in child.residencies]
+        for node in reversed(order):
+            residency = node.residencies.get(worker)  # None where the node has become one with another that stays
+            if residency is None or residency.pins or residency.touch.now >= before:
+                continue
+            if self._is_leaf(node, worker):
+                self._release(node, worker)
+
+    @staticmethod
+    def _is_leaf(node: Node, worker: WorkerId) -> bool:
+        return all(worker not in child.residencies for child in node.children.values())
+
     def _release(self, node: Node, worker: WorkerId) -> None:
         """Take a leaf of this worker from it; the node goes when nobody holds it any more."""
         node.residencies.pop(worker).unlink()
         self._holdings[worker].chunks -= node.chunks
+        self.changes += 1
         self._lost(worker, node.key)
         changed = node
         if not node.residencies:
@@ -205,7 +328,11 @@ class PrefixTree:
         residencies = Counter(worker for node in nodes for worker in node.residencies)
         assert residencies.keys() <= self._holdings.keys(), "an unknown worker holds a node"
         for worker, holding in self._holdings.items():
-            _check_holding(worker, holding, residencies[worker])
+            for ring in (holding.free, holding.pinned):
+                assert all(entry.node.residencies.get(worker) is entry for entry in ring), (
+                    "a residency is listed that its node does not have"
+                )
+            holding.check(residencies[worker])
 
     def _nodes(self) -> Iterator[Node]:
         stack = list(self._root.children.values())
@@ -222,6 +349,8 @@ class PrefixTree:
         assert node.residencies, "a node is held by nobody"
         if parent is not self._root:
             assert node.residencies.keys() <= parent.residencies.keys(), "a worker holds a node without its parent"
+            for worker, residency in node.residencies.items():
+                assert residency.pins <= parent.residencies[worker].pins, "a node is pinned more often than its parent"
         assert not _may_join_child(node), "a node and its only child should be one"
 
 
@@ -232,7 +361,11 @@ def _may_join_child(node: Node) -> bool:
     (child,) = node.children.values()
     if len(node.residencies) != len(child.residencies):
         return False
-    return all(child.residencies[worker].touch is above.touch for worker, above in node.residencies.items())
+    for worker, above in node.residencies.items():
+        below = child.residencies[worker]
+        if below.touch is not above.touch or below.pins != above.pins:
+            return False
+    return True
 
 
 def _join_child(node: Node) -> None:
@@ -243,21 +376,3 @@ def _join_child(node: Node) -> None:
     for residency in node.residencies.values():
         residency.unlink()
     node.residencies.clear()  # a node and its residencies refer to each other
-
-
-def _check_holding(worker: WorkerId, holding: Holding, residencies: int) -> None:
-    chunks = 0
-    seen: set[Node] = set()
-    entry = holding.ring
-    while True:
-        assert entry.newer.older is entry, "a list of residencies is not linked both ways"
-        if (newer := entry.newer) is holding.ring:
-            break
-        assert newer.node.residencies.get(worker) is newer, "a residency is listed that its node does not have"
-        assert entry is holding.ring or entry.touch.now <= newer.touch.now, "residencies are not listed by touch"
-        assert newer.node.parent not in seen, "a node is listed as staler than what is below it"
-        seen.add(newer.node)
-        chunks += newer.node.chunks
-        entry = newer
-    assert len(seen) == residencies, "a residency is missing from its worker's list"
-    assert chunks == holding.chunks, "the count of a worker's chunks is wrong"

@@ -17,13 +17,15 @@ class Touch:
 
 
 class Residency:
-    """That one worker holds one node: an entry in that worker's list from least to most recently touched."""
+    """That one worker holds one node: an entry in one of that worker's lists, from least to most recently touched."""
 
-    __slots__ = ("newer", "node", "older", "touch")
+    __slots__ = ("newer", "node", "older", "pins", "touch")
 
-    def __init__(self, node: "Node", touch: Touch) -> None:
+    def __init__(self, node: "Node", touch: Touch, pins: int = 0) -> None:
         self.node = node
         self.touch = touch
+        self.pins = pins
+        """How many requests run there whose prompt it is a part of."""
         self.older: Residency = self
         self.newer: Residency = self
 
@@ -36,29 +38,68 @@ class Residency:
         self.older.newer, self.newer.older = self.newer, self.older
 
 
-class Holding:
-    """All that one worker holds: a ring of residencies, closed by an entry that belongs to no node of the tree."""
+class Ring:
+    """Residencies from least to most recently touched, closed by an entry that belongs to no node of the tree."""
 
-    __slots__ = ("chunks", "ring")
+    __slots__ = ("end",)
 
     def __init__(self) -> None:
-        self.chunks = 0
-        self.ring = Residency(Node(b""), Touch(0.0))
+        self.end = Residency(Node(b""), Touch(0.0))
 
     def __iter__(self) -> Iterator[Residency]:
         """From least to most recently touched."""
-        entry = self.ring.newer
-        while entry is not self.ring:
+        entry = self.end.newer
+        while entry is not self.end:
             yield entry
             entry = entry.newer
 
     @property
-    def oldest(self) -> Residency:
-        return self.ring.newer
+    def oldest(self) -> Residency | None:
+        entry = self.end.newer
+        return None if entry is self.end else entry
 
     @property
     def newest(self) -> Residency:
-        return self.ring.older
+        """Where the next one is linked: the last one, or the closing entry."""
+        return self.end.older
+
+
+class Holding:
+    """All that one worker holds: what may be evicted, and what running requests pin."""
+
+    __slots__ = ("chunks", "epoch", "free", "pinned")
+
+    def __init__(self) -> None:
+        self.chunks = 0
+        self.epoch = object()
+        """Pins made in another one are void."""
+        self.free = Ring()
+        self.pinned = Ring()
+
+    def void_pins(self) -> None:
+        """Pin nothing any more; asked only where nothing is free."""
+        self.epoch = object()
+        self.free, self.pinned = self.pinned, self.free
+        for residency in self.free:
+            residency.pins = 0
+
+    def check(self, residencies: int) -> None:
+        """Raise AssertionError, naming the broken invariant, where the lists are not those of so many residencies."""
+        seen: set[Node] = set()
+        chunks = 0
+        for ring in (self.free, self.pinned):
+            before = ring.end
+            for entry in ring:
+                assert entry.older is before, "a list of residencies is not linked both ways"
+                assert before is ring.end or before.touch.now <= entry.touch.now, "residencies are not listed by touch"
+                assert entry.node.parent not in seen, "a node is listed as staler than what is below it"
+                assert (entry.pins > 0) is (ring is self.pinned), "a residency is in the wrong list"
+                seen.add(entry.node)
+                chunks += entry.node.chunks
+                before = entry
+            assert ring.end.older is before, "a list of residencies is not linked both ways"
+        assert len(seen) == residencies, "a residency is missing from its worker's list"
+        assert chunks == self.chunks, "the count of a worker's chunks is wrong"
 
 
 class Node:

@@ -116,7 +116,8 @@ class Scheduler:
         self.accounts = Accounts(settings.cached_in_flight)
         self.cluster = Cluster(settings.window)
         self.backlog = Backlog()
-        self.prefixes = PrefixMap(settings.prefix_limit, self.estimates, settings.match_minimum)
+        self.prefixes = PrefixMap(settings.prefix_limit, self.estimates, settings.match_minimum, settings.kv_tokens)
+        self.mirror = self.prefixes.mirror
         self.blocks = TokenBlocks(settings.prefix_limit)
         self._view = SchedulerView(self.cluster, self.prefixes)
         self.policy = policy(Surroundings(self._view, settings.cost, random, parameters, self.backlog))
@@ -181,18 +182,17 @@ class Scheduler:
     ) -> None:
         match event:
             case WorkerReported():
-                if event.worker in self.cluster:
-                    self.cluster.report(event, now)
+                self._hear(event, now)
             case WorkerJoined():
                 self._join(event, now)
             case WorkerLeft(worker):
                 self._leave(worker, now)
             case Evicted(worker, tokens):
                 if tokens is None:
-                    self.prefixes.drop(worker)
+                    self.mirror.drop(worker)
                     self.blocks.clear(worker)
                 else:
-                    self.prefixes.evict(worker, tokens)
+                    self.mirror.evict(worker, tokens)
                 self._tell_changes()
             case BlocksChanged():
                 self.blocks.change(event)
@@ -203,6 +203,15 @@ class Scheduler:
                 self.blocks.lose(worker)
             case _:
                 assert_never(event)
+
+    def _hear(self, event: WorkerReported, now: float) -> None:
+        if event.worker in self.cluster:
+            self.cluster.report(event, now)
+            if event.kv_tokens is not None:
+                self.mirror.told(event.worker, event.kv_tokens)
+            if event.cache is not None:
+                self.mirror.reported(event.worker, event.cache, now)
+            self._tell_changes()
 
     def _arrive(self, request: Request, now: float) -> None:
         if request.id in self._live:
@@ -245,7 +254,8 @@ class Scheduler:
         state.add(request.id, size - cached, expected, now, streamed=request.streamed)
         self.fairness.dispatched(request, worker, live.outstanding, now - live.arrived)
         self.policy.charged(charge)
-        self._believe(request.model, request.prompts, worker, now)
+        self.mirror.dispatched(request, worker, now, cached, size)
+        self._tell_changes()
         self.blocks.expect(request, worker)
         self._out.append(Dispatch(request.id, worker, cached, choice.why, decision))
 
@@ -264,6 +274,8 @@ class Scheduler:
         if live is not None and live.worker is not None:
             self._start(request, now)
             self._serve(live, self.accounts.progress(request, tokens), now)
+            self.mirror.progressed(request, tokens)
+            self._tell_changes()
 
     def _finish(self, request: RequestId, usage: Usage | None, answers: tuple[PromptKey, ...], now: float) -> None:
         live = self._live.get(request)
@@ -271,10 +283,7 @@ class Scheduler:
             return
         if usage is not None:
             self.estimates.learn(live.request, usage)
-        worker = live.worker
-        self._settle(live, usage, now)
-        if worker in self.cluster and not self.cluster[worker].left:
-            self._believe(live.request.model, answers, worker, now)
+        self._settle(live, usage, now, answers)
 
     def _cancel(self, request: RequestId, usage: Usage | None, now: float) -> None:
         live = self._live.get(request)
@@ -292,11 +301,13 @@ class Scheduler:
         if accepted:
             self._settle(live, usage, now)
         else:
+            self.mirror.ended(request, None, (), now, computed=False)
             self._end(live, self.accounts.refund(request), now)
 
-    def _settle(self, live: Live, usage: Usage | None, now: float) -> None:
+    def _settle(self, live: Live, usage: Usage | None, now: float, answers: tuple[PromptKey, ...] = ()) -> None:
         """End a request that was computed, at least in part: what the engine did is paid."""
         self._start(live.request.id, now, seen=False)
+        self.mirror.ended(live.request.id, usage, answers, now, computed=True)
         self._end(live, self.accounts.settle(live.request.id, usage), now)
 
     def _end(self, live: Live, charge: Charge, now: float) -> None:
@@ -311,7 +322,8 @@ class Scheduler:
         self.fairness.ended(request, worker, live.outstanding)
         self.cluster.remove(request.id, worker, now, computed=live.state is State.STARTED)
         if worker not in self.cluster:
-            self.fairness.worker_left(worker)
+            self._forget(worker)
+        self._tell_changes()
         del self._live[request.id]
 
     def _serve(self, live: Live, charge: Charge, now: float) -> None:
@@ -327,12 +339,6 @@ class Scheduler:
         self._room.leave(live.request.id, now, served=False)
         del self._live[live.request.id]
 
-    def _believe(self, model: str, prompts: tuple[PromptKey, ...], worker: WorkerId, now: float) -> None:
-        """The worker's cache holds these prompts now, and no more than it can hold."""
-        self.prefixes.insert(model, prompts, worker, now)
-        self.prefixes.trim(worker, self.cluster[worker].worker.kv_tokens or self.settings.kv_tokens)
-        self._tell_changes()
-
     def _tell_changes(self) -> None:
         """What waits must know its matches at any time (rule 14)."""
         for worker, requests in self.prefixes.changed().items():
@@ -347,6 +353,7 @@ class Scheduler:
             displaced = self._vacate(worker.id, now)
             models = frozenset()
         self.cluster.join(worker)
+        self.mirror.joined(worker)
         if not models or models != worker.models:
             self.policy.worker_joined(worker.id, now)
         for request in displaced:
@@ -366,7 +373,12 @@ class Scheduler:
         self.blocks.lose(worker)
         self._tell_changes()
         if worker not in self.cluster:
-            self.fairness.worker_left(worker)
+            self._forget(worker)
+
+    def _forget(self, worker: WorkerId) -> None:
+        """Nothing runs any more at a worker that left."""
+        self.fairness.worker_left(worker)
+        self.mirror.forget(worker)
 
     def _vacate(self, worker: WorkerId, now: float) -> list[Request]:
         """Take a worker out; its queue is placed anew. Returns the requests that no other worker serves."""

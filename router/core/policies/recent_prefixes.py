@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from router.core.model import WorkerId
 from router.core.prompt_key import HASH_BYTES
-from router.core.radix_node import Holding, Node, Residency, Touch
+from router.core.radix_node import Node, Residency, Ring, Touch
 
 UNTIMED: Final = Touch(0.0)
 """Their order is all that is asked of these residencies."""
@@ -32,7 +32,7 @@ class RecentPrefixes:
         self._root = Node(b"")
         self._requests: dict[Node, dict[WorkerId, int]] = {}
         """How many requests of each worker share each node."""
-        self._orders: dict[WorkerId, Holding] = {}
+        self._orders: dict[WorkerId, Ring] = {}
 
     def __len__(self) -> int:
         """How many nodes there are."""
@@ -40,7 +40,7 @@ class RecentPrefixes:
 
     def add(self, hashes: bytes, worker: WorkerId) -> None:
         """A request with this prompt goes to a worker, where its prefix is the freshest now."""
-        order = self._orders.setdefault(worker, Holding())
+        order = self._orders.setdefault(worker, Ring())
         node = self._end(hashes)
         while node is not self._root:
             residency = node.residencies.get(worker)

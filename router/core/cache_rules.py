@@ -1,0 +1,43 @@
+"""How the prefix caches of the engines differ, as far as a mirror of them must know.
+
+Read in the sources of vLLM 0.33 and SGLang 0.5.23. What they have in common: full blocks only, counted in tokens; what
+running requests hold is not evicted; the last token of a prompt is always computed; answers are cached like prompts;
+and of what nobody uses goes first what was released first, the end of a prompt before its beginning.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class CacheRules:
+    """One kind of engine."""
+
+    block_tokens: int = 1
+    """A block, or page, where the engine does not tell its size."""
+    found_when_computed: bool = False
+    """Whether a prompt can be hit only when all of it is computed; else each part as soon as it is scheduled."""
+
+
+GENERIC: Final = CacheRules()
+RULES: Final[Mapping[str, CacheRules]] = {
+    "vllm": CacheRules(block_tokens=16),
+    "sglang": CacheRules(found_when_computed=True),
+}
+"""By the engine's name; `GENERIC` for any other."""
+
+
+def rules_of(engine: str) -> CacheRules:
+    """The rules of the engine of this name."""
+    return RULES.get(engine, GENERIC)
+
+
+def whole_blocks(tokens: float, block: int) -> int:
+    """The tokens of the full blocks among so many."""
+    return int(tokens) // block * block
+
+
+def blocks_for(tokens: float, block: int) -> int:
+    """The tokens of the blocks that hold so many."""
+    return -(-int(tokens) // block) * block

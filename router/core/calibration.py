@@ -1,0 +1,105 @@
+"""How right the predictions of one worker's cache are, by what its engine says afterwards."""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+REMEMBERED: Final = 200
+"""Answers whose error counts."""
+FEWEST: Final = 20
+"""Answers below which nothing is concluded from their error, nor from their silence."""
+TOLERATED: Final = 0.15
+"""Mean error, as a share of the prompt, above which predictions are discounted."""
+
+
+class Answer(NamedTuple):
+    """One answered request, in tokens."""
+
+    predicted: int
+    actual: int
+    prompt: int
+
+    @property
+    def error(self) -> float:
+        """As a share of the prompt."""
+        return abs(self.predicted - self.actual) / max(1, self.prompt)
+
+
+@dataclass(slots=True)
+class CacheTotals:
+    """Sums over all answers of a worker in which it told what was cached, in tokens."""
+
+    answers: int = 0
+    predicted: int = 0
+    actual: int = 0
+    false_hit: int = 0
+    """Predicted, and not there."""
+    missed_hit: int = 0
+    """There, and not predicted."""
+
+
+class Calibration:
+    """Of one worker."""
+
+    def __init__(self) -> None:
+        self.totals = CacheTotals()
+        self.discount = 1.0
+        """What to multiply predictions with, at most 1: less while they promise too much."""
+        self._recent: deque[Answer] = deque()
+        self._error = 0.0
+        self._predicted = self._actual = 0
+        """Sums over the recent ones."""
+        self._untold = 0
+        """Answers that told nothing, since the last that did."""
+
+    @property
+    def error(self) -> float | None:
+        """Mean absolute error over the last `REMEMBERED` answers, as a share of the prompt; None without any."""
+        return max(0.0, self._error) / len(self._recent) if self._recent else None
+
+    @property
+    def suspect(self) -> bool:
+        """Whether the predictions are too wrong to be taken at their word."""
+        return len(self._recent) >= FEWEST and self._error > TOLERATED * len(self._recent)
+
+    @property
+    def silent(self) -> bool:
+        """Whether the engine never tells what was cached."""
+        return not self._recent and self._untold >= FEWEST
+
+    def told_nothing(self) -> None:
+        """An answer came without a word about the cache."""
+        self._untold += 1
+
+    def told(self, predicted: int, actual: int, prompt: int) -> None:
+        """An answer said how many tokens of its prompt were cached; `predicted` before any discount."""
+        totals = self.totals
+        totals.answers += 1
+        totals.predicted += predicted
+        totals.actual += actual
+        totals.false_hit += max(0, predicted - actual)
+        totals.missed_hit += max(0, actual - predicted)
+        self._take(Answer(predicted, actual, prompt))
+
+    def counted(self, predicted: int, actual: int, prompt: int) -> None:
+        """A silent engine's counters say what was cached of several prompts; all in sums."""
+        if predicted or actual:
+            self._take(Answer(predicted, actual, prompt))
+
+    def begin_anew(self) -> None:
+        """The cache was emptied: what was wrong about it says nothing about the next one."""
+        self._recent.clear()
+        self._error, self._predicted, self._actual = 0.0, 0, 0
+        self.discount = 1.0
+
+    def _take(self, answer: Answer) -> None:
+        self._add(answer, 1)
+        self._recent.append(answer)
+        if len(self._recent) > REMEMBERED:
+            self._add(self._recent.popleft(), -1)
+        self.discount = min(1.0, self._actual / max(1, self._predicted)) if self.suspect else 1.0
+
+    def _add(self, answer: Answer, sign: int) -> None:
+        self._error += sign * answer.error
+        self._predicted += sign * answer.predicted
+        self._actual += sign * answer.actual

@@ -1,0 +1,297 @@
+"""What each worker's prefix cache must hold by now: the engine's own bookkeeping, replayed from outside.
+
+Theory of operation. A request that is dispatched has its prompt in the cache, pinned until it ends, and room for its
+answer is taken while that grows; both evict, at once, what was released longest ago. When it ends, prompt and answer
+are released, the end first. So the tree's list of a worker is the engine's free list, and its length is bounded by the
+capacity that the engine tells, less what running requests hold beside their prompts. What the engine says later puts
+right what was wrong:
+
+- `cached_tokens` of an answer, against what was predicted when it was dispatched. Where less was there, all that goes
+  on from the missing part is gone; and if nothing that old was found lately, so is everything released before it,
+  since caches evict in that order. Where a prediction fails on something young, its text was never cached like that.
+- A count of evicted tokens is brought in line with the evictions replayed; an age at which blocks are evicted ends
+  everything older; a counter that fell, or began anew, and an engine asleep mean an empty cache.
+
+Chunks are priced by the model's learned tokens per byte. An answer that cannot be matched later (its request failed, or
+its text is not what the engine would be sent again) still fills the cache: it is kept under hashes that nothing has.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+from typing import Final
+
+from router.core.cache_rules import GENERIC, CacheRules, blocks_for, rules_of, whole_blocks
+from router.core.calibration import Calibration
+from router.core.estimates import Estimates
+from router.core.model import CacheReport, Request, RequestId, Usage, Worker, WorkerId
+from router.core.prefix_tree import PrefixTree, Step
+from router.core.prompt_key import HASH_BYTES, PromptKey
+from router.core.radix_node import Holding
+
+HITS_REMEMBERED: Final = 32
+"""The oldest of so many hits says what was still cached lately."""
+
+
+class Run:
+    """A request at a worker: what it pins there, what was predicted, and what it holds beside its prompts."""
+
+    __slots__ = (
+        *("epoch", "holding", "model", "output", "own", "paths", "predicted", "prompt_tokens", "prompts", "since"),
+        "worker",
+    )
+
+    def __init__(
+        self, request: Request, worker: WorkerId, holding: Holding, now: float, predicted: int, prompt_tokens: int
+    ) -> None:
+        self.worker = worker
+        self.model = request.model
+        self.prompts = request.prompts
+        self.since = now
+        self.predicted = predicted
+        self.prompt_tokens = prompt_tokens
+        self.output = 0
+        self.own = 0.0
+        """Tokens that it holds and that the tree does not know."""
+        self.holding = holding
+        """Of the worker, another one by now if its cache was emptied."""
+        self.epoch = holding.epoch
+        self.paths: list[list[tuple[int, float | None]]] = []
+        """Of each prompt what was held at dispatch: up to which chunk, and when touched; None where it was pinned."""
+
+
+class CacheState:
+    """One worker's cache, but for what it holds."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        """In tokens."""
+        self.rules: CacheRules = GENERIC
+        self.block = GENERIC.block_tokens
+        self.model = ""
+        """That was served last; adapters are of one base."""
+        self.own = 0.0
+        """What its running requests hold beside their prompts, in tokens."""
+        self.calibration = Calibration()
+        self.evictions: Counter[str] = Counter()
+        """Tokens, by what made them believed gone."""
+        self.report: CacheReport | None = None
+        self.ahead = 0.0
+        """Tokens evicted here and not yet counted by the engine; below zero, the other way round."""
+        self.ages: deque[float] = deque(maxlen=HITS_REMEMBERED)
+        """Of the latest hits: how long before it was found had it been released, in seconds."""
+        self.predicted = self.prompts = 0
+        """Tokens, summed over the requests dispatched since the last report."""
+
+    def empty(self) -> None:
+        """Nothing is cached any more."""
+        self.ahead = 0.0
+        self.ages.clear()
+        self.calibration.begin_anew()
+
+
+class Mirror:
+    """The caches of all workers, in the prefix tree."""
+
+    def __init__(self, tree: PrefixTree, estimates: Estimates, capacity: int) -> None:
+        """`capacity`: tokens believed of a worker that does not tell its own."""
+        self._tree = tree
+        self._estimates = estimates
+        self._capacity = capacity
+        self._caches: dict[WorkerId, CacheState] = {}
+        self._runs: dict[RequestId, Run] = {}
+        self._strangers = count(1 << 63)
+
+    @property
+    def caches(self) -> Mapping[WorkerId, CacheState]:
+        """Every worker heard of."""
+        return self._caches
+
+    def cache(self, worker: WorkerId) -> CacheState:
+        """One worker's."""
+        state = self._caches.get(worker)
+        if state is None:
+            state = self._caches[worker] = CacheState(self._capacity)
+        return state
+
+    def joined(self, worker: Worker) -> None:
+        """A worker is there, or its facts are new."""
+        state = self.cache(worker.id)
+        state.rules = rules_of(worker.engine)
+        if state.report is None or state.report.block_tokens is None:
+            state.block = state.rules.block_tokens
+        if worker.kv_tokens is not None:
+            state.capacity = worker.kv_tokens
+
+    def held(self, worker: WorkerId) -> float:
+        """Tokens believed cached."""
+        return self._tree.held(worker) * self.chunk_tokens(worker)
+
+    def chunk_tokens(self, worker: WorkerId) -> float:
+        """What a chunk is worth at a worker, in tokens."""
+        return self._estimates.tokens_per_chunk(self.cache(worker).model)
+
+    def worth(self, model: str, prompt: PromptKey, chunks: int, worker: WorkerId) -> int:
+        """Tokens that the engine finds of a prompt of which it holds so many chunks: full blocks, never all."""
+        return whole_blocks(self._estimates.cached_tokens(model, prompt, chunks), self.cache(worker).block)
+
+    def dispatched(self, request: Request, worker: WorkerId, now: float, predicted: int, prompt_tokens: int) -> None:
+        """A request goes to a worker; `predicted` of its `prompt_tokens` should be there."""
+        state = self.cache(worker)
+        state.model = request.model
+        state.predicted += predicted
+        state.prompts += prompt_tokens
+        holding = self._tree.holding(worker)
+        run = self._runs[request.id] = Run(request, worker, holding, now, predicted, prompt_tokens)
+        chunks = 0
+        for prompt in run.prompts:
+            run.paths.append([_seen(step) for step in self._tree.path(prompt.hashes, worker)])
+            self._tree.insert(prompt.hashes, worker, now, pin=True)
+            chunks += len(prompt.hashes) // HASH_BYTES
+        self._grow(run, state)
+        self._keep_within(worker, state)
+
+    def progressed(self, request: RequestId, output: int) -> None:
+        """A request has so many output tokens by now."""
+        run = self._runs.get(request)
+        if run is not None and output > run.output:
+            state = self.cache(run.worker)
+            run.output = output
+            if self._grow(run, state):
+                self._keep_within(run.worker, state)
+
+    def ended(
+        self, request: RequestId, usage: Usage | None, answers: Sequence[PromptKey], now: float, *, computed: bool
+    ) -> None:
+        """A request is over; `computed`: at least in part, and not turned away."""
+        run = self._runs.pop(request)
+        state = self.cache(run.worker)
+        state.own -= run.own
+        here = self._tree.holding(run.worker) is run.holding
+        if usage is not None:
+            self._compare(run, state, usage, here=here)
+        for place, prompt in enumerate(run.prompts if here else ()):
+            self._tree.unpin(prompt.hashes, run.worker, now, run.epoch)
+            if not computed:
+                path = run.paths[place]
+                self._tree.prune(prompt.hashes, run.worker, path[-1][0] if path else 0, now)
+        if computed and here:
+            self._keep_answers(run, usage, answers, now)
+        self._keep_within(run.worker, state)
+
+    def reported(self, worker: WorkerId, report: CacheReport, now: float) -> None:
+        """The engine's metrics say this."""
+        state = self.cache(worker)
+        before, state.report = state.report, report
+        if report.block_tokens:
+            state.block = report.block_tokens
+        if report.asleep or (before is not None and report.began_anew(before)):
+            state.evictions["restart"] += round(self.held(worker))
+            self.drop(worker)
+        elif before is not None:
+            self._take_counts(worker, state, before, now)
+        state.predicted = state.prompts = 0
+
+    def told(self, worker: WorkerId, capacity: int) -> None:
+        """The engine said how much its cache can hold, in tokens."""
+        state = self.cache(worker)
+        if capacity != state.capacity:
+            state.capacity = capacity
+            self._keep_within(worker, state)
+
+    def evict(self, worker: WorkerId, tokens: int, source: str = "told") -> None:
+        """Forget this many tokens of a worker, released longest ago first."""
+        chunk = self.chunk_tokens(worker)
+        taken = self._tree.evict(worker, round(tokens / chunk))
+        self.cache(worker).evictions[source] += round(taken * chunk)
+
+    def drop(self, worker: WorkerId) -> None:
+        """A worker's cache is empty."""
+        self._tree.drop(worker)
+        self.cache(worker).empty()
+
+    def forget(self, worker: WorkerId) -> None:
+        """A worker is gone, and nothing runs there."""
+        self._tree.drop(worker)
+        self._caches.pop(worker, None)
+
+    def _grow(self, run: Run, state: CacheState) -> bool:
+        """Account for what a request holds beside what the tree knows; whether that is more than before."""
+        known = sum(len(prompt.hashes) for prompt in run.prompts) // HASH_BYTES
+        held = blocks_for(run.prompt_tokens + run.output, state.block)
+        own = max(0.0, held - known * self._estimates.tokens_per_chunk(run.model))
+        more = own > run.own
+        state.own += own - run.own
+        run.own = own
+        return more
+
+    def _keep_within(self, worker: WorkerId, state: CacheState) -> None:
+        """Evict what exceeds the worker's capacity."""
+        chunk = self._estimates.tokens_per_chunk(state.model)
+        excess = self._tree.held(worker) - max(0, int((state.capacity - state.own) / chunk))
+        if excess > 0:
+            taken = self._tree.evict(worker, excess) * chunk
+            state.evictions["replayed"] += round(taken)
+            state.ahead += taken
+
+    def _keep_answers(self, run: Run, usage: Usage | None, answers: Sequence[PromptKey], now: float) -> None:
+        for answer in answers:
+            self._tree.insert(answer.hashes, run.worker, now)
+        output = run.output if usage is None else usage.output_tokens
+        chunks = round(output / self._estimates.tokens_per_chunk(run.model))
+        if not answers and chunks and run.prompts:
+            names = b"".join(next(self._strangers).to_bytes(HASH_BYTES, "big") for _ in range(chunks))
+            self._tree.insert(run.prompts[0].hashes + names, run.worker, now)
+
+    def _compare(self, run: Run, state: CacheState, usage: Usage, *, here: bool) -> None:
+        """Set what the engine found beside what was predicted."""
+        if usage.cached_tokens is None:
+            state.calibration.told_nothing()
+            return
+        actual = min(usage.cached_tokens, usage.input_tokens)
+        state.calibration.told(run.predicted, actual, usage.input_tokens)
+        if here and len(run.prompts) == 1:
+            chunk = self._estimates.tokens_per_chunk(run.model)
+            if run.predicted - actual > chunk + state.block:
+                self._correct(run, state, int(actual / chunk) + 1)
+            elif run.paths[0] and (released := run.paths[0][-1][1]) is not None:
+                state.ages.append(run.since - released)
+
+    def _correct(self, run: Run, state: CacheState, found: int) -> None:
+        """Of a prompt only so many chunks were there: what else is gone?"""
+        missing = next((released for end, released in run.paths[0] if end > found), None)
+        if missing is None:  # it was pinned: in the middle of being computed
+            return
+        taken = self._tree.prune(run.prompts[0].hashes, run.worker, found, run.since)
+        if run.since - missing >= max(state.ages, default=0.0):
+            taken += self._tree.evict_older(run.worker, missing)
+        state.evictions["corrected"] += round(taken * self._estimates.tokens_per_chunk(run.model))
+
+    def _take_counts(self, worker: WorkerId, state: CacheState, before: CacheReport, now: float) -> None:
+        """Counters that rose since the report before."""
+        report = state.report
+        assert report is not None, "there was a report just now"
+        evicted = _rise(before, report, lambda each: each.evicted_tokens)
+        if evicted is not None:
+            state.ahead -= evicted
+            if state.ahead < 0:
+                self.evict(worker, round(-state.ahead), "counted")
+                state.ahead = 0.0
+        seconds = _rise(before, report, lambda each: each.idle_seconds)
+        blocks = _rise(before, report, lambda each: each.idle_blocks)
+        if seconds is not None and blocks:
+            taken = self._tree.evict_older(worker, now - seconds / blocks)
+            state.evictions["aged"] += round(taken * self.chunk_tokens(worker))
+        hits = _rise(before, report, lambda each: each.hit_tokens)
+        if state.calibration.silent and hits is not None:
+            state.calibration.counted(state.predicted, round(hits), state.prompts)
+
+
+def _seen(step: Step) -> tuple[int, float | None]:
+    return step.end, None if step.residency.pins else step.residency.touch.now
+
+
+def _rise(before: CacheReport, after: CacheReport, of: Callable[[CacheReport], float | None]) -> float | None:
+    """How far a counter rose; None where either report lacks it."""
+    old, new = of(before), of(after)
+    return None if old is None or new is None else new - old
