@@ -1,13 +1,17 @@
 """The second key space: blocks of tokens, per worker, as the workers' events tell."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scenario import MODEL, key
 
 from router.core.block_key import ROOT, BlockHasher
+from router.core.estimates import Estimates
 from router.core.model import BlocksChanged, BlocksFollowed, ClientId, Request, RequestId, WorkerId
+from router.core.prefix_map import PrefixMap
 from router.core.prompt_key import PromptKey
 from router.core.token_blocks import TokenBlocks
 
@@ -194,3 +198,55 @@ def test_counts_agree_with_contents(steps: list[tuple[str, WorkerId, list[int]]]
             case "follow":
                 held.follow(BlocksFollowed(worker, SIZE))
         held.check_integrity()
+
+
+def believing(*believed: WorkerId, minimum: int = 0) -> PrefixMap:
+    """A map that believes a prompt of three chunks, 96 tokens, at these workers."""
+    held = PrefixMap(1000, Estimates(), minimum)
+    for worker in believed:
+        held.insert(MODEL, [key("doc")], worker, 1.0)
+    return held
+
+
+def both(tokens: Sequence[int]) -> Request:
+    """The request `doc!` in both key spaces."""
+    return replace(request(tokens), model=MODEL, prompts=(key("doc!"),))
+
+
+def test_events_stand_before_belief() -> None:
+    """Where a worker's events tell everything, what else is believed of it does not count; of others it does."""
+    held = believing(ONE, TWO)
+    held.blocks.follow(BlocksFollowed(ONE, SIZE))
+    held.blocks.change(stored(ONE, range(40)))
+    assert held.match(both(range(128))) == {ONE: 40, TWO: 96}
+    held.blocks.change(BlocksChanged(ONE, cleared=True))
+    assert held.match(both(range(128))) == {TWO: 96}
+    held.blocks.lose(ONE)
+    assert held.match(both(range(128))) == {ONE: 96, TWO: 96}
+
+
+def test_events_in_part_add_to_belief() -> None:
+    """Where a worker's events were missed in part, the longer of the two matches counts."""
+    held = believing(ONE)
+    held.blocks.follow(BlocksFollowed(ONE, SIZE, complete=False))
+    assert held.match(both(range(128))) == {ONE: 96}
+    held.blocks.change(stored(ONE, range(120)))
+    assert held.match(both(range(128))) == {ONE: 120}
+
+
+def test_without_tokens_belief_counts() -> None:
+    """A request whose tokens are not known is matched by its bytes, whatever events tell."""
+    held = believing(ONE)
+    held.blocks.follow(BlocksFollowed(ONE, SIZE))
+    assert held.match(replace(both(range(128)), blocks=())) == {ONE: 96}
+
+
+def test_the_minimum_and_the_size_hold_for_events_too() -> None:
+    """A match below the minimum is none; the input is as long as its tokens, and never matched as a whole."""
+    held = believing(ONE, minimum=64)
+    held.blocks.follow(BlocksFollowed(TWO, SIZE))
+    held.blocks.change(stored(TWO, range(60)))
+    assert held.match(both(range(90))) == {ONE: 89}
+    assert held.input_tokens(both(range(90))) == 90
+    held.blocks.change(stored(TWO, range(68)))
+    assert held.match(both(range(90))) == {ONE: 89, TWO: 68}

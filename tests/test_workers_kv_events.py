@@ -10,8 +10,8 @@ import orjson
 import pytest
 import zmq
 import zmq.asyncio
+from workers_http import CHAT, chat, worker
 
-from tests.workers_http import CHAT, chat, worker
 from workers.block_hash import ROOT_HASH, chained_hashes
 from workers.block_log import BlockEvent, Cleared, Removed, Stored
 from workers.engine import create_engine, default_config

@@ -1,10 +1,12 @@
 """What each worker's prefix cache is believed to hold, in tokens of a request.
 
-Policies ask one question of it: `match(request) -> {worker: tokens}`. The tree below counts chunks, the mirror keeps it
-true to the engines' caches, and what a chunk is worth is learned per model (`estimates`). Requests that wait can be
-watched: they are indexed by the last chunks that workers hold of them and by the first that these lack, so that an
-insertion or an eviction names exactly those whose match it changes, at a cost that does not depend on how many wait.
-(The last chunk is enough for losses: whoever holds a chunk holds those before it.)
+Policies ask one question of it: `match(request) -> {worker: tokens}`. There are two key spaces. Of workers whose own
+events tell what they hold, and requests whose tokens are known, `token_blocks` answers. For all others, the tree
+below counts chunks, the mirror keeps it true to the engines' caches, and what a chunk is worth is learned per model
+(`estimates`). Requests that wait can be watched, in the latter only: they are indexed by the last chunks that workers
+hold of them and by the first that these lack, so that an insertion or an eviction names exactly those whose match it
+changes, at a cost that does not depend on how many wait. (The last chunk is enough for losses: whoever holds a chunk
+holds those before it.)
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,14 +18,15 @@ from router.core.mirror import Mirror
 from router.core.model import Request, RequestId, WorkerId
 from router.core.prefix_tree import PrefixTree
 from router.core.prompt_key import CHUNK_BYTES, HASH_BYTES, PromptKey
+from router.core.token_blocks import TokenBlocks
 
 
 class Seen:
-    """A request's size and, once asked for, its match, in this state of the tree and of the estimates."""
+    """A request's size and, once asked for, its match, in this state of all that it follows from."""
 
     __slots__ = ("match", "request", "size", "state")
 
-    def __init__(self, request: Request, state: tuple[int, int], size: int) -> None:
+    def __init__(self, request: Request, state: tuple[int, int, int], size: int) -> None:
         self.request = request
         self.state = state
         self.size = size
@@ -91,6 +94,7 @@ class PrefixMap:
         """
         self.tree = PrefixTree(limit, self._lost, self._gained)
         self.mirror = Mirror(self.tree, estimates, capacity)
+        self.blocks = TokenBlocks(limit)
         self._promised = PrefixTree(limit)
         """Of requests that wait for a worker: what it will hold when their turn has come."""
         self._limit = limit
@@ -109,7 +113,20 @@ class PrefixMap:
         seen = self._look(request)
         if seen.match is None:
             seen.match = self._tokens(request, self.tree)
+            if told := self.blocks.match(request):
+                seen.match = self._corrected(seen.match, told, seen.size)
         return seen.match
+
+    def _corrected(
+        self, believed: Mapping[WorkerId, int], told: Mapping[WorkerId, int], size: int
+    ) -> Mapping[WorkerId, int]:
+        """What is believed, and what workers' own events tell: that alone where they tell everything."""
+        known = {
+            worker: tokens if self.blocks.complete(worker) else max(tokens, believed.get(worker, 0))
+            for worker, tokens in told.items()
+        }
+        both = {**believed, **known}
+        return {worker: min(tokens, size - 1) for worker, tokens in both.items() if tokens >= max(1, self._minimum)}
 
     def promise(self, request: Request, worker: WorkerId, now: float) -> None:
         """A request waits for a worker, which will hold its prompts: what begins like it had best wait there too."""
@@ -130,14 +147,15 @@ class PrefixMap:
         return {w: max(matched.get(w, 0), promised.get(w, 0)) for w in {**matched, **promised}}
 
     def input_tokens(self, request: Request) -> int:
-        """The estimated size of a request's input."""
+        """The size of a request's input: exact where its tokens are known, else estimated."""
         return self._look(request).size
 
     def _look(self, request: Request) -> Seen:
         seen = self._seen
-        state = (self.tree.changes, self._estimates.lessons)
+        state = (self.tree.changes, self._estimates.lessons, self.blocks.changes)
         if seen is None or seen.request is not request or seen.state != state:
-            seen = Seen(request, state, self._estimates.input_tokens(request))
+            known = sum([key.tokens for key in request.blocks])
+            seen = Seen(request, state, known or self._estimates.input_tokens(request))
             self._seen = seen
         return seen
 

@@ -63,7 +63,6 @@ from router.core.policy import Choice, Parameters, PolicyFactory, Surroundings
 from router.core.prefix_map import PrefixMap
 from router.core.prompt_key import PromptKey
 from router.core.service_gap import Outstanding
-from router.core.token_blocks import TokenBlocks
 from router.core.waiting_room import WaitingLimits, WaitingRoom
 from router.core.window import LearnedWindow, Window
 
@@ -118,7 +117,7 @@ class Scheduler:
         self.backlog = Backlog()
         self.prefixes = PrefixMap(settings.prefix_limit, self.estimates, settings.match_minimum, settings.kv_tokens)
         self.mirror = self.prefixes.mirror
-        self.blocks = TokenBlocks(settings.prefix_limit)
+        self.blocks = self.prefixes.blocks
         self._view = SchedulerView(self.cluster, self.prefixes)
         self.policy = policy(Surroundings(self._view, settings.cost, random, parameters, self.backlog))
         self.fairness = Fairness(settings.cost, pooled=self.policy.properties.pooled)

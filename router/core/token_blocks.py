@@ -79,6 +79,8 @@ class TokenBlocks:
         self._held: dict[WorkerId, Held] = {}
         self._expecting: dict[RequestId, tuple[WorkerId, tuple[bytes, ...]]] = {}
         self._size = 0
+        self.changes = 0
+        """How often anything changed: while this stays, the same questions have the same answers."""
 
     @property
     def blocks(self) -> int:
@@ -96,6 +98,7 @@ class TokenBlocks:
 
     def follow(self, event: BlocksFollowed) -> None:
         """A worker's events are read from now on, or differently; what is known of its blocks stays."""
+        self.changes += 1
         held = self._held.get(event.worker)
         if held is None or held.block_tokens != event.block_tokens:
             self.lose(event.worker)
@@ -111,6 +114,7 @@ class TokenBlocks:
         held = self._held.get(event.worker)
         if held is None:
             return
+        self.changes += 1
         before = held.size
         blocks = held.blocks.setdefault(event.rank, set())
         if event.cleared:
@@ -128,6 +132,7 @@ class TokenBlocks:
         """A worker's cache is empty."""
         held = self._held.get(worker)
         if held is not None:
+            self.changes += 1
             self._size -= held.size
             held.blocks.clear()
 
@@ -135,6 +140,7 @@ class TokenBlocks:
         """A worker is followed no longer."""
         held = self._held.pop(worker, None)
         if held is not None:
+            self.changes += 1
             self._size -= held.size
             gone = [request for request, (expecting, _) in self._expecting.items() if expecting == worker]
             for request in gone:
@@ -156,6 +162,7 @@ class TokenBlocks:
         if held is None or held.ranks > 1 or not request.blocks:
             return
         hashes = tuple([key.hashes.get(held.block_tokens, b"") for key in request.blocks])
+        self.changes += 1
         self._expecting[request.id] = worker, hashes
         for each in hashes:
             held.expected.update(_split(each))
@@ -165,6 +172,7 @@ class TokenBlocks:
         worker, each = self._expecting.pop(request, (None, ()))
         if worker is None or (held := self._held.get(worker)) is None:
             return
+        self.changes += 1
         for hashes in each:
             if stored and len(held.fading) < FADING:
                 held.fading.append(hashes)
