@@ -249,7 +249,11 @@ class Simulation:
             engine, place, self._agenda, self.scenario.latency, self._deliver, jumps=self.scenario.jumps
         )
         self._told[worker] = engine.capacity if spec.tell_capacity else None
-        facts = Worker(worker, frozenset({MODEL}), reorders=spec.order == "lpm", engine=spec.dialect)
+        config = engine.config
+        batch = config.max_batched_tokens if spec.dialect == "sglang" else None  # vLLM does not tell
+        facts = Worker(
+            worker, frozenset({MODEL}), reorders=spec.order == "lpm", engine=spec.dialect, batch_tokens=batch
+        )
         self._feed(WorkerJoined(facts))
         self._report(worker)
 

@@ -7,10 +7,12 @@ not what that engine sends.
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any, Final
 
 import orjson
 
+from router.core.model import CacheReport
 from router.errors import WorkerBroke
 
 MODELS_PATH: Final = "/v1/models"
@@ -37,6 +39,11 @@ class Dialect:
     """Where it tells its load, best first; the next one is for engines that answer 404."""
     arguments_path: str | None = None
     """Where it tells in what order it serves, for `reorders`; None if it serves in order of arrival."""
+    cache_path: str | None = None
+    """Where it tells about its prefix cache, for `read_cache`."""
+    read_cache: Callable[[bytes], CacheReport] = lambda _body: CacheReport()
+    flush_path: str | None = None
+    """A POST there empties its prefix cache, where that is allowed."""
 
 
 def read_models(body: bytes) -> frozenset[str]:
@@ -53,6 +60,12 @@ def recognise(body: bytes) -> Dialect:
 def reorders(body: bytes) -> bool:
     """Whether an engine serves in another order than that of arrival, by the answer to its `arguments_path`."""
     return bool(_object(body).get("schedule_policy", "fcfs") != "fcfs")
+
+
+def batch_tokens(body: bytes) -> int | None:
+    """The most prompt tokens that an engine computes in one step, by the answer to its `arguments_path`."""
+    size = _object(body).get("chunked_prefill_size")
+    return size if type(size) is int and size > 0 else None
 
 
 def _model_cards(body: bytes) -> list[dict[str, Any]]:
@@ -103,12 +116,50 @@ def _sglang_loads(body: bytes) -> Load:
     )
 
 
-VLLM: Final = Dialect("vllm", "/health", {"/metrics": _vllm_metrics})
+def _vllm_cache(body: bytes) -> CacheReport:
+    text = _whole_lines(body)
+    sizes = [_labels(labels).get(b"block_size", b"") for labels, _ in _samples(text, b"vllm:cache_config_info")]
+    idle = b"vllm:kv_block_idle_before_evict_seconds"  # only there with --kv-cache-metrics
+    states = [(_labels(labels), value) for labels, value in _samples(text, b"vllm:engine_sleep_state")]
+    return CacheReport(
+        block_tokens=int(sizes[0]) if sizes and sizes[0].isdigit() else None,
+        born=_sum(text, b"vllm:prompt_tokens_created"),
+        computed_tokens=_sum(text, b"vllm:prompt_tokens_total"),
+        hit_tokens=_sum(text, b"vllm:prefix_cache_hits_total"),
+        idle_seconds=_sum(text, idle + b"_sum"),
+        idle_blocks=_sum(text, idle + b"_count"),
+        asleep=any(labels.get(b"sleep_state") != b"awake" and _amount(value) > 0 for labels, value in states),
+    )
+
+
+def _sglang_cache(body: bytes) -> CacheReport:
+    text = _whole_lines(body)
+    pages = _by_rank(text, b"sglang:page_size")
+    return CacheReport(
+        block_tokens=max(pages.values(), default=0) or None,
+        born=_sum(text, b"sglang:prompt_tokens_created"),
+        computed_tokens=_sum_of_ranks(text, b"sglang:prompt_tokens_total"),
+        hit_tokens=_sum_of_ranks(text, b"sglang:cached_tokens_total"),
+        evicted_tokens=_sum_of_ranks(text, b"sglang:evicted_tokens_total"),
+    )
+
+
+VLLM: Final = Dialect(
+    "vllm",
+    "/health",
+    {"/metrics": _vllm_metrics},
+    cache_path="/metrics",
+    read_cache=_vllm_cache,
+    flush_path="/reset_prefix_cache",
+)
 SGLANG: Final = Dialect(
     "sglang",
     "/ready",  # its /health generates a token and sleeps a second
     {"/v1/loads": _sglang_loads, "/metrics": _sglang_metrics},
     arguments_path="/server_info",
+    cache_path="/metrics",
+    read_cache=_sglang_cache,
+    flush_path="/flush_cache",
 )
 GENERIC: Final = Dialect("generic", MODELS_PATH, {})
 """An engine that speaks OpenAI's API and tells nothing about its load."""
@@ -135,6 +186,32 @@ def _samples(text: bytes, name: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 def _labels(labels: bytes) -> dict[bytes, bytes]:
     return dict(_LABEL.findall(labels))
+
+
+def _whole_lines(body: bytes) -> bytes:
+    """The page without a last line that was cut off: a number that lost its end is a smaller one."""
+    return b"\n" + body[: body.rfind(b"\n") + 1]
+
+
+def _sum(text: bytes, name: bytes) -> float | None:
+    """Of all series of this metric; None where there is none."""
+    values = [_amount(value) for _, value in _samples(text, name)]
+    return sum(values) if values else None
+
+
+def _sum_of_ranks(text: bytes, name: bytes) -> float | None:
+    ranks = _by_rank(text, name)
+    return sum(ranks.values()) if ranks else None
+
+
+def _amount(value: bytes) -> float:
+    try:
+        amount = float(value)
+    except ValueError:
+        raise WorkerBroke("A worker's metrics hold a value that is no number.") from None
+    if not isfinite(amount) or amount < 0:
+        raise WorkerBroke("A worker's metrics hold a value that is no amount.")
+    return amount
 
 
 def _total(text: bytes, name: bytes) -> int:

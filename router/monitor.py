@@ -3,14 +3,15 @@
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Self
 
 import httpx
 
-from router.core.model import Event, Worker, WorkerJoined, WorkerLeft, WorkerReported
-from router.engines import MODELS_PATH, Dialect, Load, read_models, recognise, reorders
+from router.core.model import CacheReport, Event, Evicted, Worker, WorkerId, WorkerJoined, WorkerLeft, WorkerReported
+from router.engines import MODELS_PATH, Dialect, Load, batch_tokens, read_models, recognise, reorders
 from router.errors import WorkerBroke
 from router.fleet import Backend, Fleet
 
@@ -19,7 +20,11 @@ log = logging.getLogger(__name__)
 PATIENCE = 3
 """Polls in a row that a worker may leave unanswered; a refused connection needs no second."""
 ANSWER_SECONDS = 5.0
-"""How long a worker may take over any step of a poll."""
+"""How long a worker may take over any answer to a poll."""
+MOST_BYTES = 16 * 1024 * 1024
+"""Of an answer to a poll; engines send some hundred kilobytes of metrics."""
+COMPLAIN_EVERY = 60.0
+"""Seconds between two lines in the log about a worker's metrics."""
 MODELS_EVERY = 20
 """Polls between two readings of the list of models: adapters come and go, but seldom."""
 
@@ -52,6 +57,18 @@ class Monitor:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._client.aclose()
 
+    def unread(self) -> Mapping[WorkerId, int]:
+        """How many answers about load and cache could not be used, by worker."""
+        return {probe.worker: probe.unread for probe in self._probes}
+
+    async def flush(self, worker: WorkerId) -> None:
+        """Have a worker empty its prefix cache, and believe it empty then.
+
+        Raises WorkerBroke where it did not, or cannot.
+        """
+        (probe,) = [probe for probe in self._probes if probe.worker == worker]
+        await probe.flush(self._client)
+
     async def _keep_polling(self, probe: "Probe") -> None:
         while True:
             await asyncio.sleep(self._interval)
@@ -69,8 +86,16 @@ class Probe:
         self._feed = feed
         self._dialect: Dialect | None = None
         self._load_path: str | None = None
+        self._cache_path: str | None = None
         self._polls = 0
         self._unanswered = 0
+        self.unread = 0
+        """Answers about load and cache that could not be used."""
+        self._complained = -COMPLAIN_EVERY
+
+    @property
+    def worker(self) -> WorkerId:
+        return self._backend.id
 
     async def poll(self, client: httpx.AsyncClient) -> None:
         """Ask once; tell what changed."""
@@ -81,7 +106,7 @@ class Probe:
             await self._read_health(client)
         except httpx.ConnectError:
             self._missed(PATIENCE, "it takes no connection")
-        except (httpx.HTTPError, WorkerBroke) as error:
+        except (httpx.HTTPError, TimeoutError, WorkerBroke) as error:
             self._missed(1, str(error) or type(error).__name__)
         else:
             self._polls += 1
@@ -96,12 +121,13 @@ class Probe:
         if dialect is not self._dialect:
             self._dialect = dialect
             self._load_path = next(iter(dialect.load_readers), None)
+            self._cache_path = dialect.cache_path
         return read_models(body)
 
     async def _serves(self, client: httpx.AsyncClient, models: frozenset[str]) -> None:
         """A worker joins by its list of models once it is healthy; a new list is told like a new worker."""
         if models != self._backend.models or not self._backend.healthy:
-            reorders = await self._read_order(client)
+            reorders, batch = await self._read_arguments(client)
             if not self._backend.healthy:
                 log.info("worker %s is up and serves %s", self._backend.id, ", ".join(sorted(models)))
                 if reorders:
@@ -111,17 +137,24 @@ class Probe:
                         self._backend.id,
                     )
             self._backend.models, self._backend.healthy = models, True
-            self._feed(WorkerJoined(Worker(self._backend.id, models, reorders=reorders)))
+            engine = "" if self._dialect is None else self._dialect.name
+            self._feed(
+                WorkerJoined(Worker(self._backend.id, models, reorders=reorders, engine=engine, batch_tokens=batch))
+            )
 
-    async def _read_order(self, client: httpx.AsyncClient) -> bool:
-        """Whether the engine serves in another order than that of arrival; one that does not tell is taken not to."""
+    async def _read_arguments(self, client: httpx.AsyncClient) -> tuple[bool, int | None]:
+        """Whether the engine serves in another order than that of arrival, and what it computes in a step.
+
+        One that does not tell is taken to serve in order.
+        """
         if self._dialect is None or self._dialect.arguments_path is None:
-            return False
+            return False, None
         try:
-            return reorders(await self._get(client, self._dialect.arguments_path))
-        except (httpx.HTTPError, WorkerBroke) as error:
+            body = await self._get(client, self._dialect.arguments_path)
+            return reorders(body), batch_tokens(body)
+        except (httpx.HTTPError, TimeoutError, WorkerBroke) as error:
             log.debug("%s: %s", self._backend.id, error)
-            return False
+            return False, None
 
     async def _read_health(self, client: httpx.AsyncClient) -> None:
         if self._dialect is not None and self._dialect.health_path != MODELS_PATH:
@@ -129,25 +162,74 @@ class Probe:
 
     async def _read_load(self, client: httpx.AsyncClient) -> None:
         """Whether it is alive is another question: an engine may be told to keep no metrics."""
-        if self._dialect is None or self._load_path is None:
+        dialect, path = self._dialect, self._load_path
+        if dialect is None or path is None:
             return
         try:
-            body = await self._get(client, self._load_path)
-            self._tell(self._dialect.load_readers[self._load_path](body))
+            body = await self._get(client, path)
+            load = dialect.load_readers[path](body)
+            page = body if path == self._cache_path else None
+            self._tell(load, await self._read_cache(client, dialect, page))
         except httpx.HTTPStatusError as error:
             if error.response.status_code == httpx.codes.NOT_FOUND:
-                paths = [*self._dialect.load_readers, None]
-                self._load_path = paths[paths.index(self._load_path) + 1]
-        except (httpx.HTTPError, WorkerBroke) as error:
-            log.debug("%s: %s", self._backend.id, error)
+                paths = [*dialect.load_readers, None]
+                self._load_path = paths[paths.index(path) + 1]
+            else:
+                self._complain(error)
+        except (httpx.HTTPError, TimeoutError, WorkerBroke) as error:
+            self._complain(error)
 
-    def _tell(self, load: Load) -> None:
-        self._feed(WorkerReported(self._backend.id, load.running, load.waiting, load.kv_tokens))
+    async def _read_cache(self, client: httpx.AsyncClient, dialect: Dialect, page: bytes | None) -> CacheReport | None:
+        """What it tells about its cache, on the page with its load or on another; None where it does not."""
+        if self._cache_path is None:
+            return None
+        try:
+            return dialect.read_cache(await self._get(client, self._cache_path) if page is None else page)
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code == httpx.codes.NOT_FOUND:
+                self._cache_path = None
+            else:
+                self._complain(error)
+        except (httpx.HTTPError, TimeoutError, WorkerBroke) as error:
+            self._complain(error)
+        return None
+
+    def _tell(self, load: Load, cache: CacheReport | None) -> None:
+        self._feed(WorkerReported(self._backend.id, load.running, load.waiting, load.kv_tokens, cache))
+
+    def _complain(self, error: Exception) -> None:
+        """Its metrics are of no use this time; it is served on."""
+        self.unread += 1
+        if time.monotonic() >= self._complained + COMPLAIN_EVERY:
+            self._complained = time.monotonic()
+            reason = str(error) or type(error).__name__
+            log.warning("worker %s: metrics ignored, %d times so far: %s", self._backend.id, self.unread, reason)
+
+    async def flush(self, client: httpx.AsyncClient) -> None:
+        """See `Monitor.flush`."""
+        path = None if self._dialect is None else self._dialect.flush_path
+        if path is None:
+            raise WorkerBroke(f"Worker {self._backend.id} cannot empty its cache.")
+        try:
+            response = await client.post(self._backend.url + path, headers=self._backend.authorization)
+        except httpx.HTTPError as error:
+            raise WorkerBroke(f"Worker {self._backend.id} did not answer: {error}") from error
+        if response.is_error or b'"success":false' in response.content.replace(b" ", b""):
+            raise WorkerBroke(f"Worker {self._backend.id} did not empty its cache ({response.status_code}).")
+        self._feed(Evicted(self._backend.id))
 
     async def _get(self, client: httpx.AsyncClient, path: str) -> bytes:
-        response = await client.get(self._backend.url + path, headers=self._backend.authorization)
-        response.raise_for_status()
-        return response.content
+        """The body of an answer, of bounded size and time."""
+        blocks, size = [], 0
+        url, headers = self._backend.url + path, self._backend.authorization
+        async with asyncio.timeout(ANSWER_SECONDS), client.stream("GET", url, headers=headers) as response:
+            response.raise_for_status()
+            async for block in response.aiter_bytes():
+                blocks.append(block)
+                size += len(block)
+                if size > MOST_BYTES:
+                    raise WorkerBroke(f"{path} is longer than {MOST_BYTES} bytes.")
+        return b"".join(blocks)
 
     def _missed(self, polls: int, why: str) -> None:
         if not self._polls and not self._unanswered:

@@ -1,6 +1,7 @@
 import pytest
 
-from router.engines import GENERIC, SGLANG, VLLM, Dialect, Load, read_models, recognise, reorders
+from router.core.model import CacheReport
+from router.engines import GENERIC, SGLANG, VLLM, Dialect, Load, batch_tokens, read_models, recognise, reorders
 from router.errors import WorkerBroke
 
 VLLM_METRICS = b"""\
@@ -131,3 +132,59 @@ def test_an_engine_that_reorders_is_recognised(policy: str) -> None:
     assert not reorders(b'{"schedule_policy":"fcfs"}')
     with pytest.raises(WorkerBroke):
         reorders(b"[]")
+
+
+VLLM_CACHE = b"""\
+vllm:cache_config_info{block_size="32",engine="0",num_gpu_blocks="600"} 1.0
+vllm:prompt_tokens_total{engine="0"} 1000.0
+vllm:prompt_tokens_total{engine="1"} 500.0
+vllm:prompt_tokens_created{engine="0"} 1.5e+09
+vllm:prefix_cache_hits_total{engine="0"} 300.0
+vllm:kv_block_idle_before_evict_seconds_bucket{engine="0",le="+Inf"} 4.0
+vllm:kv_block_idle_before_evict_seconds_sum{engine="0"} 50.5
+vllm:kv_block_idle_before_evict_seconds_count{engine="0"} 4.0
+vllm:engine_sleep_state{engine="0",sleep_state="awake"} 0.0
+vllm:engine_sleep_state{engine="0",sleep_state="weights_offloaded"} 1.0
+"""
+SGLANG_CACHE = b"""\
+sglang:page_size{dp_rank="0",tp_rank="0"} 16.0
+sglang:prompt_tokens_total{model_name="m"} 1000.0
+sglang:cached_tokens_total{cache_source="device",model_name="m"} 300.0
+sglang:evicted_tokens_total{dp_rank="0",priority="",tp_rank="0"} 64.0
+sglang:evicted_tokens_total{dp_rank="0",priority="",tp_rank="1"} 64.0
+sglang:evicted_tokens_total{dp_rank="1",priority="",tp_rank="0"} 16.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("dialect", "body", "report"),
+    [
+        (VLLM, VLLM_CACHE, CacheReport(32, 1.5e9, 1500.0, 300.0, None, 50.5, 4.0, asleep=True)),
+        (SGLANG, SGLANG_CACHE, CacheReport(16, None, 1000.0, 300.0, 80.0)),
+        (VLLM, b"", CacheReport()),
+        (SGLANG, b"", CacheReport()),
+    ],
+)
+def test_what_an_engine_tells_of_its_cache(dialect: Dialect, body: bytes, report: CacheReport) -> None:
+    """Each tells other things, and may tell none of them."""
+    assert dialect.read_cache(body) == report
+
+
+def test_a_number_that_was_cut_off_is_not_taken_for_a_smaller_one() -> None:
+    """A counter that seems to fall would mean that the engine started anew."""
+    assert VLLM.read_cache(b"vllm:prompt_tokens_total 123\nvllm:prefix_cache_hits_total 4").hit_tokens is None
+
+
+@pytest.mark.parametrize("value", [b"NaN", b"+Inf", b"-1.0", b"many", b""])
+def test_a_count_that_is_none_is_refused(value: bytes) -> None:
+    """Whatever stands there, no such number reaches the mirror."""
+    with pytest.raises(WorkerBroke):
+        VLLM.read_cache(b"vllm:prompt_tokens_total " + value + b"\n")
+
+
+@pytest.mark.parametrize(
+    ("size", "tokens"), [(b"8192", 8192), (b"-1", None), (b"null", None), (b'"8192"', None), (b"true", None)]
+)
+def test_the_size_of_a_batch_is_read_where_there_is_one(size: bytes, tokens: int | None) -> None:
+    """SGLang's -1 means that it has no limit."""
+    assert batch_tokens(b'{"chunked_prefill_size": ' + size + b"}") == tokens

@@ -10,9 +10,10 @@ import httpx
 import pytest
 from scripted_engine import VLLM_METRICS, ScriptedEngine, scripted_engine
 
-from router.core.model import Event, WorkerId, WorkerJoined, WorkerLeft, WorkerReported
+from router.core.model import CacheReport, Event, Evicted, WorkerId, WorkerJoined, WorkerLeft, WorkerReported
+from router.errors import WorkerBroke
 from router.fleet import Backend, Fleet
-from router.monitor import MODELS_EVERY, PATIENCE, Monitor, Probe
+from router.monitor import MODELS_EVERY, MOST_BYTES, PATIENCE, Monitor, Probe
 
 
 @dataclass
@@ -52,7 +53,7 @@ async def test_a_worker_joins_with_its_models_and_reports_its_load() -> None:
         joined, reported = await watch.told()
         assert isinstance(joined, WorkerJoined)
         assert joined.worker.models == {"m", "adapter"}
-        assert reported == WorkerReported(WorkerId("w"), 0, 0, kv_tokens=100_000)
+        assert reported == WorkerReported(WorkerId("w"), 0, 0, kv_tokens=100_000, cache=CacheReport(block_tokens=16))
         assert watch.backend.healthy
         assert await watch.kinds() == ["WorkerReported"]
 
@@ -180,3 +181,62 @@ async def test_a_poll_that_fails_inside_the_router_is_not_the_last(caplog: pytes
     ):
         await again.wait()
     assert "a poll failed" in caplog.text
+
+
+CACHE_METRICS = b"""\
+vllm:prompt_tokens_total{engine="0"} 500.0
+vllm:prompt_tokens_created{engine="0"} 1.5e+09
+vllm:prefix_cache_hits_total{engine="0"} 100.0
+vllm:engine_sleep_state{engine="0",sleep_state="awake"} 1.0
+vllm:engine_sleep_state{engine="0",sleep_state="discard_all"} 0.0
+"""
+
+
+async def test_a_worker_tells_what_its_metrics_say_of_its_cache() -> None:
+    """On the page with its load, which is read once."""
+    async with watched() as watch:
+        watch.engine.polled["/metrics"] = (200, VLLM_METRICS + CACHE_METRICS)
+        _, reported = await watch.told()
+        assert isinstance(reported, WorkerReported)
+        assert reported.cache == CacheReport(16, 1.5e9, 500.0, 100.0)
+        assert [call.path for call in watch.engine.polls].count("/metrics") == 1
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        (500, b"out of memory"),
+        (200, b"<html>Bad Gateway</html>"),
+        (200, VLLM_METRICS + b"vllm:prompt_tokens_total NaN\n"),
+        (200, b"#" * (MOST_BYTES + 1)),
+    ],
+    ids=["error", "garbage", "no number", "endless"],
+)
+async def test_metrics_that_are_of_no_use_are_counted_and_the_worker_is_served_on(
+    page: tuple[int, bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    """One line a minute says so, however often it happens."""
+    async with watched() as watch:
+        await watch.told()
+        watch.engine.polled["/metrics"] = page
+        told = await watch.told(5)
+        assert all(isinstance(event, WorkerReported) and event.cache is None for event in told)
+        assert watch.backend.healthy
+        assert watch.probe.unread == 5
+        assert len([record for record in caplog.records if "metrics ignored" in record.message]) == 1
+
+
+async def test_a_worker_that_emptied_its_cache_when_told_is_believed_empty() -> None:
+    """One that refused, or does not know how to, is not."""
+    async with watched() as watch:
+        await watch.told()
+        watch.engine.polled["/reset_prefix_cache"] = (200, b'{"success": false}')
+        with pytest.raises(WorkerBroke, match="did not empty"):
+            await watch.probe.flush(watch.client)
+        watch.engine.polled["/reset_prefix_cache"] = (404, b"")
+        with pytest.raises(WorkerBroke, match="did not empty"):
+            await watch.probe.flush(watch.client)
+        assert not watch.events
+        watch.engine.polled["/reset_prefix_cache"] = (200, b'{"success": true}')
+        await watch.probe.flush(watch.client)
+        assert watch.events == [Evicted(WorkerId("w"))]

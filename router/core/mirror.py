@@ -28,6 +28,7 @@ from router.core.model import CacheReport, Request, RequestId, Usage, Worker, Wo
 from router.core.prefix_tree import PrefixTree, Step
 from router.core.prompt_key import HASH_BYTES, PromptKey
 from router.core.radix_node import Holding
+from router.core.same_batch import NextBatch
 
 HITS_REMEMBERED: Final = 32
 """The oldest of so many hits says what was still cached lately."""
@@ -72,6 +73,8 @@ class CacheState:
         """That was served last; adapters are of one base."""
         self.own = 0.0
         """What its running requests hold beside their prompts, in tokens."""
+        self.batch = NextBatch()
+        self.batch_tokens: int | None = None
         self.calibration = Calibration()
         self.evictions: Counter[str] = Counter()
         """Tokens, by what made them believed gone."""
@@ -118,6 +121,7 @@ class Mirror:
         """A worker is there, or its facts are new."""
         state = self.cache(worker.id)
         state.rules = rules_of(worker.engine)
+        state.batch_tokens = worker.batch_tokens
         if state.report is None or state.report.block_tokens is None:
             state.block = state.rules.block_tokens
         if worker.kv_tokens is not None:
@@ -135,10 +139,21 @@ class Mirror:
         """Tokens that the engine finds of a prompt of which it holds so many chunks: full blocks, never all."""
         return whole_blocks(self._estimates.cached_tokens(model, prompt, chunks), self.cache(worker).block)
 
-    def dispatched(self, request: Request, worker: WorkerId, now: float, predicted: int, prompt_tokens: int) -> None:
-        """A request goes to a worker; `predicted` of its `prompt_tokens` should be there."""
+    def discount(self, worker: WorkerId, tokens: int) -> int:
+        """What a match is to be taken for, while matches there prove to be wrong."""
+        share = self.cache(worker).calibration.discount
+        return tokens if share == 1.0 else int(tokens * share)
+
+    def dispatched(
+        self, request: Request, worker: WorkerId, now: float, matched: int, prompt_tokens: int, turn: float
+    ) -> int:
+        """A request goes to a worker that holds `matched` of its `prompt_tokens`; returns what will be found of them.
+
+        `turn`: when the worker is expected to begin with it.
+        """
         state = self.cache(worker)
         state.model = request.model
+        predicted = self._computed_by_then(request, worker, now, matched, turn)
         state.predicted += predicted
         state.prompts += prompt_tokens
         holding = self._tree.holding(worker)
@@ -150,6 +165,11 @@ class Mirror:
             chunks += len(prompt.hashes) // HASH_BYTES
         self._grow(run, state)
         self._keep_within(worker, state)
+        return min(matched, predicted)
+
+    def started(self, request: RequestId) -> None:
+        """Its first token is there."""
+        self.cache(self._runs[request].worker).batch.started(request)
 
     def progressed(self, request: RequestId, output: int) -> None:
         """A request has so many output tokens by now."""
@@ -166,6 +186,7 @@ class Mirror:
         """A request is over; `computed`: at least in part, and not turned away."""
         run = self._runs.pop(request)
         state = self.cache(run.worker)
+        state.batch.ended(request)
         state.own -= run.own
         here = self._tree.holding(run.worker) is run.holding
         if usage is not None:
@@ -214,6 +235,17 @@ class Mirror:
         """A worker is gone, and nothing runs there."""
         self._tree.drop(worker)
         self._caches.pop(worker, None)
+
+    def _computed_by_then(self, request: Request, worker: WorkerId, now: float, matched: int, turn: float) -> int:
+        """What of a match does not stand at the worker's door like the request itself."""
+        state = self.cache(worker)
+        if not state.rules.found_when_computed or len(request.prompts) != 1:
+            return matched
+        (prompt,) = request.prompts
+        held = self._tree.match(prompt.hashes).get(worker, 0)
+        state.batch.chunks = int((state.batch_tokens or 0) / self._estimates.tokens_per_chunk(request.model))
+        found = state.batch.add(request.id, prompt.hashes, held, now, turn)
+        return matched if found == held else min(matched, self.worth(request.model, prompt, found, worker))
 
     def _grow(self, run: Run, state: CacheState) -> bool:
         """Account for what a request holds beside what the tree knows; whether that is more than before."""

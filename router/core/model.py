@@ -49,6 +49,8 @@ class Worker:
     """Whether its engine does not serve in order of arrival, but by longest match."""
     engine: str = ""
     """The kind of engine, as `cache_rules` knows it; empty where that is not known."""
+    batch_tokens: int | None = None
+    """The most new tokens of prompts that it computes in one step; None where it does not tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +271,7 @@ class Refusal(StrEnum):
     EXPIRED = "rejected-ttl-expired"
     NO_WORKER = "rejected-no-endpoints"
     NO_RETRY = "rejected-no-retry"
-    """It failed, and as often as it may, or too many do."""
+    """It failed, and at every worker or as often as it may, or too many do."""
 
 
 @dataclass(frozen=True, slots=True)

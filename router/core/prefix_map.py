@@ -165,7 +165,8 @@ class PrefixMap:
         for prompt in request.prompts:
             for worker, chunks in tree.match(prompt.hashes).items():
                 found[worker] = found.get(worker, 0) + worth(request.model, prompt, chunks, worker)
-        return {worker: tokens for worker, tokens in found.items() if tokens >= self._minimum}
+        discount = self.mirror.discount
+        return {worker: discount(worker, tokens) for worker, tokens in found.items() if tokens >= self._minimum}
 
     def insert(self, model: str, prompts: Iterable[PromptKey], worker: WorkerId, now: float) -> None:
         """Believe that the worker holds these prompts now, though nothing was sent there."""

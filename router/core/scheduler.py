@@ -234,8 +234,9 @@ class Scheduler:
         request, worker = choice.request, choice.worker
         size = self.prefixes.input_tokens(request)
         match = self.prefixes.match(request)
-        cached = match.get(worker, 0)
         expected = self.estimates.expected_output(request)
+        turn = self.cluster[worker].turn_of_next(now)
+        cached = self.mirror.dispatched(request, worker, now, match.get(worker, 0), size, turn)
         live = self._live[request.id]
         live.state, live.worker = State.IN_FLIGHT, worker
         charge = self.accounts.open(request, worker, size, cached)
@@ -253,7 +254,6 @@ class Scheduler:
         state.add(request.id, size - cached, expected, now, streamed=request.streamed)
         self.fairness.dispatched(request, worker, live.outstanding, now - live.arrived)
         self.policy.charged(charge)
-        self.mirror.dispatched(request, worker, now, cached, size)
         self._tell_changes()
         self.blocks.expect(request, worker)
         self._out.append(Dispatch(request.id, worker, cached, choice.why, decision))
@@ -263,6 +263,8 @@ class Scheduler:
         if live is not None and live.worker is not None and live.state is State.IN_FLIGHT:
             live.state = State.STARTED
             self.cluster[live.worker].start(request, now, seen=seen)
+            if seen:
+                self.mirror.started(request)
             self.policy.started(live.request, live.worker)
             served = self.settings.cost(self.accounts.start(request))
             self.cluster[live.worker].serve(request, served, 0)

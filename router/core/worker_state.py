@@ -56,6 +56,12 @@ class WorkerState:
         """The requests in flight."""
         return self._flights.requests
 
+    def turn_of_next(self, now: float) -> float:
+        """When the engine is expected to begin with a request that is sent now."""
+        if self._flights.unstarted:
+            return now + self.pace.prefill_seconds(self._flights.unstarted_tokens)
+        return now + self.pace.step_seconds if self._flights else now
+
     def admits(self, uncached_tokens: int) -> bool:
         """Whether a request with that much uncached input may go now."""
         return self._open and self.window.admits(self.load, uncached_tokens)
