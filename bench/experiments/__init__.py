@@ -25,6 +25,7 @@ from bench.experiments.fig9 import Figure9
 from bench.experiments.fig10 import Figure10
 from bench.experiments.fig11 import Figure11
 from bench.experiments.fig12 import Figure12
+from bench.experiments.policies import PolicyTable
 from bench.experiments.preble import PrebleLatency
 from bench.experiments.preble_ablation import PrebleAblation
 from bench.experiments.runner import run as run_cells
@@ -50,6 +51,7 @@ EXPERIMENTS: Final[Mapping[str, Experiment]] = {
     "preble-ablation": PrebleAblation(),
     "window": WindowSize(),
     "unmodified": Unmodified(),
+    "policies": PolicyTable(),
     "saturation": Saturation(),
 }
 """By name; a new one is a file and a line here. Beside these there is `fig4`, which measures instead of simulating."""

@@ -13,6 +13,7 @@ from bench.traffic import Rated, Workload
 from bench.workloads.combined import Misbehaving
 from bench.workloads.dlpm import ARENA_CHAT, JUDGE, QA, TREES
 from bench.workloads.pace import Pace
+from bench.workloads.preble import EMBODIED, LOOGLE, PROGRAMMING, TOOLBENCH, VIDEO
 from bench.workloads.shared_prefix import SharedPrefix
 from bench.workloads.vtc import Suite, steady
 from router.core.policies.d2lpm import D2lpmParameters
@@ -67,6 +68,28 @@ CONTENDERS: Final[Mapping[str, Contender]] = {
     "vtc": Contender("vtc"),
 }
 """The policies of the main comparison (figure 7); all else is at its default."""
+ALL: Final[Mapping[str, Contender]] = {
+    **CONTENDERS,
+    **{
+        name: Contender(name)
+        for name in (
+            "vtc_predict",
+            "vtc_oracle",
+            "lcf",
+            "rpm",
+            "rr+dlpm",
+            "cache_aware",
+            "consistent_hash",
+            "least_requests",
+            "two_choices",
+            "random",
+            "round_robin",
+            "pooled_fcfs",
+        )
+    },
+}
+"""And the rest of them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -88,6 +111,11 @@ SATURATING: Final[Mapping[str, tuple[Pace, int]]] = {
     "judge of 16": (replace(JUDGE, dimensions=16), 16),
     "qa": (QA, 24),
     "qa x2": (replace(QA, prefix_times=2.0), 24),
+    "tool": (TOOLBENCH, 128),
+    "program": (PROGRAMMING, 128),
+    "video": (VIDEO, 48),
+    "document": (LOOGLE, 24),
+    "task": (EMBODIED, 32),
 }
 """Each kind of session, and how many of it saturate a worker: twice as many do no more of it."""
 SATURATION_SPAN: Final = Span(90.0, 30.0)
@@ -103,6 +131,12 @@ ON_A100: Final[Mapping[str, float]] = {
     "judge of 16": 2.81,
     "qa": 0.085,
     "qa x2": 0.667,
+    "chat": 0.017,
+    "tool": 0.037,
+    "program": 0.097,
+    "video": 0.496,
+    "document": 0.6,
+    "task": 0.542,
 }
 ON_A10G: Final[Mapping[str, float]] = {
     "chat": 0.033,
@@ -123,6 +157,24 @@ FIG7_SESSIONS: Final[Mapping[str, tuple[str, str]]] = {
     "qa-s2": ("qa x2", "qa"),
 }
 """What the misbehaving client asks for, and what the others do."""
+FIG7_SPAN: Final = Span(30.0, 10.0)
+
+# Every policy on every workload, and what changes with each parameter.
+PLAIN_SESSIONS: Final[Mapping[str, str]] = {
+    "tot": "tree",
+    "judge": "judge",
+    "qa": "qa",
+    "arena-chat": "chat",
+    "toolbench": "tool",
+    "toolbench-zipf": "tool",
+    "programming": "program",
+    "video": "video",
+    "loogle": "document",
+    "embodied": "task",
+}
+"""Workloads of equal clients, and what these ask for: two of the DLPM paper's, eight of the Preble paper's."""
+POLICIES_WORKERS: Final = 4
+POLICIES_SPAN: Final = Span(24.0, 8.0)
 
 # Figures 1 and 8 to 12, all on A10G_3B. The paper says neither their loads nor how long they ran, nor which workload
 # figures 1, 10 and 11 show: trees of thoughts here, as in figure 9, which its text sets beside figure 10.
@@ -140,41 +192,40 @@ ONE_WORKER: Final[Mapping[str, Contender]] = {
 
 FIG1_RATE: Final = BACKLOG * 3 / (2 * ON_A10G["tree"] + ON_A10G["long tree"])
 """Trees a second of three clients, one of them with long questions: where all are alike, nothing would be unfair."""
-FIG1_QUANTA: Final = (2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000)
+FIG1_QUANTA: Final = (2_000, 5_000, 20_000, 50_000, 200_000)
 FIG1_QUICK_QUANTA: Final = (2_000, 20_000, 200_000)
-FIG1_SPAN, FIG1_QUICK_SPAN = Span(180.0, 45.0), Span(90.0, 30.0)
+FIG1_SPAN: Final = Span(90.0, 30.0)
 
 FIG8_RATE: Final = OVERLOAD * 2 / ON_A10G["chat"]
 """Conversations a second while two clients misbehave; 0.92 of what the two workers can do when one has reformed."""
-FIG8_SPAN, FIG8_QUICK_SPAN = Span(200.0), Span(60.0)
+FIG8_SPAN: Final = Span(60.0)
 """Half of it before the one client reforms."""
 FIG8_CONTENDERS: Final = {name: CONTENDERS[name] for name in ("d2lpm", "dlpm_home", "rr+lpm", "vtc")}
 
 FIG9_RATE: Final = OVERLOAD * 4 * 3 / (2 * ON_A10G["tree of 3"] + ON_A10G["long tree of 3"])
 """Trees a second of all three clients; figure 10 has the same."""
-FIG9_TREES, FIG9_QUICK_TREES = 28, 8
-"""Of each client: they come within 100 seconds, or within 29."""
-FIG9_SPAN, FIG9_QUICK_SPAN = Span(2000.0), Span(800.0)
+FIG9_TREES: Final = 8
+"""Of each client: they come within 29 seconds."""
+FIG9_SPAN: Final = Span(800.0)
 """Several times what the trees take without a cache; when all have ended, nothing more happens."""
 
 FIG10_RATE: Final = OVERLOAD * 4 / ON_A10G["tree of 3"]
 """Trees a second where nobody misbehaves."""
-FIG10_QUANTA: Final = (2_000, 5_000, 10_000, 20_000, 40_000, 100_000, 200_000)
-FIG10_QUICK_QUANTA: Final = (2_000, 20_000, 200_000)
-FIG10_SPAN, FIG10_QUICK_SPAN = Span(80.0, 20.0), Span(40.0, 10.0)
+FIG10_QUANTA: Final = (2_000, 20_000, 200_000)
+FIG10_SPAN: Final = Span(40.0, 10.0)
 
 FIG11_RATE: Final = BACKLOG / ON_A10G["tree"]
 """Trees a second of all clients together, however many they are."""
-FIG11_CLIENTS, FIG11_QUICK_CLIENTS = (5, 10, 20, 30, 40, 50), (5, 20, 50)
-FIG11_SPAN, FIG11_QUICK_SPAN = Span(180.0, 45.0), Span(60.0, 20.0)
+FIG11_CLIENTS: Final = (5, 20, 50)
+FIG11_SPAN: Final = Span(60.0, 20.0)
 
 FIG12_CHAT_RATE: Final = 0.4 / ON_A10G["chat"]
 """Conversations a second of both clients: each asks for 0.2 of the worker, less than its share of a quarter ..."""
 FIG12_TREE_RATE, FIG12_JUDGE_RATE = 0.55 / ON_A10G["tree"], 0.55 / ON_A10G["judge"]
 """... and the two with programs ask for more than twice theirs each."""
-FIG12_ARRIVING, FIG12_QUICK_ARRIVING = 120.0, 30.0
+FIG12_ARRIVING, FIG12_QUICK_ARRIVING = 60.0, 30.0
 """Seconds in which sessions come; then what is there is run to its end."""
-FIG12_SPAN, FIG12_QUICK_SPAN = Span(1200.0), Span(300.0)
+FIG12_SPAN: Final = Span(600.0)
 """Several times as long."""
 
 PATIENT: Final = SchedulerSettings(waiting=WaitingLimits(requests=100_000, time_to_live=1e9))
@@ -184,8 +235,8 @@ PATIENT: Final = SchedulerSettings(waiting=WaitingLimits(requests=100_000, time_
 A10G: Final = WorkerSpec(hardware="a10g-llama-7b", kv_tokens=10_000)
 """As in its sections 5.2 and 5.3: Llama 2 7B, and a pool of 10,000 tokens. By the profile of its artifact it ends 1.6
 calls of 256 tokens in and out a second, so that all of its suites that are called overloads are."""
-VTC_SECONDS, VTC_SHIFT_SECONDS, VTC_QUICK_SECONDS = 600.0, 900.0, 300.0
-"""Its ten minutes; the three phases of figure 10 take fifteen."""
+VTC_SECONDS, VTC_LONG_SECONDS, VTC_SHIFT_SECONDS = 300.0, 600.0, 900.0
+"""Half of its ten minutes, all of them for the 27 clients; the three phases of figure 10 take fifteen."""
 VTC_WARMUP: Final = 30.0
 VTC_POLICIES: Final[Mapping[str, Contender]] = {
     "fcfs": Contender("pooled_fcfs"),
@@ -229,8 +280,7 @@ PREBLE_RATES: Final[Mapping[str, tuple[float, ...]]] = {
 """Calls a second on two A6000: the ends and the middle of the ranges of its runs."""
 CALLS_PER_TASK: Final = 48.0
 """Of an embodied agent: its sessions come so many times more seldom."""
-PREBLE_SECONDS, PREBLE_WARMUP = 240.0, 60.0
-PREBLE_QUICK_SECONDS, PREBLE_QUICK_WARMUP = 120.0, 40.0
+PREBLE_SPAN: Final = Span(100.0, 30.0)
 PREBLE_POLICIES: Final[Mapping[str, Contender]] = {
     "rr+lpm": Contender("rr+lpm"),
     "preble": Contender("preble"),
@@ -279,7 +329,7 @@ WINDOW_REQUESTS: Final = (8, 16, 32, 64, 128, 256)
 """From too few for the engine to six times as many as it can run."""
 WINDOW_QUICK_REQUESTS: Final = (16, 256)
 UNLIMITED_TOKENS: Final = 10**9
-FAIR_SECONDS, FAIR_QUICK_SECONDS, FAIR_WARMUP = 300.0, 150.0, 30.0
+FAIR_SPAN: Final = Span(150.0, 30.0)
 UNMODIFIED_WORKERS: Final = 2
 
 

@@ -76,6 +76,10 @@ class Experiment(ABC):
     def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:
         """What is read from one simulation."""
 
+    def digest(self, rows: Sequence[Row]) -> Sequence[str]:  # noqa: ARG002
+        """Lines of Markdown that say it shorter than the table; none for most."""
+        return []
+
     @abstractmethod
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
         """Plot it."""

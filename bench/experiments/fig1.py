@@ -8,7 +8,6 @@ from bench.experiments.conditions import (
     A10G_3B,
     FIG1_QUANTA,
     FIG1_QUICK_QUANTA,
-    FIG1_QUICK_SPAN,
     FIG1_RATE,
     FIG1_SPAN,
     ONE_WORKER,
@@ -43,7 +42,7 @@ class Figure1(Experiment):
 
     def cells(self, *, quick: bool) -> Sequence[Cell]:
         """See `Experiment`."""
-        span = FIG1_QUICK_SPAN if quick else FIG1_SPAN
+        span = FIG1_SPAN
         dlpm = [
             self._cell("dlpm", Contender("rr+dlpm", DlpmParameters(quantum=quantum)), f"{quantum}", span)
             for quantum in (FIG1_QUICK_QUANTA if quick else FIG1_QUANTA)

@@ -9,8 +9,6 @@ from bench.experiments.conditions import (
     CONTENDERS,
     FIG9_RATE,
     FIG10_QUANTA,
-    FIG10_QUICK_QUANTA,
-    FIG10_QUICK_SPAN,
     FIG10_RATE,
     FIG10_SPAN,
     PRINTED,
@@ -60,17 +58,16 @@ class Figure10(Experiment):
     )
     decimals: ClassVar[Mapping[str, int]] = {"service/s": 0, "Jain": 3, "Jain as seen": 3, "hit rate": 3}
 
-    def cells(self, *, quick: bool) -> Sequence[Cell]:
+    def cells(self, *, quick: bool) -> Sequence[Cell]:  # noqa: ARG002 - quick means one seed, and no more
         """See `Experiment`."""
-        span = FIG10_QUICK_SPAN if quick else FIG10_SPAN
-        quanta = FIG10_QUICK_QUANTA if quick else FIG10_QUANTA
+        span = FIG10_SPAN
         return [
             cell
             for workload in WORKLOADS
             for cell in [
                 *(
                     self._cell(workload, name, contender, f"{quantum}", span)
-                    for quantum in quanta
+                    for quantum in FIG10_QUANTA
                     for name, contender in swept(quantum).items()
                 ),
                 *(self._cell(workload, name, CONTENDERS[name], "-", span) for name in LEVELS),

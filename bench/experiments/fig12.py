@@ -10,7 +10,6 @@ from bench.experiments.conditions import (
     FIG12_CHAT_RATE,
     FIG12_JUDGE_RATE,
     FIG12_QUICK_ARRIVING,
-    FIG12_QUICK_SPAN,
     FIG12_SPAN,
     FIG12_TREE_RATE,
     ONE_WORKER,
@@ -70,7 +69,7 @@ class Figure12(Experiment):
 
     def cells(self, *, quick: bool) -> Sequence[Cell]:
         """See `Experiment`."""
-        span, arriving = (FIG12_QUICK_SPAN, FIG12_QUICK_ARRIVING) if quick else (FIG12_SPAN, FIG12_ARRIVING)
+        span, arriving = FIG12_SPAN, FIG12_QUICK_ARRIVING if quick else FIG12_ARRIVING
         return [
             Cell(
                 (("policy", name),),

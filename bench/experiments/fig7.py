@@ -4,17 +4,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from bench.experiments.conditions import A100, CONTENDERS, FIG7_SESSIONS, ON_A100, OVERLOAD, fleet
+from bench.experiments.conditions import A100, CONTENDERS, FIG7_SESSIONS, FIG7_SPAN, fleet
 from bench.experiments.experiment import Cell, Experiment, Row, Value
+from bench.experiments.loads import loaded
 from bench.experiments.measures import light_records, service_seen
 from bench.experiments.plots import draw_legend, draw_policies
 from bench.programs import summarise_programs
 from bench.records import Result
 from bench.scenario import Scenario
 from bench.summary import Summary
-from bench.traffic import Workload
-from bench.workloads.combined import Combined
-from bench.workloads.dlpm import DLPM
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,19 +20,6 @@ if TYPE_CHECKING:
 WORKLOADS: Final = tuple(FIG7_SESSIONS)
 WORKERS: Final = (1, 2, 4, 8)
 QUICK_WORKERS: Final = (1, 4)
-SECONDS, WARMUP = 300.0, 60.0
-QUICK_SECONDS, QUICK_WARMUP = 40.0, 10.0
-
-
-def loaded(name: str, workers: int) -> Workload:
-    """A workload of the DLPM paper at the rate that asks OVERLOAD of so many workers; its clients' shares stay."""
-    workload = DLPM[name]
-    assert isinstance(workload, Combined)
-    heavy, light = (ON_A100[session] for session in FIG7_SESSIONS[name])
-    parts = workload.parts
-    own = sum(part.rate for part in parts.values())
-    seconds = parts["heavy"].rate * heavy + parts["light"].rate * light
-    return workload.at_rate(OVERLOAD * workers * own / seconds)
 
 
 @dataclass(frozen=True)
@@ -59,7 +44,6 @@ class Figure7(Experiment):
 
     def cells(self, *, quick: bool) -> Sequence[Cell]:
         """See `Experiment`."""
-        seconds, warmup = (QUICK_SECONDS, QUICK_WARMUP) if quick else (SECONDS, WARMUP)
         return [
             Cell(
                 (("workload", workload), ("workers", str(workers)), ("policy", name)),
@@ -67,8 +51,8 @@ class Figure7(Experiment):
                     contender.policy,
                     loaded(workload, workers),
                     fleet(A100, workers),
-                    seconds,
-                    warmup,
+                    FIG7_SPAN.seconds,
+                    FIG7_SPAN.warmup,
                     parameters=contender.parameters,
                 ),
             )

@@ -12,11 +12,8 @@ from bench.experiments.conditions import (
     CALLS_PER_TASK,
     PATIENT,
     PREBLE_POLICIES,
-    PREBLE_QUICK_SECONDS,
-    PREBLE_QUICK_WARMUP,
     PREBLE_RATES,
-    PREBLE_SECONDS,
-    PREBLE_WARMUP,
+    PREBLE_SPAN,
     PREBLE_WORKERS,
     Contender,
     fleet,
@@ -50,14 +47,14 @@ def figures(result: Result, summary: Summary) -> Mapping[str, Value]:
     }
 
 
-def scenario(contender: Contender, workload: Workload, workers: int, *, quick: bool) -> Scenario:
+def scenario(contender: Contender, workload: Workload, workers: int) -> Scenario:
     """So many A6000 under this load."""
     return Scenario(
         contender.policy,
         workload,
         fleet(A6000, workers),
-        PREBLE_QUICK_SECONDS if quick else PREBLE_SECONDS,
-        PREBLE_QUICK_WARMUP if quick else PREBLE_WARMUP,
+        PREBLE_SPAN.seconds,
+        PREBLE_SPAN.warmup,
         settings=PATIENT,
         parameters=contender.parameters,
     )
@@ -81,7 +78,7 @@ class PrebleLatency(TracedExperiment):
         cells = [
             Cell(
                 (("workload", workload), ("calls/s", f"{rate:g}"), ("policy", name)),
-                scenario(contender, at_calls(workload, rate), PREBLE_WORKERS, quick=quick),
+                scenario(contender, at_calls(workload, rate), PREBLE_WORKERS),
             )
             for workload, rates in PREBLE_RATES.items()
             for rate in (rates[-1:] if quick else rates)
@@ -93,7 +90,7 @@ class PrebleLatency(TracedExperiment):
         return cells + [
             Cell(
                 (("workload", "tools-and-videos"), ("calls/s", "Azure's"), ("policy", name)),
-                scenario(contender, mixed, AZURE_WORKERS, quick=quick),
+                scenario(contender, mixed, AZURE_WORKERS),
             )
             for name, contender in policies.items()
         ]

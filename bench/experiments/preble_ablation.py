@@ -27,11 +27,11 @@ class PrebleAblation(Experiment):
     )
     decimals: ClassVar[Mapping[str, int]] = DECIMALS
 
-    def cells(self, *, quick: bool) -> Sequence[Cell]:
+    def cells(self, *, quick: bool) -> Sequence[Cell]:  # noqa: ARG002 - quick means one seed, and no more
         """See `Experiment`."""
         workload = at_calls("toolbench-zipf", ABLATION_RATE)
         return [
-            Cell((("policy", name),), scenario(contender, workload, ABLATION_WORKERS, quick=quick))
+            Cell((("policy", name),), scenario(contender, workload, ABLATION_WORKERS))
             for name, contender in ABLATION.items()
         ]
 

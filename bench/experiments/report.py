@@ -36,6 +36,8 @@ def as_json(experiment: Experiment, rows: Sequence[Row], seeds: Sequence[int]) -
 def as_markdown(experiment: Experiment, rows: Sequence[Row], seeds: Sequence[int]) -> str:
     """The medians over the seeds."""
     lines = [f"# {experiment.title}", "", experiment.published, ""]
+    if digest := experiment.digest(rows):
+        lines += [*digest, ""]
     lines += table(experiment, rows)
     lines += ["", f"Medians over {len(seeds)} {'seeds' if len(seeds) > 1 else 'seed'}.", ""]
     return "\n".join(lines)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from bench.experiments.conditions import A10G_3B, A100, SATURATING, SATURATION_SPAN
+from bench.experiments.conditions import A10G_3B, A100, ON_A10G, ON_A100, SATURATING, SATURATION_SPAN
 from bench.experiments.experiment import Cell, Experiment, Row, Value
 from bench.records import Result
 from bench.scenario import Scenario
@@ -18,7 +18,8 @@ from bench.traffic import Outcome
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-HARDWARE = {"A10G, 3 B": A10G_3B, "A100": A100}
+HARDWARE = {"A10G, 3 B": (A10G_3B, ON_A10G), "A100": (A100, ON_A100)}
+"""And the sessions whose figures are held."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,9 @@ class Saturation(Experiment):
                     SATURATION_SPAN.warmup,
                 ),
             )
-            for hardware, worker in HARDWARE.items()
-            for name, (workload, open_sessions) in SATURATING.items()
+            for hardware, (worker, sessions) in HARDWARE.items()
+            for name in sessions
+            for workload, open_sessions in [SATURATING[name]]
         ]
 
     def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:

@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from bench.experiments.conditions import (
     BACKLOGGED,
-    FAIR_QUICK_SECONDS,
-    FAIR_SECONDS,
-    FAIR_WARMUP,
+    FAIR_SPAN,
     PATIENT,
     SGLANG_A10G,
     UNMODIFIED_WORKERS,
@@ -53,9 +51,8 @@ class Unmodified(Experiment):
         "hit rate": 3,
     }
 
-    def cells(self, *, quick: bool) -> Sequence[Cell]:
+    def cells(self, *, quick: bool) -> Sequence[Cell]:  # noqa: ARG002 - quick means one seed, and no more
         """See `Experiment`."""
-        seconds = FAIR_QUICK_SECONDS if quick else FAIR_SECONDS
         return [
             Cell(
                 (("engines", order), ("fairness by", name)),
@@ -63,8 +60,8 @@ class Unmodified(Experiment):
                     policy,
                     BACKLOGGED,
                     fleet(replace(SGLANG_A10G, order=order), UNMODIFIED_WORKERS),
-                    seconds,
-                    FAIR_WARMUP,
+                    FAIR_SPAN.seconds,
+                    FAIR_SPAN.warmup,
                     settings=replace(PATIENT, window=window),
                 ),
             )

@@ -13,8 +13,8 @@ from bench.experiments.conditions import (
     POOLS,
     VTC_FORESEEING,
     VTC_LIMITS,
+    VTC_LONG_SECONDS,
     VTC_POLICIES,
-    VTC_QUICK_SECONDS,
     VTC_SECONDS,
     VTC_SHIFT_SECONDS,
     VTC_WARMUP,
@@ -88,7 +88,7 @@ class VtcSuites(TracedExperiment):
             for name, (pool, suite) in POOLS.items()
         ]
         traced = [
-            _cell("arena", "figures 11 to 13", policy, contender, self.trace, A10G, VTC_SECONDS)
+            _cell("arena", "figures 11 to 13", policy, contender, self.trace, A10G, VTC_LONG_SECONDS)
             for policy, contender in _contenders("vtc-27").items()
             if self.trace is not None
         ]
@@ -140,8 +140,8 @@ def _contenders(suite: str) -> Mapping[str, Contender]:
 
 def _seconds(suite: str, quick: bool) -> float:
     if quick:
-        return VTC_QUICK_SECONDS
-    return VTC_SHIFT_SECONDS if suite == "vtc-shift" else VTC_SECONDS
+        return VTC_SECONDS
+    return {"vtc-shift": VTC_SHIFT_SECONDS, "vtc-27": VTC_LONG_SECONDS}.get(suite, VTC_SECONDS)
 
 
 def _cell(

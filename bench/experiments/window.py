@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from bench.experiments.conditions import (
     BACKLOGGED,
-    FAIR_QUICK_SECONDS,
-    FAIR_SECONDS,
-    FAIR_WARMUP,
+    FAIR_SPAN,
     PATIENT,
     SGLANG_A10G,
     UNLIMITED_TOKENS,
@@ -53,7 +51,6 @@ class WindowSize(Experiment):
 
     def cells(self, *, quick: bool) -> Sequence[Cell]:
         """See `Experiment`."""
-        seconds = FAIR_QUICK_SECONDS if quick else FAIR_SECONDS
         return [
             Cell(
                 (("engine", order), ("window", name)),
@@ -61,8 +58,8 @@ class WindowSize(Experiment):
                     "d2lpm",
                     BACKLOGGED,
                     (replace(SGLANG_A10G, order=order),),
-                    seconds,
-                    FAIR_WARMUP,
+                    FAIR_SPAN.seconds,
+                    FAIR_SPAN.warmup,
                     settings=replace(PATIENT, window=window),
                 ),
             )

@@ -1,0 +1,22 @@
+"""The workloads at the loads that the conditions lay down."""
+
+from bench.experiments.conditions import FIG7_SESSIONS, ON_A100, OVERLOAD, PLAIN_SESSIONS, at_rate
+from bench.traffic import Workload
+from bench.workloads import WORKLOADS
+from bench.workloads.combined import Combined
+
+
+def loaded(name: str, workers: int) -> Workload:
+    """A workload at the rate that asks OVERLOAD of so many A100; its clients' shares stay.
+
+    Raises KeyError for one whose sessions are not known.
+    """
+    if name in PLAIN_SESSIONS:
+        return at_rate(WORKLOADS[name], OVERLOAD * workers / ON_A100[PLAIN_SESSIONS[name]])
+    heavy, light = (ON_A100[session] for session in FIG7_SESSIONS[name])
+    workload = WORKLOADS[name]
+    assert isinstance(workload, Combined)
+    parts = workload.parts
+    own = sum(part.rate for part in parts.values())
+    seconds = parts["heavy"].rate * heavy + parts["light"].rate * light
+    return workload.at_rate(OVERLOAD * workers * own / seconds)
