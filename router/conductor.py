@@ -18,8 +18,10 @@ from router.core.model import (
     Reject,
     Request,
     RequestId,
+    Returned,
     Started,
     Ticked,
+    Usage,
     WakeAt,
 )
 from router.core.scheduler import Scheduler
@@ -77,6 +79,14 @@ class Conductor:
         self.feed(Arrived(request))
         return turn
 
+    def resubmit(self, returned: Returned) -> "asyncio.Future[Dispatch]":
+        """Hand in a dispatched request again, for another worker. Its turn comes as the first one did."""
+        turn: asyncio.Future[Dispatch] = asyncio.get_running_loop().create_future()
+        self._turns[returned.request] = turn
+        self._count_last(returned.request, returned.usage)
+        self.feed(returned)
+        return turn
+
     def started(self, request: RequestId, output_tokens: Callable[[], int]) -> None:
         """A dispatched request has its first token; from now on it is asked how far it is, until it is settled."""
         self._streams[request] = Stream(output_tokens)
@@ -88,10 +98,14 @@ class Conductor:
         """A submitted request is over: the last word about it, to be said once, whatever happened."""
         # A refusal that came too late for its client is no forgotten exception after this.
         self._turns.pop(ending.request).cancel()
-        stream = self._streams.pop(ending.request, None)
-        if stream is not None and ending.usage is None:
-            self.feed(Progressed({ending.request: stream.output_tokens()}))
+        self._count_last(ending.request, ending.usage)
         self.feed(ending)
+
+    def _count_last(self, request: RequestId, usage: Usage | None) -> None:
+        """A stream is over: charge what it came to, where no usage tells."""
+        stream = self._streams.pop(request, None)
+        if stream is not None and usage is None:
+            self.feed(Progressed({request: stream.output_tokens()}))
 
     def close(self) -> None:
         """Stop the timers."""
@@ -143,6 +157,8 @@ def refusal(command: Reject) -> RouterError:
             message = "The request waited as long as it may and no worker had room; try again later."
         case Refusal.NO_WORKER:
             return NoWorker("No worker that serves this model is alive.", reason=command.reason)
+        case Refusal.NO_RETRY:
+            return NoWorker("The request failed at as many workers as it may be tried at.", reason=command.reason)
         case _:
             assert_never(command.reason)
     return Refused(message, retry_after=command.retry_after, reason=command.reason)

@@ -13,7 +13,8 @@
     │   └── NoWorker             503, nobody is there to serve it
     └── WorkerError              a worker's fault
         ├── WorkerUnreachable    502, before any answer; `accepted` tells whether the engine may have begun
-        └── WorkerBroke          502, died in the middle or answered nonsense
+        ├── WorkerBroke          502, died in the middle or answered nonsense
+        └── WorkerHung           504, said nothing for too long
     ConfigError                  the operator's fault: one line on the terminal, no HTTP
 
 Messages reach clients: they name parameters and worker ids, never keys, addresses or prompt text.
@@ -136,6 +137,13 @@ class WorkerUnreachable(WorkerError):
 class WorkerBroke(WorkerError):
     def __init__(self, message: str) -> None:
         super().__init__(message, code="worker_broke")
+
+
+class WorkerHung(WorkerError):
+    status = 504
+
+    def __init__(self) -> None:
+        super().__init__("The worker said nothing for too long.", code="worker_timeout")
 
 
 class ConfigError(Exception):

@@ -21,9 +21,11 @@ from router.core.model import (
     Failed,
     Finished,
     Progressed,
+    Refusal,
     Reject,
     Request,
     RequestId,
+    Returned,
     Started,
     Usage,
     WorkerId,
@@ -34,7 +36,7 @@ from router.errors import UnknownRequest
 REMEMBERED: Final = 10_000
 """Requests, the last that arrived; about 15 MB of them."""
 TRIED: Final = 3
-"""Workers told that did not take a request; there are no more tries."""
+"""Workers told that lost a request, the last ones."""
 NOT_BEGUN: Final = "before the worker had begun"
 BEGUN: Final = "when the worker may have begun"
 
@@ -125,7 +127,7 @@ class Explanation:
     """What a rejected one was told."""
     times: Times
     tried: list[WorkerId]
-    """Workers that it was sent to before, and that did not take it."""
+    """Workers that it was sent to before, and that lost it."""
     held_back: dict[str, int]
     """How often another went in its turn, by the reason."""
     dispatch: Dispatched | None
@@ -141,7 +143,7 @@ class Record:
     client: ClientId
     model: str
     arrived: float
-    tried: tuple[WorkerId, ...]
+    tried: tuple[WorkerId, ...] = ()
     state: State = State.WAITING
     dispatch: Dispatch | None = None
     dispatched: float | None = None
@@ -175,6 +177,8 @@ class Explanations:
                     record.started = now
             case Finished(request_id, usage):
                 self._end(request_id, now, State.FINISHED, usage=usage)
+            case Returned(request_id, accepted):
+                self._give_back(request_id, BEGUN if accepted else NOT_BEGUN)
             case Failed(request_id, accepted, usage):
                 self._end(request_id, now, State.FAILED, BEGUN if accepted else NOT_BEGUN, usage)
             case Cancelled(request_id, usage):
@@ -184,7 +188,7 @@ class Explanations:
                 case Dispatch():
                     self._dispatch(command, now)
                 case Reject(request_id, refusal, retry_after):
-                    self._end(request_id, now, State.REJECTED, refusal, retry_after=retry_after)
+                    self._refuse(request_id, refusal, retry_after, now)
 
     def of(self, request: str, now: float, wall: float) -> Explanation:
         """Explain a request. Raises UnknownRequest.
@@ -210,20 +214,31 @@ class Explanations:
         )
 
     def _remember(self, request: Request, now: float) -> None:
-        tried: tuple[WorkerId, ...] = ()
-        before = self._records.pop(request.id, None)
-        if before is not None and before.reason == NOT_BEGUN and before.dispatch is not None:
-            tried = (*before.tried, before.dispatch.worker)[-TRIED:]
-        self._records[request.id] = Record(request.client, request.model, now, tried)
+        self._records.pop(request.id, None)
+        self._records[request.id] = Record(request.client, request.model, now)
         if len(self._records) > self._limit:
             self._records.popitem(last=False)
+
+    def _refuse(self, request: RequestId, refusal: Refusal, retry_after: float | None, now: float) -> None:
+        """It is turned away; one that may not be tried again has failed as it did the last time."""
+        record = self._records.get(request)
+        if refusal is Refusal.NO_RETRY and record is not None:
+            self._end(request, now, State.FAILED, record.reason)
+        else:
+            self._end(request, now, State.REJECTED, refusal, retry_after=retry_after)
+
+    def _give_back(self, request: RequestId, reason: str) -> None:
+        """A worker lost it; another may do it."""
+        if (record := self._records.get(request)) and record.dispatch is not None:
+            record.state, record.reason = State.WAITING, reason
+            record.tried = (*record.tried, record.dispatch.worker)[-TRIED:]
 
     def _dispatch(self, command: Dispatch, now: float) -> None:
         for request, reason in command.decision.passed_over:
             if passed := self._records.get(request):
                 passed.held_back[reason] = passed.held_back.get(reason, 0) + 1
         if record := self._records.get(command.request):
-            record.state = State.IN_FLIGHT
+            record.state, record.reason = State.IN_FLIGHT, None
             record.dispatch = command
             record.dispatched = now
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
+from router.core.health import DEFAULT_PATIENCE, Patience, PatienceRules
 from router.core.model import RequestId, WorkerId
-from router.upstream import Upstream, WorkerClient
+from router.upstream import UNLIMITED, Silence, Upstream, WorkerClient
 
 log = logging.getLogger(__name__)
 
@@ -32,9 +33,12 @@ class Backend:
 class Fleet:
     """All workers by id, and the connections to them, which last as long as the context is entered."""
 
-    def __init__(self, backends: Iterable[Backend], connect_timeout: float) -> None:
-        """`connect_timeout`: seconds in which a worker must accept a connection."""
+    def __init__(
+        self, backends: Iterable[Backend], connect_timeout: float, patience: PatienceRules = DEFAULT_PATIENCE
+    ) -> None:
+        """`connect_timeout`: seconds in which a worker must accept a connection; `patience`: with its silence then."""
         self._backends = {backend.id: backend for backend in backends}
+        self._patience = {id_: Patience(patience) for id_ in self._backends}
         self._clients = {id_: WorkerClient(backend.url, connect_timeout) for id_, backend in self._backends.items()}
 
     @property
@@ -68,8 +72,17 @@ class Fleet:
         for client in self._clients.values():
             client.close()
 
-    async def forward(self, worker: WorkerId, path: str, body: bytes, request: RequestId) -> Upstream:
-        """Send a call to a worker; returns when its answer begins. Raises WorkerUnreachable if none does."""
+    def patience(self, worker: WorkerId) -> Patience:
+        """With a worker's silence, by what it has shown of itself; to be told how fast it is."""
+        return self._patience[worker]
+
+    async def forward(
+        self, worker: WorkerId, path: str, body: bytes, request: RequestId, silence: Silence = UNLIMITED
+    ) -> Upstream:
+        """Send a call to a worker; returns when its answer begins.
+
+        Raises WorkerUnreachable if none does, and WorkerHung if the worker says nothing for longer than it may.
+        """
         backend = self._backends[worker]
         headers = {"content-type": "application/json", "x-request-id": request, **backend.authorization}
-        return await self._clients[worker].post(path, headers, body)
+        return await self._clients[worker].post(path, headers, body, silence)

@@ -1,4 +1,4 @@
-"""One call's journey, from its place in the queue to its last byte."""
+"""One call's journey, from its place in the queue to its last byte, by way of as many workers as it takes."""
 
 import asyncio
 from dataclasses import dataclass
@@ -7,11 +7,22 @@ from router.api.answer import StreamReader, read_json
 from router.api.call import Call
 from router.api.error_json import refusal_event
 from router.conductor import Conductor
-from router.core.model import Cancelled, Dispatch, Failed, Finished, Request, Usage, WorkerLeft
-from router.errors import NoWorker, WorkerBroke, WorkerUnreachable
+from router.core.model import (
+    Cancelled,
+    Dispatch,
+    Failed,
+    Fault,
+    Finished,
+    Refusal,
+    Request,
+    Returned,
+    Usage,
+    WorkerLeft,
+)
+from router.errors import NoWorker, RouterError, WorkerBroke, WorkerHung, WorkerUnreachable
 from router.exchange import Exchange
 from router.fleet import Fleet
-from router.upstream import Upstream
+from router.upstream import Silence, Upstream
 
 HEARTBEAT = b": waiting for a worker\n\n"
 EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
@@ -19,8 +30,6 @@ PASSED_ON = (b"content-type", b"retry-after")
 """An engine's response headers that are meant for the client."""
 UNAVAILABLE = frozenset({429, 503})
 """By these an engine turns a call away because it is full."""
-TRIES = 3
-"""Workers that a call is offered to at most, while none takes the connection."""
 
 HeaderList = list[tuple[bytes, bytes]]
 
@@ -37,8 +46,23 @@ class JourneySettings:
     """Tell the client where its request went and how it was placed."""
 
 
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A try that did not come to its end, and what its client is told unless another worker does better."""
+
+    fault: Fault
+    accepted: bool
+    """Whether the engine may have begun to compute."""
+    error: RouterError | None = None
+    """This, or else the engine's own words:"""
+    status: int = 200
+    headers: HeaderList | None = None
+    body: bytes = b""
+    """Of an answer with this status; of one with 200, the end of its stream."""
+
+
 class Journey:
-    """An accepted call. Of each attempt the scheduler is told the beginning and, exactly once, the end."""
+    """An accepted call. The scheduler is told of its beginning, of each worker that lost it, and once of its end."""
 
     def __init__(
         self, request: Request, call: Call, exchange: Exchange, conductor: Conductor, fleet: Fleet, overhead: float
@@ -56,35 +80,48 @@ class Journey:
 
     async def run(self, settings: JourneySettings) -> None:
         """Wait for the turn, forward, relay. Raises RouterError where the client is still owed an answer."""
-        tries = 1
-        while not await self._attempt(settings, last=tries == TRIES):
-            # Nothing of the call reached that worker, and the worker is out: so another is tried, at no risk.
-            self._ending = None
-            tries += 1
-
-    async def _attempt(self, settings: JourneySettings, *, last: bool) -> bool:
-        """One submission and its end; whether that was the request's end too."""
         submitted = self._conductor.clock()
         turn = self._conductor.submit(self._request)
+        lost: Lost | None = None
         try:
-            dispatch = await self._turn(turn, settings.heartbeat)
-            headers: HeaderList = []
-            if settings.response_headers:
-                waited = self._conductor.clock() - submitted
-                headers = self._account_of(dispatch, settings.policy, waited)
-            return await self._forward(dispatch, headers, last=last)
+            while (dispatch := await self._turn(turn, settings.heartbeat, lost)) is not None:
+                headers: HeaderList = []
+                if settings.response_headers:
+                    headers = self._account_of(dispatch, settings.policy, self._conductor.clock() - submitted)
+                lost = await self._try(dispatch, headers)
+                if lost is None:
+                    return
+                if not self._may_go_on(lost):
+                    self._ending = Failed(self._request.id, lost.accepted, self._usage(), lost.fault)
+                    break
+                begun = self._reader is not None and self._reader.begun
+                turn = self._conductor.resubmit(
+                    Returned(self._request.id, lost.accepted, lost.fault, self._usage(), begun)
+                )
+            if lost is not None:
+                await self._tell(lost)
         finally:
             self._conductor.settle(self._ending or Cancelled(self._request.id, self._usage()))
 
-    async def _turn(self, turn: "asyncio.Future[Dispatch]", heartbeat: float) -> Dispatch:
-        """Wait in the queue; a streaming client hears from us meanwhile, so that no proxy cuts an idle stream."""
+    async def _turn(self, turn: "asyncio.Future[Dispatch]", heartbeat: float, lost: Lost | None) -> Dispatch | None:
+        """Wait in the queue; a streaming client hears from us meanwhile, so that no proxy cuts an idle stream.
+
+        None if it is refused another try. Then its client is told of the one before, but if that took no connection:
+        that there is no worker says more.
+        """
         while self._call.streamed and heartbeat and not turn.done():
             await asyncio.wait([turn], timeout=heartbeat)
             if not turn.done():
                 if not self._exchange.begun:
                     await self._exchange.begin(200, [EVENT_STREAM])
                 await self._exchange.write(HEARTBEAT)
-        return await turn
+        try:
+            return await turn
+        except RouterError as refused:
+            unsent = lost is not None and isinstance(lost.error, WorkerUnreachable) and not lost.accepted
+            if lost is None or (unsent and refused.reason == Refusal.NO_WORKER):
+                raise
+            return None
 
     def _account_of(self, dispatch: Dispatch, policy: str, waited: float) -> HeaderList:
         return [
@@ -96,89 +133,126 @@ class Journey:
             (b"x-d2lpm-predicted-cached-tokens", b"%d" % dispatch.cached_tokens),
         ]
 
-    async def _forward(self, dispatch: Dispatch, headers: HeaderList, *, last: bool) -> bool:
-        """Send the call and pass its answer on; False if the worker took no connection and another may be tried."""
+    def _may_go_on(self, lost: Lost) -> bool:
+        """Whether another worker may be tried: one may do what this one did not, and the client has nothing of it."""
+        return lost.fault is not Fault.CALL and not (self._reader is not None and self._reader.begun)
+
+    async def _try(self, dispatch: Dispatch, headers: HeaderList) -> Lost | None:
+        """Send the call to a worker and pass its answer on; None if that was the request's end."""
+        self._reader = None
+        patience = self._fleet.patience(dispatch.worker)
+        limit = self._request.output_limit
+        first = patience.first_token if self._call.streamed else patience.whole(limit)
+        silence = Silence(first, patience.between_tokens)
+        upstream = None
         try:
-            upstream = await self._fleet.forward(dispatch.worker, self._call.path, self._call.body, self._request.id)
-            try:
-                headers += [(name, value) for name in PASSED_ON if (value := upstream.headers.get(name)) is not None]
-                if upstream.status == 200 and self._call.streamed:
-                    await self._relay(upstream, headers)
-                else:
-                    await self._pass_on(upstream, headers)
-            finally:
-                upstream.close()
+            upstream = await self._fleet.forward(
+                dispatch.worker, self._call.path, self._call.body, self._request.id, silence
+            )
+            headers += [(name, value) for name in PASSED_ON if (value := upstream.headers.get(name)) is not None]
+            if upstream.status == 200 and self._call.streamed:
+                return await self._relay(upstream, dispatch, headers)
+            return await self._pass_on(upstream, headers)
         except WorkerUnreachable as error:
-            self._ending = Failed(self._request.id, accepted=error.accepted)
             if not error.accepted:
                 # What waits for it must not run into the same wall, one by one.
                 self._fleet.lost(dispatch.worker)
                 self._conductor.feed(WorkerLeft(dispatch.worker))
-            if error.accepted or last:
-                raise
-            return False
-        except NoWorker:
-            self._ending = Failed(self._request.id, accepted=False)
-            raise
-        except WorkerBroke:
-            self._ending = Failed(self._request.id, accepted=True, usage=self._usage())
-            raise
-        return True
+            return Lost(Fault.BROKEN, error.accepted, error)
+        except (WorkerBroke, WorkerHung) as error:
+            return Lost(Fault.BROKEN, True, error)
+        except NoWorker as error:
+            return Lost(Fault.CALL, False, error)
+        finally:
+            if upstream is not None:
+                upstream.close()
 
-    async def _relay(self, upstream: Upstream, headers: HeaderList) -> None:
+    async def _relay(self, upstream: Upstream, dispatch: Dispatch, headers: HeaderList) -> Lost | None:
         """Stream the answer; each block is on its way to the client before it is counted.
 
         But for the last: where the answer's end came with it, the two leave together.
         """
+        sent = started = self._conductor.clock()
+        patience = self._fleet.patience(dispatch.worker)
         reader = self._reader = StreamReader(self._call)
-        started = False
+        counted = False
         ready = b""
-        if not self._exchange.begun:
-            await self._exchange.begin(200, headers)
         while block := await upstream.read():
             ready = reader.feed(block)
             if ready and not upstream.read_up:
-                await self._exchange.write(ready)
+                await self._write(ready, headers)
                 ready = b""
-            if reader.started and not started:
-                started = True
+            if reader.started and not counted:
+                counted = True
+                started = self._conductor.clock()
+                patience.started(started - sent)
+                upstream.started()
                 self._conductor.started(self._request.id, lambda: reader.output_tokens)
-        last = reader.close()
-        try:
-            self._ending = self._verdict(reader)
-        except WorkerBroke:
+        ready += reader.close()
+        lost = self._verdict(reader, headers)
+        if lost is not None:
             if ready:
-                await self._exchange.write(ready)
-            raise
-        await self._exchange.end(ready + last)
+                await self._write(ready, headers)
+            return lost
+        patience.streamed(self._conductor.clock() - started, reader.output_tokens)
+        self._ending = Finished(self._request.id, reader.usage, reader.answers())
+        if not self._exchange.begun:
+            await self._exchange.begin(200, headers)
+        await self._exchange.end(ready)
+        return None
 
-    def _verdict(self, reader: StreamReader) -> Finished | Failed:
-        """What the whole stream came to. Raises WorkerBroke for one that stopped before its end."""
+    async def _write(self, block: bytes, headers: HeaderList) -> None:
+        if not self._exchange.begun:
+            await self._exchange.begin(200, headers)
+        await self._exchange.write(block)
+
+    def _verdict(self, reader: StreamReader, headers: HeaderList) -> Lost | None:
+        """What is wrong with a whole stream; None if it is complete."""
         if reader.error is not None:
-            accepted = reader.started or reader.error.code not in UNAVAILABLE
-            return Failed(self._request.id, accepted, reader.usage)
+            fault = fault_of(reader.error.code)
+            accepted = reader.started or fault is not Fault.FULL
+            return Lost(Fault.BROKEN if reader.started else fault, accepted, headers=headers, body=reader.held)
         if reader.aborted:
-            return Failed(self._request.id, accepted=True, usage=reader.usage)
+            return Lost(Fault.ERROR, True, headers=headers, body=reader.held)
         if not reader.finished:
-            raise WorkerBroke("The worker ended the stream before the answer was complete.")
-        return Finished(self._request.id, reader.usage, reader.answers())
+            return Lost(Fault.BROKEN, True, WorkerBroke("The worker ended the stream before the answer was complete."))
+        return None
 
-    async def _pass_on(self, upstream: Upstream, headers: HeaderList) -> None:
-        """Hand over an answer in one piece, or an engine's own refusal as it is."""
+    async def _pass_on(self, upstream: Upstream, headers: HeaderList) -> Lost | None:
+        """Hand over an answer in one piece; an engine's own refusal is lost, and told as it is if it must be."""
         body = await upstream.read_all()
-        if upstream.status == 200:
-            answer = read_json(self._call, body)
-            if answer.error is not None or answer.aborted:
-                self._ending = Failed(self._request.id, accepted=True, usage=answer.usage)
-            else:
-                self._ending = Finished(self._request.id, answer.usage, answer.answers)
+        if upstream.status != 200:
+            fault = fault_of(upstream.status)
+            return Lost(fault, fault is Fault.ERROR, status=upstream.status, headers=headers, body=body)
+        answer = read_json(self._call, body)
+        if answer.error is not None or answer.aborted:
+            fault = Fault.ERROR if answer.error is None else fault_of(answer.error.code)
+            return Lost(fault, True, headers=headers, body=body)
+        self._ending = Finished(self._request.id, answer.usage, answer.answers)
+        await self._exchange.respond(200, headers, body)
+        return None
+
+    async def _tell(self, lost: Lost) -> None:
+        """Let the client know how its request was lost. Raises the RouterError that says it, if it is one of ours."""
+        if lost.error is not None:
+            raise lost.error
+        if self._call.streamed and lost.status == 200:
+            if not self._exchange.begun:
+                await self._exchange.begin(200, lost.headers or [])
+            await self._exchange.end(lost.body)
+        elif self._exchange.begun:
+            await self._exchange.end(refusal_event(lost.status, lost.body))
         else:
-            refused = upstream.status < 500 or upstream.status in UNAVAILABLE
-            self._ending = Failed(self._request.id, accepted=not refused)
-        if self._exchange.begun:
-            await self._exchange.end(refusal_event(upstream.status, body))
-        else:
-            await self._exchange.respond(upstream.status, headers, body)
+            await self._exchange.respond(lost.status, lost.headers or [], lost.body)
 
     def _usage(self) -> Usage | None:
         return self._reader.usage if self._reader is not None else None
+
+
+def fault_of(code: int | str | None) -> Fault:
+    """Whose fault an engine's own error is, by its status or code."""
+    if code in UNAVAILABLE:
+        return Fault.FULL
+    if isinstance(code, int) and code < 500:
+        return Fault.CALL
+    return Fault.ERROR

@@ -23,9 +23,11 @@ from router.core.model import (
     Event,
     Failed,
     Finished,
+    Refusal,
     Reject,
     Request,
     RequestId,
+    Returned,
     Started,
 )
 from router.report import FairnessReport, WorkerReport
@@ -102,6 +104,7 @@ class RequestMetrics(Collector):
         """Requests on their way, with the time of their arrival."""
         self._requests = Totals("d2lpm_requests", "Requests by how they ended.", "client", "model", "outcome")
         self._dispatches = Totals("d2lpm_dispatches", "Requests sent to a worker, by what decided it.", "worker", "why")
+        self._returned = Totals("d2lpm_lost_tries", "Tries that did not come to their end, by the fault.", "fault")
         self._predicted = Totals("d2lpm_predicted_cached_tokens", "Input tokens predicted to be cached.", "worker")
         self._queue = Durations("d2lpm_queue_seconds", "Time in the router's queue.")
         self._first = Durations("d2lpm_time_to_first_token_seconds", "Arrival to first token.")
@@ -114,7 +117,15 @@ class RequestMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All that was counted."""
-        for counted in (self._requests, self._dispatches, self._predicted, self._queue, self._first, self._whole):
+        for counted in (
+            self._requests,
+            self._dispatches,
+            self._returned,
+            self._predicted,
+            self._queue,
+            self._first,
+            self._whole,
+        ):
             yield counted.family()
 
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
@@ -126,14 +137,16 @@ class RequestMetrics(Collector):
                 if seen := self._seen.get(event.request):
                     request, arrived = seen
                     self._first.add(request.model, now - arrived)
+            case Returned():
+                self._returned[event.fault,] += 1
             case Finished() | Failed() | Cancelled():
                 self._end(event.request, ENDINGS[type(event)], now)
         for command in commands:
             match command:
                 case Dispatch():
                     self._dispatch(command, now)
-                case Reject():
-                    self._end(command.request, command.reason, now)
+                case Reject(refused, reason):
+                    self._end(refused, ENDINGS[Failed] if reason is Refusal.NO_RETRY else reason, now)
 
     def _dispatch(self, command: Dispatch, now: float) -> None:
         request, arrived = self._seen[command.request]

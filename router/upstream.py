@@ -13,12 +13,12 @@ import ssl
 from collections import deque
 from collections.abc import Callable
 from errno import EADDRNOTAVAIL, EMFILE, ENFILE, ENOBUFS, ENOMEM
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 from urllib.parse import urlsplit
 
 import httptools
 
-from router.errors import NoWorker, WorkerBroke, WorkerUnreachable
+from router.errors import NoWorker, WorkerBroke, WorkerHung, WorkerUnreachable
 
 IDLE_SECONDS: Final = 3.0
 """How long an unused connection may be used again: shorter than the 5 s after which an engine closes it."""
@@ -28,6 +28,18 @@ BUFFER_BYTES: Final = 256 * 1024
 """How much of an answer may wait for its client before the socket is left alone."""
 HEAD_BYTES: Final = 64 * 1024
 """How much a worker may send before its headers are complete."""
+
+
+class Silence(NamedTuple):
+    """How many seconds a worker may say nothing; None for as long as it likes."""
+
+    first: float | None = None
+    """From the call to the first token."""
+    between: float | None = None
+    """From then on, while somebody waits for more."""
+
+
+UNLIMITED: Final = Silence()
 
 
 class Connection(asyncio.Protocol):
@@ -46,6 +58,11 @@ class Connection(asyncio.Protocol):
         self._blocks: list[bytes] = []
         self._size = 0
         self._begun = self._complete = self._keep_alive = self._paused = False
+        self._started = False
+        self._silence = Silence()
+        self._sent = self._waiting_since = 0.0
+        self._watch: asyncio.TimerHandle | None = None
+        self._hung = False
 
     @property
     def reusable(self) -> bool:
@@ -57,16 +74,24 @@ class Connection(asyncio.Protocol):
         """The answer is complete and all of it was read."""
         return self._complete and not self._blocks
 
-    async def post(self, head: bytes, body: bytes) -> None:
-        """Send a call and wait for the status and the headers of its answer. Raises WorkerUnreachable without one."""
+    async def post(self, head: bytes, body: bytes, silence: Silence) -> None:
+        """Send a call and wait for the status and the headers of its answer.
+
+        Raises WorkerUnreachable without one, and WorkerHung if it takes too long.
+        """
         self._parser = httptools.HttpResponseParser(self)
         self.headers = {}
         self._head = self._size = 0
         self._blocks = []
-        self._begun = self._complete = False
+        self._begun = self._complete = self._started = False
         assert self._transport is not None
         self._transport.writelines((head, body))
+        self._silence = silence
+        self._sent = asyncio.get_running_loop().time()
+        self._check_silence()
         while not self._begun:
+            if self._hung:
+                raise WorkerHung
             if self._lost:
                 raise WorkerUnreachable("The worker closed the connection without an answer.", accepted=True)
             await self._more()
@@ -74,11 +99,13 @@ class Connection(asyncio.Protocol):
     async def read(self) -> bytes:
         """What has come in since the last time, at least a byte; nothing at the end of the answer.
 
-        Raises WorkerBroke if the connection ends before the answer.
+        Raises WorkerBroke if the connection ends before the answer, and WorkerHung if nothing comes for too long.
         """
         while not self._blocks:
             if self._complete:
                 return b""
+            if self._hung:
+                raise WorkerHung
             if self._lost:
                 raise WorkerBroke("The worker's answer broke off.")
             await self._more()
@@ -93,12 +120,46 @@ class Connection(asyncio.Protocol):
     def abort(self) -> None:
         """Close the connection at once; it carries no other call."""
         self._lost = True
+        self.unwatch()
         if self._transport is not None:
             self._transport.abort()
 
+    def begin_stream(self) -> None:
+        """The first token is here: from now on the silence between tokens counts."""
+        self._started = True
+        self.unwatch()
+        self._check_silence()
+
+    def unwatch(self) -> None:
+        """The call is over: nobody is silent."""
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+
+    def _check_silence(self) -> None:
+        """Give the call up if the worker has said nothing for too long; else look again when it may have.
+
+        One timer for the whole call: what comes in only moves the time from which silence counts.
+        """
+        self._watch = None
+        now = asyncio.get_running_loop().time()
+        limit = self._silence.between if self._started else self._silence.first
+        if limit is None:
+            return
+        waiting = self._reading is not None and not self._reading.done()
+        since = self._sent if not self._started else self._waiting_since if waiting else now
+        if now - since >= limit:
+            self._hung = True
+            self.abort()
+            self._wake()
+        else:
+            self._watch = asyncio.get_running_loop().call_later(since + limit - now, self._check_silence)
+
     def _more(self) -> "asyncio.Future[None]":
         """Done when something has come in, or nothing more will."""
-        self._reading = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self._waiting_since = loop.time()
+        self._reading = loop.create_future()
         return self._reading
 
     def _wake(self) -> None:
@@ -179,8 +240,13 @@ class Upstream:
             blocks.append(block)
         return b"".join(blocks)
 
+    def started(self) -> None:
+        """The first token is here: from now on the silence between tokens counts."""
+        self._connection.begin_stream()
+
     def close(self) -> None:
         """End the call, whether or not its answer is complete."""
+        self._connection.unwatch()
         self._release(self._connection)
 
 
@@ -198,11 +264,11 @@ class WorkerClient:
         self._idle: deque[Connection] = deque()
         """Those that no call uses, longest unused first."""
 
-    async def post(self, path: str, headers: dict[str, str], body: bytes) -> Upstream:
+    async def post(self, path: str, headers: dict[str, str], body: bytes, silence: Silence = UNLIMITED) -> Upstream:
         """Send a call; returns when the answer's headers are here.
 
-        Raises WorkerUnreachable, whose `accepted` is False only if nothing of the call can have reached the worker, and
-        NoWorker where the router itself can open no connection.
+        Raises WorkerUnreachable, whose `accepted` is False only if nothing of the call can have reached the worker,
+        WorkerHung, and NoWorker where the router itself can open no connection.
         """
         connection = self._free() or await self._connect()
         lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
@@ -213,7 +279,7 @@ class WorkerClient:
             len(body),
         )
         try:
-            await connection.post(head, body)
+            await connection.post(head, body, silence)
         except asyncio.CancelledError:
             connection.abort()
             raise

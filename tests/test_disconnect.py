@@ -91,6 +91,7 @@ async def test_leaving_amid_the_answer(stream: bool) -> None:
             call = await engine.call()
             await call.begin()
             if stream:
+                await call.write(chunk(""))
                 await post.response()
         await call.gone()
         await check_next_is_served(engine, router)
@@ -205,9 +206,9 @@ async def others_go_on(engine: ScriptedEngine, router: RunningRouter) -> None:
     async with router.post(chat(stream=True)) as post:
         call = await engine.call()
         await call.begin()
-        client = (await post.response()).content
         for index in range(500):
             await call.write(chunk(f"{index}"))
+            client = (await post.response()).content
             assert await client.readexactly(len(chunk(f"{index}"))) == chunk(f"{index}")
 
 

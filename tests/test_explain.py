@@ -16,12 +16,14 @@ from router.core.model import (
     Dispatch,
     Event,
     Failed,
+    Fault,
     Finished,
     PassedOver,
     Refusal,
     Reject,
     Request,
     RequestId,
+    Returned,
     Started,
     Usage,
     WorkerId,
@@ -145,14 +147,12 @@ def test_a_refusal_is_the_end() -> None:
     assert (explanation.retry_after_s, explanation.times.ended_s) == (2.5, 0.0)
 
 
-def test_workers_that_did_not_take_a_request_are_told() -> None:
-    """But not those of an earlier request of the same id that a worker had begun."""
-    refused = Failed(RequestId("r"), accepted=False)
+def test_workers_that_lost_a_request_are_told() -> None:
+    """But not those of an earlier request of the same id."""
     explanations = Explanations("d2lpm")
-    for _ in range(2):
-        explanations.observe(1.0, Arrived(request("r")), [dispatch("r")])
-        explanations.observe(1.0, refused, [])
     explanations.observe(1.0, Arrived(request("r")), [dispatch("r")])
+    for _ in range(2):
+        explanations.observe(1.0, Returned(RequestId("r"), accepted=False, fault=Fault.BROKEN), [dispatch("r")])
     assert explained(explanations, "r").tried == ["w1", "w1"]
     explanations.observe(2.0, Failed(RequestId("r"), accepted=True), [])
     explanations.observe(3.0, Arrived(request("r")), [])
@@ -225,7 +225,10 @@ async def test_an_id_that_the_router_made_is_explained() -> None:
 
 async def test_a_refused_a_lost_and_a_failed_request_are_explained() -> None:
     """Each by its own reason; one that no other worker could take names the one that did not."""
-    async with scripted_engine() as engine, running_router(engine.url, max_inflight=1, max_queued=0) as router:
+    async with (
+        scripted_engine() as engine,
+        running_router(engine.url, max_inflight=1, max_queued=0, poll_interval=3600) as router,
+    ):
         async with router.post(chat(), x_request_id="failed"):
             call = await engine.call()
             async with router.post(chat(), x_request_id="refused") as post:

@@ -12,8 +12,8 @@ import pytest
 from running import RunningRouter, chat, running_router, until
 from scripted_engine import DONE, Call, ScriptedEngine, chunk, event, scripted_engine, usage
 
+from router.core.health import DEFAULT_RULES
 from router.errors import NoWorker
-from router.journey import TRIES
 from router.upstream import BUFFER_BYTES, WorkerClient
 
 Act = Callable[[Call], Awaitable[None]]
@@ -101,7 +101,7 @@ async def test_a_refused_connection_costs_nothing() -> None:
 async def test_a_call_is_offered_to_few_workers() -> None:
     """When none takes the connection, its client hears of it, though there are more to ask."""
     async with AsyncExitStack() as stack:
-        engines = [await stack.enter_async_context(scripted_engine()) for _ in range(TRIES + 1)]
+        engines = [await stack.enter_async_context(scripted_engine()) for _ in range(DEFAULT_RULES.tries + 1)]
         router = await stack.enter_async_context(running_router(*(e.url for e in engines), poll_interval=3600))
         for engine in engines:
             await engine.stop()
@@ -167,8 +167,6 @@ async def test_a_worker_that_fails_amid_a_stream(act: Act, options: dict[str, An
         (401, b'{"error":"Unauthorized"}'),
         (404, b'{"detail":"Not Found"}'),
         (307, b""),
-        (429, b"slow down"),
-        (503, b'{"error":{"message":"The request queue is full.","code":503}}'),
     ],
 )
 async def test_a_refusal_is_handed_on_as_it_is_and_costs_nothing(stream: bool, status: int, body: bytes) -> None:
@@ -202,14 +200,36 @@ async def test_an_engines_own_failure_is_handed_on(stream: bool) -> None:
 FULL = event({"error": {"object": "error", "message": "The request queue is full.", "type": "abort", "code": 503}})
 
 
-@pytest.mark.parametrize(("before", "paid"), [(b"", (0, 0)), (chunk("a", usage=usage(9, 1)), (9, 1))])
-async def test_a_queue_that_is_full_may_be_told_in_band(before: bytes, paid: tuple[int, int]) -> None:
-    """SGLang's 503 inside a stream of status 200 is refunded, unless tokens came before it."""
+async def in_band(call: Call) -> None:
+    await call.stream(FULL, DONE)
+
+
+async def by_status(call: Call) -> None:
+    await call.respond(503, b'{"error":{"message":"The request queue is full.","code":503}}')
+
+
+async def too_many(call: Call) -> None:
+    await call.respond(429, b"slow down")
+
+
+@pytest.mark.parametrize("act", [in_band, by_status, too_many])
+async def test_a_queue_that_is_full_fails_nobody(act: Act) -> None:
+    """SGLang tells it inside a stream of status 200, vLLM by status: the request waits and is sent again, unseen."""
     async with scripted_engine() as engine, running_router(engine.url) as router:
         async with router.post(chat(stream=True)) as post:
-            await (await engine.call()).stream(*([before] if before else []), FULL, DONE)
+            await act(await engine.call())
+            await (await engine.call()).answer()
+            assert await post.read() == chunk("yes") + chunk("", "stop") + DONE
+        assert await served(router) == (10, 1)
+
+
+async def test_a_queue_that_is_full_amid_a_stream_is_a_failure() -> None:
+    """What came before it is paid, and the client hears it as the engine told it."""
+    async with scripted_engine() as engine, running_router(engine.url) as router:
+        async with router.post(chat(stream=True)) as post:
+            await (await engine.call()).stream(chunk("a", usage=usage(9, 1)), FULL, DONE)
             assert (await post.read()).endswith(FULL + DONE)
-        assert await served(router) == paid
+        assert await served(router) == (9, 1)
 
 
 async def test_an_error_with_status_200_is_an_error() -> None:
@@ -271,7 +291,7 @@ def healthy(router: RunningRouter) -> set[str]:
 
 
 async def test_the_queue_of_a_dead_worker_moves_to_another() -> None:
-    """The moment a connection is refused, with the call that found it out; only what ran there fails."""
+    """The moment a connection is refused, with the calls that found it out, one of which ran there."""
     async with (
         scripted_engine() as one,
         scripted_engine() as two,
@@ -284,13 +304,12 @@ async def test_the_queue_of_a_dead_worker_moves_to_another() -> None:
             await until(lambda: router.scheduler.waiting == 6)
             await one.stop()
             await until(lambda: one.url not in healthy(router))
-            for _ in range(6):
+            for _ in range(7):
                 await held.answer()
                 held = await two.call()
             await held.answer()
             told = [await post.read() for post in posts]
-        assert sum(b"yes" in answer and answer.endswith(DONE) for answer in told) == 7
-        assert sum(b"worker_unreachable" in answer for answer in told) == 1
+        assert sum(b"yes" in answer and answer.endswith(DONE) for answer in told) == 8
 
 
 async def test_a_worker_that_is_back_is_used_again() -> None:

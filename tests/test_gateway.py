@@ -125,9 +125,9 @@ async def test_each_block_goes_through_at_once_and_as_it_is() -> None:
     ):
         call = await engine.call()
         await call.begin()
-        client = (await post.response()).content
         for block in BLOCKS:
             await call.write(block)
+            client = (await post.response()).content
             assert await client.readexactly(len(block)) == block
         await call.end()
         assert await client.read() == b""
@@ -142,9 +142,9 @@ async def test_each_event_goes_through_before_the_next_is_sent() -> None:
     ):
         call = await engine.call()
         await call.begin()
-        client = (await post.response()).content
         for word in ("a", "b", "c"):
             await call.write(chunk(word, usage=usage(9, 1)))
+            client = (await post.response()).content
             assert await client.readexactly(len(chunk(word))) == chunk(word)
         await call.write(chunk("", "stop") + usage_chunk(9, 3) + DONE)
         await call.end()
@@ -246,7 +246,7 @@ def without_comments(stream: bytes) -> list[bytes]:
         (400, b'{\r\n"error":\r{"message":"too long"}}\n', "too long"),
         (401, b'{"error":"Unauthorized"}', "Unauthorized"),
         (500, b"Internal Server Error", "500"),
-        (503, b"", "503"),
+        (502, b"", "502"),
     ],
     ids=["vllm", "sglang", "lines", "string", "text", "nothing"],
 )

@@ -51,6 +51,10 @@ class StreamReader:
         """Data of the events that were passed on and not looked at yet."""
         self._done = False
         self._error: EngineError | None = None
+        self._held: list[bytes] | None = None
+        """What would go to the client from the event on by which the engine gave up; None while it has not."""
+        self.begun = False
+        """Whether the client was given an event of the answer."""
         self.started = False
         """The prefill is over: both engines send the first chunk of a choice with its first token."""
 
@@ -63,9 +67,7 @@ class StreamReader:
         if self._splitter.empty and (plain := plain_data(block)):
             passed = self._pass(plain)
         else:
-            events = self._splitter.feed(block)
-            self._unread += [data for event in events if (data := event_data(event)) is not None]
-            passed = b"".join([self._splice.event(event) for event in events])
+            passed = b"".join([self._pass_event(event) for event in self._splitter.feed(block)])
         if not self.started or len(self._unread) >= UNREAD_LIMIT:
             self._read()
         return passed
@@ -76,19 +78,48 @@ class StreamReader:
         for part in data if self._common is None else self._common.take_apart(data):
             self._unread.append(part)
             if isinstance(part, Run):
-                passed.append(part.seen)
-            elif (seen := self._splice.data(part)) is not None:
-                passed.append(plain_event(seen))
+                passed.append(self._show(part.seen))
+                continue
+            self._heed(part)
+            if (seen := self._splice.data(part)) is not None:
+                passed.append(self._show(plain_event(seen)))
         return b"".join(passed)
+
+    def _pass_event(self, event: bytes) -> bytes:
+        """What the client sees of an event of any form."""
+        if (data := event_data(event)) is None:
+            return event if self._held is None else b""
+        self._unread.append(data)
+        self._heed(data)
+        return self._show(self._splice.event(event))
+
+    def _show(self, seen: bytes) -> bytes:
+        """Give this to the client, unless the engine has given up."""
+        if self._held is None:
+            self.begun = self.begun or bool(seen)
+            return seen
+        self._held.append(seen)
+        return b""
+
+    def _heed(self, data: bytes) -> None:
+        """Hold back from here on if by this event the engine gives up: another may go on."""
+        if self._held is None and (b'"error"' in data or b'"abort"' in data):
+            for chunk in _load_all([data]):
+                choices = chunk.get("choices")
+                reasons = [each.get("finish_reason") for each in choices or () if isinstance(each, dict)]
+                if "abort" in reasons or (not choices and read_error(chunk) is not None):
+                    self._held = []
+
+    @property
+    def held(self) -> bytes:
+        """What was held back, for the client of a call that nobody goes on with."""
+        return b"".join(self._held or ())
 
     def close(self) -> bytes:
         """At the end of the stream: what was held back, an event that lacks its blank line."""
         if self._splitter.empty:
             return b""
-        rest = self._splitter.rest()
-        if (data := event_data(rest)) is not None:
-            self._unread.append(data)
-        return self._splice.event(rest)
+        return self._pass_event(self._splitter.rest())
 
     @property
     def output_tokens(self) -> int:

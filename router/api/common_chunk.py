@@ -1,8 +1,9 @@
 """The form that nearly all chunks of a chat stream have, taken apart as text: the fast way through the per-chunk path.
 
-One choice, the first; text without quotes and nothing else said, but for the reason of its end; usage, which we asked
-for, as the last member. Such chunks of one stream differ only in their text and their usage, so what the last one had
-around its text is looked for in the next as it stands. Whatever has any other form is read as JSON.
+One choice, the first; text without quotes and nothing else said, but for the reason of its end, which is no failure;
+usage, which we asked for, as the last member. Such chunks of one stream differ only in their text and their usage, so
+what the last one had around its text is looked for in the next as it stands. Whatever has any other form is read as
+JSON.
 """
 
 import re
@@ -12,7 +13,7 @@ from typing import Final, NamedTuple
 _NULLS: Final = rb'(?:, ?"\w+": ?null)*+'
 # Up to the quote before the text; from the quote behind it.
 _BEFORE: Final = rb'\{[^{\[]*"choices": ?\[\{"index": ?0, ?"delta": ?\{(?:"\w+": ?null, ?)*+"content": ?"'
-_BEHIND: Final = _NULLS + rb"\}" + _NULLS + rb'(?:, ?"finish_reason": ?"(\w+)")?' + _NULLS + rb"\}\]"
+_BEHIND: Final = _NULLS + rb"\}" + _NULLS + rb'(?:, ?"finish_reason": ?"(?!abort")(\w+)")?' + _NULLS + rb"\}\]"
 # Usage, which holds at most one object, and the end of the root.
 _REST: Final = re.compile(rb"\{[^}]*\}(?:[^{}]*\})?\}")
 # Before the choices there is no other brace, so they are a member of the root, and so is the usage after them: of valid

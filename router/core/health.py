@@ -192,6 +192,9 @@ class PatienceRules:
     """Seconds between two tokens, at least; 0 for no limit."""
 
 
+DEFAULT_PATIENCE: Final = PatienceRules()
+
+
 class Patience:
     """How long a worker may say nothing, by what it has shown of itself: some times its own slowest of late."""
 

@@ -9,15 +9,21 @@ from its arrival to its end: its bill, its place in every count, the prefixes th
 
 A request's lifecycle, and who owns it:
 
-    state      owner     Started  Progressed  Finished  Failed  Cancelled  otherwise
-    ---------  --------  -------  ----------  --------  ------  ---------  ----------------------------------
-    WAITING    policy    -        -           -         -       gone       its turn: Dispatch, then IN_FLIGHT
-                                                                           too late, too many, no worker: Reject
-    IN_FLIGHT  gateway   STARTED  STARTED     gone      gone    gone       its worker leaves: stays
-    STARTED    gateway   -        charged     gone      gone    gone       its worker leaves: stays
+    state      owner      Started  Progressed  Finished  Failed  Returned  Cancelled  otherwise
+    ---------  ---------  -------  ----------  --------  ------  --------  ---------  ------------------------------
+    WAITING    policy     -        -           -         -       -         gone       its turn: Dispatch, IN_FLIGHT
+                                                                                      too late, too many: Reject
+    IN_FLIGHT  gateway    STARTED  STARTED     gone      gone    RETURNED  gone       its worker leaves: stays
+    STARTED    gateway    -        charged     gone      gone    RETURNED  gone       its worker leaves: stays
+    RETURNED   scheduler  -        -           -         -       -         gone       room elsewhere: Dispatch
+                                                                                      too late, no more tries: Reject
 
 "Gone" is one function, `_end`: bill closed, place in the window and in every count given back, nothing left. An
 event about a request that is gone is late news and changes nothing: the gateway's events and ours may cross.
+
+What comes back from a worker ends there as well: its bill is closed, with all that the worker may have computed, and
+the next worker's bill begins without it, so that a client pays once for a prompt and once for each token of output.
+What the next worker computes anew is the router's doing and is charged to nobody.
 """
 
 from dataclasses import dataclass, field
@@ -25,12 +31,14 @@ from enum import Enum, auto
 from random import Random
 from typing import assert_never
 
-from router.core.accounts import Accounts, Charge, LinearCost
+from router.core.accounts import NOTHING, Accounts, Charge, LinearCost, Tokens
 from router.core.backlog import Backlog
+from router.core.cache_rules import FOLLOWED, Tracking
 from router.core.cluster import Cluster
 from router.core.estimates import Estimates
 from router.core.fairness import Fairness
 from router.core.fleet_view import SchedulerView
+from router.core.health import HealthRules, RetryBudget
 from router.core.model import (
     Arrived,
     BlocksChanged,
@@ -44,12 +52,14 @@ from router.core.model import (
     Event,
     Evicted,
     Failed,
+    Fault,
     Finished,
     Progressed,
     Refusal,
     Reject,
     Request,
     RequestId,
+    Returned,
     Started,
     Ticked,
     Usage,
@@ -60,7 +70,7 @@ from router.core.model import (
     WorkerReported,
 )
 from router.core.policy import Choice, Parameters, PolicyFactory, Surroundings
-from router.core.prefix_map import PrefixMap
+from router.core.prefix_map import Oracle, PrefixMap
 from router.core.prompt_key import PromptKey
 from router.core.service_gap import Outstanding
 from router.core.waiting_room import WaitingLimits, WaitingRoom
@@ -75,12 +85,15 @@ class SchedulerSettings:
     waiting: WaitingLimits = field(default_factory=WaitingLimits)
     window: Window = field(default_factory=LearnedWindow)
     """The limit of each worker, which has one like this of its own."""
+    health: HealthRules = field(default_factory=HealthRules)
     prefix_limit: int = 4_000_000
     """Chunks in the prefix tree, over all workers; and as many blocks of those whose events tell what they hold."""
     match_minimum: int = 64
     """Tokens; a shorter match is no match."""
     kv_tokens: int = 400_000
     """Capacity believed of a worker that does not tell its own, in tokens."""
+    tracking: Tracking = FOLLOWED
+    """What is followed of the workers' caches."""
     cached_in_flight: int = 1_000_000
     """Predicted-cached tokens that one client may have in flight uncharged."""
 
@@ -91,6 +104,7 @@ class State(Enum):
     WAITING = auto()
     IN_FLIGHT = auto()
     STARTED = auto()
+    RETURNED = auto()
 
 
 @dataclass(slots=True)
@@ -98,24 +112,49 @@ class Live:
     """A request between its arrival and its end."""
 
     request: Request
-    arrived: float
+    since: float
+    """When it began to wait, for its turn or for another worker."""
     state: State = State.WAITING
     worker: WorkerId | None = None
     outstanding: Outstanding = field(default_factory=Outstanding)
+    paid: Tokens | None = None
+    """What workers that it came back from were paid for it; None while its prompt is not paid."""
+    failed: tuple[WorkerId, ...] = ()
+    """Those workers, but for the ones that had no room."""
+    suspects: tuple[WorkerId, ...] = ()
+    """Those of them that will be to blame if another worker does it."""
+
+    @property
+    def paid_output(self) -> int:
+        """Output tokens that other workers were paid for."""
+        return 0 if self.paid is None else self.paid.output
 
 
 class Scheduler:
     """One policy over one fleet."""
 
     def __init__(
-        self, policy: PolicyFactory, settings: SchedulerSettings, parameters: Parameters, random: Random
+        self,
+        policy: PolicyFactory,
+        settings: SchedulerSettings,
+        parameters: Parameters,
+        random: Random,
+        oracle: Oracle | None = None,
     ) -> None:
+        """`oracle`: see `PrefixMap`."""
         self.settings = settings
         self.estimates = Estimates()
         self.accounts = Accounts(settings.cached_in_flight)
-        self.cluster = Cluster(settings.window)
+        self.cluster = Cluster(settings.window, settings.health)
         self.backlog = Backlog()
-        self.prefixes = PrefixMap(settings.prefix_limit, self.estimates, settings.match_minimum, settings.kv_tokens)
+        self.prefixes = PrefixMap(
+            settings.prefix_limit,
+            self.estimates,
+            settings.match_minimum,
+            settings.kv_tokens,
+            settings.tracking,
+            oracle,
+        )
         self.mirror = self.prefixes.mirror
         self.blocks = self.prefixes.blocks
         self._view = SchedulerView(self.cluster, self.prefixes)
@@ -126,6 +165,11 @@ class Scheduler:
         """Every client that ever sent a request, with the weight it had then."""
         self._live: dict[RequestId, Live] = {}
         self._room = WaitingRoom(settings.waiting)
+        self._returned: dict[RequestId, Live] = {}
+        """What came back from a worker, in that order; it goes before all that waits."""
+        self._budget = RetryBudget(settings.health.budget, settings.health.floor)
+        self._placed = False
+        """Whether the policy was given a request by this event, so that it may have promised it a place."""
         self._wake: float | None = None
         self._out: list[Command] = []
 
@@ -135,8 +179,15 @@ class Scheduler:
         Raises ValueError for an `Arrived` whose id is in use.
         """
         self._out = []
+        self._placed = False
         self.cluster.advance(now)
         self._take_in(event, now)
+        if self.cluster.barred:
+            self._unbar(now)
+        if self._returned:
+            if self._placed and (choice := self.policy.next(now)) is not None:
+                self._dispatch(choice, now)
+            self._resend(now)
         while (choice := self.policy.next(now)) is not None:
             self._dispatch(choice, now)
         if isinstance(event, Arrived) and self._room.overfull:
@@ -152,7 +203,7 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         """Those that no worker has yet."""
-        return len(self._room)
+        return len(self._room) + len(self._returned)
 
     def _take_in(self, event: Event, now: float) -> None:
         match event:
@@ -167,8 +218,10 @@ class Scheduler:
                 self._finish(request, usage, answers, now)
             case Cancelled(request, usage):
                 self._cancel(request, usage, now)
-            case Failed(request, accepted, usage):
-                self._fail(request, usage, now, accepted=accepted)
+            case Failed(request, accepted, usage, fault):
+                self._fail(request, usage, fault, now, accepted=accepted)
+            case Returned():
+                self._take_back(event, now)
             case Ticked():
                 self._tick(now)
             case _:
@@ -221,7 +274,12 @@ class Scheduler:
         else:
             self._live[request.id] = Live(request, now)
             self._room.enter(request.id, now)
-            self.policy.enqueue(request, now)
+            self._budget.request()
+            self._enqueue(request, now)
+
+    def _enqueue(self, request: Request, now: float) -> None:
+        self._placed = True
+        self.policy.enqueue(request, now)
 
     def _turn_away(self, request: RequestId, now: float) -> None:
         """Refuse an arrival that found no room anywhere: a full waiting room must not keep an idle worker idle."""
@@ -231,6 +289,26 @@ class Scheduler:
             self._out.append(Reject(request, Refusal.QUEUE_FULL, self._room.retry_after(now)))
 
     def _dispatch(self, choice: Choice, now: float) -> None:
+        self._room.leave(choice.request.id, now, served=True)
+        self._send(choice, now)
+
+    def _resend(self, now: float) -> None:
+        """Send what came back to workers that have not failed it, first come, first served."""
+        for live in list(self._returned.values()):
+            request = live.request
+            others = [worker for worker in self.cluster.serving(request.model) if worker not in live.failed]
+            if not others:
+                served = self.cluster.serving(request.model)
+                self._abandon(live, Refusal.NO_RETRY if served else Refusal.NO_WORKER)
+                continue
+            size = self.prefixes.input_tokens(request) + live.paid_output
+            match = self.prefixes.match(request)
+            if able := [worker for worker in others if self.cluster[worker].admits(size - match.get(worker, 0))]:
+                del self._returned[request.id]
+                worker = self.policy.resend(request, able, now)
+                self._send(Choice(request, worker, "tried again"), now)
+
+    def _send(self, choice: Choice, now: float) -> None:
         request, worker = choice.request, choice.worker
         size = self.prefixes.input_tokens(request)
         match = self.prefixes.match(request)
@@ -239,9 +317,13 @@ class Scheduler:
         cached = self.mirror.dispatched(request, worker, now, match.get(worker, 0), size, turn)
         live = self._live[request.id]
         live.state, live.worker = State.IN_FLIGHT, worker
-        charge = self.accounts.open(request, worker, size, cached)
+        if live.paid is None:
+            charge = self.accounts.open(request, worker, size, cached)
+        else:
+            charge = self.accounts.open(request, worker, 0, 0)
+            size += live.paid.output
+            expected = max(0, expected - live.paid.output)
         live.outstanding = Outstanding(expected, charge.after.cached, charge.after.extend)
-        self._room.leave(request.id, now, served=True)
         state = self.cluster[worker]
         decision = Decision(
             request.client,
@@ -252,7 +334,7 @@ class Scheduler:
             choice.passed,
         )
         state.add(request.id, size - cached, expected, now, streamed=request.streamed)
-        self.fairness.dispatched(request, worker, live.outstanding, now - live.arrived)
+        self.fairness.dispatched(request, worker, live.outstanding, now - live.since)
         self.policy.charged(charge)
         self._tell_changes()
         self.blocks.expect(request, worker)
@@ -265,6 +347,8 @@ class Scheduler:
             self.cluster[live.worker].start(request, now, seen=seen)
             if seen:
                 self.mirror.started(request)
+            if seen:
+                self._blame_suspects(live, now)
             self.policy.started(live.request, live.worker)
             served = self.settings.cost(self.accounts.start(request))
             self.cluster[live.worker].serve(request, served, 0)
@@ -274,7 +358,7 @@ class Scheduler:
         live = self._live.get(request)
         if live is not None and live.worker is not None:
             self._start(request, now)
-            self._serve(live, self.accounts.progress(request, tokens), now)
+            self._serve(live, self.accounts.progress(request, tokens - live.paid_output), now)
             self.mirror.progressed(request, tokens)
             self._tell_changes()
 
@@ -283,33 +367,99 @@ class Scheduler:
         if live is None or live.worker is None:
             return
         if usage is not None:
-            self.estimates.learn(live.request, usage)
+            self.estimates.learn(live.request, usage, answers)
+        self.cluster[live.worker].succeeded(request)
+        self._blame_suspects(live, now)
         self._settle(live, usage, now, answers)
 
     def _cancel(self, request: RequestId, usage: Usage | None, now: float) -> None:
         live = self._live.get(request)
         if live is None:
             return
-        if live.worker is None:
+        if live.state is State.RETURNED:
+            del self._live[request], self._returned[request]
+        elif live.worker is None:
             self._withdraw(live, now)
         else:
             self._settle(live, usage, now)
 
-    def _fail(self, request: RequestId, usage: Usage | None, now: float, *, accepted: bool) -> None:
+    def _fail(
+        self, request: RequestId, usage: Usage | None, fault: Fault, now: float, *, accepted: bool
+    ) -> Live | None:
+        """End a request that failed at a worker; returns what was known of it, and None if it was at none."""
         live = self._live.get(request)
         if live is None or live.worker is None:
-            return
+            return None
+        worker = live.worker
         if accepted:
             self._settle(live, usage, now)
         else:
             self.mirror.ended(request, None, (), now, computed=False)
             self._end(live, self.accounts.refund(request), now)
+        if fault is Fault.BROKEN:
+            self._blame(worker, now)
+        elif fault is Fault.FULL and worker in self.cluster:
+            self.cluster[worker].turned_away(now)
+        return live
+
+    def _take_back(self, event: Returned, now: float) -> None:
+        """Let a request go to another worker as soon as one has room, if it may."""
+        live = self._fail(event.request, event.usage, event.fault, now, accepted=event.accepted)
+        if live is None or live.worker is None:
+            return
+        worker = live.worker
+        live.state, live.worker, live.since = State.RETURNED, None, now
+        self._live[event.request] = self._returned[event.request] = live
+        if event.fault is Fault.FULL:
+            return
+        live.failed += (worker,)
+        if event.fault is Fault.ERROR:
+            live.suspects += (worker,)
+        if len(live.failed) >= self.settings.health.tries or not (event.begun or self._budget.take(now)):
+            if len(live.suspects) == 1:
+                self._blame_suspects(live, now)
+            self._abandon(live, Refusal.NO_RETRY)
+
+    def _abandon(self, live: Live, reason: Refusal) -> None:
+        """Give up a request that came back; what is owed for it is paid."""
+        del self._live[live.request.id], self._returned[live.request.id]
+        self._out.append(Reject(live.request.id, reason))
+
+    def _blame_suspects(self, live: Live, now: float) -> None:
+        """Another worker does what these did not."""
+        suspects, live.suspects = live.suspects, ()
+        for worker in suspects:
+            self._blame(worker, now)
+
+    def _blame(self, worker: WorkerId, now: float) -> None:
+        """A call failed by this worker's fault: that may open its breaker, unless it alone serves a model."""
+        if worker not in self.cluster or self.cluster[worker].left:
+            return
+        until = self.cluster[worker].health.failed(now)
+        if until is not None and self.cluster.can_spare(worker):
+            self.cluster.bar(worker, until)
+            self._placed = True
+            for request in self.policy.worker_left(worker, now):
+                self._place_anew(request, now)
+        elif until is not None:
+            self.cluster[worker].health.reset()
+        self.cluster[worker].look_again(now)
+
+    def _unbar(self, now: float) -> None:
+        """Try the workers whose breakers have been open for long enough, or whom nobody stands in for."""
+        for worker in self.cluster.to_unbar(now):
+            self.cluster.unbar(worker, now)
+            self.policy.worker_joined(worker, now)
 
     def _settle(self, live: Live, usage: Usage | None, now: float, answers: tuple[PromptKey, ...] = ()) -> None:
         """End a request that was computed, at least in part: what the engine did is paid."""
         self._start(live.request.id, now, seen=False)
-        self.mirror.ended(live.request.id, usage, answers, now, computed=True)
-        self._end(live, self.accounts.settle(live.request.id, usage), now)
+        if live.paid is not None and usage is not None:
+            usage = Usage(0, max(0, usage.output_tokens - live.paid.output), 0)
+        self.mirror.ended(live.request.id, usage if live.paid is None else None, answers, now, computed=True)
+        charge = self.accounts.settle(live.request.id, usage)
+        live.paid = charge.after.plus(live.paid or NOTHING)
+        self._end(live, charge, now)
 
     def _end(self, live: Live, charge: Charge, now: float) -> None:
         """Close a dispatched request: after this, nothing of it is left in any count."""
@@ -347,15 +497,17 @@ class Scheduler:
 
     def _join(self, event: WorkerJoined, now: float) -> None:
         worker = event.worker
+        present = worker.id in self.cluster and not self.cluster[worker.id].left
         models = self._models_of(worker.id)
+        barred = worker.id in self.cluster.barred
         displaced: list[Request] = []
         if not models <= worker.models:
             # What it no longer serves must not wait for it.
             displaced = self._vacate(worker.id, now)
-            models = frozenset()
-        self.cluster.join(worker)
+            models, barred = frozenset(), False
+        self.cluster.join(worker, back=not present)
         self.mirror.joined(worker)
-        if not models or models != worker.models:
+        if not barred and (not models or models != worker.models):
             self.policy.worker_joined(worker.id, now)
         for request in displaced:
             self._place_anew(request, now)
@@ -383,13 +535,19 @@ class Scheduler:
 
     def _vacate(self, worker: WorkerId, now: float) -> list[Request]:
         """Take a worker out; its queue is placed anew. Returns the requests that no other worker serves."""
+        self._placed = True
+        barred = worker in self.cluster.barred
         self.cluster.leave(worker)
+        if barred:
+            return []
+        if self.cluster.barred:
+            self._unbar(now)
         return self.policy.worker_left(worker, now)
 
     def _place_anew(self, request: Request, now: float) -> None:
         """Give a request that the policy gave up back to it, or turn it away if no worker serves it."""
         if self.cluster.serving(request.model):
-            self.policy.enqueue(request, now)
+            self._enqueue(request, now)
             return
         self._room.leave(request.id, now, served=False)
         del self._live[request.id]
@@ -400,11 +558,18 @@ class Scheduler:
         for request in self._room.expired(now):
             self._withdraw(self._live[request], now)
             self._out.append(Reject(request, Refusal.EXPIRED, self._room.retry_after(now)))
+        for live in [live for live in self._returned.values() if self._gives_up(live) <= now]:
+            self._abandon(live, Refusal.EXPIRED)
+
+    def _gives_up(self, live: Live) -> float:
+        """Until when a request that came back may wait."""
+        return live.since + self.settings.waiting.time_to_live
 
     def _set_alarm(self, now: float) -> None:
         """Ask to be woken for the next deadline, unless an earlier alarm is set: a vain waking is cheap."""
         due = self._wake
-        for deadline in (self._room.next_deadline, self.cluster.next_deadline, self.policy.next_deadline):
+        returned = self._gives_up(next(iter(self._returned.values()))) if self._returned else None
+        for deadline in (self._room.next_deadline, self.cluster.next_deadline, self.policy.next_deadline, returned):
             if deadline is not None and (due is None or deadline < due):
                 due = max(deadline, now)
         if due is not None and due != self._wake:
