@@ -177,9 +177,14 @@ class EventStream:
         subscription.setsockopt(zmq.SUBSCRIBE, self._source.topic)
 
     async def _connected(self, monitor: zmq.asyncio.Socket) -> None:
-        while (await recv_monitor_message(monitor))["event"] != zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            pass
+        try:
+            async with asyncio.timeout(self._limits.silence_seconds):
+                while (await recv_monitor_message(monitor))["event"] != zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                    pass
+        except TimeoutError:
+            raise Ended(Fault.DISCONNECTED) from None
         self._awaited_since = None
+        self._next_repair = 0.0
         before, self._continuity = self._continuity, Continuity()
         self._before = before if before.next else self._before
         self._names = BlockNames(self._hasher, self._limits.blocks)
@@ -237,10 +242,11 @@ class EventStream:
 
     async def _repair(self) -> None:
         """Take in what is missing and can still be had."""
-        now = asyncio.get_running_loop().time()
-        if self._source.replay is None or now < self._next_repair:
+        if self._source.replay is None:
             return
-        self._next_repair = now + self._limits.replay_seconds
+        clock = asyncio.get_running_loop().time
+        await asyncio.sleep(max(0.0, self._next_repair - clock()))
+        self._next_repair = clock() + self._limits.replay_seconds
         with ExitStack() as opened:
             dealer = self._context.socket(zmq.DEALER)
             opened.callback(dealer.close, 0)
