@@ -24,8 +24,9 @@ def test_a_match_is_never_the_whole_prompt(size: int, tokens: int | None, data: 
     prompt = PromptKey(b"", size, tokens)
     estimates = Estimates()
     chunks = data.draw(st.integers(0, size // CHUNK_BYTES))
-    less, more = (estimates.cached_tokens("llama", prompt, count) for count in (chunks, size // CHUNK_BYTES))
-    assert 0 <= less <= more < estimates.prompt_tokens("llama", prompt)
+    measure = estimates.measure("llama", prompt)
+    less, more = (measure.held(count) for count in (chunks, size // CHUNK_BYTES))
+    assert 0 <= less <= more < measure.tokens
 
 
 def test_input_is_exact_where_token_ids_came() -> None:

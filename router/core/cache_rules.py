@@ -20,6 +20,20 @@ class CacheRules:
     """Whether a prompt can be hit only when all of it is computed; else each part as soon as it is scheduled."""
 
 
+@dataclass(frozen=True, slots=True)
+class Tracking:
+    """How much of what happens to a cache is followed; less than all is there to be compared with."""
+
+    evicts: bool = True
+    """Whether anything is believed to be evicted."""
+    replays: bool = True
+    """Whether running requests pin what they use and fill the cache as they grow, and batches are told apart."""
+    corrects: bool = True
+    """Whether the engine's word about its cache changes what is believed."""
+
+
+FOLLOWED: Final = Tracking()
+
 GENERIC: Final = CacheRules()
 RULES: Final[Mapping[str, CacheRules]] = {
     "vllm": CacheRules(block_tokens=16),

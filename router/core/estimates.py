@@ -1,7 +1,9 @@
 """What a request will cost before the engine has said so: learned from the usage of those before it."""
 
+from collections.abc import Sequence
 from math import ceil
 
+from router.core.landmarks import Landmarks, Measure
 from router.core.model import ClientId, Request, Usage
 from router.core.prompt_key import CHUNK_BYTES, PromptKey
 
@@ -39,6 +41,7 @@ class Estimates:
     def __init__(self, client_limit: int = 10_000) -> None:
         """`client_limit`: how many (client, model) means are kept; the least recently learned goes first."""
         self._ratios: dict[str, TokenRatio] = {}
+        self._landmarks = Landmarks()
         self._outputs: dict[tuple[ClientId | None, str], float] = {}
         self._limit = client_limit
         self.lessons = 0
@@ -48,22 +51,16 @@ class Estimates:
         """What one chunk of text of this model's prompts is worth in tokens."""
         return CHUNK_BYTES * self._ratio(model).value
 
-    def prompt_tokens(self, model: str, prompt: PromptKey) -> int:
-        """Tokens of one prompt: exact where it came as token ids; at least 1."""
+    def measure(self, model: str, prompt: PromptKey) -> Measure:
+        """One prompt's size in tokens: exact where it came as token ids, and up to where engines counted it."""
         if prompt.tokens is not None:
-            return max(1, prompt.tokens)
-        return max(1, ceil(prompt.size * self._ratio(model).value))
+            total = max(1, prompt.tokens)
+            return Measure(total, ((0, 0.0), (max(1, prompt.size) / CHUNK_BYTES, total)))
+        return self._landmarks.measure(prompt, self._ratio(model).value)
 
     def input_tokens(self, request: Request) -> int:
         """Tokens of all prompts of a request."""
-        return sum(self.prompt_tokens(request.model, prompt) for prompt in request.prompts)
-
-    def cached_tokens(self, model: str, prompt: PromptKey, chunks: int) -> int:
-        """Tokens in a prompt's first `chunks` chunks, short of the whole: an engine always computes the last one."""
-        if not chunks:
-            return 0
-        tokens = self.prompt_tokens(model, prompt)
-        return min(tokens - 1, tokens * chunks * CHUNK_BYTES // prompt.size)
+        return sum([self.measure(request.model, prompt).tokens for prompt in request.prompts])
 
     def expected_output(self, request: Request) -> int:
         """Output tokens to reserve: the client's own limit, or else what it usually gets from this model."""
@@ -72,11 +69,16 @@ class Estimates:
         mean = self._outputs.get((request.client, request.model), self._outputs.get((None, request.model)))
         return FIRST_OUTPUT if mean is None else ceil(mean)
 
-    def learn(self, request: Request, usage: Usage) -> None:
-        """Take in what the engine counted for a finished request."""
+    def learn(self, request: Request, usage: Usage, answers: Sequence[PromptKey] = ()) -> None:
+        """Take in what the engine counted for a finished request; `answers`: its prompt with each answer to it."""
         self.lessons += 1
         if usage.input_tokens and all(prompt.tokens is None for prompt in request.prompts):
-            self._ratio(request.model).learn(sum(prompt.size for prompt in request.prompts), usage.input_tokens)
+            ratio = self._ratio(request.model)
+            ratio.learn(sum(prompt.size for prompt in request.prompts), usage.input_tokens)
+            if len(request.prompts) == 1:
+                self._landmarks.tell(request.prompts[0], usage.input_tokens, ratio.value)
+                if len(answers) == 1:
+                    self._landmarks.tell(answers[0], usage.input_tokens + usage.output_tokens, ratio.value)
         self._average((None, request.model), usage.output_tokens)
         self._average((request.client, request.model), usage.output_tokens)
 

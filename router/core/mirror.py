@@ -21,9 +21,10 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Final
 
-from router.core.cache_rules import GENERIC, CacheRules, blocks_for, rules_of, whole_blocks
+from router.core.cache_rules import GENERIC, CacheRules, Tracking, blocks_for, rules_of, whole_blocks
 from router.core.calibration import Calibration
 from router.core.estimates import Estimates
+from router.core.landmarks import Measure
 from router.core.model import CacheReport, Request, RequestId, Usage, Worker, WorkerId
 from router.core.prefix_tree import PrefixTree, Step
 from router.core.prompt_key import HASH_BYTES, PromptKey
@@ -96,9 +97,10 @@ class CacheState:
 class Mirror:
     """The caches of all workers, in the prefix tree."""
 
-    def __init__(self, tree: PrefixTree, estimates: Estimates, capacity: int) -> None:
+    def __init__(self, tree: PrefixTree, estimates: Estimates, capacity: int, tracking: Tracking) -> None:
         """`capacity`: tokens believed of a worker that does not tell its own."""
         self._tree = tree
+        self._tracking = tracking
         self._estimates = estimates
         self._capacity = capacity
         self._caches: dict[WorkerId, CacheState] = {}
@@ -135,14 +137,14 @@ class Mirror:
         """What a chunk is worth at a worker, in tokens."""
         return self._estimates.tokens_per_chunk(self.cache(worker).model)
 
-    def worth(self, model: str, prompt: PromptKey, chunks: int, worker: WorkerId) -> int:
+    def worth(self, measure: Measure, chunks: int, worker: WorkerId) -> int:
         """Tokens that the engine finds of a prompt of which it holds so many chunks: full blocks, never all."""
-        return whole_blocks(self._estimates.cached_tokens(model, prompt, chunks), self.cache(worker).block)
+        return whole_blocks(measure.held(chunks), self.cache(worker).block) if chunks else 0
 
     def discount(self, worker: WorkerId, tokens: int) -> int:
         """What a match is to be taken for, while matches there prove to be wrong."""
         share = self.cache(worker).calibration.discount
-        return tokens if share == 1.0 else int(tokens * share)
+        return tokens if share == 1.0 or not self._tracking.corrects else int(tokens * share)
 
     def dispatched(
         self, request: Request, worker: WorkerId, now: float, matched: int, prompt_tokens: int, turn: float
@@ -158,11 +160,9 @@ class Mirror:
         state.prompts += prompt_tokens
         holding = self._tree.holding(worker)
         run = self._runs[request.id] = Run(request, worker, holding, now, predicted, prompt_tokens)
-        chunks = 0
         for prompt in run.prompts:
             run.paths.append([_seen(step) for step in self._tree.path(prompt.hashes, worker)])
-            self._tree.insert(prompt.hashes, worker, now, pin=True)
-            chunks += len(prompt.hashes) // HASH_BYTES
+            self._tree.insert(prompt.hashes, worker, now, pin=self._tracking.replays)
         self._grow(run, state)
         self._keep_within(worker, state)
         return min(matched, predicted)
@@ -192,7 +192,8 @@ class Mirror:
         if usage is not None:
             self._compare(run, state, usage, here=here)
         for place, prompt in enumerate(run.prompts if here else ()):
-            self._tree.unpin(prompt.hashes, run.worker, now, run.epoch)
+            if self._tracking.replays:
+                self._tree.unpin(prompt.hashes, run.worker, now, run.epoch)
             if not computed:
                 path = run.paths[place]
                 self._tree.prune(prompt.hashes, run.worker, path[-1][0] if path else 0, now)
@@ -209,7 +210,7 @@ class Mirror:
         if report.asleep or (before is not None and report.began_anew(before)):
             state.evictions["restart"] += round(self.held(worker))
             self.drop(worker)
-        elif before is not None:
+        elif before is not None and self._tracking.corrects:
             self._take_counts(worker, state, before, now)
         state.predicted = state.prompts = 0
 
@@ -239,16 +240,20 @@ class Mirror:
     def _computed_by_then(self, request: Request, worker: WorkerId, now: float, matched: int, turn: float) -> int:
         """What of a match does not stand at the worker's door like the request itself."""
         state = self.cache(worker)
-        if not state.rules.found_when_computed or len(request.prompts) != 1:
+        if not (state.rules.found_when_computed and self._tracking.replays and len(request.prompts) == 1):
             return matched
         (prompt,) = request.prompts
         held = self._tree.match(prompt.hashes).get(worker, 0)
         state.batch.chunks = int((state.batch_tokens or 0) / self._estimates.tokens_per_chunk(request.model))
         found = state.batch.add(request.id, prompt.hashes, held, now, turn)
-        return matched if found == held else min(matched, self.worth(request.model, prompt, found, worker))
+        if found == held:
+            return matched
+        return min(matched, self.worth(self._estimates.measure(request.model, prompt), found, worker))
 
     def _grow(self, run: Run, state: CacheState) -> bool:
         """Account for what a request holds beside what the tree knows; whether that is more than before."""
+        if not self._tracking.replays:
+            return False
         known = sum(len(prompt.hashes) for prompt in run.prompts) // HASH_BYTES
         held = blocks_for(run.prompt_tokens + run.output, state.block)
         own = max(0.0, held - known * self._estimates.tokens_per_chunk(run.model))
@@ -259,6 +264,8 @@ class Mirror:
 
     def _keep_within(self, worker: WorkerId, state: CacheState) -> None:
         """Evict what exceeds the worker's capacity."""
+        if not self._tracking.evicts:
+            return
         chunk = self._estimates.tokens_per_chunk(state.model)
         excess = self._tree.held(worker) - max(0, int((state.capacity - state.own) / chunk))
         if excess > 0:
@@ -282,7 +289,7 @@ class Mirror:
             return
         actual = min(usage.cached_tokens, usage.input_tokens)
         state.calibration.told(run.predicted, actual, usage.input_tokens)
-        if here and len(run.prompts) == 1:
+        if here and self._tracking.corrects and len(run.prompts) == 1:
             chunk = self._estimates.tokens_per_chunk(run.model)
             if run.predicted - actual > chunk + state.block:
                 self._correct(run, state, int(actual / chunk) + 1)

@@ -9,16 +9,20 @@ changes, at a cost that does not depend on how many wait. (The last chunk is eno
 holds those before it.)
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from struct import iter_unpack
 
+from router.core.cache_rules import FOLLOWED, Tracking
 from router.core.estimates import Estimates
 from router.core.mirror import Mirror
 from router.core.model import Request, RequestId, WorkerId
 from router.core.prefix_tree import PrefixTree
 from router.core.prompt_key import CHUNK_BYTES, HASH_BYTES, PromptKey
 from router.core.token_blocks import TokenBlocks
+
+Oracle = Callable[[Request], Mapping[WorkerId, int]]
+"""Says what `PrefixMap.match` should say."""
 
 
 class Seen:
@@ -86,14 +90,24 @@ _serial = attrgetter("serial")
 class PrefixMap:
     """The prefix tree, priced in tokens, and the watch on waiting requests."""
 
-    def __init__(self, limit: int, estimates: Estimates, minimum: int, capacity: int = 400_000) -> None:
+    def __init__(
+        self,
+        limit: int,
+        estimates: Estimates,
+        minimum: int,
+        capacity: int = 400_000,
+        tracking: Tracking = FOLLOWED,
+        oracle: Oracle | None = None,
+    ) -> None:
         """An empty map.
 
         `limit`: chunks; `minimum`: tokens; a shorter match is no match (a shared system line must pin nothing);
-        `capacity`: tokens believed of a worker's cache before the worker tells.
+        `capacity`: tokens believed of a worker's cache before the worker tells; `oracle`: in simulations, what matches
+        really are, instead of what is believed.
         """
         self.tree = PrefixTree(limit, self._lost, self._gained)
-        self.mirror = Mirror(self.tree, estimates, capacity)
+        self.mirror = Mirror(self.tree, estimates, capacity, tracking)
+        self._oracle = oracle
         self.blocks = TokenBlocks(limit)
         self._promised = PrefixTree(limit)
         """Of requests that wait for a worker: what it will hold when their turn has come."""
@@ -112,7 +126,7 @@ class PrefixMap:
         """Tokens of the request's input that each worker holds, never all; workers below the minimum are left out."""
         seen = self._look(request)
         if seen.match is None:
-            seen.match = self._tokens(request, self.tree)
+            seen.match = self._tokens(request, self.tree) if self._oracle is None else self._oracle(request)
             if told := self.blocks.match(request):
                 seen.match = self._corrected(seen.match, told, seen.size)
         return seen.match
@@ -163,10 +177,12 @@ class PrefixMap:
         found: dict[WorkerId, int] = {}
         worth = self.mirror.worth
         for prompt in request.prompts:
-            for worker, chunks in tree.match(prompt.hashes).items():
-                found[worker] = found.get(worker, 0) + worth(request.model, prompt, chunks, worker)
-        discount = self.mirror.discount
-        return {worker: discount(worker, tokens) for worker, tokens in found.items() if tokens >= self._minimum}
+            if held := tree.match(prompt.hashes):
+                measure = self._estimates.measure(request.model, prompt)
+                for worker, chunks in held.items():
+                    found[worker] = found.get(worker, 0) + worth(measure, chunks, worker)
+        least, discount = max(1, self._minimum), self.mirror.discount
+        return {worker: discount(worker, tokens) for worker, tokens in found.items() if tokens >= least}
 
     def insert(self, model: str, prompts: Iterable[PromptKey], worker: WorkerId, now: float) -> None:
         """Believe that the worker holds these prompts now, though nothing was sent there."""

@@ -1,0 +1,68 @@
+"""How many tokens there are up to certain places of prompts, where an engine has told.
+
+A mean of tokens per byte is off by some percent for any one prompt: code, names and other languages take more. But
+prompts come back longer, turn by turn, and others begin like them; what an engine counted up to the end of one is known
+exactly of all that begin so. Between such places tokens are spread evenly.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from math import ceil, inf
+from struct import iter_unpack
+from typing import NamedTuple
+
+from router.core.prompt_key import CHUNK_BYTES, HASH_BYTES, PromptKey
+
+Place = tuple[float, float]
+"""Chunks, and how many tokens there are up to their end."""
+
+
+class Measure(NamedTuple):
+    """A prompt's size."""
+
+    tokens: int
+    """Of all of it; at least 1."""
+    places: Sequence[Place]
+    """In order; the beginning and the end of the prompt among them."""
+
+    def held(self, chunks: int) -> int:
+        """Tokens in the first chunks, short of the whole: an engine always computes the last one."""
+        if not chunks:
+            return 0
+        places = self.places
+        after = min(bisect_right(places, (chunks, inf)), len(places) - 1)
+        (start, before), (end, tokens) = places[after - 1], places[after]
+        return min(self.tokens - 1, int(before + (tokens - before) * (chunks - start) / (end - start)))
+
+
+class Landmarks:
+    """Of all models' prompts, by the hash of the last chunk before; the least recently told go first."""
+
+    def __init__(self, limit: int = 50_000) -> None:
+        self._limit = limit
+        self._tokens: dict[bytes, float] = {}
+
+    def tell(self, prompt: PromptKey, tokens: int, ratio: float) -> None:
+        """An engine counted so many tokens in a prompt; `ratio`: tokens per byte after its last full chunk."""
+        if prompt.hashes:
+            at = tokens - ratio * (prompt.size - len(prompt.hashes) // HASH_BYTES * CHUNK_BYTES)
+            self._tokens.pop(prompt.hashes[-HASH_BYTES:], None)
+            self._tokens[prompt.hashes[-HASH_BYTES:]] = max(0.0, at)
+            if len(self._tokens) > self._limit:
+                del self._tokens[next(iter(self._tokens))]
+
+    def measure(self, prompt: PromptKey, ratio: float) -> Measure:
+        """A prompt's size, with `ratio` tokens per byte where nothing is known; O(its chunks)."""
+        places: list[Place] = [(0, 0.0)]
+        if self._tokens:
+            told = self._tokens.get
+            for end, (name,) in enumerate(iter_unpack("8s", prompt.hashes), 1):
+                here = told(name)
+                if here is not None and here >= places[-1][1]:
+                    places.append((end, here))
+        chunk, tokens = places[-1]
+        rest = prompt.size - chunk * CHUNK_BYTES
+        total = max(1, ceil(tokens + rest * ratio))
+        if rest > 0:
+            places.append((prompt.size / CHUNK_BYTES, total))
+        return Measure(total, places)
