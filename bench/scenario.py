@@ -99,6 +99,8 @@ class Scenario:
     """How long output goes uncharged, as in `router.conductor`."""
     poll_seconds: float = 0.5
     """How often each worker reports its metrics."""
+    oracle: bool = False
+    """Whether the router is told what the engines' caches really hold, which no router can be."""
     jumps: bool = True
     """Whether steps in which nothing changes are taken at once; the records are the same either way."""
 

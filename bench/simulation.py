@@ -5,7 +5,7 @@ streams at once every `progress_seconds`, `Finished` with the engine's usage and
 Equal scenarios give equal records, and nothing sleeps.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count
 from random import Random
@@ -65,7 +65,11 @@ class Simulation:
     def __init__(self, scenario: Scenario, observers: Sequence[Observer] = ()) -> None:
         self.scenario = scenario
         self.scheduler = Scheduler(
-            POLICIES[scenario.policy], scenario.settings, Parameters(*scenario.parameters), Random(scenario.seed)
+            POLICIES[scenario.policy],
+            scenario.settings,
+            Parameters(*scenario.parameters),
+            Random(scenario.seed),
+            self._really_cached if scenario.oracle else None,
         )
         self.workers: dict[WorkerId, EmulatedWorker] = {}
         """Those that joined, whether or not they left."""
@@ -94,6 +98,15 @@ class Simulation:
         for flight in list(self._flights.values()):
             self._observation.record(flight, Outcome.UNFINISHED, agenda.now)
         return self._observation.result()
+
+    def _really_cached(self, request: Request) -> Mapping[WorkerId, int]:
+        """What each engine would find of a request if it began with it now."""
+        prompt = self._flights[request.id].call.prompt.tokens
+        found = {}
+        for name, worker in self.workers.items():
+            worker.catch_up()
+            found[name] = worker.engine.found(prompt)
+        return {name: tokens for name, tokens in found.items() if tokens}
 
     def _is_busy(self) -> bool:
         """An engine may be busy with a call whose end the router has seen: news of a cancellation takes its time."""

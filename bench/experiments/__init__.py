@@ -17,6 +17,7 @@ from typing import Final, NoReturn
 
 from bench.experiments import fig4, neighbour
 from bench.experiments.conditions import QUICK_SEEDS, SEEDS
+from bench.experiments.defaults import Defaults
 from bench.experiments.experiment import Experiment, Row
 from bench.experiments.fig1 import Figure1
 from bench.experiments.fig7 import Figure7
@@ -52,6 +53,7 @@ EXPERIMENTS: Final[Mapping[str, Experiment]] = {
     "window": WindowSize(),
     "unmodified": Unmodified(),
     "policies": PolicyTable(),
+    "defaults": Defaults(),
     "saturation": Saturation(),
 }
 """By name; a new one is a file and a line here. Beside these there is `fig4`, which measures instead of simulating."""
@@ -65,7 +67,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="fewer and shorter simulations, of the same shape")
     parser.add_argument("--out", type=Path, default=OUT, metavar="DIR", help="where to write (%(default)s)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time (%(default)s)")
-    parser.add_argument("--seeds", type=int, metavar="N", help=f"how many ({len(SEEDS)}; quick {len(QUICK_SEEDS)})")
+    parser.add_argument(
+        "--seeds", type=int, metavar="N", help=f"how many (mostly {len(SEEDS)}; quick {len(QUICK_SEEDS)})"
+    )
     parser.add_argument(
         "--trace",
         action="append",
@@ -90,7 +94,8 @@ def run(options: argparse.Namespace) -> None:
     from bench.experiments.report import table, write  # noqa: PLC0415
 
     try:
-        names, seeds = _names(options), _seeds(options)
+        names = _names(options)
+        _check_counts(options)
         traces = _traces(options, names)
         options.out.mkdir(parents=True, exist_ok=True)
     except ValueError as error:
@@ -99,12 +104,13 @@ def run(options: argparse.Namespace) -> None:
         _refuse(f"cannot write to {options.out}: {error.strerror}")
     for name in names:
         if name == LIVE:
-            _run_live(options, seeds)
+            _run_live(options, _seeds(options, SEEDS))
             continue
         if name == "fig4":
             fig4.run(options.out, quick=options.quick)
             continue
         experiment = _playing(EXPERIMENTS[name], traces)
+        seeds = _seeds(options, experiment.seeds)
         bar = ProgressBar(sys.stderr, "simulations")
         rows = run_cells(experiment, quick=options.quick, seeds=seeds, jobs=options.jobs, done=bar.show)
         bar.close()
@@ -170,12 +176,15 @@ def _playing(experiment: Experiment, traces: Mapping[str, Trace]) -> Experiment:
     return experiment
 
 
-def _seeds(options: argparse.Namespace) -> Sequence[int]:
-    usual: Sequence[int] = QUICK_SEEDS if options.quick else SEEDS
-    seeds = usual if options.seeds is None else range(options.seeds)
-    if options.jobs < 1 or not seeds:
+def _check_counts(options: argparse.Namespace) -> None:
+    if options.jobs < 1 or (options.seeds is not None and options.seeds < 1):
         raise ValueError("--jobs and --seeds must be at least 1")
-    return seeds
+
+
+def _seeds(options: argparse.Namespace, usual: Sequence[int]) -> Sequence[int]:
+    if options.seeds is not None:
+        return range(options.seeds)
+    return QUICK_SEEDS if options.quick else usual
 
 
 def _refuse(reason: str) -> NoReturn:

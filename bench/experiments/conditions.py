@@ -173,6 +173,8 @@ PLAIN_SESSIONS: Final[Mapping[str, str]] = {
     "embodied": "task",
 }
 """Workloads of equal clients, and what these ask for: two of the DLPM paper's, eight of the Preble paper's."""
+SWEPT_WORKLOADS: Final = ("tot-s2", "judge-s1", "qa-s1", "toolbench-zipf")
+"""One of each kind, for the parameters."""
 POLICIES_WORKERS: Final = 4
 POLICIES_SPAN: Final = Span(24.0, 8.0)
 

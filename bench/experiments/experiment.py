@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
+from bench.experiments.conditions import SEEDS
 from bench.records import Result
 from bench.scenario import Scenario
 from bench.summary import Summary
@@ -67,6 +68,8 @@ class Experiment(ABC):
     """What its paper reports; a paragraph."""
     decimals: ClassVar[Mapping[str, int]]
     """The figures of its table in their order, and how many decimals each is shown with."""
+    seeds: ClassVar[Sequence[int]] = SEEDS
+    """That it is run under; only the first when quick."""
 
     @abstractmethod
     def cells(self, *, quick: bool) -> Sequence[Cell]:

@@ -12,6 +12,7 @@ from bench.experiments.conditions import (
     PLAIN_SESSIONS,
     POLICIES_SPAN,
     POLICIES_WORKERS,
+    QUICK_SEEDS,
     fleet,
 )
 from bench.experiments.experiment import Cell, Experiment, Row, Value
@@ -33,6 +34,7 @@ QUICK_WORKLOADS: Final = ("judge-s2", "qa-s1", "toolbench-zipf")
 class PolicyTable(Experiment):
     """See the module."""
 
+    seeds: ClassVar[Sequence[int]] = QUICK_SEEDS
     title: ClassVar[str] = "Every policy on every workload, four A100, half as much again asked as they can do"
     published: ClassVar[str] = "Of no paper: the defaults are taken from it."
     decimals: ClassVar[Mapping[str, int]] = {
@@ -62,15 +64,8 @@ class PolicyTable(Experiment):
         ]
 
     def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:
-        """See `Experiment`. Jain's is over actual service; light are the well-behaved, where one is not, or all."""
-        spans = list(first_token_spans(light_records(result) or result.records, result.seconds))
-        return {
-            "service/s": service_seen(summary) / (result.seconds - result.warmup),
-            "hit rate": summary["hit_rate"],
-            "Jain": summary["jain"],
-            "light TTFT p50": censored_percentile(spans, 0.50),
-            "light TTFT p99": censored_percentile(spans, 0.99),
-        }
+        """See `Experiment`."""
+        return figures(result, summary)
 
     def digest(self, rows: Sequence[Row]) -> Sequence[str]:
         """See `Experiment`. A line for each policy: throughput over the best's, Jain's index, light p99 in seconds."""
@@ -102,6 +97,18 @@ class PolicyTable(Experiment):
             axes.set_xticks(range(len(workloads)), workloads, rotation=60, ha="right")
             axes.set_yticks(range(len(policies)), policies)
             axes.set_title(title)
+
+
+def figures(result: Result, summary: Summary) -> Mapping[str, Value]:
+    """Service as clients see it, Jain's index of actual service; light are the well-behaved, or all if none is not."""
+    spans = list(first_token_spans(light_records(result) or result.records, result.seconds))
+    return {
+        "service/s": service_seen(summary) / (result.seconds - result.warmup),
+        "hit rate": summary["hit_rate"],
+        "Jain": summary["jain"],
+        "light TTFT p50": censored_percentile(spans, 0.50),
+        "light TTFT p99": censored_percentile(spans, 0.99),
+    }
 
 
 class Relative:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from bench.experiments.conditions import A10G_3B, A100, ON_A10G, ON_A100, SATURATING, SATURATION_SPAN
+from bench.experiments.conditions import A10G_3B, A100, ON_A10G, ON_A100, QUICK_SEEDS, SATURATING, SATURATION_SPAN
 from bench.experiments.experiment import Cell, Experiment, Row, Value
 from bench.records import Result
 from bench.scenario import Scenario
@@ -26,6 +26,7 @@ HARDWARE = {"A10G, 3 B": (A10G_3B, ON_A10G), "A100": (A100, ON_A100)}
 class Saturation(Experiment):
     """See the module."""
 
+    seeds: ClassVar[Sequence[int]] = QUICK_SEEDS
     title: ClassVar[str] = "Seconds of a worker that a session takes"
     published: ClassVar[str] = "Of no paper: the loads of the other experiments are multiples of these."
     decimals: ClassVar[Mapping[str, int]] = {"seconds a session": 3, "calls/s": 2, "busy": 3, "hit rate": 3}
