@@ -46,8 +46,8 @@ class LocalTokenizer:
         try:
             told = {"add_generation_prompt": True, **self._special, **more}
             return self.text(self._template.render(messages=messages, tools=None, documents=None, **told), False)
-        except (TemplateError, TypeError, ValueError):
-            return None  # the engine refuses it too, in its own words
+        except Exception:  # whatever a template does; the engine refuses it too, in its own words
+            return None
 
 
 def _is_plain(message: object) -> bool:
