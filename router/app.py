@@ -14,6 +14,7 @@ from router.api import ENDPOINTS
 from router.conductor import Conductor, Observer
 from router.control import control_plane
 from router.core.accounts import LinearCost
+from router.core.health import HealthRules, PatienceRules
 from router.core.model import WorkerId
 from router.core.policies import POLICIES
 from router.core.policy import Parameters
@@ -40,7 +41,8 @@ def build(settings: Settings) -> ASGIApp:
     journal = None
     if settings.journal is not None:
         journal = open_journal(settings.journal, secret, time.monotonic(), settings.without_addresses())
-    fleet = Fleet([_backend(worker, settings) for worker in settings.worker], settings.connect_timeout)
+    patience = PatienceRules(settings.first_token_timeout, settings.token_timeout)
+    fleet = Fleet([_backend(worker, settings) for worker in settings.worker], settings.connect_timeout, patience)
     scheduler = new_scheduler(settings)
     registry = CollectorRegistry()
     labels = ClientLabels()
@@ -97,12 +99,23 @@ def new_scheduler(settings: Settings) -> Scheduler:
         cost=LinearCost(settings.extend_weight, settings.output_weight),
         waiting=WaitingLimits(settings.max_queued, settings.queue_ttl),
         window=_window(settings),
+        health=_health(settings),
         prefix_limit=settings.prefix_limit,
         match_minimum=settings.min_match_tokens,
         kv_tokens=settings.kv_tokens_default,
     )
     parameters = Parameters(*settings.parameters().values())
     return Scheduler(POLICIES[settings.policy], core, parameters, random.Random(settings.seed))
+
+
+def _health(settings: Settings) -> HealthRules:
+    return HealthRules(
+        settings.breaker_failures,
+        settings.breaker_cooldown,
+        settings.tries,
+        settings.retry_budget,
+        settings.retry_floor,
+    )
 
 
 def _window(settings: Settings) -> Window:

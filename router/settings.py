@@ -162,6 +162,26 @@ class Settings(PolicyGroups):
     """Seconds between two readings of a worker's health and metrics."""
     connect_timeout: PositiveFloat = 5.0
     """Seconds in which a worker must accept a connection."""
+    first_token_timeout: NonNegativeFloat = 120.0
+    """Seconds to the first token, or ten times the worker's own slowest of late if that is more, after which a request
+    goes to another worker; 0 for no limit."""
+    token_timeout: NonNegativeFloat = 30.0
+    """Seconds of silence within a stream, or a hundred times the worker's own time between tokens if that is more,
+    after which another worker goes on with it; 0 for no limit."""
+    tries: PositiveInt = 3
+    """Workers that a request is sent to at most, while they fail; 1 for one only."""
+    retry_budget: NonNegativeFloat = 0.1
+    """Retries per request over all clients; beyond them, a failure is told to the client."""
+    retry_floor: NonNegativeInt = 10
+    """Retries that may be made in any case in 10 s."""
+    continuation: Literal["ids", "text", "off"] = "ids"
+    """How another worker goes on with a stream whose worker failed: by the tokens so far where the engine tells them,
+    else by the text; always by the text; or not at all, and the client is told."""
+    breaker_failures: NonNegativeInt = 5
+    """Of a worker's last 20 calls, how many must have failed, and at least half of them, for it to be left out; 0 to
+    leave out none."""
+    breaker_cooldown: PositiveFloat = 5.0
+    """Seconds for which a worker is left out the first time; then one request tries it."""
 
     journal: Path | None = None
     """A file to which every decision is appended, for `d2lpm replay`; it holds the key of the prompt hashes."""

@@ -220,10 +220,10 @@ def test_engine_without_usage_in_chunks_counts_by_chunk() -> None:
     ],
 )
 def test_errors_inside_an_answer(data: bytes, error: EngineError | None) -> None:
-    """Both engines' error shapes are found in a stream and in an answer, and go through to the client."""
+    """Both engines' error shapes are found in a stream and in an answer; from one on, a stream is held back."""
     stream = b"data: " + data + b"\n\n" + DONE
     reader = StreamReader(chat())
-    assert reader.feed(stream) == stream
+    assert (reader.feed(stream), reader.held) == ((b"", stream) if error else (stream, b""))
     assert (reader.error, reader.started, reader.finished) == (error, False, True)
     assert read_json(chat(), data).error == error
 
