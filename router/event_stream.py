@@ -112,6 +112,8 @@ class EventStream:
         self._names = BlockNames(hasher, limits.blocks)
         self._following = False
         self._complete = False
+        self._catching_up = False
+        """While the past is read: what it was then is nothing to tell."""
         self._before: Continuity | None = None
         """Of the session before, until this one has shown whether its publisher is the same."""
         self._awaited_since: float | None = None
@@ -185,6 +187,7 @@ class EventStream:
             raise Ended(Fault.DISCONNECTED) from None
         self._awaited_since = None
         self._next_repair = 0.0
+        self._catching_up = False
         before, self._continuity = self._continuity, Continuity()
         self._before = before if before.next else self._before
         self._names = BlockNames(self._hasher, self._limits.blocks)
@@ -203,7 +206,10 @@ class EventStream:
 
     async def _read(self, subscription: zmq.asyncio.Socket) -> None:
         """Take in what comes. Raises Ended where that is too much."""
+        self._catching_up = True
         await self._repair()
+        self._catching_up = False
+        self._announce(Change(True, b"", self._names.hashes))
         clock = asyncio.get_running_loop().time
         allowed, counted = self._limits.burst_bytes, clock()
         for number in count(1):
@@ -301,6 +307,10 @@ class EventStream:
         self._complete = self._complete or (change.cleared and not spoilt)
         self._complaints.add(*self._names.faults)
         self._names.faults.clear()
+        if not self._catching_up:
+            self._announce(change)
+
+    def _announce(self, change: Change) -> None:
         self._following = self._names.block_tokens is not None
         self._on_state()
         self._tell(change)
@@ -336,6 +346,6 @@ class EventStream:
 
     def _forget(self) -> None:
         """What the publisher told counts no longer."""
-        if len(self._names):
+        if len(self._names) and not self._catching_up:
             self._tell(Change(True, b"", b""))
         self._names.clear()

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, Self
@@ -95,13 +95,15 @@ class Publisher:
         self._live.close(0)
         self._replay.close(0)
 
-    async def again(self, replays: bool = True) -> Self:
-        """Another process at the same ports, which knows nothing."""
+    async def again(self, past: Sequence[tuple[int, bytes]] = ()) -> Self:
+        """Another process at the same ports, which knows nothing, or the same one behind a broken connection."""
         await self.close()
         async with asyncio.timeout(PATIENCE):
             while True:
                 try:
-                    return type(self)(self._context, replays, self.ports)
+                    another = type(self)(self._context, self.source.replay is not None, self.ports)
+                    another.past, another._next = list(past), len(past)
+                    return another
                 except zmq.ZMQError:  # a closed socket gives its port back a little later
                     await asyncio.sleep(0.01)
 
@@ -420,3 +422,18 @@ async def test_a_worker_that_leaves_and_joins_is_followed_anew() -> None:
             assert not blocks.blocks
             router.conductor.feed(WorkerJoined(worker))
             await until(lambda: blocks.blocks == held)
+
+
+async def test_the_past_is_not_told_as_if_it_were_now() -> None:
+    """What was stored and dropped before the subscription is told as it is at its end, at once."""
+    async with following(before=0) as scene:
+        await until(lambda: bool(scene.publisher.asked))
+        for number in range(20):
+            removed = {"type": "BlockRemoved", "block_hashes": [number - 1]}
+            await scene.publisher.publish(block(number), *([removed] if number else []), lost=True)
+        scene.publisher = await scene.publisher.again(past=scene.publisher.past)
+        await scene.publisher.subscribed()
+        await until(scene.holds(19))
+        assert [event for event in scene.told if isinstance(event, BlocksChanged)] == [
+            BlocksChanged(WORKER, cleared=True, stored=hashes(19))
+        ]

@@ -42,6 +42,11 @@ class BlockNames:
     def __len__(self) -> int:
         return len(self._hashes)
 
+    @property
+    def hashes(self) -> bytes:
+        """Of all blocks that can be matched, in no order that means anything."""
+        return b"".join([hash_ for hash_ in self._hashes.values() if hash_ is not None])
+
     def apply(self, events: Iterable[CacheEvent]) -> Change:
         """Take in the events of a batch. Raises TooManyBlocks; after that, this is of no use."""
         cleared = False
