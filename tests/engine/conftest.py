@@ -1,14 +1,12 @@
 """Two real vLLM servers with a tiny random model, and routers before them. `make test-engine` runs this folder."""
 
-import subprocess
 from collections.abc import Callable, Generator, Iterator
-from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
-from .environment import PYTHON, ROOT, is_complete
-from .fleet import ENGINE_START_SECONDS, NARROW, Engine, Load, Router
+from .environment import is_complete
+from .fleet import ENGINE_START_SECONDS, NARROW, Engine, Load, Router, make_model
 from .processes import Server, wait_until
 
 StartRouter = Callable[..., Router]
@@ -57,10 +55,7 @@ def model() -> Path:
     """The model's folder, made anew when its source has changed."""
     if not is_complete():
         pytest.exit("there is no engine environment; `make test-engine` makes it", returncode=1)
-    source = HERE / "tiny_model.py"
-    folder = ROOT / ".engine" / f"model-{sha256(source.read_bytes()).hexdigest()[:12]}"
-    subprocess.run([PYTHON, source, folder], check=True)
-    return folder
+    return make_model()
 
 
 @pytest.fixture(scope="session")

@@ -1,12 +1,15 @@
 """The servers under test, and what they tell about themselves."""
 
+import json
 import re
+import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
-from .environment import PYTHON
+from .environment import PYTHON, ROOT
 from .processes import Server
 from .wire import WORKER_KEY, Json, get, listed, mapped
 
@@ -50,6 +53,26 @@ ENGINE_FLAGS = (
 )
 
 
+def make_model() -> Path:
+    """The model's folder, made anew when its source has changed."""
+    source = Path(__file__).with_name("tiny_model.py")
+    folder = ROOT / ".engine" / f"model-{sha256(source.read_bytes()).hexdigest()[:12]}"
+    subprocess.run([PYTHON, source, folder], check=True)
+    return folder
+
+
+def publishing(port: int, replay_port: int) -> str:
+    """The flag by which an engine publishes its KV events."""
+    config = {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": f"tcp://*:{port}",
+        "replay_endpoint": f"tcp://*:{replay_port}",
+        "topic": "kv",
+    }
+    return "--kv-events-config=" + json.dumps(config).replace("{", "{{").replace("}", "}}")
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
     """Requests inside an engine, as it counts them itself."""
@@ -61,9 +84,12 @@ class Load:
 class Engine(Server):
     """A vLLM server."""
 
-    def __init__(self, name: str, model: Path, log: Path) -> None:
-        command = [str(PYTHON.with_name("vllm")), "serve", str(model), *ENGINE_FLAGS]
-        super().__init__(name, command, ENGINE_ENVIRONMENT, log)
+    def __init__(
+        self, name: str, model: Path, log: Path, flags: Iterable[str] = (), environment: Mapping[str, str] | None = None
+    ) -> None:
+        """`flags` and `environment` count before the usual ones."""
+        command = [str(PYTHON.with_name("vllm")), "serve", str(model), *ENGINE_FLAGS, *flags]
+        super().__init__(name, command, {**ENGINE_ENVIRONMENT, **(environment or {})}, log)
 
     def load(self) -> Load:
         return Load(self._metric("num_requests_running"), self._metric("num_requests_waiting"))
