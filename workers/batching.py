@@ -169,6 +169,10 @@ class Batching(ABC, Generic[S]):
         """Tokens that the waiting requests would have to compute if all were scheduled now; O(waiting tokens)."""
         return sum(len(sequence.tokens) - self._peek(sequence) for sequence in self._waiting)
 
+    def found(self, prompt: tuple[int, ...]) -> int:
+        """Tokens that the cache would save a request with this prompt now, without touching the cache."""
+        return self._peek(self._new_sequence(Request("", prompt, 1)))
+
     @property
     @abstractmethod
     def capacity(self) -> int:

@@ -18,6 +18,8 @@ class CacheRules:
     """A block, or page, where the engine does not tell its size."""
     found_when_computed: bool = False
     """Whether a prompt can be hit only when all of it is computed; else each part as soon as it is scheduled."""
+    whole_nodes: bool = False
+    """Whether what a request added to the cache is evicted as a whole, until there is enough room; else by blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ FOLLOWED: Final = Tracking()
 GENERIC: Final = CacheRules()
 RULES: Final[Mapping[str, CacheRules]] = {
     "vllm": CacheRules(block_tokens=16),
-    "sglang": CacheRules(found_when_computed=True),
+    "sglang": CacheRules(found_when_computed=True, whole_nodes=True),
 }
 """By the engine's name; `GENERIC` for any other."""
 

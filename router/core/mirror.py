@@ -162,7 +162,8 @@ class Mirror:
         run = self._runs[request.id] = Run(request, worker, holding, now, predicted, prompt_tokens)
         for prompt in run.prompts:
             run.paths.append([_seen(step) for step in self._tree.path(prompt.hashes, worker)])
-            self._tree.insert(prompt.hashes, worker, now, pin=self._tracking.replays)
+            replays = self._tracking.replays
+            self._tree.insert(prompt.hashes, worker, now, pin=replays, seal=replays and state.rules.whole_nodes)
         self._grow(run, state)
         self._keep_within(worker, state)
         return min(matched, predicted)
@@ -224,7 +225,7 @@ class Mirror:
     def evict(self, worker: WorkerId, tokens: int, source: str = "told") -> None:
         """Forget this many tokens of a worker, released longest ago first."""
         chunk = self.chunk_tokens(worker)
-        taken = self._tree.evict(worker, round(tokens / chunk))
+        taken = self._tree.evict(worker, round(tokens / chunk), whole=self.cache(worker).rules.whole_nodes)
         self.cache(worker).evictions[source] += round(taken * chunk)
 
     def drop(self, worker: WorkerId) -> None:
@@ -269,7 +270,8 @@ class Mirror:
         chunk = self._estimates.tokens_per_chunk(state.model)
         excess = self._tree.held(worker) - max(0, int((state.capacity - state.own) / chunk))
         if excess > 0:
-            taken = self._tree.evict(worker, excess) * chunk
+            whole = self._tracking.replays and state.rules.whole_nodes
+            taken = self._tree.evict(worker, excess, whole=whole) * chunk
             state.evictions["replayed"] += round(taken)
             state.ahead += taken
 
@@ -314,8 +316,9 @@ class Mirror:
         if evicted is not None:
             state.ahead -= evicted
             if state.ahead < 0:
+                held = self.held(worker)
                 self.evict(worker, round(-state.ahead), "counted")
-                state.ahead = 0.0
+                state.ahead += held - self.held(worker)
         seconds = _rise(before, report, lambda each: each.idle_seconds)
         blocks = _rise(before, report, lambda each: each.idle_blocks)
         if seconds is not None and blocks:

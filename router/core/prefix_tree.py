@@ -12,6 +12,7 @@ Whoever pins a node pins its parent; so what is not pinned is below what is, and
 - A node joins its only child again as soon as both have the same holders and each of these touched both last in the
   same insertion (they are then neighbours in every list) and pins both equally often. So a conversation that grows
   turn by turn stays one node, and there are no more nodes than the branches, holders and touches in force require.
+  Only where an engine's own nodes matter, because it evicts none in part, are they sealed, and stay as they came.
 
 Counts are in chunks. Dictionaries are iterated in insertion order only: the same calls give the same tree.
 """
@@ -116,17 +117,18 @@ class PrefixTree:
         residency = node.residencies.get(worker)
         return residency.touch.now if residency is not None and at == len(hashes) else None
 
-    def insert(self, hashes: bytes, worker: WorkerId, now: float, *, pin: bool = False) -> bytes:
+    def insert(self, hashes: bytes, worker: WorkerId, now: float, *, pin: bool = False, seal: bool = False) -> bytes:
         """Note that a worker holds this prefix, touched at `now`; return the hashes, a suffix, that it did not hold.
 
         Of a prefix longer than the limit, the front is kept. Where the limit would be passed, the worker that holds
         the most, this prefix aside, loses as many of its stalest chunks, until all is within the limit; `now` never
-        goes back. `pin`: until it is unpinned, it is evicted only where nothing else is left.
+        goes back. `pin`: until it is unpinned, it is evicted only where nothing else is left. `seal`: its nodes stay
+        as they are now, for an engine that never joins its own.
         """
         hashes = hashes[: self._limit * HASH_BYTES]
         if not hashes:
             return b""
-        end = self._grow(hashes)
+        end = self._grow(hashes, seal=seal)
         excessive = self._chunks > self._limit
         epoch = self.holding(worker).epoch
         new_chunks = self._touch_path(end, worker, now, pins=1 if pin or excessive else 0)
@@ -151,26 +153,28 @@ class PrefixTree:
                 end = child
             self._join_path(end)
 
-    def evict(self, worker: WorkerId, chunks: int) -> int:
+    def evict(self, worker: WorkerId, chunks: int, *, whole: bool = False) -> int:
         """Take this many chunks from a worker, or all that it holds: the least recently touched, deepest first.
 
-        What is pinned goes last: where there is nothing else, all pins are void. Returns how many.
+        What is pinned goes last: where there is nothing else, all pins are void. `whole`: of a node all or nothing, so
+        that more than this may go. Returns how many.
         """
         holding = self._holdings.get(worker)
         if holding is None:
             return 0
-        taken = left = min(chunks, holding.chunks)
+        before = holding.chunks
+        left = min(chunks, before)
         while left > 0:
             stalest = holding.free.oldest
             if stalest is None:
                 self._void_pins(holding)
                 continue
             node = stalest.node
-            if node.chunks > left:
+            if node.chunks > left and not whole:
                 self._split(node, len(node.key) - left * HASH_BYTES)
             left -= node.chunks
             self._release(node, worker)
-        return taken
+        return before - holding.chunks
 
     def evict_older(self, worker: WorkerId, than: float) -> int:
         """Take what a worker touched before this time and has not pinned; returns how many chunks."""
@@ -215,14 +219,16 @@ class PrefixTree:
                 break
         return node, shared, at
 
-    def _grow(self, hashes: bytes) -> Node:
+    def _grow(self, hashes: bytes, *, seal: bool) -> Node:
         """Make these hashes end with a node, held by nobody yet where it is new, and return it."""
         node, shared, at = self._find(hashes)
         if shared < len(node.key):
             node = self._split(node, shared)
+        node.sealed = node.sealed or seal
         if at == len(hashes):
             return node
         end = Node(hashes[at:], node)
+        end.sealed = seal
         node.children[end.first] = end
         self._chunks += end.chunks
         return end
@@ -356,7 +362,7 @@ class PrefixTree:
 
 def _may_join_child(node: Node) -> bool:
     """Whether a node has one child only, which differs from it in no holder and in no touch."""
-    if len(node.children) != 1:
+    if node.sealed or len(node.children) != 1:
         return False
     (child,) = node.children.values()
     if len(node.residencies) != len(child.residencies):

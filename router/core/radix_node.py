@@ -105,7 +105,7 @@ class Holding:
 class Node:
     """A run of chunks that the same workers hold and last touched together."""
 
-    __slots__ = ("children", "key", "parent", "residencies")
+    __slots__ = ("children", "key", "parent", "residencies", "sealed")
 
     def __init__(self, key: bytes, parent: "Node | None" = None) -> None:
         self.key = key
@@ -114,6 +114,8 @@ class Node:
         self.children: dict[bytes, Node] = {}
         """By their first hash."""
         self.residencies: dict[WorkerId, Residency] = {}
+        self.sealed = False
+        """Whether an engine that evicts whole nodes has one that ends here, too."""
 
     @property
     def chunks(self) -> int:
