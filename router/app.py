@@ -22,6 +22,7 @@ from router.core.prompt_key import PromptHasher
 from router.core.scheduler import Scheduler, SchedulerSettings
 from router.core.waiting_room import WaitingLimits
 from router.core.window import FixedWindow, LearnedWindow, NoWindow, Window
+from router.event_metrics import EventMetrics
 from router.exact_map import exact_map
 from router.explain import Explanation, Explanations
 from router.fleet import Backend, Fleet
@@ -68,13 +69,14 @@ def build(settings: Settings) -> ASGIApp:
         conductor.close()
 
     registry.register(StateCollector(report, labels))
+    registry.register(EventMetrics(kv_events.report, kv_events.outcomes))
     gateway = Gateway(
         conductor,
         fleet,
         Identifier(settings.identity, settings.trusted_header),
         PromptHasher(secret),
         settings.body_limit,
-        JourneySettings(settings.policy, settings.heartbeat, settings.response_headers),
+        JourneySettings(settings.policy, settings.heartbeat, settings.response_headers, settings.continuation),
         kv_events.keys,
     )
     return Router(gateway, control_plane(fleet, registry, report, explain, lifespan))

@@ -51,6 +51,12 @@ def read_models(body: bytes) -> frozenset[str]:
     return frozenset(card["id"] for card in _model_cards(body))
 
 
+def context_tokens(body: bytes) -> int | None:
+    """How long prompt and answer together may be, by the answer to `MODELS_PATH`; of several models the least."""
+    told = [length for card in _model_cards(body) if type(length := card.get("max_model_len")) is int]
+    return min(told, default=None)
+
+
 def recognise(body: bytes) -> Dialect:
     """Which engine it is, by the answer to `MODELS_PATH`: each signs its models in `owned_by`."""
     owners = [card.get("owned_by") for card in _model_cards(body)]

@@ -23,6 +23,8 @@ class Backend:
     healthy: bool = False
     models: frozenset[str] = frozenset()
     """The names it last answered to; kept while it is away, so that a call for them is refused as busy, not unknown."""
+    context_tokens: int | None = None
+    """How long prompt and answer together may be; None where the engine does not tell."""
 
     @property
     def authorization(self) -> dict[str, str]:
@@ -45,6 +47,10 @@ class Fleet:
     def backends(self) -> Collection[Backend]:
         """The workers, in the order in which they were given."""
         return self._backends.values()
+
+    def context_tokens(self, worker: WorkerId) -> int | None:
+        """How long prompt and answer together may be at a worker; None where its engine does not tell."""
+        return self._backends[worker].context_tokens
 
     def knows(self, model: str) -> bool:
         """Whether any worker, alive or not, has this model; before one was seen at all, every name may be right."""

@@ -78,7 +78,7 @@ class Gateway:
             await exchange.fail(RouterError("The router failed on this call."))
 
     def _parse(self, path: str, body: bytes) -> Call:
-        call = ENDPOINTS[path](body, self._hasher)
+        call = ENDPOINTS[path](body, self._hasher, ids=self._settings.continuation == "ids")
         if not self._fleet.knows(call.model):
             raise UnknownModel(call.model)
         return call

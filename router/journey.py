@@ -2,9 +2,11 @@
 
 import asyncio
 from dataclasses import dataclass
+from typing import Literal
 
 from router.api.answer import StreamReader, read_json
-from router.api.call import Call
+from router.api.call import Call, Way
+from router.api.continuation import Continuation, Rewriter, continuation, last_events
 from router.api.error_json import refusal_event
 from router.conductor import Conductor
 from router.core.model import (
@@ -17,6 +19,7 @@ from router.core.model import (
     Request,
     Returned,
     Usage,
+    WorkerId,
     WorkerLeft,
 )
 from router.errors import NoWorker, RouterError, WorkerBroke, WorkerHung, WorkerUnreachable
@@ -44,6 +47,8 @@ class JourneySettings:
     """Seconds between the comments sent to a streaming client that waits; 0 for none."""
     response_headers: bool = True
     """Tell the client where its request went and how it was placed."""
+    continuation: Literal["ids", "text", "off"] = "ids"
+    """How another worker goes on with a stream whose worker failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +80,8 @@ class Journey:
         self._fleet = fleet
         self._overhead = overhead
         self._reader: StreamReader | None = None
+        self._rest: Continuation | None = None
+        """What is left to ask for, where the client has a part of the answer."""
         self._ending: Finished | Failed | None = None
         """How it ended; None while that is open, and to the end if the client leaves first."""
 
@@ -88,17 +95,19 @@ class Journey:
                 headers: HeaderList = []
                 if settings.response_headers:
                     headers = self._account_of(dispatch, settings.policy, self._conductor.clock() - submitted)
-                lost = await self._try(dispatch, headers)
+                before, lost = lost, await self._try(dispatch, headers)
                 if lost is None:
                     return
-                if not self._may_go_on(lost):
-                    self._ending = Failed(self._request.id, lost.accepted, self._usage(), lost.fault)
+                if not await self._may_go_on(lost, settings):
+                    self._ending = self._ending or Failed(self._request.id, lost.accepted, self._usage(), lost.fault)
+                    # That this worker cannot go on with it says less than why another had to.
+                    lost = before if before is not None and self._rest is not None else lost
                     break
-                begun = self._reader is not None and self._reader.begun
+                begun = self._rest is not None
                 turn = self._conductor.resubmit(
                     Returned(self._request.id, lost.accepted, lost.fault, self._usage(), begun)
                 )
-            if lost is not None:
+            if lost is not None and not isinstance(self._ending, Finished):
                 await self._tell(lost)
         finally:
             self._conductor.settle(self._ending or Cancelled(self._request.id, self._usage()))
@@ -133,22 +142,40 @@ class Journey:
             (b"x-d2lpm-predicted-cached-tokens", b"%d" % dispatch.cached_tokens),
         ]
 
-    def _may_go_on(self, lost: Lost) -> bool:
-        """Whether another worker may be tried: one may do what this one did not, and the client has nothing of it."""
-        return lost.fault is not Fault.CALL and not (self._reader is not None and self._reader.begun)
+    async def _may_go_on(self, lost: Lost, settings: JourneySettings) -> bool:
+        """Whether another worker may do what this one did not, or the rest of it, if the client has a part."""
+        reader = self._reader
+        if lost.fault is Fault.CALL:
+            return False
+        if reader is None or not reader.begun:
+            return True
+        rest = continuation(self._call, reader) if settings.continuation != "off" else None
+        if rest is None:
+            return False
+        self._rest = rest
+        reader.resume()
+        if rest.remaining is None or rest.remaining > 0:
+            return True
+        await self._exchange.end(last_events(self._call, reader, "length"))
+        self._ending = Finished(self._request.id, reader.usage, reader.answers())
+        return False
 
     async def _try(self, dispatch: Dispatch, headers: HeaderList) -> Lost | None:
         """Send the call to a worker and pass its answer on; None if that was the request's end."""
-        self._reader = None
+        path, body = self._call.path, self._call.body
+        if self._rest is None:
+            self._reader = None
+        elif (part := self._body_of_rest(dispatch.worker)) is not None:
+            path, body = self._rest.path, part
+        else:
+            return Lost(Fault.CALL, False)
         patience = self._fleet.patience(dispatch.worker)
         limit = self._request.output_limit
         first = patience.first_token if self._call.streamed else patience.whole(limit)
         silence = Silence(first, patience.between_tokens)
         upstream = None
         try:
-            upstream = await self._fleet.forward(
-                dispatch.worker, self._call.path, self._call.body, self._request.id, silence
-            )
+            upstream = await self._fleet.forward(dispatch.worker, path, body, self._request.id, silence)
             headers += [(name, value) for name in PASSED_ON if (value := upstream.headers.get(name)) is not None]
             if upstream.status == 200 and self._call.streamed:
                 return await self._relay(upstream, dispatch, headers)
@@ -167,6 +194,16 @@ class Journey:
             if upstream is not None:
                 upstream.close()
 
+    def _body_of_rest(self, worker: WorkerId) -> bytes | None:
+        """What to ask a worker for; None if what has to be known for that is not."""
+        assert self._rest is not None
+        assert self._reader is not None
+        body = self._rest.body(self._fleet.context_tokens(worker))
+        if body is None and (by_text := continuation(self._call, self._reader, ids=False)) is not None:
+            self._rest = by_text
+            body = by_text.body(None)
+        return body
+
     async def _relay(self, upstream: Upstream, dispatch: Dispatch, headers: HeaderList) -> Lost | None:
         """Stream the answer; each block is on its way to the client before it is counted.
 
@@ -174,21 +211,29 @@ class Journey:
         """
         sent = started = self._conductor.clock()
         patience = self._fleet.patience(dispatch.worker)
-        reader = self._reader = StreamReader(self._call)
+        reader = self._reader = self._reader or StreamReader(self._call)
+        rewriter = Rewriter(self._rest, ids=self._call.way is Way.IDS) if self._rest is not None else None
+        source = rewriter or reader
         counted = False
         ready = b""
-        while block := await upstream.read():
-            ready = reader.feed(block)
-            if ready and not upstream.read_up:
-                await self._write(ready, headers)
-                ready = b""
-            if reader.started and not counted:
-                counted = True
-                started = self._conductor.clock()
-                patience.started(started - sent)
-                upstream.started()
-                self._conductor.started(self._request.id, lambda: reader.output_tokens)
-        ready += reader.close()
+        try:
+            while block := await upstream.read():
+                ready = reader.feed(block if rewriter is None else rewriter.feed(block))
+                if ready and not upstream.read_up:
+                    await self._write(ready, headers)
+                    ready = b""
+                if not counted and source.started:
+                    counted = True
+                    started = self._conductor.clock()
+                    patience.started(started - sent)
+                    upstream.started()
+                    self._conductor.started(self._request.id, lambda: reader.output_tokens)
+            ready += reader.feed(rewriter.close()) if rewriter is not None else b""
+            ready += reader.close()
+        except (WorkerBroke, WorkerHung):
+            if not reader.complete:
+                raise
+            ready += last_events(self._call, reader, None)
         lost = self._verdict(reader, headers)
         if lost is not None:
             if ready:

@@ -15,6 +15,7 @@ import orjson
 from router.api.call import Call
 from router.api.choices import Choices
 from router.api.common_chunk import CommonChunks, Run
+from router.api.record import Record
 from router.api.splice import UsageSplice
 from router.api.usage import UsageTally, read_usage
 from router.core.model import Usage
@@ -44,6 +45,9 @@ class StreamReader:
         self._expected = call.choices * len(call.prompts)
         self._choices = Choices(call, "delta")
         self._tally = UsageTally(call.choices)
+        self._record = Record()
+        self.head: dict[str, Any] | None = None
+        """What the first chunk says of the answer as a whole: its id, time and model."""
         may_be_common = self._expected == 1 and not call.continuous_wanted and self._choices.chat
         self._common = CommonChunks() if may_be_common else None
         """Where chunks may have the common form, they are read without their JSON."""
@@ -169,10 +173,15 @@ class StreamReader:
 
     def _read_common(self, runs: list[Run]) -> None:
         """Common chunks in a row: their text, and the usage of the last, which counts for all of them."""
+        if self.head is None:
+            for chunk in _load_all(plain_data(runs[0].seen) or []):
+                self._begin(chunk)
         self.started = True
         text = _load_text(b"".join([run.text for run in runs]))
         reasons = [run.finish_reason.decode() for run in runs if run.finish_reason]
         self._choices.add_text(0, text, reasons[-1] if reasons else None)
+        for run in runs:
+            self._record.add(run.ids, run.silent_ids)
         for usage in _load_all([runs[-1].usage]):
             self._tally.chunk(0, usage, has_output=bool(text))
 
@@ -183,13 +192,68 @@ class StreamReader:
         for chunk in _load_all(data):
             choices, usage = chunk.get("choices"), chunk.get("usage")
             if choices and isinstance(choices, list):
+                if not self.started:
+                    self._begin(chunk)
                 self.started = True
                 for choice in choices:
                     if isinstance(choice, dict) and type(index := choice.get("index", 0)) is int:
-                        self._tally.chunk(index, usage, self._choices.add(index, choice))
+                        said = self._choices.add(index, choice)
+                        self._tally.chunk(index, usage, said)
+                        self._record.prompt(choice.get("prompt_token_ids"))
+                        self._record.add_list(choice.get("token_ids"), text=said)
             elif not choices:
                 self._tally.final = read_usage(usage) or self._tally.final
                 self._error = read_error(chunk) or self._error
+
+    def _begin(self, chunk: dict[str, Any]) -> None:
+        """Note what the first chunk says of the whole."""
+        self.head = self.head or {name: chunk[name] for name in ("id", "object", "created", "model") if name in chunk}
+        self._record.prompt(chunk.get("prompt_token_ids"))
+
+    @property
+    def ids(self) -> tuple[list[int], list[int]] | None:
+        """The tokens of prompt and answer, as far as the client has their text; None where they are not known."""
+        self._read()
+        return self._record.ids
+
+    @property
+    def continuable(self) -> bool:
+        """Whether the client has plain text of the answer last, or nothing: no tool call, and no thoughts."""
+        self._read()
+        return self._choices.speaks(0)
+
+    @property
+    def text(self) -> str | None:
+        """The answer's text so far; None where it is not known in full, or is not all of it."""
+        self._read()
+        return self._choices.text(0)
+
+    @property
+    def complete(self) -> bool:
+        """Every choice has ended in good order, be it that the end of the stream is missing."""
+        self._read()
+        return len(self._choices.finish_reasons) >= self._expected and not self.aborted
+
+    @property
+    def done(self) -> bool:
+        """The stream said that it is over."""
+        self._read()
+        return self._done
+
+    @property
+    def usage_told(self) -> bool:
+        """The final usage is here."""
+        self._read()
+        return self._tally.final is not None
+
+    def resume(self) -> None:
+        """Another engine goes on: forget how this one ended, and what of it never reached the client."""
+        self._read()
+        self._splitter.rest()
+        self._record.cut()
+        self._choices.finish_reasons.clear()
+        self._held = self._error = None
+        self._done = False
 
 
 @dataclass(frozen=True, slots=True)

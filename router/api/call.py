@@ -1,5 +1,6 @@
 """One call to a model, parsed as far as the router needs it."""
 
+from enum import Enum
 from typing import NamedTuple
 
 from router.api import fields as read
@@ -8,12 +9,23 @@ from router.api.json_span import insert_member, replace_member
 from router.core.prompt_key import Prompt
 
 
+class Way(Enum):
+    """What is needed to let another engine go on with an answer, beside the call itself."""
+
+    NONE = "none"
+    """It cannot be done."""
+    TEXT = "text"
+    """The text so far."""
+    IDS = "ids"
+    """The tokens so far, or else the text."""
+
+
 class Call(NamedTuple):
     """What is forwarded, and what the scheduler and the reader of the answer need to know; no text of the prompt."""
 
     path: str
     body: bytes
-    """What is forwarded: the client's own bytes, but for `stream_options` of a streamed call."""
+    """What is forwarded: the client's own bytes, but for `stream_options` and `return_token_ids` of a streamed call."""
     model: str
     streamed: bool
     prompts: tuple[Prompt, ...]
@@ -26,6 +38,10 @@ class Call(NamedTuple):
     """The client itself asked for `stream_options.continuous_usage_stats`."""
     choices: int = 1
     """Answers per prompt; the engine numbers them over all prompts, prompt by prompt."""
+    way: Way = Way.NONE
+    """How another engine may go on with a stream of it."""
+    ids_asked: bool = False
+    """`body` asks for token ids, and the client did not."""
     extendable: bool = True
     """Whether a later prompt may begin with this one and its answer, so that a longer key is worth keeping."""
 
@@ -36,6 +52,12 @@ class UsageRequest(NamedTuple):
     body: bytes
     final: bool
     continuous: bool
+
+
+def ask_for_ids(body: bytes, fields: Fields) -> bytes:
+    """Ask for the ids of prompt and answer; an engine that does not know the field passes over it."""
+    put = replace_member if "return_token_ids" in fields else insert_member
+    return put(body, "return_token_ids", b"true")
 
 
 def ask_for_usage(body: bytes, fields: Fields, streamed: bool) -> UsageRequest:

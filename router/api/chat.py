@@ -4,18 +4,19 @@ from typing import Any, Final
 
 from router.api import fields as read
 from router.api import render
-from router.api.call import Call, ask_for_usage
+from router.api.call import Call, Way, ask_for_ids, ask_for_usage
 from router.api.fields import Fields
+from router.api.ways import way_of
 from router.core.prompt_key import PromptHasher
 from router.errors import BadRequest
 
 PATH: Final = "/v1/chat/completions"
 
 
-def parse_chat(body: bytes, hasher: PromptHasher) -> Call:
+def parse_chat(body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:
     """Check what the router needs to know and leave the rest to the engine.
 
-    Raises BadRequest.
+    `ids`: ask for those of the tokens where another engine could go on by them. Raises BadRequest.
     """
     fields = read.load_fields(body)
     model = read.model_name(fields)
@@ -25,10 +26,12 @@ def parse_chat(body: bytes, hasher: PromptHasher) -> Call:
     user = read.text(fields, "user")
     streamed = read.flag(fields, "stream")
     usage = ask_for_usage(body, fields, streamed)
+    way = way_of(fields, streamed=streamed, answers=choices)
+    ids_asked = ids and way is Way.IDS and not read.flag(fields, "return_token_ids")
     prompt = hasher.prompt(render.head("chat", model, fields) + render.messages(messages))
     return Call(
         path=PATH,
-        body=usage.body,
+        body=ask_for_ids(usage.body, fields) if ids_asked else usage.body,
         model=model,
         streamed=streamed,
         prompts=(prompt,),
@@ -37,6 +40,8 @@ def parse_chat(body: bytes, hasher: PromptHasher) -> Call:
         usage_wanted=usage.final,
         continuous_wanted=usage.continuous,
         choices=choices,
+        way=way,
+        ids_asked=ids_asked,
         # These make the answer repeat or go on with the last message instead of adding one.
         extendable=not (fields.get("echo") or fields.get("continue_final_message")),
     )

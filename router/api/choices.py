@@ -94,6 +94,18 @@ class Choices:
         if isinstance(arguments, str):
             self._keep(choice, call.arguments, arguments)
 
+    def speaks(self, index: int) -> bool:
+        """Whether a choice is at its text, and called no tools."""
+        choice = self._choices.get(index)
+        return choice is None or (not choice.calls and (choice.exact or bool(choice.pieces)))
+
+    def text(self, index: int) -> str | None:
+        """What a choice said; None where that is not all of it, or not kept, or it said something else than text."""
+        choice = self._choices.get(index)
+        if choice is None:
+            return ""
+        return "".join(choice.pieces) if choice.exact and not choice.calls else None
+
     def _keep(self, choice: _Choice, pieces: list[str], text: str) -> None:
         self._room -= len(text)
         if self._room >= 0:

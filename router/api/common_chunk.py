@@ -13,13 +13,15 @@ from typing import Final, NamedTuple
 _NULLS: Final = rb'(?:, ?"\w+": ?null)*+'
 # Up to the quote before the text; from the quote behind it.
 _BEFORE: Final = rb'\{[^{\[]*"choices": ?\[\{"index": ?0, ?"delta": ?\{(?:"\w+": ?null, ?)*+"content": ?"'
-_BEHIND: Final = _NULLS + rb"\}" + _NULLS + rb'(?:, ?"finish_reason": ?"(?!abort")(\w+)")?' + _NULLS + rb"\}\]"
+_BEHIND: Final = _NULLS + rb"\}" + _NULLS + rb'(?:, ?"finish_reason": ?"(?!abort")(\w+)")?' + _NULLS
+# What the text consists of, where we asked for that.
+_IDS: Final = rb'(?:(, ?"token_ids": ?)\[([\d, ]*+)\])?'
 # Usage, which holds at most one object, and the end of the root.
 _REST: Final = re.compile(rb"\{[^}]*\}(?:[^{}]*\})?\}")
 # Before the choices there is no other brace, so they are a member of the root, and so is the usage after them: of valid
 # JSON the last brace closes the root. A raw quote cannot stand inside a string, so names are names; and an escaped one
 # in the text would be followed by more of the text.
-_COMMON: Final = re.compile(rb'(%b)([^"]*)"(%b)(, ?"usage": ?)(%b)' % (_BEFORE, _BEHIND, _REST.pattern))
+_COMMON: Final = re.compile(rb'(%b)([^"]*)"(%b)%b(\}\])(, ?"usage": ?)(%b)' % (_BEFORE, _BEHIND, _IDS, _REST.pattern))
 
 
 class Run(NamedTuple):
@@ -32,6 +34,10 @@ class Run(NamedTuple):
     usage: bytes
     """The usage of the last, as JSON: it counts for all of them."""
     finish_reason: bytes | None
+    ids: bytes | None = None
+    """Of the tokens up to the last text, each with a comma behind; None where chunks have no ids."""
+    silent_ids: bytes = b""
+    """Of those behind it, whose text is still to come."""
 
 
 class Form(NamedTuple):
@@ -40,19 +46,31 @@ class Form(NamedTuple):
     before: bytes
     """All before the text, its quote included."""
     behind: bytes
-    """From the quote behind the text to the end of the choices."""
+    """From the quote behind the text to the end of the choices, as the client sees it."""
+    to_ids: bytes
+    """From that quote to the first id; empty where chunks have none."""
     to_usage: bytes
     """From there to the usage, its name included."""
     finish_reason: bytes | None
 
-    def run(self, texts: list[bytes], rest: bytes) -> Run:
+    def run(self, texts: list[bytes], ids: list[bytes], rest: bytes) -> Run:
         """The chunks that say these texts; `rest` is what the last has from its usage on."""
         end = b'"' + self.behind + b"}\n\n"
         start = b"data: " + self.before
-        return Run(start + (end + start).join(texts) + end, b"".join(texts), rest[:-1], self.finish_reason)
+        seen = start + (end + start).join(texts) + end
+        if not self.to_ids:
+            return Run(seen, b"".join(texts), rest[:-1], self.finish_reason)
+        said = len(texts)
+        while said and not texts[said - 1]:
+            said -= 1
+        return Run(seen, b"".join(texts), rest[:-1], self.finish_reason, _listed(ids[:said]), _listed(ids[said:]))
 
 
-NO_FORM: Final = Form(b"\n", b"", b"", None)
+def _listed(ids: list[bytes]) -> bytes:
+    return b",".join(ids) + b"," if ids else b""
+
+
+NO_FORM: Final = Form(b"\n", b"", b"", b"", None)
 """No chunk has this."""
 
 
@@ -69,24 +87,41 @@ class CommonChunks:
         """Chunks in their order: the common ones run by run, each other by itself and as it is."""
         form = self._form
         texts: list[bytes] = []
+        ids: list[bytes] = []
         rest = b""
         for chunk in data:
             # `removeprefix` and `partition` cost a third of what `startswith`, `find` or a regular expression do.
             if len(said := chunk.removeprefix(form.before)) < len(chunk):
                 text, _, behind = said.partition(b'"')
+                if to_ids := form.to_ids:
+                    length = len(behind)
+                    listed, _, behind = (told := behind.removeprefix(to_ids)).partition(b"]")
+                    if len(told) == length:
+                        behind = b""
                 usage = behind.removeprefix(form.to_usage)
                 if len(usage) < len(behind) and (usage.partition(b"}")[2] == b"}" or _REST.fullmatch(usage)):
                     texts.append(text)
+                    if to_ids:
+                        ids.append(listed)
                     rest = usage
                     continue
             if texts:
-                yield form.run(texts, rest)
-                texts = []
+                yield form.run(texts, ids, rest)
+                texts, ids = [], []
             if (common := _COMMON.fullmatch(chunk)) is None:
                 yield chunk
             else:
-                before, text, behind, finish_reason, to_usage, rest = common.groups()
-                form = self._form = Form(before, behind, behind + to_usage, finish_reason)
-                texts = [text]
+                form, text, listed, rest = _form_of(common)
+                self._form = form
+                texts, ids = [text], [listed]
         if texts:
-            yield form.run(texts, rest)
+            yield form.run(texts, ids, rest)
+
+
+def _form_of(common: re.Match[bytes]) -> tuple[Form, bytes, bytes, bytes]:
+    """The form of a common chunk, and what it has of its own: text, ids, and what stands from the usage on."""
+    before, text, behind, finish_reason, name, ids, end, to_usage, rest = common.groups()
+    if name is None:
+        return Form(before, behind + end, b"", behind + end + to_usage, finish_reason), text, b"", rest
+    form = Form(before, behind + name + b"null" + end, behind + name + b"[", end + to_usage, finish_reason)
+    return form, text, ids, rest

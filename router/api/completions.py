@@ -5,8 +5,9 @@ from typing import Final
 
 from router.api import fields as read
 from router.api import render
-from router.api.call import Call, ask_for_usage
+from router.api.call import Call, Way, ask_for_ids, ask_for_usage
 from router.api.fields import Fields
+from router.api.ways import way_of
 from router.core.prompt_key import Prompt, PromptHasher
 from router.errors import BadRequest
 
@@ -15,10 +16,10 @@ DEFAULT_MAX_TOKENS: Final = 16
 """What both engines assume for a call that names no limit."""
 
 
-def parse_completion(body: bytes, hasher: PromptHasher) -> Call:
+def parse_completion(body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:
     """Check what the router needs to know and leave the rest to the engine.
 
-    Raises BadRequest.
+    `ids`: ask for those of the tokens where another engine could go on by them. Raises BadRequest.
     """
     fields = read.load_fields(body)
     model = read.model_name(fields)
@@ -28,9 +29,11 @@ def parse_completion(body: bytes, hasher: PromptHasher) -> Call:
     streamed = read.flag(fields, "stream")
     usage = ask_for_usage(body, fields, streamed)
     prompts = _prompts(fields, model, hasher)
+    way = way_of(fields, streamed=streamed, answers=choices * len(prompts))
+    ids_asked = ids and way is Way.IDS and not read.flag(fields, "return_token_ids")
     return Call(
         path=PATH,
-        body=usage.body,
+        body=ask_for_ids(usage.body, fields) if ids_asked else usage.body,
         model=model,
         streamed=streamed,
         prompts=prompts,
@@ -39,6 +42,8 @@ def parse_completion(body: bytes, hasher: PromptHasher) -> Call:
         usage_wanted=usage.final,
         continuous_wanted=usage.continuous,
         choices=choices,
+        way=way,
+        ids_asked=ids_asked,
         # The answer comes as text: after token ids, or with the prompt before or a suffix behind it, it has no place.
         extendable=prompts[0].key.tokens is None and not (fields.get("echo") or fields.get("suffix")),
     )

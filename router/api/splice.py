@@ -1,4 +1,4 @@
-"""Taking the usage that only we asked for out of a stream: the per-chunk path.
+"""Taking the usage and the token ids that only we asked for out of a stream: the per-chunk path.
 
     include_usage  continuous_usage_stats   in chunks   final chunk
     no             no                       cut out     dropped
@@ -7,7 +7,8 @@
     yes            yes                      as it came  as it came
 
 vLLM ignores continuous_usage_stats alone and SGLang honours it; here it is honoured. A `usage` of null is the engine's
-own and stays. Everything else goes through byte for byte.
+own and stays. Ids become null, which is what engines send to whoever asks for none. Everything else goes through byte
+for byte.
 """
 
 import re
@@ -20,6 +21,7 @@ from router.api.json_span import cut_member
 from router.sse import event_data, with_data
 
 _KEY: Final = b'"usage"'
+_IDS: Final = re.compile(rb'("(?:prompt_)?token_ids"\s*+:\s*+)\[[\d,\s]*+\]')
 _COMMA: Final = ord(",")
 # The last member of a chunk's root, from its name to the brace that closes the root. A raw quote cannot stand inside a
 # string, so what looks like the name of a member is one.
@@ -32,13 +34,14 @@ class UsageSplice:
     def __init__(self, call: Call) -> None:
         self._keep_final = call.usage_wanted
         self._keep_chunks = call.continuous_wanted
+        self._hide_ids = call.ids_asked
         self.verbatim = call.usage_wanted and call.continuous_wanted
         """The client asked for all that there is: nothing is ever taken out."""
 
     def event(self, event: bytes) -> bytes:
         """An event as the client should see it; empty where it should not."""
         data = event_data(event)
-        if data is None or _KEY not in data:
+        if data is None:
             return event
         seen = self.data(data)
         if seen is data:
@@ -47,6 +50,8 @@ class UsageSplice:
 
     def data(self, data: bytes) -> bytes | None:
         """An event's data as the client should see it; None where it should not see the event."""
+        if self._hide_ids and b'token_ids"' in data:
+            data = _IDS.sub(rb"\1null", data)
         at = data.rfind(_KEY)
         if at < 0 or self.verbatim:
             return data
