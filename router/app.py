@@ -23,6 +23,7 @@ from router.core.scheduler import Scheduler, SchedulerSettings
 from router.core.waiting_room import WaitingLimits
 from router.core.window import FixedWindow, LearnedWindow, NoWindow, Window
 from router.event_metrics import EventMetrics
+from router.event_metrics import EventMetrics
 from router.exact_map import exact_map
 from router.explain import Explanation, Explanations
 from router.fleet import Backend, Fleet
@@ -69,6 +70,7 @@ def build(settings: Settings) -> ASGIApp:
         conductor.close()
 
     registry.register(StateCollector(report, labels))
+    registry.register(EventMetrics(kv_events.report, kv_events.outcomes))
     registry.register(EventMetrics(kv_events.report, kv_events.outcomes))
     gateway = Gateway(
         conductor,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from router.conductor import Observer
 from router.core.block_key import BlockHasher, BlockKey
+from router.core.kv_events import EventsReport
 from router.core.model import Event, WorkerId
 from router.errors import ConfigError
 from router.event_sources import Source
@@ -17,7 +18,7 @@ from router.settings import Settings
 from router.tokens import Tokenizer, Tokens
 
 if TYPE_CHECKING:
-    from router.subscriber import EventsReport, Subscriber
+    from router.subscriber import Subscriber
 
 log = logging.getLogger(__name__)
 
@@ -40,9 +41,13 @@ class ExactMap:
         """See `Tokens.keys`."""
         return await self._parts[1].keys(path, body, model) if self._parts else ()
 
-    def report(self) -> "Mapping[WorkerId, EventsReport]":
+    def report(self) -> Mapping[WorkerId, EventsReport]:
         """See `Subscriber.report`."""
         return self._parts[0].report() if self._parts else {}
+
+    def outcomes(self) -> Mapping[str, int]:
+        """What came of looking for calls' tokens, and how often."""
+        return {str(outcome): count for outcome, count in self._parts[1].outcomes.items()} if self._parts else {}
 
     async def __aenter__(self) -> Self:
         """Open both."""

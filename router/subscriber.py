@@ -8,7 +8,6 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 from urllib.parse import urlsplit
@@ -18,7 +17,7 @@ import zmq.asyncio
 
 from router.core.block_key import BlockHasher
 from router.core.block_names import Change
-from router.core.kv_events import Fault
+from router.core.kv_events import EventsReport
 from router.core.model import (
     BlocksChanged,
     BlocksFollowed,
@@ -48,18 +47,6 @@ ASK_AGAIN_SECONDS: Final = 60.0
 """After it has not told."""
 FILLS_BLOCKS: Final = 1024
 """Uncached tokens of a prompt that must have filled a block of any engine's."""
-
-
-@dataclass(frozen=True, slots=True)
-class EventsReport:
-    """How well one worker's cache is known by its events."""
-
-    publishers: int
-    followed: bool
-    """Whether its blocks are known by events at all; if not, by the mirror alone."""
-    complete: bool
-    """Whether they are known by events alone."""
-    faults: Mapping[Fault, int]
 
 
 class Follower:

@@ -45,6 +45,7 @@ ARROWS: Final[dict[str, tuple[str, ...]]] = {
     "router.subscriber": (
         *("router.event_stream", "router.event_sources", "router.fleet", "router.errors", "router.core"),
     ),
+    "router.event_metrics": ("router.core",),
     "router.event_stream": ("router.event_sources", "router.core"),
     "router.event_sources": ("router.errors",),
     "router.tokens": ("router.fleet", "router.core"),

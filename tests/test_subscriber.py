@@ -437,3 +437,17 @@ async def test_the_past_is_not_told_as_if_it_were_now() -> None:
         assert [event for event in scene.told if isinstance(event, BlocksChanged)] == [
             BlocksChanged(WORKER, cleared=True, stored=hashes(19))
         ]
+
+
+async def test_the_state_is_in_the_metrics() -> None:
+    """Metrics tell which workers are followed, and what came of the calls' tokens."""
+    with emulated_workers(1, "--kv-events=0") as urls:
+        async with running_router(*urls, token_budget=PATIENCE) as router:
+            await ask(router, "a long story " * 60)
+            await until(lambda: bool(router.scheduler.blocks.blocks))
+            await ask(router, "a long story " * 60)
+            async with router.http.get("/metrics") as response:
+                text = await response.text()
+            (worker,) = [state.worker.id for state in router.scheduler.cluster]
+            assert f'd2lpm_kv_events_complete{{worker="{worker}"}} 1.0' in text
+            assert 'd2lpm_token_lookups_total{outcome="known"} 1.0' in text

@@ -10,6 +10,7 @@ are known by name, so that what follows on them is not taken for unknown, and ne
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
 from typing import Final, NamedTuple
 
@@ -55,6 +56,18 @@ class Fault(StrEnum):
     SILENT = "silent"
     """Nothing published of requests that must have filled blocks."""
     DISCONNECTED = "disconnected"
+
+
+@dataclass(frozen=True, slots=True)
+class EventsReport:
+    """How well one worker's cache is known by its events."""
+
+    publishers: int
+    followed: bool
+    """Whether its blocks are known by events at all; if not, by the mirror alone."""
+    complete: bool
+    """Whether they are known by events alone."""
+    faults: Mapping[Fault, int]
 
 
 class Stored(NamedTuple):
