@@ -42,6 +42,8 @@ class Estimates:
         """`client_limit`: how many (client, model) means are kept; the least recently learned goes first."""
         self._ratios: dict[str, TokenRatio] = {}
         self._landmarks = Landmarks()
+        self._measured: tuple[PromptKey, str, int, Measure] | None = None
+        """The last prompt, measured after so many lessons: one decision asks about it several times."""
         self._outputs: dict[tuple[ClientId | None, str], float] = {}
         self._limit = client_limit
         self.lessons = 0
@@ -56,7 +58,11 @@ class Estimates:
         if prompt.tokens is not None:
             total = max(1, prompt.tokens)
             return Measure(total, ((0, 0.0), (max(1, prompt.size) / CHUNK_BYTES, total)))
-        return self._landmarks.measure(prompt, self._ratio(model).value)
+        last = self._measured
+        if last is None or last[0] is not prompt or last[1] != model or last[2] != self.lessons:
+            measure = self._landmarks.measure(prompt, self._ratio(model).value)
+            last = self._measured = (prompt, model, self.lessons, measure)
+        return last[3]
 
     def input_tokens(self, request: Request) -> int:
         """Tokens of all prompts of a request."""

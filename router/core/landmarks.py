@@ -55,10 +55,10 @@ class Landmarks:
         """A prompt's size, with `ratio` tokens per byte where nothing is known; O(its chunks)."""
         places: list[Place] = [(0, 0.0)]
         if self._tokens:
-            told = self._tokens.get
-            for end, (name,) in enumerate(iter_unpack("8s", prompt.hashes), 1):
-                here = told(name)
-                if here is not None and here >= places[-1][1]:
+            told = self._tokens
+            for end in [end for end, (name,) in enumerate(iter_unpack("8s", prompt.hashes), 1) if name in told]:
+                here = told[prompt.hashes[(end - 1) * HASH_BYTES : end * HASH_BYTES]]
+                if here >= places[-1][1]:
                     places.append((end, here))
         chunk, tokens = places[-1]
         rest = prompt.size - chunk * CHUNK_BYTES

@@ -109,7 +109,10 @@ class PrefixTree:
 
     def holding(self, worker: WorkerId) -> Holding:
         """All that a worker holds; another object once the worker was dropped."""
-        return self._holdings.setdefault(worker, Holding())
+        holding = self._holdings.get(worker)
+        if holding is None:
+            holding = self._holdings[worker] = Holding()
+        return holding
 
     def last_touched(self, hashes: bytes, worker: WorkerId) -> float | None:
         """Return when this worker last touched the whole prefix; None where it does not hold it all."""
