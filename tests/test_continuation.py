@@ -9,7 +9,7 @@ import pytest
 from running import CHAT, COMPLETIONS, Post, RunningRouter, chat, running_router, until
 from scripted_engine import DONE, Call, ScriptedEngine, event, scripted_engine, usage
 
-CARD = {"id": "m", "object": "model", "owned_by": "vllm", "max_model_len": 1000}
+CARD: dict[str, Any] = {"id": "m", "object": "model", "owned_by": "vllm", "max_model_len": 1000}
 PROMPT = list(range(100, 110))
 
 
@@ -101,7 +101,7 @@ async def begin(engine: ScriptedEngine, post: Post) -> tuple[Call, bytes]:
 @pytest.mark.parametrize("wanted", [False, True], ids=["without usage", "with usage"])
 async def test_a_chat_goes_on_by_its_tokens(wanted: bool) -> None:
     """Prompt and answer so far are the next engine's prompt; its chunks come as the first one's would have."""
-    options = {"stream_options": {"include_usage": True}} if wanted else {}
+    options: dict[str, Any] = {"stream_options": {"include_usage": True}} if wanted else {}
     async with pair() as ((one, two), router):
         async with router.post(chat(stream=True, max_tokens=5, temperature=0, user="ann", **options)) as post:
             call, before = await begin(one, post)
@@ -196,7 +196,7 @@ async def test_a_limit_that_the_client_did_not_set_is_the_models() -> None:
 async def test_an_answer_whose_end_alone_is_missing_ends() -> None:
     """All that may come has come, or the last chunk has: no engine is asked for more."""
     async with pair() as ((one, two), router):
-        options = {"stream_options": {"include_usage": True}}
+        options: dict[str, Any] = {"stream_options": {"include_usage": True}}
         for limit, finish in ((2, None), (9, "stop")):
             async with router.post(chat(stream=True, max_tokens=limit, **options)) as post:
                 engine = one if finish is None else two
