@@ -1,5 +1,6 @@
 """With KV events of a real vLLM, what the router predicts is what the engine finds in its cache."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from .conftest import StartRouter
 from .fleet import BLOCK_TOKENS, ENGINE_START_SECONDS, Engine, Router, publishing
 from .processes import Server, free_port, wait_until
 from .test_prefixes import ask, predicted, usage
-from .wire import Json, call
+from .wire import Json, call, get
 
 pytestmark = pytest.mark.engine
 
@@ -38,8 +39,20 @@ def router(request: pytest.FixtureRequest, engine: Engine, model: Path, start_ro
     """A router that has the tokenizer, or asks the engine."""
     flags = (f"--tokenizer={model}",) if request.param == "local" else ()
     started = start_router(f"router by events, {request.param}", (engine,), *EXACT, *flags)
+    wait_until_complete(started)
     yield started
     started.stop()
+
+
+def wait_until_complete(router: Router) -> None:
+    """Wait until all is known that the engine has told; it tells what is new, and that it was emptied, with a step."""
+    ask(router, prompts.text("first", words=100), "Who?")
+
+    def complete() -> bool:
+        told = get(f"{router.url}/metrics").body.decode()
+        return re.search(r"^d2lpm_kv_events_complete\{[^}]*\} 1\.0$", told, re.MULTILINE) is not None
+
+    wait_until(complete, 10, "the engine's events are followed")
 
 
 def documents(order: Iterator[int]) -> Iterator[str]:
@@ -60,7 +73,6 @@ def visits() -> Iterator[int]:
 
 def test_predictions_are_exact_amid_evictions(router: Router) -> None:
     """Of each request exactly so many tokens are cached as were predicted, though the cache is too small for all."""
-    ask(router, prompts.text("first", words=100), "Who?")  # after a step the engine tells what it has not told yet
     wrong, found = errors(router, visits())
     assert not wrong
     assert found > 10 * BLOCK_TOKENS
@@ -76,6 +88,7 @@ def test_a_restarted_engine_has_nothing(engine: Engine, router: Router) -> None:
     wait_until(lambda: bool(router.worker(engine)["healthy"]), 10, "the engine is back")
     answer = ask(router, next(documents(iter([3]))), "And?")
     assert (predicted(answer), usage(answer)[1]) == (0, 0)
+    wait_until_complete(router)
     wrong, found = errors(router, iter([3, 2, 3, 2]))
     assert not wrong
     assert found
