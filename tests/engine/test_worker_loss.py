@@ -46,8 +46,8 @@ def test_idle_worker_dies_and_returns(router: Router, engines: tuple[Engine, Eng
 
 
 def test_worker_dies_in_a_stream(router: Router, engines: tuple[Engine, Engine]) -> None:
-    """A stream whose worker dies ends at once, with an error in it that says so."""
-    body = {**BODY, "prompt": prompts.text("doomed"), "max_tokens": 8000, "stream": True}
+    """A stream that nobody can go on with, here for its logprobs, ends at once, with an error in it that says so."""
+    body = {**BODY, "prompt": prompts.text("doomed"), "max_tokens": 8000, "stream": True, "logprobs": 1}
     with httpx.stream("POST", router.url + COMPLETIONS, json=body, timeout=10) as stream:
         blocks = stream.iter_bytes()
         received = next(blocks)
