@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.api import ENDPOINTS
+from router.cache_alarm import CacheAlarm
 from router.conductor import Conductor, Observer
 from router.control import control_plane
 from router.core.accounts import LinearCost
@@ -22,7 +23,6 @@ from router.core.prompt_key import PromptHasher
 from router.core.scheduler import Scheduler, SchedulerSettings
 from router.core.waiting_room import WaitingLimits
 from router.core.window import FixedWindow, LearnedWindow, NoWindow, Window
-from router.event_metrics import EventMetrics
 from router.event_metrics import EventMetrics
 from router.exact_map import exact_map
 from router.explain import Explanation, Explanations
@@ -49,28 +49,27 @@ def build(settings: Settings) -> ASGIApp:
     registry = CollectorRegistry()
     labels = ClientLabels()
     explanations = Explanations(settings.policy)
-    observers: list[Observer] = [RequestMetrics(registry, labels), explanations]
+    observers: list[Observer] = [RequestMetrics(registry, labels), explanations, CacheAlarm(scheduler.mirror)]
     if journal is not None:
         observers.insert(0, journal)
     conductor = Conductor(scheduler, observers, time.monotonic)
     kv_events = exact_map(settings, fleet, conductor.feed, secret)
     observers.extend(kv_events.observers)
+    monitor = Monitor(fleet, conductor.feed, settings.poll_interval)
 
     def report() -> FairnessReport:
-        return fairness_report(settings.policy, scheduler, fleet, conductor.clock())
+        return fairness_report(settings.policy, scheduler, fleet, conductor.clock(), monitor.unread())
 
     def explain(request: str) -> Explanation:
         return explanations.of(request, conductor.clock(), time.time())
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:  # noqa: ARG001 - FastAPI's signature
-        monitor = Monitor(fleet, conductor.feed, settings.poll_interval)
         async with journal or nullcontext(), fleet, kv_events, monitor:
             yield
         conductor.close()
 
     registry.register(StateCollector(report, labels))
-    registry.register(EventMetrics(kv_events.report, kv_events.outcomes))
     registry.register(EventMetrics(kv_events.report, kv_events.outcomes))
     gateway = Gateway(
         conductor,

@@ -13,7 +13,7 @@ from router.api.error_json import error_body
 from router.errors import MethodNotAllowed, NoWorker, RouterError, UnknownModel, UnknownPath, UnknownRequest
 from router.explain import Explanation
 from router.fleet import Backend, Fleet
-from router.report import FairnessReport
+from router.report import CacheCard, FairnessReport
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
@@ -32,7 +32,7 @@ def control_plane(
     app = FastAPI(title="d2lpm-router", version=version("d2lpm-router"), lifespan=lifespan)
     _answer_errors(app)
     app.include_router(_models(fleet))
-    app.include_router(_health(fleet))
+    app.include_router(_health(fleet, report))
     app.include_router(_insight(registry, report, explain))
     return app
 
@@ -70,7 +70,7 @@ def _models(fleet: Fleet) -> APIRouter:
     return routes
 
 
-def _health(fleet: Fleet) -> APIRouter:
+def _health(fleet: Fleet, report: Callable[[], FairnessReport]) -> APIRouter:
     routes = APIRouter()
 
     @routes.get("/health")
@@ -88,8 +88,9 @@ def _health(fleet: Fleet) -> APIRouter:
 
     @routes.get("/workers")
     async def workers() -> dict[str, Any]:
-        """Every worker and whether it is alive."""
-        return {"workers": [_card(backend) for backend in fleet.backends]}
+        """Every worker, whether it is alive, and what is believed of its cache."""
+        told = report().workers
+        return {"workers": [_card(backend, told[backend.id].cache) for backend in fleet.backends]}
 
     return routes
 
@@ -121,12 +122,13 @@ def _model(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "d2lpm"}
 
 
-def _card(backend: Backend) -> dict[str, Any]:
+def _card(backend: Backend, cache: CacheCard | None) -> dict[str, Any]:
     return {
         "id": backend.id,
         "url": backend.url,
         "healthy": backend.healthy,
         "models": sorted(backend.models),
+        "cache": cache,
     }
 
 

@@ -30,7 +30,7 @@ from router.core.model import (
     Returned,
     Started,
 )
-from router.report import FairnessReport, WorkerReport
+from router.report import CacheCard, FairnessReport, WorkerReport
 
 CLIENT_LIMIT: Final = 1000
 """Distinct client labels; the others share the label `other`."""
@@ -183,6 +183,7 @@ class StateCollector(Collector):
         yield jain
         yield from self._clients(report)
         yield from _workers(report)
+        yield from _caches(report)
 
     def _clients(self, report: FairnessReport) -> Iterator[Metric]:
         service = CounterMetricFamily("d2lpm_service_tokens", "Tokens served.", labels=("client", "kind"))
@@ -209,6 +210,46 @@ class StateCollector(Collector):
             queued.add_metric((label,), waiting)
             running.add_metric((label,), at_work)
         return iter((service, deficit, queued, running))
+
+
+def _caches(report: FairnessReport) -> Iterator[Metric]:
+    counts: tuple[tuple[str, str, Callable[[CacheCard], int]], ...] = (
+        ("d2lpm_cache_answers", "Answers that told what was cached of their prompt.", lambda c: c.answers),
+        ("d2lpm_cache_predicted_tokens", "Predicted to be cached, of those prompts.", lambda c: c.predicted),
+        ("d2lpm_cache_actual_tokens", "Found cached by the engine, of those prompts.", lambda c: c.actual),
+        ("d2lpm_cache_false_hit_tokens", "Predicted and not there.", lambda c: c.false_hit),
+        ("d2lpm_cache_missed_hit_tokens", "There and not predicted.", lambda c: c.missed_hit),
+    )
+    gauges: tuple[tuple[str, str, Callable[[CacheCard], float | None]], ...] = (
+        ("d2lpm_cache_believed_tokens", "Believed to be cached now.", lambda c: c.believed),
+        ("d2lpm_cache_error", "Mean absolute error of the last 200 predictions, by prompt.", lambda c: c.error),
+        ("d2lpm_cache_discount", "What predictions are multiplied with.", lambda c: c.discount),
+    )
+    cards = {worker: entry.cache for worker, entry in report.workers.items() if entry.cache is not None}
+    for name, text, count in counts:
+        counter = CounterMetricFamily(name, text, labels=("worker",))
+        for worker, card in cards.items():
+            counter.add_metric((worker,), count(card))
+        yield counter
+    for name, text, value in gauges:
+        gauge = GaugeMetricFamily(name, text, labels=("worker",))
+        for worker, card in cards.items():
+            if (number := value(card)) is not None:
+                gauge.add_metric((worker,), number)
+        yield gauge
+    evicted = CounterMetricFamily(
+        "d2lpm_cache_evicted_tokens", "Believed evicted, by what told of it.", labels=("worker", "source")
+    )
+    for worker, card in cards.items():
+        for source, tokens in card.evicted.items():
+            evicted.add_metric((worker, source), tokens)
+    yield evicted
+    unread = CounterMetricFamily(
+        "d2lpm_worker_reports_ignored", "Answers to polls of load and cache that were of no use.", labels=("worker",)
+    )
+    for worker, entry in report.workers.items():
+        unread.add_metric((worker,), entry.unread)
+    yield unread
 
 
 def _workers(report: FairnessReport) -> Iterator[Metric]:

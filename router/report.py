@@ -1,6 +1,7 @@
 """What an operator sees of the scheduler at one moment: the content of /fairness and of the gauges in /metrics."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from router.core.accounts import Account
@@ -33,6 +34,29 @@ class ClientReport:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheCard:
+    """What is believed of one worker's prefix cache, and how right that was; in tokens, counted since it joined."""
+
+    capacity: int
+    believed: int
+    """Cached at this moment."""
+    answers: int
+    """That told what was cached of their prompts; the next four are of these."""
+    predicted: int
+    actual: int
+    false_hit: int
+    missed_hit: int
+    error: float | None
+    """Mean absolute error of the last 200 predictions as a share of the prompt; None before the first."""
+    discount: float
+    """What predictions are multiplied with until they are right again; 1 where they are."""
+    silent: bool
+    """Whether its answers never tell what was cached."""
+    evicted: dict[str, int]
+    """By what told of it: replayed, corrected, counted, aged, told, restart."""
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerReport:
     """One worker; gap and bound as `service_gap` defines them, None where nothing bounds the gap."""
 
@@ -45,6 +69,9 @@ class WorkerReport:
     kv_tokens: int | None
     service_gap: float | None
     service_gap_bound: float | None
+    cache: CacheCard | None = None
+    unread: int = 0
+    """Its answers about load and cache that were of no use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +84,10 @@ class FairnessReport:
     workers: dict[WorkerId, WorkerReport]
 
 
-def fairness_report(policy: str, scheduler: Scheduler, fleet: Fleet, now: float) -> FairnessReport:
-    """Read it all off; changes nothing."""
+def fairness_report(
+    policy: str, scheduler: Scheduler, fleet: Fleet, now: float, unread: Mapping[WorkerId, int]
+) -> FairnessReport:
+    """Read it all off; changes nothing. `unread`: by worker, see `WorkerReport`."""
     running = Counter(bill.client for bill in scheduler.accounts.bills.values())
     clients = {
         client: ClientReport(
@@ -71,7 +100,7 @@ def fairness_report(policy: str, scheduler: Scheduler, fleet: Fleet, now: float)
         )
         for client, weight in scheduler.weights.items()
     }
-    workers = {backend.id: _worker(backend, scheduler) for backend in fleet.backends}
+    workers = {backend.id: _worker(backend, scheduler, unread.get(backend.id, 0)) for backend in fleet.backends}
     return FairnessReport(policy, scheduler.fairness.jain(now), clients, workers)
 
 
@@ -85,9 +114,29 @@ def _service(account: Account, scheduler: Scheduler) -> Service:
     return Service(served.extend, served.cached, served.output, scheduler.settings.cost(served))
 
 
-def _worker(backend: Backend, scheduler: Scheduler) -> WorkerReport:
+def _cache(worker: WorkerId, scheduler: Scheduler) -> CacheCard:
+    mirror = scheduler.mirror
+    cache = mirror.cache(worker)
+    calibration = cache.calibration
+    totals = calibration.totals
+    return CacheCard(
+        capacity=cache.capacity,
+        believed=round(mirror.held(worker)),
+        answers=totals.answers,
+        predicted=totals.predicted,
+        actual=totals.actual,
+        false_hit=totals.false_hit,
+        missed_hit=totals.missed_hit,
+        error=calibration.error,
+        discount=calibration.discount,
+        silent=calibration.silent,
+        evicted=dict(cache.evictions),
+    )
+
+
+def _worker(backend: Backend, scheduler: Scheduler, unread: int) -> WorkerReport:
     if backend.id not in scheduler.cluster:
-        return WorkerReport(backend.url, backend.healthy, 0, 0, 0, None, None, None, None)
+        return WorkerReport(backend.url, backend.healthy, 0, 0, 0, None, None, None, None, unread=unread)
     state = scheduler.cluster[backend.id]
     properties = scheduler.policy.properties
     queue = None if properties.pooled else backend.id
@@ -102,4 +151,6 @@ def _worker(backend: Backend, scheduler: Scheduler) -> WorkerReport:
         kv_tokens=state.worker.kv_tokens,
         service_gap=scheduler.fairness.gap(queue),
         service_gap_bound=None if quantum is None else scheduler.fairness.bound(queue, quantum),
+        cache=_cache(backend.id, scheduler),
+        unread=unread,
     )

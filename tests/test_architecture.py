@@ -53,6 +53,7 @@ ARROWS: Final[dict[str, tuple[str, ...]]] = {
     "router.control": ("router.report", "router.explain", "router.fleet", "router.api", "router.errors"),
     "router.explain": ("router.errors", "router.core"),
     "router.journal": ("router.errors", "router.core"),
+    "router.cache_alarm": ("router.errors", "router.core"),
     "router.report": ("router.fleet", "router.core"),
     "router.emulate": ("router.errors",),
     "router.sources": ("router.settings", "router.errors"),

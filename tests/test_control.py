@@ -39,12 +39,19 @@ async def test_workers_are_told_with_their_models_and_without_their_keys() -> No
     async with scripted_engine("m") as engine:
         workers = [{"url": engine.url, "id": "here", "api_key": "sk-x"}, {"url": "http://127.0.0.1:9", "id": "away"}]
         async with running_router(worker=workers) as router:
-            assert await router.get_json("/workers") == {
+            told = await router.get_json("/workers")
+            cache = told["workers"][0].pop("cache")
+            assert told == {
                 "workers": [
                     {"id": "here", "url": engine.url, "healthy": True, "models": ["m"]},
-                    {"id": "away", "url": "http://127.0.0.1:9", "healthy": False, "models": []},
+                    {"id": "away", "url": "http://127.0.0.1:9", "healthy": False, "models": [], "cache": None},
                 ]
             }
+            assert cache.keys() == {
+                *("capacity", "believed", "answers", "predicted", "actual", "false_hit", "missed_hit", "error"),
+                *("discount", "silent", "evicted"),
+            }
+            assert (cache["capacity"], cache["error"], cache["discount"]) == (100_000, None, 1.0)
 
 
 async def test_fairness_has_its_documented_shape() -> None:
@@ -72,7 +79,7 @@ async def test_fairness_has_its_documented_shape() -> None:
             for entry in busy["workers"].values():
                 assert entry.keys() == {
                     *("url", "healthy", "queued", "running", "unstarted_tokens"),
-                    *("window", "kv_tokens", "service_gap", "service_gap_bound"),
+                    *("window", "kv_tokens", "service_gap", "service_gap_bound", "cache", "unread"),
                 }
             worker = busy["workers"]["w"]
             assert (worker["queued"], worker["running"], worker["kv_tokens"]) == (1, 1, 100_000)
