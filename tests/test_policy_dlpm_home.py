@@ -128,6 +128,18 @@ def test_what_a_home_loses_is_at_home_anywhere() -> None:
     assert talk.worker_of(second) != talk.worker_of(first)
 
 
+def test_who_has_something_at_one_worker_of_two_goes_before_a_longer_match() -> None:
+    """Its second request need not wait until its first is answered, beside who has as many as there are workers."""
+    talk = scene(settings=SchedulerSettings(window=FixedWindow(requests=3)))
+    ada = [talk.arrive("ada", DOCUMENT + turn) for turn in "12345"]
+    eve = [talk.arrive("eve", "another, " + DOCUMENT + turn) for turn in "12345"]
+    light = [talk.arrive("bob", letter) for letter in "ab"]
+    assert talk.order == [*ada[:3], *eve[:3]]
+    talk.finish(ada[0])
+    talk.finish(eve[0])
+    assert talk.order[6:] == light
+
+
 def test_a_second_copy_is_a_second_home() -> None:
     """What waits learns at once that another worker holds its prefix now."""
     talk = scene(patience=3.0)

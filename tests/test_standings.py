@@ -25,6 +25,7 @@ class Contest(RuleBasedStateMachine):
         self.waiting: list[Request] = []
         self.in_flight: list[Request] = []
         self.requests = 0
+        self.sparse_below = 1
 
     def hear(self, client: ClientId) -> None:
         self.heard[client] = self.standings.of(client)
@@ -32,7 +33,7 @@ class Contest(RuleBasedStateMachine):
     def standing(self, client: ClientId) -> int | None:
         if self.credit.get(client, 0) <= 0:
             return None
-        return int(any(request.client == client for request in self.in_flight))
+        return int(sum(request.client == client for request in self.in_flight) >= self.sparse_below)
 
     @rule(client=clients, model=st.sampled_from(MODELS), quantum=st.sampled_from([10, 10, 10, 25]))
     def wait(self, client: ClientId, model: str, quantum: int) -> None:
@@ -62,6 +63,11 @@ class Contest(RuleBasedStateMachine):
         request = data.draw(st.sampled_from(self.in_flight))
         self.in_flight.remove(request)
         self.standings.ended(request)
+
+    @rule(sparse_below=st.integers(0, 3))
+    def let_go_first(self, sparse_below: int) -> None:
+        self.sparse_below = sparse_below
+        self.standings.let_go_first(sparse_below)
 
     @rule(client=clients, cost=st.integers(-60, 120))
     def charge(self, client: ClientId, cost: int) -> None:
@@ -104,7 +110,7 @@ def request(client: str, number: int) -> Request:
 
 def test_without_sparse_first_all_with_credit_are_equal() -> None:
     """Then the longest match alone decides."""
-    standings = Standings(lambda _: None, sparse_first=False)
+    standings = Standings(lambda _: None, sparse_below=0)
     standings.wait(request("ada", 1), 10)
     assert standings.of(ClientId("ada")) == 1
 

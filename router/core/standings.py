@@ -1,8 +1,8 @@
 """Whose turn it may be: DLPM's deficit counters, and who of their clients waits or has something in flight.
 
 "Locality-aware Fair Scheduling in LLM Serving", Algorithm 1, CHECKREFILL and line 13, for one queue or for a pool. A
-client with credit may go: with standing 0, before all others, while nothing of it is in flight, and else with
-standing 1. The theorem leaves the order among those with credit free; without this one, each cold request would wait
+client with credit may go: with standing 0, before all others, while it has nothing in flight (in a pool, less than
+one request for each worker), and else with standing 1. The theorem leaves the order among those with credit free; without this one, each cold request would wait
 until the long matches of a heavy client have used up a quantum.
 """
 
@@ -24,10 +24,13 @@ class Due(NamedTuple):
 class Standings:
     """The counter of every client, and who contends for what is next."""
 
-    def __init__(self, changed: Callable[[ClientId], None], *, sparse_first: bool = True) -> None:
-        """`changed` is told of each waiting client whose standing is another than before."""
+    def __init__(self, changed: Callable[[ClientId], None], *, sparse_below: int = 1) -> None:
+        """`changed` is told of each waiting client whose standing is another than before.
+
+        `sparse_below`: who has fewer requests in flight goes first; 0 for nobody.
+        """
         self._changed = changed
-        self._sparse_first = sparse_first
+        self._sparse_below = sparse_below
         self._deficits: DeficitTable[ClientId] = DeficitTable()
         self._waiting: dict[ClientId, dict[str, int]] = {}
         """How many requests of each client wait, by model."""
@@ -51,7 +54,13 @@ class Standings:
         return self._rank(client)
 
     def _rank(self, client: ClientId) -> int:
-        return 1 if not self._sparse_first or client in self._in_flight else 0
+        return 0 if len(self._in_flight.get(client, ())) < self._sparse_below else 1
+
+    def let_go_first(self, sparse_below: int) -> None:
+        """From now on those with fewer requests in flight than this go before the others."""
+        self._sparse_below = sparse_below
+        for client in self._credited:
+            self._tell(client)
 
     def wait(self, request: Request, quantum: float) -> None:
         """One more request waits; its client has this quantum, and the first time as much credit."""
@@ -93,15 +102,15 @@ class Standings:
         """It is in flight."""
         requests = self._in_flight.setdefault(request.client, {})
         requests[request.id] = None
-        if len(requests) == 1:
-            self._tell(request.client)
+        self._tell(request.client)
 
     def ended(self, request: Request) -> None:
         """It is in flight no more."""
         requests = self._in_flight.get(request.client, {})
         requests.pop(request.id, None)
-        if not requests and self._in_flight.pop(request.client, None) is not None:
-            self._tell(request.client)
+        if not requests:
+            self._in_flight.pop(request.client, None)
+        self._tell(request.client)
 
     def charge(self, client: ClientId, cost: float) -> None:
         """Take this much from a client's credit, or give it back."""
@@ -177,9 +186,9 @@ class Standings:
         self._changed(client)
 
     def _tell(self, client: ClientId) -> None:
-        """Note that a client has something in flight, or nothing any more."""
-        if self._sparse_first and client in self._credited:
-            self._credited[client] = self._rank(client)
+        """Note how much a client has in flight, where that changes its standing."""
+        if client in self._credited and self._credited[client] != (rank := self._rank(client)):
+            self._credited[client] = rank
             self._changed(client)
 
     def _count(self, model: str, change: int) -> None:

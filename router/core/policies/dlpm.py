@@ -45,7 +45,7 @@ class Dlpm(Order):
         self._cost = surroundings.cost
         self._view = view = surroundings.view
         self._worker = worker
-        self._standings = Standings(self._restand, sparse_first=self._parameters.sparse_first)
+        self._standings = Standings(self._restand, sparse_below=int(self._parameters.sparse_first))
         self._queue = LongestMatchQueue(
             lambda request: view.watch(request, (worker,))[worker],
             view.unwatch,

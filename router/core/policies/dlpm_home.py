@@ -45,7 +45,8 @@ class DlpmHomeParameters:
     load_slack: int = 4
     """... if it has this many more besides."""
     sparse_first: bool = True
-    """Among clients with credit, those with nothing in flight go before the longest match."""
+    """Among clients with credit, those with fewer requests in flight than there are workers go before the longest
+    match: each might have nothing at the worker that has room."""
     patience: int = 32
     """How many may go in the turn of a request that does not fit a worker's window; then room is kept for it."""
     oldest_every: int = 16
@@ -110,7 +111,7 @@ class DlpmHome(Policy):
         self._view = surroundings.view
         self._cost = surroundings.cost
         self._backlog = surroundings.backlog
-        self._standings = Standings(self._restand, sparse_first=parameters.sparse_first)
+        self._standings = Standings(self._restand)
         self._credits = WorkerCredits(parameters.worker_quantum, surroundings.view.speed)
         self._sites: dict[WorkerId, Site] = {}
         self._anywhere: dict[str, LongestMatchQueue] = {}
@@ -201,6 +202,7 @@ class DlpmHome(Policy):
         """See `Policy`. It is home to what has none."""
         if worker not in self._sites:
             self._sites[worker] = Site(self._new_queue(lambda request: self._waiting[request.id].matched[worker]))
+            self._let_sparse_go_first()
         for waiting in self._waiting.values():
             if worker in self._view.serving(waiting.request.model):
                 self._rematch(waiting)
@@ -217,6 +219,7 @@ class DlpmHome(Policy):
             else:
                 self._rematch(waiting)
         del self._sites[worker]
+        self._let_sparse_go_first()
         return orphans
 
     def credit(self, client: ClientId, worker: WorkerId) -> Deficit:
@@ -226,6 +229,9 @@ class DlpmHome(Policy):
     def _new_queue(self, matched: Callable[[Request], int]) -> LongestMatchQueue:
         standing, parameters = self._standings.of_waiting, self._parameters
         return LongestMatchQueue(matched, lambda _: None, standing, parameters.patience, parameters.oldest_every)
+
+    def _let_sparse_go_first(self) -> None:
+        self._standings.let_go_first(len(self._sites) if self._parameters.sparse_first else 0)
 
     def _restand(self, client: ClientId) -> None:
         for site in self._sites.values():
