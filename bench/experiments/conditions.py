@@ -175,7 +175,7 @@ PLAIN_SESSIONS: Final[Mapping[str, str]] = {
 """Workloads of equal clients, and what these ask for: two of the DLPM paper's, eight of the Preble paper's."""
 SWEPT_WORKLOADS: Final = ("tot-s2", "judge-s1", "qa-s1", "toolbench-zipf")
 """One of each kind, for the parameters."""
-POLICIES_WORKERS: Final = 4
+POLICIES_WORKERS: Final = 2
 POLICIES_SPAN: Final = Span(24.0, 8.0)
 
 # Figures 1 and 8 to 12, all on A10G_3B. The paper says neither their loads nor how long they ran, nor which workload

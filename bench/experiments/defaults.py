@@ -67,7 +67,7 @@ class Defaults(Experiment):
     """See the module."""
 
     seeds: ClassVar[Sequence[int]] = QUICK_SEEDS
-    title: ClassVar[str] = "The defaults and what else they could be, four A100"
+    title: ClassVar[str] = "The defaults and what else they could be, two A100"
     published: ClassVar[str] = (
         "The DLPM paper shows Q^u in figure 1 and Q^w in figure 10, and charges the full input. All else is ours."
     )

@@ -35,7 +35,7 @@ class PolicyTable(Experiment):
     """See the module."""
 
     seeds: ClassVar[Sequence[int]] = QUICK_SEEDS
-    title: ClassVar[str] = "Every policy on every workload, four A100, half as much again asked as they can do"
+    title: ClassVar[str] = "Every policy on every workload, two A100, half as much again asked as they can do"
     published: ClassVar[str] = "Of no paper: the defaults are taken from it."
     decimals: ClassVar[Mapping[str, int]] = {
         "service/s": 0,
