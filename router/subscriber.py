@@ -91,6 +91,10 @@ class Follower:
         """Follow the worker until cancelled; returns at once where it publishes nothing."""
         sources = self._configured or await self._ask(client)
         if not sources:
+            log.info(
+                "worker %s publishes no KV events: it is believed to hold what is sent there, and nothing at first",
+                self._backend.id,
+            )
             return
         self._streams = [self._stream(source, rank, context) for rank, source in enumerate(sources)]
         log.info("worker %s publishes KV events: %s", self._backend.id, ", ".join(s.endpoint for s in sources))

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
 
@@ -30,6 +31,7 @@ from router.errors import WorkerBroke
 from router.event_sources import Source, reachable, read_sglang_sources, read_vllm_sources
 from router.event_stream import END, StreamLimits
 from router.fleet import Backend
+from router.replay import replay_file
 from router.subscriber import Follower
 
 HASHER = BlockHasher(b"secret")
@@ -437,6 +439,20 @@ async def test_the_past_is_not_told_as_if_it_were_now() -> None:
         assert [event for event in scene.told if isinstance(event, BlocksChanged)] == [
             BlocksChanged(WORKER, cleared=True, stored=hashes(19))
         ]
+
+
+async def test_a_journal_with_events_replays(tmp_path: Path) -> None:
+    """What events told is in the journal, so that a replay decides the same."""
+    journal = tmp_path / "journal"
+    with emulated_workers(2, "--kv-events=0", "--kv-tokens=1600") as urls:
+        async with running_router(*urls, token_budget=PATIENCE, journal=journal) as router:
+            for number in range(12):
+                await ask(router, f"{number % 5} tells " + "a long story " * 30)
+            await until(lambda: bool(router.scheduler.blocks.blocks))
+    text = journal.read_bytes()
+    assert b"BlocksFollowed" in text
+    assert b"BlocksChanged" in text
+    assert replay_file(journal).difference is None
 
 
 async def test_the_state_is_in_the_metrics() -> None:
