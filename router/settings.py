@@ -111,7 +111,7 @@ class Settings(PolicyGroups):
         str,
         AfterValidator(known_policy),
         Field(description=f"How requests are placed and ordered: {', '.join(POLICIES)}."),
-    ] = "d2lpm"
+    ] = "dlpm_home"
     extend_weight: PositiveFloat = 1.0
     """What a client is charged for a token of input that is not in the prefix cache, in cost units."""
     output_weight: NonNegativeFloat = 2.0

@@ -58,7 +58,7 @@ async def test_fairness_has_its_documented_shape() -> None:
     """Every member, by name and type, with a client that is served, one that waits, and a worker that is away."""
     async with scripted_engine() as engine:
         workers = [{"url": engine.url, "id": "w"}, {"url": "http://127.0.0.1:9", "id": "away"}]
-        async with running_router(worker=workers, max_inflight=1) as router:
+        async with running_router(policy="d2lpm", worker=workers, max_inflight=1) as router:
             async with router.post(chat(user="a", stream=True)) as first, router.post(chat(user="b")) as second:
                 call = await engine.call()
                 busy = await router.fairness()

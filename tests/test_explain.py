@@ -205,7 +205,7 @@ async def test_a_request_is_explained_while_it_waits_runs_and_after() -> None:
             *("tried", "held_back", "dispatch", "usage"),
         }
         assert (done["request"], done["client"], done["model"]) == ("first", "user-ann", "m")
-        assert (done["policy"], done["state"], done["reason"]) == ("d2lpm", "finished", None)
+        assert (done["policy"], done["state"], done["reason"]) == ("dlpm_home", "finished", None)
         assert done["usage"] == {"input_tokens": 10, "output_tokens": 3, "cached_tokens": 0}
         assert done["times"]["waited_s"] <= done["times"]["started_s"] <= done["times"]["ended_s"]
         assert done["dispatch"]["worker"] == engine.url.removeprefix("http://")

@@ -278,7 +278,7 @@ async def test_headers_tell_where_a_request_went() -> None:
                 await post.read()
                 headers = (await post.response()).headers
             assert headers["x-d2lpm-worker"] == engine.url.removeprefix("http://")
-            assert (headers["x-d2lpm-client"], headers["x-d2lpm-policy"]) == ("header-blue", "d2lpm")
+            assert (headers["x-d2lpm-client"], headers["x-d2lpm-policy"]) == ("header-blue", "dlpm_home")
             assert float(headers["x-d2lpm-queue-ms"]) >= 0
             assert float(headers["x-d2lpm-overhead-ms"]) >= 0
             assert (int(headers["x-d2lpm-predicted-cached-tokens"]) > 500) is predicted
