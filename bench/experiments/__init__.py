@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from bench.experiments import fig4, neighbour
+from bench.experiments.cache import CacheTruth
 from bench.experiments.conditions import QUICK_SEEDS, SEEDS
 from bench.experiments.defaults import Defaults
 from bench.experiments.experiment import Experiment, Row
@@ -55,6 +56,7 @@ EXPERIMENTS: Final[Mapping[str, Experiment]] = {
     "policies": PolicyTable(),
     "defaults": Defaults(),
     "saturation": Saturation(),
+    "cache": CacheTruth(),
 }
 """By name; a new one is a file and a line here. Beside these there is `fig4`, which measures instead of simulating."""
 NAMES: Final = (*EXPERIMENTS, "fig4")
