@@ -4,7 +4,7 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 ARGS ?=
 
-.PHONY: serve demo test lint shapes bench clean
+.PHONY: serve demo test lint shapes results bench clean
 
 serve: $(STAMP)
 	@exec $(VENV)/bin/d2lpm serve --emulate 2 $(ARGS)
@@ -23,6 +23,10 @@ lint: $(STAMP)
 # The shapes of the experiments that take too long for every test run: about four minutes of one core.
 shapes: $(STAMP)
 	$(VENV)/bin/pytest -n 2 --dist loadfile tests/slow_experiment_shapes.py
+
+# Every experiment in full, for docs/results.md: about 35 minutes of two cores.
+results: $(STAMP)
+	$(VENV)/bin/python -m bench experiment all --out docs/results $(ARGS)
 
 bench: $(STAMP)
 	@$(VENV)/bin/python -m bench decision-cost $(ARGS)
