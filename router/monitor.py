@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import ssl
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -14,15 +13,12 @@ from router.core.model import CacheReport, Event, Evicted, Worker, WorkerId, Wor
 from router.engines import MODELS_PATH, Dialect, Load, batch_tokens, context_tokens, read_models, recognise, reorders
 from router.errors import WorkerBroke
 from router.fleet import Backend, Fleet
+from router.polls import ask, polling_client
 
 log = logging.getLogger(__name__)
 
 PATIENCE = 3
 """Polls in a row that a worker may leave unanswered; a refused connection needs no second."""
-ANSWER_SECONDS = 5.0
-"""How long a worker may take over any answer to a poll."""
-MOST_BYTES = 16 * 1024 * 1024
-"""Of an answer to a poll; engines send some hundred kilobytes of metrics."""
 COMPLAIN_EVERY = 60.0
 """Seconds between two lines in the log about a worker's metrics."""
 MODELS_EVERY = 20
@@ -40,10 +36,7 @@ class Monitor:
 
     async def __aenter__(self) -> Self:
         """Poll each worker once, so that those that are up are known from the first call on; then keep polling."""
-        # Not by way of a proxy that the environment names: calls go to the workers directly, and so must polls.
-        trusted = ssl.create_default_context()  # as calls do
-        unlimited = httpx.Limits(max_connections=None)
-        self._client = httpx.AsyncClient(timeout=ANSWER_SECONDS, limits=unlimited, trust_env=False, verify=trusted)
+        self._client = polling_client()
         await asyncio.gather(*(probe.poll(self._client) for probe in self._probes))
         self._tasks = [asyncio.create_task(self._keep_polling(probe)) for probe in self._probes]
         return self
@@ -106,7 +99,7 @@ class Probe:
             await self._read_health(client)
         except httpx.ConnectError:
             self._missed(PATIENCE, "it takes no connection")
-        except (httpx.HTTPError, TimeoutError, WorkerBroke) as error:
+        except (httpx.HTTPError, WorkerBroke) as error:
             self._missed(1, str(error) or type(error).__name__)
         else:
             self._polls += 1
@@ -153,7 +146,7 @@ class Probe:
         try:
             body = await self._get(client, self._dialect.arguments_path)
             return reorders(body), batch_tokens(body)
-        except (httpx.HTTPError, TimeoutError, WorkerBroke) as error:
+        except (httpx.HTTPError, WorkerBroke) as error:
             log.debug("%s: %s", self._backend.id, error)
             return False, None
 
@@ -177,7 +170,7 @@ class Probe:
                 self._load_path = paths[paths.index(path) + 1]
             else:
                 self._complain(error)
-        except (httpx.HTTPError, TimeoutError, WorkerBroke) as error:
+        except (httpx.HTTPError, WorkerBroke) as error:
             self._complain(error)
 
     async def _read_cache(self, client: httpx.AsyncClient, dialect: Dialect, page: bytes | None) -> CacheReport | None:
@@ -191,7 +184,7 @@ class Probe:
                 self._cache_path = None
             else:
                 self._complain(error)
-        except (httpx.HTTPError, TimeoutError, WorkerBroke) as error:
+        except (httpx.HTTPError, WorkerBroke) as error:
             self._complain(error)
         return None
 
@@ -220,17 +213,7 @@ class Probe:
         self._feed(Evicted(self._backend.id))
 
     async def _get(self, client: httpx.AsyncClient, path: str) -> bytes:
-        """The body of an answer, of bounded size and time."""
-        blocks, size = [], 0
-        url, headers = self._backend.url + path, self._backend.authorization
-        async with asyncio.timeout(ANSWER_SECONDS), client.stream("GET", url, headers=headers) as response:
-            response.raise_for_status()
-            async for block in response.aiter_bytes():
-                blocks.append(block)
-                size += len(block)
-                if size > MOST_BYTES:
-                    raise WorkerBroke(f"{path} is longer than {MOST_BYTES} bytes.")
-        return b"".join(blocks)
+        return await ask(client, self._backend.url + path, self._backend.authorization)
 
     def _missed(self, polls: int, why: str) -> None:
         if not self._polls and not self._unanswered:

@@ -6,7 +6,6 @@ was configured. While a stream cannot be read, or has not been read from its beg
 
 import asyncio
 import logging
-import ssl
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Final, Self
@@ -38,13 +37,12 @@ from router.errors import WorkerBroke
 from router.event_sources import READERS, Source
 from router.event_stream import Complaints, EventStream, StreamLimits
 from router.fleet import Backend, Fleet
+from router.polls import ask, polling_client
 
 log = logging.getLogger(__name__)
 
-ANSWER_SECONDS: Final = 5.0
-"""How long a worker may take to tell where it publishes."""
 ASK_AGAIN_SECONDS: Final = 60.0
-"""After it has not told."""
+"""After a worker has not told where it publishes."""
 FILLS_BLOCKS: Final = 1024
 """Uncached tokens of a prompt that must have filled a block of any engine's."""
 
@@ -144,10 +142,11 @@ class Follower:
     async def _sources(self, client: httpx.AsyncClient) -> tuple[Source, ...]:
         host = urlsplit(self._backend.url).hostname or ""
         for path, read in READERS.items():
-            response = await client.get(self._backend.url + path, headers=self._backend.authorization)
-            if response.status_code != httpx.codes.NOT_FOUND:
-                response.raise_for_status()
-                return read(response.content, host)
+            try:
+                return read(await ask(client, self._backend.url + path, self._backend.authorization), host)
+            except httpx.HTTPStatusError as error:
+                if error.response.status_code != httpx.codes.NOT_FOUND:
+                    raise
         return ()
 
 
@@ -174,8 +173,7 @@ class Subscriber:
     async def __aenter__(self) -> Self:
         """Workers that join from now on are followed."""
         self._context = zmq.asyncio.Context()
-        trusted = ssl.create_default_context()  # as calls do
-        self._client = httpx.AsyncClient(timeout=ANSWER_SECONDS, trust_env=False, verify=trusted)
+        self._client = polling_client()
         return self
 
     async def __aexit__(

@@ -7,7 +7,6 @@ by its bytes. So does every call of a model whose engine counts its prompts diff
 
 import asyncio
 import logging
-import ssl
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +21,9 @@ import orjson
 
 from router.core.block_key import BlockHasher, BlockKey
 from router.core.model import Arrived, Cancelled, Command, Event, Failed, Finished, RequestId
+from router.errors import WorkerBroke
 from router.fleet import Backend, Fleet
+from router.polls import ask, polling_client
 
 log = logging.getLogger(__name__)
 
@@ -105,8 +106,7 @@ class Tokens:
 
     async def __aenter__(self) -> Self:
         self._threads = ThreadPoolExecutor(2, "tokens")
-        trusted = ssl.create_default_context()  # as calls do
-        self._client = httpx.AsyncClient(timeout=5.0, trust_env=False, verify=trusted)
+        self._client = polling_client()
         return self
 
     async def __aexit__(
@@ -179,7 +179,7 @@ class Tokens:
             keys = await self._tokenise(body, model, name)
         except Declined:
             outcome, keys = Outcome.DECLINED, ()
-        except (httpx.HTTPError, ValueError, TypeError, LookupError) as error:
+        except (httpx.HTTPError, WorkerBroke, ValueError, TypeError, LookupError) as error:
             log.debug("the tokens of a call are not known: %s", error)
             outcome, keys = Outcome.FAILED, ()
         else:
@@ -234,30 +234,30 @@ class Tokens:
         """Whether a model is the engine's own: its engine keeps the blocks of an adapter apart."""
         known = self._plain.get(model)
         if known is None:
-            response = await self._call(model, "GET", "/v1/models")
-            for card in orjson.loads(response.content)["data"]:
+            for card in orjson.loads(await self._call(model, "/v1/models"))["data"]:
                 self._plain[str(card["id"])] = not card.get("parent")
             known = self._plain.get(model, False)
         return known
 
     async def _ask(self, question: Mapping[str, Any], model: str) -> list[int]:
         """The token ids that a worker's /tokenize gives."""
-        response = await self._call(model, "POST", "/tokenize", orjson.dumps(question))
-        ids = orjson.loads(response.content)["tokens"]
+        ids = orjson.loads(await self._call(model, "/tokenize", orjson.dumps(question)))["tokens"]
         if not isinstance(ids, list):
             raise ValueError("no token ids")
         return ids
 
-    async def _call(self, model: str, method: str, path: str, content: bytes | None = None) -> httpx.Response:
+    async def _call(self, model: str, path: str, post: bytes | None = None) -> bytes:
         """Ask a worker that serves the model. Raises Declined where none can answer, or does not know the question."""
         backend = next(self._able(model), None)
         if backend is None:
             raise Declined
         headers = {"content-type": "application/json", **backend.authorization}
-        response = await self._client.request(method, backend.url + path, content=content, headers=headers)
-        if response.is_client_error:
-            raise Declined
-        return response.raise_for_status()
+        try:
+            return await ask(self._client, backend.url + path, headers, post=post)
+        except httpx.HTTPStatusError as error:
+            if error.response.is_client_error:
+                raise Declined from None
+            raise
 
     def _able(self, model: str) -> Iterator[Backend]:
         return (backend for backend in self._fleet.backends if backend.healthy and model in backend.models)

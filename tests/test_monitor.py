@@ -13,7 +13,8 @@ from scripted_engine import VLLM_METRICS, ScriptedEngine, scripted_engine
 from router.core.model import CacheReport, Event, Evicted, WorkerId, WorkerJoined, WorkerLeft, WorkerReported
 from router.errors import WorkerBroke
 from router.fleet import Backend, Fleet
-from router.monitor import MODELS_EVERY, MOST_BYTES, PATIENCE, Monitor, Probe
+from router.monitor import MODELS_EVERY, PATIENCE, Monitor, Probe
+from router.polls import MOST_BYTES
 
 
 @dataclass

@@ -135,6 +135,7 @@ def test_what_is_on_its_way_is_expected() -> None:
     assert held.match(request(range(20))) == {ONE: 8}
     held.change(BlocksChanged(ONE))
     assert held.match(request(range(20))) == {ONE: 0}
+    held.check_integrity()
 
 
 def test_nothing_is_expected_of_a_failure() -> None:
