@@ -50,7 +50,7 @@ class Calibration:
         self._predicted = self._actual = 0
         """Sums over the recent ones."""
         self._untold = 0
-        """Answers that told nothing, since the last that did."""
+        """Answers that told nothing."""
 
     @property
     def error(self) -> float | None:
@@ -65,7 +65,7 @@ class Calibration:
     @property
     def silent(self) -> bool:
         """Whether the engine never tells what was cached."""
-        return not self._recent and self._untold >= FEWEST
+        return not self.totals.answers and self._untold >= FEWEST
 
     def told_nothing(self) -> None:
         """An answer came without a word about the cache."""

@@ -19,6 +19,7 @@ its text is not what the engine would be sent again) still fills the cache: it i
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
+from math import inf
 from typing import Final
 
 from router.core.cache_rules import GENERIC, CacheRules, Tracking, blocks_for, rules_of, whole_blocks
@@ -197,7 +198,7 @@ class Mirror:
                 self._tree.unpin(prompt.hashes, run.worker, now, run.epoch)
             if not computed:
                 path = run.paths[place]
-                self._tree.prune(prompt.hashes, run.worker, path[-1][0] if path else 0, now)
+                self._tree.prune(prompt.hashes, run.worker, path[-1][0] if path else 0, inf)
         if computed and here:
             self._keep_answers(run, usage, answers, now)
         self._keep_within(run.worker, state)
@@ -304,7 +305,7 @@ class Mirror:
         if missing is None:  # it was pinned: in the middle of being computed
             return
         taken = self._tree.prune(run.prompts[0].hashes, run.worker, found, run.since)
-        if run.since - missing >= max(state.ages, default=0.0):
+        if run.since - missing > max(state.ages, default=0.0):
             taken += self._tree.evict_older(run.worker, missing)
         state.evictions["corrected"] += round(taken * self._estimates.tokens_per_chunk(run.model))
 
