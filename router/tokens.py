@@ -2,7 +2,8 @@
 
 Ids come with the call, from a tokenizer here (`local_tokenizer`), or from a worker's own /tokenize. Whatever takes long
 is done off the event loop and within a budget; a call whose ids are not there by then goes without them, and is matched
-by its bytes. So does every call of a model whose engine counts its prompts differently, again and again.
+by its bytes. Where an engine counts a model's prompts differently, again and again, the model's ids come from its
+workers instead of from here, and if that is no better, from nowhere.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from functools import partial
 from hashlib import blake2b
 from types import TracebackType
@@ -66,6 +67,14 @@ class Tokenizer(Protocol):
         """Token ids of a chat; None where it is declined."""
 
 
+class Teller(IntEnum):
+    """Who tells the token ids of a model, while nobody before it is found wrong."""
+
+    HERE = 0
+    WORKER = 1
+    NOBODY = 2
+
+
 class Name(NamedTuple):
     """What tells calls with other keys apart."""
 
@@ -73,6 +82,7 @@ class Name(NamedTuple):
     """Its digest."""
     chat: bool
     sizes: frozenset[int]
+    teller: Teller
 
 
 class Declined(Exception):
@@ -101,7 +111,9 @@ class Tokens:
         self._running: set[asyncio.Task[tuple[BlockKey, ...]]] = set()
         self._plain: dict[str, bool] = {}
         """Whether a model is one of the engine's own, and no adapter on it."""
-        self._counted: dict[RequestId, tuple[str, int]] = {}
+        self._counted: dict[RequestId, tuple[str, int, Teller]] = {}
+        self._tellers: dict[str, Teller] = {}
+        """Of the models whose teller is not the first any more."""
         self._wrong: Counter[str] = Counter()
 
     async def __aenter__(self) -> Self:
@@ -124,10 +136,11 @@ class Tokens:
         sizes = frozenset(self._sizes(model))
         if not sizes:
             return ()
-        if self._wrong[model] >= DISTRUSTED:
+        teller = self._teller(model)
+        if teller is Teller.NOBODY:
             self.outcomes[Outcome.DISTRUSTED] += 1
             return ()
-        name = Name(blake2b(body, digest_size=16).digest(), path.endswith("/chat/completions"), sizes)
+        name = Name(blake2b(body, digest_size=16).digest(), path.endswith("/chat/completions"), sizes, teller)
         keys = self._known.get(name)
         if keys is None:
             keys = await self._in_time(body, model, name)
@@ -140,24 +153,30 @@ class Tokens:
         match event:
             case Arrived(request):
                 if request.blocks:
-                    self._counted[request.id] = request.model, sum(key.tokens for key in request.blocks)
+                    tokens = sum(key.tokens for key in request.blocks)
+                    self._counted[request.id] = request.model, tokens, self._teller(request.model)
             case Finished(request_id, usage):
-                model, tokens = self._counted.pop(request_id, (None, 0))
-                if model is not None and usage is not None:
-                    self._compare(model, tokens, usage.input_tokens)
+                counted = self._counted.pop(request_id, None)
+                if counted is not None and usage is not None:
+                    self._compare(*counted, usage.input_tokens)
             case Failed(request_id) | Cancelled(request_id):
                 self._counted.pop(request_id, None)
 
-    def _compare(self, model: str, ours: int, engines: int) -> None:
-        if ours == engines:
-            self._wrong[model] = 0
+    def _teller(self, model: str) -> Teller:
+        return self._tellers.get(model, Teller.WORKER if self._tokenizer is None else Teller.HERE)
+
+    def _compare(self, model: str, ours: int, teller: Teller, engines: int) -> None:
+        if teller is not self._teller(model):
             return
-        self._wrong[model] += 1
+        self._wrong[model] = 0 if ours == engines else self._wrong[model] + 1
         if self._wrong[model] == DISTRUSTED:
+            self._wrong[model] = 0
+            self._tellers[model] = Teller(teller + 1)
+            instead = "its workers are asked" if teller is Teller.HERE else "its requests are matched by their bytes"
             log.warning(
-                "model %s: %d prompts in a row have other numbers of tokens here than at its engine (%d, not %d, the "
-                "last): is it the wrong tokenizer? Its requests are matched by their bytes",
-                *(model, DISTRUSTED, ours, engines),
+                "model %s: %d prompts in a row have other numbers of tokens for its engine (%d, not %d, the last): "
+                "is it another tokenizer? From now on %s",
+                *(model, DISTRUSTED, engines, ours, instead),
             )
 
     async def _in_time(self, body: bytes, model: str, name: Name) -> tuple[BlockKey, ...]:
@@ -193,7 +212,7 @@ class Tokens:
     async def _tokenise(self, body: bytes, model: str, name: Name) -> tuple[BlockKey, ...]:
         if not await self._is_plain(model):
             raise Declined
-        fields, ids = await self._off_loop(partial(self._local, body, name.chat))
+        fields, ids = await self._off_loop(partial(self._local, body, name))
         if ids is None:
             ids = [await self._ask(question, model) for question in _questions(fields, name.chat)]
         return await self._off_loop(partial(self._hash, ids, name.sizes))
@@ -204,31 +223,13 @@ class Tokens:
     def _hash(self, ids: Sequence[Sequence[int]], sizes: frozenset[int]) -> tuple[BlockKey, ...]:
         return tuple(self._hasher.key(each, sizes) for each in ids)
 
-    def _local(self, body: bytes, chat: bool) -> tuple[Mapping[str, Any], list[list[int]] | None]:
+    def _local(self, body: bytes, name: Name) -> tuple[Mapping[str, Any], list[list[int]] | None]:
         """The call's members, and the ids of each prompt, where they can be had here. Raises Declined."""
         fields = orjson.loads(body)
-        if not isinstance(fields, dict) or any(fields.get(name) for name in APART):
+        if not isinstance(fields, dict) or any(fields.get(member) for member in APART):
             raise Declined
-        return fields, self._local_chat(fields) if chat else self._local_texts(fields)
-
-    def _local_chat(self, fields: Mapping[str, Any]) -> list[list[int]] | None:
-        if self._tokenizer is None or any(
-            fields.get(name) for name in ("tools", "chat_template", "add_special_tokens")
-        ):
-            return None
-        more = fields.get("chat_template_kwargs") or {}
-        if "add_generation_prompt" in fields:
-            more = {**more, "add_generation_prompt": fields["add_generation_prompt"]}
-        ids = self._tokenizer.chat(fields["messages"], more)
-        return None if ids is None else [ids]
-
-    def _local_texts(self, fields: Mapping[str, Any]) -> list[list[int]] | None:
-        prompts = _prompts(fields)
-        if all(isinstance(prompt, list) for prompt in prompts):
-            return prompts
-        if self._tokenizer is None or not all(isinstance(prompt, str) for prompt in prompts):
-            return None
-        return [self._tokenizer.text(prompt, fields.get("add_special_tokens", True)) for prompt in prompts]
+        tokenizer = self._tokenizer if name.teller is Teller.HERE else None
+        return fields, _chat(fields, tokenizer) if name.chat else _texts(fields, tokenizer)
 
     async def _is_plain(self, model: str) -> bool:
         """Whether a model is the engine's own: its engine keeps the blocks of an adapter apart."""
@@ -261,6 +262,27 @@ class Tokens:
 
     def _able(self, model: str) -> Iterator[Backend]:
         return (backend for backend in self._fleet.backends if backend.healthy and model in backend.models)
+
+
+def _chat(fields: Mapping[str, Any], tokenizer: Tokenizer | None) -> list[list[int]] | None:
+    """The ids of a chat, where they can be had here."""
+    if tokenizer is None or any(fields.get(name) for name in ("tools", "chat_template", "add_special_tokens")):
+        return None
+    more = fields.get("chat_template_kwargs") or {}
+    if "add_generation_prompt" in fields:
+        more = {**more, "add_generation_prompt": fields["add_generation_prompt"]}
+    ids = tokenizer.chat(fields["messages"], more)
+    return None if ids is None else [ids]
+
+
+def _texts(fields: Mapping[str, Any], tokenizer: Tokenizer | None) -> list[list[int]] | None:
+    """The ids of each prompt of a completions call, where they come with it or can be had here."""
+    prompts = _prompts(fields)
+    if all(isinstance(prompt, list) for prompt in prompts):
+        return prompts
+    if tokenizer is None or not all(isinstance(prompt, str) for prompt in prompts):
+        return None
+    return [tokenizer.text(prompt, fields.get("add_special_tokens", True)) for prompt in prompts]
 
 
 def _prompts(fields: Mapping[str, Any]) -> list[Any]:

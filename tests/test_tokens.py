@@ -197,16 +197,20 @@ def end(tokens: Tokens, number: int, ours: int, engines: int) -> None:
 
 
 async def test_the_wrong_tokenizer_is_found_out(caplog: pytest.LogCaptureFixture) -> None:
-    """An engine that counts otherwise, again and again, is believed; now and then is no reason."""
-    async with finding(tokenizer=Fixed()) as tokens:
-        for number in range(3 * DISTRUSTED):
-            end(tokens, number, 10, 10 if number % DISTRUSTED == 0 else 11)
-        assert await tokens.keys(COMPLETIONS, body(prompt="ab"), "tiny")
-        for number in range(DISTRUSTED):
-            end(tokens, number, 10, 11)
-        assert await tokens.keys(COMPLETIONS, body(prompt="ab"), "tiny") == ()
-        assert tokens.outcomes[Outcome.DISTRUSTED] == 1
-    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    """An engine that counts otherwise, again and again, is asked itself, and then nobody; now and then is no reason."""
+    with worker() as url:
+        async with finding(url, tokenizer=Fixed()) as tokens:
+            for number in range(3 * DISTRUSTED):
+                end(tokens, number, 10, 10 if number % DISTRUSTED == 0 else 11)
+            assert await tokens.keys(COMPLETIONS, body(prompt="ab"), "tiny") == (key([1, 97, 98]),)
+            for number in range(DISTRUSTED):
+                end(tokens, number, 10, 11)
+            assert await tokens.keys(COMPLETIONS, body(prompt="ab"), "tiny") == (key(encode("ab")),)
+            for number in range(DISTRUSTED):
+                end(tokens, number, 10, 11)
+            assert await tokens.keys(COMPLETIONS, body(prompt="ab"), "tiny") == ()
+            assert tokens.outcomes[Outcome.DISTRUSTED] == 1
+    assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
 
 
 def folder(path: Path, **config: object) -> Path:
