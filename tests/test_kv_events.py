@@ -189,9 +189,20 @@ def test_copies_are_counted() -> None:
     """A content that was stored twice is there until it was removed twice."""
     names = BlockNames(HASHER, 100)
     names.apply([STORED])
-    assert names.apply([STORED]) == Change(False, b"", b"")
-    assert names.apply([Removed([11])]) == Change(False, b"", b"")
-    assert names.apply([Removed([11])]) == Change(False, hashes(1, 2), b"")
+    again = [Stored([11], None, [1, 2], 2, False), Stored([12], 11, [3, 4], 2, False)]
+    assert names.apply(again) == Change(False, b"", b"")
+    assert names.apply([Removed([12, 11])]) == Change(False, b"", b"")
+    gone = names.apply([Removed([12, 11])])
+    assert sorted([gone.removed[:8], gone.removed[8:]]) == sorted([hashes(1, 2), hashes(1, 2, 3, 4)[8:]])
+
+
+def test_a_report_of_hits_is_no_copy() -> None:
+    """What a client has its engine report of its hits makes nothing stay that is removed."""
+    names = BlockNames(HASHER, 100)
+    names.apply([STORED])
+    assert names.apply([STORED, STORED]) == Change(False, b"", b"")
+    assert len(names.apply([Removed([12, 11])]).removed) == 16
+    assert len(names) == 0
 
 
 def test_unknown_parent() -> None:

@@ -23,7 +23,10 @@ class TooManyBlocks(Exception):
 class BlockNames:
     """The blocks that one publisher has stored and not removed.
 
-    An engine may store a content several times, in as many blocks; it is there until each of them is removed.
+    An engine may store a content several times, in as many blocks; it is there until each of them is removed. But vLLM
+    also tells of hits as if they were stored, where a client asks for that (`kv_cache_report_mode` of its request).
+    Such a report begins at the head of a prompt; what is stored does so only if its first block was not found, which
+    for one that was there happens to prompts of a single block alone.
     """
 
     def __init__(self, hasher: BlockHasher, limit: int) -> None:
@@ -76,9 +79,11 @@ class BlockNames:
         if self.block_tokens is None:
             self.block_tokens = event.block_tokens
         gained = []
+        hits = event.parent is None and len(event.names) > 1 and event.names[0] in self._hashes
         for name, hash_ in zip(event.names, self._hashes_of(event), strict=True):
             if name in self._hashes:
-                self._copies[name] = self._copies.get(name, 0) + 1
+                if not hits:
+                    self._copies[name] = self._copies.get(name, 0) + 1
             else:
                 self._hashes[name] = hash_
                 if hash_ is not None:
