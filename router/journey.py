@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from router.api.answer import StreamReader, read_json
-from router.api.call import Call, Way
+from router.api.call import Call
 from router.api.continuation import Continuation, Rewriter, continuation, last_events
 from router.api.error_json import refusal_event
 from router.conductor import Conductor
@@ -212,7 +212,7 @@ class Journey:
         sent = started = self._conductor.clock()
         patience = self._fleet.patience(dispatch.worker)
         reader = self._reader = self._reader or StreamReader(self._call)
-        rewriter = Rewriter(self._rest, ids=self._call.way is Way.IDS) if self._rest is not None else None
+        rewriter = Rewriter(self._rest) if self._rest is not None else None
         source = rewriter or reader
         counted = False
         ready = b""

@@ -6,6 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from router.api.common_chunk import CommonChunks, Run
+from router.api.record import Record
 
 USAGE = {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12, "completion_tokens_details": None}
 NULLS = st.dictionaries(st.sampled_from(["reasoning_content", "stop_reason", "token_ids", "matched_stop"]), st.none())
@@ -25,12 +26,22 @@ def take_apart(data: bytes) -> tuple[bytes, str, Any, bytes | None] | None:
     return part.seen[6:-2], json.loads(b'"%b"' % part.text), json.loads(part.usage), part.finish_reason
 
 
-def joined(parts: Sequence[Run | bytes]) -> tuple[bytes, bytes, bytes, set[bytes | None]]:
-    """What goes to the client, other chunks as they came; all that was said; the usage that came last; the reasons."""
+def joined(parts: Sequence[Run | bytes]) -> tuple[bytes, bytes, bytes, set[bytes | None], list[int] | None]:
+    """What goes to the client, other chunks as they came; what was said; the last usage; the reasons; the ids."""
     runs = [part for part in parts if isinstance(part, Run)]
     seen = [part.seen if isinstance(part, Run) else b"data: %b\n\n" % part for part in parts]
     reasons = {run.finish_reason for run in runs}
-    return b"".join(seen), b"".join([run.text for run in runs]), runs[-1].usage if runs else b"", reasons
+    said = b"".join([run.text for run in runs])
+    return b"".join(seen), said, runs[-1].usage if runs else b"", reasons, ids_of(runs)
+
+
+def ids_of(runs: Sequence[Run]) -> list[int] | None:
+    """What a record of these runs tells as the tokens of the answer, behind the one of a prompt."""
+    record = Record()
+    record.prompt([0])
+    for run in runs:
+        record.add(run.ids, run.silent_ids)
+    return None if record.ids is None else record.ids[1]
 
 
 @given(TEXTS, NULLS, NULLS, st.sampled_from([None, "stop"]), MARKS)
@@ -74,14 +85,27 @@ def test_text_with_quotes_is_left_to_the_parser(text: str) -> None:
     assert take_apart(dump({"choices": [{"index": 0, "delta": {"content": text}}], "usage": USAGE})) is None
 
 
+@given(st.lists(st.tuples(TEXTS, st.lists(st.integers(0, 200_000), max_size=3)), min_size=1), MARKS)
+def test_ids_are_noted_and_not_shown(said: list[tuple[str, list[int]]], marks: tuple[str, str]) -> None:
+    """The client sees null, as if nobody had asked; the record has the ids of all that has text, and none behind it."""
+    chunks = [{"choices": [{"index": 0, "delta": {"content": text}, "token_ids": ids}]} for text, ids in said]
+    parts = list(CommonChunks().take_apart([dump({**chunk, "usage": USAGE}, marks) for chunk in chunks]))
+    shown = [{"choices": [{"index": 0, "delta": {"content": text}, "token_ids": None}]} for text, _ in said]
+    last = max((index for index, (text, _) in enumerate(said) if text), default=-1)
+    seen, _, _, _, ids = joined(parts)
+    assert seen == b"".join([b"data: %b\n\n" % dump(chunk, marks) for chunk in shown])
+    assert ids == [each for _, told in said[: last + 1] for each in told]
+
+
 ENGINES = st.builds(
-    lambda text, finish, usage: {
-        "choices": [{"index": 0, "delta": {"content": text}, **finish}],
+    lambda text, finish, usage, ids: {
+        "choices": [{"index": 0, "delta": {"content": text}, **finish, **ids}],
         "usage": usage,
     },
     st.one_of(TEXTS, st.sampled_from(["", "", "}", '"}],"usage":{', "\\"])),
     st.sampled_from([{}, {}, {"finish_reason": None}, {"finish_reason": "stop"}]),
     st.sampled_from([USAGE, USAGE, {"details": {"cached_tokens": 3}}, {"details": {"a": {}}}, {"}": "}}"}, None]),
+    st.sampled_from([{}, {"token_ids": None}, {"token_ids": [5]}, {"token_ids": [6, 7]}, {"token_ids": []}]),
 )
 
 

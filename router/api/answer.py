@@ -48,7 +48,8 @@ class StreamReader:
         self._record = Record()
         self.head: dict[str, Any] | None = None
         """What the first chunk says of the answer as a whole: its id, time and model."""
-        may_be_common = self._expected == 1 and not call.continuous_wanted and self._choices.chat
+        plain = not (call.continuous_wanted or call.ids_wanted)
+        may_be_common = self._expected == 1 and plain and self._choices.chat
         self._common = CommonChunks() if may_be_common else None
         """Where chunks may have the common form, they are read without their JSON."""
         self._unread: list[bytes | Run] = []

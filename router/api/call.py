@@ -42,6 +42,8 @@ class Call(NamedTuple):
     """How another engine may go on with a stream of it."""
     ids_asked: bool = False
     """`body` asks for token ids, and the client did not."""
+    ids_wanted: bool = False
+    """The client itself asked for `return_token_ids`."""
     extendable: bool = True
     """Whether a later prompt may begin with this one and its answer, so that a longer key is worth keeping."""
 

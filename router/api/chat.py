@@ -27,7 +27,8 @@ def parse_chat(body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:
     streamed = read.flag(fields, "stream")
     usage = ask_for_usage(body, fields, streamed)
     way = way_of(fields, streamed=streamed, answers=choices)
-    ids_asked = ids and way is Way.IDS and not read.flag(fields, "return_token_ids")
+    ids_wanted = read.flag(fields, "return_token_ids")
+    ids_asked = ids and way is Way.IDS and not ids_wanted
     prompt = hasher.prompt(render.head("chat", model, fields) + render.messages(messages))
     return Call(
         path=PATH,
@@ -42,6 +43,7 @@ def parse_chat(body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:
         choices=choices,
         way=way,
         ids_asked=ids_asked,
+        ids_wanted=ids_wanted,
         # These make the answer repeat or go on with the last message instead of adding one.
         extendable=not (fields.get("echo") or fields.get("continue_final_message")),
     )

@@ -30,7 +30,8 @@ def parse_completion(body: bytes, hasher: PromptHasher, *, ids: bool = False) ->
     usage = ask_for_usage(body, fields, streamed)
     prompts = _prompts(fields, model, hasher)
     way = way_of(fields, streamed=streamed, answers=choices * len(prompts))
-    ids_asked = ids and way is Way.IDS and not read.flag(fields, "return_token_ids")
+    ids_wanted = read.flag(fields, "return_token_ids")
+    ids_asked = ids and way is Way.IDS and not ids_wanted
     return Call(
         path=PATH,
         body=ask_for_ids(usage.body, fields) if ids_asked else usage.body,
@@ -44,6 +45,7 @@ def parse_completion(body: bytes, hasher: PromptHasher, *, ids: bool = False) ->
         choices=choices,
         way=way,
         ids_asked=ids_asked,
+        ids_wanted=ids_wanted,
         # The answer comes as text: after token ids, or with the prompt before or a suffix behind it, it has no place.
         extendable=prompts[0].key.tokens is None and not (fields.get("echo") or fields.get("suffix")),
     )

@@ -136,10 +136,8 @@ def _shorten(body: Fields, name: str, by: int) -> None:
 class Rewriter:
     """Makes the continuing engine's events those that the first one would have sent."""
 
-    def __init__(self, rest: Continuation, *, ids: bool) -> None:
-        """`ids`: chunks tell token ids."""
+    def __init__(self, rest: Continuation) -> None:
         self._rest = rest
-        self._ids = ids
         self._splitter = EventSplitter()
         self.started = False
         """The continuing engine's first token is here."""
@@ -179,18 +177,15 @@ class Rewriter:
     def _choice(self, choice: object) -> Iterator[dict[str, Any]]:
         if not isinstance(choice, dict):
             return
-        made = {name: value for name, value in choice.items() if name not in ("text", "delta", "prompt_token_ids")}
-        ids = made.pop("token_ids", None)
-        if self._ids:
-            made["token_ids"] = ids
-        made.pop("index", None)
+        others = ("index", "text", "delta", "prompt_token_ids")
+        made = {name: value for name, value in choice.items() if name not in others}
         if not self._rest.chat:
             yield {"index": 0, "text": choice.get("text") or "", **made}
             return
         delta = choice.get("delta")
         said = {"content": choice.get("text") or ""} if not isinstance(delta, dict) else dict(delta)
         said.pop("role", None)  # the client has one
-        if said.get("content") or any(said.values()) or ids or choice.get("finish_reason") is not None:
+        if any(said.values()) or choice.get("token_ids") or choice.get("finish_reason") is not None:
             yield {"index": 0, "delta": said, **made}
 
     def _usage(self, usage: dict[str, Any]) -> dict[str, Any]:
