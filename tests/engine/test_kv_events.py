@@ -12,8 +12,8 @@ from . import prompts
 from .conftest import StartRouter
 from .fleet import BLOCK_TOKENS, ENGINE_START_SECONDS, Engine, Router, publishing
 from .processes import Server, free_port, wait_until
-from .test_prefixes import ask, predicted, usage
-from .wire import Json, call, get
+from .test_prefixes import BODY, ask, predicted, usage
+from .wire import CHAT, Json, call, get
 
 pytestmark = pytest.mark.engine
 
@@ -73,6 +73,17 @@ def visits() -> Iterator[int]:
 
 def test_predictions_are_exact_amid_evictions(router: Router) -> None:
     """Of each request exactly so many tokens are cached as were predicted, though the cache is too small for all."""
+    wrong, found = errors(router, visits())
+    assert not wrong
+    assert found > 10 * BLOCK_TOKENS
+
+
+def test_reported_hits_do_not_mislead(router: Router) -> None:
+    """A client may have its engine report hits as if they were stored: predictions stay exact for all."""
+    report: Json = {"vllm_xargs": {"kv_cache_report_mode": "full"}}
+    for text in documents(visits()):
+        messages = [{"role": "system", "content": text}, {"role": "user", "content": "Report!"}]
+        assert call(router.url, CHAT, {**BODY, **report, "messages": messages}, "reporter").status == 200
     wrong, found = errors(router, visits())
     assert not wrong
     assert found > 10 * BLOCK_TOKENS
