@@ -322,3 +322,70 @@ def test_the_integrity_check_finds_damage(damage: Callable[[PrefixTree], None], 
     damage(tree)
     with pytest.raises(AssertionError, match=message):
         tree.check_integrity()
+
+
+def test_what_is_pinned_goes_last_and_until_then_others_do() -> None:
+    """A pin holds all of its prefix; taken back, the prefix is the freshest."""
+    tree = PrefixTree(1000)
+    epoch = tree.holding(A).epoch
+    tree.insert(chain("xxx"), A, 0.0, pin=True)
+    tree.insert(chain("yyy"), A, 1.0)
+    assert tree.evict(A, 2) == 2
+    assert (tree.match(chain("xxx"))[A], tree.match(chain("yyy"))[A]) == (3, 1)
+    tree.unpin(chain("xxx"), A, 2.0, epoch)
+    tree.check_integrity()
+    assert tree.evict(A, 2) == 2
+    assert tree.match(chain("xxx")) == {A: 2}
+
+
+def test_pins_are_void_where_nothing_else_is_left() -> None:
+    """And are not taken back twice: what was pinned since stays so."""
+    tree = PrefixTree(1000)
+    epoch = tree.holding(A).epoch
+    tree.insert(chain("xxyy"), A, 0.0, pin=True)
+    tree.insert(chain("xx"), A, 1.0, pin=True)
+    assert tree.evict(A, 1) == 1
+    tree.check_integrity()
+    later = tree.holding(A).epoch
+    tree.insert(chain("xxy"), A, 2.0, pin=True)
+    tree.unpin(chain("xxyy"), A, 3.0, epoch)
+    tree.insert(chain("zz"), A, 4.0)
+    tree.evict(A, 2)
+    assert tree.match(chain("xxy")) == {A: 3}
+    tree.unpin(chain("xxy"), A, 5.0, later)
+    tree.check_integrity()
+    assert tree.holding(A).pinned.oldest is None
+
+
+def test_pruning_takes_what_goes_on_from_a_place() -> None:
+    """Of that worker, as far as it is neither pinned nor fresh."""
+    tree = tree_of(("xxyy", A), ("xxyy", B), ("xxyx", A), ("x", A), ("yy", A))
+    tree.insert(chain("xxxx"), A, 9.0)
+    tree.insert(chain("xxyyy"), A, 10.0, pin=True)
+    assert tree.prune(chain("xxy"), A, 1, before=9.0) == 1
+    tree.check_integrity()
+    assert {text: tree.match(chain(text)).get(A) for text in ("xxyx", "xxyyy", "xxxx", "yy")} == {
+        **{"xxyx": 3, "xxyyy": 5},
+        **{"xxxx": 4, "yy": 2},
+    }
+    assert tree.match(chain("xxyy"))[B] == 4
+
+
+def test_what_is_older_than_a_time_can_be_taken() -> None:
+    """Pinned or not is all that counts beside the age."""
+    tree = tree_of(("xx", A), ("yy", A), ("xy", A))
+    tree.insert(chain("yyyy"), A, 3.0, pin=True)
+    assert tree.evict_older(A, 2.0) == 1
+    assert tree.evict_older(C, 2.0) == 0
+    assert (tree.match(chain("xx"))[A], tree.match(chain("xy"))[A], tree.match(chain("yyyy"))[A]) == (1, 2, 4)
+
+
+def test_sealed_nodes_are_evicted_as_a_whole() -> None:
+    """As an engine does that never joins or cuts its own; the beginnings of others stay apart."""
+    tree = PrefixTree(1000)
+    for now, document in enumerate(("xxx", "xxxyy")):
+        tree.insert(chain(document), A, float(now), seal=True)
+    tree.check_integrity()
+    assert [node.chunks for node in nodes(tree)] == [3, 2]
+    assert tree.evict(A, 1, whole=True) == 2
+    assert tree.evict(A, 1, whole=True) == 3

@@ -1,0 +1,57 @@
+"""What of a match is computed by the time at which a request has its turn."""
+
+from scenario import key
+
+from router.core.model import RequestId
+from router.core.same_batch import JITTER, NextBatch
+
+
+def add(batch: NextBatch, name: str, text: str, held: int, now: float = 0.0, formed: float = 1.0) -> int:
+    return batch.add(RequestId(name), key(text).hashes, held, now, formed)
+
+
+def test_what_waits_for_the_same_batch_is_not_found() -> None:
+    """But for what was computed before either of them came."""
+    batch = NextBatch()
+    assert add(batch, "a", "doc?", 1) == 1
+    assert add(batch, "b", "doc!", 3) == 1
+    assert add(batch, "c", "dot", 2) == 1
+    assert add(batch, "d", "else", 0) == 0
+
+
+def test_what_shares_nothing_new_is_found() -> None:
+    """Another request of the batch that computes something else stands in nobody's way."""
+    batch = NextBatch()
+    add(batch, "a", "xxa", 2)
+    assert add(batch, "b", "xxb", 2) == 2
+
+
+def test_a_first_token_and_time_form_the_next_batch() -> None:
+    """After either of them what was sent before is computed first."""
+    batch = NextBatch()
+    add(batch, "a", "doc?", 0)
+    batch.started(RequestId("z"))
+    assert add(batch, "b", "doc!", 3, formed=1.0) == 3
+    add(batch, "c", "else", 0, formed=1.0)
+    assert add(batch, "d", "elsa", 3, now=1.0 + 2 * JITTER, formed=2.0) == 3
+
+
+def test_a_request_that_ended_is_waited_for_no_more() -> None:
+    """It was cancelled, or turned away."""
+    batch = NextBatch()
+    add(batch, "a", "doc?", 0)
+    batch.ended(RequestId("a"))
+    batch.ended(RequestId("a"))
+    assert add(batch, "b", "doc!", 3) == 3
+
+
+def test_a_long_prompt_is_found_but_for_its_last_batch_while_that_has_room() -> None:
+    """Ten chunks in batches of four: eight are found, by as many as fit beside the last two."""
+    batch = NextBatch()
+    batch.chunks = 4
+    assert add(batch, "a", "x" * 10, 0) == 0
+    batch.started(RequestId("z"))
+    assert add(batch, "b", "x" * 10, 10, now=9.0) == 8
+    assert add(batch, "c", "x" * 10, 10, now=9.0) == 10
+    batch.started(RequestId("a"))
+    assert add(batch, "d", "x" * 10, 10, now=9.0) == 10
