@@ -100,7 +100,13 @@ def new_scheduler(settings: Settings) -> Scheduler:
     """The scheduler, before anything has happened to it."""
     core = SchedulerSettings(
         cost=LinearCost(settings.extend_weight, settings.output_weight),
-        waiting=WaitingLimits(settings.max_queued, settings.queue_ttl),
+        waiting=WaitingLimits(
+            settings.max_queued,
+            settings.queue_ttl,
+            settings.max_queued_bytes,
+            settings.max_queued_per_client or None,
+            settings.max_queued_bytes_per_client or None,
+        ),
         window=_window(settings),
         health=_health(settings),
         prefix_limit=settings.prefix_limit,

@@ -153,6 +153,10 @@ def refusal(command: Reject) -> RouterError:
     match command.reason:
         case Refusal.QUEUE_FULL:
             message = "The fleet is busy and as many requests wait as may; try again later."
+        case Refusal.CLIENT_FULL:
+            message = "As many of your requests wait as may; try again later."
+        case Refusal.DISPLACED:
+            message = "The fleet is busy and you have more waiting than others; try again later."
         case Refusal.EXPIRED:
             message = "The request waited as long as it may and no worker had room; try again later."
         case Refusal.NO_WORKER:

@@ -96,6 +96,7 @@ class Gateway:
             streamed=call.streamed,
             weight=identity.weight,
             blocks=blocks,
+            body_bytes=len(call.body),
         )
 
 

@@ -127,7 +127,13 @@ class Settings(PolicyGroups):
     max_unstarted_tokens: PositiveInt = 16384
     """Uncached input tokens of the requests in flight at one worker that have no first token yet, at most."""
     max_queued: NonNegativeInt = 5000
-    """Requests that wait here in all; one more is refused with 429."""
+    """Requests that wait here in all; beyond them, whoever has most waiting by weight is refused with 429."""
+    max_queued_bytes: PositiveInt = 256 * 1024 * 1024
+    """Bytes of the bodies of all requests that wait here; beyond them as with `max_queued`."""
+    max_queued_per_client: NonNegativeInt = 0
+    """Requests of one client that wait here, whether or not others do; 0 for no limit but what all have together."""
+    max_queued_bytes_per_client: NonNegativeInt = 0
+    """Bytes of their bodies; 0 for no limit but what all have together."""
     queue_ttl: PositiveFloat = 300.0
     """Seconds that a request may wait here before it is refused with 429."""
 

@@ -300,3 +300,29 @@ def test_a_retry_is_promised_from_the_measured_rate() -> None:
     talk.now = 9.0
     talk.arrive("ada", "ten")
     assert talk.tell(Arrived(surplus)) == [Reject(surplus.id, Refusal.QUEUE_FULL, ceil(2 / (2 / 9)))]
+
+
+# Too much
+
+
+def test_a_flood_costs_the_flooder() -> None:
+    """In a full room a client with less waiting displaces the newest of whoever has most, who is charged nothing."""
+    talk = scene(FEW_MAY_WAIT)
+    flood = [talk.arrive("flood", "document") for _ in range(3)]
+    light = talk.arrive("light", "prompt")
+    assert talk.refusals == {flood[2]: Refusal.DISPLACED}
+    talk.serve_all()
+    assert set(talk.order) == {*flood[:2], light}
+    assert (talk.scheduler.live, talk.scheduler.waiting) == (0, 0)
+    assert talk.scheduler.accounts.accounts.keys() == {"flood", "light"}
+
+
+def test_what_was_displaced_is_gone() -> None:
+    """Whatever is said of it afterwards, by its client or by the clock, changes nothing."""
+    talk = scene(FEW_MAY_WAIT)
+    flood = [talk.arrive("flood", "document") for _ in range(3)]
+    talk.arrive("light", "prompt")
+    talk.cancel(flood[2])
+    talk.wait(1000)
+    assert talk.scheduler.waiting == 0
+    assert list(talk.refusals.values()).count(Refusal.EXPIRED) == 2

@@ -34,6 +34,8 @@ class Request:
     """The client's share relative to others; positive."""
     blocks: tuple[BlockKey, ...] = ()
     """The same prompts by their tokens, one key per prompt; none where those are not known."""
+    body_bytes: int = 0
+    """What it takes of the router's memory while it waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +270,11 @@ class Refusal(StrEnum):
     """Why a request that waited, or would have to, is turned away."""
 
     QUEUE_FULL = "rejected-saturated"
+    """As much waits as may, and nobody has more of it by weight than its client."""
+    CLIENT_FULL = "rejected-client-saturated"
+    """As much of its client's waits as may."""
+    DISPLACED = "rejected-displaced"
+    """It waited, and made room for a client that has less waiting by weight."""
     EXPIRED = "rejected-ttl-expired"
     NO_WORKER = "rejected-no-endpoints"
     NO_RETRY = "rejected-no-retry"

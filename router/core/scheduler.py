@@ -12,7 +12,7 @@ A request's lifecycle, and who owns it:
     state      owner      Started  Progressed  Finished  Failed  Returned  Cancelled  otherwise
     ---------  ---------  -------  ----------  --------  ------  --------  ---------  ------------------------------
     WAITING    policy     -        -           -         -       -         gone       its turn: Dispatch, IN_FLIGHT
-                                                                                      too late, too many: Reject
+                                                                                      too late, too much: Reject
     IN_FLIGHT  gateway    STARTED  STARTED     gone      gone    RETURNED  gone       its worker leaves: stays
     STARTED    gateway    -        charged     gone      gone    RETURNED  gone       its worker leaves: stays
     RETURNED   scheduler  -        -           -         -       -         gone       room elsewhere: Dispatch
@@ -190,8 +190,8 @@ class Scheduler:
             self._resend(now)
         while (choice := self.policy.next(now)) is not None:
             self._dispatch(choice, now)
-        if isinstance(event, Arrived) and self._room.overfull:
-            self._turn_away(event.request.id, now)
+        if isinstance(event, Arrived):
+            self._make_room(event.request.id, now)
         self._set_alarm(now)
         return self._out
 
@@ -273,7 +273,7 @@ class Scheduler:
             self._out.append(Reject(request.id, Refusal.NO_WORKER))
         else:
             self._live[request.id] = Live(request, now)
-            self._room.enter(request.id, now)
+            self._room.enter(request, now)
             self._budget.request()
             self._enqueue(request, now)
 
@@ -281,12 +281,14 @@ class Scheduler:
         self._placed = True
         self.policy.enqueue(request, now)
 
-    def _turn_away(self, request: RequestId, now: float) -> None:
-        """Refuse an arrival that found no room anywhere: a full waiting room must not keep an idle worker idle."""
-        live = self._live.get(request)
-        if live is not None and live.state is State.WAITING:
-            self._withdraw(live, now)
-            self._out.append(Reject(request, Refusal.QUEUE_FULL, self._room.retry_after(now)))
+    def _make_room(self, arrival: RequestId, now: float) -> None:
+        """Refuse what is too much after an arrival that found no room anywhere.
+
+        Asked after the turns are given: a full waiting room must not keep an idle worker idle.
+        """
+        for request, reason in self._room.surplus(arrival):
+            self._withdraw(self._live[request], now)
+            self._out.append(Reject(request, reason, self._room.retry_after(now)))
 
     def _dispatch(self, choice: Choice, now: float) -> None:
         self._room.leave(choice.request.id, now, served=True)
