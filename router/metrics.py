@@ -102,6 +102,8 @@ class RequestMetrics(Collector):
         self._labels = labels
         self._seen: dict[RequestId, tuple[Request, float]] = {}
         """Requests on their way, with the time of their arrival."""
+        self._begun: set[RequestId] = set()
+        """Those of them whose first token came from a worker before the one that they are at."""
         self._requests = Totals("d2lpm_requests", "Requests by how they ended.", "client", "model", "outcome")
         self._dispatches = Totals("d2lpm_dispatches", "Requests sent to a worker, by what decided it.", "worker", "why")
         self._returned = Totals("d2lpm_lost_tries", "Tries that did not come to their end, by the fault.", "fault")
@@ -134,11 +136,13 @@ class RequestMetrics(Collector):
             case Arrived():
                 self._seen[event.request.id] = event.request, now
             case Started():
-                if seen := self._seen.get(event.request):
+                if (seen := self._seen.get(event.request)) and event.request not in self._begun:
                     request, arrived = seen
                     self._first.add(request.model, now - arrived)
             case Returned():
                 self._returned[event.fault,] += 1
+                if event.begun:
+                    self._begun.add(event.request)
             case Finished() | Failed() | Cancelled():
                 self._end(event.request, ENDINGS[type(event)], now)
         for command in commands:
@@ -156,6 +160,7 @@ class RequestMetrics(Collector):
 
     def _end(self, request_id: RequestId, outcome: str, now: float) -> None:
         """Count the first ending of a request; what is said of it after a refusal is no second one."""
+        self._begun.discard(request_id)
         if seen := self._seen.pop(request_id, None):
             request, arrived = seen
             self._requests[self._labels.of(request.client), request.model, outcome] += 1

@@ -187,6 +187,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """See `asyncio.Protocol`. An answer without a length ends here, if the worker closed in good order."""
         self._lost = True
+        self.unwatch()
         if error is None and self._begun and not {b"content-length", b"transfer-encoding"} & self.headers.keys():
             self._complete = True
         self._wake()

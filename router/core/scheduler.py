@@ -27,18 +27,18 @@ What the next worker computes anew is the router's doing and is charged to nobod
 """
 
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from random import Random
 from typing import assert_never
 
-from router.core.accounts import NOTHING, Accounts, Charge, LinearCost, Tokens
+from router.core.accounts import NOTHING, Accounts, Charge, LinearCost
 from router.core.backlog import Backlog
 from router.core.cache_rules import FOLLOWED, Tracking
 from router.core.cluster import Cluster
 from router.core.estimates import Estimates
 from router.core.fairness import Fairness
 from router.core.fleet_view import SchedulerView
-from router.core.health import HealthRules, RetryBudget
+from router.core.health import HealthRules
+from router.core.live import Live, ReturnedPool, State
 from router.core.model import (
     Arrived,
     BlocksChanged,
@@ -98,38 +98,6 @@ class SchedulerSettings:
     """Predicted-cached tokens that one client may have in flight uncharged."""
 
 
-class State(Enum):
-    """Where a request is in its life."""
-
-    WAITING = auto()
-    IN_FLIGHT = auto()
-    STARTED = auto()
-    RETURNED = auto()
-
-
-@dataclass(slots=True)
-class Live:
-    """A request between its arrival and its end."""
-
-    request: Request
-    since: float
-    """When it began to wait, for its turn or for another worker."""
-    state: State = State.WAITING
-    worker: WorkerId | None = None
-    outstanding: Outstanding = field(default_factory=Outstanding)
-    paid: Tokens | None = None
-    """What workers that it came back from were paid for it; None while its prompt is not paid."""
-    failed: tuple[WorkerId, ...] = ()
-    """Those workers, but for the ones that had no room."""
-    suspects: tuple[WorkerId, ...] = ()
-    """Those of them that will be to blame if another worker does it."""
-
-    @property
-    def paid_output(self) -> int:
-        """Output tokens that other workers were paid for."""
-        return 0 if self.paid is None else self.paid.output
-
-
 class Scheduler:
     """One policy over one fleet."""
 
@@ -165,9 +133,8 @@ class Scheduler:
         """Every client that ever sent a request, with the weight it had then."""
         self._live: dict[RequestId, Live] = {}
         self._room = WaitingRoom(settings.waiting)
-        self._returned: dict[RequestId, Live] = {}
-        """What came back from a worker, in that order; it goes before all that waits."""
-        self._budget = RetryBudget(settings.health.budget, settings.health.floor)
+        self._returned = ReturnedPool(settings.health, settings.waiting.time_to_live)
+        """It goes before all that waits."""
         self._placed = False
         """Whether the policy was given a request by this event, so that it may have promised it a place."""
         self._wake: float | None = None
@@ -274,7 +241,7 @@ class Scheduler:
         else:
             self._live[request.id] = Live(request, now)
             self._room.enter(request, now)
-            self._budget.request()
+            self._returned.arrived()
             self._enqueue(request, now)
 
     def _enqueue(self, request: Request, now: float) -> None:
@@ -296,7 +263,7 @@ class Scheduler:
 
     def _resend(self, now: float) -> None:
         """Send what came back to workers that have not failed it, first come, first served."""
-        for live in list(self._returned.values()):
+        for live in self._returned:
             request = live.request
             others = [worker for worker in self.cluster.serving(request.model) if worker not in live.failed]
             if not others:
@@ -306,7 +273,7 @@ class Scheduler:
             size = self.prefixes.input_tokens(request) + live.paid_output
             match = self.prefixes.match(request)
             if able := [worker for worker in others if self.cluster[worker].admits(size - match.get(worker, 0))]:
-                del self._returned[request.id]
+                self._returned.remove(request.id)
                 worker = self.policy.resend(request, able, now)
                 self._send(Choice(request, worker, "tried again"), now)
 
@@ -379,7 +346,8 @@ class Scheduler:
         if live is None:
             return
         if live.state is State.RETURNED:
-            del self._live[request], self._returned[request]
+            del self._live[request]
+            self._returned.remove(request)
         elif live.worker is None:
             self._withdraw(live, now)
         else:
@@ -409,22 +377,16 @@ class Scheduler:
         live = self._fail(event.request, event.usage, event.fault, now, accepted=event.accepted)
         if live is None or live.worker is None:
             return
-        worker = live.worker
-        live.state, live.worker, live.since = State.RETURNED, None, now
-        self._live[event.request] = self._returned[event.request] = live
-        if event.fault is Fault.FULL:
-            return
-        live.failed += (worker,)
-        if event.fault is Fault.ERROR:
-            live.suspects += (worker,)
-        if len(live.failed) >= self.settings.health.tries or not (event.begun or self._budget.take(now)):
+        self._live[event.request] = live
+        if not self._returned.add(live, event, now):
             if len(live.suspects) == 1:
                 self._blame_suspects(live, now)
             self._abandon(live, Refusal.NO_RETRY)
 
     def _abandon(self, live: Live, reason: Refusal) -> None:
         """Give up a request that came back; what is owed for it is paid."""
-        del self._live[live.request.id], self._returned[live.request.id]
+        del self._live[live.request.id]
+        self._returned.remove(live.request.id)
         self._out.append(Reject(live.request.id, reason))
 
     def _blame_suspects(self, live: Live, now: float) -> None:
@@ -560,17 +522,13 @@ class Scheduler:
         for request in self._room.expired(now):
             self._withdraw(self._live[request], now)
             self._out.append(Reject(request, Refusal.EXPIRED, self._room.retry_after(now)))
-        for live in [live for live in self._returned.values() if self._gives_up(live) <= now]:
+        for live in self._returned.expired(now):
             self._abandon(live, Refusal.EXPIRED)
-
-    def _gives_up(self, live: Live) -> float:
-        """Until when a request that came back may wait."""
-        return live.since + self.settings.waiting.time_to_live
 
     def _set_alarm(self, now: float) -> None:
         """Ask to be woken for the next deadline, unless an earlier alarm is set: a vain waking is cheap."""
         due = self._wake
-        returned = self._gives_up(next(iter(self._returned.values()))) if self._returned else None
+        returned = self._returned.next_deadline if self._returned else None
         for deadline in (self._room.next_deadline, self.cluster.next_deadline, self.policy.next_deadline, returned):
             if deadline is not None and (due is None or deadline < due):
                 due = max(deadline, now)

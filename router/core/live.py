@@ -1,0 +1,91 @@
+"""Requests between their arrival and their end, and those of them that came back from a worker."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from router.core.accounts import Tokens
+from router.core.health import HealthRules, RetryBudget
+from router.core.model import Fault, Request, RequestId, Returned, WorkerId
+from router.core.service_gap import Outstanding
+
+
+class State(Enum):
+    """Where a request is in its life."""
+
+    WAITING = auto()
+    IN_FLIGHT = auto()
+    STARTED = auto()
+    RETURNED = auto()
+
+
+@dataclass(slots=True)
+class Live:
+    """A request between its arrival and its end."""
+
+    request: Request
+    since: float
+    """When it began to wait, for its turn or for another worker."""
+    state: State = State.WAITING
+    worker: WorkerId | None = None
+    outstanding: Outstanding = field(default_factory=Outstanding)
+    paid: Tokens | None = None
+    """What workers that it came back from were paid for it; None while its prompt is not paid."""
+    failed: tuple[WorkerId, ...] = ()
+    """Those workers, but for the ones that had no room."""
+    suspects: tuple[WorkerId, ...] = ()
+    """Those of them that will be to blame if another worker does it."""
+
+    @property
+    def paid_output(self) -> int:
+        """Output tokens that other workers were paid for."""
+        return 0 if self.paid is None else self.paid.output
+
+
+class ReturnedPool:
+    """What came back from a worker and waits for another, first come, first served."""
+
+    def __init__(self, rules: HealthRules, time_to_live: float) -> None:
+        """`time_to_live`: seconds that each may wait."""
+        self._tries = rules.tries
+        self._time_to_live = time_to_live
+        self._budget = RetryBudget(rules.budget, rules.floor)
+        self._lives: dict[RequestId, Live] = {}
+
+    def __len__(self) -> int:
+        return len(self._lives)
+
+    def __iter__(self) -> Iterator[Live]:
+        return iter(list(self._lives.values()))
+
+    def arrived(self) -> None:
+        """A request arrived, which raises the budget of retries."""
+        self._budget.request()
+
+    def add(self, live: Live, event: Returned, now: float) -> bool:
+        """A request came back from its worker; whether it may be tried again.
+
+        An engine that has no room has failed nothing: the request waits as if it had never been sent.
+        """
+        self._lives[live.request.id] = live
+        worker, live.state, live.worker = live.worker, State.RETURNED, None
+        if event.fault is Fault.FULL or worker is None:
+            return True
+        live.since = now
+        live.failed += (worker,)
+        if event.fault is Fault.ERROR:
+            live.suspects += (worker,)
+        return len(live.failed) < self._tries and (event.begun or self._budget.take(now))
+
+    def remove(self, request: RequestId) -> None:
+        """It waits no more."""
+        del self._lives[request]
+
+    def expired(self, now: float) -> list[Live]:
+        """Those whose time is over; they stay until they are removed."""
+        return [live for live in self._lives.values() if live.since + self._time_to_live <= now]
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When the next one expires."""
+        return min([live.since + self._time_to_live for live in self._lives.values()], default=None)
