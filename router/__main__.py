@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
+from types import FrameType
 from typing import Final, NoReturn
 
 import uvicorn
@@ -20,12 +21,15 @@ import uvicorn
 from router.app import build
 from router.emulate import Emulated, emulated
 from router.errors import ConfigError
+from router.lifecycle import Drain
 from router.replay import replay_file
 from router.settings import Settings, WorkerAddress
 from router.sources import ABOUT, Parser, add_flags, load
 
 GRACE: Final = 5
-"""Seconds that requests in flight have after Ctrl-C; after that they are cut off."""
+"""Seconds that connections have to close once no call is under way any more."""
+INTERRUPTED: Final = 130
+"""What a shell tells of a command that a signal ended."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("d2lpm:", *str(error).split(), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        return 130  # as a shell tells it
+        return INTERRUPTED
 
 
 def _parser() -> Parser:
@@ -92,7 +96,10 @@ def _demo(flags: Sequence[str]) -> NoReturn:
 
 
 def _serve(settings: Settings) -> int:
-    """Listen until a signal comes. Emulated workers, where asked for, live as long."""
+    """Listen until a signal comes and the calls under way have ended. Emulated workers, where asked for, live as long.
+
+    Returns 0, or `INTERRUPTED` where a second signal cut calls off.
+    """
     if not settings.worker and not settings.emulate:
         raise ConfigError("there is no worker: give the URL of each with --worker, or try with --emulate 2")
     _log(settings)
@@ -110,11 +117,12 @@ def _serve(settings: Settings) -> int:
             access_log=settings.access_log,
             proxy_headers=False,  # whoever connects could forge its address
             server_header=False,
-            timeout_graceful_shutdown=GRACE,
         )
         _spare_the_collector()
-        _Server(config, _greeting(listener, settings.policy, len(joined), workers)).run([listener])
-    return 0
+        server = _Server(config, app.drain, _greeting(listener, settings.policy, len(joined), workers))
+        server.run([listener])
+        return 0
+    return INTERRUPTED
 
 
 def _raise_file_limit() -> None:
@@ -167,16 +175,31 @@ def _greeting(listener: socket.socket, policy: str, workers: int, made_up: Seque
 
 
 class _Server(uvicorn.Server):
-    """Says something once it listens."""
+    """Says something once it listens, and listens on while the router drains: whoever asks is told to go elsewhere."""
 
-    def __init__(self, config: uvicorn.Config, greeting: str) -> None:
+    def __init__(self, config: uvicorn.Config, drain: Drain, greeting: str) -> None:
         super().__init__(config)
+        self._drain = drain
         self._greeting = greeting
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
             print(self._greeting, flush=True)
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._drain.over and not self.should_exit:
+            self.should_exit = True
+            self.config.timeout_graceful_shutdown = GRACE if self._drain.idle else 0
+        return await super().on_tick(counter)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Drain at the first signal; at a second one, or before there is anything to drain, end at once."""
+        if self.started and not self._drain.begun:
+            self._drain.begin()
+            return
+        self.config.timeout_graceful_shutdown = 0
+        super().handle_exit(sig, frame)
 
 
 if __name__ == "__main__":

@@ -31,13 +31,15 @@ from router.gateway import Gateway
 from router.identity import Identifier
 from router.journal import open_journal
 from router.journey import JourneySettings
+from router.lag import LoopLag
+from router.lifecycle import Drain, refuse
 from router.metrics import ClientLabels, RequestMetrics, StateCollector
 from router.monitor import Monitor
 from router.report import FairnessReport, fairness_report
 from router.settings import Settings, WorkerAddress
 
 
-def build(settings: Settings) -> ASGIApp:
+def build(settings: Settings) -> "Router":
     """The whole router as one ASGI application. Raises ConfigError for a journal that cannot be written."""
     secret = _secret(settings)
     journal = None
@@ -56,6 +58,8 @@ def build(settings: Settings) -> ASGIApp:
     kv_events = exact_map(settings, fleet, conductor.feed, secret)
     observers.extend(kv_events.observers)
     monitor = Monitor(fleet, conductor.feed, settings.poll_interval)
+    drain = Drain(settings.drain_timeout)
+    lag = LoopLag()
 
     def report() -> FairnessReport:
         return fairness_report(settings.policy, scheduler, fleet, conductor.clock(), monitor.unread())
@@ -65,12 +69,13 @@ def build(settings: Settings) -> ASGIApp:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:  # noqa: ARG001 - FastAPI's signature
-        async with journal or nullcontext(), fleet, kv_events, monitor:
+        async with lag, journal or nullcontext(), fleet, kv_events, monitor:
             yield
         conductor.close()
 
     registry.register(StateCollector(report, labels))
     registry.register(EventMetrics(kv_events.report, kv_events.outcomes))
+    registry.register(lag)
     gateway = Gateway(
         conductor,
         fleet,
@@ -80,20 +85,26 @@ def build(settings: Settings) -> ASGIApp:
         JourneySettings(settings.policy, settings.heartbeat, settings.response_headers, settings.continuation),
         kv_events.keys,
     )
-    return Router(gateway, control_plane(fleet, registry, report, explain, lifespan))
+    return Router(gateway, control_plane(fleet, registry, report, explain, drain, lifespan), drain)
 
 
 class Router:
     """Sends the data path past FastAPI, whose middleware would stand between a stream and its client."""
 
-    def __init__(self, data: ASGIApp, control: ASGIApp) -> None:
+    def __init__(self, data: ASGIApp, control: ASGIApp, drain: Drain) -> None:
         self._data = data
         self._control = control
+        self.drain = drain
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a call, or the lifespan."""
-        served_by = self._data if scope.get("path") in ENDPOINTS else self._control
-        await served_by(scope, receive, send)
+        if scope.get("path") not in ENDPOINTS:
+            await self._control(scope, receive, send)
+        elif self.drain.begun:
+            await refuse(scope, receive, send)
+        else:
+            with self.drain.call():
+                await self._data(scope, receive, send)
 
 
 def new_scheduler(settings: Settings) -> Scheduler:

@@ -10,9 +10,18 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from starlette.exceptions import HTTPException
 
 from router.api.error_json import error_body
-from router.errors import MethodNotAllowed, NoWorker, RouterError, UnknownModel, UnknownPath, UnknownRequest
+from router.errors import (
+    MethodNotAllowed,
+    NoWorker,
+    RouterError,
+    ShuttingDown,
+    UnknownModel,
+    UnknownPath,
+    UnknownRequest,
+)
 from router.explain import Explanation
 from router.fleet import Backend, Fleet
+from router.lifecycle import Drain
 from router.report import CacheCard, FairnessReport
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
@@ -23,6 +32,7 @@ def control_plane(
     registry: CollectorRegistry,
     report: Callable[[], FairnessReport],
     explain: Callable[[str], Explanation],
+    drain: Drain,
     lifespan: Lifespan,
 ) -> FastAPI:
     """The application behind every path that is not on the data path; `lifespan` opens and closes all of it.
@@ -32,7 +42,7 @@ def control_plane(
     app = FastAPI(title="d2lpm-router", version=version("d2lpm-router"), lifespan=lifespan)
     _answer_errors(app)
     app.include_router(_models(fleet))
-    app.include_router(_health(fleet, report))
+    app.include_router(_health(fleet, report, drain))
     app.include_router(_insight(registry, report, explain))
     return app
 
@@ -70,7 +80,7 @@ def _models(fleet: Fleet) -> APIRouter:
     return routes
 
 
-def _health(fleet: Fleet, report: Callable[[], FairnessReport]) -> APIRouter:
+def _health(fleet: Fleet, report: Callable[[], FairnessReport], drain: Drain) -> APIRouter:
     routes = APIRouter()
 
     @routes.get("/health")
@@ -80,7 +90,9 @@ def _health(fleet: Fleet, report: Callable[[], FairnessReport]) -> APIRouter:
 
     @routes.get("/ready")
     async def ready() -> dict[str, int]:
-        """Whether a call could be served: 503 while no worker is alive."""
+        """Whether a call could be served: 503 while no worker is alive, and once the router shuts down."""
+        if drain.begun:
+            raise ShuttingDown
         alive = sum(backend.healthy for backend in fleet.backends)
         if not alive:
             raise NoWorker("No worker is alive.")

@@ -10,7 +10,8 @@
     │   └── UnknownRequest       404, not among the last that there were
     ├── CapacityError            the fleet's state: the same call may succeed later
     │   ├── Refused              429, waited too long or found the queue full
-    │   └── NoWorker             503, nobody is there to serve it
+    │   ├── NoWorker             503, nobody is there to serve it
+    │   └── ShuttingDown         503, the router is about to end; the connection is closed
     └── WorkerError              a worker's fault
         ├── WorkerUnreachable    502, before any answer; `accepted` tells whether the engine may have begun
         ├── WorkerBroke          502, died in the middle or answered nonsense
@@ -120,6 +121,16 @@ class Refused(CapacityError):
 
 class NoWorker(CapacityError):
     pass
+
+
+class ShuttingDown(CapacityError):
+    def __init__(self) -> None:
+        super().__init__(
+            "The router is shutting down; another may serve the call.", retry_after=1, reason="rejected-shutting-down"
+        )
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        return [*super().headers(), (b"connection", b"close")]
 
 
 class WorkerError(RouterError):

@@ -189,6 +189,9 @@ class Settings(PolicyGroups):
     breaker_cooldown: PositiveFloat = 5.0
     """Seconds for which a worker is left out the first time; then one request tries it."""
 
+    drain_timeout: NonNegativeFloat = 25.0
+    """Seconds that calls under way have to end after SIGTERM or Ctrl-C, while new ones are refused; then they are cut.
+    A second signal cuts them at once."""
     journal: Path | None = None
     """A file to which every decision is appended, for `d2lpm replay`; it holds the key of the prompt hashes."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -58,9 +58,11 @@ class Post:
 class RunningRouter:
     """A router that listens, seen from outside (`http`, with its address as base) and from inside."""
 
-    def __init__(self, url: str, http: aiohttp.ClientSession, gateway: Gateway) -> None:
+    def __init__(self, url: str, http: aiohttp.ClientSession, app: Router) -> None:
         self.url = url
         self.http = http
+        self.drain = app.drain
+        gateway = gateway_of(app)
         self.conductor = gateway._conductor
         self.fleet = gateway._fleet
 
@@ -121,7 +123,7 @@ async def running_router(*workers: str, **settings: Any) -> AsyncIterator[Runnin
     app = build(Settings.model_validate({"worker": workers, "poll_interval": 0.05, **settings}))
     connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=2 * PATIENCE)
     async with serving(app) as url, aiohttp.ClientSession(url, connector=connector, timeout=timeout) as http:
-        router = RunningRouter(url, http, gateway_of(app))
+        router = RunningRouter(url, http, app)
         yield router
         await router.check_at_rest()
 

@@ -21,6 +21,7 @@ ARROWS: Final[dict[str, tuple[str, ...]]] = {
     "bench.demo": ("bench", "router.core", "router.emulate", "router.errors"),
     "router.__main__": (
         *("router.app", "router.replay", "router.settings", "router.sources", "router.emulate", "router.errors"),
+        "router.lifecycle",
     ),
     "router.replay": ("router.app", "router.journal", "router.settings", "router.errors", "router.core"),
     "router.app": ("router",),
@@ -33,6 +34,8 @@ ARROWS: Final[dict[str, tuple[str, ...]]] = {
         *("router.api", "router.errors", "router.core"),
     ),
     "router.exchange": ("router.api", "router.errors"),
+    "router.lifecycle": ("router.exchange", "router.errors"),
+    "router.lag": (),
     "router.conductor": ("router.errors", "router.core"),
     "router.fleet": ("router.upstream", "router.errors", "router.core"),
     "router.upstream": ("router.errors",),
@@ -52,7 +55,9 @@ ARROWS: Final[dict[str, tuple[str, ...]]] = {
     "router.event_sources": ("router.errors",),
     "router.tokens": ("router.polls", "router.fleet", "router.errors", "router.core"),
     "router.local_tokenizer": ("router.errors",),
-    "router.control": ("router.report", "router.explain", "router.fleet", "router.api", "router.errors"),
+    "router.control": (
+        *("router.report", "router.explain", "router.lifecycle", "router.fleet", "router.api", "router.errors"),
+    ),
     "router.explain": ("router.errors", "router.core"),
     "router.journal": ("router.errors", "router.core"),
     "router.cache_alarm": ("router.errors", "router.core"),

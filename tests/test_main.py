@@ -213,3 +213,50 @@ def test_a_stream_is_finished_before_the_end(tmp_path: Path) -> None:
         code, log = router.end()
     assert code == 0
     assert "Traceback" not in log
+
+
+def streamed_call(**more: object) -> dict[str, object]:
+    return {"model": "emulated", "stream": True, "messages": [{"role": "user", "content": "Hello"}], **more}
+
+
+def test_a_router_that_drains_refuses_new_calls_until_the_last_one_has_ended(tmp_path: Path) -> None:
+    """It says so to whoever asks whether it is ready, and closes the connection of a call that it refuses."""
+    with serving(tmp_path, "--emulate", "1") as router:
+        url = f"{router.url}/v1/chat/completions"
+        call = streamed_call(max_tokens=200, ignore_eos=True)
+        with httpx.stream("POST", url, json=call, timeout=PATIENCE) as answer:
+            events = answer.iter_lines()
+            next(events)
+            router.process.send_signal(signal.SIGTERM)
+            while httpx.get(f"{router.url}/ready", timeout=PATIENCE).status_code == 200:
+                next(events)
+            refused = httpx.post(url, json=call, timeout=PATIENCE)
+            rest = list(events)
+        code, log = router.end()
+    assert refused.status_code == 503
+    assert refused.headers["connection"] == "close"
+    assert refused.headers["retry-after"] == "1"
+    assert refused.headers["x-d2lpm-dropped-reason"] == "rejected-shutting-down"
+    assert "data: [DONE]" in rest
+    assert not any('"error"' in event for event in rest)
+    assert (code, "Traceback" in log) == (0, False)
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_second_signal_and_the_end_of_the_time_cut_calls(again: bool, tmp_path: Path) -> None:
+    """Its client is told by an error in its stream; whoever was impatient sees it in the exit code."""
+    limit = "3600" if again else "0.2"
+    with serving(tmp_path, "--emulate", "1", "--drain-timeout", limit) as router:
+        call = streamed_call(max_tokens=5_000, ignore_eos=True)
+        with httpx.stream("POST", f"{router.url}/v1/chat/completions", json=call, timeout=PATIENCE) as answer:
+            events = answer.iter_lines()
+            next(events)
+            router.process.send_signal(signal.SIGTERM)
+            if again:
+                while httpx.get(f"{router.url}/ready", timeout=PATIENCE).status_code == 200:
+                    next(events)
+                router.process.send_signal(signal.SIGTERM)
+            rest = list(events)
+        code, log = router.end()
+    assert any("shutting down" in event for event in rest)
+    assert (code, "Traceback" in log) == (130 if again else 0, False)

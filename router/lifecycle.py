@@ -1,0 +1,57 @@
+"""The router's own end: while it drains, the calls under way go on and no new one is taken."""
+
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from starlette.types import Receive, Scope, Send
+
+from router.errors import ShuttingDown
+from router.exchange import Exchange
+
+
+class Drain:
+    """Whether the router still takes calls, and how many are under way."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """`seconds`: how long calls under way have to end, once draining has begun."""
+        self._seconds = seconds
+        self._clock = clock
+        self._until: float | None = None
+        self._calls = 0
+
+    def begin(self) -> None:
+        """Take no new call from now on; to be asked once."""
+        self._until = self._clock() + self._seconds
+
+    @property
+    def begun(self) -> bool:
+        """Whether new calls are refused."""
+        return self._until is not None
+
+    @property
+    def over(self) -> bool:
+        """Whether the router may end: no call is under way any more, or the time for that is up."""
+        return self._until is not None and (self.idle or self._clock() >= self._until)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no call is under way."""
+        return not self._calls
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """A call is under way as long as the context is entered."""
+        self._calls += 1
+        try:
+            yield
+        finally:
+            self._calls -= 1
+
+
+async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer a call that came after draining began; its body is not read, and its connection ends with the answer."""
+    exchange = Exchange(scope, receive, send)
+    exchange.request_id = secrets.token_hex(16)
+    await exchange.fail(ShuttingDown())

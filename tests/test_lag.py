@@ -1,0 +1,28 @@
+"""How late the loop is, as /metrics tells."""
+
+import asyncio
+import re
+import time
+
+from running import running_router, until
+
+from router.lag import EVERY, LoopLag
+
+
+async def test_a_callback_that_holds_up_the_loop_is_seen() -> None:
+    """The gauge shows at least what it took beyond the time of one look."""
+    async with LoopLag() as lag:
+        began = time.monotonic()
+        asyncio.get_running_loop().call_soon(
+            lambda: [None for _ in iter(lambda: time.monotonic() < began + 3 * EVERY, False)]
+        )
+        await until(lambda: lag.worst > 0)
+        assert lag.worst >= 2 * EVERY - 0.001
+    (family,) = lag.collect()
+    assert [sample.value for sample in family.samples] == [lag.worst]
+
+
+async def test_the_lag_is_a_metric() -> None:
+    """One number, whatever the router is busy with."""
+    async with running_router("http://127.0.0.1:9") as router, router.http.get("/metrics") as response:
+        assert re.search(r"^d2lpm_event_loop_lag_seconds \d", await response.text(), re.MULTILINE)
