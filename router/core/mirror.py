@@ -27,9 +27,9 @@ from router.core.calibration import Calibration
 from router.core.estimates import Estimates
 from router.core.landmarks import Measure
 from router.core.model import CacheReport, Request, RequestId, Usage, Worker, WorkerId
-from router.core.prefix_tree import PrefixTree, Step
+from router.core.prefix_tree import PrefixTree
 from router.core.prompt_key import HASH_BYTES, PromptKey
-from router.core.radix_node import Holding
+from router.core.radix_node import Holding, Step
 from router.core.same_batch import NextBatch
 
 HITS_REMEMBERED: Final = 32

@@ -19,20 +19,10 @@ Counts are in chunks. Dictionaries are iterated in insertion order only: the sam
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 from router.core.model import WorkerId
 from router.core.prompt_key import HASH_BYTES
-from router.core.radix_node import Holding, Node, Residency, Touch
-
-
-class Step(NamedTuple):
-    """A node on the path of a prefix that a worker holds; places in chunks from the prefix's beginning."""
-
-    start: int
-    end: int
-    """The node's own end, or where the prefix leaves it."""
-    residency: Residency
+from router.core.radix_node import Holding, Node, Residency, Step, Touch
 
 
 class PrefixTree:
@@ -150,9 +140,9 @@ class PrefixTree:
         if path and self.holding(worker).epoch is epoch:
             end = path[-1].residency.node
             self._touch_path(end, worker, now, pins=-1)
-            if _may_join_child(end):
+            if end.may_join_child():
                 (child,) = end.children.values()
-                _join_child(end)
+                end.join_child()
                 end = child
             self._join_path(end)
 
@@ -203,8 +193,8 @@ class PrefixTree:
             node, rest = beyond.residency.node, kept - beyond.start
             upper = self._split(node, rest * HASH_BYTES) if rest > 0 else None
             self._prune(node, worker, before)
-            if upper is not None and _may_join_child(upper):
-                _join_child(upper)
+            if upper is not None and upper.may_join_child():
+                upper.join_child()
         return held - holding.chunks
 
     def drop(self, worker: WorkerId) -> None:
@@ -275,8 +265,8 @@ class PrefixTree:
     def _join_path(self, end: Node) -> None:
         node = end
         while node is not self._root:
-            if _may_join_child(node.parent):
-                _join_child(node.parent)
+            if node.parent.may_join_child():
+                node.parent.join_child()
             else:
                 node = node.parent
 
@@ -293,8 +283,8 @@ class PrefixTree:
         """Let all of it be evicted: an engine that should hold more than it can has not begun what is to run there."""
         holding.void_pins()
         for residency in [*holding.free]:
-            if _may_join_child(residency.node):
-                _join_child(residency.node)
+            if residency.node.may_join_child():
+                residency.node.join_child()
 
     def _prune(self, top: Node, worker: WorkerId, before: float) -> None:
         """Take what may go of a subtree from a worker, leaves first."""
@@ -305,12 +295,8 @@ class PrefixTree:
             residency = node.residencies.get(worker)  # None where the node has become one with another that stays
             if residency is None or residency.pins or residency.touch.now >= before:
                 continue
-            if self._is_leaf(node, worker):
+            if node.is_leaf_of(worker):
                 self._release(node, worker)
-
-    @staticmethod
-    def _is_leaf(node: Node, worker: WorkerId) -> bool:
-        return all(worker not in child.residencies for child in node.children.values())
 
     def _release(self, node: Node, worker: WorkerId) -> None:
         """Take a leaf of this worker from it; the node goes when nobody holds it any more."""
@@ -323,8 +309,8 @@ class PrefixTree:
             changed = node.parent
             del changed.children[node.first]
             self._chunks -= node.chunks
-        if _may_join_child(changed):
-            _join_child(changed)
+        if changed.may_join_child():
+            changed.join_child()
 
     def check_integrity(self) -> None:
         """Raise AssertionError, naming the broken invariant, where the tree contradicts itself; O(nodes x workers)."""
@@ -360,28 +346,4 @@ class PrefixTree:
             assert node.residencies.keys() <= parent.residencies.keys(), "a worker holds a node without its parent"
             for worker, residency in node.residencies.items():
                 assert residency.pins <= parent.residencies[worker].pins, "a node is pinned more often than its parent"
-        assert not _may_join_child(node), "a node and its only child should be one"
-
-
-def _may_join_child(node: Node) -> bool:
-    """Whether a node has one child only, which differs from it in no holder and in no touch."""
-    if node.sealed or len(node.children) != 1:
-        return False
-    (child,) = node.children.values()
-    if len(node.residencies) != len(child.residencies):
-        return False
-    for worker, above in node.residencies.items():
-        below = child.residencies[worker]
-        if below.touch is not above.touch or below.pins != above.pins:
-            return False
-    return True
-
-
-def _join_child(node: Node) -> None:
-    """Put a node's key in front of its only child's; the child remains."""
-    (child,) = node.children.values()
-    child.key, child.parent = node.key + child.key, node.parent
-    child.parent.children[child.first] = child
-    for residency in node.residencies.values():
-        residency.unlink()
-    node.residencies.clear()  # a node and its residencies refer to each other
+        assert not node.may_join_child(), "a node and its only child should be one"

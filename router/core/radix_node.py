@@ -1,7 +1,7 @@
 """What the prefix tree is made of: nodes, and who holds them how recently."""
 
 from collections.abc import Iterator
-from typing import Self
+from typing import NamedTuple, Self
 
 from router.core.model import WorkerId
 from router.core.prompt_key import HASH_BYTES
@@ -142,3 +142,38 @@ class Node:
             else:
                 different = middle
         return same * HASH_BYTES
+
+    def is_leaf_of(self, worker: WorkerId) -> bool:
+        """Whether a worker that holds this node holds nothing below it."""
+        return all(worker not in child.residencies for child in self.children.values())
+
+    def may_join_child(self) -> bool:
+        """Whether it has one child only, which differs from it in no holder, in no touch and in no pin."""
+        if self.sealed or len(self.children) != 1:
+            return False
+        (child,) = self.children.values()
+        if len(self.residencies) != len(child.residencies):
+            return False
+        for worker, above in self.residencies.items():
+            below = child.residencies[worker]
+            if below.touch is not above.touch or below.pins != above.pins:
+                return False
+        return True
+
+    def join_child(self) -> None:
+        """Put its key in front of its only child's; the child remains."""
+        (child,) = self.children.values()
+        child.key, child.parent = self.key + child.key, self.parent
+        child.parent.children[child.first] = child
+        for residency in self.residencies.values():
+            residency.unlink()
+        self.residencies.clear()  # a node and its residencies refer to each other
+
+
+class Step(NamedTuple):
+    """A node on the path of a prefix that a worker holds; places in chunks from the prefix's beginning."""
+
+    start: int
+    end: int
+    """The node's own end, or where the prefix leaves it."""
+    residency: Residency
