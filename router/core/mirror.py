@@ -25,7 +25,6 @@ from typing import Final
 from router.core.cache_rules import GENERIC, CacheRules, Tracking, blocks_for, rules_of, whole_blocks
 from router.core.calibration import Calibration
 from router.core.estimates import Estimates
-from router.core.landmarks import Measure
 from router.core.model import CacheReport, Request, RequestId, Usage, Worker, WorkerId
 from router.core.prefix_tree import PrefixTree
 from router.core.prompt_key import HASH_BYTES, PromptKey
@@ -138,9 +137,9 @@ class Mirror:
         """What a chunk is worth at a worker, in tokens."""
         return self._estimates.tokens_per_chunk(self.cache(worker).model)
 
-    def worth(self, measure: Measure, chunks: int, worker: WorkerId) -> int:
-        """Tokens that the engine finds of a prompt of which it holds so many chunks: full blocks, never all."""
-        return whole_blocks(measure.held(chunks), self.cache(worker).block) if chunks else 0
+    def in_blocks(self, tokens: int, worker: WorkerId) -> int:
+        """What the engine finds of so many tokens: full blocks."""
+        return whole_blocks(tokens, self.cache(worker).block)
 
     def discount(self, worker: WorkerId, tokens: int) -> int:
         """What a match is to be taken for, while matches there prove to be wrong."""
@@ -250,7 +249,7 @@ class Mirror:
         found = state.batch.add(request.id, prompt.hashes, held, now, turn)
         if found == held:
             return matched
-        return min(matched, self.worth(self._estimates.measure(request.model, prompt), found, worker))
+        return min(matched, self.in_blocks(self._estimates.measure(request.model, prompt).held(found), worker))
 
     def _grow(self, run: Run, state: CacheState) -> bool:
         """Account for what a request holds beside what the tree knows; whether that is more than before."""

@@ -175,12 +175,14 @@ class PrefixMap:
 
     def _tokens(self, request: Request, tree: PrefixTree) -> dict[WorkerId, int]:
         found: dict[WorkerId, int] = {}
-        worth = self.mirror.worth
+        in_blocks = self.mirror.in_blocks
         for prompt in request.prompts:
             if held := tree.match(prompt.hashes):
                 measure = self._estimates.measure(request.model, prompt)
+                # Workers fall into a few groups that hold equally much.
+                worth = {chunks: measure.held(chunks) for chunks in set(held.values())}
                 for worker, chunks in held.items():
-                    found[worker] = found.get(worker, 0) + worth(measure, chunks, worker)
+                    found[worker] = found.get(worker, 0) + in_blocks(worth[chunks], worker)
         least, discount = max(1, self._minimum), self.mirror.discount
         return {worker: discount(worker, tokens) for worker, tokens in found.items() if tokens >= least}
 
