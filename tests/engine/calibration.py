@@ -126,16 +126,21 @@ class Run:
             time.sleep(0.2)  # not to run through all programs while nobody serves
             return "none"
         result, text = _read(answer, question.kind, asked_at)
-        with self._changed:
-            self.results.append(result)
+        if result is not None:
+            with self._changed:
+                self.results.append(result)
         return text
 
 
-def _read(answer: Answer, kind: str, asked_at: float) -> tuple[Result, str]:
+def _read(answer: Answer, kind: str, asked_at: float) -> tuple[Result | None, str]:
+    """The result and the text; None for one that another worker went on with, which tells nothing of the first."""
     events = answer.events()
     usage = mapped(events[-1]["usage"])
-    cached = mapped(usage["prompt_tokens_details"])["cached_tokens"]
+    details = usage.get("prompt_tokens_details")
     deltas = [mapped(part["delta"]) for event in events for part in listed(event["choices"])]
+    text = "".join(str(delta.get("content") or "") for delta in deltas)
+    if not details:
+        return None, text
     headers = answer.headers
     result = Result(
         RequestId(headers["x-request-id"]),
@@ -144,9 +149,9 @@ def _read(answer: Answer, kind: str, asked_at: float) -> tuple[Result, str]:
         asked_at,
         int(str(usage["prompt_tokens"])),
         int(headers["x-d2lpm-predicted-cached-tokens"]),
-        int(str(cached)),
+        int(str(mapped(details)["cached_tokens"])),
     )
-    return result, "".join(str(delta.get("content") or "") for delta in deltas)
+    return result, text
 
 
 @contextmanager
