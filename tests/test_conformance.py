@@ -204,7 +204,7 @@ class Fleet(RuleBasedStateMachine):
         self.workers.pop(worker, None)
         commands = self.tell(WorkerLeft(worker))
         refused = [command.reason for command in commands if isinstance(command, Reject)]
-        assert set(refused) <= {Refusal.NO_WORKER}
+        assert set(refused) <= {Refusal.NO_WORKER, Refusal.NO_RETRY}
 
     @rule(
         worker=st.sampled_from(WORKERS), counts=st.tuples(*[st.integers(0, 9)] * 2), kv=st.sampled_from([None, 99, 999])
@@ -233,9 +233,11 @@ class Fleet(RuleBasedStateMachine):
         full = len(self.waiting) >= TIGHT.waiting.requests
         served = any(model in worker.models for worker in self.workers.values())
         self.waiting[request.id] = request
-        self.tell(Arrived(request))
-        # A full waiting room keeps no worker with room from what it could serve at once.
-        assert (request.id in self.ended) == (not served or (full and request.id not in self.running))
+        commands = self.tell(Arrived(request))
+        refused = [command.request for command in commands if isinstance(command, Reject)]
+        # A full waiting room keeps no worker with room from what it could serve at once. Else somebody gives way.
+        assert len(refused) == (not served or (full and request.id not in self.running))
+        assert served or refused == [request.id]
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
