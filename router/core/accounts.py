@@ -108,6 +108,10 @@ class Accounts:
         """The requests in flight."""
         return self._bills
 
+    def restore(self, client: ClientId, served: Tokens) -> None:
+        """Begin a client's account at what it was served before a restart."""
+        self._accounts[client] = Account(served)
+
     def open(self, request: Request, worker: WorkerId, input_tokens: int, cached_tokens: int) -> Charge:
         """Reserve a dispatched request's input.
 

@@ -62,6 +62,16 @@ class DeficitTable(Generic[K]):
         counter = self._counters.get(key)
         return 0.0 if counter is None else self._catch_up(counter)
 
+    def saved(self) -> Iterator[tuple[K, float, float]]:
+        """Each key with its credit and its quantum, to `join` a new table with; changes nothing.
+
+        Others may join, and counters change, between two of them.
+        """
+        for key in list(self._counters):
+            counter = self._counters.get(key)
+            if counter is not None:
+                yield key, self._look(counter), counter.quantum
+
     def charge(self, key: K, cost: float) -> None:
         """Take `cost` from a counter; negative gives back. A key that never joined is passed over."""
         counter = self._counters.get(key)
@@ -91,16 +101,21 @@ class DeficitTable(Generic[K]):
 
     def _catch_up(self, counter: Counter) -> float:
         """Give a counter the beginning and the refills that it missed; returns its credit."""
-        if counter.beginning != self._beginning:
-            counter.credit = counter.quantum
+        if counter.beginning != self._beginning or counter.rounds != self.rounds:
+            counter.credit = self._look(counter)
             counter.beginning = self._beginning
-            # A counter with credit missed no refill, and any that came since left it as it is.
-            counter.rounds = self.rounds
-        missed = self.rounds - counter.rounds
-        if missed:
-            counter.credit += min(missed, _rounds(counter)) * counter.quantum
             counter.rounds = self.rounds
         return counter.credit
+
+    def _look(self, counter: Counter) -> float:
+        """A counter's credit, with the beginning and the refills that it missed; changes nothing.
+
+        That counts where nobody may see that it was looked at: rounding makes two refills other than one of both.
+        """
+        if counter.beginning != self._beginning:
+            # A counter with credit missed no refill, and any that came since left it as it is.
+            return counter.quantum
+        return counter.credit + min(self.rounds - counter.rounds, _rounds(counter)) * counter.quantum
 
 
 def _rounds(counter: Counter) -> int:

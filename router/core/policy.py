@@ -5,7 +5,7 @@ itself. A policy owns the requests that wait, from `enqueue` until `next` gives 
 them away; everything else about a request belongs to the scheduler.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import ClassVar, NamedTuple, Protocol, TypeVar
@@ -13,6 +13,7 @@ from typing import ClassVar, NamedTuple, Protocol, TypeVar
 from router.core.accounts import Charge, LinearCost
 from router.core.backlog import Backlog
 from router.core.model import ClientId, Deficit, PassedOver, Request, RequestId, WorkerId
+from router.core.saved import Counters, SavedCounter
 
 P = TypeVar("P")
 
@@ -190,6 +191,14 @@ class Policy(Protocol):
     def credit(self, client: ClientId, worker: WorkerId) -> Deficit:
         """The client's credit at a worker."""
 
+    def saved(self) -> Iterator[Counters]:
+        """All counters, as each piece is when it is asked for; changes nothing."""
+        return iter(())
+
+    def restore(self, counters: Counters) -> None:  # noqa: ARG002 - some keep none
+        """Begin with these; asked before anything else, with what `saved` gave."""
+        return
+
 
 class Placement(Protocol):
     """Answers: which worker's queue does this request wait in?"""
@@ -226,6 +235,14 @@ class Placement(Protocol):
 
     def credit(self, client: ClientId, worker: WorkerId) -> float | None:
         """The client's counter for this worker, where the placement keeps one."""
+
+    def saved(self) -> Iterator[SavedCounter]:
+        """All counters."""
+        return iter(())
+
+    def restore(self, rows: Iterable[SavedCounter]) -> None:  # noqa: ARG002 - some keep none
+        """Begin with these."""
+        return
 
 
 class Order(Protocol):
@@ -273,6 +290,14 @@ class Order(Protocol):
 
     def credit(self, client: ClientId) -> float | None:
         """The client's counter in this queue, where the order keeps one."""
+
+    def saved(self) -> Iterator[tuple[ClientId, float, float]]:
+        """All counters: client, value and scale."""
+        return iter(())
+
+    def restore(self, client: ClientId, value: float, scale: float) -> None:  # noqa: ARG002 - some keep none
+        """Begin one with this; asked in the order in which they were saved."""
+        return
 
     @classmethod
     def gap_quantum(cls, surroundings: Surroundings) -> float | None:

@@ -18,7 +18,7 @@ Counts are in chunks. Dictionaries are iterated in insertion order only: the sam
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from router.core.model import WorkerId
 from router.core.prompt_key import HASH_BYTES
@@ -56,6 +56,16 @@ class PrefixTree:
     def chunks(self) -> int:
         """Distinct chunks in all."""
         return self._chunks
+
+    @property
+    def root(self) -> Node:
+        """The empty prefix; to be looked at only."""
+        return self._root
+
+    @property
+    def holdings(self) -> Mapping[WorkerId, Holding]:
+        """What each worker holds; to be looked at only."""
+        return self._holdings
 
     def held(self, worker: WorkerId) -> int:
         holding = self._holdings.get(worker)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from router.core.accounts import Charge
 from router.core.model import ClientId, Deficit, Request, RequestId, WorkerId
 from router.core.policy import Candidate, Choice, Order, Placed, Placement, Policy, Properties, Surroundings
+from router.core.saved import Counters, SavedCounter, in_rows
 
 
 class Ticket(NamedTuple):
@@ -196,11 +197,14 @@ class QueuedPolicy(Policy):
 
     def worker_joined(self, worker: WorkerId, now: float) -> None:  # noqa: ARG002 - the protocol's signature
         """See `Policy`. What waits elsewhere keeps its place; a worker that comes back finds its order as it was."""
+        self._open[worker] = self._order_of(worker)
+
+    def _order_of(self, worker: WorkerId) -> Order:
         if worker not in self._orders:
             self._orders[worker] = self._new_order(worker)
             self._loads[worker] = 0
             self._cold[worker] = {}
-        self._open[worker] = self._orders[worker]
+        return self._orders[worker]
 
     def worker_left(self, worker: WorkerId, now: float) -> list[Request]:
         """See `Policy`."""
@@ -220,6 +224,24 @@ class QueuedPolicy(Policy):
     def credit(self, client: ClientId, worker: WorkerId) -> Deficit:
         """See `Policy`."""
         return Deficit(self._placement.credit(client, worker), self._orders[worker].credit(client))
+
+    def saved(self) -> Iterator[Counters]:
+        """See `Policy`."""
+        for rows in in_rows(self._placement.saved()):
+            yield Counters("placement", rows)
+        for worker, order in list(self._orders.items()):
+            counters = (SavedCounter(client, worker, value, scale) for client, value, scale in order.saved())
+            for rows in in_rows(counters):
+                yield Counters("order", rows)
+
+    def restore(self, counters: Counters) -> None:
+        """See `Policy`. Orders of workers that do not come are kept like those of workers that left."""
+        if counters.kind == "placement":
+            self._placement.restore(counters.rows)
+            return
+        for client, worker, value, scale in counters.rows:
+            if worker is not None:
+                self._order_of(worker).restore(client, value, scale)
 
     def _candidates(self, request: Request) -> list[Candidate]:
         if not self._tickets:

@@ -2,11 +2,11 @@
 
 "Locality-aware Fair Scheduling in LLM Serving", Algorithm 1, CHECKREFILL and line 13, for one queue or for a pool. A
 client with credit may go: with standing 0, before all others, while it has nothing in flight (in a pool, less than
-one request for each worker), and else with standing 1. The theorem leaves the order among those with credit free; without this one, each cold request would wait
-until the long matches of a heavy client have used up a quantum.
+one request for each worker), and else with standing 1. The theorem leaves the order among those with credit free;
+without this one, each cold request would wait until the long matches of a heavy client have used up a quantum.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Final, NamedTuple
 
@@ -42,6 +42,8 @@ class Standings:
         """How many clients with credit wait, by model."""
         self._dues: list[Due] = []
         self._in_flight: dict[ClientId, dict[RequestId, None]] = {}
+        self._restored = False
+        """Whether credit is from before a restart, and nobody has contended since."""
 
     def credit(self, client: ClientId) -> float | None:
         """q_i, in cost units; None for a client that was never here."""
@@ -69,6 +71,7 @@ class Standings:
         if reweighted and client in self._waiting and client not in self._credited:
             self._expect(client)
         models = self._waiting.setdefault(client, {})
+        self._restored = self._restored and len(self._waiting) == 1
         models[request.model] = models.get(request.model, 0) + 1
         if models[request.model] == 1:
             if client in self._credited:
@@ -135,7 +138,19 @@ class Standings:
         """Give every client one quantum, as at its first request: whoever used an idle machine owes nothing for it, and
         whoever comes then is not before the others for being new. To be asked while nobody waits.
         """
-        self._deficits.begin_anew()
+        if not self._restored:
+            self._deficits.begin_anew()
+
+    def saved(self) -> Iterator[tuple[ClientId, float, float]]:
+        """Each client's credit and quantum; see `DeficitTable.saved`."""
+        return self._deficits.saved()
+
+    def restore(self, client: ClientId, credit: float, quantum: float) -> None:
+        """Begin with this credit. It holds until two clients wait at once: before that, that nobody waits says nothing
+        about whether there were others before the restart.
+        """
+        self._deficits.join(client, quantum, credit)
+        self._restored = True
 
     def _least_indebted(self, models: Collection[str] | None) -> ClientId | None:
         """Whom the fewest quanta give credit, of those that wait, none of whom has any."""

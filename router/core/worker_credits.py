@@ -7,10 +7,11 @@ not for as much.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from router.core.deficits import DeficitTable
 from router.core.model import ClientId, Request, WorkerId
+from router.core.saved import SavedCounter
 
 
 class WorkerCredits:
@@ -47,6 +48,19 @@ class WorkerCredits:
     def charge(self, client: ClientId, worker: WorkerId, cost: float) -> None:
         """Take this much from a client's credit at a worker, or give it back."""
         self._tables[client].charge(worker, cost)
+
+    def saved(self) -> Iterator[SavedCounter]:
+        """Every counter; others may change between two of them."""
+        for client in list(self._tables):
+            table = self._tables.get(client)
+            for worker, credit, quantum in table.saved() if table is not None else ():
+                yield SavedCounter(client, worker, credit, quantum)
+
+    def restore(self, rows: Iterable[SavedCounter]) -> None:
+        """Begin with these."""
+        for client, worker, credit, quantum in rows:
+            if worker is not None:
+                self._tables[client].join(worker, quantum, credit)
 
     def credit(self, client: ClientId, worker: WorkerId) -> float | None:
         """q_{i,w}, in cost units; None for a worker that the client was never placed among."""

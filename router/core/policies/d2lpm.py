@@ -6,8 +6,8 @@ what it really costs once it is dispatched; by default only the extend tokens ar
 scheduler does, and a worker far above the lightest one is left although the client has credit there.
 """
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
@@ -15,6 +15,7 @@ from router.core.accounts import Charge, LinearCost, Tokens
 from router.core.model import ClientId, Request, RequestId, WorkerId
 from router.core.policies.balancers import lightest
 from router.core.policy import Candidate, Placed, Placement, Surroundings
+from router.core.saved import SavedCounter
 from router.core.worker_credits import WorkerCredits
 
 
@@ -140,3 +141,15 @@ class D2lpm(Placement):
     def credit(self, client: ClientId, worker: WorkerId) -> float | None:
         """See `Placement`."""
         return self._credits.credit(client, worker)
+
+    def saved(self) -> Iterator[SavedCounter]:
+        """See `Placement`. What requests that wait are charged in advance is given back: they do not survive."""
+        booked: defaultdict[tuple[ClientId, WorkerId | None], float] = defaultdict(float)
+        for booking in self._bookings.values():
+            booked[booking.client, booking.worker] += booking.cost
+        for row in self._credits.saved():
+            yield row._replace(value=row.value + booked[row.client, row.worker])
+
+    def restore(self, rows: Iterable[SavedCounter]) -> None:
+        """See `Placement`."""
+        self._credits.restore(rows)

@@ -6,7 +6,7 @@ seen for the first time starts with one quantum; debt is never shed by leaving a
 all begin anew with one quantum, since using an idle machine takes nothing from anybody.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from router.core.accounts import Charge
@@ -113,6 +113,14 @@ class Dlpm(Order):
     def credit(self, client: ClientId) -> float | None:
         """q_i, in cost units; None for a client that this worker never saw."""
         return self._standings.credit(client)
+
+    def saved(self) -> Iterator[tuple[ClientId, float, float]]:
+        """See `Order`."""
+        return self._standings.saved()
+
+    def restore(self, client: ClientId, value: float, scale: float) -> None:
+        """See `Order`."""
+        self._standings.restore(client, value, scale)
 
     @classmethod
     def gap_quantum(cls, surroundings: Surroundings) -> float | None:

@@ -9,7 +9,7 @@ Since there is one queue and one counter for each client, the service of two bac
 fleet, not worker by worker, and a slow worker is given as much as it takes.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
@@ -20,6 +20,7 @@ from router.core.longest_match import LongestMatchQueue, longest
 from router.core.model import ClientId, Deficit, Request, RequestId, WorkerId
 from router.core.policy import Choice, Policy, Properties, Surroundings
 from router.core.prompt_key import CHUNK_BYTES
+from router.core.saved import Counters, SavedCounter, in_rows
 from router.core.standings import Standings
 from router.core.unstarted import Unstarted
 from router.core.worker_credits import WorkerCredits
@@ -225,6 +226,21 @@ class DlpmHome(Policy):
     def credit(self, client: ClientId, worker: WorkerId) -> Deficit:
         """See `Policy`."""
         return Deficit(self._credits.credit(client, worker), self._standings.credit(client))
+
+    def saved(self) -> Iterator[Counters]:
+        """See `Policy`."""
+        for rows in in_rows(self._credits.saved()):
+            yield Counters("placement", rows)
+        for rows in in_rows(SavedCounter(client, None, *counter) for client, *counter in self._standings.saved()):
+            yield Counters("order", rows)
+
+    def restore(self, counters: Counters) -> None:
+        """See `Policy`."""
+        if counters.kind == "placement":
+            self._credits.restore(counters.rows)
+            return
+        for client, _, credit, quantum in counters.rows:
+            self._standings.restore(client, credit, quantum)
 
     def _new_queue(self, matched: Callable[[Request], int]) -> LongestMatchQueue:
         standing, parameters = self._standings.of_waiting, self._parameters

@@ -14,7 +14,7 @@ the engine's usage corrects what was charged, so that a counter may also fall.
 """
 
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import ClassVar, NamedTuple
@@ -107,6 +107,19 @@ class VirtualCounters:
         counter = self._counters.get(client)
         return None if counter is None else counter.value
 
+    def saved(self) -> Iterator[tuple[ClientId, float, float]]:
+        """Each client's counter and weight; the last is the one to whose level whoever waits next is lifted."""
+        for client in [client for client in self._counters if client != self._last_left]:
+            yield client, self._counters[client].value, self._counters[client].weight
+        if self._last_left is not None:
+            counter = self._counters[self._last_left]
+            yield self._last_left, counter.value, counter.weight
+
+    def restore(self, client: ClientId, value: float, weight: float) -> None:
+        """Begin with this counter."""
+        self._counters[client] = Counter(value, weight)
+        self._last_left = client
+
     def _rank(self, rank: Rank) -> None:
         self._ranks[rank.client] = rank
         if len(self._heap) > 2 * len(self._ranks):
@@ -168,6 +181,14 @@ class Vtc(Order):
     def charged(self, charge: Charge) -> None:
         """See `Order`."""
         self._counters.charge(charge.client, charge.at(self._cost))
+
+    def saved(self) -> Iterator[tuple[ClientId, float, float]]:
+        """See `Order`."""
+        return self._counters.saved()
+
+    def restore(self, client: ClientId, value: float, scale: float) -> None:
+        """See `Order`."""
+        self._counters.restore(client, value, scale)
 
     def credit(self, client: ClientId) -> float | None:
         """-c_i, in cost units per weight: never above zero, only differences count. None for a client never seen."""

@@ -1,0 +1,116 @@
+"""The most recent part of a prefix tree as data, made little by little while the tree goes on to change.
+
+A node may be split, or become one with its child, between two pieces. But the prefix that ends with it stays the same
+as long as the node lives; so one that is saved can be referred to for good, and where the cuts have moved meanwhile,
+some chunks are saved twice. What is evicted in between may be missing, or saved although it is gone.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import islice, zip_longest
+from typing import Final
+
+from router.core.model import WorkerId
+from router.core.prefix_tree import PrefixTree
+from router.core.prompt_key import HASH_BYTES
+from router.core.radix_node import Holding, Node, Residency
+from router.core.saved import ROOT, ROWS, Prefixes, SavedNode, SavedTouch
+
+PIECE_CHUNKS: Final = 8192
+"""In one piece, about."""
+
+
+def saved_prefixes(
+    tree: PrefixTree, now: float, touches: int, chunks: int, piece_touches: int = ROWS
+) -> Iterator[Prefixes]:
+    """The newest insertions, of each worker in turn: so many `touches`, and distinct `chunks`, at most."""
+    saving = _Saving(now, tree.root)
+    for worker, residency in _recent(tree, touches):
+        node = residency.node
+        if node.residencies.get(worker) is not residency:
+            continue
+        path = saving.new_on_path(node)
+        chunks -= sum([each.chunks for each in path])
+        if chunks < 0:
+            break
+        number = saving.number(path, node)
+        saving.touches.append(SavedTouch(worker, number, now - residency.touch.now))
+        if len(saving.touches) == piece_touches or saving.chunks >= PIECE_CHUNKS:
+            yield saving.piece()
+    if saving.touches:
+        yield saving.piece()
+
+
+def _recent(tree: PrefixTree, limit: int) -> list[tuple[WorkerId, Residency]]:
+    """The deepest residency of each insertion, the newest first, of each worker in turn; so many at most, in one go."""
+    share = limit // max(1, len(tree.holdings))
+    found = [
+        [(worker, residency) for residency in islice(_ends(holding), share)]
+        for worker, holding in tree.holdings.items()
+    ]
+    return [each for row in zip_longest(*found) for each in row if each is not None]
+
+
+def _ends(holding: Holding) -> Iterator[Residency]:
+    """Of what one insertion touched, the deepest is the last on the way from the fresh end."""
+    for ring in (holding.pinned, holding.free):
+        residency = ring.newest
+        while residency is not ring.end:
+            older = residency.older
+            if older is ring.end or older.touch is not residency.touch:
+                yield residency
+            residency = older
+
+
+class _Saving:
+    """The nodes saved so far, and the piece that is being made."""
+
+    def __init__(self, now: float, root: Node) -> None:
+        self.now = now
+        self.touches: list[SavedTouch] = []
+        self.chunks = 0
+        self._nodes: list[SavedNode] = []
+        self._numbers: dict[Node, int] = {root: ROOT}
+
+    def new_on_path(self, end: Node) -> list[Node]:
+        """The nodes from this one up that are not saved yet."""
+        path = []
+        node = end
+        while node not in self._numbers:
+            path.append(node)
+            node = node.parent
+        return path
+
+    def number(self, path: list[Node], end: Node) -> int:
+        """Save these; the number of the path's end."""
+        for node in reversed(path):
+            self._nodes.append(SavedNode(self._numbers[node.parent], node.key))
+            self._numbers[node] = len(self._numbers) - 1
+            self.chunks += node.chunks
+        return self._numbers[end]
+
+    def piece(self) -> Prefixes:
+        """What has gathered."""
+        made = Prefixes(tuple(self._nodes), tuple(self.touches))
+        self._nodes, self.touches, self.chunks = [], [], 0
+        return made
+
+
+def restore_prefixes(tree: PrefixTree, pieces: Iterable[Prefixes], now: float) -> None:
+    """Insert what was saved, the oldest first, into a tree that holds nothing yet.
+
+    Raises ValueError where the pieces contradict themselves; the tree is as it was then.
+    """
+    paths: list[bytes] = []
+    touches: list[SavedTouch] = []
+    for piece in pieces:
+        for parent, key in piece.nodes:
+            if not ROOT <= parent < len(paths) or not key or len(key) % HASH_BYTES:
+                raise ValueError("a node of the prefix tree is broken")
+            paths.append(key if parent == ROOT else paths[parent] + key)
+        if not all(0 <= touch.node < len(paths) for touch in piece.touches):
+            raise ValueError("a touch of the prefix tree is broken")
+        touches += piece.touches
+    touches.reverse()  # of two at the same time the later one comes first there
+    touches.sort(key=lambda touch: -touch.age)
+    for worker, node, age in touches:
+        tree.insert(paths[node], worker, now - max(0.0, age))

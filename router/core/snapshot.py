@@ -1,0 +1,71 @@
+"""The scheduler's state that survives a restart: who was served what, who owes what, and what the workers hold.
+
+What runs when it is taken is not in it. But a client owes for the input of such requests, which was reserved: whether
+the engines computed it, nobody is left to say.
+"""
+
+from collections.abc import Iterable, Iterator
+from math import isfinite
+from typing import Final
+
+from router.core.saved import Cache, Clients, Counters, Piece, Prefixes, SavedClient, in_rows
+from router.core.saved_prefixes import restore_prefixes, saved_prefixes
+from router.core.scheduler import Scheduler
+
+MOST_TOUCHES: Final = 20_000
+"""Prefixes saved, the newest first."""
+MOST_CHUNKS: Final = 1_000_000
+"""Of these, altogether; 8 bytes each."""
+
+
+def snapshot(
+    scheduler: Scheduler, now: float, touches: int = MOST_TOUCHES, chunks: int = MOST_CHUNKS
+) -> Iterator[Piece]:
+    """The state in pieces, each as it is when it is asked for; changes nothing."""
+    accounts = scheduler.accounts.accounts
+    clients = (
+        SavedClient(client, weight, accounts[client].served)
+        for client in list(accounts)
+        if client in accounts and (weight := scheduler.weights.get(client)) is not None
+    )
+    yield from map(Clients, in_rows(clients))
+    yield from scheduler.policy.saved()
+    yield from [Cache(worker, cache.model, cache.report) for worker, cache in scheduler.mirror.caches.items()]
+    yield from saved_prefixes(scheduler.prefixes.tree, now, touches, chunks)
+
+
+def restore(scheduler: Scheduler, pieces: Iterable[Piece], now: float) -> None:
+    """Give a scheduler to which nothing has happened yet what was saved.
+
+    Debts hold until clients contend again: that nobody waits at first does not mean that the fleet was idle. Raises
+    ValueError where the pieces contradict themselves, before anything is changed.
+    """
+    pieces = list(pieces)
+    _check(pieces)
+    restore_prefixes(scheduler.prefixes.tree, [piece for piece in pieces if isinstance(piece, Prefixes)], now)
+    for piece in pieces:
+        match piece:
+            case Clients(rows):
+                for client, weight, served in rows:
+                    scheduler.weights[client] = weight
+                    scheduler.accounts.restore(client, served)
+            case Counters():
+                scheduler.policy.restore(piece)
+            case Cache(worker, model, report):
+                cache = scheduler.mirror.cache(worker)
+                cache.model, cache.report = model, report
+
+
+def _check(pieces: Iterable[Piece]) -> None:
+    for piece in pieces:
+        match piece:
+            case Clients(rows) if not all(_is_scale(row.weight) and min(row.served) >= 0 for row in rows):
+                raise ValueError("the service of a client is broken")
+            case Counters(_, rows) if not all(isfinite(row.value) and _is_scale(row.scale) for row in rows):
+                raise ValueError("a counter is broken")
+            case Prefixes(_, touches) if not all(isfinite(touch.age) for touch in touches):
+                raise ValueError("the age of a prefix is broken")
+
+
+def _is_scale(number: float) -> bool:
+    return isfinite(number) and number > 0
