@@ -1,7 +1,8 @@
 """Run an experiment of the papers in virtual time, and write its figures, a table and a plot.
 
 The conditions, that is hardware, loads and seeds, stand in `bench/experiments/conditions.py`. `all` runs one after the
-other, but not `neighbour`: that is no paper's, takes the clock's time and wants a machine that does nothing else.
+other, but neither `cache`, which takes as long as all of them, nor `neighbour`: that is no paper's, takes the clock's
+time and wants a machine that does nothing else.
 """
 
 import argparse
@@ -60,6 +61,8 @@ EXPERIMENTS: Final[Mapping[str, Experiment]] = {
 }
 """By name; a new one is a file and a line here. Beside these there is `fig4`, which measures instead of simulating."""
 NAMES: Final = (*EXPERIMENTS, "fig4")
+APART: Final = ("cache",)
+"""By themselves alone: as long as all the others together."""
 LIVE: Final = "neighbour"
 OUT: Final = Path("results")
 
@@ -157,7 +160,7 @@ def contestants(routers: Sequence[str], sglang_router: str | None) -> Sequence[C
 def _names(options: argparse.Namespace) -> Sequence[str]:
     if options.name not in ("all", LIVE, *NAMES):
         raise ValueError(f"unknown experiment {options.name!r}, known: {', '.join(NAMES)}, all, {LIVE}")
-    return NAMES if options.name == "all" else [options.name]
+    return [name for name in NAMES if name not in APART] if options.name == "all" else [options.name]
 
 
 def _traces(options: argparse.Namespace, names: Sequence[str]) -> Mapping[str, Trace]:

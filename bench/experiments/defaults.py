@@ -106,7 +106,9 @@ class Defaults(Experiment):
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
         """See `Experiment`. Throughput against Jain's index, a point for each parameter, a plot for each workload."""
-        for axes, workload in zip(figure.subplots(2, 2).flat, SWEPT_WORKLOADS, strict=True):
+        for axes, workload in zip(
+            figure.subplots(1, len(SWEPT_WORKLOADS), squeeze=False).flat, SWEPT_WORKLOADS, strict=True
+        ):
             for policy, colour in zip(PARAMETERS, ("tab:blue", "tab:green"), strict=True):
                 own = [row for row in rows if (row.labels["workload"], row.labels["policy"]) == (workload, policy)]
                 for row in own:
