@@ -59,7 +59,9 @@ class Watch:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--policy", default="dlpm_home", metavar="P", help=f"one of {', '.join(POLICIES)} (%(default)s)")
+    parser.add_argument(
+        "--policy", default="dlpm_home", metavar="P", help=f"one of {', '.join(POLICIES)} (%(default)s)"
+    )
     parser.add_argument("--set", action="append", default=[], metavar="FAMILY.PARAMETER=VALUE", dest="parameters")
     traffic = parser.add_mutually_exclusive_group()
     traffic.add_argument("--workload", default="documents", metavar="W", help=f"{', '.join(WORKLOADS)} (%(default)s)")

@@ -88,7 +88,7 @@ class PolicyTable(Experiment):
         policies = list(dict.fromkeys(row.labels["policy"] for row in rows))
         for axes, read, title in zip(
             figure.subplots(1, 2, sharey=True),
-            (table.share, lambda workload, policy: table.figure(workload, policy, "Jain")),
+            (table.share, table.jain),
             ("throughput over the best policy's", "Jain's index of actual service"),
             strict=True,
         ):
@@ -126,7 +126,11 @@ class Relative:
         best = max(self.figure(workload, other, "service/s") for at, other in self._rows if at == workload)
         return self.figure(workload, policy, "service/s") / best if best else 0.0
 
+    def jain(self, workload: str, policy: str) -> float:
+        """Jain's index of actual service."""
+        return self.figure(workload, policy, "Jain")
+
     def cell(self, workload: str, policy: str) -> str:
         """The three figures of a policy on a workload."""
-        jain, light = self.figure(workload, policy, "Jain"), self.figure(workload, policy, "light TTFT p99")
-        return f"{self.share(workload, policy):.2f} / {jain:.2f} / {light:.1f}"
+        light = self.figure(workload, policy, "light TTFT p99")
+        return f"{self.share(workload, policy):.2f} / {self.jain(workload, policy):.2f} / {light:.1f}"
