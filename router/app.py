@@ -5,6 +5,8 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
+from functools import partial
+from typing import NamedTuple
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
@@ -20,7 +22,9 @@ from router.core.model import WorkerId
 from router.core.policies import POLICIES
 from router.core.policy import Parameters
 from router.core.prompt_key import PromptHasher
+from router.core.saved import Piece
 from router.core.scheduler import Scheduler, SchedulerSettings
+from router.core.snapshot import restore, snapshot
 from router.core.waiting_room import WaitingLimits
 from router.core.window import FixedWindow, LearnedWindow, NoWindow, Window
 from router.event_metrics import EventMetrics
@@ -37,17 +41,18 @@ from router.metrics import ClientLabels, RequestMetrics, StateCollector
 from router.monitor import Monitor
 from router.report import FairnessReport, fairness_report
 from router.settings import Settings, WorkerAddress
+from router.state import StateFile, load, new_header, set_aside, usable
 
 
 def build(settings: Settings) -> "Router":
-    """The whole router as one ASGI application. Raises ConfigError for a journal that cannot be written."""
-    secret = _secret(settings)
+    """The whole router as one ASGI application. Raises ConfigError for what cannot be written or read."""
+    now = time.monotonic()
+    secret, scheduler, restored = begin(settings, now)
     journal = None
     if settings.journal is not None:
-        journal = open_journal(settings.journal, secret, time.monotonic(), settings.without_addresses())
+        journal = open_journal(settings.journal, secret, now, settings.without_addresses(), restored)
     patience = PatienceRules(settings.first_token_timeout, settings.token_timeout)
     fleet = Fleet([_backend(worker, settings) for worker in settings.worker], settings.connect_timeout, patience)
-    scheduler = new_scheduler(settings)
     registry = CollectorRegistry()
     labels = ClientLabels()
     explanations = Explanations(settings.policy)
@@ -69,9 +74,17 @@ def build(settings: Settings) -> "Router":
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:  # noqa: ARG001 - FastAPI's signature
-        async with lag, journal or nullcontext(), fleet, kv_events, monitor:
+        async with lag, journal or nullcontext(), state(), fleet, kv_events, monitor:
             yield
         conductor.close()
+
+    def state() -> StateFile | nullcontext[None]:
+        if settings.state is None:
+            return nullcontext()
+        header = partial(new_header, settings.policy, secret)
+        return StateFile(
+            settings.state, lambda: snapshot(scheduler, conductor.clock()), header, settings.state_interval
+        )
 
     registry.register(StateCollector(report, labels))
     registry.register(EventMetrics(kv_events.report, kv_events.outcomes))
@@ -150,6 +163,32 @@ def _backend(worker: WorkerAddress, settings: Settings) -> Backend:
     return Backend(WorkerId(worker.id), worker.url, key.get_secret_value() if key else None)
 
 
-def _secret(settings: Settings) -> bytes:
+class Beginning(NamedTuple):
+    """What a run begins with."""
+
+    secret: bytes
+    """Of the prompt hashes."""
+    scheduler: Scheduler
+    restored: list[Piece]
+    """What the scheduler was given from before a restart."""
+
+
+def begin(settings: Settings, now: float) -> Beginning:
+    """The scheduler at its start, with the state that was saved, if there is one that is of use.
+
+    Raises ConfigError where the state's directory cannot be used.
+    """
     given = settings.hash_secret
-    return secrets.token_bytes(32) if given is None else given.get_secret_value().encode()
+    secret = None if given is None else given.get_secret_value().encode()
+    scheduler = new_scheduler(settings)
+    found = None if settings.state is None else load(settings.state, settings.state_fresh, time.time())
+    if settings.state is None or found is None:
+        return Beginning(secret or secrets.token_bytes(32), scheduler, [])
+    saved = bytes.fromhex(found.header.hash_secret)
+    pieces = list(usable(found, settings.policy, saved if secret is None else secret))
+    try:
+        restore(scheduler, pieces, now)
+    except ValueError as error:
+        set_aside(settings.state, error)
+        return Beginning(secret or secrets.token_bytes(32), new_scheduler(settings), [])
+    return Beginning(secret or saved, scheduler, pieces)

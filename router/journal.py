@@ -15,19 +15,19 @@ import io
 import logging
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
-from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple, Self, get_args
+from typing import Annotated, Final, NamedTuple, Self
 
-from pydantic import ConfigDict, GetCoreSchemaHandler, JsonValue, TypeAdapter, ValidationError
-from pydantic_core import CoreSchema, core_schema
+from pydantic import JsonValue, TypeAdapter, ValidationError
 
+from router.by_name import JSON, ByName
 from router.core.model import Command, Event
+from router.core.saved import Piece
 from router.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -56,6 +56,8 @@ class Header:
     """Key of the prompt hashes, in hexadecimal digits."""
     settings: dict[str, JsonValue]
     """All that the scheduler depends on: policy, seed, limits, and the parameters of each family."""
+    restored: tuple[Annotated[Piece, ByName()], ...] = ()
+    """What it began with from before a restart."""
 
 
 class Entry(NamedTuple):
@@ -72,31 +74,10 @@ class Torn(NamedTuple):
     line: int
 
 
-class _ByName:
-    """A member of a union is written as [the name of its class, itself]: by their fields, some are alike."""
-
-    def __get_pydantic_core_schema__(self, union: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        name = core_schema.str_schema()
-        pairs: dict[Any, CoreSchema] = {
-            kind.__name__: core_schema.tuple_schema([name, handler.generate_schema(kind)]) for kind in get_args(union)
-        }
-        pair = core_schema.tagged_union_schema(pairs, discriminator=_name_in)
-        named = core_schema.wrap_serializer_function_ser_schema(_write_named, schema=pair)
-        return core_schema.no_info_after_validator_function(itemgetter(1), pair, serialization=named)
-
-
-def _name_in(pair: Sequence[object]) -> object:
-    return pair[0]
-
-
-def _write_named(member: object, write: Callable[[object], object]) -> object:
-    return write((type(member).__name__, member))
-
-
-_HEADER: Final = TypeAdapter(Header)
+_HEADER: Final = TypeAdapter[Header | None](Header | None, config=JSON)  # for a class alone, pydantic takes no config
 _ENTRY: Final = TypeAdapter[tuple[float, Event, list[Command]]](
-    tuple[float, Annotated[Event, _ByName()], list[Annotated[Command, _ByName()]]],
-    config=ConfigDict(ser_json_bytes="base64", val_json_bytes="base64", ser_json_inf_nan="strings"),
+    tuple[float, Annotated[Event, ByName()], list[Annotated[Command, ByName()]]],
+    config=JSON,
 )
 
 
@@ -146,6 +127,7 @@ def _header(line: bytes) -> Header:
         header = _HEADER.validate_json(line)
     except ValidationError:
         raise ConfigError(f"a journal of another format than {FORMAT}, or with a broken header") from None
+    assert header is not None, "the line begins like one"
     if header.d2lpm_journal != FORMAT:
         raise ConfigError(f"a journal of format {header.d2lpm_journal}; this router reads format {FORMAT}")
     return header
@@ -219,13 +201,16 @@ class Journal:
         self._ended = True
 
 
-def open_journal(path: Path, hash_secret: bytes, clock: float, settings: dict[str, JsonValue]) -> Journal:
+def open_journal(
+    path: Path, hash_secret: bytes, clock: float, settings: dict[str, JsonValue], restored: Iterable[Piece] = ()
+) -> Journal:
     """A journal of a new run, at the end of this file, which is made if it is not there.
 
-    `clock`: the time of now on the clock of the events. Raises ConfigError where it cannot be written.
+    `clock`: the time of now on the clock of the events; `restored`: what the scheduler was given then. Raises
+    ConfigError where it cannot be written.
     """
     started = datetime.now(UTC).isoformat()
-    header = Header(FORMAT, version("d2lpm-router"), started, clock, hash_secret.hex(), settings)
+    header = Header(FORMAT, version("d2lpm-router"), started, clock, hash_secret.hex(), settings, tuple(restored))
     try:
         file = io.FileIO(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600), "r+")
         try:

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from router.app import new_scheduler
 from router.core.model import Arrived, Command
 from router.core.scheduler import Scheduler
+from router.core.snapshot import restore
 from router.errors import ConfigError
 from router.journal import Entry, Header, Torn, read
 from router.settings import Settings
@@ -70,6 +71,7 @@ def replay(lines: Iterable[bytes]) -> Replayed:
         match item:
             case Header():
                 scheduler = _scheduler_of(item)
+                _restore(scheduler, item)
                 now = item.clock
                 told.runs += 1
             case Torn():
@@ -96,6 +98,13 @@ def replay_file(path: Path) -> Replayed:
         raise ConfigError(f"{path}: {error.strerror}") from None
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
+
+
+def _restore(scheduler: Scheduler, header: Header) -> None:
+    try:
+        restore(scheduler, header.restored, header.clock)
+    except ValueError as error:
+        raise ConfigError(f"a header with a state that cannot be restored: {error}") from None
 
 
 def _scheduler_of(header: Header) -> Scheduler:

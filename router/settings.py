@@ -30,7 +30,7 @@ from router.identity import DEFAULT_ORDER, Source
 FROZEN: Final = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 ZMQ_ENDPOINT: Final = r"^(tcp|ipc)://[^\s*]+$"
 ADDRESSES: Final = frozenset(
-    {"config", "journal", "host", "port", "worker", "worker_api_key", "emulate", "hash_secret", "tokenizer"}
+    {"config", "journal", "state", "host", "port", "worker", "worker_api_key", "emulate", "hash_secret", "tokenizer"}
 )
 """Settings that say where something is or how to get in."""
 
@@ -192,6 +192,13 @@ class Settings(PolicyGroups):
     drain_timeout: NonNegativeFloat = 25.0
     """Seconds that calls under way have to end after SIGTERM or Ctrl-C, while new ones are refused; then they are cut.
     A second signal cuts them at once."""
+    state: Path | None = None
+    """A directory in which what must survive a restart is saved: debts, service, what the workers hold, and the key of
+    the prompt hashes; without one, nothing survives."""
+    state_interval: PositiveFloat = 5.0
+    """Seconds between two times that it is saved; it is also saved at the end."""
+    state_fresh: PositiveFloat = 600.0
+    """Seconds after which a saved state is too old to be loaded."""
     journal: Path | None = None
     """A file to which every decision is appended, for `d2lpm replay`; it holds the key of the prompt hashes."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

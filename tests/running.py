@@ -63,6 +63,7 @@ class RunningRouter:
         self.http = http
         self.drain = app.drain
         gateway = gateway_of(app)
+        self.hasher = gateway._hasher
         self.conductor = gateway._conductor
         self.fleet = gateway._fleet
 

@@ -5,29 +5,31 @@ as long as the node lives; so one that is saved can be referred to for good, and
 some chunks are saved twice. What is evicted in between may be missing, or saved although it is gone.
 """
 
+from collections import deque
 from collections.abc import Iterable, Iterator
-from itertools import islice, zip_longest
+from itertools import islice
 from typing import Final
 
 from router.core.model import WorkerId
 from router.core.prefix_tree import PrefixTree
 from router.core.prompt_key import HASH_BYTES
-from router.core.radix_node import Holding, Node, Residency
-from router.core.saved import ROOT, ROWS, Prefixes, SavedNode, SavedTouch
+from router.core.radix_node import Holding, Node, Residency, Touch
+from router.core.saved import ROOT, Prefixes, SavedNode, SavedTouch
 
-PIECE_CHUNKS: Final = 8192
-"""In one piece, about."""
+PIECE_CHUNKS: Final = 4096
+PIECE_TOUCHES: Final = 64
+"""In one piece, about: a few milliseconds' work."""
+MARKS: Final = 256
+"""Of a worker's insertions the last ones saved: from the last of them that has not moved it goes on."""
 
 
 def saved_prefixes(
-    tree: PrefixTree, now: float, touches: int, chunks: int, piece_touches: int = ROWS
+    tree: PrefixTree, now: float, touches: int, chunks: int, piece_touches: int = PIECE_TOUCHES
 ) -> Iterator[Prefixes]:
     """The newest insertions, of each worker in turn: so many `touches`, and distinct `chunks`, at most."""
     saving = _Saving(now, tree.root)
-    for worker, residency in _recent(tree, touches):
+    for worker, residency in islice(_recent(tree), touches):
         node = residency.node
-        if node.residencies.get(worker) is not residency:
-            continue
         path = saving.new_on_path(node)
         chunks -= sum([each.chunks for each in path])
         if chunks < 0:
@@ -40,25 +42,38 @@ def saved_prefixes(
         yield saving.piece()
 
 
-def _recent(tree: PrefixTree, limit: int) -> list[tuple[WorkerId, Residency]]:
-    """The deepest residency of each insertion, the newest first, of each worker in turn; so many at most, in one go."""
-    share = limit // max(1, len(tree.holdings))
-    found = [
-        [(worker, residency) for residency in islice(_ends(holding), share)]
-        for worker, holding in tree.holdings.items()
-    ]
-    return [each for row in zip_longest(*found) for each in row if each is not None]
+def _recent(tree: PrefixTree) -> Iterator[tuple[WorkerId, Residency]]:
+    """The deepest residency of each insertion, the newest first, of each worker in turn."""
+    turns = deque((worker, _ends(worker, holding)) for worker, holding in tree.holdings.items())
+    while turns:
+        worker, ends = turns.popleft()
+        if (residency := next(ends, None)) is not None:
+            yield worker, residency
+            turns.append((worker, ends))
 
 
-def _ends(holding: Holding) -> Iterator[Residency]:
+def _ends(worker: WorkerId, holding: Holding) -> Iterator[Residency]:
     """Of what one insertion touched, the deepest is the last on the way from the fresh end."""
     for ring in (holding.pinned, holding.free):
+        passed: deque[tuple[Residency, Touch]] = deque(maxlen=MARKS)
         residency = ring.newest
         while residency is not ring.end:
             older = residency.older
             if older is ring.end or older.touch is not residency.touch:
+                passed.append((residency, residency.touch))
                 yield residency
+                older = _older(worker, passed) or ring.end
             residency = older
+
+
+def _older(worker: WorkerId, passed: deque[tuple[Residency, Touch]]) -> Residency | None:
+    """The next one after the last of those passed that is where it was; None where none is any more."""
+    while passed:
+        residency, touch = passed[-1]
+        if residency.touch is touch and residency.node.residencies.get(worker) is residency:
+            return residency.older
+        passed.pop()
+    return None
 
 
 class _Saving:

@@ -12,9 +12,9 @@ from router.core.saved import Cache, Clients, Counters, Piece, Prefixes, SavedCl
 from router.core.saved_prefixes import restore_prefixes, saved_prefixes
 from router.core.scheduler import Scheduler
 
-MOST_TOUCHES: Final = 20_000
+MOST_TOUCHES: Final = 10_000
 """Prefixes saved, the newest first."""
-MOST_CHUNKS: Final = 1_000_000
+MOST_CHUNKS: Final = 500_000
 """Of these, altogether; 8 bytes each."""
 
 
