@@ -45,7 +45,9 @@ class StreamLimits:
     """Above these two, it floods."""
     replay_messages: int = 20_000
     replay_seconds: float = 2.0
-    """Longest wait for the next message of a replay, and the shortest time between two."""
+    """Longest wait for the next message of a replay."""
+    replay_every_seconds: float = 2.0
+    """Shortest time between two replays of one session."""
     silence_seconds: float = 10.0
     """Longest time without a message after a request that must have filled blocks."""
     pause_seconds: float = 0.2
@@ -252,7 +254,7 @@ class EventStream:
             return
         clock = asyncio.get_running_loop().time
         await asyncio.sleep(max(0.0, self._next_repair - clock()))
-        self._next_repair = clock() + self._limits.replay_seconds
+        self._next_repair = clock() + self._limits.replay_every_seconds
         with ExitStack() as opened:
             dealer = self._context.socket(zmq.DEALER)
             opened.callback(dealer.close, 0)

@@ -36,7 +36,7 @@ from router.subscriber import Follower
 
 HASHER = BlockHasher(b"secret")
 WORKER = WorkerId("w")
-LIMITS = StreamLimits(replay_seconds=0.2, pause_seconds=0.01, penalty_seconds=0.01)
+LIMITS = StreamLimits(replay_seconds=PATIENCE, replay_every_seconds=0, pause_seconds=0.01, penalty_seconds=0.01)
 
 
 def block(number: int, parent: int | None = None) -> dict[str, Any]:
@@ -306,7 +306,7 @@ async def test_garbage_makes_one_line_a_minute(caplog: pytest.LogCaptureFixture)
 
 async def test_a_flood_is_left_alone() -> None:
     """Who sends more than is read is not read for a while, and what it said does not count meanwhile."""
-    limits = StreamLimits(burst_bytes=2000, bytes_per_second=1, penalty_seconds=PATIENCE, replay_seconds=0.2)
+    limits = StreamLimits(burst_bytes=2000, bytes_per_second=1, penalty_seconds=PATIENCE, replay_seconds=PATIENCE)
     async with following(limits=limits) as scene:
         await scene.publisher.publish(block(1))
         await until(scene.holds(1))
@@ -318,7 +318,7 @@ async def test_a_flood_is_left_alone() -> None:
 
 async def test_too_many_blocks_are_not_kept() -> None:
     """Who names more blocks than are kept is followed no longer."""
-    limits = StreamLimits(blocks=3, penalty_seconds=PATIENCE, replay_seconds=0.2)
+    limits = StreamLimits(blocks=3, penalty_seconds=PATIENCE, replay_seconds=PATIENCE)
     async with following(limits=limits) as scene:
         await scene.publisher.publish(block(1), block(2), block(3))
         await until(scene.holds(1, 2, 3))
@@ -329,7 +329,7 @@ async def test_too_many_blocks_are_not_kept() -> None:
 
 async def test_silence_is_noticed() -> None:
     """A publisher that tells nothing of what its engine must have stored is not believed, and subscribed to anew."""
-    limits = StreamLimits(silence_seconds=0.05, pause_seconds=0.01, replay_seconds=0.2)
+    limits = StreamLimits(silence_seconds=0.05, pause_seconds=0.01, replay_seconds=PATIENCE)
     async with following(limits=limits) as scene:
         await scene.publisher.publish(block(1))
         await until(scene.holds(1))
