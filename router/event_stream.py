@@ -157,6 +157,7 @@ class EventStream:
             self._configure(subscription)
             monitor = subscription.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
             opened.callback(subscription.disable_monitor)
+            opened.callback(monitor.close, 0)  # or the context may wait for it without end
             subscription.connect(self._source.endpoint)
             await self._connected(monitor)
             parts = [self._read(subscription), self._until_disconnected(monitor), self._until_silent()]
