@@ -36,6 +36,16 @@ def test_what_has_no_prefix_goes_to_the_worker_with_the_least_in_flight() -> Non
     assert homes == ["w1", "w2", "w1", "w2"]
 
 
+def test_workers_with_as_much_in_flight_take_turns() -> None:
+    """What comes one after the other does not fill one cache alone."""
+    talk = scene()
+    requests = []
+    for letter in "abcd":
+        requests.append(talk.arrive("ada", letter))
+        talk.finish(requests[-1])
+    assert [talk.worker_of(request) for request in requests] == ["w1", "w2", "w1", "w2"]
+
+
 def test_a_request_waits_for_its_home_while_another_worker_idles() -> None:
     """As long as it has patience; and goes home when there is room."""
     talk = scene()

@@ -121,7 +121,7 @@ class Router(Server):
 
     def queued(self) -> int:
         """Requests that wait here, inside no engine."""
-        return self._total("workers", "queued")
+        return self._total("clients", "queued")
 
     def unfinished(self) -> int:
         """Requests, and tokens reserved for them, that the router still counts anywhere."""

@@ -101,6 +101,8 @@ class Site:
     def __init__(self, queue: LongestMatchQueue) -> None:
         self.queue = queue
         self.unstarted = Unstarted()
+        self.sent = 0
+        """The number of the last request that was sent there, counted over all workers."""
 
 
 class DlpmHome(Policy):
@@ -120,6 +122,7 @@ class DlpmHome(Policy):
         self._waiting: dict[RequestId, Waiting] = {}
         self._leaving: list[Leaving] = []
         self._arrivals = 0
+        self._sent = 0
 
     @property
     def next_deadline(self) -> float | None:
@@ -154,13 +157,14 @@ class DlpmHome(Policy):
         if not self._waiting:
             return None
         self._let_leave(now)
-        # The one with the least in flight first, so that what has no home goes there.
-        loads = sorted([(self._view.in_flight(w), w) for w in self._sites if self._view.has_room(w)])
-        for load, worker in loads:
-            relief = loads[0][1] if self._overloaded(load, loads[0][0]) else worker
+        # The one with the least in flight first, so that what has no home goes there; of equals each in its turn.
+        sites = self._sites.items()
+        loads = sorted([(self._view.in_flight(w), site.sent, w) for w, site in sites if self._view.has_room(w)])
+        for load, _, worker in loads:
+            relief = loads[0][2] if self._overloaded(load, loads[0][0]) else worker
             if choice := self._next_at(worker, relief, now):
                 return choice
-        for _, worker in loads:
+        for _, _, worker in loads:
             if choice := self._next_copied(worker, now):
                 return choice
         return None
@@ -392,4 +396,7 @@ class DlpmHome(Policy):
     def _send(self, request: Request, worker: WorkerId, now: float) -> None:
         self._credits.meet(request, self._view.serving(request.model))
         self._standings.dispatched(request)
-        self._sites[worker].unstarted.add(request, now)
+        site = self._sites[worker]
+        site.unstarted.add(request, now)
+        self._sent += 1
+        site.sent = self._sent
