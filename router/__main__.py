@@ -18,9 +18,10 @@ from typing import Final, NoReturn
 
 import uvicorn
 
-from router.app import build
+from router.app import build, connections
 from router.emulate import Emulated, emulated
 from router.errors import ConfigError
+from router.front import front
 from router.lifecycle import Drain
 from router.replay import replay_file
 from router.settings import Settings, WorkerAddress
@@ -110,7 +111,7 @@ def _serve(settings: Settings) -> int:
         app = build(settings.model_copy(update={"worker": joined}))
         config = uvicorn.Config(
             app,
-            http="httptools",
+            http=front(connections(settings)),
             ws="none",
             lifespan="on",
             log_config=None,

@@ -31,6 +31,7 @@ from router.event_metrics import EventMetrics
 from router.exact_map import exact_map
 from router.explain import Explanation, Explanations
 from router.fleet import Backend, Fleet
+from router.front import Connections, FrontLimits
 from router.gateway import Gateway
 from router.identity import Identifier
 from router.journal import open_journal
@@ -139,6 +140,21 @@ def new_scheduler(settings: Settings) -> Scheduler:
     )
     parameters = Parameters(*settings.parameters().values())
     return Scheduler(POLICIES[settings.policy], core, parameters, random.Random(settings.seed))
+
+
+def connections(settings: Settings) -> Connections:
+    """Those of clients, before there are any."""
+    limits = FrontLimits(
+        head_bytes=settings.header_limit,
+        url_bytes=settings.url_limit,
+        head_seconds=settings.header_timeout,
+        body_seconds=settings.body_timeout,
+        write_seconds=settings.write_timeout,
+        idle_seconds=settings.keep_alive,
+        connections=settings.max_connections,
+        connections_per_address=settings.max_connections_per_address or None,
+    )
+    return Connections(limits)
 
 
 def _health(settings: Settings) -> HealthRules:

@@ -4,6 +4,9 @@
     ├── ClientError              the client's fault: the same call fails again
     │   ├── BadRequest           400
     │   ├── BodyTooLarge         413
+    │   ├── UrlTooLong           414
+    │   ├── HeadTooLarge         431
+    │   ├── TooSlow              408, a request that does not come to its end
     │   ├── UnknownPath          404
     │   ├── MethodNotAllowed     405
     │   ├── UnknownModel         404, code model_not_found
@@ -72,6 +75,27 @@ class BadRequest(ClientError):
 
 class BodyTooLarge(ClientError):
     status = 413
+
+
+class UrlTooLong(ClientError):
+    status = 414
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"The URL is longer than {limit} bytes.", code="url_too_long")
+
+
+class HeadTooLarge(ClientError):
+    status = 431
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"The headers are larger than {limit} bytes.", code="headers_too_large")
+
+
+class TooSlow(ClientError):
+    status = 408
+
+    def __init__(self, part: str) -> None:
+        super().__init__(f"The {part} of the request did not come in time.", code="request_timeout")
 
 
 class UnknownPath(ClientError):

@@ -160,6 +160,22 @@ class Settings(PolicyGroups):
 
     body_limit: PositiveInt = 32 * 1024 * 1024
     """Bytes of a request's body; a longer one is refused with 413."""
+    header_limit: Annotated[int, Field(ge=256)] = 64 * 1024
+    """Bytes of a request's headers with its request line; more are refused with 431."""
+    url_limit: Annotated[int, Field(ge=64)] = 8 * 1024
+    """Bytes of a URL; a longer one is refused with 414."""
+    header_timeout: PositiveFloat = 10.0
+    """Seconds in which a connection's first headers must be complete, and any later ones from their first byte on."""
+    body_timeout: PositiveFloat = 30.0
+    """Seconds in which a request's body must be complete, and one more for every 16 KiB that came of it."""
+    write_timeout: PositiveFloat = 60.0
+    """Seconds for which a client may read too little of an answer for the next part to be sent; then it is cut off."""
+    keep_alive: PositiveFloat = 75.0
+    """Seconds for which a client's connection is kept open between two calls."""
+    max_connections: PositiveInt = 10_000
+    """Connections of clients in all; beyond them one without a call gives way, of the address that has most."""
+    max_connections_per_address: NonNegativeInt = 0
+    """Connections of one address; 0 for no limit but what all have together, as behind a proxy."""
     heartbeat: NonNegativeFloat = 15.0
     """Seconds between the comments sent to a streaming client that waits; 0 for none."""
     response_headers: bool = True

@@ -12,9 +12,10 @@ from typing import Any, Final, Self
 import aiohttp
 import uvicorn
 
-from router.app import Router, build
+from router.app import Router, build, connections
 from router.core.scheduler import Scheduler
 from router.emulate import emulated
+from router.front import Connections, FrontLimits, front
 from router.gateway import Gateway
 from router.settings import Settings
 
@@ -58,10 +59,11 @@ class Post:
 class RunningRouter:
     """A router that listens, seen from outside (`http`, with its address as base) and from inside."""
 
-    def __init__(self, url: str, http: aiohttp.ClientSession, app: Router) -> None:
+    def __init__(self, url: str, http: aiohttp.ClientSession, app: Router, clients: Connections) -> None:
         self.url = url
         self.http = http
         self.drain = app.drain
+        self.connections = clients
         gateway = gateway_of(app)
         self.hasher = gateway._hasher
         self.conductor = gateway._conductor
@@ -121,10 +123,11 @@ async def until(true: Callable[[], bool]) -> None:
 @asynccontextmanager
 async def running_router(*workers: str, **settings: Any) -> AsyncIterator[RunningRouter]:
     """A router before these workers' URLs. At its end every count must be zero, whatever happened to it."""
-    app = build(Settings.model_validate({"worker": workers, "poll_interval": 0.05, **settings}))
+    given = Settings.model_validate({"worker": workers, "poll_interval": 0.05, **settings})
+    app, clients = build(given), connections(given)
     connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=2 * PATIENCE)
-    async with serving(app) as url, aiohttp.ClientSession(url, connector=connector, timeout=timeout) as http:
-        router = RunningRouter(url, http, app)
+    async with serving(app, clients) as url, aiohttp.ClientSession(url, connector=connector, timeout=timeout) as http:
+        router = RunningRouter(url, http, app, clients)
         yield router
         await router.check_at_rest()
 
@@ -138,20 +141,19 @@ def gateway_of(app: Any) -> Gateway:
 
 
 @asynccontextmanager
-async def serving(app: Any) -> AsyncIterator[str]:
+async def serving(app: Any, clients: Connections | None = None) -> AsyncIterator[str]:
     """Serve an ASGI application on a free port of loopback, as the command does; gives its URL."""
     with socket.create_server(("127.0.0.1", 0), backlog=2048) as listener:
         # As uvloop does, under which the command serves; asyncio leaves it out for a socket made like this one.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         config = uvicorn.Config(
             app,
-            http="httptools",
+            http=front(Connections(FrontLimits()) if clients is None else clients),
             ws="none",
             lifespan="on",
             log_config=None,
             access_log=False,
             server_header=False,
-            timeout_keep_alive=int(PATIENCE),  # a machine that stands still for a while closes nothing
         )
         config.load()
         server = uvicorn.Server(config)

@@ -21,6 +21,7 @@ ARROWS: Final[dict[str, tuple[str, ...]]] = {
     "bench.demo": ("bench", "router.core", "router.emulate", "router.errors"),
     "router.__main__": (
         *("router.app", "router.replay", "router.settings", "router.sources", "router.emulate", "router.errors"),
+        "router.front",
         "router.lifecycle",
     ),
     "router.replay": ("router.app", "router.journal", "router.settings", "router.errors", "router.core"),
@@ -33,6 +34,7 @@ ARROWS: Final[dict[str, tuple[str, ...]]] = {
         *("router.exchange", "router.conductor", "router.fleet", "router.upstream"),
         *("router.api", "router.errors", "router.core"),
     ),
+    "router.front": ("router.api", "router.errors", "router.core"),
     "router.exchange": ("router.api", "router.errors"),
     "router.lifecycle": ("router.exchange", "router.errors"),
     "router.lag": (),

@@ -1,0 +1,406 @@
+"""What a client may do to its connection: how much it sends, how slowly, and how slowly it reads its answer.
+
+uvicorn parses HTTP and runs the application; it bounds none of this. What goes beyond a limit is answered in OpenAI's
+shape where an answer can still be understood, and cut otherwise.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, Final
+
+import httptools
+from uvicorn import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from router.api.error_json import error_body
+from router.core.holdings import Holdings
+from router.errors import BadRequest, HeadTooLarge, Refused, RouterError, TooSlow, UrlTooLong
+
+LINGER: Final = 5.0
+"""Seconds for which what comes is read and thrown away once its call is answered or refused, so that its sender gets to
+read that."""
+EARLY_BYTES: Final = 64 * 1024
+"""What may come of later calls while one is under way."""
+EARLY_CALLS: Final = 16
+"""How many of these may have come whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrontLimits:
+    """Bytes, seconds and connections."""
+
+    head_bytes: int = 64 * 1024
+    """Of the request line and the headers."""
+    url_bytes: int = 8 * 1024
+    head_seconds: float = 10.0
+    """From the connection, or the first byte of another request, to the end of the headers."""
+    body_seconds: float = 30.0
+    """From there to the end of the body, and a second more for every `body_rate` bytes of it."""
+    body_rate: int = 16 * 1024
+    write_seconds: float = 60.0
+    """For which a client that is sent more than it reads may leave all of it unread."""
+    idle_seconds: float = 75.0
+    """Between two calls."""
+    connections: int = 10_000
+    """In all."""
+    connections_per_address: int | None = None
+
+
+class Connections:
+    """The open connections, and whose they are."""
+
+    def __init__(self, limits: FrontLimits) -> None:
+        self.limits = limits
+        self._by_address: Holdings[str] = Holdings()
+        self._idle: dict[str, dict[Front, None]] = {}
+        """Those without a call under way, by address, longest idle first."""
+
+    def __len__(self) -> int:
+        return self._by_address.total
+
+    def enter(self, connection: "Front", address: str) -> bool:
+        """Count a new connection; False if it is to be refused.
+
+        When all together are too many, one without a call under way gives way, of the address that has most.
+        """
+        self._by_address.add(address, 1)
+        limits = self.limits
+        if limits.connections_per_address is not None and self._by_address.of(address) > limits.connections_per_address:
+            return False
+        if len(self) > limits.connections:
+            most = self._by_address.most()
+            if most is None or self._by_address.of(most) <= self._by_address.of(address) or most not in self._idle:
+                return False
+            giving_way = next(iter(self._idle[most]))
+            self.busy(giving_way, most)
+            giving_way.cut()
+        self.idle(connection, address)
+        return True
+
+    def idle(self, connection: "Front", address: str) -> None:
+        """It has no call under way."""
+        self._idle.setdefault(address, {})[connection] = None
+
+    def busy(self, connection: "Front", address: str) -> None:
+        """It has one."""
+        theirs = self._idle.get(address, {})
+        theirs.pop(connection, None)
+        if not theirs:
+            self._idle.pop(address, None)
+
+    def leave(self, connection: "Front", address: str) -> None:
+        """It is closed."""
+        self.busy(connection, address)
+        self._by_address.remove(address, 1)
+
+
+class Await(Enum):
+    """What a client owes."""
+
+    HEAD = auto()
+    BODY = auto()
+    REST = auto()
+    """Of what is answered already: nothing more of it is of use."""
+
+
+class Front(HttpToolsProtocol):
+    """One client's connection."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None,
+        connections: Connections,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._limits = connections.limits
+        self.timeout_keep_alive = self._limits.idle_seconds  # type: ignore[assignment]
+        self._connections = connections
+        self._address = ""
+        self._served: RequestResponseCycle | None = None
+        """The call under way; `cycle` is the one that came last."""
+        self._early = b""
+        """What came of later ones: it is read, or else a client that leaves would not be noticed, but not parsed."""
+        self._refused = False
+        self._dangling = 0
+        """Bytes that came since the last that were of use, which is the end of a head or a part of a body."""
+        self._in_head = False
+        self._fields = 0
+        """Bytes of the head so far, as it is parsed."""
+        self._content = 0
+        """Bytes of the body so far."""
+        self._awaits: Await | None = None
+        self._since = 0.0
+        self._patience: asyncio.TimerHandle | None = None
+        self._stalled: asyncio.TimerHandle | None = None
+
+    def cut(self) -> None:
+        """Close the connection at once; whatever is under way there ends as if its client had left."""
+        self._refused = True
+        self.transport.abort()
+
+    # What the event loop tells.
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See `asyncio.Protocol`."""
+        super().connection_made(transport)
+        self._address = self.client[0] if self.client else ""
+        if self._connections.enter(self, self._address):
+            self._look()
+        else:
+            self._refused = True
+            self._answer(Refused("There are too many connections.", retry_after=1.0, reason="rejected-connections"))
+            self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        self._connections.leave(self, self._address)
+        self._refused = True
+        self._early = b""
+        for timer in (self._patience, self._stalled):
+            if timer is not None:
+                timer.cancel()
+        self._patience = self._stalled = None
+        if self._served is not None:
+            self._give_up(self._served)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        if self._refused:
+            return
+        served = self._served
+        if served is not None and not (served is self.cycle and served.more_body):
+            self._early += data
+            if len(self._early) > EARLY_BYTES:
+                self.cut()
+            return
+        self._unset_keepalive_if_required()
+        self._feed(data)
+
+    def pause_writing(self) -> None:
+        """See `asyncio.Protocol`: the client does not read what it is sent."""
+        super().pause_writing()
+        self._stall()
+
+    def resume_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        super().resume_writing()
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+
+    def timeout_keep_alive_handler(self) -> None:
+        """It has been idle for long enough; if it has not even read its last answer, for good."""
+        super().timeout_keep_alive_handler()
+        self._stall_if_unread()
+
+    # What the parser finds.
+
+    def on_message_begin(self) -> None:
+        """See httptools."""
+        super().on_message_begin()
+        self._dangling = max(self._dangling, 1)
+        self._in_head = True
+        self._fields = self._content = 0
+
+    def on_url(self, url: bytes) -> None:
+        """See httptools."""
+        self._fields += len(url)
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """See httptools. Those that follow a body are of no use to anybody."""
+        if self._in_head:
+            self._fields += len(name) + len(value) + 4
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """See httptools."""
+        self._dangling = 0
+        self._in_head = False
+        if self._refused or self.parser.should_upgrade():
+            return
+        if len(self.url) > self._limits.url_bytes:
+            self._refuse(UrlTooLong(self._limits.url_bytes))
+        elif self._fields > self._limits.head_bytes:
+            self._refuse(HeadTooLarge(self._limits.head_bytes))
+        else:
+            super().on_headers_complete()
+            if self.pipeline:
+                self.flow.resume_reading()
+            if len(self.pipeline) > EARLY_CALLS:
+                self.cut()
+
+    def on_body(self, body: bytes) -> None:
+        """See httptools."""
+        self._dangling = 0
+        self._content += len(body)
+        if not self._refused:
+            super().on_body(body)
+            if self._served is not self.cycle:
+                self.flow.resume_reading()
+
+    def on_message_complete(self) -> None:
+        """See httptools."""
+        self._dangling = 0
+        if not self._refused and not self.parser.should_upgrade():
+            self.cycle.more_body = False
+            super().on_message_complete()
+
+    # What uvicorn does.
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._served = cycle
+        self._connections.busy(self, self._address)
+        super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        """A call is answered: the next one may be served."""
+        self._served = None
+        super().on_response_complete()
+        if self._served is None and not self.transport.is_closing():
+            self._connections.idle(self, self._address)
+            if self._early:
+                early, self._early = self._early, b""
+                self._unset_keepalive_if_required()
+                self._feed(early)
+        self._look()
+        self._stall_if_unread()
+
+    # The limits.
+
+    def _feed(self, data: bytes) -> None:
+        self._dangling += len(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as asked:
+            self._decline_upgrade(data[asked.args[0] :])
+        except httptools.HttpParserError:
+            self._refuse(BadRequest("This is no HTTP request, or an ambiguous one.", code="invalid_http"))
+        if self._dangling > self._limits.head_bytes:
+            self._refuse(HeadTooLarge(self._limits.head_bytes))
+        self._look()
+
+    def _decline_upgrade(self, rest: bytes) -> None:
+        """Read a call on as if it had not offered another protocol; the parser would take its body for that."""
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            self._refuse(BadRequest("This is no proxy.", code="invalid_http"))
+            return
+        lines = [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
+        head = b"%b %b HTTP/%b\r\n%b\r\n" % (
+            method,
+            self.url,
+            self.parser.get_http_version().encode(),
+            b"".join(lines),
+        )
+        self.parser = httptools.HttpRequestParser(self)
+        self._feed(head + rest)
+
+    def _look(self) -> None:
+        """See what the client owes now, and until when."""
+        awaits = self._owed()
+        if awaits is None and self._served is None:
+            self._wait_for_another()
+        if awaits is self._awaits:
+            return
+        self._awaits = awaits
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+        if awaits is not None:
+            self._since = self.loop.time()
+            self._patience = self.loop.call_later(self._allowed(awaits), self._lose_patience)
+
+    def _wait_for_another(self) -> None:
+        if self.timeout_keep_alive_task is None and not self.transport.is_closing():
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+    def _owed(self) -> Await | None:
+        if self.transport.is_closing():
+            return None
+        if self._refused:
+            return Await.REST
+        if self._served is not None:
+            return Await.BODY if self._served is self.cycle and self.cycle.more_body else None
+        if self.cycle is not None and self.cycle.more_body:
+            return Await.REST
+        return Await.HEAD if self.cycle is None or self._dangling else None
+
+    def _allowed(self, awaits: Await) -> float:
+        """Seconds for what is owed."""
+        if awaits is Await.REST:
+            return LINGER
+        if awaits is Await.HEAD:
+            return self._limits.head_seconds
+        return self._limits.body_seconds + self._content / self._limits.body_rate
+
+    def _lose_patience(self) -> None:
+        awaits, self._patience = self._awaits, None
+        if awaits is None:
+            return
+        left = self._since + self._allowed(awaits) - self.loop.time()
+        if left > 0:
+            self._patience = self.loop.call_later(left, self._lose_patience)
+        elif awaits is Await.REST or (awaits is Await.HEAD and not self._dangling):
+            self.cut()
+        else:
+            self._refuse(TooSlow("headers" if awaits is Await.HEAD else "body"))
+
+    def _refuse(self, error: RouterError) -> None:
+        """Answer what came with an error and end, or cut, where that would be taken for another answer."""
+        if self._refused:
+            return
+        served = self._served
+        if served is not None and (served is not self.cycle or served.response_started or not served.more_body):
+            self.cut()
+            return
+        self._refused = True
+        if served is not None:
+            self._give_up(served)
+        self._answer(error)
+        self.transport.write_eof()  # who still sends would not get to read the answer if nobody read on
+        self._look()
+
+    def _give_up(self, served: RequestResponseCycle) -> None:
+        """Tell the application that nobody waits for its answer."""
+        served.disconnected = True
+        served.message_event.set()
+
+    def _answer(self, error: RouterError) -> None:
+        body = error_body(error)
+        lines = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), *error.headers()]
+        head = b"".join(b"%b: %b\r\n" % line for line in [*lines, (b"connection", b"close")])
+        self.transport.write(b"%b%b\r\n%b" % (STATUS_LINE[error.status], head, body))
+
+    def _stall_if_unread(self) -> None:
+        """A connection that is being closed waits for its client to read what is left, and no longer than it may."""
+        if self.transport.is_closing() and self.transport.get_write_buffer_size():
+            self._stall()
+
+    def _stall(self) -> None:
+        if self._stalled is None:
+            self._stalled = self.loop.call_later(self._limits.write_seconds, self.cut)
+
+
+def front(connections: Connections) -> type[asyncio.Protocol]:
+    """The protocol for `uvicorn.Config(http=...)`; whatever connects is one of these connections."""
+
+    class LimitedFront(Front):
+        def __init__(
+            self,
+            config: Config,
+            server_state: ServerState,
+            app_state: dict[str, Any],
+            _loop: asyncio.AbstractEventLoop | None = None,
+        ) -> None:
+            super().__init__(config, server_state, app_state, _loop, connections)
+
+    return LimitedFront

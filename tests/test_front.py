@@ -1,0 +1,267 @@
+"""Clients that send too much, too slowly or too early, or do not read: on real sockets."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from running import CHAT, PATIENCE, RunningRouter, chat, running_router, until
+from scripted_engine import DONE, ScriptedEngine, chunk, scripted_engine, usage_chunk
+
+SOON = 0.15
+"""Seconds; what is to happen after them is waited for, however long it takes."""
+
+
+@asynccontextmanager
+async def served(**settings: object) -> AsyncIterator[tuple[ScriptedEngine, RunningRouter]]:
+    """A router before one engine."""
+    async with scripted_engine() as engine, running_router(engine.url, **settings) as router:
+        yield engine, router
+
+
+@asynccontextmanager
+async def connected(router: RunningRouter) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A bare connection to the router."""
+    reader, writer = await asyncio.open_connection(*router.address)
+    try:
+        yield reader, writer
+    finally:
+        writer.transport.abort()
+
+
+async def to_the_end(reader: asyncio.StreamReader) -> bytes:
+    """What comes until the router closes."""
+    async with asyncio.timeout(PATIENCE):
+        return await reader.read()
+
+
+def refused(answer: bytes, status: int, code: str | None = None) -> dict[str, object]:
+    """The error object of a whole answer, which says that the connection ends."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d " % status), answer[:200]
+    assert b"connection: close" in head
+    assert b"content-type: application/json" in head
+    error = json.loads(body)["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert code is None or error["code"] == code
+    return error  # type: ignore[no-any-return]
+
+
+def request_bytes(content: str = "Hello", **more: object) -> bytes:
+    body = json.dumps(chat(content, **more)).encode()
+    return b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (CHAT.encode(), len(body), body)
+
+
+async def other_is_served(engine: ScriptedEngine, router: RunningRouter) -> None:
+    """Nobody else notices."""
+    async with router.post(chat()) as post:
+        await (await engine.call()).answer()
+        assert (await post.response()).status == 200
+
+
+@pytest.mark.parametrize(
+    ("head", "status", "code"),
+    [
+        (b"GET /health HTTP/1.1\r\nx: " + b"y" * 3000 + b"\r\n\r\n", 431, "headers_too_large"),
+        (b"GET /health HTTP/1.1\r\n" + b"x: y\r\n" * 500 + b"\r\n", 431, "headers_too_large"),
+        (b"GET /health HTTP/1.1\r\nx: " + b"y" * 3000, 431, "headers_too_large"),
+        (b"GET /health HTTP/1.1\r\n" + b"x" * 3000, 431, "headers_too_large"),
+        (b"\r\n" * 2000, 431, "headers_too_large"),
+        (b"GET /" + b"x" * 600 + b" HTTP/1.1\r\nhost: x\r\n\r\n", 414, "url_too_long"),
+        (b"GET /" + b"x" * 3000, 431, "headers_too_large"),
+        (b"POST /health HTTP/1.1\r\ncontent-length: 2\r\ncontent-length: 2\r\n\r\n{}", 400, "invalid_http"),
+        (b"POST /health HTTP/1.1\r\ncontent-length: 2, 2\r\n\r\n{}", 400, "invalid_http"),
+        (b"POST /health HTTP/1.1\r\ntransfer-encoding: chunked\r\ncontent-length: 2\r\n\r\n0\r\n\r\n", 400, None),
+        (b"POST /health HTTP/1.1\r\ntransfer-encoding: chunked, identity\r\n\r\n0\r\n\r\n", 400, "invalid_http"),
+        (b"POST /health HTTP/1.1\r\ntransfer-encoding: xchunked\r\n\r\n0\r\n\r\n", 400, "invalid_http"),
+        (b"GET /health HTTP/1.1\r\nx : y\r\n\r\n", 400, "invalid_http"),
+        (b"GET /health HTTP/1.1\r\nx: a\x00b\r\n\r\n", 400, "invalid_http"),
+        (b"GET /health HTTP/1.1\r\nx: a\r\n folded\r\n\r\n", 400, "invalid_http"),
+    ],
+)
+async def test_a_head_that_is_too_much_or_ambiguous_is_refused(head: bytes, status: int, code: str | None) -> None:
+    """Whole or endless, with an error object, and the connection ends."""
+    async with served(header_limit=2048, url_limit=512) as (engine, router):
+        async with connected(router) as (reader, writer):
+            writer.write(head)
+            refused(await to_the_end(reader), status, code)
+        await other_is_served(engine, router)
+
+
+@pytest.mark.parametrize(
+    ("sent", "part"),
+    [
+        (b"GET /health HTTP/1.1\r\n", "headers"),
+        (request_bytes()[:-1], "body"),
+        (b"POST %b HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n5\r\n{" % CHAT.encode(), "body"),
+    ],
+)
+async def test_what_does_not_come_whole_in_time_is_refused(sent: bytes, part: str) -> None:
+    """408 for a head or a body that is awaited, of a declared length or in chunks."""
+    async with served(header_timeout=SOON, body_timeout=SOON) as (engine, router):
+        async with connected(router) as (reader, writer):
+            writer.write(sent)
+            error = refused(await to_the_end(reader), 408, "request_timeout")
+            assert part in str(error["message"])
+        await other_is_served(engine, router)
+
+
+async def test_a_dribble_gains_no_time() -> None:
+    """Byte by byte, a head has no longer than at once."""
+    async with served(header_timeout=SOON) as (_, router), connected(router) as (reader, writer):
+        reading = asyncio.ensure_future(to_the_end(reader))
+        writer.write(b"GET /health HTTP/1.1\r\nx: ")
+        async with asyncio.timeout(PATIENCE):
+            while not reading.done():
+                writer.write(b"y")
+                await asyncio.sleep(0.01)
+        refused(await reading, 408, "request_timeout")
+
+
+async def test_a_connection_that_says_nothing_is_closed() -> None:
+    """Without an answer: nothing was asked."""
+    async with served(header_timeout=SOON) as (_, router), connected(router) as (reader, _):
+        assert await to_the_end(reader) == b""
+
+
+async def test_too_many_connections_of_one_address_are_refused() -> None:
+    """With 429; one that closes makes room."""
+    async with served(max_connections_per_address=2) as (engine, router):
+        async with connected(router), connected(router), connected(router) as (reader, _):
+            error = refused(await to_the_end(reader), 429)
+            assert error["type"] == "rate_limit_error"
+        await until(lambda: not len(router.connections))
+        await other_is_served(engine, router)
+
+
+async def test_pipelined_calls_are_answered_in_order_however_they_are_cut() -> None:
+    """Three at once, and a fourth byte by byte while the first is under way."""
+    async with served() as (engine, router), connected(router) as (reader, writer):
+        writer.write(request_bytes("one") + request_bytes("two") + request_bytes("three"))
+        call = await engine.call()
+        for byte in request_bytes("four"):
+            writer.write(bytes([byte]))
+        await writer.drain()
+        for word in ("one", "two", "three", "four"):
+            assert word in str(call.json)
+            await call.answer(f"answer {word}")
+            await reader.readuntil(f"answer {word}".encode())
+            if word != "four":
+                call = await engine.call()
+
+
+@pytest.mark.parametrize("early", [request_bytes("two"), request_bytes("two") * 3, request_bytes("two")[:30]])
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_a_second_call_does_not_hide_that_the_client_left(early: bytes, at_once: bool) -> None:
+    """The first call ends when its client leaves, whatever was sent behind it; nothing of that is begun."""
+    async with served() as (engine, router):
+        async with connected(router) as (_, writer):
+            writer.write(request_bytes("one", stream=True) + (early if at_once else b""))
+            call = await engine.call()
+            if not at_once:
+                writer.write(early)
+                await writer.drain()
+        await call.gone()
+        await router.check_at_rest()
+        assert engine.calls.empty()
+
+
+async def test_who_sends_too_much_too_early_is_cut() -> None:
+    """What comes behind a call is bounded."""
+    async with served() as (engine, router), connected(router) as (reader, writer):
+        writer.write(request_bytes("one", stream=True))
+        call = await engine.call()
+        writer.write(b"x" * 200_000)
+        with pytest.raises(ConnectionError):
+            await to_the_end(reader)
+        await call.gone()
+
+
+async def test_the_rest_of_a_refused_body_is_not_read_for_ever() -> None:
+    """Its sender may read the answer, and a small rest costs it nothing."""
+    async with served(body_limit=1000) as (_, router), connected(router) as (reader, writer):
+        writer.write(b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: 1500\r\n\r\n" % CHAT.encode())
+        answer = await reader.readuntil(b"}}")
+        assert answer.startswith(b"HTTP/1.1 413 ")
+        writer.write(b"x" * 1500 + b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+
+
+BLOCK = chunk("x" * 16_000)
+
+
+async def test_a_client_that_does_not_read_is_cut_off() -> None:
+    """What the router holds for it is bounded, its engine stops, and after a while it is gone."""
+    async with scripted_engine(send_buffer=1 << 14) as engine, running_router(engine.url, write_timeout=SOON) as router:
+        raw = socket.socket()
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        raw.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(raw, router.address)
+        await asyncio.get_running_loop().sock_sendall(raw, request_bytes(stream=True))
+        call = await engine.call()
+        await call.begin()
+        flood = asyncio.ensure_future(call.stream(*[BLOCK] * 10_000))
+        await call.gone()
+        with pytest.raises(ConnectionError):
+            await flood
+        await router.check_at_rest()
+        raw.close()
+
+
+async def test_a_client_that_reads_slowly_is_not_cut_off() -> None:
+    """As long as it reads something in time."""
+    async with served(write_timeout=5.0) as (engine, router), router.post(chat(stream=True)) as post:
+        call = await engine.call()
+        flood = asyncio.ensure_future(call.stream(*[BLOCK] * 300, chunk("", "stop"), usage_chunk(9, 300), DONE))
+        content = (await post.response()).content
+        got = 0
+        while data := await content.read(1 << 20):
+            got += len(data)
+            await asyncio.sleep(0)
+        await flood
+        assert got == 300 * len(BLOCK) + len(chunk("", "stop") + DONE)
+
+
+async def test_trailers_are_bounded_and_of_no_use() -> None:
+    """A header behind a body is no header, and an endless one ends the connection."""
+    async with served(header_limit=2048) as (_, router):
+        head = b"GET /health HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\n"
+        async with connected(router) as (reader, writer):
+            writer.write(head + b"x-client-id: forged\r\n\r\n")
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        async with connected(router) as (reader, writer):
+            head = b"POST %b HTTP/1.1\r\nexpect: 100-continue\r\ntransfer-encoding: chunked\r\n\r\n" % CHAT.encode()
+            writer.write(head)
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"0\r\nx: " + b"y" * 5000)
+            refused(await to_the_end(reader), 431)
+
+
+async def test_a_protocol_that_is_not_spoken_is_not_changed_to() -> None:
+    """The call is answered as if nobody had offered it, with its body, and so is the next one."""
+    offer = request_bytes().replace(b"host: x", b"host: x\r\nconnection: upgrade\r\nupgrade: h2c")
+    async with served() as (engine, router), connected(router) as (reader, writer):
+        for _ in range(2):
+            writer.write(offer)
+            call = await engine.call()
+            assert call.json["messages"] == chat()["messages"]
+            await call.answer("yes")
+            await reader.readuntil(b"}}}")
+
+
+async def test_an_idle_connection_is_closed() -> None:
+    """After the time that is kept for the next call, also when only line ends came."""
+    async with served(keep_alive=SOON) as (_, router), connected(router) as (reader, writer):
+        writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert (await to_the_end(reader)).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_nothing_is_left_of_connections() -> None:
+    """Whatever they did."""
+    async with served() as (_, router):
+        for sent in (b"", b"GET ", b"nonsense\r\n\r\n", b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"):
+            async with connected(router) as (_, writer):
+                writer.write(sent)
+        await until(lambda: not len(router.connections))
