@@ -97,6 +97,10 @@ class Accounts:
         self._bills: dict[RequestId, Bill] = {}
         self._accounts: defaultdict[ClientId, Account] = defaultdict(Account)
         self._cached_in_flight: dict[ClientId, int] = {}
+        self._open: dict[ClientId, int] = {}
+        """Bills of each client that has any."""
+        self.forgotten = NOTHING
+        """What clients were served whose accounts are no more."""
 
     @property
     def accounts(self) -> Mapping[ClientId, Account]:
@@ -107,6 +111,16 @@ class Accounts:
     def bills(self) -> Mapping[RequestId, Bill]:
         """The requests in flight."""
         return self._bills
+
+    def in_flight(self, client: ClientId) -> int:
+        """How many open bills a client has."""
+        return self._open.get(client, 0)
+
+    def forget(self, client: ClientId) -> None:
+        """Close the account of a client that has no open bill."""
+        account = self._accounts.pop(client, None)
+        if account is not None:
+            self.forgotten = self.forgotten.plus(account.charged)
 
     def restore(self, client: ClientId, served: Tokens) -> None:
         """Begin a client's account at what it was served before a restart."""
@@ -122,6 +136,7 @@ class Accounts:
         trusted = min(cached_tokens, max(0, self._limit - self._cached_in_flight.get(request.client, 0)))
         bill = Bill(request.client, worker, Tokens(input_tokens - trusted, trusted), trusted)
         self._bills[request.id] = bill
+        self._open[request.client] = self._open.get(request.client, 0) + 1
         self._cached_in_flight[request.client] = self._cached_in_flight.get(request.client, 0) + trusted
         account = self._accounts[request.client]
         account.charged = account.charged.plus(bill.tokens)
@@ -159,6 +174,9 @@ class Accounts:
 
     def _close(self, request: RequestId, after: Tokens) -> Charge:
         bill = self._bills.pop(request)
+        self._open[bill.client] -= 1
+        if not self._open[bill.client]:
+            del self._open[bill.client]
         left = self._cached_in_flight.pop(bill.client, 0) - bill.trusted
         if left:
             self._cached_in_flight[bill.client] = left

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from math import floor
 from typing import Generic, TypeVar
 
+from router.core.recent_clients import DEBTORS, Debtors
+
 K = TypeVar("K", bound=Hashable)
 
 
@@ -30,8 +32,11 @@ class DeficitTable(Generic[K]):
     DLPM (Alg. 1) keeps one table per worker, by client; D²LPM (Alg. 2) one per client, by worker.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, debtors: int = DEBTORS) -> None:
+        """`debtors`: how many debts are kept of who is forgotten."""
         self._counters: dict[K, Counter] = {}
+        self._debtors: Debtors[K] = Debtors(debtors)
+        """Those whose counters are kept for their debts alone."""
         self.rounds = 0
         """Refill rounds so far."""
         self._beginning = 0
@@ -48,6 +53,8 @@ class DeficitTable(Generic[K]):
         Returns whether the quantum of one that exists changed.
         """
         counter = self._counters.get(key)
+        if self._debtors:
+            self._debtors.discard(key)
         if counter is None:
             self._counters[key] = Counter(credit, quantum, self.rounds, self._beginning)
             return False
@@ -62,8 +69,23 @@ class DeficitTable(Generic[K]):
         counter = self._counters.get(key)
         return 0.0 if counter is None else self._catch_up(counter)
 
+    def restore(self, key: K, credit: float, quantum: float) -> None:
+        """Begin a counter as it was saved, to be kept for its debt alone until its key joins."""
+        self._counters[key] = Counter(credit, quantum, self.rounds, self._beginning)
+        self._debtors.keep(key)
+
+    def forget(self, key: K) -> None:
+        """Remember of a counter only what is less than the one quantum with which it would begin anew."""
+        if key in self._counters:
+            for gone in self._debtors.add(key, self._owed):
+                del self._counters[gone]
+
+    def _owed(self, key: K) -> float:
+        counter = self._counters[key]
+        return counter.quantum - self._catch_up(counter)
+
     def saved(self) -> Iterator[tuple[K, float, float]]:
-        """Each key with its credit and its quantum, to `join` a new table with; changes nothing.
+        """Each key with its credit and its quantum, for `restore`; changes nothing.
 
         Others may join, and counters change, between two of them.
         """

@@ -100,6 +100,11 @@ class Fairness:
         """A worker is gone, and the last of its requests with it. Its bound stays, for its clients' credit does."""
         self._gaps.pop(worker, None)
 
+    def forget(self, client: ClientId) -> None:
+        """A client that has nothing under way is not remembered."""
+        self._recent.pop(client, None)
+        self._waits.pop(client, None)
+
     def jain(self, now: float) -> float | None:
         """Jain's index over the service per weight of the clients that were backlogged lately."""
         return jain_index(

@@ -13,6 +13,7 @@ from typing import ClassVar, NamedTuple, Protocol, TypeVar
 from router.core.accounts import Charge, LinearCost
 from router.core.backlog import Backlog
 from router.core.model import ClientId, Deficit, PassedOver, Request, RequestId, WorkerId
+from router.core.recent_clients import DEBTORS
 from router.core.saved import Counters, SavedCounter
 
 P = TypeVar("P")
@@ -144,6 +145,8 @@ class Surroundings:
     random: Random
     parameters: Parameters
     backlog: Backlog
+    debtors: int = DEBTORS
+    """How many clients one queue remembers for their debts alone."""
 
 
 class Policy(Protocol):
@@ -191,6 +194,10 @@ class Policy(Protocol):
     def credit(self, client: ClientId, worker: WorkerId) -> Deficit:
         """The client's credit at a worker."""
 
+    def forget(self, client: ClientId) -> None:  # noqa: ARG002 - some keep nothing
+        """A client that has nothing under way is to be remembered for what it owes alone."""
+        return
+
     def saved(self) -> Iterator[Counters]:
         """All counters, as each piece is when it is asked for; changes nothing."""
         return iter(())
@@ -235,6 +242,10 @@ class Placement(Protocol):
 
     def credit(self, client: ClientId, worker: WorkerId) -> float | None:
         """The client's counter for this worker, where the placement keeps one."""
+
+    def forget(self, client: ClientId) -> None:  # noqa: ARG002 - some keep nothing
+        """See `Policy`."""
+        return
 
     def saved(self) -> Iterator[SavedCounter]:
         """All counters."""
@@ -290,6 +301,10 @@ class Order(Protocol):
 
     def credit(self, client: ClientId) -> float | None:
         """The client's counter in this queue, where the order keeps one."""
+
+    def forget(self, client: ClientId) -> None:  # noqa: ARG002 - some keep nothing
+        """See `Policy`."""
+        return
 
     def saved(self) -> Iterator[tuple[ClientId, float, float]]:
         """All counters: client, value and scale."""

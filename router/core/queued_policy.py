@@ -225,6 +225,12 @@ class QueuedPolicy(Policy):
         """See `Policy`."""
         return Deficit(self._placement.credit(client, worker), self._orders[worker].credit(client))
 
+    def forget(self, client: ClientId) -> None:
+        """See `Policy`."""
+        self._placement.forget(client)
+        for order in self._orders.values():
+            order.forget(client)
+
     def saved(self) -> Iterator[Counters]:
         """See `Policy`."""
         for rows in in_rows(self._placement.saved()):

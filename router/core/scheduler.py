@@ -72,6 +72,7 @@ from router.core.model import (
 from router.core.policy import Choice, Parameters, PolicyFactory, Surroundings
 from router.core.prefix_map import Oracle, PrefixMap
 from router.core.prompt_key import PromptKey
+from router.core.recent_clients import DEBTORS, RecentClients
 from router.core.service_gap import Outstanding
 from router.core.waiting_room import WaitingLimits, WaitingRoom
 from router.core.window import LearnedWindow, Window
@@ -94,6 +95,10 @@ class SchedulerSettings:
     """Capacity believed of a worker that does not tell its own, in tokens."""
     tracking: Tracking = FOLLOWED
     """What is followed of the workers' caches."""
+    client_limit: int = 10_000
+    """Clients remembered that have nothing under way; of others, only what they owe ..."""
+    debtor_limit: int = DEBTORS
+    """... of so many in each queue, and if more owe anything, not of those that owe least."""
     cached_in_flight: int = 1_000_000
     """Predicted-cached tokens that one client may have in flight uncharged."""
 
@@ -126,11 +131,14 @@ class Scheduler:
         self.mirror = self.prefixes.mirror
         self.blocks = self.prefixes.blocks
         self._view = SchedulerView(self.cluster, self.prefixes)
-        self.policy = policy(Surroundings(self._view, settings.cost, random, parameters, self.backlog))
+        self.policy = policy(
+            Surroundings(self._view, settings.cost, random, parameters, self.backlog, settings.debtor_limit)
+        )
         self.fairness = Fairness(settings.cost, pooled=self.policy.properties.pooled)
         self.backlog.subscribe(self.fairness)
         self.weights: dict[ClientId, float] = {}
-        """Every client that ever sent a request, with the weight it had then."""
+        """Every client remembered, with the weight it had when it came last."""
+        self._recent = RecentClients(settings.client_limit)
         self._live: dict[RequestId, Live] = {}
         self._room = WaitingRoom(settings.waiting)
         self._returned = ReturnedPool(settings.health, settings.waiting.time_to_live)
@@ -159,6 +167,7 @@ class Scheduler:
             self._dispatch(choice, now)
         if isinstance(event, Arrived):
             self._make_room(event.request.id, now)
+            self._forget_clients()
         self._set_alarm(now)
         return self._out
 
@@ -171,6 +180,24 @@ class Scheduler:
     def waiting(self) -> int:
         """Those that no worker has yet."""
         return len(self._room) + len(self._returned)
+
+    def meet(self, client: ClientId, weight: float) -> None:
+        """A client is there."""
+        self.weights[client] = weight
+        self._recent.came(client)
+
+    def _forget_clients(self) -> None:
+        """Forget a few of those that have nothing under way, if there are too many."""
+        for client in self._recent.to_forget(self._is_busy):
+            del self.weights[client]
+            self.accounts.forget(client)
+            self.fairness.forget(client)
+            self.policy.forget(client)
+
+    def _is_busy(self, client: ClientId) -> bool:
+        if self.accounts.in_flight(client) or self.backlog.of_client(client):
+            return True
+        return any(live.request.client == client for live in self._returned)
 
     def _take_in(self, event: Event, now: float) -> None:
         match event:
@@ -235,7 +262,7 @@ class Scheduler:
     def _arrive(self, request: Request, now: float) -> None:
         if request.id in self._live:
             raise ValueError(f"request {request.id} is live")
-        self.weights[request.client] = request.weight
+        self.meet(request.client, request.weight)
         if not self.cluster.serving(request.model):
             self._out.append(Reject(request.id, Refusal.NO_WORKER))
         else:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from math import isfinite
 from typing import Final
 
+from router.core.accounts import NOTHING
 from router.core.saved import Cache, Clients, Counters, Piece, Prefixes, SavedClient, in_rows
 from router.core.saved_prefixes import restore_prefixes, saved_prefixes
 from router.core.scheduler import Scheduler
@@ -22,11 +23,11 @@ def snapshot(
     scheduler: Scheduler, now: float, touches: int = MOST_TOUCHES, chunks: int = MOST_CHUNKS
 ) -> Iterator[Piece]:
     """The state in pieces, each as it is when it is asked for; changes nothing."""
-    accounts = scheduler.accounts.accounts
+    weights, accounts = scheduler.weights, scheduler.accounts.accounts
     clients = (
-        SavedClient(client, weight, accounts[client].served)
-        for client in list(accounts)
-        if client in accounts and (weight := scheduler.weights.get(client)) is not None
+        SavedClient(client, weights[client], accounts[client].served if client in accounts else NOTHING)
+        for client in list(weights)
+        if client in weights
     )
     yield from map(Clients, in_rows(clients))
     yield from scheduler.policy.saved()
@@ -47,8 +48,9 @@ def restore(scheduler: Scheduler, pieces: Iterable[Piece], now: float) -> None:
         match piece:
             case Clients(rows):
                 for client, weight, served in rows:
-                    scheduler.weights[client] = weight
-                    scheduler.accounts.restore(client, served)
+                    scheduler.meet(client, weight)
+                    if served != NOTHING:
+                        scheduler.accounts.restore(client, served)
             case Counters():
                 scheduler.policy.restore(piece)
             case Cache(worker, model, report):

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from router.core.deficits import DeficitTable
 from router.core.model import ClientId, Request, RequestId
+from router.core.recent_clients import DEBTORS
 
 
 class Due(NamedTuple):
@@ -24,14 +25,15 @@ class Due(NamedTuple):
 class Standings:
     """The counter of every client, and who contends for what is next."""
 
-    def __init__(self, changed: Callable[[ClientId], None], *, sparse_below: int = 1) -> None:
+    def __init__(self, changed: Callable[[ClientId], None], *, sparse_below: int = 1, debtors: int = DEBTORS) -> None:
         """`changed` is told of each waiting client whose standing is another than before.
 
-        `sparse_below`: who has fewer requests in flight goes first; 0 for nobody.
+        `sparse_below`: who has fewer requests in flight goes first; 0 for nobody. `debtors`: how many debts are kept of
+        who is forgotten.
         """
         self._changed = changed
         self._sparse_below = sparse_below
-        self._deficits: DeficitTable[ClientId] = DeficitTable()
+        self._deficits: DeficitTable[ClientId] = DeficitTable(debtors)
         self._waiting: dict[ClientId, dict[str, int]] = {}
         """How many requests of each client wait, by model."""
         self._credited: dict[ClientId, int] = {}
@@ -141,6 +143,10 @@ class Standings:
         if not self._restored:
             self._deficits.begin_anew()
 
+    def forget(self, client: ClientId) -> None:
+        """A client that has nothing under way is remembered for what it owes alone."""
+        self._deficits.forget(client)
+
     def saved(self) -> Iterator[tuple[ClientId, float, float]]:
         """Each client's credit and quantum; see `DeficitTable.saved`."""
         return self._deficits.saved()
@@ -149,7 +155,7 @@ class Standings:
         """Begin with this credit. It holds until two clients wait at once: before that, that nobody waits says nothing
         about whether there were others before the restart.
         """
-        self._deficits.join(client, quantum, credit)
+        self._deficits.restore(client, credit, quantum)
         self._restored = True
 
     def _least_indebted(self, models: Collection[str] | None) -> ClientId | None:

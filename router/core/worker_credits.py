@@ -49,6 +49,10 @@ class WorkerCredits:
         """Take this much from a client's credit at a worker, or give it back."""
         self._tables[client].charge(worker, cost)
 
+    def forget(self, client: ClientId) -> None:
+        """Begin anew with a client, should it come again: its counters are no debt towards anybody else."""
+        self._tables.pop(client, None)
+
     def saved(self) -> Iterator[SavedCounter]:
         """Every counter; others may change between two of them."""
         for client in list(self._tables):

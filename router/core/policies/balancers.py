@@ -37,6 +37,11 @@ class ClientRoundRobin(Placement):
         turns[request.client] = turn + 1
         return Placed(candidates[turn % len(candidates)].worker, "turn")
 
+    def forget(self, client: ClientId) -> None:
+        """See `Placement`."""
+        for turns in self._turns.values():
+            turns.pop(client, None)
+
 
 class LeastRequests(Placement):
     """The worker with the fewest requests waiting or running; ties take turns."""

@@ -142,6 +142,10 @@ class D2lpm(Placement):
         """See `Placement`."""
         return self._credits.credit(client, worker)
 
+    def forget(self, client: ClientId) -> None:
+        """See `Placement`."""
+        self._credits.forget(client)
+
     def saved(self) -> Iterator[SavedCounter]:
         """See `Placement`. What requests that wait are charged in advance is given back: they do not survive."""
         booked: defaultdict[tuple[ClientId, WorkerId | None], float] = defaultdict(float)

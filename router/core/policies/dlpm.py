@@ -45,7 +45,9 @@ class Dlpm(Order):
         self._cost = surroundings.cost
         self._view = view = surroundings.view
         self._worker = worker
-        self._standings = Standings(self._restand, sparse_below=int(self._parameters.sparse_first))
+        self._standings = Standings(
+            self._restand, sparse_below=int(self._parameters.sparse_first), debtors=surroundings.debtors
+        )
         self._queue = LongestMatchQueue(
             lambda request: view.watch(request, (worker,))[worker],
             view.unwatch,
@@ -113,6 +115,10 @@ class Dlpm(Order):
     def credit(self, client: ClientId) -> float | None:
         """q_i, in cost units; None for a client that this worker never saw."""
         return self._standings.credit(client)
+
+    def forget(self, client: ClientId) -> None:
+        """See `Order`."""
+        self._standings.forget(client)
 
     def saved(self) -> Iterator[tuple[ClientId, float, float]]:
         """See `Order`."""

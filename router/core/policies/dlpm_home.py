@@ -114,7 +114,7 @@ class DlpmHome(Policy):
         self._view = surroundings.view
         self._cost = surroundings.cost
         self._backlog = surroundings.backlog
-        self._standings = Standings(self._restand)
+        self._standings = Standings(self._restand, debtors=surroundings.debtors)
         self._credits = WorkerCredits(parameters.worker_quantum, surroundings.view.speed)
         self._sites: dict[WorkerId, Site] = {}
         self._anywhere: dict[str, LongestMatchQueue] = {}
@@ -230,6 +230,11 @@ class DlpmHome(Policy):
     def credit(self, client: ClientId, worker: WorkerId) -> Deficit:
         """See `Policy`."""
         return Deficit(self._credits.credit(client, worker), self._standings.credit(client))
+
+    def forget(self, client: ClientId) -> None:
+        """See `Policy`."""
+        self._standings.forget(client)
+        self._credits.forget(client)
 
     def saved(self) -> Iterator[Counters]:
         """See `Policy`."""

@@ -17,11 +17,13 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush, heapreplace
+from math import inf
 from typing import ClassVar, NamedTuple
 
 from router.core.accounts import Charge, LinearCost
 from router.core.model import ClientId, Request, RequestId, WorkerId
 from router.core.policy import Fits, Order, Surroundings, Turn
+from router.core.recent_clients import DEBTORS, Debtors
 
 
 class Rank(NamedTuple):
@@ -44,8 +46,10 @@ class Counter:
 class VirtualCounters:
     """The counters c_i of all clients, and which of them wait; each answer costs O(log clients), amortised."""
 
-    def __init__(self, *, lifts: bool = True) -> None:
-        """`lifts`: whether whoever begins to wait is lifted."""
+    def __init__(self, *, lifts: bool = True, debtors: int = DEBTORS) -> None:
+        """`lifts`: whether whoever begins to wait is lifted; `debtors`: how many counters are kept of who is forgotten,
+        because they are above what their clients would be lifted to.
+        """
         self._lifts = lifts
         self._counters: dict[ClientId, Counter] = {}
         self._ranks: dict[ClientId, Rank] = {}
@@ -54,6 +58,8 @@ class VirtualCounters:
         """All of those, and some that count no more."""
         self._joins = 0
         self._last_left: ClientId | None = None
+        self._debtors: Debtors[ClientId] = Debtors(debtors)
+        """Those whose counters are kept for their debts alone."""
 
     def __len__(self) -> int:
         """How many ranks are kept, those that count no more included."""
@@ -62,6 +68,7 @@ class VirtualCounters:
     def weigh(self, client: ClientId, weight: float) -> None:
         """From now on a client has this weight; one that is new has been served nothing."""
         self._counters.setdefault(client, Counter()).weight = weight
+        self._debtors.discard(client)
 
     def join(self, client: ClientId) -> None:
         """A client begins to wait; its counter is lifted, for a time in which it wanted nothing gives no credit.
@@ -107,6 +114,18 @@ class VirtualCounters:
         counter = self._counters.get(client)
         return None if counter is None else counter.value
 
+    def forget(self, client: ClientId) -> None:
+        """Remember a counter only while it is above what its client would be lifted to, should it wait again."""
+        if client in self._counters:
+            for gone in self._debtors.add(client, self._owed):
+                del self._counters[gone]
+
+    def _owed(self, client: ClientId) -> float:
+        if client == self._last_left:  # whose level is still asked for
+            return inf
+        level = (self.least() if self._ranks else self._last_left) if self._lifts else None
+        return self._counters[client].value - (0.0 if level is None else self._counters[level].value)
+
     def saved(self) -> Iterator[tuple[ClientId, float, float]]:
         """Each client's counter and weight; the last is the one to whose level whoever waits next is lifted."""
         for client in [client for client in self._counters if client != self._last_left]:
@@ -118,6 +137,7 @@ class VirtualCounters:
     def restore(self, client: ClientId, value: float, weight: float) -> None:
         """Begin with this counter."""
         self._counters[client] = Counter(value, weight)
+        self._debtors.keep(client)
         self._last_left = client
 
     def _rank(self, rank: Rank) -> None:
@@ -138,7 +158,7 @@ class Vtc(Order):
     def __init__(self, surroundings: Surroundings, worker: WorkerId) -> None:  # noqa: ARG002 - every order is built alike
         cost = surroundings.cost
         self._cost: LinearCost = replace(cost, cached=cost.extend)
-        self._counters = VirtualCounters(lifts=self.lifts)
+        self._counters = VirtualCounters(lifts=self.lifts, debtors=surroundings.debtors)
         self._waiting: dict[RequestId, Request] = {}
         # Ordered by links: the head of a plain dict is found by passing over all that were removed before it.
         self._lines: dict[ClientId, OrderedDict[RequestId, Request]] = {}
@@ -181,6 +201,10 @@ class Vtc(Order):
     def charged(self, charge: Charge) -> None:
         """See `Order`."""
         self._counters.charge(charge.client, charge.at(self._cost))
+
+    def forget(self, client: ClientId) -> None:
+        """See `Order`."""
+        self._counters.forget(client)
 
     def saved(self) -> Iterator[tuple[ClientId, float, float]]:
         """See `Order`."""

@@ -84,6 +84,11 @@ class PredictingVtc(ForeseeingVtc):
             self._means[request.client] = mean + NEWEST * (self._prepaid[request.id].produced - mean)
         super().ended(request)
 
+    def forget(self, client: ClientId) -> None:
+        """See `Order`."""
+        self._means.pop(client, None)
+        super().forget(client)
+
 
 @dataclass(frozen=True, slots=True)
 class OracleParameters:
