@@ -43,6 +43,7 @@ from router.monitor import Monitor
 from router.report import FairnessReport, fairness_report
 from router.settings import Settings, WorkerAddress
 from router.state import StateFile, load, new_header, set_aside, usable
+from router.worker_drain import WorkerDrain
 
 
 def build(settings: Settings) -> "Router":
@@ -63,7 +64,8 @@ def build(settings: Settings) -> "Router":
     conductor = Conductor(scheduler, observers, time.monotonic)
     kv_events = exact_map(settings, fleet, conductor.feed, secret)
     observers.extend(kv_events.observers)
-    monitor = Monitor(fleet, conductor.feed, settings.poll_interval)
+    workers = WorkerDrain(conductor.feed)
+    monitor = Monitor(fleet, workers.feed, settings.poll_interval)
     drain = Drain(settings.drain_timeout)
     lag = LoopLag()
 
@@ -99,7 +101,9 @@ def build(settings: Settings) -> "Router":
         JourneySettings(settings.policy, settings.heartbeat, settings.response_headers, settings.continuation),
         kv_events.keys,
     )
-    return Router(gateway, control_plane(fleet, registry, report, explain, drain, lifespan), drain)
+    return Router(
+        gateway, control_plane(fleet, registry, report, explain, drain, workers, settings.admin_key, lifespan), drain
+    )
 
 
 class Router:
@@ -136,6 +140,7 @@ def new_scheduler(settings: Settings) -> Scheduler:
         health=_health(settings),
         prefix_limit=settings.prefix_limit,
         match_minimum=settings.min_match_tokens,
+        client_limit=settings.client_limit,
         kv_tokens=settings.kv_tokens_default,
     )
     parameters = Parameters(*settings.parameters().values())

@@ -1,28 +1,34 @@
 """The control plane: models, health, metrics, fairness and explanations, on FastAPI."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractAsyncContextManager
+from hmac import compare_digest
 from importlib.metadata import version
 from typing import Any
 
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from pydantic import SecretStr
 from starlette.exceptions import HTTPException
 
 from router.api.error_json import error_body
+from router.core.model import WorkerId
 from router.errors import (
     MethodNotAllowed,
     NoWorker,
     RouterError,
     ShuttingDown,
+    Unauthorized,
     UnknownModel,
     UnknownPath,
     UnknownRequest,
+    UnknownWorker,
 )
 from router.explain import Explanation
 from router.fleet import Backend, Fleet
 from router.lifecycle import Drain
 from router.report import CacheCard, FairnessReport
+from router.worker_drain import WorkerDrain
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
@@ -33,16 +39,21 @@ def control_plane(
     report: Callable[[], FairnessReport],
     explain: Callable[[str], Explanation],
     drain: Drain,
+    workers: WorkerDrain,
+    admin_key: SecretStr | None,
     lifespan: Lifespan,
 ) -> FastAPI:
     """The application behind every path that is not on the data path; `lifespan` opens and closes all of it.
 
-    `explain` takes a request's id, and raises UnknownRequest.
+    `explain` takes a request's id, and raises UnknownRequest. `admin_key` opens what an operator may do; without one,
+    that is not there.
     """
     app = FastAPI(title="d2lpm-router", version=version("d2lpm-router"), lifespan=lifespan)
     _answer_errors(app)
     app.include_router(_models(fleet))
-    app.include_router(_health(fleet, report, drain))
+    app.include_router(_health(fleet, report, drain, workers.drained))
+    if admin_key is not None:
+        app.include_router(_administration(fleet, workers, admin_key.get_secret_value()))
     app.include_router(_insight(registry, report, explain))
     return app
 
@@ -80,7 +91,9 @@ def _models(fleet: Fleet) -> APIRouter:
     return routes
 
 
-def _health(fleet: Fleet, report: Callable[[], FairnessReport], drain: Drain) -> APIRouter:
+def _health(
+    fleet: Fleet, report: Callable[[], FairnessReport], drain: Drain, drained: Collection[WorkerId]
+) -> APIRouter:
     routes = APIRouter()
 
     @routes.get("/health")
@@ -93,7 +106,7 @@ def _health(fleet: Fleet, report: Callable[[], FairnessReport], drain: Drain) ->
         """Whether a call could be served: 503 while no worker is alive, and once the router shuts down."""
         if drain.begun:
             raise ShuttingDown
-        alive = sum(backend.healthy for backend in fleet.backends)
+        alive = sum(backend.healthy and backend.id not in drained for backend in fleet.backends)
         if not alive:
             raise NoWorker("No worker is alive.")
         return {"workers": alive}
@@ -102,7 +115,40 @@ def _health(fleet: Fleet, report: Callable[[], FairnessReport], drain: Drain) ->
     async def workers() -> dict[str, Any]:
         """Every worker, whether it is alive, and what is believed of its cache."""
         told = report().workers
-        return {"workers": [_card(backend, told[backend.id].cache) for backend in fleet.backends]}
+        return {
+            "workers": [
+                _card(backend, told[backend.id].cache, drained=backend.id in drained) for backend in fleet.backends
+            ]
+        }
+
+    return routes
+
+
+def _administration(fleet: Fleet, workers: WorkerDrain, key: str) -> APIRouter:
+    def check(request: Request) -> None:
+        given = request.headers.get("authorization", "")
+        if not compare_digest(given.encode(), f"Bearer {key}".encode()):
+            raise Unauthorized
+
+    routes = APIRouter(dependencies=[Depends(check)])
+
+    def found(worker: str) -> WorkerId:
+        for backend in fleet.backends:
+            if backend.id == worker:
+                return backend.id
+        raise UnknownWorker(worker)
+
+    @routes.post("/workers/{worker}/drain")
+    async def drain(worker: str) -> dict[str, Any]:
+        """Send a worker nothing more; what runs there ends, what waits for it goes elsewhere."""
+        workers.drain(found(worker))
+        return {"id": worker, "drained": True}
+
+    @routes.post("/workers/{worker}/resume")
+    async def resume(worker: str) -> dict[str, Any]:
+        """Put it back."""
+        workers.resume(found(worker))
+        return {"id": worker, "drained": False}
 
     return routes
 
@@ -134,11 +180,12 @@ def _model(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "d2lpm"}
 
 
-def _card(backend: Backend, cache: CacheCard | None) -> dict[str, Any]:
+def _card(backend: Backend, cache: CacheCard | None, *, drained: bool) -> dict[str, Any]:
     return {
         "id": backend.id,
         "url": backend.url,
         "healthy": backend.healthy,
+        "drained": drained,
         "models": sorted(backend.models),
         "cache": cache,
     }

@@ -10,7 +10,9 @@
     │   ├── UnknownPath          404
     │   ├── MethodNotAllowed     405
     │   ├── UnknownModel         404, code model_not_found
-    │   └── UnknownRequest       404, not among the last that there were
+    │   ├── UnknownRequest       404, not among the last that there were
+    │   ├── UnknownWorker        404
+    │   └── Unauthorized         401, not the operator's key
     ├── CapacityError            the fleet's state: the same call may succeed later
     │   ├── Refused              429, waited too long or found the queue full
     │   ├── NoWorker             503, nobody is there to serve it
@@ -131,6 +133,25 @@ class UnknownRequest(ClientError):
 
     def __init__(self, request: str) -> None:
         super().__init__(f"No request `{request[:200]}` is remembered.", code="unknown_request")
+
+
+class UnknownWorker(ClientError):
+    status = 404
+    type = "not_found_error"
+
+    def __init__(self, worker: str) -> None:
+        super().__init__(f"There is no worker `{worker[:200]}`.", code="unknown_worker")
+
+
+class Unauthorized(ClientError):
+    status = 401
+    type = "authentication_error"
+
+    def __init__(self) -> None:
+        super().__init__("This takes the operator's key as a bearer token.", code="invalid_admin_key")
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        return [*super().headers(), (b"www-authenticate", b"Bearer")]
 
 
 class CapacityError(RouterError):

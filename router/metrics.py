@@ -30,7 +30,7 @@ from router.core.model import (
     Returned,
     Started,
 )
-from router.report import CacheCard, FairnessReport, WorkerReport
+from router.report import CacheCard, FairnessReport, Service, WorkerReport
 
 CLIENT_LIMIT: Final = 1000
 """Distinct client labels; the others share the label `other`."""
@@ -197,7 +197,9 @@ class StateCollector(Collector):
         )
         queued = GaugeMetricFamily("d2lpm_client_queued_requests", "Requests that wait.", labels=("client",))
         running = GaugeMetricFamily("d2lpm_client_running_requests", "Requests at workers.", labels=("client",))
-        totals: dict[str, list[int]] = {}
+        gone = report.forgotten
+        # Theirs are among the others from now on: a count that fell would be taken for one that began anew.
+        totals = {OTHER: [gone.extend, gone.cached, gone.output, 0, 0]} if gone != Service(0, 0, 0, 0.0) else {}
         for client, entry in report.clients.items():
             label = self._labels.of(client)
             s = entry.service

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from router.core.accounts import Account
+from router.core.accounts import Account, Tokens
 from router.core.model import ClientId, Deficit, WorkerId
 from router.core.scheduler import Scheduler
 from router.core.window import Limits
@@ -81,6 +81,8 @@ class FairnessReport:
     policy: str
     jain: float | None
     clients: dict[ClientId, ClientReport]
+    forgotten: Service
+    """What clients were served that are not remembered any more."""
     workers: dict[WorkerId, WorkerReport]
 
 
@@ -92,7 +94,7 @@ def fairness_report(
     clients = {
         client: ClientReport(
             weight,
-            _service(scheduler.accounts.accounts.get(client, Account()), scheduler),
+            _service(scheduler.accounts.accounts.get(client, Account()).served, scheduler),
             scheduler.backlog.of_client(client),
             running[client],
             scheduler.fairness.wait_p95(client),
@@ -101,7 +103,8 @@ def fairness_report(
         for client, weight in scheduler.weights.items()
     }
     workers = {backend.id: _worker(backend, scheduler, unread.get(backend.id, 0)) for backend in fleet.backends}
-    return FairnessReport(policy, scheduler.fairness.jain(now), clients, workers)
+    forgotten = _service(scheduler.accounts.forgotten, scheduler)
+    return FairnessReport(policy, scheduler.fairness.jain(now), clients, forgotten, workers)
 
 
 def _deficits(client: ClientId, scheduler: Scheduler) -> dict[WorkerId, Deficit]:
@@ -109,8 +112,7 @@ def _deficits(client: ClientId, scheduler: Scheduler) -> dict[WorkerId, Deficit]
     return {worker: credit for worker, credit in credits.items() if credit != Deficit()}
 
 
-def _service(account: Account, scheduler: Scheduler) -> Service:
-    served = account.served
+def _service(served: Tokens, scheduler: Scheduler) -> Service:
     return Service(served.extend, served.cached, served.output, scheduler.settings.cost(served))
 
 

@@ -30,7 +30,19 @@ from router.identity import DEFAULT_ORDER, Source
 FROZEN: Final = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 ZMQ_ENDPOINT: Final = r"^(tcp|ipc)://[^\s*]+$"
 ADDRESSES: Final = frozenset(
-    {"config", "journal", "state", "host", "port", "worker", "worker_api_key", "emulate", "hash_secret", "tokenizer"}
+    {
+        "config",
+        "journal",
+        "state",
+        "host",
+        "port",
+        "worker",
+        "worker_api_key",
+        "admin_key",
+        "emulate",
+        "hash_secret",
+        "tokenizer",
+    }
 )
 """Settings that say where something is or how to get in."""
 
@@ -137,6 +149,10 @@ class Settings(PolicyGroups):
     queue_ttl: PositiveFloat = 300.0
     """Seconds that a request may wait here before it is refused with 429."""
 
+    client_limit: PositiveInt = 10_000
+    """Clients remembered that have nothing waiting or running; of others, only what they owe."""
+    admin_key: Annotated[SecretStr | None, Field(min_length=16)] = None
+    """The bearer token, 16 characters or more, that lets an operator take workers out; without one, nobody can."""
     identity: Annotated[tuple[Source, ...], Field(min_length=1)] = DEFAULT_ORDER
     """Where to look for the client's name; the first source that has one counts. Once for each."""
     trusted_header: tuple[str, ...] = ()

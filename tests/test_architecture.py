@@ -38,6 +38,7 @@ ARROWS: Final[dict[str, tuple[str, ...]]] = {
     "router.exchange": ("router.api", "router.errors"),
     "router.lifecycle": ("router.exchange", "router.errors"),
     "router.lag": (),
+    "router.worker_drain": ("router.core",),
     "router.by_name": (),
     "router.state": ("router.by_name", "router.errors", "router.core"),
     "router.conductor": ("router.errors", "router.core"),
@@ -60,7 +61,8 @@ ARROWS: Final[dict[str, tuple[str, ...]]] = {
     "router.tokens": ("router.polls", "router.fleet", "router.errors", "router.core"),
     "router.local_tokenizer": ("router.errors",),
     "router.control": (
-        *("router.report", "router.explain", "router.lifecycle", "router.fleet", "router.api", "router.errors"),
+        *("router.report", "router.explain", "router.lifecycle", "router.worker_drain", "router.fleet", "router.api"),
+        *("router.errors", "router.core"),
     ),
     "router.explain": ("router.errors", "router.core"),
     "router.journal": ("router.by_name", "router.errors", "router.core"),

@@ -2,7 +2,7 @@
 
 import json
 
-from running import chat, running_router
+from running import chat, running_router, until
 from scripted_engine import scripted_engine
 
 NUMBER = (int, float)
@@ -43,8 +43,11 @@ async def test_workers_are_told_with_their_models_and_without_their_keys() -> No
             cache = told["workers"][0].pop("cache")
             assert told == {
                 "workers": [
-                    {"id": "here", "url": engine.url, "healthy": True, "models": ["m"]},
-                    {"id": "away", "url": "http://127.0.0.1:9", "healthy": False, "models": [], "cache": None},
+                    {"id": "here", "url": engine.url, "healthy": True, "drained": False, "models": ["m"]},
+                    {
+                        **{"id": "away", "url": "http://127.0.0.1:9", "healthy": False, "drained": False},
+                        **{"models": [], "cache": None},
+                    },
                 ]
             }
             assert cache.keys() == {
@@ -66,7 +69,8 @@ async def test_fairness_has_its_documented_shape() -> None:
                 await first.read()
                 await (await engine.call()).answer()
                 await second.read()
-            assert busy.keys() == {"policy", "jain", "clients", "workers"}
+            assert busy.keys() == {"policy", "jain", "clients", "forgotten", "workers"}
+            assert busy["forgotten"] == {"extend": 0, "cached": 0, "output": 0, "cost": 0.0}
             assert busy["policy"] == "d2lpm"
             assert busy["clients"].keys() == {"user-a", "user-b"}
             for entry in busy["clients"].values():
@@ -90,3 +94,44 @@ async def test_fairness_has_its_documented_shape() -> None:
             rest = await router.fairness()
             assert [entry["service"]["output"] for entry in rest["clients"].values()] == [1, 1]
             assert all(isinstance(entry["wait_p95_s"], NUMBER) for entry in rest["clients"].values())
+
+
+async def test_a_worker_is_taken_out_and_put_back() -> None:
+    """What runs there ends, what waits for it goes elsewhere; once it is back it is used again."""
+    key = {"authorization": "Bearer " + "k" * 16}
+    async with scripted_engine() as one, scripted_engine() as two:
+        workers = [{"url": one.url, "id": "one"}, {"url": two.url, "id": "two"}]
+        settings = {"policy": "rr+fcfs", "max_inflight": 1, "window": "fixed", "admin_key": "k" * 16}
+        async with running_router(worker=workers, **settings) as router:
+            posts = [router.post(chat()) for _ in range(3)]
+            first, second = await one.call(), await two.call()
+            await until(lambda: router.scheduler.waiting == 1)
+            async with router.http.post("/workers/one/drain", headers=key) as response:
+                assert await response.json() == {"id": "one", "drained": True}
+            assert await router.get_json("/ready") == {"workers": 1}
+            assert [card["drained"] for card in (await router.get_json("/workers"))["workers"]] == [True, False]
+            await second.answer()
+            await (await two.call()).answer()
+            await first.answer()
+            assert [(await post.response()).status for post in posts] == [200] * 3
+            await until(lambda: "one" not in router.scheduler.cluster)
+            polls = len(one.polls)
+            await until(lambda: len(one.polls) > polls + 3)
+            assert "one" not in router.scheduler.cluster
+            async with router.http.post("/workers/one/resume", headers=key) as response:
+                assert await response.json() == {"id": "one", "drained": False}
+            assert "one" in router.scheduler.cluster
+            for post in posts:
+                await post.read()
+
+
+async def test_workers_are_taken_out_by_the_operator_alone() -> None:
+    """Without a key there is nothing to call; with one, nobody who has not got it, and no worker that is not there."""
+    async with running_router("http://127.0.0.1:9") as router, router.http.post("/workers/w/drain") as response:
+        assert response.status == 404
+        assert (await response.json())["error"]["code"] == "unknown_path"
+    async with running_router("http://127.0.0.1:9", admin_key="k" * 16) as router:
+        for header, status in (("", 401), ("Bearer k", 401), ("Bearer \u00e9", 401), ("Bearer " + "k" * 16, 404)):
+            async with router.http.post("/workers/w/drain", headers={"authorization": header}) as response:
+                assert response.status == status
+                assert ("www-authenticate" in response.headers) == (status == 401)
