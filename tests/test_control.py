@@ -5,6 +5,8 @@ import json
 from running import chat, running_router, until
 from scripted_engine import scripted_engine
 
+from router.core.model import WorkerId
+
 NUMBER = (int, float)
 
 
@@ -114,13 +116,13 @@ async def test_a_worker_is_taken_out_and_put_back() -> None:
             await (await two.call()).answer()
             await first.answer()
             assert [(await post.response()).status for post in posts] == [200] * 3
-            await until(lambda: "one" not in router.scheduler.cluster)
+            await until(lambda: WorkerId("one") not in router.scheduler.cluster)
             polls = len(one.polls)
             await until(lambda: len(one.polls) > polls + 3)
-            assert "one" not in router.scheduler.cluster
+            assert WorkerId("one") not in router.scheduler.cluster
             async with router.http.post("/workers/one/resume", headers=key) as response:
                 assert await response.json() == {"id": "one", "drained": False}
-            assert "one" in router.scheduler.cluster
+            assert WorkerId("one") in router.scheduler.cluster
             for post in posts:
                 await post.read()
 
