@@ -54,17 +54,24 @@ class Connections:
     def __init__(self, limits: FrontLimits) -> None:
         self.limits = limits
         self._by_address: Holdings[str] = Holdings()
+        self._open: dict[Front, None] = {}
         self._idle: dict[str, dict[Front, None]] = {}
         """Those without a call under way, by address, longest idle first."""
 
     def __len__(self) -> int:
-        return self._by_address.total
+        return len(self._open)
+
+    @property
+    def unread_bytes(self) -> int:
+        """What was sent and has not even left for the network, as its clients do not read."""
+        return sum(connection.transport.get_write_buffer_size() for connection in self._open)
 
     def enter(self, connection: "Front", address: str) -> bool:
         """Count a new connection; False if it is to be refused.
 
         When all together are too many, one without a call under way gives way, of the address that has most.
         """
+        self._open[connection] = None
         self._by_address.add(address, 1)
         limits = self.limits
         if limits.connections_per_address is not None and self._by_address.of(address) > limits.connections_per_address:
@@ -92,6 +99,7 @@ class Connections:
 
     def leave(self, connection: "Front", address: str) -> None:
         """It is closed."""
+        del self._open[connection]
         self.busy(connection, address)
         self._by_address.remove(address, 1)
 
@@ -173,8 +181,7 @@ class Front(HttpToolsProtocol):
         """See `asyncio.Protocol`."""
         if self._refused:
             return
-        served = self._served
-        if served is not None and not (served is self.cycle and served.more_body):
+        if self._must_wait:
             self._early += data
             if len(self._early) > EARLY_BYTES:
                 self.cut()
@@ -263,9 +270,10 @@ class Front(HttpToolsProtocol):
         """A call is answered: the next one may be served."""
         self._served = None
         super().on_response_complete()
-        if self._served is None and not self.transport.is_closing():
-            self._connections.idle(self, self._address)
-            if self._early:
+        if not self.transport.is_closing():
+            if self._served is None:
+                self._connections.idle(self, self._address)
+            if self._early and not self._must_wait:
                 early, self._early = self._early, b""
                 self._unset_keepalive_if_required()
                 self._feed(early)
@@ -273,6 +281,12 @@ class Front(HttpToolsProtocol):
         self._stall_if_unread()
 
     # The limits.
+
+    @property
+    def _must_wait(self) -> bool:
+        """Whether what comes now belongs to a later call than the one under way."""
+        served = self._served
+        return served is not None and not (served is self.cycle and served.more_body)
 
     def _feed(self, data: bytes) -> None:
         self._dangling += len(data)

@@ -3,8 +3,9 @@
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from random import Random
 
 import pytest
 from running import CHAT, PATIENCE, RunningRouter, chat, running_router, until
@@ -22,9 +23,11 @@ async def served(**settings: object) -> AsyncIterator[tuple[ScriptedEngine, Runn
 
 
 @asynccontextmanager
-async def connected(router: RunningRouter) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A bare connection to the router."""
-    reader, writer = await asyncio.open_connection(*router.address)
+async def connected(
+    router: RunningRouter, address: str = "127.0.0.1"
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A bare connection to the router, from this address of loopback."""
+    reader, writer = await asyncio.open_connection(*router.address, local_addr=(address, 0))
     try:
         yield reader, writer
     finally:
@@ -136,6 +139,50 @@ async def test_too_many_connections_of_one_address_are_refused() -> None:
         await other_is_served(engine, router)
 
 
+async def test_a_flood_of_connections_costs_the_flooder() -> None:
+    """When all are too many, the longest idle one of the address that has most gives way, and no call is cut."""
+    flooder = "127.0.0.2"
+    async with served(max_connections=3, header_timeout=PATIENCE) as (engine, router):
+        async with connected(router, flooder) as (_, busy), connected(router, flooder) as (idle, _):
+            busy.write(request_bytes())
+            call = await engine.call()
+            async with connected(router, flooder), connected(router) as (reader, writer):
+                assert await to_the_end(idle) == b""
+                writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+                assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+                async with connected(router, flooder) as (surplus, _):
+                    refused(await to_the_end(surplus), 429)
+                await call.answer()
+        await until(lambda: not len(router.connections))
+
+
+async def test_it_does_not_matter_how_bytes_are_cut() -> None:
+    """Requests behind each other get the same answers whatever pieces they come in."""
+    random = Random(0)
+    chunked = b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n1;x=y\r\n \r\n0\r\n\r\n"
+    calls = [
+        (b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n", b"200"),
+        (b"POST /health HTTP/1.1\r\ncontent-length: 3\r\n\r\nabc", b"405"),
+        (b"POST %b HTTP/1.1\r\n%b" % (CHAT.encode(), chunked), b"400"),
+        (b"\r\nGET /%20 HTTP/1.1\r\n\r\n", b"404"),
+        (b"POST %b HTTP/1.1\r\nupgrade: h2c\r\nconnection: upgrade\r\n%b" % (CHAT.encode(), chunked), b"400"),
+    ]
+    async with served() as (engine, router):
+        for _ in range(60):
+            chosen = random.choices(calls, k=random.randint(1, 6))
+            sent = b"".join(call for call, _ in chosen)
+            cuts = sorted(random.sample(range(len(sent)), random.randint(0, 8)))
+            async with connected(router) as (reader, writer):
+                for start, end in zip([0, *cuts], [*cuts, len(sent)], strict=True):
+                    writer.write(sent[start:end])
+                    await asyncio.sleep(0)
+                for _, status in chosen:
+                    head = await reader.readuntil(b"\r\n\r\n")
+                    assert head.startswith(b"HTTP/1.1 " + status), (sent, cuts)
+                    await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0]))
+        assert engine.calls.empty()
+
+
 async def test_pipelined_calls_are_answered_in_order_however_they_are_cut() -> None:
     """Three at once, and a fourth byte by byte while the first is under way."""
     async with served() as (engine, router), connected(router) as (reader, writer):
@@ -192,22 +239,50 @@ async def test_the_rest_of_a_refused_body_is_not_read_for_ever() -> None:
 BLOCK = chunk("x" * 16_000)
 
 
+@contextmanager
+def not_reading(router: RunningRouter) -> Iterator[socket.socket]:
+    """A connection to the router that takes little from it."""
+    with socket.socket() as raw:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        raw.connect(router.address)
+        raw.setblocking(False)
+        yield raw
+
+
 async def test_a_client_that_does_not_read_is_cut_off() -> None:
     """What the router holds for it is bounded, its engine stops, and after a while it is gone."""
     async with scripted_engine(send_buffer=1 << 14) as engine, running_router(engine.url, write_timeout=SOON) as router:
-        raw = socket.socket()
-        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        raw.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(raw, router.address)
-        await asyncio.get_running_loop().sock_sendall(raw, request_bytes(stream=True))
-        call = await engine.call()
-        await call.begin()
-        flood = asyncio.ensure_future(call.stream(*[BLOCK] * 10_000))
+        with not_reading(router) as raw:
+            await asyncio.get_running_loop().sock_sendall(raw, request_bytes(stream=True))
+            call = await engine.call()
+            flood = asyncio.ensure_future(call.stream(*[BLOCK] * 10_000))
+            await call.gone()
+            with pytest.raises(ConnectionError):
+                await flood
+            await router.check_at_rest()
+
+
+async def test_what_a_client_does_not_read_is_bounded() -> None:
+    """Its answer waits in its engine; the router holds less than a megabyte of it on either side."""
+    async with scripted_engine(send_buffer=1 << 14) as engine, running_router(engine.url) as router:
+        with not_reading(router) as raw:
+            await asyncio.get_running_loop().sock_sendall(raw, request_bytes(stream=True))
+            call = await engine.call()
+            flood = asyncio.ensure_future(call.stream(*[BLOCK] * 10_000))
+            await until(lambda: router.connections.unread_bytes > 0)
+            most = 0
+            async with router.post(chat(stream=True)) as post:
+                other = await engine.call()
+                await other.begin()
+                for index in range(200):
+                    await other.write(chunk(f"{index}"))
+                    await (await post.response()).content.readexactly(len(chunk(f"{index}")))
+                    most = max(most, router.connections.unread_bytes)
+            assert 0 < most < 1 << 20
+            assert not flood.done()
         await call.gone()
         with pytest.raises(ConnectionError):
             await flood
-        await router.check_at_rest()
-        raw.close()
 
 
 async def test_a_client_that_reads_slowly_is_not_cut_off() -> None:
