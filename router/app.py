@@ -29,6 +29,7 @@ from router.core.waiting_room import WaitingLimits
 from router.core.window import FixedWindow, LearnedWindow, NoWindow, Window
 from router.event_metrics import EventMetrics
 from router.exact_map import exact_map
+from router.exchange import Intake
 from router.explain import Explanation, Explanations
 from router.fleet import Backend, Fleet
 from router.front import Connections, FrontLimits
@@ -97,7 +98,7 @@ def build(settings: Settings) -> "Router":
         fleet,
         Identifier(settings.identity, settings.trusted_header),
         PromptHasher(secret),
-        settings.body_limit,
+        Intake(settings.body_limit, settings.max_receiving_bytes),
         JourneySettings(settings.policy, settings.heartbeat, settings.response_headers, settings.continuation),
         kv_events.keys,
     )

@@ -7,7 +7,8 @@ from types import TracebackType
 from starlette.types import Receive, Scope, Send
 
 from router.api.error_json import error_body, error_event
-from router.errors import BadRequest, BodyTooLarge, RouterError
+from router.core.holdings import Holdings
+from router.errors import BadRequest, BodyTooLarge, Refused, RouterError
 
 Headers = Sequence[tuple[bytes, bytes]]
 JSON_TYPE = (b"content-type", b"application/json")
@@ -15,6 +16,30 @@ JSON_TYPE = (b"content-type", b"application/json")
 
 class ClientGone(Exception):
     """The client closed its connection; nobody is left to answer."""
+
+
+class Intake:
+    """How much of bodies may be received: of one, and of all that are not yet whole.
+
+    Beyond the latter, addresses with more than an equal part of it are refused, so that whoever sends much and slowly
+    keeps out nobody else. All together are at most twice that.
+    """
+
+    def __init__(self, body_limit: int, limit: int) -> None:
+        """Both in bytes; `limit` for all."""
+        self.body_limit = body_limit
+        self._limit = limit
+        self._held: Holdings[str] = Holdings()
+
+    def take(self, address: str, amount: int) -> None:
+        """So much more is here of a body from this address. Raises Refused where that is too much for now."""
+        self._held.add(address, amount)
+        if self._held.total > self._limit and self._held.of(address) * len(self._held) > self._limit:
+            raise Refused("Too many bodies are being received.", retry_after=1.0, reason="rejected-receiving")
+
+    def give_back(self, address: str, amount: int) -> None:
+        """It is whole, or refused."""
+        self._held.remove(address, amount)
 
 
 class Exchange:
@@ -33,25 +58,46 @@ class Exchange:
         self._receive = receive
         self._send = send
 
-    async def body(self, limit: int) -> bytes:
-        """The whole body. Raises BodyTooLarge beyond `limit` bytes, ClientGone if the client leaves before its end."""
+    async def body(self, intake: Intake) -> bytes:
+        """The whole body.
+
+        Raises BodyTooLarge beyond its limit, Refused if too many are received at once, and ClientGone if the client
+        leaves before its end.
+        """
         declared = self.headers.get(b"content-length", b"0")
         if not declared.isdigit():
             raise BadRequest("The content-length is not a number.")
-        if int(declared) > limit:
-            raise BodyTooLarge(f"The body has {int(declared)} bytes; at most {limit} are taken.")
-        blocks: list[bytes] = []
-        size = 0
-        while True:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGone
-            blocks.append(message.get("body", b""))
-            size += len(blocks[-1])
-            if size > limit:
-                raise BodyTooLarge(f"The body has more than {limit} bytes.")
-            if not message.get("more_body", False):
-                return blocks[0] if len(blocks) == 1 else b"".join(blocks)
+        if int(declared) > intake.body_limit:
+            raise BodyTooLarge(f"The body has {int(declared)} bytes; at most {intake.body_limit} are taken.")
+        first, more = await self._block()
+        if len(first) > intake.body_limit:
+            raise BodyTooLarge(f"The body has more than {intake.body_limit} bytes.")
+        return await self._rest(first, intake) if more else first
+
+    async def _rest(self, first: bytes, intake: Intake) -> bytes:
+        """A body that comes in several blocks."""
+        blocks = [first]
+        size, more = len(first), True
+        address = self.address or ""
+        try:
+            intake.take(address, size)
+            while more:
+                block, more = await self._block()
+                blocks.append(block)
+                size += len(block)
+                intake.take(address, len(block))
+                if size > intake.body_limit:
+                    raise BodyTooLarge(f"The body has more than {intake.body_limit} bytes.")
+        finally:
+            intake.give_back(address, size)
+        return b"".join(blocks)
+
+    async def _block(self) -> tuple[bytes, bool]:
+        """What has come of the body, and whether there is more of it."""
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        return message.get("body", b""), message.get("more_body", False)
 
     def while_connected(self) -> "WhileConnected":
         """Cut the body of the `with` short when the client leaves: then it ends in ClientGone.

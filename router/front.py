@@ -37,7 +37,7 @@ class FrontLimits:
     head_seconds: float = 10.0
     """From the connection, or the first byte of another request, to the end of the headers."""
     body_seconds: float = 30.0
-    """From there to the end of the body, and a second more for every `body_rate` bytes of it."""
+    """From there to the end of the body; as long again, if since the last time `body_rate` bytes came for each."""
     body_rate: int = 16 * 1024
     write_seconds: float = 60.0
     """For which a client that is sent more than it reads may leave all of it unread."""
@@ -141,8 +141,9 @@ class Front(HttpToolsProtocol):
         """Bytes of the head so far, as it is parsed."""
         self._content = 0
         """Bytes of the body so far."""
+        self._content_before = 0
+        """When the body's time began."""
         self._awaits: Await | None = None
-        self._since = 0.0
         self._patience: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
 
@@ -328,7 +329,7 @@ class Front(HttpToolsProtocol):
             self._patience.cancel()
             self._patience = None
         if awaits is not None:
-            self._since = self.loop.time()
+            self._content_before = self._content
             self._patience = self.loop.call_later(self._allowed(awaits), self._lose_patience)
 
     def _wait_for_another(self) -> None:
@@ -352,21 +353,22 @@ class Front(HttpToolsProtocol):
         """Seconds for what is owed."""
         if awaits is Await.REST:
             return LINGER
-        if awaits is Await.HEAD:
-            return self._limits.head_seconds
-        return self._limits.body_seconds + self._content / self._limits.body_rate
+        return self._limits.head_seconds if awaits is Await.HEAD else self._limits.body_seconds
 
     def _lose_patience(self) -> None:
         awaits, self._patience = self._awaits, None
-        if awaits is None:
-            return
-        left = self._since + self._allowed(awaits) - self.loop.time()
-        if left > 0:
-            self._patience = self.loop.call_later(left, self._lose_patience)
+        if awaits is Await.BODY and self._in_time:
+            self._content_before = self._content
+            self._patience = self.loop.call_later(self._allowed(awaits), self._lose_patience)
         elif awaits is Await.REST or (awaits is Await.HEAD and not self._dangling):
             self.cut()
         else:
-            self._refuse(TooSlow("headers" if awaits is Await.HEAD else "body"))
+            self._refuse(TooSlow("body" if awaits is Await.BODY else "headers"))
+
+    @property
+    def _in_time(self) -> bool:
+        """Whether the body comes no slower than it may."""
+        return self._content - self._content_before >= self._limits.body_seconds * self._limits.body_rate
 
     def _refuse(self, error: RouterError) -> None:
         """Answer what came with an error and end, or cut, where that would be taken for another answer."""

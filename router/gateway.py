@@ -19,7 +19,7 @@ from router.core.block_key import BlockKey
 from router.core.model import Request, RequestId
 from router.core.prompt_key import PromptHasher
 from router.errors import MethodNotAllowed, NoWorker, RouterError, UnknownModel
-from router.exchange import ClientGone, Exchange
+from router.exchange import ClientGone, Exchange, Intake
 from router.fleet import Fleet
 from router.identity import Identifier
 from router.journey import Journey, JourneySettings
@@ -39,16 +39,16 @@ class Gateway:
         fleet: Fleet,
         identifier: Identifier,
         hasher: PromptHasher,
-        body_limit: int,
+        intake: Intake,
         settings: JourneySettings,
         block_keys: BlockKeys,
     ) -> None:
-        """`body_limit`: bytes of a request's body; `block_keys` is asked for the prompts by their tokens."""
+        """`intake`: what may be received of bodies; `block_keys` is asked for the prompts by their tokens."""
         self._conductor = conductor
         self._fleet = fleet
         self._identifier = identifier
         self._hasher = hasher
-        self._body_limit = body_limit
+        self._intake = intake
         self._settings = settings
         self._block_keys = block_keys
 
@@ -59,7 +59,7 @@ class Gateway:
         try:
             if exchange.method != "POST":
                 raise MethodNotAllowed(exchange.method, "POST")
-            body = await exchange.body(self._body_limit)
+            body = await exchange.body(self._intake)
             arrived = self._conductor.clock()
             call = self._parse(exchange.path, body)
             request = self._request(exchange, call, await self._block_keys(call.path, body, call.model))

@@ -176,6 +176,9 @@ class Settings(PolicyGroups):
 
     body_limit: PositiveInt = 32 * 1024 * 1024
     """Bytes of a request's body; a longer one is refused with 413."""
+    max_receiving_bytes: PositiveInt = 256 * 1024 * 1024
+    """Bytes of bodies that are not yet whole, in all; beyond them, addresses with more than an equal part of it are
+    refused with 429."""
     header_limit: Annotated[int, Field(ge=256)] = 64 * 1024
     """Bytes of a request's headers with its request line; more are refused with 431."""
     url_limit: Annotated[int, Field(ge=64)] = 8 * 1024
@@ -183,7 +186,7 @@ class Settings(PolicyGroups):
     header_timeout: PositiveFloat = 10.0
     """Seconds in which a connection's first headers must be complete, and any later ones from their first byte on."""
     body_timeout: PositiveFloat = 30.0
-    """Seconds in which a request's body must be complete, and one more for every 16 KiB that came of it."""
+    """Seconds in which a request's body must be complete; as long again while it comes at 16 KiB per second or more."""
     write_timeout: PositiveFloat = 60.0
     """Seconds for which a client may read too little of an answer for the next part to be sent; then it is cut off."""
     keep_alive: PositiveFloat = 75.0

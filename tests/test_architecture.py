@@ -35,7 +35,7 @@ ARROWS: Final[dict[str, tuple[str, ...]]] = {
         *("router.api", "router.errors", "router.core"),
     ),
     "router.front": ("router.api", "router.errors", "router.core"),
-    "router.exchange": ("router.api", "router.errors"),
+    "router.exchange": ("router.api", "router.errors", "router.core"),
     "router.lifecycle": ("router.exchange", "router.errors"),
     "router.lag": (),
     "router.worker_drain": ("router.core",),

@@ -7,9 +7,11 @@ from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from router.errors import BadRequest, BodyTooLarge, RouterError
-from router.exchange import ClientGone, Exchange, WhileConnected
+from router.errors import BadRequest, BodyTooLarge, Refused, RouterError
+from router.exchange import ClientGone, Exchange, Intake, WhileConnected
 
 Message = MutableMapping[str, Any]
 Header = tuple[bytes, bytes]
@@ -47,9 +49,9 @@ async def test_last_of_repeated_headers_counts() -> None:
 
 async def test_a_body_is_whole_however_it_is_cut() -> None:
     """Up to its limit, in one block or in several."""
-    assert await Server([body(b"abc")], b"3").exchange.body(3) == b"abc"
-    assert await Server([body(b"a", True), body(b"", True), body(b"bc")]).exchange.body(3) == b"abc"
-    assert await Server([{"type": "http.request"}]).exchange.body(0) == b""
+    assert await Server([body(b"abc")], b"3").exchange.body(Intake(3, 100)) == b"abc"
+    assert await Server([body(b"a", True), body(b"", True), body(b"bc")]).exchange.body(Intake(3, 100)) == b"abc"
+    assert await Server([{"type": "http.request"}]).exchange.body(Intake(0, 100)) == b""
 
 
 @pytest.mark.parametrize(
@@ -67,8 +69,41 @@ async def test_a_body_that_cannot_be_had(messages: list[Message], length: bytes 
     """Too long, as told or as it comes; of no length at all; or its client leaves. Nothing more is asked of it."""
     server = Server(messages, length)
     with pytest.raises(wrong):
-        await server.exchange.body(3)
+        await server.exchange.body(Intake(3, 100))
     assert server.inbox.empty()
+
+
+async def test_bodies_that_are_received_are_bounded_together() -> None:
+    """Beyond the limit for all, whoever has more than an equal part of it is refused; what ended counts no more."""
+    intake = Intake(100, 60)
+    light, heavy = Server([body(b"x" * 20, True)]), Server([body(b"x" * 40, True), body(b"x" * 40, True)])
+    light.exchange.address = "10.0.0.2"
+    waiting = asyncio.ensure_future(light.exchange.body(intake))
+    with pytest.raises(Refused):
+        await heavy.exchange.body(intake)
+    light.inbox.put_nowait(body(b"y" * 10))
+    assert len(await waiting) == 30
+    again = Server([body(b"x" * 30, True), body(b"x" * 30)])
+    assert len(await again.exchange.body(intake)) == 60
+
+
+@given(steps=st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 40), st.booleans()), max_size=60))
+def test_all_bodies_together_are_at_most_twice_the_limit(steps: list[tuple[str, int, bool]]) -> None:
+    """Whatever comes, in whatever order, as long as refused ones are given back; and one alone has all of it."""
+    intake = Intake(1000, 100)
+    held = dict.fromkeys("abc", 0)
+    for address, amount, ends in steps:
+        held[address] += amount
+        refused = False
+        try:
+            intake.take(address, amount)
+        except Refused:
+            assert sum(held.values()) > 100
+            refused = True
+        if ends or refused:
+            intake.give_back(address, held[address])
+            held[address] = 0
+        assert sum(held.values()) <= 200
 
 
 async def test_a_client_that_leaves_cuts_short_whatever_is_awaited() -> None:
