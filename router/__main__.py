@@ -1,7 +1,6 @@
 """The command `d2lpm`."""
 
 import argparse
-import gc
 import json
 import logging
 import os
@@ -19,6 +18,7 @@ from typing import Final, NoReturn
 import uvicorn
 
 from router.app import build, connections
+from router.collector import spare_the_collector
 from router.emulate import Emulated, emulated
 from router.errors import ConfigError
 from router.front import front
@@ -119,7 +119,7 @@ def _serve(settings: Settings) -> int:
             proxy_headers=False,  # whoever connects could forge its address
             server_header=False,
         )
-        _spare_the_collector()
+        spare_the_collector()
         server = _Server(config, app.drain, _greeting(listener, settings.policy, len(joined), workers))
         server.run([listener])
         return 0
@@ -130,12 +130,6 @@ def _raise_file_limit() -> None:
     """Take all the open files that the system allows: a stream needs two."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _spare_the_collector() -> None:
-    """Look for cycles seldom, and never in what is there for good: requests are freed by their reference counts."""
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
 
 
 def _log(settings: Settings) -> None:

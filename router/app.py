@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.api import ENDPOINTS
 from router.cache_alarm import CacheAlarm
+from router.collector import Collector
 from router.conductor import Conductor, Observer
 from router.control import control_plane
 from router.core.accounts import LinearCost
@@ -78,7 +79,7 @@ def build(settings: Settings) -> "Router":
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:  # noqa: ARG001 - FastAPI's signature
-        async with lag, journal or nullcontext(), state(), fleet, kv_events, monitor:
+        async with lag, Collector(lambda: drain.idle), journal or nullcontext(), state(), fleet, kv_events, monitor:
             yield
         conductor.close()
 

@@ -1,0 +1,69 @@
+"""When Python looks for cycles: in what is young often, in what is old only when nobody waits for the router.
+
+A look at everything takes as long as there is much, and the prefix tree is much; all streams stand still meanwhile.
+Requests are freed by their reference counts. What is left to find are connections that are no more, a few KB each.
+"""
+
+import asyncio
+import gc
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final, Self
+
+YOUNG: Final = 10_000
+"""Objects made, less those freed, after which the youngest are looked at: a millisecond's work."""
+MIDDLE: Final = 5
+"""Of such looks, after how many also what has survived these."""
+NEVER: Final = 1_000_000_000
+LOOK_SECONDS: Final = 1.0
+SELDOM_SECONDS: Final = 600.0
+"""Between two looks at everything, which wait for a moment in which no call is under way ..."""
+LATEST_SECONDS: Final = 3600.0
+"""... for so long at most. Then what has come since is looked at, which is less."""
+
+
+def spare_the_collector() -> None:
+    """Look often at what is young, and never of itself at what is there for good."""
+    gc.freeze()
+    gc.set_threshold(YOUNG, MIDDLE, NEVER)
+
+
+class Collector:
+    """Looks at everything now and then, as long as it is entered."""
+
+    def __init__(
+        self, idle: Callable[[], bool], seldom: float = SELDOM_SECONDS, latest: float = LATEST_SECONDS
+    ) -> None:
+        """`idle`: whether no call is under way."""
+        self._idle = idle
+        self._seldom = seldom
+        self._latest = latest
+        self.looks = 0
+        """At everything, so far."""
+
+    async def __aenter__(self) -> Self:
+        """Begin."""
+        self._task = asyncio.create_task(self._keep_looking())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Look no more."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _keep_looking(self) -> None:
+        loop = asyncio.get_running_loop()
+        last = loop.time()
+        while True:
+            await asyncio.sleep(min(LOOK_SECONDS, self._seldom))
+            age = loop.time() - last
+            if age < self._seldom or not (self._idle() or age >= self._latest):
+                continue
+            if self._idle():
+                gc.unfreeze()
+            gc.collect()
+            gc.freeze()
+            last = loop.time()
+            self.looks += 1

@@ -1,0 +1,96 @@
+"""Nothing that the router does holds up its event loop for long: measured as CPU time, callback by callback."""
+
+import asyncio
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+
+from running import RunningRouter, chat, emulated_workers, running_router, until
+from timed_loop import TimedLoop
+
+from router.collector import spare_the_collector
+from router.core.model import WorkerId
+
+MOST = 0.02
+"""Seconds of CPU time that one callback may take."""
+STREAMS = 60
+CLIENTS = 20
+SHARED = "The same document for all. " * 1000
+
+
+@contextmanager
+def seldom_collecting() -> Iterator[None]:
+    """As the command sets it."""
+    before = gc.get_threshold()
+    spare_the_collector()
+    yield
+    gc.set_threshold(*before)
+    gc.unfreeze()
+
+
+def grow(router: RunningRouter) -> None:
+    """As many prefixes as are saved, and more, of workers that come and go."""
+    random = Random(0)
+    documents = [random.randbytes(8 * 200) for _ in range(200)]
+    for number in range(12_000):
+        hashes = random.choice(documents)[: 8 * random.randrange(1, 200)] + random.randbytes(8 * 20)
+        router.scheduler.prefixes.tree.insert(hashes, WorkerId(f"old{number % 8}"), number / 100)
+
+
+async def ask(router: RunningRouter, number: int) -> None:
+    body = chat(f"{SHARED} {number % 7} {number}", stream=True, max_tokens=60, user=f"{number % CLIENTS}")
+    async with router.post(body) as post:
+        assert (await post.read()).endswith(b"data: [DONE]\n\n")
+
+
+async def scrape(router: RunningRouter) -> None:
+    for path in ("/metrics", "/fairness", "/workers", "/ready"):
+        async with router.http.get(path) as response:
+            assert response.status == 200
+            await response.read()
+
+
+async def under_load(loop: TimedLoop, workers: list[str], directory: Path) -> None:
+    """Streams with long prompts, while the state is saved and the metrics are read all the time."""
+    settings = {"state": directory / "state", "state_interval": 0.05, "journal": directory / "journal"}
+    async with running_router(*workers, **settings) as router:
+        grow(router)
+        await ask(router, 0)
+        await scrape(router)  # the first time of each costs more, once
+        saved = directory / "state" / "state"
+        await until(saved.exists)
+        loop.measuring = True
+        streams = [asyncio.ensure_future(ask(router, number)) for number in range(STREAMS)]
+        while not all(stream.done() for stream in streams):
+            await scrape(router)
+        await asyncio.gather(*streams)
+        before = saved.stat().st_mtime_ns
+        await until(lambda: saved.stat().st_mtime_ns != before)
+        loop.measuring = False
+
+
+def test_no_callback_takes_long(tmp_path: Path) -> None:
+    """Under load each takes less than 20 ms of CPU time, saving a large state included."""
+    with emulated_workers(2) as workers, seldom_collecting(), asyncio.Runner(loop_factory=TimedLoop) as runner:
+        loop = runner.get_loop()
+        assert isinstance(loop, TimedLoop)
+        runner.run(under_load(loop, workers, tmp_path))
+        worst = sorted(loop.costs, reverse=True)[:5]
+    assert len(loop.costs) > 10 * STREAMS
+    assert worst[0][0] < MOST, worst
+
+
+def test_a_callback_that_takes_long_is_seen() -> None:
+    """The measure itself works: of timers, of what a task does, and of what a socket brings."""
+
+    async def work() -> None:
+        sum(range(3_000_000))
+
+    with asyncio.Runner(loop_factory=TimedLoop) as runner:
+        loop = runner.get_loop()
+        assert isinstance(loop, TimedLoop)
+        loop.measuring = True
+        runner.run(work())
+    assert max(loop.costs)[0] > MOST
