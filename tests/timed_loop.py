@@ -17,18 +17,16 @@ class TimedLoop(asyncio.SelectorEventLoop):
         """Seconds of CPU time, and what it was, of every callback while `measuring`."""
         super().__init__()
 
-    def call_soon(
-        self, callback: Callable[[Unpack[Ts]], object], *args: Unpack[Ts], context: Any = None
-    ) -> asyncio.Handle:
+    def call_soon(self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Any = None) -> asyncio.Handle:
         return super().call_soon(self._timed(callback), *args, context=context)
 
     def call_at(
-        self, when: float, callback: Callable[[Unpack[Ts]], object], *args: Unpack[Ts], context: Any = None
+        self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Any = None
     ) -> asyncio.TimerHandle:
         return super().call_at(when, self._timed(callback), *args, context=context)
 
     def call_soon_threadsafe(
-        self, callback: Callable[[Unpack[Ts]], object], *args: Unpack[Ts], context: Any = None
+        self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Any = None
     ) -> asyncio.Handle:
         return super().call_soon_threadsafe(self._timed(callback), *args, context=context)
 
@@ -40,8 +38,8 @@ class TimedLoop(asyncio.SelectorEventLoop):
         handle: asyncio.Handle = super()._add_writer(fd, self._timed(callback), *args)  # type: ignore[misc]
         return handle
 
-    def _timed(self, callback: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any) -> None:
+    def _timed(self, callback: Callable[[Unpack[Ts]], object]) -> Callable[[Unpack[Ts]], None]:
+        def run(*args: *Ts) -> None:
             began = time.thread_time()
             try:
                 callback(*args)
