@@ -17,7 +17,7 @@ from typing import Final, NoReturn
 
 import uvicorn
 
-from router.app import build, connections
+from router.app import build
 from router.collector import spare_the_collector
 from router.emulate import Emulated, emulated
 from router.errors import ConfigError
@@ -111,7 +111,7 @@ def _serve(settings: Settings) -> int:
         app = build(settings.model_copy(update={"worker": joined}))
         config = uvicorn.Config(
             app,
-            http=front(connections(settings)),
+            http=front(app.connections),
             ws="none",
             lifespan="on",
             log_config=None,

@@ -16,6 +16,7 @@ from router.api import ENDPOINTS
 from router.cache_alarm import CacheAlarm
 from router.collector import Collector
 from router.conductor import Conductor, Observer
+from router.connections import Connections, FrontLimits
 from router.control import control_plane
 from router.core.accounts import LinearCost
 from router.core.health import HealthRules, PatienceRules
@@ -33,7 +34,6 @@ from router.exact_map import exact_map
 from router.exchange import Intake
 from router.explain import Explanation, Explanations
 from router.fleet import Backend, Fleet
-from router.front import Connections, FrontLimits
 from router.gateway import Gateway
 from router.identity import Identifier
 from router.journal import open_journal
@@ -94,6 +94,7 @@ def build(settings: Settings) -> "Router":
     registry.register(StateCollector(report, labels))
     registry.register(EventMetrics(kv_events.report, kv_events.outcomes))
     registry.register(lag)
+    registry.register(connections := _connections(settings))
     gateway = Gateway(
         conductor,
         fleet,
@@ -103,18 +104,18 @@ def build(settings: Settings) -> "Router":
         JourneySettings(settings.policy, settings.heartbeat, settings.response_headers, settings.continuation),
         kv_events.keys,
     )
-    return Router(
-        gateway, control_plane(fleet, registry, report, explain, drain, workers, settings.admin_key, lifespan), drain
-    )
+    control = control_plane(fleet, registry, report, explain, drain, workers, settings.admin_key, lifespan)
+    return Router(gateway, control, drain, connections)
 
 
 class Router:
     """Sends the data path past FastAPI, whose middleware would stand between a stream and its client."""
 
-    def __init__(self, data: ASGIApp, control: ASGIApp, drain: Drain) -> None:
+    def __init__(self, data: ASGIApp, control: ASGIApp, drain: Drain, connections: Connections) -> None:
         self._data = data
         self._control = control
         self.drain = drain
+        self.connections = connections
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a call, or the lifespan."""
@@ -149,8 +150,7 @@ def new_scheduler(settings: Settings) -> Scheduler:
     return Scheduler(POLICIES[settings.policy], core, parameters, random.Random(settings.seed))
 
 
-def connections(settings: Settings) -> Connections:
-    """Those of clients, before there are any."""
+def _connections(settings: Settings) -> Connections:
     limits = FrontLimits(
         head_bytes=settings.header_limit,
         url_bytes=settings.url_limit,

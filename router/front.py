@@ -5,7 +5,6 @@ shape where an answer can still be understood, and cut otherwise.
 """
 
 import asyncio
-from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Final
 
@@ -15,7 +14,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from router.api.error_json import error_body
-from router.core.holdings import Holdings
+from router.connections import Connections
 from router.errors import BadRequest, HeadTooLarge, Refused, RouterError, TooSlow, UrlTooLong
 
 LINGER: Final = 5.0
@@ -25,83 +24,6 @@ EARLY_BYTES: Final = 64 * 1024
 """What may come of later calls while one is under way."""
 EARLY_CALLS: Final = 16
 """How many of these may have come whole."""
-
-
-@dataclass(frozen=True, slots=True)
-class FrontLimits:
-    """Bytes, seconds and connections."""
-
-    head_bytes: int = 64 * 1024
-    """Of the request line and the headers."""
-    url_bytes: int = 8 * 1024
-    head_seconds: float = 10.0
-    """From the connection, or the first byte of another request, to the end of the headers."""
-    body_seconds: float = 30.0
-    """From there to the end of the body; as long again, if since the last time `body_rate` bytes came for each."""
-    body_rate: int = 16 * 1024
-    write_seconds: float = 60.0
-    """For which a client that is sent more than it reads may leave all of it unread."""
-    idle_seconds: float = 75.0
-    """Between two calls."""
-    connections: int = 10_000
-    """In all."""
-    connections_per_address: int | None = None
-
-
-class Connections:
-    """The open connections, and whose they are."""
-
-    def __init__(self, limits: FrontLimits) -> None:
-        self.limits = limits
-        self._by_address: Holdings[str] = Holdings()
-        self._open: dict[Front, None] = {}
-        self._idle: dict[str, dict[Front, None]] = {}
-        """Those without a call under way, by address, longest idle first."""
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-    @property
-    def unread_bytes(self) -> int:
-        """What was sent and has not even left for the network, as its clients do not read."""
-        return sum(connection.transport.get_write_buffer_size() for connection in self._open)
-
-    def enter(self, connection: "Front", address: str) -> bool:
-        """Count a new connection; False if it is to be refused.
-
-        When all together are too many, one without a call under way gives way, of the address that has most.
-        """
-        self._open[connection] = None
-        self._by_address.add(address, 1)
-        limits = self.limits
-        if limits.connections_per_address is not None and self._by_address.of(address) > limits.connections_per_address:
-            return False
-        if len(self) > limits.connections:
-            most = self._by_address.most()
-            if most is None or self._by_address.of(most) <= self._by_address.of(address) or most not in self._idle:
-                return False
-            giving_way = next(iter(self._idle[most]))
-            self.busy(giving_way, most)
-            giving_way.cut()
-        self.idle(connection, address)
-        return True
-
-    def idle(self, connection: "Front", address: str) -> None:
-        """It has no call under way."""
-        self._idle.setdefault(address, {})[connection] = None
-
-    def busy(self, connection: "Front", address: str) -> None:
-        """It has one."""
-        theirs = self._idle.get(address, {})
-        theirs.pop(connection, None)
-        if not theirs:
-            self._idle.pop(address, None)
-
-    def leave(self, connection: "Front", address: str) -> None:
-        """It is closed."""
-        del self._open[connection]
-        self.busy(connection, address)
-        self._by_address.remove(address, 1)
 
 
 class Await(Enum):
@@ -146,6 +68,11 @@ class Front(HttpToolsProtocol):
         self._awaits: Await | None = None
         self._patience: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
+
+    @property
+    def unread_bytes(self) -> int:
+        """What the client was sent and has not even left for the network."""
+        return self.transport.get_write_buffer_size()
 
     def cut(self) -> None:
         """Close the connection at once; whatever is under way there ends as if its client had left."""
@@ -391,6 +318,7 @@ class Front(HttpToolsProtocol):
         served.message_event.set()
 
     def _answer(self, error: RouterError) -> None:
+        self._connections.refused[error.status] += 1
         body = error_body(error)
         lines = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), *error.headers()]
         head = b"".join(b"%b: %b\r\n" % line for line in [*lines, (b"connection", b"close")])

@@ -12,10 +12,10 @@ from typing import Any, Final, Self
 import aiohttp
 import uvicorn
 
-from router.app import Router, build, connections
+from router.app import Router, build
 from router.core.scheduler import Scheduler
 from router.emulate import emulated
-from router.front import Connections, FrontLimits, front
+from router.front import front
 from router.gateway import Gateway
 from router.settings import Settings
 
@@ -59,11 +59,11 @@ class Post:
 class RunningRouter:
     """A router that listens, seen from outside (`http`, with its address as base) and from inside."""
 
-    def __init__(self, url: str, http: aiohttp.ClientSession, app: Router, clients: Connections) -> None:
+    def __init__(self, url: str, http: aiohttp.ClientSession, app: Router) -> None:
         self.url = url
         self.http = http
         self.drain = app.drain
-        self.connections = clients
+        self.connections = app.connections
         gateway = gateway_of(app)
         self.hasher = gateway._hasher
         self.conductor = gateway._conductor
@@ -123,11 +123,10 @@ async def until(true: Callable[[], bool]) -> None:
 @asynccontextmanager
 async def running_router(*workers: str, **settings: Any) -> AsyncIterator[RunningRouter]:
     """A router before these workers' URLs. At its end every count must be zero, whatever happened to it."""
-    given = Settings.model_validate({"worker": workers, "poll_interval": 0.05, **settings})
-    app, clients = build(given), connections(given)
+    app = build(Settings.model_validate({"worker": workers, "poll_interval": 0.05, **settings}))
     connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=2 * PATIENCE)
-    async with serving(app, clients) as url, aiohttp.ClientSession(url, connector=connector, timeout=timeout) as http:
-        router = RunningRouter(url, http, app, clients)
+    async with serving(app) as url, aiohttp.ClientSession(url, connector=connector, timeout=timeout) as http:
+        router = RunningRouter(url, http, app)
         yield router
         await router.check_at_rest()
 
@@ -141,14 +140,14 @@ def gateway_of(app: Any) -> Gateway:
 
 
 @asynccontextmanager
-async def serving(app: Any, clients: Connections | None = None) -> AsyncIterator[str]:
+async def serving(app: Router) -> AsyncIterator[str]:
     """Serve an ASGI application on a free port of loopback, as the command does; gives its URL."""
     with socket.create_server(("127.0.0.1", 0), backlog=2048) as listener:
         # As uvloop does, under which the command serves; asyncio leaves it out for a socket made like this one.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         config = uvicorn.Config(
             app,
-            http=front(Connections(FrontLimits()) if clients is None else clients),
+            http=front(app.connections),
             ws="none",
             lifespan="on",
             log_config=None,

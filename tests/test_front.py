@@ -130,13 +130,17 @@ async def test_a_connection_that_says_nothing_is_closed() -> None:
 
 
 async def test_too_many_connections_of_one_address_are_refused() -> None:
-    """With 429; one that closes makes room."""
+    """With 429, and counted; one that closes makes room."""
     async with served(max_connections_per_address=2) as (engine, router):
         async with connected(router), connected(router), connected(router) as (reader, _):
             error = refused(await to_the_end(reader), 429)
             assert error["type"] == "rate_limit_error"
         await until(lambda: not len(router.connections))
         await other_is_served(engine, router)
+        async with router.http.get("/metrics") as response:
+            told = await response.text()
+        assert 'd2lpm_refused_connections_total{status="429"} 1.0' in told
+        assert "d2lpm_connections 1.0" in told
 
 
 async def test_a_flood_of_connections_costs_the_flooder() -> None:
