@@ -9,6 +9,8 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Final
 
 from starlette.types import Receive, Scope, Send
 
@@ -25,6 +27,9 @@ from router.identity import Identifier
 from router.journey import Journey, JourneySettings
 
 log = logging.getLogger(__name__)
+
+AT_ONCE: Final = 64 * 1024
+"""Bytes of a body that is parsed and hashed at once, in a millisecond or less; for a longer one, nobody waits."""
 
 BlockKeys = Callable[[str, bytes, str], Awaitable[tuple[BlockKey, ...]]]
 """Takes the path, body and model of a call; gives one key per prompt, or none."""
@@ -61,7 +66,7 @@ class Gateway:
                 raise MethodNotAllowed(exchange.method, "POST")
             body = await exchange.body(self._intake)
             arrived = self._conductor.clock()
-            call = self._parse(exchange.path, body)
+            call = await self._parse(exchange.path, body)
             request = self._request(exchange, call, await self._block_keys(call.path, body, call.model))
             overhead = self._conductor.clock() - arrived
             journey = Journey(request, call, exchange, self._conductor, self._fleet, overhead)
@@ -77,8 +82,9 @@ class Gateway:
             log.exception("a call to %s failed inside the router", exchange.path)
             await exchange.fail(RouterError("The router failed on this call."))
 
-    def _parse(self, path: str, body: bytes) -> Call:
-        call = ENDPOINTS[path](body, self._hasher, ids=self._settings.continuation == "ids")
+    async def _parse(self, path: str, body: bytes) -> Call:
+        parse = partial(ENDPOINTS[path], body, self._hasher, ids=self._settings.continuation == "ids")
+        call = parse() if len(body) <= AT_ONCE else await asyncio.to_thread(parse)
         if not self._fleet.knows(call.model):
             raise UnknownModel(call.model)
         return call
