@@ -147,9 +147,11 @@ async def test_a_flood_of_connections_costs_the_flooder() -> None:
     """When all are too many, the longest idle one of the address that has most gives way, and no call is cut."""
     flooder = "127.0.0.2"
     async with served(max_connections=3, header_timeout=PATIENCE) as (engine, router):
-        async with connected(router, flooder) as (_, busy), connected(router, flooder) as (idle, _):
+        async with connected(router, flooder) as (_, busy), connected(router, flooder) as (idle, was_busy):
             busy.write(request_bytes())
             call = await engine.call()
+            was_busy.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            await idle.readuntil(b"}")
             async with connected(router, flooder), connected(router) as (reader, writer):
                 assert await to_the_end(idle) == b""
                 writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
@@ -185,6 +187,22 @@ async def test_it_does_not_matter_how_bytes_are_cut() -> None:
                     assert head.startswith(b"HTTP/1.1 " + status), (sent, cuts)
                     await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0]))
         assert engine.calls.empty()
+
+
+async def test_a_call_of_which_half_came_behind_another_is_read_on() -> None:
+    """Its rest comes while the first is under way, and is of use after that."""
+    second = request_bytes("two")
+    async with served() as (engine, router), connected(router) as (reader, writer):
+        writer.write(request_bytes("one") + second[:-10])
+        call = await engine.call()
+        writer.write(second[-10:])
+        await other_is_served(engine, router)  # and so the rest was read
+        for word in ("one", "two"):
+            assert word in str(call.json)
+            await call.answer(f"answer {word}")
+            await reader.readuntil(f"answer {word}".encode())
+            if word == "one":
+                call = await engine.call()
 
 
 async def test_pipelined_calls_are_answered_in_order_however_they_are_cut() -> None:
