@@ -5,7 +5,9 @@ from collections import deque
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from running import chat, running_router
 from scenario import Scene
+from scripted_engine import scripted_engine
 
 from router.core.deficits import DeficitTable
 from router.core.model import ClientId
@@ -158,3 +160,17 @@ def test_vtc_forgets_who_would_be_lifted_above_its_counter() -> None:
     for name in ("low", "last", "high"):
         counters.forget(ClientId(name))
     assert [counters.value(ClientId(name)) for name in ("low", "last", "high")] == [None, 15.0, 18.0]
+
+
+async def test_what_forgotten_clients_were_served_stays_counted() -> None:
+    """In the report, and in the metrics as that of others: no count falls."""
+    async with scripted_engine() as engine, running_router(engine.url, client_limit=1) as router:
+        for user in ("ann", "bob", "cy"):
+            async with router.post(chat(user=user)) as post:
+                await (await engine.call()).answer(completion=7)
+                await post.read()
+        report = await router.fairness()
+        assert list(report["clients"]) == ["user-cy"]
+        assert report["forgotten"]["output"] == 14
+        async with router.http.get("/metrics") as response:
+            assert 'd2lpm_service_tokens_total{client="other",kind="output"} 14.0' in await response.text()
