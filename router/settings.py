@@ -149,7 +149,7 @@ class Settings(PolicyGroups):
     queue_ttl: PositiveFloat = 300.0
     """Seconds that a request may wait here before it is refused with 429."""
 
-    client_limit: PositiveInt = 10_000
+    client_limit: PositiveInt = 1000
     """Clients remembered that have nothing waiting or running; of others, only what they owe."""
     admin_key: Annotated[SecretStr | None, Field(min_length=16)] = None
     """The bearer token, 16 characters or more, that lets an operator take workers out; without one, nobody can."""
