@@ -102,7 +102,8 @@ def test_a_record_is_bounded() -> None:
     record.prompt([1, 2])
     for _ in range(RECORD_LIMIT // 600):
         record.add_list([12345] * 100, text=True)
-    assert record.ids is not None
+    kept = record.ids
+    assert kept is not None
     record.add_list([12345] * 100, text=True)
     assert record.ids is None
     assert not record._output

@@ -24,7 +24,8 @@ def test_predictions_are_discounted_while_they_promise_too_much() -> None:
         calibration.told(1000, 250, 1000)
     assert calibration.discount == 1.0
     calibration.told(1000, 250, 1000)
-    assert calibration.suspect
+    suspected = calibration.suspect
+    assert suspected
     assert calibration.discount == pytest.approx(0.25)
     for _ in range(REMEMBERED):
         calibration.told(1000, 1000, 1000)

@@ -59,8 +59,8 @@ class Caches:
         """Both."""
         self.end(self.send(*prompts, worker=worker), cached=cached)
 
-    def report(self, worker: WorkerId = W1, **told: float | None) -> None:
-        self.mirror.reported(worker, CacheReport(**told), self.now)  # type: ignore[arg-type]
+    def report(self, report: CacheReport, worker: WorkerId = W1) -> None:
+        self.mirror.reported(worker, report, self.now)
 
     def held(self, text: str, worker: WorkerId = W1) -> int:
         """Chunks."""
@@ -240,12 +240,12 @@ def test_a_miss_on_what_is_being_computed_evicts_nothing() -> None:
 def test_evictions_that_the_engine_counts_are_made_up_for_once() -> None:
     """Those replayed are among them; those in excess are taken now."""
     caches = Caches(chunks=8)
-    caches.report(evicted_tokens=100)
+    caches.report(CacheReport(evicted_tokens=100))
     caches.serve("xxxx")
     caches.serve("yyyyyy")
-    caches.report(evicted_tokens=100 + 2 * CHUNK_TOKENS)
+    caches.report(CacheReport(evicted_tokens=100 + 2 * CHUNK_TOKENS))
     assert caches.mirror.held(W1) == 8 * CHUNK_TOKENS
-    caches.report(evicted_tokens=100 + 5 * CHUNK_TOKENS)
+    caches.report(CacheReport(evicted_tokens=100 + 5 * CHUNK_TOKENS))
     assert (caches.held("xxxx"), caches.held("yyyyyy")) == (0, 5)
     assert caches.mirror.cache(W1).evictions == {"replayed": 2 * CHUNK_TOKENS, "counted": 3 * CHUNK_TOKENS}
 
@@ -253,33 +253,33 @@ def test_evictions_that_the_engine_counts_are_made_up_for_once() -> None:
 def test_an_age_at_which_blocks_are_evicted_ends_what_is_older() -> None:
     """Blocks that had lain for three seconds were evicted: whatever was released before that is gone."""
     caches = Caches()
-    caches.report(idle_seconds=10.0, idle_blocks=4)
+    caches.report(CacheReport(idle_seconds=10.0, idle_blocks=4))
     for prompt in ("xx", "yy", "zz"):
         caches.serve(prompt)
-    caches.report(idle_seconds=16.0, idle_blocks=6)
+    caches.report(CacheReport(idle_seconds=16.0, idle_blocks=6))
     assert [caches.held(text) for text in ("xx", "yy", "zz")] == [0, 2, 2]
 
 
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ({"born": 1.0}, {"born": 2.0}),
-        ({"computed_tokens": 10.0}, {"computed_tokens": 9.0}),
-        ({"hit_tokens": 10.0}, {"hit_tokens": 9.0}),
-        ({"evicted_tokens": 10.0}, {"evicted_tokens": 0.0}),
-        ({}, {"asleep": True}),
+        (CacheReport(born=1.0), CacheReport(born=2.0)),
+        (CacheReport(computed_tokens=10.0), CacheReport(computed_tokens=9.0)),
+        (CacheReport(hit_tokens=10.0), CacheReport(hit_tokens=9.0)),
+        (CacheReport(evicted_tokens=10.0), CacheReport(evicted_tokens=0.0)),
+        (CacheReport(), CacheReport(asleep=True)),
     ],
     ids=["born", "computed", "hits", "evicted", "asleep"],
 )
-def test_an_engine_that_started_anew_or_sleeps_holds_nothing(before: dict[str, float], after: dict[str, float]) -> None:
+def test_an_engine_that_started_anew_or_sleeps_holds_nothing(before: CacheReport, after: CacheReport) -> None:
     """And what ran there then pins nothing of what comes after."""
     caches = Caches()
-    caches.report(**before)
+    caches.report(before)
     caches.serve("xx")
     running = caches.send("yyyy")
-    caches.report(**after)
+    caches.report(after)
     assert caches.mirror.held(W1) == 0
-    caches.report(**after)
+    caches.report(after)
     caches.serve("zz")
     caches.end(running, "yyyyy")
     assert (caches.held("yyyy"), caches.held("zz")) == (0, 2)
@@ -288,11 +288,11 @@ def test_an_engine_that_started_anew_or_sleeps_holds_nothing(before: dict[str, f
 def test_an_engine_that_says_what_it_said_before_goes_on() -> None:
     """Neither equal counts nor missing ones are a new start."""
     caches = Caches()
-    caches.report(born=1.0, computed_tokens=10.0, hit_tokens=5.0)
+    caches.report(CacheReport(born=1.0, computed_tokens=10.0, hit_tokens=5.0))
     caches.serve("xx")
-    caches.report(born=1.0, computed_tokens=10.0, hit_tokens=5.0)
-    caches.report()
-    caches.report(born=1.0, computed_tokens=10.0, hit_tokens=6.0)
+    caches.report(CacheReport(born=1.0, computed_tokens=10.0, hit_tokens=5.0))
+    caches.report(CacheReport())
+    caches.report(CacheReport(born=1.0, computed_tokens=10.0, hit_tokens=6.0))
     assert caches.held("xx") == 2
 
 
@@ -313,13 +313,13 @@ def test_a_silent_engine_is_recognised_and_its_counters_are_taken_instead() -> N
     for _ in range(FEWEST):
         caches.end(caches.send("xxxx"), cached=None)
     for number in range(FEWEST):
-        caches.report(hit_tokens=10.0 * number)
+        caches.report(CacheReport(hit_tokens=10.0 * number))
         request = caches.send("xxxx!")
         caches.mirror.ended(request, Usage(5 * CHUNK_TOKENS, 1), (), caches.now, computed=True)
     calibration = caches.mirror.cache(W1).calibration
     assert calibration.silent
     for number in range(FEWEST + 1):
-        caches.report(hit_tokens=10.0 * (FEWEST + number))
+        caches.report(CacheReport(hit_tokens=10.0 * (FEWEST + number)))
         caches.running.clear()
         caches.mirror.ended(caches.send("xxxx!"), None, (), caches.now, computed=True)
     assert calibration.discount < 0.2
