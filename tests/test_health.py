@@ -270,6 +270,22 @@ def test_the_only_worker_of_a_model_is_never_left_out() -> None:
     assert talk.worker_of(talk.arrive("ada", "z")) == W1
 
 
+def test_a_worker_left_out_that_turns_to_another_model_is_tried_with_that() -> None:
+    """Whose only worker it is, although something still runs there."""
+    talk = scene("w1", "w2", requests=3)
+    there: list[RequestId] = []
+    while len(there) < 3:
+        request = talk.arrive("ada", "a")
+        if talk.worker_of(request) == W1:
+            there.append(request)
+    for request in there[:2]:
+        give_back(talk, request)
+    assert set(talk.scheduler.cluster.barred) == {W1}
+    talk.join("w1", "another model")
+    talk.finish(there[2])
+    assert talk.worker_of(talk.arrive("ada", "b", model="another model")) == W1
+
+
 def test_a_request_that_every_worker_fails_opens_no_breaker() -> None:
     """An engine's own error counts only when another worker has done the same request."""
     talk = scene("w1", "w2", "w3")

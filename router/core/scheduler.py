@@ -490,13 +490,13 @@ class Scheduler:
         worker = event.worker
         present = worker.id in self.cluster and not self.cluster[worker.id].left
         models = self._models_of(worker.id)
-        barred = worker.id in self.cluster.barred
+        barred = tried_anew = worker.id in self.cluster.barred
         displaced: list[Request] = []
         if not models <= worker.models:
             # What it no longer serves must not wait for it.
             displaced = self._vacate(worker.id, now)
             models, barred = frozenset(), False
-        self.cluster.join(worker, back=not present)
+        self.cluster.join(worker, back=not present or (tried_anew and not barred))
         self.mirror.joined(worker)
         if not barred and (not models or models != worker.models):
             self.policy.worker_joined(worker.id, now)

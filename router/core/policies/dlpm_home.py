@@ -162,7 +162,7 @@ class DlpmHome(Policy):
         loads = sorted([(self._view.in_flight(w), site.sent, w) for w, site in sites if self._view.has_room(w)])
         for load, _, worker in loads:
             relief = loads[0][2] if self._overloaded(load, loads[0][0]) else worker
-            if choice := self._next_at(worker, relief, now):
+            if choice := self._next_at(worker, relief, [w for other, _, w in loads if other == load], now):
                 return choice
         for _, _, worker in loads:
             if choice := self._next_copied(worker, now):
@@ -349,8 +349,11 @@ class DlpmHome(Policy):
     def _overloaded(self, load: int, least: int) -> bool:
         return load > self._parameters.load_ratio * least + self._parameters.load_slack
 
-    def _next_at(self, worker: WorkerId, relief: WorkerId, now: float) -> Choice | None:
-        """The next request for which a worker is home, or that has none any more; it goes to `relief` if it can."""
+    def _next_at(self, worker: WorkerId, relief: WorkerId, peers: Sequence[WorkerId], now: float) -> Choice | None:
+        """The next request for which a worker is home, or that has none any more; it goes to `relief` if it can.
+
+        And else to that one of its peers, which have as much in flight, that holds most of it.
+        """
         site, models = self._sites[worker], self._view.models(worker)
         queues = [queue for model, queue in self._anywhere.items() if model in models]
         if len(site.queue):
@@ -365,6 +368,11 @@ class DlpmHome(Policy):
         why = "home" if worker in waiting.homes else "room"
         if relief != worker and relief in waiting.matched and self._view.admits(relief, turn.request):
             worker, why = relief, "load"
+        else:
+            matched = waiting.matched
+            best = max(peers, key=lambda peer: matched.get(peer, -1))
+            if matched.get(best, -1) > matched[worker] and self._view.admits(best, turn.request):
+                worker = best
         return self._take(Choice(turn.request, worker, why, turn.passed), now)
 
     def _refill(self, worker: WorkerId, models: Collection[str], now: float) -> None:
