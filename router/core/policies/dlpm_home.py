@@ -162,7 +162,7 @@ class DlpmHome(Policy):
         loads = sorted([(self._view.in_flight(w), site.sent, w) for w, site in sites if self._view.has_room(w)])
         for load, _, worker in loads:
             relief = loads[0][2] if self._overloaded(load, loads[0][0]) else worker
-            if choice := self._next_at(worker, relief, [w for other, _, w in loads if other == load], now):
+            if choice := self._next_at(worker, relief, now):
                 return choice
         for _, _, worker in loads:
             if choice := self._next_copied(worker, now):
@@ -349,10 +349,10 @@ class DlpmHome(Policy):
     def _overloaded(self, load: int, least: int) -> bool:
         return load > self._parameters.load_ratio * least + self._parameters.load_slack
 
-    def _next_at(self, worker: WorkerId, relief: WorkerId, peers: Sequence[WorkerId], now: float) -> Choice | None:
+    def _next_at(self, worker: WorkerId, relief: WorkerId, now: float) -> Choice | None:
         """The next request for which a worker is home, or that has none any more; it goes to `relief` if it can.
 
-        And else to that one of its peers, which have as much in flight, that holds most of it.
+        And else, of the workers with as much in flight, to that which holds most of it.
         """
         site, models = self._sites[worker], self._view.models(worker)
         queues = [queue for model, queue in self._anywhere.items() if model in models]
@@ -369,11 +369,14 @@ class DlpmHome(Policy):
         if relief != worker and relief in waiting.matched and self._view.admits(relief, turn.request):
             worker, why = relief, "load"
         else:
-            matched = waiting.matched
-            best = max(peers, key=lambda peer: matched.get(peer, -1))
-            if matched.get(best, -1) > matched[worker] and self._view.admits(best, turn.request):
-                worker = best
+            worker = self._best_equal(worker, waiting)
         return self._take(Choice(turn.request, worker, why, turn.passed), now)
+
+    def _best_equal(self, worker: WorkerId, waiting: Waiting) -> WorkerId:
+        """The worker that holds most of a request, of those that have room and as much in flight as this one."""
+        view, matched, load = self._view, waiting.matched, self._view.in_flight(worker)
+        equals = [each for each in matched if view.in_flight(each) == load and view.admits(each, waiting.request)]
+        return max([worker, *equals], key=matched.__getitem__)
 
     def _refill(self, worker: WorkerId, models: Collection[str], now: float) -> None:
         """CHECKREFILL among the clients of the models that a worker serves."""
