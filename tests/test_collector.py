@@ -1,6 +1,5 @@
 """When old objects are looked at for cycles."""
 
-import asyncio
 import gc
 import weakref
 from collections.abc import Iterator
@@ -33,9 +32,15 @@ async def test_everything_is_looked_at_when_no_call_is_under_way() -> None:
     gone = weakref.ref(knot)
     spare_the_collector()
     del knot
-    async with Collector(lambda: idle, seldom=0.001, latest=3600.0) as collector:
-        for _ in range(20):
-            await asyncio.sleep(0.001)
+    asked = 0
+
+    def is_idle() -> bool:
+        nonlocal asked
+        asked += 1
+        return idle
+
+    async with Collector(is_idle, seldom=0.001, latest=3600.0) as collector:
+        await until(lambda: asked > 2)
         assert (collector.looks, gone() is None) == (0, False)
         idle = True
         await until(lambda: collector.looks > 0)
