@@ -85,7 +85,7 @@ def _packed(tokens: Sequence[int]) -> bytes:
     try:
         return struct.pack(f"<{len(tokens)}I", *tokens)
     except struct.error:  # an answer is among them
-        return struct.pack(f"<{len(tokens)}I", *[_CODES.get(token, token) for token in tokens])
+        return struct.pack(f"<{len(tokens)}I", *map(_CODES.get, tokens, tokens))
 
 
 EMPTY: Final = Text()
