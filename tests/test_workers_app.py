@@ -23,7 +23,7 @@ from workers_http import (
     worker,
 )
 
-from workers.tokenizer import encode
+from workers.tokenizer import decode, encode, render_chat
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +57,26 @@ async def test_prompt_lists_and_token_ids(dialect: str, http: aiohttp.ClientSess
     assert as_text["usage"]["completion_tokens"] == 12
     alone = await call(http, url, text(encode(prompts[1])))
     assert alone["choices"][0]["text"] == as_text["choices"][2]["text"]
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "sglang"])
+async def test_the_beginning_of_an_answer_is_gone_on_with(
+    dialect: str, http: aiohttp.ClientSession, request: Any
+) -> None:
+    """Whoever said the tokens so far, as ids behind the prompt or as the chat's last message, the rest is the same."""
+    url = request.getfixturevalue(dialect)
+    asked = chat("Tell me.", max_tokens=20, ignore_eos=True)
+    whole = (await call(http, url + CHAT, asked))["choices"][0]["message"]["content"]
+    said = decode(encode(whole)[:7])
+    begun = [*encode(render_chat(asked["messages"])), *encode(said)]
+    by_ids = await call(http, url + TEXT, text(begun, max_tokens=13))
+    assert said + by_ids["choices"][0]["text"] == whole
+    messages = [*asked["messages"], {"role": "assistant", "content": said}]
+    options = {"continue_final_message": True, "add_generation_prompt": False}
+    by_text = await call(http, url + CHAT, {**asked, "messages": messages, "max_tokens": 13, **options})
+    assert said + by_text["choices"][0]["message"]["content"] == whole
+    other = await call(http, url + CHAT, chat("Tell him.", max_tokens=20, ignore_eos=True))
+    assert other["choices"][0]["message"]["content"] != whole
 
 
 @pytest.mark.parametrize("dialect", ["vllm", "sglang"])

@@ -95,7 +95,7 @@ def _chat_text(body: Body) -> str:
         raise _wrong_type("messages", "a list of objects")
     if not messages or not all(isinstance(message.get("role"), str) for message in messages):
         raise ApiError(400, "messages must not be empty and each needs a role", param="messages")
-    return render_chat(messages, body.get("tools"))
+    return render_chat(messages, body.get("tools"), go_on=_boolean(body, "continue_final_message"))
 
 
 def _prompts(prompt: object) -> list[list[int]]:

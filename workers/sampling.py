@@ -1,4 +1,9 @@
-"""Which token an emulated model says next: a fixed walk from the seed and the prompt, so that answers repeat."""
+"""Which token an emulated model says next: a fixed walk from the seed and the prompt, so that answers repeat.
+
+As with a real model, what it says next depends on all tokens before and not on who said them: the last word of the
+prompt that no answer has says which walk it is, and the words after it how far that has gone. So a prompt that ends
+in the beginning of an answer is answered with the rest of it.
+"""
 
 from collections.abc import Iterable
 
@@ -7,11 +12,19 @@ from workers.tokenizer import EOS, VOCABULARY
 _MASK = (1 << 64) - 1
 _EOS_ONE_IN = 256
 _WORDS = len(VOCABULARY)
+_SAYABLE = frozenset(VOCABULARY)
 
 
 def initial_state(seed: int, prompt: Iterable[int], sample: int) -> int:
-    """The walk's 64-bit state before the first token: hashes of integers alone, so equal in every process."""
-    return hash((seed, sample, tuple(prompt))) & _MASK
+    """The walk's 64-bit state after `prompt`: hashes of integers alone, so equal in every process."""
+    tokens = tuple(prompt)
+    begun = len(tokens)
+    while begun and tokens[begun - 1] in _SAYABLE:
+        begun -= 1
+    state = hash((seed, sample, tokens[:begun])) & _MASK
+    for _ in tokens[begun:]:
+        state = next_state(state)
+    return state
 
 
 def next_state(state: int) -> int:

@@ -14,6 +14,8 @@ import orjson
 
 _PIECE = re.compile(r"<\|im\|>|<\|end\|>| ?[A-Za-z0-9_]{1,6}| ?[\u00c0-\u07ff]{1,3}|.", re.DOTALL)
 _MEMO_LIMIT = 1 << 16
+END = "<|end|>\n"
+"""Behind each message of a chat."""
 
 
 def _pack(piece: str) -> int:
@@ -71,21 +73,28 @@ def _text(token: int) -> str:
 
 
 def render_chat(
-    messages: Sequence[Mapping[str, object]], tools: object = None, *, add_generation_prompt: bool = True
+    messages: Sequence[Mapping[str, object]],
+    tools: object = None,
+    *,
+    add_generation_prompt: bool = True,
+    go_on: bool = False,
 ) -> str:
     """The prompt text of a chat: tools first, each message between markers, then the opening of the answer.
 
-    The text of one turn is a prefix of the next turn's where the client sends the answer back unchanged.
+    The text of one turn is a prefix of the next turn's where the client sends the answer back unchanged. `go_on`: the
+    last message is an answer's beginning, and nothing comes after it.
     """
     rendered = [_marked("tools", orjson.dumps(tools).decode())] if tools else []
     rendered += [_marked(str(message.get("role")), _content(message)) for message in messages]
-    if add_generation_prompt:
+    if go_on:
+        rendered[-1] = rendered[-1].removesuffix(END)
+    elif add_generation_prompt:
         rendered.append("<|im|>assistant\n")
     return "".join(rendered)
 
 
 def _marked(role: str, content: str) -> str:
-    return f"<|im|>{role}\n{content}<|end|>\n"
+    return f"<|im|>{role}\n{content}{END}"
 
 
 def _content(message: Mapping[str, object]) -> str:
