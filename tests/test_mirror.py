@@ -206,6 +206,27 @@ def test_what_an_engine_turned_away_is_not_cached() -> None:
     assert caches.held("xxyy") == 2
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
+def test_what_an_engine_turned_away_again_and_again_is_not_cached(order: tuple[int, ...]) -> None:
+    """However the requests with one prompt overlap, none is taken for the proof that its prompt was there."""
+    caches = Caches()
+    caches.serve("xx")
+    refused = [caches.send("xxyy"), caches.send("xxyyz"), caches.send("xxyy")]
+    for place in order:
+        caches.end(refused[place], computed=False)
+    assert caches.held("xxyyz") == 2
+
+
+def test_what_one_request_brought_stays_when_others_with_it_are_turned_away() -> None:
+    """The engine has it from the one that it computed."""
+    caches = Caches()
+    first, second, third = (caches.send("xxyy") for _ in range(3))
+    caches.end(first, computed=False)
+    caches.end(second)
+    caches.end(third, computed=False)
+    assert caches.held("xxyy") == 4
+
+
 def test_a_prefix_that_was_gone_takes_with_it_what_goes_on_from_there_and_what_is_staler() -> None:
     """Caches evict in order: whatever was released before something that is gone is gone as well."""
     caches = Caches()

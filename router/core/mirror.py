@@ -28,7 +28,7 @@ from router.core.estimates import Estimates
 from router.core.model import CacheReport, Request, RequestId, Usage, Worker, WorkerId
 from router.core.prefix_tree import PrefixTree
 from router.core.prompt_key import HASH_BYTES, PromptKey
-from router.core.radix_node import Holding, Step
+from router.core.radix_node import Holding, Node, Step
 from router.core.same_batch import NextBatch
 
 HITS_REMEMBERED: Final = 32
@@ -197,7 +197,9 @@ class Mirror:
                 self._tree.unpin(prompt.hashes, run.worker, now, run.epoch)
             if not computed:
                 path = run.paths[place]
-                self._tree.prune(prompt.hashes, run.worker, path[-1][0] if path else 0, inf)
+                held = path[-1][0] if path else 0
+                self._tree.prune(prompt.hashes, run.worker, held, inf)
+                self._hand_down(run.worker, prompt.hashes, held)
         if computed and here:
             self._keep_answers(run, usage, answers, now)
         self._keep_within(run.worker, state)
@@ -274,6 +276,25 @@ class Mirror:
             taken = self._tree.evict(worker, excess, whole=whole) * chunk
             state.evictions["replayed"] += round(taken)
             state.ahead += taken
+
+    def _hand_down(self, worker: WorkerId, hashes: bytes, held: int) -> None:
+        """What a refused request brought, all that is beyond its first `held` chunks, counts from now on as brought by
+        one of those that found it there: the first that shares the most of it, which may be refused as well.
+        """
+        at = held * HASH_BYTES
+        brought = Node(hashes[at:])
+        heir: list[tuple[int, float | None]] = []
+        most = 0
+        for run in self._runs.values():
+            for path, prompt in zip(run.paths, run.prompts, strict=True) if run.worker == worker else ():
+                if path and path[-1][0] > held and prompt.hashes.startswith(brought.first, at):
+                    shared = brought.shared(prompt.hashes, at)
+                    if shared > most:
+                        heir, most = path, shared
+        while heir and heir[-1][0] > held:
+            _, released = heir.pop()
+            if held > (heir[-1][0] if heir else 0):
+                heir.append((held, released))
 
     def _keep_answers(self, run: Run, usage: Usage | None, answers: Sequence[PromptKey], now: float) -> None:
         for answer in answers:
