@@ -4,7 +4,6 @@ import argparse
 import json
 import logging
 import os
-import resource
 import signal
 import socket
 import sys
@@ -17,6 +16,8 @@ from typing import Final, NoReturn
 
 import uvicorn
 
+from router import open_files
+from router.access_log import AccessLog
 from router.app import build
 from router.collector import spare_the_collector
 from router.emulate import Emulated, emulated
@@ -26,6 +27,8 @@ from router.lifecycle import Drain
 from router.replay import replay_file
 from router.settings import Settings, WorkerAddress
 from router.sources import ABOUT, Parser, add_flags, load
+
+log = logging.getLogger("router")
 
 GRACE: Final = 5
 """Seconds that connections have to close once no call is under way any more."""
@@ -104,18 +107,18 @@ def _serve(settings: Settings) -> int:
     if not settings.worker and not settings.emulate:
         raise ConfigError("there is no worker: give the URL of each with --worker, or try with --emulate 2")
     _log(settings)
-    _raise_file_limit()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with suppress(KeyboardInterrupt), _listener(settings) as listener, emulated(settings.emulate) as workers:
         joined = (*settings.worker, *(WorkerAddress(url=worker.url) for worker in workers))
+        _check_files(settings, len(joined))
         app = build(settings.model_copy(update={"worker": joined}))
         config = uvicorn.Config(
-            app,
+            AccessLog(app) if settings.access_log else app,
             http=front(app.connections),
             ws="none",
             lifespan="on",
             log_config=None,
-            access_log=settings.access_log,
+            access_log=False,
             proxy_headers=False,  # whoever connects could forge its address
             server_header=False,
         )
@@ -126,10 +129,13 @@ def _serve(settings: Settings) -> int:
     return INTERRUPTED
 
 
-def _raise_file_limit() -> None:
-    """Take all the open files that the system allows: a stream needs two."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+def _check_files(settings: Settings, workers: int) -> None:
+    """Take all the open files that the system allows, and tell where these are too few."""
+    in_flight = None if settings.window == "off" else settings.max_inflight
+    limit, wanted = open_files.raise_limit(), open_files.needed(settings.max_connections, workers, in_flight)
+    if limit < wanted:
+        text = "%d open files are allowed (ulimit -n), and --max-connections %d may need %d"
+        log.warning(text, limit, settings.max_connections, wanted)
 
 
 def _log(settings: Settings) -> None:

@@ -239,7 +239,7 @@ class Settings(PolicyGroups):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """The least severe messages that go to standard error."""
     access_log: bool = False
-    """Log every request."""
+    """Log every request: its address, method, path and status."""
 
     def without_addresses(self) -> dict[str, JsonValue]:
         """What may change a decision, for `model_validate`: not where anything is, and no secret."""

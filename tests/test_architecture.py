@@ -22,7 +22,7 @@ ARROWS: Final[dict[str, tuple[str, ...]]] = {
     "router.__main__": (
         *("router.app", "router.replay", "router.settings", "router.sources", "router.emulate", "router.errors"),
         "router.front",
-        *("router.lifecycle", "router.collector"),
+        *("router.lifecycle", "router.collector", "router.open_files", "router.access_log"),
     ),
     "router.replay": ("router.app", "router.journal", "router.settings", "router.errors", "router.core"),
     "router.app": ("router",),
@@ -39,6 +39,8 @@ ARROWS: Final[dict[str, tuple[str, ...]]] = {
     "router.exchange": ("router.api", "router.errors", "router.core"),
     "router.lifecycle": ("router.exchange", "router.errors"),
     "router.lag": (),
+    "router.open_files": (),
+    "router.access_log": (),
     "router.collector": (),
     "router.worker_drain": ("router.core",),
     "router.by_name": (),

@@ -74,8 +74,11 @@ class Router:
 
 
 @contextmanager
-def serving(directory: Path, *flags: str) -> Iterator[Router]:
+def serving(directory: Path, *flags: str, files: int | None = None) -> Iterator[Router]:
+    """`files`: how many it may have open."""
     command = [sys.executable, "-m", "router", "serve", "--port", "0", *flags]
+    if files is not None:
+        command = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", *command]
     with (
         (directory / "log").open("w+") as log,
         subprocess.Popen(
@@ -182,6 +185,29 @@ def test_real_workers_need_not_be_there_at_start(tmp_path: Path) -> None:
         assert models["data"] == []
         assert not any("emulated" in line for line in router.greeting)
         assert router.curl == f"curl {router.url}/v1/models"
+
+
+@pytest.mark.parametrize(("flags", "warned"), [((), True), (("--max-connections", "50"), False)])
+def test_too_few_open_files_are_told_at_the_start(flags: tuple[str, ...], warned: bool, tmp_path: Path) -> None:
+    """With the number that the connections may need; nothing where these are few enough."""
+    with serving(tmp_path, "--worker", "http://127.0.0.1:9", *flags, files=256) as router:
+        router.signal(signal.SIGTERM)
+        _, log = router.end()
+    assert ("256 open files are allowed (ulimit -n), and --max-connections 10000 may need 11092" in log) == warned
+
+
+def test_the_access_log_tells_no_query(tmp_path: Path) -> None:
+    """Some put a key there; and what a client writes into its path cannot forge a line."""
+    with serving(tmp_path, "--worker", "http://127.0.0.1:9", "--access-log") as router:
+        httpx.get(f"{router.url}/health?api_key=sk-secret&x=%C3%A9", timeout=PATIENCE)
+        httpx.get(f"{router.url}/no%0Asuch", timeout=PATIENCE)
+        httpx.post(f"{router.url}/v1/chat/completions?key=sk-secret", content=b"{}", timeout=PATIENCE)
+        router.signal(signal.SIGTERM)
+        _, log = router.end()
+    assert re.findall(r'router.access_log: 127.0.0.1:\d+ - "(.*)" (\d+)', log) == [
+        *(("GET /health", "200"), ("GET /no%0Asuch", "404"), ("POST /v1/chat/completions", "400")),
+    ]
+    assert "sk-secret" not in log
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
