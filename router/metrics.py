@@ -22,6 +22,7 @@ from router.core.model import (
     Dispatch,
     Event,
     Failed,
+    Fault,
     Finished,
     Refusal,
     Reject,
@@ -107,6 +108,8 @@ class RequestMetrics(Collector):
         self._requests = Totals("d2lpm_requests", "Requests by how they ended.", "client", "model", "outcome")
         self._dispatches = Totals("d2lpm_dispatches", "Requests sent to a worker, by what decided it.", "worker", "why")
         self._returned = Totals("d2lpm_lost_tries", "Tries that did not come to their end, by the fault.", "fault")
+        for fault in Fault:
+            self._returned[fault,] = 0
         self._predicted = Totals("d2lpm_predicted_cached_tokens", "Input tokens predicted to be cached.", "worker")
         self._queue = Durations("d2lpm_queue_seconds", "Time in the router's queue.")
         self._first = Durations("d2lpm_time_to_first_token_seconds", "Arrival to first token.")
@@ -174,6 +177,8 @@ class StateCollector(Collector):
     def __init__(self, report: Callable[[], FairnessReport], labels: ClientLabels) -> None:
         self._report = report
         self._labels = labels
+        self._told: dict[str, list[float]] = {}
+        """Tokens of each kind and their cost, as told at the last scrape."""
 
     def describe(self) -> list[Metric]:
         """Nothing in advance: the registry need not read the state to register this."""
@@ -192,36 +197,52 @@ class StateCollector(Collector):
 
     def _clients(self, report: FairnessReport) -> Iterator[Metric]:
         service = CounterMetricFamily("d2lpm_service_tokens", "Tokens served.", labels=("client", "kind"))
+        cost = CounterMetricFamily("d2lpm_service_cost_units", "What these tokens cost.", labels=("client",))
         deficit = GaugeMetricFamily(
-            "d2lpm_deficit", "Deficit counters in cost units; negative is debt.", labels=("client", "worker", "counter")
+            "d2lpm_deficit_cost_units", "Deficit counters; negative is debt.", labels=("client", "worker", "counter")
+        )
+        weight = GaugeMetricFamily("d2lpm_client_weight", "Share relative to others.", labels=("client",))
+        wait = GaugeMetricFamily(
+            "d2lpm_client_wait_seconds", "Time in the queue, of the last 256 requests.", labels=("client", "quantile")
         )
         queued = GaugeMetricFamily("d2lpm_client_queued_requests", "Requests that wait.", labels=("client",))
         running = GaugeMetricFamily("d2lpm_client_running_requests", "Requests at workers.", labels=("client",))
         gone = report.forgotten
         # Theirs are among the others from now on: a count that fell would be taken for one that began anew.
-        totals = {OTHER: [gone.extend, gone.cached, gone.output, 0, 0]} if gone != Service(0, 0, 0, 0.0) else {}
+        totals: dict[str, list[float]] = {}
+        if gone != Service(0, 0, 0, 0.0):
+            totals[OTHER] = [gone.extend, gone.cached, gone.output, gone.cost, 0, 0]
         for client, entry in report.clients.items():
             label = self._labels.of(client)
             s = entry.service
-            row = totals.setdefault(label, [0, 0, 0, 0, 0])
-            for position, value in enumerate((s.extend, s.cached, s.output, entry.queued, entry.running)):
+            row = totals.setdefault(label, [0, 0, 0, 0, 0, 0])
+            for position, value in enumerate((s.extend, s.cached, s.output, s.cost, entry.queued, entry.running)):
                 row[position] += value
             if label != OTHER:
+                weight.add_metric((label,), entry.weight)
+                if entry.wait_p50_s is not None and entry.wait_p95_s is not None:
+                    wait.add_metric((label, "0.5"), entry.wait_p50_s)
+                    wait.add_metric((label, "0.95"), entry.wait_p95_s)
                 for worker, credit in entry.deficit.items():
                     for counter, value_or_none in (("placement", credit.placement), ("order", credit.order)):
                         if value_or_none is not None:
                             deficit.add_metric((label, worker, counter), value_or_none)
-        for label, (extend, cached, output, waiting, at_work) in totals.items():
-            for kind, tokens in (("extend", extend), ("cached", cached), ("output", output)):
+        told, self._told = self._told, {}
+        for label, (*served, waiting, at_work) in totals.items():
+            # Service is estimated until the engine tells, and may turn out less: a counter waits until it is more.
+            counted = self._told[label] = [*map(max, served, told.get(label, served))]
+            for kind, tokens in zip(("extend", "cached", "output"), counted, strict=False):
                 service.add_metric((label, kind), tokens)
+            cost.add_metric((label,), counted[-1])
             queued.add_metric((label,), waiting)
             running.add_metric((label,), at_work)
-        return iter((service, deficit, queued, running))
+        return iter((service, cost, weight, wait, deficit, queued, running))
 
 
 def _caches(report: FairnessReport) -> Iterator[Metric]:
     counts: tuple[tuple[str, str, Callable[[CacheCard], int]], ...] = (
         ("d2lpm_cache_answers", "Answers that told what was cached of their prompt.", lambda c: c.answers),
+        ("d2lpm_cache_prompt_tokens", "Of those prompts.", lambda c: c.prompt),
         ("d2lpm_cache_predicted_tokens", "Predicted to be cached, of those prompts.", lambda c: c.predicted),
         ("d2lpm_cache_actual_tokens", "Found cached by the engine, of those prompts.", lambda c: c.actual),
         ("d2lpm_cache_false_hit_tokens", "Predicted and not there.", lambda c: c.false_hit),
@@ -229,8 +250,8 @@ def _caches(report: FairnessReport) -> Iterator[Metric]:
     )
     gauges: tuple[tuple[str, str, Callable[[CacheCard], float | None]], ...] = (
         ("d2lpm_cache_believed_tokens", "Believed to be cached now.", lambda c: c.believed),
-        ("d2lpm_cache_error", "Mean absolute error of the last 200 predictions, by prompt.", lambda c: c.error),
-        ("d2lpm_cache_discount", "What predictions are multiplied with.", lambda c: c.discount),
+        ("d2lpm_cache_error_ratio", "Mean absolute error of the last 200 predictions, by prompt.", lambda c: c.error),
+        ("d2lpm_cache_discount_ratio", "What predictions are multiplied with.", lambda c: c.discount),
     )
     cards = {worker: entry.cache for worker, entry in report.workers.items() if entry.cache is not None}
     for name, text, count in counts:
@@ -262,12 +283,23 @@ def _caches(report: FairnessReport) -> Iterator[Metric]:
 def _workers(report: FairnessReport) -> Iterator[Metric]:
     columns: tuple[tuple[str, str, Callable[[WorkerReport], float | None]], ...] = (
         ("d2lpm_worker_healthy", "1 while requests may be sent there.", lambda w: float(w.healthy)),
+        ("d2lpm_worker_breaker_open", "1 while its failures keep it from its full share of requests.", _breaker_open),
         ("d2lpm_worker_queued_requests", "Requests that wait for it in the router.", lambda w: w.queued),
         ("d2lpm_worker_running_requests", "Requests sent there and not ended.", lambda w: w.running),
         ("d2lpm_worker_unstarted_tokens", "Uncached input without a first token.", lambda w: w.unstarted_tokens),
+        (
+            "d2lpm_worker_window_requests",
+            "How many its window lets run.",
+            lambda w: w.window.requests if w.window else None,
+        ),
+        (
+            "d2lpm_worker_window_unstarted_tokens",
+            "How much uncached input without a first token its window lets be there.",
+            lambda w: w.window.unstarted_tokens if w.window else None,
+        ),
         ("d2lpm_worker_kv_tokens", "Capacity of its KV cache in tokens.", lambda w: w.kv_tokens),
-        ("d2lpm_service_gap", "Largest difference in service of two backlogged clients.", lambda w: w.service_gap),
-        ("d2lpm_service_gap_bound", "What that cannot exceed.", lambda w: w.service_gap_bound),
+        ("d2lpm_service_gap_cost_units", "Largest difference in service of two that wait.", lambda w: w.service_gap),
+        ("d2lpm_service_gap_bound_cost_units", "What that cannot exceed.", lambda w: w.service_gap_bound),
     )
     for name, text, value in columns:
         gauge = GaugeMetricFamily(name, text, labels=("worker",))
@@ -275,3 +307,7 @@ def _workers(report: FairnessReport) -> Iterator[Metric]:
             if (number := value(entry)) is not None:
                 gauge.add_metric((worker,), number)
         yield gauge
+
+
+def _breaker_open(worker: WorkerReport) -> float | None:
+    return None if worker.breaker is None else float(worker.breaker != "closed")

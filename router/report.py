@@ -29,6 +29,7 @@ class ClientReport:
     service: Service
     queued: int
     running: int
+    wait_p50_s: float | None
     wait_p95_s: float | None
     deficit: dict[WorkerId, Deficit]
 
@@ -41,7 +42,8 @@ class CacheCard:
     believed: int
     """Cached at this moment."""
     answers: int
-    """That told what was cached of their prompts; the next four are of these."""
+    """That told what was cached of their prompts; the next five are of these."""
+    prompt: int
     predicted: int
     actual: int
     false_hit: int
@@ -72,6 +74,8 @@ class WorkerReport:
     cache: CacheCard | None = None
     unread: int = 0
     """Its answers about load and cache that were of no use."""
+    breaker: str | None = None
+    """closed, open or half-open; None while it is away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +101,7 @@ def fairness_report(
             _service(scheduler.accounts.accounts.get(client, Account()).served, scheduler),
             scheduler.backlog.of_client(client),
             running[client],
-            scheduler.fairness.wait_p95(client),
+            *scheduler.fairness.waits(client),
             _deficits(client, scheduler),
         )
         for client, weight in scheduler.weights.items()
@@ -125,6 +129,7 @@ def _cache(worker: WorkerId, scheduler: Scheduler) -> CacheCard:
         capacity=cache.capacity,
         believed=round(mirror.held(worker)),
         answers=totals.answers,
+        prompt=totals.prompt,
         predicted=totals.predicted,
         actual=totals.actual,
         false_hit=totals.false_hit,
@@ -155,4 +160,5 @@ def _worker(backend: Backend, scheduler: Scheduler, unread: int) -> WorkerReport
         service_gap_bound=None if quantum is None else scheduler.fairness.bound(queue, quantum),
         cache=_cache(backend.id, scheduler),
         unread=unread,
+        breaker=state.health.condition,
     )

@@ -12,7 +12,7 @@ def test_errors_are_counted_by_their_kind() -> None:
     calibration.told(100, 60, 200)
     calibration.told(50, 80, 300)
     totals = calibration.totals
-    assert (totals.answers, totals.predicted, totals.actual) == (2, 150, 140)
+    assert (totals.answers, totals.prompt, totals.predicted, totals.actual) == (2, 500, 150, 140)
     assert (totals.false_hit, totals.missed_hit) == (40, 30)
     assert calibration.error == pytest.approx((40 / 200 + 30 / 300) / 2)
 

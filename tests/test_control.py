@@ -53,8 +53,8 @@ async def test_workers_are_told_with_their_models_and_without_their_keys() -> No
                 ]
             }
             assert cache.keys() == {
-                *("capacity", "believed", "answers", "predicted", "actual", "false_hit", "missed_hit", "error"),
-                *("discount", "silent", "evicted"),
+                *("capacity", "believed", "answers", "prompt", "predicted", "actual", "false_hit", "missed_hit"),
+                *("error", "discount", "silent", "evicted"),
             }
             assert (cache["capacity"], cache["error"], cache["discount"]) == (100_000, None, 1.0)
 
@@ -76,7 +76,7 @@ async def test_fairness_has_its_documented_shape() -> None:
             assert busy["policy"] == "d2lpm"
             assert busy["clients"].keys() == {"user-a", "user-b"}
             for entry in busy["clients"].values():
-                assert entry.keys() == {"weight", "service", "queued", "running", "wait_p95_s", "deficit"}
+                assert entry.keys() == {"weight", "service", "queued", "running", "wait_p50_s", "wait_p95_s", "deficit"}
                 assert entry["service"].keys() == {"extend", "cached", "output", "cost"}
                 assert entry["deficit"]["w"].keys() == {"placement", "order"}
             assert [busy["clients"][c]["running"] for c in ("user-a", "user-b")] == [1, 0]
@@ -85,7 +85,7 @@ async def test_fairness_has_its_documented_shape() -> None:
             for entry in busy["workers"].values():
                 assert entry.keys() == {
                     *("url", "healthy", "queued", "running", "unstarted_tokens"),
-                    *("window", "kv_tokens", "service_gap", "service_gap_bound", "cache", "unread"),
+                    *("window", "kv_tokens", "service_gap", "service_gap_bound", "cache", "unread", "breaker"),
                 }
             worker = busy["workers"]["w"]
             assert (worker["queued"], worker["running"], worker["kv_tokens"]) == (1, 1, 100_000)

@@ -135,7 +135,7 @@ def test_waiting_times_are_those_of_the_last_requests() -> None:
     fairness = backlogged()
     for waited in [1000.0] + [1.0] * (WAITS_KEPT - 10) + [9.0] * 10:
         fairness.dispatched(request(ADA), W1, Outstanding(0, 0, 1), waited)
-    assert (fairness.wait_p95(ADA), fairness.wait_p95(BOB)) == (1.0, None)
+    assert (fairness.waits(ADA), fairness.waits(BOB)) == ((1.0, 1.0), (None, None))
     for _ in range(4):
         fairness.dispatched(request(ADA), W1, Outstanding(0, 0, 1), 9.0)
-    assert fairness.wait_p95(ADA) == 9.0
+    assert fairness.waits(ADA).p95 == 9.0

@@ -7,7 +7,8 @@ from running import RunningRouter, chat, running_router
 from scripted_engine import scripted_engine
 
 from router.core.model import Arrived, Cancelled, ClientId, Finished, Refusal, Reject, Request, RequestId
-from router.metrics import OTHER, ClientLabels, Durations, RequestMetrics
+from router.metrics import OTHER, ClientLabels, Durations, RequestMetrics, StateCollector
+from router.report import ClientReport, FairnessReport, Service
 
 
 async def scraped(router: RunningRouter) -> dict[str, Metric]:
@@ -55,6 +56,30 @@ def test_only_so_many_clients_have_a_label_of_their_own() -> None:
     """The rest share one, and the first ones keep theirs."""
     labels = ClientLabels(limit=2)
     assert [labels.of(ClientId(c)) for c in ("a", "b", "c", "a", "d")] == ["a", "b", OTHER, "a", OTHER]
+
+
+def test_a_counter_never_falls() -> None:
+    """Service that turns out less than was estimated does not look like a counter that began anew; a client that was
+    forgotten begins anew.
+    """
+    told = [
+        Service(100, 0, 10, 120.0),
+        Service(40, 60, 10, 60.0),
+        Service(140, 160, 20, 180.0),
+        None,
+        Service(7, 0, 1, 9),
+    ]
+    reports = iter(FairnessReport("p", None, clients(service), Service(0, 0, 0, 0.0), {}) for service in told)
+    collector = StateCollector(lambda: next(reports), ClientLabels())
+    scrapes = [{family.name: family for family in collector.collect()} for _ in told]
+    extend = [values(families["d2lpm_service_tokens"], kind="extend") for families in scrapes]
+    assert extend == [[100], [100], [140], [], [7]]
+    assert [values(families["d2lpm_service_cost_units"]) for families in scrapes] == [[120], [120], [180], [], [9]]
+
+
+def clients(service: Service | None) -> dict[ClientId, ClientReport]:
+    """One that was served this, or nobody."""
+    return {} if service is None else {ClientId("ann"): ClientReport(1.0, service, 0, 0, None, None, {})}
 
 
 def request(name: str) -> Request:

@@ -30,6 +30,7 @@ class CacheTotals:
     """Sums over all answers of a worker in which it told what was cached, in tokens."""
 
     answers: int = 0
+    prompt: int = 0
     predicted: int = 0
     actual: int = 0
     false_hit: int = 0
@@ -75,6 +76,7 @@ class Calibration:
         """An answer said how many tokens of its prompt were cached; `predicted` before any discount."""
         totals = self.totals
         totals.answers += 1
+        totals.prompt += prompt
         totals.predicted += predicted
         totals.actual += actual
         totals.false_hit += max(0, predicted - actual)

@@ -3,6 +3,7 @@
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable
 from math import ceil
+from typing import NamedTuple
 
 from router.core.accounts import LinearCost, Tokens
 from router.core.model import ClientId, Request, WorkerId
@@ -18,6 +19,13 @@ def jain_index(allocations: Collection[float]) -> float | None:
     """(sum x)^2 / (n · sum x^2): 1 when all are equal, 1/n when one has everything; None for nobody or nothing."""
     squares = sum(x * x for x in allocations)
     return sum(allocations) ** 2 / (len(allocations) * squares) if squares else None
+
+
+class Waits(NamedTuple):
+    """Percentiles of a client's last waiting times, in seconds; None before the first."""
+
+    p50: float | None
+    p95: float | None
 
 
 def percentile(values: Iterable[float], share: float) -> float | None:
@@ -115,9 +123,10 @@ class Fairness:
             ]
         )
 
-    def wait_p95(self, client: ClientId) -> float | None:
-        """The 95th percentile of the client's last waiting times, in seconds."""
-        return percentile(self._waits.get(client, ()), 0.95)
+    def waits(self, client: ClientId) -> Waits:
+        """How long the client's last requests waited."""
+        ordered = sorted(self._waits.get(client, ()))
+        return Waits(percentile(ordered, 0.5), percentile(ordered, 0.95))
 
     def gap(self, queue: WorkerId | None) -> float:
         """The largest difference in service per weight between two clients backlogged in this queue."""
