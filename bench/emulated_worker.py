@@ -59,11 +59,13 @@ class EmulatedWorker:
         deliver: Callable[[str, bool], None],
         *,
         jumps: bool,
+        publish: Callable[[], Callable[[], None] | None] | None = None,
     ) -> None:
         """An idle worker.
 
         `place`: its own among all workers. `deliver`: told of each request's first token and of its last (True), this
-        `latency` in seconds after the end of the step.
+        `latency` in seconds after the end of the step. `publish`: asked after every step, what is to be done then
+        beside that; without `jumps` alone.
         """
         self.engine = engine
         self._busy_seconds = 0.0
@@ -74,6 +76,7 @@ class EmulatedWorker:
         self._latency = latency
         self._deliver = deliver
         self._jumps = jumps
+        self._publish = publish
         self._requests: dict[str, Progress] = {}
         self._plan: Plan | None = None
         self._reach = SHORTEST_PLAN
@@ -145,6 +148,9 @@ class EmulatedWorker:
             progress.answer.append(output.token)
             progress.cached_tokens = output.cached_tokens
             told.append((output, progress))
+        news = self._publish() if self._publish is not None else None
+        if news is not None:
+            self._agenda.at(end + self._latency, news, Rank.DELIVERY, self._place)
         if told:
             self._agenda.at(end + self._latency, partial(self._tell, told), Rank.DELIVERY, self._place)
         self._step_at(end)

@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from typing import Final
 
+from router.core.block_key import HASH_BYTES, ROOT, BlockHasher, BlockKey
 from router.core.prompt_key import PromptHasher, PromptKey
 from workers.tokenizer import VOCABULARY
 
+BLOCK_HASHER: Final = BlockHasher(b"the bench's secret")
 _HASHER: Final = PromptHasher(b"the bench's secret")
 _CODES: Final = {token: 1 << 31 | number for number, token in enumerate(dict.fromkeys(VOCABULARY)) if token >> 32}
 """What stands for those of the emulated answers' ids that are wider than the four bytes of a token on the wire."""
@@ -19,15 +21,28 @@ _CODES: Final = {token: 1 << 31 | number for number, token in enumerate(dict.fro
 class Text:
     """Token ids that prompts may begin with."""
 
-    __slots__ = ("_hashed", "tokens")
+    __slots__ = ("_blocks", "_hashed", "tokens")
 
     def __init__(self, tokens: Iterable[int] = ()) -> None:
         self.tokens = tuple(tokens)
         self._hashed = _HASHER.prompt(_packed(self.tokens), len(self.tokens))
+        self._blocks: dict[int, bytes] = {}
+        """Hashes of its full blocks, by the tokens in a block; computed when first asked for."""
 
     def key(self, tail: Sequence[int]) -> PromptKey:
         """The key of this text followed by `tail`; costs the hashing of the tail."""
         return self._hashed.extend(_packed(tail), len(tail))
+
+    def block_key(self, tail: Sequence[int], sizes: Iterable[int]) -> BlockKey:
+        """The same in blocks of so many tokens."""
+        return BlockKey(len(self.tokens) + len(tail), {size: self._block_hashes(tail, size) for size in sizes})
+
+    def _block_hashes(self, tail: Sequence[int], size: int) -> bytes:
+        if size not in self._blocks:
+            self._blocks[size] = BLOCK_HASHER.chain(ROOT, self.tokens, size)
+        own = self._blocks[size]
+        rest = (*self.tokens[len(own) // HASH_BYTES * size :], *tail)
+        return own + BLOCK_HASHER.chain(own[-HASH_BYTES:] or ROOT, rest, size)
 
 
 class Texts:
@@ -66,6 +81,10 @@ class Prompt:
     def key(self) -> PromptKey:
         """What the router is given."""
         return self._text.key(self.tail)
+
+    def block_key(self, sizes: Iterable[int]) -> BlockKey:
+        """What the router is given beside, of workers whose KV events it follows."""
+        return self._text.block_key(self.tail, sizes)
 
     def followed_by(self, more: tuple[int, ...]) -> "Prompt":
         """Continue it with what comes next: its answer, another question."""

@@ -101,6 +101,8 @@ class Scenario:
     """How often each worker reports its metrics."""
     oracle: bool = False
     """Whether the router is told what the engines' caches really hold, which no router can be."""
+    kv_events: bool = False
+    """Whether the workers publish what their caches store and drop, and the router follows that."""
     jumps: bool = True
     """Whether steps in which nothing changes are taken at once; the records are the same either way."""
 

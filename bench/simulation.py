@@ -12,9 +12,11 @@ from random import Random
 from typing import Final, Protocol, assert_never
 
 from bench.agenda import Agenda
+from bench.block_events import BlockEvents
 from bench.emulated_worker import EmulatedWorker
 from bench.flight import Flight
 from bench.observation import Observation
+from bench.prompts import BLOCK_HASHER
 from bench.records import Result
 from bench.scenario import Scenario, WorkerSpec
 from bench.traffic import Call, Client, Ending, Outcome
@@ -73,6 +75,8 @@ class Simulation:
         )
         self.workers: dict[WorkerId, EmulatedWorker] = {}
         """Those that joined, whether or not they left."""
+        self._block_sizes: set[int] = set()
+        """Of the workers whose KV events are followed."""
         self._told: dict[WorkerId, int | None] = {}
         """The capacity that each worker's metrics tell, in tokens."""
         self._observers = observers
@@ -166,9 +170,15 @@ class Simulation:
         if now >= self.scenario.seconds:
             return
         name = RequestId(f"r{next(self._numbers)}")
-        key = call.prompt.key
         request = Request(
-            name, ClientId(client.name), MODEL, (key,), call.output_limit, call.streamed, weight=client.weight
+            name,
+            ClientId(client.name),
+            MODEL,
+            (call.prompt.key,),
+            call.output_limit,
+            call.streamed,
+            weight=client.weight,
+            blocks=(call.prompt.block_key(self._block_sizes),) if self._block_sizes else (),
         )
         flight = self._flights[name] = Flight(client, call, request, now)
         self._observation.arrived(flight)
@@ -257,9 +267,17 @@ class Simulation:
                 self._agenda.at(call.at, partial(self._arrive, flight.client, call))
 
     def _join(self, worker: WorkerId, place: int, spec: WorkerSpec) -> None:
-        engine = spec.engine(self.scenario.seed)
+        scenario = self.scenario
+        engine = spec.engine(scenario.seed)
+        events = BlockEvents(worker, engine, BLOCK_HASHER) if scenario.kv_events else None
         self.workers[worker] = EmulatedWorker(
-            engine, place, self._agenda, self.scenario.latency, self._deliver, jumps=self.scenario.jumps
+            engine,
+            place,
+            self._agenda,
+            scenario.latency,
+            self._deliver,
+            jumps=scenario.jumps and events is None,
+            publish=None if events is None else partial(self._published, events),
         )
         self._told[worker] = engine.capacity if spec.tell_capacity else None
         config = engine.config
@@ -268,7 +286,14 @@ class Simulation:
             worker, frozenset({MODEL}), reorders=spec.order == "lpm", engine=spec.dialect, batch_tokens=batch
         )
         self._feed(WorkerJoined(facts))
+        if events is not None:
+            self._block_sizes.add(config.block_size)
+            self._feed(events.followed)
         self._report(worker)
+
+    def _published(self, events: BlockEvents) -> partial[None] | None:
+        change = events.after_step()
+        return None if change is None else partial(self._feed, change)
 
     def _leave(self, worker: WorkerId, spec: WorkerSpec) -> None:
         self._feed(WorkerLeft(worker))

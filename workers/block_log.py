@@ -1,7 +1,13 @@
 """What a cache stored and dropped, as its engine would publish it: facts that whoever publishes takes away. PURE."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from workers.engine import Engine
+
+DECODES: Final = 40
+"""Decode steps of SGLang's after which it tells."""
 
 
 class Stored(NamedTuple):
@@ -38,3 +44,13 @@ class BlockLog:
         """All since the last call."""
         events, self._events = self._events, []
         return events
+
+
+def tells_after_step(engine: "Engine") -> bool:
+    """Whether an engine publishes after the step that it has just taken.
+
+    vLLM does after each, SGLang after a prefill, after every 40th decode step and when it has become idle.
+    """
+    decodes = engine.counters.steps - engine.counters.prefill_steps
+    every = engine.config.dialect == "vllm"
+    return every or engine.last_step_prefilled or decodes % DECODES == 0 or not engine.has_work

@@ -1,8 +1,7 @@
 """I/O: publishes what an emulated cache stores and drops, over ZeroMQ, as vLLM and SGLang do.
 
-A message is a topic, a number and a batch of events; past ones can be had from a second socket. vLLM tells after each
-step, SGLang after a prefill, after every 40th decode step and when it has become idle. Left out: data-parallel ranks,
-offloading, adapters.
+A message is a topic, a number and a batch of events; past ones can be had from a second socket. Left out: data-parallel
+ranks, offloading, adapters.
 """
 
 import time
@@ -14,7 +13,7 @@ import msgpack
 import zmq
 import zmq.asyncio
 
-from workers.block_log import BlockEvent, Cleared, Removed, Stored
+from workers.block_log import BlockEvent, Cleared, Removed, Stored, tells_after_step
 from workers.engine import Engine
 from workers.model import Dialect
 
@@ -22,8 +21,6 @@ TOPIC: Final = "kv-events"
 KEPT: Final = 10_000
 """Messages that can be had again."""
 END: Final = (-1).to_bytes(8, "big", signed=True)
-DECODES: Final = 40
-"""Decode steps of SGLang's after which it tells."""
 
 
 class KvPublisher:
@@ -44,9 +41,7 @@ class KvPublisher:
 
     def after_step(self) -> None:
         """Tell what is new, if the engine tells it now."""
-        counts = self._engine.counters
-        decodes = counts.steps - counts.prefill_steps
-        if self._vllm or self._engine.last_step_prefilled or decodes % DECODES == 0 or not self._engine.has_work:
+        if tells_after_step(self._engine):
             self.publish()
 
     def publish(self) -> None:

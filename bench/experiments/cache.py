@@ -2,8 +2,9 @@
 
 The caches are so small that what a workload touches is 0.5, 1, 2 and 5 times as much. The first way believes that
 nothing is ever evicted; the second keeps a budget of as many tokens as the cache has, least recently sent first; the
-mirror replays what the engine does, and corrects itself by what answers and metrics tell. An oracle that reads the
-engines' caches at the moment of the decision, which no router can, says what could be gained at most.
+mirror replays what the engine does, and corrects itself by what answers and metrics tell; KV events say what a cache
+stores and drops. An oracle that reads the engines' caches at the moment of the decision, which no router can, says what
+could be gained at most.
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,12 +52,14 @@ QUICK_WORKLOADS: Final = ("tot-s2", "qa-s1")
 TIMES: Final = (0.5, 1.0, 2.0, 5.0)
 """How many times the cache is touched."""
 QUICK_TIMES: Final = (1.0, 5.0)
+EVENTS: Final = "events"
 ORACLE: Final = "oracle"
 WAYS: Final[Mapping[str, Tracking]] = {
     "no eviction": Tracking(evicts=False, replays=False, corrects=False),
     "LRU budget": Tracking(replays=False, corrects=False),
     "mirror": Tracking(corrects=False),
     "mirror + correction": Tracking(),
+    EVENTS: Tracking(),
     ORACLE: Tracking(),
 }
 
@@ -100,6 +103,7 @@ class CacheTruth(Experiment):
             SECONDS,
             settings=SchedulerSettings(tracking=WAYS[way]),
             oracle=way == ORACLE,
+            kv_events=way == EVENTS,
         )
         labels = (("workload", workload), ("engine", spec.dialect), ("times the cache", f"{times:g}"), ("way", way))
         return Cell(labels, scenario)
