@@ -5,6 +5,7 @@
     │   ├── BadRequest           400
     │   ├── BodyTooLarge         413
     │   ├── UrlTooLong           414
+    │   ├── UnsupportedEncoding  415, a packed body
     │   ├── HeadTooLarge         431
     │   ├── TooSlow              408, a request that does not come to its end
     │   ├── UnknownPath          404
@@ -77,6 +78,16 @@ class BadRequest(ClientError):
 
 class BodyTooLarge(ClientError):
     status = 413
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"The body is larger than {limit} bytes.", code="body_too_large")
+
+
+class UnsupportedEncoding(ClientError):
+    status = 415
+
+    def __init__(self) -> None:
+        super().__init__("The body must come as it is, without a content-encoding.", code="unsupported_encoding")
 
 
 class UrlTooLong(ClientError):

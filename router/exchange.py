@@ -8,7 +8,7 @@ from starlette.types import Receive, Scope, Send
 
 from router.api.error_json import error_body, error_event
 from router.core.holdings import Holdings
-from router.errors import BadRequest, BodyTooLarge, Refused, RouterError
+from router.errors import BadRequest, BodyTooLarge, Refused, RouterError, UnsupportedEncoding
 
 Headers = Sequence[tuple[bytes, bytes]]
 JSON_TYPE = (b"content-type", b"application/json")
@@ -61,17 +61,19 @@ class Exchange:
     async def body(self, intake: Intake) -> bytes:
         """The whole body.
 
-        Raises BodyTooLarge beyond its limit, Refused if too many are received at once, and ClientGone if the client
-        leaves before its end.
+        Raises UnsupportedEncoding for one that is packed, BodyTooLarge beyond its limit, Refused if too many are
+        received at once, and ClientGone if the client leaves before its end.
         """
+        if self.headers.get(b"content-encoding", b"identity").strip().lower() not in (b"", b"identity"):
+            raise UnsupportedEncoding
         declared = self.headers.get(b"content-length", b"0")
         if not declared.isdigit():
             raise BadRequest("The content-length is not a number.")
         if int(declared) > intake.body_limit:
-            raise BodyTooLarge(f"The body has {int(declared)} bytes; at most {intake.body_limit} are taken.")
+            raise BodyTooLarge(intake.body_limit)
         first, more = await self._block()
         if len(first) > intake.body_limit:
-            raise BodyTooLarge(f"The body has more than {intake.body_limit} bytes.")
+            raise BodyTooLarge(intake.body_limit)
         return await self._rest(first, intake) if more else first
 
     async def _rest(self, first: bytes, intake: Intake) -> bytes:
@@ -87,7 +89,7 @@ class Exchange:
                 size += len(block)
                 intake.take(address, len(block))
                 if size > intake.body_limit:
-                    raise BodyTooLarge(f"The body has more than {intake.body_limit} bytes.")
+                    raise BodyTooLarge(intake.body_limit)
         finally:
             intake.give_back(address, size)
         return b"".join(blocks)

@@ -56,6 +56,8 @@ class Front(HttpToolsProtocol):
         self._early = b""
         """What came of later ones: it is read, or else a client that leaves would not be noticed, but not parsed."""
         self._refused = False
+        self._broken: RouterError | None = None
+        """What is wrong with what came behind the call under way, to be told once that is answered."""
         self._dangling = 0
         """Bytes that came since the last that were of use, which is the end of a head or a part of a body."""
         self._in_head = False
@@ -158,9 +160,12 @@ class Front(HttpToolsProtocol):
         """See httptools."""
         self._dangling = 0
         self._in_head = False
-        if self._refused or self.parser.should_upgrade():
+        if self._deaf or self.parser.should_upgrade():
             return
-        if len(self.url) > self._limits.url_bytes:
+        if self._is_coded:
+            said = "A body may come in chunks and in no other transfer encoding."
+            self._refuse(BadRequest(said, code="invalid_http"))
+        elif len(self.url) > self._limits.url_bytes:
             self._refuse(UrlTooLong(self._limits.url_bytes))
         elif self._fields > self._limits.head_bytes:
             self._refuse(HeadTooLarge(self._limits.head_bytes))
@@ -175,7 +180,7 @@ class Front(HttpToolsProtocol):
         """See httptools."""
         self._dangling = 0
         self._content += len(body)
-        if not self._refused:
+        if not self._deaf:
             super().on_body(body)
             if self._served is not self.cycle:
                 self.flow.resume_reading()
@@ -183,7 +188,7 @@ class Front(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """See httptools."""
         self._dangling = 0
-        if not self._refused and not self.parser.should_upgrade():
+        if not self._deaf and not self.parser.should_upgrade():
             self.cycle.more_body = False
             super().on_message_complete()
 
@@ -201,7 +206,10 @@ class Front(HttpToolsProtocol):
         if not self.transport.is_closing():
             if self._served is None:
                 self._connections.idle(self, self._address)
-            if self._early and not self._must_wait:
+            if self._broken is not None:
+                self._unset_keepalive_if_required()
+                self._refuse(self._broken)
+            elif self._early and not self._must_wait:
                 early, self._early = self._early, b""
                 self._unset_keepalive_if_required()
                 self._feed(early)
@@ -216,14 +224,26 @@ class Front(HttpToolsProtocol):
         served = self._served
         return served is not None and not (served is self.cycle and served.more_body)
 
+    @property
+    def _deaf(self) -> bool:
+        """Whether what is parsed now is of no use, as there is something wrong before it."""
+        return self._refused or self._broken is not None
+
+    @property
+    def _is_coded(self) -> bool:
+        """Whether others could see this body end elsewhere: its coding is not read, or not known in HTTP/1.0."""
+        codings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
+        return bool(codings) and (codings != [b"chunked"] or self.parser.get_http_version() == "1.0")
+
     def _feed(self, data: bytes) -> None:
         self._dangling += len(data)
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as asked:
             self._decline_upgrade(data[asked.args[0] :])
-        except httptools.HttpParserError:
-            self._refuse(BadRequest("This is no HTTP request, or an ambiguous one.", code="invalid_http"))
+        except httptools.HttpParserError as error:
+            said = f"This is no HTTP request, or an ambiguous one: {_complaint(error)}."
+            self._refuse(BadRequest(said, code="invalid_http"))
         if self._dangling > self._limits.head_bytes:
             self._refuse(HeadTooLarge(self._limits.head_bytes))
         self._look()
@@ -298,10 +318,13 @@ class Front(HttpToolsProtocol):
         return self._content - self._content_before >= self._limits.body_seconds * self._limits.body_rate
 
     def _refuse(self, error: RouterError) -> None:
-        """Answer what came with an error and end, or cut, where that would be taken for another answer."""
+        """Answer what came with an error and end, in its turn, or cut, where that would be taken for another answer."""
         if self._refused:
             return
         served = self._served
+        if served is not None and served is self.cycle and not served.more_body:
+            self._broken = self._broken or error
+            return
         if served is not None and (served is not self.cycle or served.response_started or not served.more_body):
             self.cut()
             return
@@ -332,6 +355,12 @@ class Front(HttpToolsProtocol):
     def _stall(self) -> None:
         if self._stalled is None:
             self._stalled = self.loop.call_later(self._limits.write_seconds, self.cut)
+
+
+def _complaint(error: httptools.HttpParserError) -> str:
+    if isinstance(error, httptools.HttpParserCallbackError):
+        return "Invalid URL"  # nothing else that is done there can fail
+    return "HTTP/2 is not spoken here" if "PRI" in str(error) else str(error)
 
 
 def front(connections: Connections) -> type[asyncio.Protocol]:

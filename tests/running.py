@@ -152,6 +152,7 @@ async def serving(app: Router) -> AsyncIterator[str]:
             lifespan="on",
             log_config=None,
             access_log=False,
+            proxy_headers=False,
             server_header=False,
         )
         config.load()

@@ -20,7 +20,7 @@ from router.errors import (
     ("error", "status", "type_", "retryable"),
     [
         (BadRequest("x"), 400, "invalid_request_error", False),
-        (BodyTooLarge("x"), 413, "invalid_request_error", False),
+        (BodyTooLarge(9), 413, "invalid_request_error", False),
         (UnknownPath("/x"), 404, "not_found_error", False),
         (MethodNotAllowed("GET", "POST"), 405, "invalid_request_error", False),
         (UnknownModel("x"), 404, "not_found_error", False),

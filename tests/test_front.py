@@ -79,6 +79,8 @@ async def other_is_served(engine: ScriptedEngine, router: RunningRouter) -> None
         (b"POST /health HTTP/1.1\r\ntransfer-encoding: chunked\r\ncontent-length: 2\r\n\r\n0\r\n\r\n", 400, None),
         (b"POST /health HTTP/1.1\r\ntransfer-encoding: chunked, identity\r\n\r\n0\r\n\r\n", 400, "invalid_http"),
         (b"POST /health HTTP/1.1\r\ntransfer-encoding: xchunked\r\n\r\n0\r\n\r\n", 400, "invalid_http"),
+        (b"POST /health HTTP/1.1\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 400, "invalid_http"),
+        (b"POST /health HTTP/1.0\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", 400, "invalid_http"),
         (b"GET /health HTTP/1.1\r\nx : y\r\n\r\n", 400, "invalid_http"),
         (b"GET /health HTTP/1.1\r\nx: a\x00b\r\n\r\n", 400, "invalid_http"),
         (b"GET /health HTTP/1.1\r\nx: a\r\n folded\r\n\r\n", 400, "invalid_http"),
@@ -247,6 +249,30 @@ async def test_a_second_call_does_not_hide_that_the_client_left(early: bytes, at
                 await writer.drain()
         await call.gone()
         await router.check_at_rest()
+        assert engine.calls.empty()
+
+
+@pytest.mark.parametrize(
+    ("behind", "status"),
+    [
+        (b"nonsense\r\n\r\n", 400),
+        (b"GET /" + b"x" * 600 + b" HTTP/1.1\r\n\r\n", 414),
+        (b"GET / HTTP/1.1\r\nx: " + b"y" * 3000, 431),
+    ],
+)
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_what_is_bad_behind_a_call_takes_nothing_from_it(behind: bytes, status: int, at_once: bool) -> None:
+    """The call is answered, then what came behind it, however the two were cut; and the connection ends."""
+    async with served(header_limit=2048, url_limit=512) as (engine, router), connected(router) as (reader, writer):
+        writer.write(request_bytes() + (behind if at_once else b""))
+        call = await engine.call()
+        if not at_once:
+            writer.write(behind)
+        writer.write(request_bytes("forged"))
+        await other_is_served(engine, router)
+        await call.answer("yes")
+        assert (await reader.readuntil(b"}}}")).startswith(b"HTTP/1.1 200 ")
+        refused(await to_the_end(reader), status)
         assert engine.calls.empty()
 
 

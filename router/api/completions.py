@@ -72,6 +72,9 @@ def _token_bytes(ids: list[object]) -> bytes:
     try:
         return struct.pack(f"<{len(ids)}I", *ids)
     except struct.error:
+        if all(isinstance(one, int) for one in ids):
+            said = f"`prompt` has a token id outside 0 to {2**32 - 1}."
+            raise BadRequest(said, param="prompt", code="invalid_value") from None
         raise _wrong_prompt() from None
 
 

@@ -1,6 +1,6 @@
 """Reading a request body's members, with errors that name the member at fault."""
 
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -8,16 +8,28 @@ from router.errors import BadRequest
 
 Fields = dict[str, Any]
 """A parsed body; of a repeated member the last counts, as it does for the engines."""
+TOO_LARGE: Final = 2.0**64
+"""Integers from here on are parsed as floats."""
 
 
 def load_fields(body: bytes) -> Fields:
     try:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise BadRequest(f"The body is not valid JSON: {error}.", code="invalid_json") from None
+        raise BadRequest(_complaint(body, error), code="invalid_json") from None
     if not isinstance(fields, dict):
         raise BadRequest("The body must be a JSON object.", code="invalid_type")
     return fields
+
+
+def _complaint(body: bytes, error: orjson.JSONDecodeError) -> str:
+    if not body:
+        return "The body is empty; it must be a JSON object."
+    try:
+        body.decode()
+    except UnicodeDecodeError as wrong:
+        return f"The body is not UTF-8: {wrong.reason} at byte {wrong.start}."
+    return f"The body is not valid JSON: {error}."
 
 
 def model_name(fields: Fields) -> str:
@@ -50,6 +62,8 @@ def count(fields: Fields, name: str, least: int = 0) -> int | None:
     value = fields.get(name)
     if value is None:
         return None
+    if isinstance(value, float) and value >= TOO_LARGE:
+        raise BadRequest(f"`{name}` is too large.", param=name, code="invalid_value")
     if not isinstance(value, int) or isinstance(value, bool):
         raise wrong_type(name, "an integer")
     if value < least:

@@ -1,0 +1,107 @@
+"""What a bad input is, and the kinds of them that there are several of. `bad_inputs` sends them all."""
+
+import json
+from typing import Any, Final, NamedTuple
+
+CHAT: Final = b"/v1/chat/completions"
+COMPLETIONS: Final = b"/v1/completions"
+ADMIN_KEY: Final = "k" * 16
+HELLO: Final[list[Any]] = [{"role": "user", "content": "Hello"}]
+GOOD: Final = json.dumps({"model": "m", "messages": HELLO}).encode()
+PEER: Final = "address-127.0.0.1"
+"""The client that a call without any name counts to."""
+
+
+class Told(NamedTuple):
+    """An answer: a status of 400 or more with OpenAI's error object, or else what was done."""
+
+    status: int
+    code: str | None
+    param: str | None
+    message: str
+
+
+class BadInput(NamedTuple):
+    """What is wrong, the bytes, and the answer."""
+
+    name: str
+    sent: bytes
+    told: Told
+
+
+def passed_on(client: str = PEER) -> Told:
+    """The router asks for no more than it needs: it is for the engine to judge."""
+    return Told(200, None, None, f"Passed on to an engine for `{client}`.")
+
+
+SERVED: Final = Told(200, None, None, "Served.")
+
+
+def request(method: bytes, path: bytes, *lines: bytes, body: bytes = b"", version: bytes = b"HTTP/1.1") -> bytes:
+    return b"%b %b %b\r\nhost: x\r\n%b\r\n%b" % (method, path, version, b"".join([b"%b\r\n" % x for x in lines]), body)
+
+
+def get(path: bytes, *lines: bytes) -> bytes:
+    return request(b"GET", path, *lines)
+
+
+def post(body: bytes, *lines: bytes, path: bytes = CHAT) -> bytes:
+    return request(b"POST", path, b"content-length: %d" % len(body), *lines, body=body)
+
+
+def chunks(body: bytes, *lines: bytes) -> bytes:
+    return request(b"POST", CHAT, *(lines or (b"transfer-encoding: chunked",)), body=body)
+
+
+def of_length(length: bytes) -> bytes:
+    return request(b"POST", CHAT, b"content-length:" + length, body=b"{}")
+
+
+def chat(**more: object) -> bytes:
+    return post(json.dumps({"model": "m", "messages": HELLO, **more}).encode())
+
+
+def text(**more: object) -> bytes:
+    return post(json.dumps({"model": "m", "prompt": "Hello", **more}).encode(), path=COMPLETIONS)
+
+
+def drain(*lines: bytes, worker: bytes = b"w") -> bytes:
+    return request(b"POST", b"/workers/%b/drain" % worker, *lines)
+
+
+def no_http(name: str, sent: bytes, why: str) -> BadInput:
+    said = f"This is no HTTP request, or an ambiguous one: {why}."
+    return BadInput(name, sent, Told(400, "invalid_http", None, said))
+
+
+def no_json(name: str, body: bytes, why: str) -> BadInput:
+    return BadInput(name, post(body), Told(400, "invalid_json", None, f"The body is not {why}."))
+
+
+def no_object(name: str, body: bytes) -> BadInput:
+    return BadInput(name, post(body), Told(400, "invalid_type", None, "The body must be a JSON object."))
+
+
+def wrong_type(name: str, sent: bytes, param: str, right: str) -> BadInput:
+    return BadInput(name, sent, Told(400, "invalid_type", param, f"`{param}` must be {right}."))
+
+
+def wrong_value(name: str, sent: bytes, param: str, why: str) -> BadInput:
+    return BadInput(name, sent, Told(400, "invalid_value", param, f"`{param}` {why}."))
+
+
+def missing(name: str, sent: bytes, param: str, what: str) -> BadInput:
+    return BadInput(name, sent, Told(400, "missing_required_parameter", param, f"You must provide {what}."))
+
+
+def unknown_path(name: str, sent: bytes, path: str) -> BadInput:
+    return BadInput(name, sent, Told(404, "unknown_path", None, f"There is nothing at {path}."))
+
+
+def wrong_method(name: str, sent: bytes, method: str, right: str) -> BadInput:
+    return BadInput(name, sent, Told(405, "method_not_allowed", None, f"{method} is not allowed here; use {right}."))
+
+
+def no_operator(name: str, *lines: bytes) -> BadInput:
+    said = "This takes the operator's key as a bearer token."
+    return BadInput(name, drain(*lines), Told(401, "invalid_admin_key", None, said))
