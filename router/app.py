@@ -3,7 +3,7 @@
 import random
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from typing import NamedTuple
@@ -33,6 +33,7 @@ from router.event_metrics import EventMetrics
 from router.exact_map import exact_map
 from router.exchange import Intake
 from router.explain import Explanation, Explanations
+from router.exposition import exposition
 from router.fleet import Backend, Fleet
 from router.gateway import Gateway
 from router.identity import Identifier
@@ -42,7 +43,7 @@ from router.lag import LoopLag
 from router.lifecycle import Drain, refuse
 from router.metrics import ClientLabels, RequestMetrics, StateCollector
 from router.monitor import Monitor
-from router.report import FairnessReport, fairness_report
+from router.report import FairnessReport, WorkerReport, fairness_report, worker_reports
 from router.settings import Settings, WorkerAddress
 from router.state import StateFile, load, new_header, set_aside, usable
 from router.worker_drain import WorkerDrain
@@ -71,8 +72,15 @@ def build(settings: Settings) -> "Router":
     drain = Drain(settings.drain_timeout)
     lag = LoopLag()
 
-    def report() -> FairnessReport:
-        return fairness_report(settings.policy, scheduler, fleet, conductor.clock(), monitor.unread())
+    async def report() -> FairnessReport:
+        return await fairness_report(settings.policy, scheduler, fleet, conductor.clock(), monitor.unread())
+
+    async def cards() -> Mapping[WorkerId, WorkerReport]:
+        return await worker_reports(scheduler, fleet, monitor.unread())
+
+    async def scrape() -> bytes:
+        state_metrics.report = await report()
+        return await exposition(registry)
 
     def explain(request: str) -> Explanation:
         return explanations.of(request, conductor.clock(), time.time())
@@ -91,7 +99,7 @@ def build(settings: Settings) -> "Router":
             settings.state, lambda: snapshot(scheduler, conductor.clock()), header, settings.state_interval
         )
 
-    registry.register(StateCollector(report, labels))
+    registry.register(state_metrics := StateCollector(labels))
     registry.register(EventMetrics(kv_events.report, kv_events.outcomes))
     registry.register(lag)
     registry.register(connections := _connections(settings))
@@ -104,7 +112,7 @@ def build(settings: Settings) -> "Router":
         JourneySettings(settings.policy, settings.heartbeat, settings.response_headers, settings.continuation),
         kv_events.keys,
     )
-    control = control_plane(fleet, registry, report, explain, drain, workers, settings.admin_key, lifespan)
+    control = control_plane(fleet, scrape, report, cards, explain, drain, workers, settings.admin_key, lifespan)
     return Router(gateway, control, drain, connections)
 
 

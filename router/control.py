@@ -1,13 +1,13 @@
 """The control plane: models, health, metrics, fairness and explanations, on FastAPI."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from hmac import compare_digest
 from importlib.metadata import version
 from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import SecretStr
 from starlette.exceptions import HTTPException
 
@@ -27,7 +27,7 @@ from router.errors import (
 from router.explain import Explanation
 from router.fleet import Backend, Fleet
 from router.lifecycle import Drain
-from router.report import CacheCard, FairnessReport
+from router.report import FairnessReport, WorkerReport, written
 from router.worker_drain import WorkerDrain
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
@@ -35,8 +35,9 @@ Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 def control_plane(
     fleet: Fleet,
-    registry: CollectorRegistry,
-    report: Callable[[], FairnessReport],
+    scrape: Callable[[], Awaitable[bytes]],
+    report: Callable[[], Awaitable[FairnessReport]],
+    cards: Callable[[], Awaitable[Mapping[WorkerId, WorkerReport]]],
     explain: Callable[[str], Explanation],
     drain: Drain,
     workers: WorkerDrain,
@@ -45,16 +46,16 @@ def control_plane(
 ) -> FastAPI:
     """The application behind every path that is not on the data path; `lifespan` opens and closes all of it.
 
-    `explain` takes a request's id, and raises UnknownRequest. `admin_key` opens what an operator may do; without one,
-    that is not there.
+    `scrape` gives the metrics as text, `cards` what is told of each worker; `explain` takes a request's id, and raises
+    UnknownRequest. `admin_key` opens what an operator may do; without one, that is not there.
     """
     app = FastAPI(title="d2lpm-router", version=version("d2lpm-router"), lifespan=lifespan)
     _answer_errors(app)
     app.include_router(_models(fleet))
-    app.include_router(_health(fleet, report, drain, workers.drained))
+    app.include_router(_health(fleet, cards, drain, workers.drained))
     if admin_key is not None:
         app.include_router(_administration(fleet, workers, admin_key.get_secret_value()))
-    app.include_router(_insight(registry, report, explain))
+    app.include_router(_insight(scrape, report, explain))
     return app
 
 
@@ -92,7 +93,10 @@ def _models(fleet: Fleet) -> APIRouter:
 
 
 def _health(
-    fleet: Fleet, report: Callable[[], FairnessReport], drain: Drain, drained: Collection[WorkerId]
+    fleet: Fleet,
+    cards: Callable[[], Awaitable[Mapping[WorkerId, WorkerReport]]],
+    drain: Drain,
+    drained: Collection[WorkerId],
 ) -> APIRouter:
     routes = APIRouter()
 
@@ -113,11 +117,13 @@ def _health(
 
     @routes.get("/workers")
     async def workers() -> dict[str, Any]:
-        """Every worker, whether it is alive, and what is believed of its cache."""
-        told = report().workers
+        """Every worker, whether it is alive and trusted, and what is believed of its cache."""
+        told = await cards()
         return {
             "workers": [
-                _card(backend, told[backend.id].cache, drained=backend.id in drained) for backend in fleet.backends
+                _card(backend, told[backend.id], drained=backend.id in drained)
+                for backend in fleet.backends
+                if backend.id in told
             ]
         }
 
@@ -154,19 +160,21 @@ def _administration(fleet: Fleet, workers: WorkerDrain, key: str) -> APIRouter:
 
 
 def _insight(
-    registry: CollectorRegistry, report: Callable[[], FairnessReport], explain: Callable[[str], Explanation]
+    scrape: Callable[[], Awaitable[bytes]],
+    report: Callable[[], Awaitable[FairnessReport]],
+    explain: Callable[[str], Explanation],
 ) -> APIRouter:
     routes = APIRouter()
 
     @routes.get("/metrics")
     async def metrics() -> Response:
         """Prometheus text."""
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(await scrape(), media_type=CONTENT_TYPE_LATEST)
 
-    @routes.get("/fairness")
-    async def fairness() -> FairnessReport:
+    @routes.get("/fairness", response_model=FairnessReport)
+    async def fairness() -> Response:
         """Service, deficits and waiting times by client; load, gap and bound by worker."""
-        return report()
+        return Response(await written(await report()), media_type="application/json")
 
     @routes.get("/explain/{request_id:path}", responses={UnknownRequest.status: {"description": "Not remembered."}})
     async def explanation(request_id: str) -> Explanation:
@@ -180,14 +188,15 @@ def _model(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "d2lpm"}
 
 
-def _card(backend: Backend, cache: CacheCard | None, *, drained: bool) -> dict[str, Any]:
+def _card(backend: Backend, told: WorkerReport, *, drained: bool) -> dict[str, Any]:
     return {
         "id": backend.id,
         "url": backend.url,
         "healthy": backend.healthy,
         "drained": drained,
         "models": sorted(backend.models),
-        "cache": cache,
+        "breaker": told.breaker,
+        "cache": told.cache,
     }
 
 

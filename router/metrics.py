@@ -6,14 +6,16 @@ locks and exemplars that nothing here needs.
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import accumulate
+from operator import add
 from typing import Final
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from router.core.health import Condition
 from router.core.model import (
     Arrived,
     Cancelled,
@@ -30,14 +32,39 @@ from router.core.model import (
     RequestId,
     Returned,
     Started,
+    WorkerJoined,
 )
-from router.report import CacheCard, FairnessReport, Service, WorkerReport
+from router.exposition import Family, Row
+from router.report import CacheCard, ClientReport, FairnessReport, Service, WorkerReport
 
 CLIENT_LIMIT: Final = 1000
 """Distinct client labels; the others share the label `other`."""
+MODEL_LIMIT: Final = 200
+"""Distinct model labels; likewise."""
 OTHER: Final = "other"
 SECONDS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 ENDINGS: Final = {Finished: "finished", Failed: "failed", Cancelled: "cancelled"}
+
+SERVICE: Final = Family(CounterMetricFamily, "d2lpm_service_tokens", "Tokens served.", ("client", "kind"))
+COST: Final = Family(CounterMetricFamily, "d2lpm_service_cost_units", "What these tokens cost.", ("client",))
+WEIGHT: Final = Family(GaugeMetricFamily, "d2lpm_client_weight", "Share relative to others.", ("client",))
+WAIT: Final = Family(
+    GaugeMetricFamily,
+    "d2lpm_client_wait_seconds",
+    "Time in the queue, of the last 256 requests.",
+    ("client", "quantile"),
+)
+DEFICIT: Final = Family(
+    GaugeMetricFamily,
+    "d2lpm_deficit_cost_units",
+    "Deficit counters; negative is debt.",
+    ("client", "worker", "counter"),
+)
+QUEUED: Final = Family(GaugeMetricFamily, "d2lpm_client_queued_requests", "Requests that wait.", ("client",))
+RUNNING: Final = Family(GaugeMetricFamily, "d2lpm_client_running_requests", "Requests at workers.", ("client",))
+BREAKER: Final = Family(
+    GaugeMetricFamily, "d2lpm_worker_breaker", "1 for the state that its breaker is in.", ("worker", "state")
+)
 
 
 class ClientLabels:
@@ -54,6 +81,24 @@ class ClientLabels:
         return self._known.get(client, OTHER)
 
 
+class ModelLabels:
+    """A bounded set of labels for models: of those alone that some worker serves, since clients may ask for any."""
+
+    def __init__(self, limit: int = MODEL_LIMIT) -> None:
+        self._limit = limit
+        self._known: set[str] = set()
+
+    def served(self, models: Collection[str]) -> None:
+        """Some worker serves these."""
+        for model in sorted(models):
+            if len(self._known) < self._limit:
+                self._known.add(model)
+
+    def of(self, model: str) -> str:
+        """The model's label."""
+        return model if model in self._known else OTHER
+
+
 class Totals(defaultdict[tuple[str, ...], int]):
     """A counter by the values of its labels."""
 
@@ -63,12 +108,9 @@ class Totals(defaultdict[tuple[str, ...], int]):
         self._text = text
         self._labels = labels
 
-    def family(self) -> Metric:
-        """As Prometheus reads it."""
-        family = CounterMetricFamily(self._name, self._text, labels=self._labels)
-        for values, total in self.items():
-            family.add_metric(values, total)
-        return family
+    def families(self) -> Iterator[Metric]:
+        """As Prometheus reads it, in parts."""
+        return Family(CounterMetricFamily, self._name, self._text, self._labels).parts(list(self.items()))
 
 
 class Durations:
@@ -86,14 +128,16 @@ class Durations:
         self._counts[model][bisect_left(SECONDS, seconds)] += 1
         self._sums[model] += seconds
 
-    def family(self) -> Metric:
-        """As Prometheus reads it."""
-        family = HistogramMetricFamily(self._name, self._text, labels=("model",))
+    def families(self) -> Iterator[Metric]:
+        """As Prometheus reads it, a model at a time."""
         bounds = [*map(str, SECONDS), "+Inf"]
-        for model, counts in self._counts.items():
+        if not self._counts:
+            yield HistogramMetricFamily(self._name, self._text, labels=("model",))
+        for model, counts in list(self._counts.items()):
+            family = HistogramMetricFamily(self._name, self._text, labels=("model",))
             buckets = list(zip(bounds, accumulate(counts), strict=True))
             family.add_metric((model,), buckets, self._sums[model])
-        return family
+            yield family
 
 
 class RequestMetrics(Collector):
@@ -101,6 +145,7 @@ class RequestMetrics(Collector):
 
     def __init__(self, registry: CollectorRegistry, labels: ClientLabels) -> None:
         self._labels = labels
+        self._models = ModelLabels()
         self._seen: dict[RequestId, tuple[Request, float]] = {}
         """Requests on their way, with the time of their arrival."""
         self._begun: set[RequestId] = set()
@@ -131,7 +176,7 @@ class RequestMetrics(Collector):
             self._first,
             self._whole,
         ):
-            yield counted.family()
+            yield from counted.families()
 
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
         """See `Observer`."""
@@ -141,13 +186,15 @@ class RequestMetrics(Collector):
             case Started():
                 if (seen := self._seen.get(event.request)) and event.request not in self._begun:
                     request, arrived = seen
-                    self._first.add(request.model, now - arrived)
+                    self._first.add(self._models.of(request.model), now - arrived)
             case Returned():
                 self._returned[event.fault,] += 1
                 if event.begun:
                     self._begun.add(event.request)
             case Finished() | Failed() | Cancelled():
                 self._end(event.request, ENDINGS[type(event)], now)
+            case WorkerJoined():
+                self._models.served(event.worker.models)
         for command in commands:
             match command:
                 case Dispatch():
@@ -157,7 +204,7 @@ class RequestMetrics(Collector):
 
     def _dispatch(self, command: Dispatch, now: float) -> None:
         request, arrived = self._seen[command.request]
-        self._queue.add(request.model, now - arrived)
+        self._queue.add(self._models.of(request.model), now - arrived)
         self._dispatches[command.worker, command.why] += 1
         self._predicted[command.worker,] += command.cached_tokens
 
@@ -166,16 +213,18 @@ class RequestMetrics(Collector):
         self._begun.discard(request_id)
         if seen := self._seen.pop(request_id, None):
             request, arrived = seen
-            self._requests[self._labels.of(request.client), request.model, outcome] += 1
+            model = self._models.of(request.model)
+            self._requests[self._labels.of(request.client), model, outcome] += 1
             if outcome == ENDINGS[Finished]:
-                self._whole.add(request.model, now - arrived)
+                self._whole.add(model, now - arrived)
 
 
 class StateCollector(Collector):
-    """Reads the fairness report at each scrape."""
+    """Tells what a fairness report holds."""
 
-    def __init__(self, report: Callable[[], FairnessReport], labels: ClientLabels) -> None:
-        self._report = report
+    def __init__(self, labels: ClientLabels) -> None:
+        self.report: FairnessReport | None = None
+        """What is told at the next scrape; nothing before the first."""
         self._labels = labels
         self._told: dict[str, list[float]] = {}
         """Tokens of each kind and their cost, as told at the last scrape."""
@@ -186,7 +235,9 @@ class StateCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All metrics of the state."""
-        report = self._report()
+        report = self.report
+        if report is None:
+            return
         jain = GaugeMetricFamily("d2lpm_jain_index", "Jain's index of service by weight, of the backlogged clients.")
         if report.jain is not None:
             jain.add_metric((), report.jain)
@@ -196,47 +247,52 @@ class StateCollector(Collector):
         yield from _caches(report)
 
     def _clients(self, report: FairnessReport) -> Iterator[Metric]:
-        service = CounterMetricFamily("d2lpm_service_tokens", "Tokens served.", labels=("client", "kind"))
-        cost = CounterMetricFamily("d2lpm_service_cost_units", "What these tokens cost.", labels=("client",))
-        deficit = GaugeMetricFamily(
-            "d2lpm_deficit_cost_units", "Deficit counters; negative is debt.", labels=("client", "worker", "counter")
+        shown = {c: entry for c, entry in report.clients.items() if self._labels.of(c) != OTHER}
+        totals = self._totals(report)
+        yield from SERVICE.parts(
+            ((label, kind), tokens)
+            for label, total in totals.items()
+            for kind, tokens in zip(("extend", "cached", "output"), total, strict=False)
         )
-        weight = GaugeMetricFamily("d2lpm_client_weight", "Share relative to others.", labels=("client",))
-        wait = GaugeMetricFamily(
-            "d2lpm_client_wait_seconds", "Time in the queue, of the last 256 requests.", labels=("client", "quantile")
-        )
-        queued = GaugeMetricFamily("d2lpm_client_queued_requests", "Requests that wait.", labels=("client",))
-        running = GaugeMetricFamily("d2lpm_client_running_requests", "Requests at workers.", labels=("client",))
+        yield from COST.parts(((label,), total[3]) for label, total in totals.items())
+        yield from WEIGHT.parts(((client,), entry.weight) for client, entry in shown.items())
+        yield from WAIT.parts(_waits(shown))
+        yield from DEFICIT.parts(_deficits(shown))
+        yield from QUEUED.parts(((label,), total[4]) for label, total in totals.items())
+        yield from RUNNING.parts(((label,), total[5]) for label, total in totals.items())
+
+    def _totals(self, report: FairnessReport) -> dict[str, list[float]]:
+        """Tokens of each kind, their cost, requests that wait and that run, by label."""
         gone = report.forgotten
-        # Theirs are among the others from now on: a count that fell would be taken for one that began anew.
         totals: dict[str, list[float]] = {}
+        # Theirs are among the others from now on: a count that fell would be taken for one that began anew.
         if gone != Service(0, 0, 0, 0.0):
             totals[OTHER] = [gone.extend, gone.cached, gone.output, gone.cost, 0, 0]
         for client, entry in report.clients.items():
-            label = self._labels.of(client)
             s = entry.service
-            row = totals.setdefault(label, [0, 0, 0, 0, 0, 0])
-            for position, value in enumerate((s.extend, s.cached, s.output, s.cost, entry.queued, entry.running)):
-                row[position] += value
-            if label != OTHER:
-                weight.add_metric((label,), entry.weight)
-                if entry.wait_p50_s is not None and entry.wait_p95_s is not None:
-                    wait.add_metric((label, "0.5"), entry.wait_p50_s)
-                    wait.add_metric((label, "0.95"), entry.wait_p95_s)
-                for worker, credit in entry.deficit.items():
-                    for counter, value_or_none in (("placement", credit.placement), ("order", credit.order)):
-                        if value_or_none is not None:
-                            deficit.add_metric((label, worker, counter), value_or_none)
+            row = (s.extend, s.cached, s.output, s.cost, entry.queued, entry.running)
+            label = self._labels.of(client)
+            totals[label] = [*map(add, totals[label], row)] if label in totals else [*row]
         told, self._told = self._told, {}
-        for label, (*served, waiting, at_work) in totals.items():
+        for label, total in totals.items():
             # Service is estimated until the engine tells, and may turn out less: a counter waits until it is more.
-            counted = self._told[label] = [*map(max, served, told.get(label, served))]
-            for kind, tokens in zip(("extend", "cached", "output"), counted, strict=False):
-                service.add_metric((label, kind), tokens)
-            cost.add_metric((label,), counted[-1])
-            queued.add_metric((label,), waiting)
-            running.add_metric((label,), at_work)
-        return iter((service, cost, weight, wait, deficit, queued, running))
+            total[:4] = self._told[label] = [*map(max, total[:4], told.get(label, total[:4]))]
+        return totals
+
+
+def _waits(clients: Mapping[ClientId, ClientReport]) -> Iterator[Row]:
+    for client, entry in clients.items():
+        if entry.wait_p50_s is not None and entry.wait_p95_s is not None:
+            yield (client, "0.5"), entry.wait_p50_s
+            yield (client, "0.95"), entry.wait_p95_s
+
+
+def _deficits(clients: Mapping[ClientId, ClientReport]) -> Iterator[Row]:
+    for client, entry in clients.items():
+        for worker, credit in entry.deficit.items():
+            for counter, value in (("placement", credit.placement), ("order", credit.order)):
+                if value is not None:
+                    yield (client, worker, counter), value
 
 
 def _caches(report: FairnessReport) -> Iterator[Metric]:
@@ -307,6 +363,12 @@ def _workers(report: FairnessReport) -> Iterator[Metric]:
             if (number := value(entry)) is not None:
                 gauge.add_metric((worker,), number)
         yield gauge
+    yield from BREAKER.parts(
+        ((worker, state), float(entry.breaker == state))
+        for worker, entry in report.workers.items()
+        if entry.breaker is not None
+        for state in Condition
+    )
 
 
 def _breaker_open(worker: WorkerReport) -> float | None:

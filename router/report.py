@@ -1,14 +1,23 @@
 """What an operator sees of the scheduler at one moment: the content of /fairness and of the gauges in /metrics."""
 
+import asyncio
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar
 
-from router.core.accounts import Account, Tokens
+from pydantic import TypeAdapter
+
+from router.core.accounts import NOTHING, Tokens
 from router.core.model import ClientId, Deficit, WorkerId
 from router.core.scheduler import Scheduler
 from router.core.window import Limits
 from router.fleet import Backend, Fleet
+
+T = TypeVar("T")
+
+CLIENTS_AT_ONCE: Final = 50
+"""So many are read, or written, in one go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,25 +99,63 @@ class FairnessReport:
     workers: dict[WorkerId, WorkerReport]
 
 
-def fairness_report(
+_REPORT: Final = TypeAdapter(FairnessReport)
+_CLIENTS: Final = TypeAdapter(dict[ClientId, ClientReport])
+
+
+async def fairness_report(
     policy: str, scheduler: Scheduler, fleet: Fleet, now: float, unread: Mapping[WorkerId, int]
 ) -> FairnessReport:
-    """Read it all off; changes nothing. `unread`: by worker, see `WorkerReport`."""
-    running = Counter(bill.client for bill in scheduler.accounts.bills.values())
-    clients = {
-        client: ClientReport(
-            weight,
-            _service(scheduler.accounts.accounts.get(client, Account()).served, scheduler),
-            scheduler.backlog.of_client(client),
-            running[client],
-            *scheduler.fairness.waits(client),
-            _deficits(client, scheduler),
-        )
+    """Read it all off; changes nothing. `unread`: by worker, see `WorkerReport`.
+
+    A few clients at a time, so that the event loop can do something else in between: what each was served is what it
+    was at the beginning, and adds up; the rest is what it is when it is read.
+    """
+    accounts, running = scheduler.accounts, Counter(bill.client for bill in scheduler.accounts.bills.values())
+    forgotten, jain = _service(accounts.forgotten, scheduler), scheduler.fairness.jain(now)
+    met = [
+        (client, weight, accounts.accounts[client].served if client in accounts.accounts else NOTHING)
         for client, weight in scheduler.weights.items()
-    }
-    workers = {backend.id: _worker(backend, scheduler, unread.get(backend.id, 0)) for backend in fleet.backends}
-    forgotten = _service(scheduler.accounts.forgotten, scheduler)
-    return FairnessReport(policy, scheduler.fairness.jain(now), clients, forgotten, workers)
+    ]
+    clients = {}
+    for some in _a_few(met):
+        for client, weight, served in some:
+            clients[client] = ClientReport(
+                weight,
+                _service(served, scheduler),
+                scheduler.backlog.of_client(client),
+                running[client],
+                *scheduler.fairness.waits(client),
+                _deficits(client, scheduler),
+            )
+        await asyncio.sleep(0)
+    workers = await worker_reports(scheduler, fleet, unread)
+    return FairnessReport(policy, jain, clients, forgotten, workers)
+
+
+async def worker_reports(
+    scheduler: Scheduler, fleet: Fleet, unread: Mapping[WorkerId, int]
+) -> dict[WorkerId, WorkerReport]:
+    """What of that is about the workers."""
+    reports = {}
+    for backend in fleet.backends:
+        reports[backend.id] = _worker(backend, scheduler, unread.get(backend.id, 0))
+        await asyncio.sleep(0)
+    return reports
+
+
+async def written(report: FairnessReport) -> bytes:
+    """The report as JSON, a few clients at a time."""
+    rest = _REPORT.dump_json(replace(report, clients={}))
+    clients = []
+    for some in _a_few([*report.clients.items()]):
+        clients.append(_CLIENTS.dump_json(dict(some))[1:-1])
+        await asyncio.sleep(0)
+    return rest.replace(b'"clients":{}', b'"clients":{%b}' % b",".join(clients), 1)
+
+
+def _a_few(rows: Sequence[T]) -> Iterator[Sequence[T]]:
+    return (rows[at : at + CLIENTS_AT_ONCE] for at in range(0, len(rows), CLIENTS_AT_ONCE))
 
 
 def _deficits(client: ClientId, scheduler: Scheduler) -> dict[WorkerId, Deficit]:

@@ -43,6 +43,7 @@ async def test_workers_are_told_with_their_models_and_without_their_keys() -> No
         async with running_router(worker=workers) as router:
             told = await router.get_json("/workers")
             cache = told["workers"][0].pop("cache")
+            assert [card.pop("breaker") for card in told["workers"]] == ["closed", None]
             assert told == {
                 "workers": [
                     {"id": "here", "url": engine.url, "healthy": True, "drained": False, "models": ["m"]},

@@ -6,8 +6,20 @@ from prometheus_client.parser import text_string_to_metric_families
 from running import RunningRouter, chat, running_router
 from scripted_engine import scripted_engine
 
-from router.core.model import Arrived, Cancelled, ClientId, Finished, Refusal, Reject, Request, RequestId
-from router.metrics import OTHER, ClientLabels, Durations, RequestMetrics, StateCollector
+from router.core.model import (
+    Arrived,
+    Cancelled,
+    ClientId,
+    Finished,
+    Refusal,
+    Reject,
+    Request,
+    RequestId,
+    Worker,
+    WorkerId,
+    WorkerJoined,
+)
+from router.metrics import OTHER, ClientLabels, Durations, ModelLabels, RequestMetrics, StateCollector
 from router.report import ClientReport, FairnessReport, Service
 
 
@@ -40,6 +52,8 @@ async def test_a_scrape_parses_and_tells_what_happened() -> None:
         worker = engine.url.removeprefix("http://")
         assert values(families["d2lpm_worker_healthy"], worker=worker) == [1]
         assert values(families["d2lpm_worker_running_requests"], worker=worker) == [0]
+        states = {s.labels["state"]: s.value for s in families["d2lpm_worker_breaker"].samples}
+        assert states == {"closed": 1, "open": 0, "half-open": 0}
         for name in ("queue", "time_to_first_token", "request"):
             counts = [s.value for s in families[f"d2lpm_{name}_seconds"].samples if s.name.endswith("_count")]
             assert sum(counts) > 0, name
@@ -69,9 +83,11 @@ def test_a_counter_never_falls() -> None:
         None,
         Service(7, 0, 1, 9),
     ]
-    reports = iter(FairnessReport("p", None, clients(service), Service(0, 0, 0, 0.0), {}) for service in told)
-    collector = StateCollector(lambda: next(reports), ClientLabels())
-    scrapes = [{family.name: family for family in collector.collect()} for _ in told]
+    reports = [FairnessReport("p", None, clients(service), Service(0, 0, 0, 0.0), {}) for service in told]
+    collector = StateCollector(ClientLabels())
+    scrapes = []
+    for collector.report in reports:
+        scrapes.append({family.name: family for family in collector.collect()})
     extend = [values(families["d2lpm_service_tokens"], kind="extend") for families in scrapes]
     assert extend == [[100], [100], [140], [], [7]]
     assert [values(families["d2lpm_service_cost_units"]) for families in scrapes] == [[120], [120], [180], [], [9]]
@@ -84,6 +100,24 @@ def clients(service: Service | None) -> dict[ClientId, ClientReport]:
 
 def request(name: str) -> Request:
     return Request(RequestId(name), ClientId("ann"), "m", ())
+
+
+def test_only_models_that_a_worker_serves_have_a_label() -> None:
+    """Clients may ask for any number of others."""
+    registry = CollectorRegistry()
+    metrics = RequestMetrics(registry, ClientLabels())
+    for number in range(3):
+        invented = Request(RequestId(str(number)), ClientId("ann"), f"invented{number}", ())
+        metrics.observe(0.0, Arrived(invented), [Reject(invented.id, Refusal.NO_WORKER)])
+    metrics.observe(0.0, WorkerJoined(Worker(WorkerId("w"), frozenset(["m"]))), [])
+    metrics.observe(0.0, Arrived(request("3")), [])
+    metrics.observe(1.0, Finished(RequestId("3")), [])
+    families = {f.name: f for f in text_string_to_metric_families(generate_latest(registry).decode())}
+    counted = [(s.labels["model"], s.value) for s in families["d2lpm_requests"].samples]
+    assert counted == [(OTHER, 3), ("m", 1)]
+    labels = ModelLabels(limit=1)
+    labels.served(["b", "a"])
+    assert [labels.of("a"), labels.of("b")] == ["a", OTHER]
 
 
 def test_a_request_is_counted_once_however_it_ends() -> None:
@@ -106,7 +140,8 @@ def test_a_duration_counts_in_every_bucket_that_holds_it() -> None:
     durations = Durations("d2lpm_x_seconds", "Text.")
     for seconds in (0.0, 0.001, 0.0025, 600.0, 601.0):
         durations.add("m", seconds)
-    samples = durations.family().samples
+    (family,) = durations.families()
+    samples = family.samples
     buckets = {s.labels["le"]: s.value for s in samples if s.name.endswith("_bucket")}
     assert (buckets["0.001"], buckets["0.005"], buckets["300.0"], buckets["600.0"], buckets["+Inf"]) == (2, 3, 3, 4, 5)
     others = {s.name[15:]: s.value for s in samples if "le" not in s.labels}
