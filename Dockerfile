@@ -1,18 +1,22 @@
-FROM python:3.13-slim AS build
+FROM python:3.13.9-slim-trixie AS build
 WORKDIR /src
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 RUN pip install --no-cache-dir --constraint constraints.txt hatchling \
-    && python -m venv /opt/d2lpm
+    && python -m venv --without-pip /opt/d2lpm
 COPY router router
 COPY workers workers
 COPY bench bench
 RUN pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels . \
-    && /opt/d2lpm/bin/pip install --no-cache-dir --constraint constraints.txt /wheels/*.whl
+    && pip --python /opt/d2lpm/bin/python install --no-cache-dir --constraint constraints.txt \
+        "$(echo /wheels/*.whl)[events]"
 
-FROM python:3.13-slim
+# Neither pip nor a compiler, and nothing that is written to: the root file system may be read-only.
+FROM python:3.13.9-slim-trixie
 COPY --from=build /opt/d2lpm /opt/d2lpm
 ENV PATH=/opt/d2lpm/bin:$PATH PYTHONUNBUFFERED=1 D2LPM_HOST=0.0.0.0
 USER 10001:10001
 EXPOSE 8000
+HEALTHCHECK --interval=10s --timeout=3s --start-period=10s \
+    CMD ["python", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:8000/health', timeout=2)"]
 ENTRYPOINT ["d2lpm"]
 CMD ["serve"]

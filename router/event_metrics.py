@@ -24,9 +24,11 @@ class EventMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All of it."""
-        followed = GaugeMetricFamily("d2lpm_kv_events_followed", "1 while KV events are read.", labels=("worker",))
+        followed = GaugeMetricFamily(
+            "d2lpm_kv_events_followed", "1 while the worker's KV events are read.", labels=("worker",)
+        )
         complete = GaugeMetricFamily(
-            "d2lpm_kv_events_complete", "1 while these tell all that the worker holds.", labels=("worker",)
+            "d2lpm_kv_events_complete", "1 while KV events tell all that the worker holds.", labels=("worker",)
         )
         faults = CounterMetricFamily(
             "d2lpm_kv_event_faults", "What was wrong with KV events.", labels=("worker", "fault")
@@ -36,7 +38,9 @@ class EventMetrics(Collector):
             complete.add_metric((worker,), report.complete)
             for fault, count in report.faults.items():
                 faults.add_metric((worker, fault), count)
-        tokens = CounterMetricFamily("d2lpm_token_lookups", "Calls by what came of their tokens.", labels=("outcome",))
+        tokens = CounterMetricFamily(
+            "d2lpm_token_lookups", "Calls by what came of finding their prompt's tokens.", labels=("outcome",)
+        )
         for outcome, count in self._outcomes().items():
             tokens.add_metric((outcome,), count)
         return iter((followed, complete, faults, tokens))

@@ -45,13 +45,18 @@ OTHER: Final = "other"
 SECONDS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 ENDINGS: Final = {Finished: "finished", Failed: "failed", Cancelled: "cancelled"}
 
-SERVICE: Final = Family(CounterMetricFamily, "d2lpm_service_tokens", "Tokens served.", ("client", "kind"))
-COST: Final = Family(CounterMetricFamily, "d2lpm_service_cost_units", "What these tokens cost.", ("client",))
-WEIGHT: Final = Family(GaugeMetricFamily, "d2lpm_client_weight", "Share relative to others.", ("client",))
+SERVICE: Final = Family(
+    CounterMetricFamily,
+    "d2lpm_service_tokens",
+    "Tokens served; extend is input computed, cached is input found in a cache.",
+    ("client", "kind"),
+)
+COST: Final = Family(CounterMetricFamily, "d2lpm_service_cost_units", "What the tokens served cost.", ("client",))
+WEIGHT: Final = Family(GaugeMetricFamily, "d2lpm_client_weight", "The client's share relative to others.", ("client",))
 WAIT: Final = Family(
     GaugeMetricFamily,
     "d2lpm_client_wait_seconds",
-    "Time in the queue, of the last 256 requests.",
+    "Time in the router's queue, of the client's last 256 requests.",
     ("client", "quantile"),
 )
 DEFICIT: Final = Family(
@@ -60,8 +65,12 @@ DEFICIT: Final = Family(
     "Deficit counters; negative is debt.",
     ("client", "worker", "counter"),
 )
-QUEUED: Final = Family(GaugeMetricFamily, "d2lpm_client_queued_requests", "Requests that wait.", ("client",))
-RUNNING: Final = Family(GaugeMetricFamily, "d2lpm_client_running_requests", "Requests at workers.", ("client",))
+QUEUED: Final = Family(
+    GaugeMetricFamily, "d2lpm_client_queued_requests", "Requests of the client that wait here.", ("client",)
+)
+RUNNING: Final = Family(
+    GaugeMetricFamily, "d2lpm_client_running_requests", "Requests of the client at workers.", ("client",)
+)
 BREAKER: Final = Family(
     GaugeMetricFamily, "d2lpm_worker_breaker", "1 for the state that its breaker is in.", ("worker", "state")
 )
@@ -155,7 +164,9 @@ class RequestMetrics(Collector):
         self._returned = Totals("d2lpm_lost_tries", "Tries that did not come to their end, by the fault.", "fault")
         for fault in Fault:
             self._returned[fault,] = 0
-        self._predicted = Totals("d2lpm_predicted_cached_tokens", "Input tokens predicted to be cached.", "worker")
+        self._predicted = Totals(
+            "d2lpm_predicted_cached_tokens", "Input tokens predicted to be cached, of requests sent.", "worker"
+        )
         self._queue = Durations("d2lpm_queue_seconds", "Time in the router's queue.")
         self._first = Durations("d2lpm_time_to_first_token_seconds", "Arrival to first token.")
         self._whole = Durations("d2lpm_request_seconds", "Arrival to the end of the answer.")
@@ -298,16 +309,28 @@ def _deficits(clients: Mapping[ClientId, ClientReport]) -> Iterator[Row]:
 def _caches(report: FairnessReport) -> Iterator[Metric]:
     counts: tuple[tuple[str, str, Callable[[CacheCard], int]], ...] = (
         ("d2lpm_cache_answers", "Answers that told what was cached of their prompt.", lambda c: c.answers),
-        ("d2lpm_cache_prompt_tokens", "Of those prompts.", lambda c: c.prompt),
-        ("d2lpm_cache_predicted_tokens", "Predicted to be cached, of those prompts.", lambda c: c.predicted),
-        ("d2lpm_cache_actual_tokens", "Found cached by the engine, of those prompts.", lambda c: c.actual),
-        ("d2lpm_cache_false_hit_tokens", "Predicted and not there.", lambda c: c.false_hit),
-        ("d2lpm_cache_missed_hit_tokens", "There and not predicted.", lambda c: c.missed_hit),
+        ("d2lpm_cache_prompt_tokens", "Input tokens of answers that told what was cached.", lambda c: c.prompt),
+        (
+            "d2lpm_cache_predicted_tokens",
+            "Input tokens predicted to be cached, of answers that told.",
+            lambda c: c.predicted,
+        ),
+        ("d2lpm_cache_actual_tokens", "Input tokens found cached, of answers that told.", lambda c: c.actual),
+        ("d2lpm_cache_false_hit_tokens", "Input tokens predicted to be cached that were not.", lambda c: c.false_hit),
+        ("d2lpm_cache_missed_hit_tokens", "Input tokens cached that were not predicted to be.", lambda c: c.missed_hit),
     )
     gauges: tuple[tuple[str, str, Callable[[CacheCard], float | None]], ...] = (
-        ("d2lpm_cache_believed_tokens", "Believed to be cached now.", lambda c: c.believed),
-        ("d2lpm_cache_error_ratio", "Mean absolute error of the last 200 predictions, by prompt.", lambda c: c.error),
-        ("d2lpm_cache_discount_ratio", "What predictions are multiplied with.", lambda c: c.discount),
+        ("d2lpm_cache_believed_tokens", "Tokens believed to be in the prefix cache now.", lambda c: c.believed),
+        (
+            "d2lpm_cache_error_ratio",
+            "Mean absolute error of the last 200 predictions, as a share of the prompt.",
+            lambda c: c.error,
+        ),
+        (
+            "d2lpm_cache_discount_ratio",
+            "Factor on predictions of cached tokens; 1 while they are right.",
+            lambda c: c.discount,
+        ),
     )
     cards = {worker: entry.cache for worker, entry in report.workers.items() if entry.cache is not None}
     for name, text, count in counts:
@@ -322,7 +345,9 @@ def _caches(report: FairnessReport) -> Iterator[Metric]:
                 gauge.add_metric((worker,), number)
         yield gauge
     evicted = CounterMetricFamily(
-        "d2lpm_cache_evicted_tokens", "Believed evicted, by what told of it.", labels=("worker", "source")
+        "d2lpm_cache_evicted_tokens",
+        "Tokens believed evicted from the prefix cache, by what told of it.",
+        labels=("worker", "source"),
     )
     for worker, card in cards.items():
         for source, tokens in card.evicted.items():
@@ -339,23 +364,30 @@ def _caches(report: FairnessReport) -> Iterator[Metric]:
 def _workers(report: FairnessReport) -> Iterator[Metric]:
     columns: tuple[tuple[str, str, Callable[[WorkerReport], float | None]], ...] = (
         ("d2lpm_worker_healthy", "1 while requests may be sent there.", lambda w: float(w.healthy)),
-        ("d2lpm_worker_breaker_open", "1 while its failures keep it from its full share of requests.", _breaker_open),
         ("d2lpm_worker_queued_requests", "Requests that wait for it in the router.", lambda w: w.queued),
         ("d2lpm_worker_running_requests", "Requests sent there and not ended.", lambda w: w.running),
         ("d2lpm_worker_unstarted_tokens", "Uncached input without a first token.", lambda w: w.unstarted_tokens),
         (
             "d2lpm_worker_window_requests",
-            "How many its window lets run.",
+            "Requests that its window lets be in flight.",
             lambda w: w.window.requests if w.window else None,
         ),
         (
             "d2lpm_worker_window_unstarted_tokens",
-            "How much uncached input without a first token its window lets be there.",
+            "Uncached input without a first token that its window lets be in flight.",
             lambda w: w.window.unstarted_tokens if w.window else None,
         ),
         ("d2lpm_worker_kv_tokens", "Capacity of its KV cache in tokens.", lambda w: w.kv_tokens),
-        ("d2lpm_service_gap_cost_units", "Largest difference in service of two that wait.", lambda w: w.service_gap),
-        ("d2lpm_service_gap_bound_cost_units", "What that cannot exceed.", lambda w: w.service_gap_bound),
+        (
+            "d2lpm_service_gap_cost_units",
+            "Largest difference in service per weight of two clients that wait in one queue.",
+            lambda w: w.service_gap,
+        ),
+        (
+            "d2lpm_service_gap_bound_cost_units",
+            "What the largest difference in service per weight cannot exceed.",
+            lambda w: w.service_gap_bound,
+        ),
     )
     for name, text, value in columns:
         gauge = GaugeMetricFamily(name, text, labels=("worker",))
@@ -369,7 +401,3 @@ def _workers(report: FairnessReport) -> Iterator[Metric]:
         if entry.breaker is not None
         for state in Condition
     )
-
-
-def _breaker_open(worker: WorkerReport) -> float | None:
-    return None if worker.breaker is None else float(worker.breaker != "closed")

@@ -1,0 +1,64 @@
+"""Every metric there is, from the code: `python tests/metric_table.py` writes the table in docs/operations.md anew."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+from router.connections import Connections, FrontLimits
+from router.event_metrics import EventMetrics
+from router.lag import LoopLag
+from router.metrics import ClientLabels, RequestMetrics, StateCollector
+from router.report import FairnessReport, Service
+
+OPERATIONS: Final = Path(__file__).parent.parent / "docs" / "operations.md"
+HEAD: Final = "| metric | kind | labels | what |\n| --- | --- | --- | --- |\n"
+SUFFIXES: Final = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_count", "_sum")}
+"""Of a metric's samples, by its kind."""
+
+
+Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
+
+
+def metrics() -> list[Family]:
+    """All of a router before anything has happened."""
+    registry = CollectorRegistry()
+    labels = ClientLabels()
+    RequestMetrics(registry, labels)
+    nothing = FairnessReport("", None, {}, Service(0, 0, 0, 0.0), {})
+    state = StateCollector(labels)
+    state.report = nothing
+    registry.register(state)
+    registry.register(EventMetrics(dict, dict))
+    registry.register(LoopLag())
+    registry.register(Connections(FrontLimits()))
+    found = [metric for metric in registry.collect() if isinstance(metric, Family)]
+    return sorted(found, key=lambda metric: metric.name)
+
+
+def samples() -> Iterator[str]:
+    """The names under which Prometheus knows them."""
+    for metric in metrics():
+        yield from (metric.name + suffix for suffix in SUFFIXES[metric.type])
+
+
+def table() -> str:
+    """One row for each."""
+    return HEAD + "".join(
+        f"| `{metric.name}{SUFFIXES[metric.type][0] if metric.type == 'counter' else ''}` | {metric.type} "
+        f"| {', '.join(f'`{label}`' for label in metric._labelnames)} | {metric.documentation} |\n"
+        for metric in metrics()
+    )
+
+
+def shown() -> str:
+    """The table as it stands in the document."""
+    text = OPERATIONS.read_text("utf-8")
+    begin = text.index(HEAD)
+    return text[begin : text.find("\n\n", begin) + 1] if "\n\n" in text[begin:] else text[begin:]
+
+
+if __name__ == "__main__":
+    OPERATIONS.write_text(OPERATIONS.read_text("utf-8").replace(shown(), table()), "utf-8")
