@@ -7,7 +7,7 @@ from typing import Literal
 from router.api.answer import StreamReader, read_json
 from router.api.call import Call
 from router.api.continuation import Continuation, Rewriter, continuation, last_events
-from router.api.error_json import refusal_event
+from router.api.error_json import refusal_body, refusal_event
 from router.conductor import Conductor
 from router.core.model import (
     Cancelled,
@@ -23,7 +23,7 @@ from router.core.model import (
     WorkerLeft,
 )
 from router.errors import NoWorker, RouterError, WorkerBroke, WorkerHung, WorkerUnreachable
-from router.exchange import Exchange
+from router.exchange import JSON_TYPE, Exchange
 from router.fleet import Fleet
 from router.upstream import Silence, Upstream
 
@@ -228,11 +228,15 @@ class Journey:
                     patience.started(started - sent)
                     upstream.started()
                     self._conductor.started(self._request.id, lambda: reader.output_tokens)
+                if reader.broken:
+                    break
             ready += reader.feed(rewriter.close()) if rewriter is not None else b""
             ready += reader.close()
         except (WorkerBroke, WorkerHung):
             if not reader.complete:
                 raise
+            ready += last_events(self._call, reader, None)
+        if reader.broken and reader.complete:
             ready += last_events(self._call, reader, None)
         lost = self._verdict(reader, headers)
         if lost is not None:
@@ -253,6 +257,8 @@ class Journey:
 
     def _verdict(self, reader: StreamReader, headers: HeaderList) -> Lost | None:
         """What is wrong with a whole stream; None if it is complete."""
+        if reader.broken and not reader.complete:
+            return Lost(Fault.BROKEN, True, WorkerBroke("The worker's stream became something else than an answer."))
         if reader.error is not None:
             fault = fault_of(reader.error.code)
             accepted = reader.started or fault is not Fault.FULL
@@ -287,6 +293,9 @@ class Journey:
             await self._exchange.end(lost.body)
         elif self._exchange.begun:
             await self._exchange.end(refusal_event(lost.status, lost.body))
+        elif (said := refusal_body(lost.status, lost.body)) is not None:
+            others = [header for header in lost.headers or [] if header[0] != JSON_TYPE[0]]
+            await self._exchange.respond(lost.status, [JSON_TYPE, *others], said)
         else:
             await self._exchange.respond(lost.status, lost.headers or [], lost.body)
 

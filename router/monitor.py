@@ -111,10 +111,10 @@ class Probe:
     async def _read_models(self, client: httpx.AsyncClient) -> frozenset[str]:
         body = await self._get(client, MODELS_PATH)
         dialect = recognise(body)
-        if dialect is not self._dialect:
-            self._dialect = dialect
-            self._load_path = next(iter(dialect.load_readers), None)
-            self._cache_path = dialect.cache_path
+        self._dialect = dialect
+        # What was not there the last time may be by now: a proxy before it has started, or it is another version.
+        self._load_path = next(iter(dialect.load_readers), None)
+        self._cache_path = dialect.cache_path
         self._backend.context_tokens = context_tokens(body)
         return read_models(body)
 

@@ -48,6 +48,8 @@ class Replayed:
     torn: int = 0
     """Lines that were cut short, and left out."""
     difference: Difference | None = None
+    scheduler: Scheduler | None = None
+    """That of the last run, as its last event left it."""
 
     def __str__(self) -> str:
         """One line for people."""
@@ -65,24 +67,23 @@ def replay(lines: Iterable[bytes]) -> Replayed:
     Raises ConfigError for what is not a journal, or not one that this router can replay.
     """
     told = Replayed()
-    scheduler: Scheduler | None = None
     now = 0.0
     for number, item in enumerate(read(lines), 1):
         match item:
             case Header():
-                scheduler = _scheduler_of(item)
-                _restore(scheduler, item)
+                told.scheduler = _scheduler_of(item)
+                _restore(told.scheduler, item)
                 now = item.clock
                 told.runs += 1
             case Torn():
                 told.torn += 1
             case Entry(at, event, commands):
-                assert scheduler is not None, "a run begins with its header"
+                assert told.scheduler is not None, "a run begins with its header"
                 told.events += 1
                 told.requests += isinstance(event, Arrived)
                 told.seconds += at - now
                 now = at
-                came = scheduler.handle(event, at)
+                came = told.scheduler.handle(event, at)
                 if came != commands:
                     told.difference = Difference(number, item, came)
                     break

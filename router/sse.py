@@ -12,6 +12,8 @@ from router.errors import WorkerBroke
 EVENT_LIMIT: Final = 16 * 2**20
 """Bytes of one event; logprobs and long tool calls stay far below."""
 
+_FIELDS: Final = frozenset({b"", b"data", b"event", b"id", b"retry"})
+"""Names of a line's field; a comment has none."""
 _BOM: Final = b"\xef\xbb\xbf"
 # A CR at the very end may be half of a CRLF, so it ends an event only when the next byte is there.
 _BLANK_LINE: Final = re.compile(rb"(?>\r\n|\n|\r)(?:\r\n|\n|\r(?=[^\n]))")
@@ -82,6 +84,12 @@ def event_data(event: bytes) -> bytes | None:
         return plain[0]
     lines = [value for line in event.removeprefix(_BOM).splitlines() if (value := _data_of(line)) is not None]
     return b"\n".join(lines) if lines else None
+
+
+def is_event(event: bytes) -> bool:
+    """Whether every line of it is a field of the standard's, or a comment."""
+    lines = event.removeprefix(_BOM).splitlines()
+    return all(not line or line.partition(b":")[0] in _FIELDS for line in lines)
 
 
 def with_data(event: bytes, data: bytes) -> bytes:

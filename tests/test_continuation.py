@@ -275,6 +275,37 @@ async def test_an_error_told_amid_the_stream_is_not_seen() -> None:
         assert content_of(events(before + await post.read())) == "one two three"
 
 
+@pytest.mark.parametrize("nonsense", [b"<html>\n\n", b"data: {broken}\n\n", b'data: {"choices":7}\n\n'])
+async def test_nonsense_amid_the_stream_is_not_seen(nonsense: bytes) -> None:
+    """Whoever said it, the first worker or the one that went on, another goes on from what came before it."""
+    async with (
+        scripted_engine() as one,
+        scripted_engine() as two,
+        scripted_engine() as three,
+        running_router(one.url, two.url, three.url, policy="rr+fcfs") as router,
+        router.post(chat(stream=True, max_tokens=9)) as post,
+    ):
+        call, before = await begin(one, post)
+        await call.write(nonsense + said("lost ", [9], 3))
+        second = await three.call()
+        assert second.json["prompt"] == [*PROMPT, 1, 2]
+        await second.stream(piece("three ", [3], 1) + nonsense + piece("lost ", [9], 2, "stop"), DONE)
+        third = await two.call()
+        assert third.json["prompt"] == [*PROMPT, 1, 2, 3]
+        await third.stream(piece("four", [4], 1, "stop"), final(13, 1), DONE)
+        assert content_of(events(before + await post.read())) == "one two three four"
+
+
+async def test_nonsense_behind_a_whole_answer_harms_nothing() -> None:
+    """Its end is made up, and nobody is asked for more."""
+    async with pair() as ((one, two), router), router.post(chat(stream=True, max_tokens=9)) as post:
+        call, before = await begin(one, post)
+        await call.write(said("three", [3], 3, "stop") + b"<html>\n\n")
+        assert content_of(events(before + await post.read())) == "one two three"
+        await call.gone()
+        assert two.calls.empty()
+
+
 async def test_a_worker_that_falls_silent_is_left() -> None:
     """Amid a stream and before it: another does what it does not."""
     timeouts = {"first_token_timeout": 0.2, "token_timeout": 0.2}

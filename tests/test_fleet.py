@@ -187,14 +187,26 @@ async def test_a_refusal_is_handed_on_as_it_is_and_costs_nothing(stream: bool, s
 @STREAMED
 async def test_an_engines_own_failure_is_handed_on(stream: bool) -> None:
     """A 500 goes through as it is; the engine may have worked for it, so it is not refunded."""
+    said = b'{"detail":"Internal Server Error"}'
     async with scripted_engine() as engine, running_router(engine.url) as router:
         async with router.post(chat("x" * 400, stream=stream)) as post:
-            await (await engine.call()).respond(500, b"Internal Server Error", content_type="text/plain")
-            assert (await post.response()).status == 500
-            assert await post.read() == b"Internal Server Error"
+            await (await engine.call()).respond(500, said, content_type="application/odd")
+            response = await post.response()
+            assert (response.status, response.content_type) == (500, "application/odd")
+            assert await post.read() == said
         extend, output = await served(router)
         assert extend > 0
         assert output == 0
+
+
+@pytest.mark.parametrize(("status", "page"), [(500, b"Internal Server Error"), (502, b"<html>"), (504, b"")])
+async def test_a_failure_without_an_object_is_told_by_one(status: int, page: bytes) -> None:
+    """What a proxy before the worker says of it is none of OpenAI's errors."""
+    async with scripted_engine() as engine, running_router(engine.url) as router, router.post(chat()) as post:
+        await (await engine.call()).respond(status, page, content_type="text/html")
+        response = await post.response()
+        assert (response.status, response.content_type) == (status, "application/json")
+        assert str(status) in (await response.json())["error"]["message"]
 
 
 FULL = event({"error": {"object": "error", "message": "The request queue is full.", "type": "abort", "code": 503}})

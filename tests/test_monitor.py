@@ -102,6 +102,16 @@ async def test_an_engine_without_metrics_is_alive(answer: tuple[int, bytes]) -> 
         assert watch.backend.healthy
 
 
+async def test_metrics_that_were_gone_are_read_again() -> None:
+    """The next list of models is the occasion to ask for them anew."""
+    async with watched() as watch:
+        await watch.told()
+        watch.engine.polled["/metrics"] = (404, b"")
+        assert await watch.kinds(2) == []
+        watch.engine.polled["/metrics"] = (200, VLLM_METRICS)
+        assert "WorkerReported" in await watch.kinds(MODELS_EVERY)
+
+
 @pytest.mark.parametrize("body", [b"", b"no JSON", b"[]", b'{"data":1}'])
 async def test_nonsense_is_no_worker(body: bytes) -> None:
     """Something else listens there."""

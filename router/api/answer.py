@@ -21,7 +21,7 @@ from router.api.usage import UsageTally, read_usage
 from router.core.model import Usage
 from router.core.prompt_key import PromptKey
 from router.errors import WorkerBroke
-from router.sse import EVENT_LIMIT, EventSplitter, event_data, plain_data, plain_event
+from router.sse import EVENT_LIMIT, EventSplitter, event_data, is_event, plain_data, plain_event
 
 UNREAD_LIMIT: Final = 64
 """Events, or runs of common ones, kept at most before they are read."""
@@ -52,8 +52,10 @@ class StreamReader:
         may_be_common = self._expected == 1 and plain and self._choices.chat
         self._common = CommonChunks() if may_be_common else None
         """Where chunks may have the common form, they are read without their JSON."""
-        self._unread: list[bytes | Run] = []
-        """Data of the events that were passed on and not looked at yet."""
+        self._unread: list[dict[str, Any] | Run] = []
+        """Chunks that were passed on and not looked at yet."""
+        self._broken = False
+        """The engine sent what is no event of an answer; nothing behind that counts."""
         self._done = False
         self._error: EngineError | None = None
         self._held: list[bytes] | None = None
@@ -81,22 +83,37 @@ class StreamReader:
         """What the client sees of plain events with these data; noted, to be read later."""
         passed = []
         for part in data if self._common is None else self._common.take_apart(data):
-            self._unread.append(part)
+            if self._broken:
+                break
             if isinstance(part, Run):
+                self._unread.append(part)
                 passed.append(self._show(part.seen))
-                continue
-            self._heed(part)
-            if (seen := self._splice.data(part)) is not None:
+            elif self._take(part) and (seen := self._splice.data(part)) is not None:
                 passed.append(self._show(plain_event(seen)))
         return b"".join(passed)
 
     def _pass_event(self, event: bytes) -> bytes:
         """What the client sees of an event of any form."""
+        self._broken = self._broken or not is_event(event)
+        if self._broken:
+            return b""
         if (data := event_data(event)) is None:
             return event if self._held is None else b""
-        self._unread.append(data)
-        self._heed(data)
-        return self._show(self._splice.event(event))
+        return self._show(self._splice.event(event)) if self._take(data) else b""
+
+    def _take(self, data: bytes) -> bool:
+        """Note an event's data, to be read later; whether it is that of an answer."""
+        if data == b"[DONE]":
+            self._done = True
+            return True
+        chunk = next(iter(_load_all([data])), None)
+        if chunk is None or not _is_chunk(chunk):
+            self._broken = True
+            return False
+        self._unread.append(chunk)
+        if self._held is None and (b'"error"' in data or b'"abort"' in data):
+            self._heed(chunk)
+        return True
 
     def _show(self, seen: bytes) -> bytes:
         """Give this to the client, unless the engine has given up."""
@@ -106,14 +123,12 @@ class StreamReader:
         self._held.append(seen)
         return b""
 
-    def _heed(self, data: bytes) -> None:
+    def _heed(self, chunk: dict[str, Any]) -> None:
         """Hold back from here on if by this event the engine gives up: another may go on."""
-        if self._held is None and (b'"error"' in data or b'"abort"' in data):
-            for chunk in _load_all([data]):
-                choices = chunk.get("choices")
-                reasons = [each.get("finish_reason") for each in choices or () if isinstance(each, dict)]
-                if "abort" in reasons or (not choices and read_error(chunk) is not None):
-                    self._held = []
+        choices = chunk.get("choices")
+        reasons = [each.get("finish_reason") for each in choices or ()]
+        if "abort" in reasons or (not choices and read_error(chunk) is not None):
+            self._held = []
 
     @property
     def held(self) -> bytes:
@@ -125,6 +140,11 @@ class StreamReader:
         if self._splitter.empty:
             return b""
         return self._pass_event(self._splitter.rest())
+
+    @property
+    def broken(self) -> bool:
+        """The engine sent what is no event of an answer. The client has what came before, and gets nothing more."""
+        return self._broken
 
     @property
     def output_tokens(self) -> int:
@@ -170,7 +190,7 @@ class StreamReader:
             if kind is Run:
                 self._read_common([each for each in group if isinstance(each, Run)])
             else:
-                self._read_json([each for each in group if isinstance(each, bytes)])
+                self._read_chunks([each for each in group if isinstance(each, dict)])
 
     def _read_common(self, runs: list[Run]) -> None:
         """Common chunks in a row: their text, and the usage of the last, which counts for all of them."""
@@ -186,23 +206,20 @@ class StreamReader:
         for usage in _load_all([runs[-1].usage]):
             self._tally.chunk(0, usage, has_output=bool(text))
 
-    def _read_json(self, data: list[bytes]) -> None:
-        if b"[DONE]" in data:
-            self._done = True
-            data.remove(b"[DONE]")
-        for chunk in _load_all(data):
+    def _read_chunks(self, chunks: list[dict[str, Any]]) -> None:
+        for chunk in chunks:
             choices, usage = chunk.get("choices"), chunk.get("usage")
-            if choices and isinstance(choices, list):
+            if choices:
                 if not self.started:
                     self._begin(chunk)
                 self.started = True
                 for choice in choices:
-                    if isinstance(choice, dict) and type(index := choice.get("index", 0)) is int:
-                        said = self._choices.add(index, choice)
-                        self._tally.chunk(index, usage, said)
-                        self._record.prompt(choice.get("prompt_token_ids"))
-                        self._record.add_list(choice.get("token_ids"), text=said)
-            elif not choices:
+                    index = choice.get("index", 0)
+                    said = self._choices.add(index, choice)
+                    self._tally.chunk(index, usage, said)
+                    self._record.prompt(choice.get("prompt_token_ids"))
+                    self._record.add_list(choice.get("token_ids"), text=said)
+            else:
                 self._tally.final = read_usage(usage) or self._tally.final
                 self._error = read_error(chunk) or self._error
 
@@ -254,7 +271,7 @@ class StreamReader:
         self._record.cut()
         self._choices.finish_reasons.clear()
         self._held = self._error = None
-        self._done = False
+        self._done = self._broken = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +287,7 @@ class Answer:
 def read_json(call: Call, body: bytes) -> Answer:
     """Read an answer that was not streamed.
 
-    Raises WorkerBroke where it is no JSON object.
+    Raises WorkerBroke where it is no JSON object, or one without choices that tells of no error.
     """
     try:
         fields = orjson.loads(body)
@@ -278,13 +295,25 @@ def read_json(call: Call, body: bytes) -> Answer:
         raise WorkerBroke("A worker's answer is not valid JSON.") from None
     if not isinstance(fields, dict):
         raise WorkerBroke("A worker's answer is not a JSON object.")
+    error = read_error(fields)
+    found = fields.get("choices") or ()
+    if error is None and not (found and _is_chunk(fields)):
+        raise WorkerBroke("A worker's answer has no choices.")
     choices = Choices(call, "message")
-    found = fields.get("choices")
-    for choice in found if isinstance(found, list) else []:
-        if isinstance(choice, dict) and type(index := choice.get("index", 0)) is int:
-            choices.add(index, choice)
+    for choice in found if error is None else ():
+        choices.add(choice.get("index", 0), choice)
     aborted = "abort" in choices.finish_reasons.values()
-    return Answer(read_usage(fields.get("usage")), choices.keys(), read_error(fields), aborted)
+    return Answer(read_usage(fields.get("usage")), choices.keys(), error, aborted)
+
+
+def _is_chunk(fields: dict[str, Any]) -> bool:
+    """Whether choices, where there are any, are objects with an index."""
+    choices = fields.get("choices")
+    if not choices:
+        return choices is None or isinstance(choices, list)
+    return isinstance(choices, list) and all(
+        isinstance(choice, dict) and type(choice.get("index", 0)) is int for choice in choices
+    )
 
 
 def read_error(fields: dict[str, Any]) -> EngineError | None:

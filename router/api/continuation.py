@@ -160,9 +160,9 @@ class Rewriter:
         try:
             chunk = orjson.loads(data)
         except orjson.JSONDecodeError:
-            return b""
+            return plain_event(data)
         if not isinstance(chunk, dict):
-            return b""
+            return plain_event(data)
         choices, usage = chunk.get("choices"), chunk.get("usage")
         if not isinstance(choices, list):
             return plain_event(data)

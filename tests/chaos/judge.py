@@ -1,0 +1,108 @@
+"""What all of it comes to: whether each call ended as it may, and how many survived what befell them. Pure."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from .clients import Outcome
+from .evidence import Evidence, Harm
+from .faults import HARMLESS, Kind
+from .reading import Ending
+from .service import Window, recovered
+
+SHARE: Final = 0.99
+"""Of the streams whose worker failed amid them and that another can go on with, how many must be completed."""
+JAIN: Final = 0.95
+RECOVERY: Final = 15.0
+"""Seconds behind the last fault within which Jain's index must have come to that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """How many of some calls were completed."""
+
+    completed: int
+    of: int
+
+    @property
+    def value(self) -> float:
+        """1 where there was none."""
+        return self.completed / self.of if self.of else 1.0
+
+    def __str__(self) -> str:
+        """For people."""
+        return f"{self.completed} of {self.of} ({self.value:.2%})"
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """Of all calls."""
+
+    endings: Counter[Ending]
+    errors: Counter[str]
+    """By status or code."""
+    wrong: tuple[str, ...]
+    """Calls that ended as none may."""
+    unexplained: tuple[str, ...]
+    """Errors of calls that no fault met."""
+    amid: Share
+    """Streams that lost their worker amid them and that can be gone on with."""
+    killed: Share
+    """Those of them whose worker was killed or left."""
+    before: Share
+    """Calls that lost a worker before the first token."""
+
+
+def judge(outcomes: Sequence[Outcome], evidence: Evidence) -> Judgement:
+    """Compare what clients saw with what was done to their calls."""
+    harms = {outcome.request: _harms(outcome, evidence) for outcome in outcomes}
+    stayed = [outcome for outcome in outcomes if outcome.verdict.ending is not Ending.VANISHED]
+    lost = [outcome for outcome in stayed if harms[outcome.request]]
+    amid = [each for each in lost if each.ask.continuable and any(harm.begun for harm in harms[each.request])]
+    ends = (Kind.KILL, Kind.LEAVE)
+    killed = [each for each in amid if any(harm.begun and harm.kind in ends for harm in harms[each.request])]
+    before = [each for each in lost if not any(harm.begun for harm in harms[each.request])]
+    errors = [outcome for outcome in stayed if outcome.verdict.ending is Ending.ERROR]
+    return Judgement(
+        endings=Counter(outcome.verdict.ending for outcome in outcomes),
+        errors=Counter(outcome.verdict.why for outcome in errors),
+        wrong=tuple(_line(each, harms[each.request]) for each in stayed if each.verdict.ending is Ending.WRONG),
+        unexplained=tuple(_line(each, ()) for each in errors if not harms[each.request]),
+        amid=_share(amid),
+        killed=_share(killed),
+        before=_share(before),
+    )
+
+
+def objections(judgement: Judgement) -> list[str]:
+    """Why the calls did not end as they must; none if they did."""
+    found = [f"wrong: {each}" for each in judgement.wrong]
+    found += [f"unexplained: {each}" for each in judgement.unexplained]
+    if judgement.amid.value < SHARE:
+        found.append(f"of the streams that lost their worker, {judgement.amid} were completed")
+    return found
+
+
+def fairness_objections(found: Sequence[Window], over: float) -> list[str]:
+    """Why service is not even again after the last fault; none if it is."""
+    back = recovered(list(found), JAIN)
+    if back is None or back > over + RECOVERY:
+        best = max((window.jain for window in found), default=0.0)
+        return [f"Jain's index was not above {JAIN} within {RECOVERY:g} s of the last fault; at most {best:.3f}"]
+    return []
+
+
+def _harms(outcome: Outcome, evidence: Evidence) -> tuple[Harm, ...]:
+    return tuple(harm for harm in evidence.of(outcome.request) if harm.kind not in HARMLESS)
+
+
+def _share(outcomes: Sequence[Outcome]) -> Share:
+    return Share(sum(outcome.verdict.ending is Ending.COMPLETE for outcome in outcomes), len(outcomes))
+
+
+def _line(outcome: Outcome, harms: Sequence[Harm]) -> str:
+    form = f"{outcome.ask.path}{' streamed' if outcome.ask.streamed else ''} x{len(outcome.ask.texts)}"
+    befell = ", ".join(f"{harm.kind}{' amid' if harm.begun else ''} at {harm.worker}" for harm in harms) or "nothing"
+    times = f"sent {outcome.sent:.2f}, ended {outcome.ended:.2f}"
+    return f"{outcome.request} ({form}), {times}, {befell}: {outcome.verdict.why}"

@@ -1,0 +1,109 @@
+"""The processes: emulated workers that can be killed and come back, and a router before them."""
+
+import asyncio
+import contextlib
+import os
+import re
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Sequence
+from pathlib import Path
+from signal import SIGCONT, SIGKILL, Signals
+from typing import Final
+
+import aiohttp
+
+from .asks import MODEL
+
+SPEAKS: Final = re.compile(r"(?:workers: \S+ \S+ on|d2lpm: listening on) http://[^:]+:(?P<port>\d+)")
+PATIENCE: Final = 60.0
+"""Seconds after which a process that does not begin to listen will not."""
+END: Final = 10.0
+"""Seconds that a process has to end when it is told to."""
+
+
+class Server:
+    """A process that listens on loopback, and on the same port again when it is started anew."""
+
+    def __init__(self, module: str, *flags: str, log: Path | None = None) -> None:
+        self.port = 0
+        self._command = [sys.executable, "-m", module, *flags]
+        self._log = log
+        self._process: Process | None = None
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """Of the running process."""
+        assert self._process is not None
+        return self._process.pid
+
+    async def start(self) -> None:
+        """Start it, and wait until it listens. RuntimeError if it does not."""
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("D2LPM_")}
+        with contextlib.ExitStack() as stack:
+            log = stack.enter_context(self._log.open("ab")) if self._log else None
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command, "--port", str(self.port), stdin=PIPE, stdout=PIPE, stderr=log, env=environment
+            )
+        async with asyncio.timeout(PATIENCE):
+            self.port = await self._greeted()
+
+    async def _greeted(self) -> int:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        async for line in self._process.stdout:
+            if found := SPEAKS.match(line.decode()):
+                return int(found["port"])
+        raise RuntimeError(f"{self._command[2]} has ended before it listened")
+
+    def signal(self, number: Signals) -> None:
+        """Send a signal, if it runs."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+    async def end(self, number: Signals = SIGKILL) -> int | None:
+        """End it by a signal, and by SIGKILL if that does not help; its exit code."""
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(number)
+            process.send_signal(SIGCONT)  # or one that stands still would not hear it
+        try:
+            async with asyncio.timeout(END):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+        return process.returncode
+
+
+def worker(dialect: str, *flags: str) -> Server:
+    """An emulated worker, which also ends when this process does."""
+    return Server("workers", "--dialect", dialect, "--model", MODEL, "--exit-with-parent", *flags)
+
+
+def router(log: Path, workers: Sequence[str], *flags: str) -> Server:
+    """The router before workers at these URLs, as `d2lpm serve` starts it."""
+    named = [flag for url in workers for flag in ("--worker", url)]
+    return Server("router", "serve", *named, *flags, log=log)
+
+
+def sockets(pid: int) -> int:
+    """Sockets that a process has open."""
+    links = [os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir() if each.is_symlink()]
+    return sum(link.startswith("socket:") for link in links)
+
+
+async def get_json(http: aiohttp.ClientSession, url: str) -> dict[str, object]:
+    """A control path's answer."""
+    async with http.get(url) as response:
+        response.raise_for_status()
+        told: dict[str, object] = await response.json()
+        return told

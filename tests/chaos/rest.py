@@ -1,0 +1,86 @@
+"""Whether nothing is left of anybody: in the router's counts, in its sockets, at the workers and in the scheduler."""
+
+import asyncio
+import re
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+
+from router.core.scheduler import Scheduler
+from router.replay import replay_file
+
+from .processes import get_json, sockets
+
+SOON: Final = 20.0
+"""Seconds in which all must be at rest: engines close unused connections after 5, and SGLang aborts after 2."""
+GAUGES: Final = re.compile(
+    r"^(d2lpm_(?:client_queued_requests|client_running_requests|worker_queued_requests|worker_running_requests"
+    r"|worker_unstarted_tokens|client_unread_bytes)|vllm:num_requests_(?:running|waiting)) *(?:\{[^}]*\})? (\S+)$",
+    re.MULTILINE,
+)
+"""In the router's metrics and in vLLM's, what must come to zero."""
+LOADS: Final = re.compile(r'"(num_(?:running|waiting)_reqs)":(\d+)')
+"""Likewise in SGLang's loads; its metrics are of the last step for long."""
+
+
+async def left_over(http: aiohttp.ClientSession, url: str, pid: int, before: int, workers: Iterable[str]) -> list[str]:
+    """What is not at rest after `SOON`: counts of the router, of the workers, and sockets more than there were."""
+    deadline = time.monotonic() + SOON
+    left = [""]
+    while left and time.monotonic() < deadline:
+        await asyncio.sleep(0.2)
+        left = _busy(await get_json(http, f"{url}/fairness"))
+        for page in (url, *workers):
+            left += await _gauges(http, page)
+        if (there := sockets(pid)) > before:
+            left.append(f"{there} sockets instead of {before}")
+    return left
+
+
+def _busy(report: dict[str, Any]) -> list[str]:
+    """The entries of /fairness that have something under way."""
+    entries = [*report["clients"].items(), *report["workers"].items()]
+    return [
+        f"{name}: {count} {entry[count]}"
+        for name, entry in entries
+        for count in ("queued", "running", "unstarted_tokens")
+        if entry.get(count)
+    ]
+
+
+async def _gauges(http: aiohttp.ClientSession, url: str) -> list[str]:
+    async with http.get(f"{url}/v1/loads") as response:
+        found = LOADS.findall(await response.text())
+    if not found:
+        async with http.get(f"{url}/metrics") as response:
+            found = GAUGES.findall(await response.text())
+    if not found:
+        return [f"{url}: none of the gauges is there"]
+    return [f"{url}: {name} {value}" for name, value in found if float(value)]
+
+
+def left_in_core(journal: Path) -> list[str]:
+    """What a scheduler still has that was told what the router's was told; or where the two differ."""
+    replayed = replay_file(journal)
+    if replayed.difference is not None:
+        return [f"the journal does not replay: {replayed.difference}"]
+    scheduler = replayed.scheduler
+    assert scheduler is not None, "a router writes its header first"
+    return counts(scheduler)
+
+
+def counts(scheduler: Scheduler) -> list[str]:
+    """What is not zero of what must be, when nobody has anything under way."""
+    found = {
+        "live requests": scheduler.live,
+        "waiting requests": scheduler.waiting,
+        "watched prompts": scheduler.prefixes.watched,
+        "bills": len(scheduler.accounts.bills),
+        **{f"requests at {state.worker.id}": state.load.requests for state in scheduler.cluster},
+        **{f"unstarted tokens at {state.worker.id}": state.load.unstarted_tokens for state in scheduler.cluster},
+    }
+    scheduler.accounts.check_conservation()
+    return [f"{count} {what}" for what, count in found.items() if count]

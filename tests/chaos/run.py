@@ -1,0 +1,188 @@
+"""One run of chaos: the processes, the clients, the trouble and what came of them."""
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Final
+
+import aiohttp
+
+from .clients import Client, Crowd, Outcome, ask_all
+from .evidence import Evidence
+from .faults import Fault, schedule
+from .judge import Judgement, fairness_objections, judge, objections
+from .link import Link
+from .processes import Server, get_json, router, sockets, worker
+from .rest import left_in_core, left_over
+from .service import Sample, Window, windows
+from .trouble import Trouble
+
+KEY: Final = "the operator's key"
+CALM: Final = 20.0
+"""Seconds behind the last fault in which the clients go on."""
+SAMPLES: Final = 0.25
+"""Seconds between two looks at what clients were given."""
+ROUTER_FLAGS: Final = (
+    *("--log-level", "warning", "--admin-key", KEY, "--poll-interval", "0.5"),
+    *("--first-token-timeout", "2", "--token-timeout", "1", "--breaker-cooldown", "1"),
+    # What a call costs, so that service is even within a few calls of each client, and so within seconds.
+    *("--dlpm-home.quantum", "100"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How long, how much of what, and from which seed."""
+
+    seed: int = 1
+    trouble: float = 600.0 - CALM
+    """Seconds in which there are faults."""
+    calm: float = CALM
+    """Seconds behind them in which the clients go on."""
+    every: float = 0.7
+    """Seconds between two faults, on average."""
+    workers: int = 8
+    clients: int = 200
+    greedy: int = 30
+    """Of the clients, how many always have more waiting than is served."""
+    calls: int = 3
+    """Of a greedy client, at once."""
+    think: float = 15.0
+    """Seconds between two calls of any other, on average."""
+    vanishing: float = 0.05
+    """Share of the calls that their clients leave."""
+    speed: float = 0.25
+    """Of the emulated hardware; each step is a token, and takes its time divided by this."""
+    batch: int = 4
+    """Requests that a worker runs at once."""
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        """The schedule."""
+        return schedule(self.seed, self.trouble, self.workers, self.every)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of a run."""
+
+    faults: Sequence[Fault]
+    judgement: Judgement
+    over: float
+    """When the last fault was over, in seconds since the clients began."""
+    windows: Sequence[Window]
+    """Behind that."""
+    left: Sequence[str]
+    """What was not at rest at the end."""
+
+    @property
+    def objections(self) -> list[str]:
+        """What must not be, whatever the machine; none if all is well."""
+        return [*objections(self.judgement), *(f"left over: {each}" for each in self.left)]
+
+    @property
+    def fairness_objections(self) -> list[str]:
+        """Likewise of service in the calm, which takes a machine that keeps up."""
+        return fairness_objections(self.windows, self.over)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was seen under load, and behind it."""
+
+    outcomes: Sequence[Outcome]
+    samples: list[Sample]
+    over: float
+    left: list[str]
+
+
+async def run(plan: Plan, directory: Path) -> Result:
+    """Do all of it. `directory`: for the router's log and journal."""
+    evidence, journal = Evidence(), directory / "journal"
+    async with _workers(plan) as workers, _links(plan, workers, evidence) as links:
+        addresses = [link.url for link in links]
+        proxy = router(directory / "log", addresses, *ROUTER_FLAGS, "--journal", str(journal))
+        try:
+            await proxy.start()
+            async with aiohttp.ClientSession() as http:
+                seen = await _under_load(plan, proxy, workers, links, http)
+            code = await proxy.end(signal.SIGTERM)
+        finally:
+            await proxy.end()
+    left = [*seen.left, *left_in_core(journal), *([f"exit code {code}"] if code else [])]
+    found = windows(seen.samples, seen.over)
+    return Result(plan.faults, judge(seen.outcomes, evidence), seen.over, found, left)
+
+
+@asynccontextmanager
+async def _workers(plan: Plan) -> AsyncIterator[list[Server]]:
+    """Half of them speak like vLLM, half like SGLang."""
+    flags = ("--hardware", "a100-mistral-7b", "--speed", str(plan.speed), "--max-running", str(plan.batch))
+    made = [worker(("vllm", "sglang")[number % 2], *flags) for number in range(plan.workers)]
+    try:
+        await asyncio.gather(*(each.start() for each in made))
+        yield made
+    finally:
+        await asyncio.gather(*(each.end() for each in made))
+
+
+@asynccontextmanager
+async def _links(plan: Plan, workers: Sequence[Server], evidence: Evidence) -> AsyncIterator[list[Link]]:
+    random = Random(plan.seed)
+    links = [Link(number, each.port, evidence, random) for number, each in enumerate(workers)]
+    try:
+        for link in links:
+            await link.listen()
+        yield links
+    finally:
+        for link in links:
+            link.refuse()
+
+
+async def _under_load(
+    plan: Plan, proxy: Server, workers: Sequence[Server], links: Sequence[Link], http: aiohttp.ClientSession
+) -> Seen:
+    began = time.monotonic()
+
+    def clock() -> float:
+        return time.monotonic() - began
+
+    async def operator(link: Link, action: str) -> None:
+        name = link.url.removeprefix("http://")
+        headers = {"authorization": f"Bearer {KEY}"}
+        async with http.post(f"{proxy.url}/workers/{name}/{action}", headers=headers) as response:
+            response.raise_for_status()
+
+    await get_json(http, f"{proxy.url}/fairness")
+    before = sockets(proxy.pid)
+    clients = [
+        Client(
+            f"client-{number}", Random(f"{plan.seed} {number}"), greedy=number < plan.greedy, vanishing=plan.vanishing
+        )
+        for number in range(plan.clients)
+    ]
+    crowd, trouble, samples = Crowd(proxy.url, clock), Trouble(workers, links, operator), list[Sample]()
+    asking = asyncio.gather(ask_all(crowd, clients, plan.calls, plan.think), _look(crowd, clients, samples, clock))
+    try:
+        await trouble.make(plan.faults, clock)
+        await crowd.pause(plan.calm)
+    finally:
+        crowd.over.set()
+        await asking
+        await crowd.close()
+    left = await left_over(http, proxy.url, proxy.pid, before, [each.url for each in workers])
+    return Seen(crowd.outcomes, samples, trouble.over, left)
+
+
+async def _look(crowd: Crowd, clients: Sequence[Client], samples: list[Sample], clock: Callable[[], float]) -> None:
+    """Note from time to time what the greedy clients were given."""
+    greedy = [client for client in clients if client.greedy]
+    while not crowd.over.is_set():
+        service = {client.name: client.service for client in greedy}
+        samples.append(Sample(clock(), service, {client.name: client.waiting for client in greedy}))
+        await crowd.pause(SAMPLES)

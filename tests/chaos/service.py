@@ -1,0 +1,51 @@
+"""How evenly the greedy clients are served, window by window, as they see it themselves. Pure."""
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+WINDOW: Final = 5.0
+"""Seconds over which service is compared."""
+
+
+class Sample(NamedTuple):
+    """What clients had at one moment, in seconds since they began."""
+
+    at: float
+    service: Mapping[str, float]
+    waiting: Mapping[str, int]
+
+
+class Window(NamedTuple):
+    """Jain's index of what the clients that waited all the time were given in the window that ends here."""
+
+    end: float
+    jain: float
+    clients: int
+
+
+def jain_index(shares: list[float]) -> float:
+    """Jain's index: 1 if all are equal, 1/n if one has all."""
+    squares = sum(share * share for share in shares)
+    return sum(shares) ** 2 / (len(shares) * squares) if squares else 1.0
+
+
+def windows(samples: list[Sample], since: float, seconds: float = WINDOW) -> list[Window]:
+    """Those that begin at `since` or later and have somebody in them, one ending at each sample."""
+    found = []
+    times = [sample.at for sample in samples]
+    for last, sample in enumerate(samples):
+        first = bisect_right(times, sample.at - seconds) - 1
+        if first < 0 or times[first] < since:
+            continue
+        between = samples[first : last + 1]
+        backlogged = [name for name in sample.service if all(each.waiting[name] for each in between)]
+        shares = [sample.service[name] - samples[first].service[name] for name in backlogged]
+        if len(shares) > 1:
+            found.append(Window(sample.at, jain_index(shares), len(shares)))
+    return found
+
+
+def recovered(found: list[Window], least: float) -> float | None:
+    """When the index came to this for the first time; None if it never did."""
+    return next((window.end for window in found if window.jain >= least), None)
