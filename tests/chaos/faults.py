@@ -38,7 +38,7 @@ AWAY: Final = frozenset({Kind.KILL, Kind.LEAVE, Kind.DRAIN, Kind.HANG, Kind.ERRO
 SHARES: Final = dict.fromkeys(Kind, 1) | {Kind.KILL: 3, Kind.RESET: 2, Kind.HANG: 2}
 """How often each kind comes, in proportion."""
 SHORTEST, LONGEST = 1.0, 5.0
-"""Seconds that a fault lasts."""
+"""Seconds that a fault lasts; one that stands still, which is seen by that alone, for as long as the longest."""
 PAUSE: Final = 0.5
 """Seconds, at least, that a worker has for itself between two faults."""
 
@@ -63,12 +63,13 @@ def schedule(seed: int, seconds: float, workers: int, every: float) -> tuple[Fau
     faults: list[Fault] = []
     now = 0.0
     while (now := now + random.expovariate(1 / every)) < seconds - SHORTEST:
-        until = min(seconds, now + random.uniform(SHORTEST, LONGEST))
         free = [worker for worker in range(workers) if _is_free(faults, worker, now)]
         away = sum(fault.kind in AWAY for fault in faults if fault.until > now)
         if not free or away + 1 >= workers / 2:
             continue
-        faults.append(Fault(now, until, random.choice(free), next(kinds)))
+        kind = next(kinds)
+        lasts = LONGEST if kind is Kind.HANG else random.uniform(SHORTEST, LONGEST)
+        faults.append(Fault(now, min(seconds, now + lasts), random.choice(free), kind))
     return tuple(faults)
 
 

@@ -46,6 +46,8 @@ class Judgement:
     """Calls that ended as none may."""
     unexplained: tuple[str, ...]
     """Errors of calls that no fault met."""
+    errors_amid: tuple[str, ...]
+    """Of the next, those that were not completed."""
     amid: Share
     """Streams that lost their worker amid them and that can be gone on with."""
     killed: Share
@@ -69,6 +71,7 @@ def judge(outcomes: Sequence[Outcome], evidence: Evidence) -> Judgement:
         errors=Counter(outcome.verdict.why for outcome in errors),
         wrong=tuple(_line(each, harms[each.request]) for each in stayed if each.verdict.ending is Ending.WRONG),
         unexplained=tuple(_line(each, ()) for each in errors if not harms[each.request]),
+        errors_amid=tuple(_line(e, harms[e.request]) for e in amid if e.verdict.ending is Ending.ERROR),
         amid=_share(amid),
         killed=_share(killed),
         before=_share(before),
