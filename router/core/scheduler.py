@@ -26,9 +26,9 @@ the next worker's bill begins without it, so that a client pays once for a promp
 What the next worker computes anew is the router's doing and is charged to nobody.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import assert_never
 
 from router.core.accounts import NOTHING, Accounts, Charge, LinearCost
 from router.core.backlog import Backlog
@@ -39,18 +39,15 @@ from router.core.fairness import Fairness
 from router.core.fleet_view import SchedulerView
 from router.core.health import HealthRules
 from router.core.live import Live, ReturnedPool, State
+from router.core.membership import Membership
 from router.core.model import (
     Arrived,
-    BlocksChanged,
-    BlocksFollowed,
-    BlocksLost,
     Cancelled,
     ClientId,
     Command,
     Decision,
     Dispatch,
     Event,
-    Evicted,
     Failed,
     Fault,
     Finished,
@@ -64,10 +61,6 @@ from router.core.model import (
     Ticked,
     Usage,
     WakeAt,
-    WorkerId,
-    WorkerJoined,
-    WorkerLeft,
-    WorkerReported,
 )
 from router.core.policy import Choice, Parameters, PolicyFactory, Surroundings
 from router.core.prefix_map import Oracle, PrefixMap
@@ -136,6 +129,7 @@ class Scheduler:
         )
         self.fairness = Fairness(settings.cost, pooled=self.policy.properties.pooled)
         self.backlog.subscribe(self.fairness)
+        self.membership = Membership(self.cluster, self.prefixes, self.policy, self.fairness, self._place_anew)
         self.weights: dict[ClientId, float] = {}
         """Every client remembered, with the weight it had when it came last."""
         self._recent = RecentClients(settings.client_limit)
@@ -158,7 +152,7 @@ class Scheduler:
         self.cluster.advance(now)
         self._take_in(event, now)
         if self.cluster.barred:
-            self._unbar(now)
+            self.membership.unbar(now)
         if self._returned:
             if self._placed and (choice := self.policy.next(now)) is not None:
                 self._dispatch(choice, now)
@@ -219,45 +213,8 @@ class Scheduler:
             case Ticked():
                 self._tick(now)
             case _:
-                self._take_in_worker(event, now)
-
-    def _take_in_worker(
-        self,
-        event: WorkerJoined | WorkerReported | WorkerLeft | Evicted | BlocksFollowed | BlocksChanged | BlocksLost,
-        now: float,
-    ) -> None:
-        match event:
-            case WorkerReported():
-                self._hear(event, now)
-            case WorkerJoined():
-                self._join(event, now)
-            case WorkerLeft(worker):
-                self._leave(worker, now)
-            case Evicted(worker, tokens):
-                if tokens is None:
-                    self.mirror.drop(worker)
-                    self.blocks.clear(worker)
-                else:
-                    self.mirror.evict(worker, tokens)
+                self.membership.take_in(event, now)
                 self._tell_changes()
-            case BlocksChanged():
-                self.blocks.change(event)
-            case BlocksFollowed(worker):
-                if worker in self.cluster and not self.cluster[worker].left:
-                    self.blocks.follow(event)
-            case BlocksLost(worker):
-                self.blocks.lose(worker)
-            case _:
-                assert_never(event)
-
-    def _hear(self, event: WorkerReported, now: float) -> None:
-        if event.worker in self.cluster:
-            self.cluster.report(event, now)
-            if event.kv_tokens is not None:
-                self.mirror.told(event.worker, event.kv_tokens)
-            if event.cache is not None:
-                self.mirror.reported(event.worker, event.cache, now)
-            self._tell_changes()
 
     def _arrive(self, request: Request, now: float) -> None:
         if request.id in self._live:
@@ -394,7 +351,7 @@ class Scheduler:
             self.mirror.ended(request, None, (), now, computed=False)
             self._end(live, self.accounts.refund(request), now)
         if fault is Fault.BROKEN:
-            self._blame(worker, now)
+            self.membership.blame(worker, now)
         elif fault is Fault.FULL and worker in self.cluster:
             self.cluster[worker].turned_away(now)
         return live
@@ -420,27 +377,7 @@ class Scheduler:
         """Another worker does what these did not."""
         suspects, live.suspects = live.suspects, ()
         for worker in suspects:
-            self._blame(worker, now)
-
-    def _blame(self, worker: WorkerId, now: float) -> None:
-        """A call failed by this worker's fault: that may open its breaker, unless it alone serves a model."""
-        if worker not in self.cluster or self.cluster[worker].left:
-            return
-        until = self.cluster[worker].health.failed(now)
-        if until is not None and self.cluster.can_spare(worker):
-            self.cluster.bar(worker, until)
-            self._placed = True
-            for request in self.policy.worker_left(worker, now):
-                self._place_anew(request, now)
-        elif until is not None:
-            self.cluster[worker].health.reset()
-        self.cluster[worker].look_again(now)
-
-    def _unbar(self, now: float) -> None:
-        """Try the workers whose breakers have been open for long enough, or whom nobody stands in for."""
-        for worker in self.cluster.to_unbar(now):
-            self.cluster.unbar(worker, now)
-            self.policy.worker_joined(worker, now)
+            self.membership.blame(worker, now)
 
     def _settle(self, live: Live, usage: Usage | None, now: float, answers: tuple[PromptKey, ...] = ()) -> None:
         """End a request that was computed, at least in part: what the engine did is paid."""
@@ -463,8 +400,7 @@ class Scheduler:
         self.blocks.ended(request.id, stored=live.state is State.STARTED)
         self.fairness.ended(request, worker, live.outstanding)
         self.cluster.remove(request.id, worker, now, computed=live.state is State.STARTED)
-        if worker not in self.cluster:
-            self._forget(worker)
+        self.membership.forget_if_gone(worker)
         self._tell_changes()
         del self._live[request.id]
 
@@ -486,63 +422,16 @@ class Scheduler:
         for worker, requests in self.prefixes.changed().items():
             self.policy.match_changed(worker, requests)
 
-    def _join(self, event: WorkerJoined, now: float) -> None:
-        worker = event.worker
-        present = worker.id in self.cluster and not self.cluster[worker.id].left
-        models = self._models_of(worker.id)
-        barred = tried_anew = worker.id in self.cluster.barred
-        displaced: list[Request] = []
-        if not models <= worker.models:
-            # What it no longer serves must not wait for it.
-            displaced = self._vacate(worker.id, now)
-            models, barred = frozenset(), False
-        self.cluster.join(worker, back=not present or (tried_anew and not barred))
-        self.mirror.joined(worker)
-        if not barred and (not models or models != worker.models):
-            self.policy.worker_joined(worker.id, now)
-        for request in displaced:
-            self._place_anew(request, now)
-
-    def _models_of(self, worker: WorkerId) -> frozenset[str]:
-        """What a worker serves so far; nothing if it is not there."""
-        present = worker in self.cluster and not self.cluster[worker].left
-        return self.cluster[worker].worker.models if present else frozenset()
-
-    def _leave(self, worker: WorkerId, now: float) -> None:
-        if worker not in self.cluster or self.cluster[worker].left:
-            return
-        for request in self._vacate(worker, now):
-            self._place_anew(request, now)
-        self.prefixes.drop(worker)
-        self.blocks.lose(worker)
-        self._tell_changes()
-        if worker not in self.cluster:
-            self._forget(worker)
-
-    def _forget(self, worker: WorkerId) -> None:
-        """Nothing runs any more at a worker that left."""
-        self.fairness.worker_left(worker)
-        self.mirror.forget(worker)
-
-    def _vacate(self, worker: WorkerId, now: float) -> list[Request]:
-        """Take a worker out; its queue is placed anew. Returns the requests that no other worker serves."""
+    def _place_anew(self, requests: Sequence[Request], now: float) -> None:
+        """Give requests that the policy gave up back to it, or turn away those that no worker serves."""
         self._placed = True
-        barred = worker in self.cluster.barred
-        self.cluster.leave(worker)
-        if barred:
-            return []
-        if self.cluster.barred:
-            self._unbar(now)
-        return self.policy.worker_left(worker, now)
-
-    def _place_anew(self, request: Request, now: float) -> None:
-        """Give a request that the policy gave up back to it, or turn it away if no worker serves it."""
-        if self.cluster.serving(request.model):
-            self._enqueue(request, now)
-            return
-        self._room.leave(request.id, now, served=False)
-        del self._live[request.id]
-        self._out.append(Reject(request.id, Refusal.NO_WORKER))
+        for request in requests:
+            if self.cluster.serving(request.model):
+                self._enqueue(request, now)
+            else:
+                self._room.leave(request.id, now, served=False)
+                del self._live[request.id]
+                self._out.append(Reject(request.id, Refusal.NO_WORKER))
 
     def _tick(self, now: float) -> None:
         self._wake = None

@@ -1,0 +1,144 @@
+"""Which workers there are and what they say: they join, report, fail, are left out for a while, and leave.
+
+A worker that fails too often is barred, unless it alone serves a model: it takes no more requests, and its queue is
+placed anew, until it is tried again. One that leaves is sent nothing more; what runs there ends by its own events, and
+then nothing of it is remembered.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import assert_never
+
+from router.core.cluster import Cluster
+from router.core.fairness import Fairness
+from router.core.model import (
+    BlocksChanged,
+    BlocksFollowed,
+    BlocksLost,
+    Evicted,
+    Request,
+    WorkerId,
+    WorkerJoined,
+    WorkerLeft,
+    WorkerReported,
+)
+from router.core.policy import Policy
+from router.core.prefix_map import PrefixMap
+
+WorkerEvent = WorkerJoined | WorkerReported | WorkerLeft | Evicted | BlocksFollowed | BlocksChanged | BlocksLost
+
+
+class Membership:
+    """Carries over to cluster, prefixes and policy what is heard of workers."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        prefixes: PrefixMap,
+        policy: Policy,
+        fairness: Fairness,
+        place_anew: Callable[[Sequence[Request], float], None],
+    ) -> None:
+        """`place_anew`: told each time that a worker's queue was dissolved, of the requests that the policy gave up."""
+        self._cluster = cluster
+        self._prefixes = prefixes
+        self._mirror = prefixes.mirror
+        self._blocks = prefixes.blocks
+        self._policy = policy
+        self._fairness = fairness
+        self._place_anew = place_anew
+
+    def take_in(self, event: WorkerEvent, now: float) -> None:
+        """Something was heard of a worker; of one that is not known, what only concerns a known one changes nothing."""
+        match event:
+            case WorkerReported():
+                self._report(event, now)
+            case WorkerJoined():
+                self._join(event, now)
+            case WorkerLeft(worker):
+                self._leave(worker, now)
+            case Evicted(worker, tokens):
+                if tokens is None:
+                    self._mirror.drop(worker)
+                    self._blocks.clear(worker)
+                else:
+                    self._mirror.evict(worker, tokens)
+            case BlocksChanged():
+                self._blocks.change(event)
+            case BlocksFollowed(worker):
+                if self._is_present(worker):
+                    self._blocks.follow(event)
+            case BlocksLost(worker):
+                self._blocks.lose(worker)
+            case _:
+                assert_never(event)
+
+    def blame(self, worker: WorkerId, now: float) -> None:
+        """A call failed by this worker's fault: that may open its breaker, unless it alone serves a model."""
+        if not self._is_present(worker):
+            return
+        state = self._cluster[worker]
+        until = state.health.failed(now)
+        if until is not None and self._cluster.can_spare(worker):
+            self._cluster.bar(worker, until)
+            self._place_anew(self._policy.worker_left(worker, now), now)
+        elif until is not None:
+            state.health.reset()
+        state.look_again(now)
+
+    def unbar(self, now: float) -> None:
+        """Try the workers whose breakers have been open for long enough, or whom nobody stands in for."""
+        for worker in self._cluster.to_unbar(now):
+            self._cluster.unbar(worker, now)
+            self._policy.worker_joined(worker, now)
+
+    def forget_if_gone(self, worker: WorkerId) -> None:
+        """Something ended at a worker: if it left and nothing runs there any more, forget it."""
+        if worker not in self._cluster:
+            self._fairness.worker_left(worker)
+            self._mirror.forget(worker)
+
+    def _is_present(self, worker: WorkerId) -> bool:
+        return worker in self._cluster and not self._cluster[worker].left
+
+    def _report(self, event: WorkerReported, now: float) -> None:
+        if event.worker in self._cluster:
+            self._cluster.report(event, now)
+            if event.kv_tokens is not None:
+                self._mirror.told(event.worker, event.kv_tokens)
+            if event.cache is not None:
+                self._mirror.reported(event.worker, event.cache, now)
+
+    def _join(self, event: WorkerJoined, now: float) -> None:
+        worker = event.worker
+        present = self._is_present(worker.id)
+        models = self._cluster[worker.id].worker.models if present else frozenset[str]()
+        barred = tried_anew = worker.id in self._cluster.barred
+        displaced: Sequence[Request] | None = None
+        if not models <= worker.models:
+            # What it no longer serves must not wait for it.
+            displaced = self._vacate(worker.id, now)
+            models, barred = frozenset(), False
+        self._cluster.join(worker, back=not present or (tried_anew and not barred))
+        self._mirror.joined(worker)
+        if not barred and (not models or models != worker.models):
+            self._policy.worker_joined(worker.id, now)
+        if displaced is not None:
+            self._place_anew(displaced, now)
+
+    def _leave(self, worker: WorkerId, now: float) -> None:
+        if not self._is_present(worker):
+            return
+        self._place_anew(self._vacate(worker, now), now)
+        self._prefixes.drop(worker)
+        self._blocks.lose(worker)
+        self.forget_if_gone(worker)
+
+    def _vacate(self, worker: WorkerId, now: float) -> Sequence[Request]:
+        """Take a worker out; its queue is placed anew. Returns the requests that no other worker serves."""
+        barred = worker in self._cluster.barred
+        self._cluster.leave(worker)
+        if barred:
+            return ()
+        if self._cluster.barred:
+            self.unbar(now)
+        return self._policy.worker_left(worker, now)
