@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from router.api import ENDPOINTS
+from router.api import family_of
 from router.cache_alarm import CacheAlarm
 from router.collector import Collector
 from router.conductor import Conductor, Observer
@@ -127,7 +127,7 @@ class Router:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a call, or the lifespan."""
-        if scope.get("path") not in ENDPOINTS:
+        if family_of(scope.get("path", "")) is None:
             await self._control(scope, receive, send)
         elif self.drain.begun:
             await refuse(scope, receive, send)

@@ -6,7 +6,8 @@ from types import TracebackType
 
 from starlette.types import Receive, Scope, Send
 
-from router.api.error_json import error_body, error_event
+from router.api import errors_of
+from router.api.call import Head
 from router.core.holdings import Holdings
 from router.errors import BadRequest, BodyTooLarge, Refused, RouterError, UnsupportedEncoding
 
@@ -55,8 +56,17 @@ class Exchange:
         """Told in every answer; set before the first."""
         self.begun = False
         """Whether the status line is out; after that, an error can only be told inside the stream."""
+        self.errors = errors_of(self.path)
+        """How its client reads errors."""
+        self._query: bytes = scope.get("query_string", b"")
         self._receive = receive
         self._send = send
+
+    @property
+    def head(self) -> Head:
+        """What the call says before its body."""
+        content_type = self.headers.get(b"content-type", b"application/json").decode("latin-1")
+        return Head(self.path, self.method, self._query, content_type)
 
     async def body(self, intake: Intake) -> bytes:
         """The whole body.
@@ -131,9 +141,9 @@ class Exchange:
     async def fail(self, error: RouterError) -> None:
         """Answer with an error: by its status, or inside the stream that has begun."""
         if self.begun:
-            await self.end(error_event(error))
+            await self.end(self.errors.event(error))
         else:
-            await self.respond(error.status, [JSON_TYPE, *error.headers()], error_body(error))
+            await self.respond(error.status, [JSON_TYPE, *error.headers()], self.errors.body(error))
 
 
 class WhileConnected:

@@ -1,6 +1,7 @@
 """The workers as they are reached: who they are, what was last seen of them, and the call that goes to one of them."""
 
 import logging
+from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -8,6 +9,7 @@ from typing import Self
 
 from router.core.health import DEFAULT_PATIENCE, Patience, PatienceRules
 from router.core.model import RequestId, WorkerId
+from router.errors import NoWorker
 from router.upstream import UNLIMITED, Silence, Upstream, WorkerClient
 
 log = logging.getLogger(__name__)
@@ -61,6 +63,15 @@ class Fleet:
             known = known or bool(backend.models)
         return not known
 
+    def any_model(self) -> str:
+        """The model for a call that names none: the one that most living workers serve. Raises NoWorker."""
+        served = Counter(
+            model for backend in self._backends.values() if backend.healthy for model in sorted(backend.models)
+        )
+        if not served:
+            raise NoWorker("No worker is alive.", reason="rejected-no-endpoints")
+        return served.most_common(1)[0][0]
+
     def lost(self, worker: WorkerId) -> None:
         """It takes no connection: it counts as away until it answers a poll."""
         if self._backends[worker].healthy:
@@ -83,12 +94,20 @@ class Fleet:
         return self._patience[worker]
 
     async def forward(
-        self, worker: WorkerId, path: str, body: bytes, request: RequestId, silence: Silence = UNLIMITED
+        self,
+        worker: WorkerId,
+        path: str,
+        body: bytes,
+        request: RequestId,
+        silence: Silence = UNLIMITED,
+        *,
+        method: str = "POST",
+        content_type: str = "application/json",
     ) -> Upstream:
         """Send a call to a worker; returns when its answer begins.
 
         Raises WorkerUnreachable if none does, and WorkerHung if the worker says nothing for longer than it may.
         """
         backend = self._backends[worker]
-        headers = {"content-type": "application/json", "x-request-id": request, **backend.authorization}
-        return await self._clients[worker].post(path, headers, body, silence)
+        headers = {"content-type": content_type, "x-request-id": request, **backend.authorization}
+        return await self._clients[worker].send(method, path, headers, body, silence)

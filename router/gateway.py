@@ -14,13 +14,14 @@ from typing import Final
 
 from starlette.types import Receive, Scope, Send
 
-from router.api import ENDPOINTS
-from router.api.call import Call
+from router.api import family_of
+from router.api.call import Call, Head
+from router.api.family import Family
 from router.conductor import Conductor
 from router.core.block_key import BlockKey
 from router.core.model import Request, RequestId
 from router.core.prompt_key import PromptHasher
-from router.errors import MethodNotAllowed, NoWorker, RouterError, UnknownModel
+from router.errors import MethodNotAllowed, NoWorker, RouterError, UnknownModel, UnknownPath
 from router.exchange import ClientGone, Exchange, Intake
 from router.fleet import Fleet
 from router.identity import Identifier
@@ -36,7 +37,7 @@ BlockKeys = Callable[[str, bytes, str], Awaitable[tuple[BlockKey, ...]]]
 
 
 class Gateway:
-    """Answers the calls of `ENDPOINTS`."""
+    """Answers the calls to engines."""
 
     def __init__(
         self,
@@ -62,14 +63,18 @@ class Gateway:
         exchange = Exchange(scope, receive, send)
         exchange.request_id = _usable(exchange.headers.get(b"x-request-id")) or _new_id()
         try:
-            if exchange.method != "POST":
-                raise MethodNotAllowed(exchange.method, "POST")
+            family = family_of(exchange.path)
+            if family is None:
+                raise UnknownPath(exchange.path)
+            if exchange.method not in family.methods:
+                raise MethodNotAllowed(exchange.method, ", ".join(family.methods))
             body = await exchange.body(self._intake)
             arrived = self._conductor.clock()
-            call = await self._parse(exchange.path, body)
-            request = self._request(exchange, call, await self._block_keys(call.path, body, call.model))
+            call = await self._parse(family, exchange.head, body)
+            blocks = await self._block_keys(call.path, body, call.model) if family.tokenised else ()
+            request = self._request(exchange, call, blocks)
             overhead = self._conductor.clock() - arrived
-            journey = Journey(request, call, exchange, self._conductor, self._fleet, overhead)
+            journey = Journey(request, call, family, exchange, self._conductor, self._fleet, overhead)
             with exchange.while_connected():
                 await journey.run(self._settings)
         except ClientGone:
@@ -82,9 +87,11 @@ class Gateway:
             log.exception("a call to %s failed inside the router", exchange.path)
             await exchange.fail(RouterError("The router failed on this call."))
 
-    async def _parse(self, path: str, body: bytes) -> Call:
-        parse = partial(ENDPOINTS[path], body, self._hasher, ids=self._settings.continuation == "ids")
+    async def _parse(self, family: Family, head: Head, body: bytes) -> Call:
+        parse = partial(family.parse, head, body, self._hasher, ids=self._settings.continuation == "ids")
         call = parse() if len(body) <= AT_ONCE else await asyncio.to_thread(parse)
+        if not call.model:
+            return call._replace(model=self._fleet.any_model())
         if not self._fleet.knows(call.model):
             raise UnknownModel(call.model)
         return call

@@ -4,10 +4,10 @@ import asyncio
 from dataclasses import dataclass
 from typing import Literal
 
-from router.api.answer import StreamReader, read_json
+from router.api.answer import StreamReader
 from router.api.call import Call
 from router.api.continuation import Continuation, Rewriter, continuation, last_events
-from router.api.error_json import refusal_body, refusal_event
+from router.api.family import Family, Reader
 from router.conductor import Conductor
 from router.core.model import (
     Cancelled,
@@ -70,16 +70,24 @@ class Journey:
     """An accepted call. The scheduler is told of its beginning, of each worker that lost it, and once of its end."""
 
     def __init__(
-        self, request: Request, call: Call, exchange: Exchange, conductor: Conductor, fleet: Fleet, overhead: float
+        self,
+        request: Request,
+        call: Call,
+        family: Family,
+        exchange: Exchange,
+        conductor: Conductor,
+        fleet: Fleet,
+        overhead: float,
     ) -> None:
         """`overhead`: seconds that the router has worked on it before its first turn."""
         self._request = request
         self._call = call
+        self._family = family
         self._exchange = exchange
         self._conductor = conductor
         self._fleet = fleet
         self._overhead = overhead
-        self._reader: StreamReader | None = None
+        self._reader: Reader | None = None
         self._rest: Continuation | None = None
         """What is left to ask for, where the client has a part of the answer."""
         self._ending: Finished | Failed | None = None
@@ -149,7 +157,9 @@ class Journey:
             return False
         if reader is None or not reader.begun:
             return True
-        rest = continuation(self._call, reader) if settings.continuation != "off" else None
+        if settings.continuation == "off" or not isinstance(reader, StreamReader):
+            return False
+        rest = continuation(self._call, reader)
         if rest is None:
             return False
         self._rest = rest
@@ -175,7 +185,11 @@ class Journey:
         silence = Silence(first, patience.between_tokens)
         upstream = None
         try:
-            upstream = await self._fleet.forward(dispatch.worker, path, body, self._request.id, silence)
+            upstream = await self._fleet.forward(
+                *(dispatch.worker, path, body, self._request.id, silence),
+                method=self._call.method,
+                content_type=self._call.content_type,
+            )
             headers += [(name, value) for name in PASSED_ON if (value := upstream.headers.get(name)) is not None]
             if upstream.status == 200 and self._call.streamed:
                 return await self._relay(upstream, dispatch, headers)
@@ -197,7 +211,7 @@ class Journey:
     def _body_of_rest(self, worker: WorkerId) -> bytes | None:
         """What to ask a worker for; None if what has to be known for that is not."""
         assert self._rest is not None
-        assert self._reader is not None
+        assert isinstance(self._reader, StreamReader)
         body = self._rest.body(self._fleet.context_tokens(worker))
         if body is None and (by_text := continuation(self._call, self._reader, ids=False)) is not None:
             self._rest = by_text
@@ -211,7 +225,7 @@ class Journey:
         """
         sent = started = self._conductor.clock()
         patience = self._fleet.patience(dispatch.worker)
-        reader = self._reader = self._reader or StreamReader(self._call)
+        reader = self._reader = self._reader or self._family.reader(self._call)
         rewriter = Rewriter(self._rest) if self._rest is not None else None
         source = rewriter or reader
         counted = False
@@ -235,9 +249,9 @@ class Journey:
         except (WorkerBroke, WorkerHung):
             if not reader.complete:
                 raise
-            ready += last_events(self._call, reader, None)
+            ready += self._missing(reader)
         if reader.broken and reader.complete:
-            ready += last_events(self._call, reader, None)
+            ready += self._missing(reader)
         lost = self._verdict(reader, headers)
         if lost is not None:
             if ready:
@@ -250,12 +264,16 @@ class Journey:
         await self._exchange.end(ready)
         return None
 
+    def _missing(self, reader: Reader) -> bytes:
+        """What a complete answer's stream lacks of its end."""
+        return last_events(self._call, reader, None) if isinstance(reader, StreamReader) else b""
+
     async def _write(self, block: bytes, headers: HeaderList) -> None:
         if not self._exchange.begun:
             await self._exchange.begin(200, headers)
         await self._exchange.write(block)
 
-    def _verdict(self, reader: StreamReader, headers: HeaderList) -> Lost | None:
+    def _verdict(self, reader: Reader, headers: HeaderList) -> Lost | None:
         """What is wrong with a whole stream; None if it is complete."""
         if reader.broken and not reader.complete:
             return Lost(Fault.BROKEN, True, WorkerBroke("The worker's stream became something else than an answer."))
@@ -272,15 +290,15 @@ class Journey:
     async def _pass_on(self, upstream: Upstream, headers: HeaderList) -> Lost | None:
         """Hand over an answer in one piece; an engine's own refusal is lost, and told as it is if it must be."""
         body = await upstream.read_all()
-        if upstream.status != 200:
+        if not 200 <= upstream.status < 300:
             fault = fault_of(upstream.status)
             return Lost(fault, fault is Fault.ERROR, status=upstream.status, headers=headers, body=body)
-        answer = read_json(self._call, body)
+        answer = self._family.read(self._call, body)
         if answer.error is not None or answer.aborted:
             fault = Fault.ERROR if answer.error is None else fault_of(answer.error.code)
             return Lost(fault, True, headers=headers, body=body)
         self._ending = Finished(self._request.id, answer.usage, answer.answers)
-        await self._exchange.respond(200, headers, body)
+        await self._exchange.respond(upstream.status, headers, body)
         return None
 
     async def _tell(self, lost: Lost) -> None:
@@ -292,10 +310,10 @@ class Journey:
                 await self._exchange.begin(200, lost.headers or [])
             await self._exchange.end(lost.body)
         elif self._exchange.begun:
-            await self._exchange.end(refusal_event(lost.status, lost.body))
-        elif (said := refusal_body(lost.status, lost.body)) is not None:
+            await self._exchange.end(self._family.errors.refusal_event(lost.status, lost.body))
+        elif lost.status != 200 and (told := self._family.errors.refusal(lost.status, lost.body)) is not None:
             others = [header for header in lost.headers or [] if header[0] != JSON_TYPE[0]]
-            await self._exchange.respond(lost.status, [JSON_TYPE, *others], said)
+            await self._exchange.respond(lost.status, [*others, JSON_TYPE], told)
         else:
             await self._exchange.respond(lost.status, lost.headers or [], lost.body)
 

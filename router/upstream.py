@@ -1,6 +1,6 @@
 """HTTP/1.1 to one worker, on asyncio and httptools: the data path's client.
 
-A general client library costs as much for each request as the scheduler, and a worker needs little of one: POST a
+A general client library costs as much for each request as the scheduler, and a worker needs little of one: send a
 body, read the answer as it comes, use the connection again, or close it at once when the client leaves, since that is
 the only abort that every engine understands.
 
@@ -265,7 +265,9 @@ class WorkerClient:
         self._idle: deque[Connection] = deque()
         """Those that no call uses, longest unused first."""
 
-    async def post(self, path: str, headers: dict[str, str], body: bytes, silence: Silence = UNLIMITED) -> Upstream:
+    async def send(
+        self, method: str, path: str, headers: dict[str, str], body: bytes, silence: Silence = UNLIMITED
+    ) -> Upstream:
         """Send a call; returns when the answer's headers are here.
 
         Raises WorkerUnreachable, whose `accepted` is False only if nothing of the call can have reached the worker,
@@ -273,7 +275,8 @@ class WorkerClient:
         """
         connection = self._free() or await self._connect()
         lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
-        head = b"POST %b HTTP/1.1\r\nhost: %b\r\n%bcontent-length: %d\r\n\r\n" % (
+        head = b"%b %b HTTP/1.1\r\nhost: %b\r\n%bcontent-length: %d\r\n\r\n" % (
+            method.encode(),
             path.encode(),
             self._authority,
             lines.encode("latin-1"),

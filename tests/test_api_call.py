@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.api import ENDPOINTS
+from router.api import CHAT, COMPLETIONS, FAMILIES
+from router.api.call import Head
 from router.api.chat import parse_chat
 from router.api.completions import parse_completion
 from router.core.prompt_key import PromptHasher
@@ -28,8 +29,8 @@ def completion(**fields: Any) -> bytes:
 
 def test_endpoints_parse_their_own_path() -> None:
     """A call knows the path that it came to."""
-    assert ENDPOINTS["/v1/chat/completions"](chat(), HASHER).path == "/v1/chat/completions"
-    assert ENDPOINTS["/v1/completions"](completion(), HASHER).path == "/v1/completions"
+    assert FAMILIES[CHAT].parse(Head(CHAT), chat(), HASHER).path == "/v1/chat/completions"
+    assert FAMILIES[COMPLETIONS].parse(Head(COMPLETIONS), completion(), HASHER).path == "/v1/completions"
 
 
 def test_facts_of_a_call() -> None:
@@ -189,7 +190,7 @@ def test_body_of_a_call_that_does_not_stream_is_the_clients(extra: dict[str, int
     assert parse_chat(body, HASHER).body == body
 
 
-@pytest.mark.parametrize("path", list(ENDPOINTS))
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 @pytest.mark.parametrize(
     ("options", "wanted"),
     [
@@ -207,7 +208,7 @@ def test_streamed_call_asks_for_usage(path: str, options: Any, wanted: tuple[boo
     fields = {"model": "m", "messages": [HELLO], "prompt": "x", "stream": True, "seed": 1}
     if options != "absent":
         fields["stream_options"] = options
-    call = ENDPOINTS[path](orjson.dumps(fields), HASHER)
+    call = FAMILIES[path].parse(Head(path), orjson.dumps(fields), HASHER)
     assert (call.usage_wanted, call.continuous_wanted) == wanted
     kept = options if isinstance(options, dict) else {}
     assert orjson.loads(call.body) == {**fields, "stream_options": {**kept, **BOTH}}

@@ -120,7 +120,7 @@ async def test_descriptors_that_run_out_are_no_fault_of_the_worker() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
         try:
             with pytest.raises(NoWorker):
-                await WorkerClient(engine.url, 1.0).post("/v1/completions", {}, b"{}")
+                await WorkerClient(engine.url, 1.0).send("POST", "/v1/completions", {}, b"{}")
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
@@ -259,13 +259,13 @@ async def test_a_connection_that_nobody_read_on_is_not_used_again() -> None:
     """Its answer was all here when its client left, but for what the socket was told to keep back."""
     async with scripted_engine() as engine:
         worker = WorkerClient(engine.url, connect_timeout=5.0)
-        pending = asyncio.ensure_future(worker.post("/x", {}, b"{}"))
+        pending = asyncio.ensure_future(worker.send("POST", "/x", {}, b"{}"))
         call = await engine.call()
         await call.respond(200, b"x" * (BUFFER_BYTES + 1))
         upstream = await pending
         await until(lambda: upstream._connection._complete)
         upstream.close()
-        pending = asyncio.ensure_future(worker.post("/x", {}, b"{}"))
+        pending = asyncio.ensure_future(worker.send("POST", "/x", {}, b"{}"))
         await (await engine.call()).respond(200, b"yes")
         assert await (await pending).read_all() == b"yes"
         worker.close()

@@ -1,22 +1,52 @@
-"""What travels between clients and engines, endpoint by endpoint. Pure: bytes in, facts and bytes out."""
+"""What travels between clients and engines, one file per family of endpoints. Pure: bytes in, facts and bytes out."""
 
 from collections.abc import Mapping
-from typing import Final, Protocol
+from typing import Final
 
-from router.api import chat, completions
-from router.api.call import Call
+from router.api.call import Call, Head
+from router.api.chat import PATH as CHAT
+from router.api.chat import parse_chat
+from router.api.completions import PATH as COMPLETIONS
+from router.api.completions import parse_completion
+from router.api.error_json import ErrorShape
+from router.api.event_reader import EventReader
+from router.api.family import Family
+from router.api.other import parse_other, read_other
 from router.core.prompt_key import PromptHasher
 
-
-class Parser(Protocol):
-    """Reads the body of a call to one endpoint."""
-
-    def __call__(self, body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:
-        """Raises BadRequest. `ids`: ask for those of the tokens where another engine could go on by them."""
+OURS: Final = ("/v1/models", "/v1/usage")
+"""Of these the router itself knows best, and of what is below them."""
+CLOSED: Final = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/loads"})
+"""What engines keep for whoever runs them."""
 
 
-ENDPOINTS: Final[Mapping[str, Parser]] = {
-    chat.PATH: chat.parse_chat,
-    completions.PATH: completions.parse_completion,
+def _chat(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:  # noqa: ARG001 - see Parser
+    return parse_chat(body, hasher, ids=ids)
+
+
+def _completion(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:  # noqa: ARG001
+    return parse_completion(body, hasher, ids=ids)
+
+
+FAMILIES: Final[Mapping[str, Family]] = {
+    CHAT: Family(_chat, tokenised=True),
+    COMPLETIONS: Family(_completion, tokenised=True),
 }
-"""Path to parser."""
+"""By path."""
+OTHER: Final = Family(parse_other, EventReader, read_other, methods=("POST", "GET", "PUT", "PATCH", "DELETE"))
+"""Whatever else an engine serves below /v1."""
+
+
+def family_of(path: str) -> Family | None:
+    """How a path is read and answered; None if that is not for the data path."""
+    family = FAMILIES.get(path)
+    if family is not None or not path.startswith("/v1/"):
+        return family
+    ours = any(path == name or path.startswith(f"{name}/") for name in OURS)
+    return None if ours or path.rstrip("/") in CLOSED or not {"..", "."}.isdisjoint(path.split("/")) else OTHER
+
+
+def errors_of(path: str) -> ErrorShape:
+    """How errors are told at a path."""
+    family = FAMILIES.get(path)
+    return ErrorShape() if family is None else family.errors

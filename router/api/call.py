@@ -25,8 +25,10 @@ class Call(NamedTuple):
 
     path: str
     body: bytes
-    """What is forwarded: the client's own bytes, but for `stream_options` and `return_token_ids` of a streamed call."""
+    """What is forwarded: the client's own bytes, but for an alias, and `stream_options` and `return_token_ids` of a
+    streamed chat or completion."""
     model: str
+    """Empty where it names none, and any will do."""
     streamed: bool
     prompts: tuple[Prompt, ...]
     output_limit: int | None
@@ -46,6 +48,18 @@ class Call(NamedTuple):
     """The client itself asked for `return_token_ids`."""
     extendable: bool = True
     """Whether a later prompt may begin with this one and its answer, so that a longer key is worth keeping."""
+    method: str = "POST"
+    content_type: str = "application/json"
+    """Of the body."""
+
+
+class Head(NamedTuple):
+    """What a call says before its body."""
+
+    path: str
+    method: str = "POST"
+    query: bytes = b""
+    content_type: str = "application/json"
 
 
 class UsageRequest(NamedTuple):

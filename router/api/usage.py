@@ -1,6 +1,7 @@
 """What an engine says that a call used, in full or choice by choice."""
 
-from typing import Any
+from math import ceil
+from typing import Any, Final
 
 from router.core.model import Usage
 
@@ -60,3 +61,48 @@ class UsageTally:
             return None
         cached = [usage.cached_tokens for usage in known if usage.cached_tokens is not None]
         return Usage(sum(usage.input_tokens for usage in known), self.output_tokens, sum(cached) if cached else None)
+
+
+AUDIO_TOKENS_PER_SECOND: Final = 50
+"""What a second of audio counts for where an engine tells its length alone: as many as Whisper's encoder makes."""
+
+
+def whole_usage(answer: dict[str, Any]) -> Usage | None:
+    """What a whole answer of any endpoint says that it used, whichever of the usual shapes it says it in.
+
+    OpenAI's (`prompt_tokens`, or `input_tokens` with its details), Anthropic's (`input_tokens` without what was found
+    in the cache or put there), `total_tokens` alone, seconds of audio, and Cohere's `meta`.
+    """
+    usage = answer.get("usage")
+    if not isinstance(usage, dict):
+        nested = answer.get("response")
+        if isinstance(nested, dict):
+            return whole_usage(nested)
+        meta = answer.get("meta")
+        usage = meta.get("tokens") or meta.get("billed_units") if isinstance(meta, dict) else None
+    if not isinstance(usage, dict):
+        return None
+    return read_usage(usage) or _by_input(usage) or _by_total(usage)
+
+
+def _by_input(usage: dict[str, Any]) -> Usage | None:
+    given = _count(usage, "input_tokens")
+    if given is None:
+        return None
+    details = usage.get("input_tokens_details")
+    cached = _count(details, "cached_tokens") if isinstance(details, dict) else None
+    found, stored = _count(usage, "cache_read_input_tokens"), _count(usage, "cache_creation_input_tokens")
+    if found is not None or stored is not None:
+        given += (found or 0) + (stored or 0)
+        cached = found
+    return Usage(given, _count(usage, "output_tokens") or 0, cached)
+
+
+def _by_total(usage: dict[str, Any]) -> Usage | None:
+    total = _count(usage, "total_tokens")
+    if total is not None:
+        return Usage(total, 0)
+    seconds = usage.get("seconds")
+    if usage.get("type") != "duration" or not isinstance(seconds, int | float) or not 0 <= seconds < 10**7:
+        return None
+    return Usage(ceil(seconds * AUDIO_TOKENS_PER_SECOND), 0)

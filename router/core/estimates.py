@@ -78,13 +78,15 @@ class Estimates:
     def learn(self, request: Request, usage: Usage, answers: Sequence[PromptKey] = ()) -> None:
         """Take in what the engine counted for a finished request; `answers`: its prompt with each answer to it."""
         self.lessons += 1
-        if usage.input_tokens and all(prompt.tokens is None for prompt in request.prompts):
+        if usage.input_tokens and request.prompts and all(prompt.tokens is None for prompt in request.prompts):
             ratio = self._ratio(request.model)
             ratio.learn(sum(prompt.size for prompt in request.prompts), usage.input_tokens)
             if len(request.prompts) == 1:
                 self._landmarks.tell(request.prompts[0], usage.input_tokens, ratio.value)
                 if len(answers) == 1:
                     self._landmarks.tell(answers[0], usage.input_tokens + usage.output_tokens, ratio.value)
+        if request.output_limit == 0:
+            return  # as for an embedding: it says nothing about the answers that there can be
         self._average((None, request.model), usage.output_tokens)
         self._average((request.client, request.model), usage.output_tokens)
 

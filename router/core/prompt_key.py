@@ -78,6 +78,12 @@ class PromptHasher:
         return Prompt(PromptKey(hashes, len(rendered), tokens), digest, rest, self._chunk_bytes)
 
 
+def unmatched(tokens: int) -> Prompt:
+    """A prompt of about so many tokens, at least one, that is like no other: it has a size and no hashes."""
+    tokens = max(1, tokens)
+    return Prompt(PromptKey(b"", tokens, tokens), hashlib.sha256(), b"", CHUNK_BYTES)
+
+
 def _chain(digest: _Digest, text: bytes, chunk_bytes: int) -> tuple[bytes, bytes]:
     """Feed `text`'s full chunks to `digest`, which is changed; return their hashes and the text that is left."""
     full = len(text) - len(text) % chunk_bytes

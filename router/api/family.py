@@ -1,0 +1,63 @@
+"""What the data path asks of the wire knowledge about one family of endpoints."""
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from router.api.answer import Answer, EngineError, StreamReader, read_json
+from router.api.call import Call, Head
+from router.api.error_json import ErrorShape
+from router.core.model import Usage
+from router.core.prompt_key import PromptHasher, PromptKey
+
+
+class Parser(Protocol):
+    """Reads the body of a call."""
+
+    def __call__(self, head: Head, body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:
+        """Raises BadRequest. `ids`: ask for those of the tokens where another engine could go on by them."""
+
+
+class Reader(Protocol):
+    """Follows one streamed answer; see `StreamReader`, which is one."""
+
+    begun: bool
+    started: bool
+
+    def feed(self, block: bytes) -> bytes:
+        """Take bytes of the engine; return what goes to the client now."""
+
+    def close(self) -> bytes:
+        """The same at the end of the stream."""
+
+    def answers(self) -> tuple[PromptKey, ...]:
+        """One key for each choice: prompt and answer as the next turn would begin."""
+
+    @property
+    def broken(self) -> bool: ...
+    @property
+    def held(self) -> bytes: ...
+    @property
+    def output_tokens(self) -> int: ...
+    @property
+    def usage(self) -> Usage | None: ...
+    @property
+    def error(self) -> EngineError | None: ...
+    @property
+    def finished(self) -> bool: ...
+    @property
+    def aborted(self) -> bool: ...
+    @property
+    def complete(self) -> bool: ...
+
+
+class Family(NamedTuple):
+    """Endpoints that are read and answered alike."""
+
+    parse: Parser
+    reader: Callable[[Call], Reader] = StreamReader
+    read: Callable[[Call, bytes], Answer] = read_json
+    """Reads an answer that was not streamed. Raises WorkerBroke."""
+    errors: ErrorShape = ErrorShape()
+    tokenised: bool = False
+    """Whether a prompt's token ids can be found before its engine sees it."""
+    methods: tuple[str, ...] = ("POST",)

@@ -1,0 +1,64 @@
+"""Any other path of an engine: handed on as it came, and charged by the usage that its answer tells, in any shape.
+
+Where the answer tells none, its client pays for an estimate of its input: a token for every four bytes of JSON, or for
+every 512 of anything else, as audio is; at least for one. The model is that of the JSON body or the form; where that
+names none, any.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import quote
+
+from router.api.answer import Answer
+from router.api.call import Call, Head
+from router.api.error_json import load
+from router.api.multipart import form_fields, is_form
+from router.api.usage import whole_usage
+from router.core.prompt_key import PromptHasher, unmatched
+
+SAFE_IN_PATH: Final = "/:@!$&'()*+,;=~"
+SAFE_IN_QUERY: Final = SAFE_IN_PATH + "?%"
+"""What needs no quoting; a percent sign of a query quotes something already."""
+JSON_BYTES_PER_TOKEN: Final = 4
+FILE_BYTES_PER_TOKEN: Final = 512
+"""Of compressed audio, at 25 KB and 50 tokens a second."""
+LIMITS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens", "max_new_tokens")
+USAGE_LIMIT: Final = 4 * 2**20
+"""Bytes of an answer that is looked through for its usage."""
+
+
+def parse_other(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:  # noqa: ARG001 - Parser
+    """Take nothing amiss: what is wrong with the call, its engine knows."""
+    fields: Mapping[str, Any] = load(body) or {}
+    form = is_form(head.content_type)
+    if form:
+        fields = form_fields(body, head.content_type)
+    model, user = fields.get("model"), fields.get("user")
+    limits = [limit for name in LIMITS if type(limit := fields.get(name)) is int and limit >= 0]
+    per_token = JSON_BYTES_PER_TOKEN if fields and not form else FILE_BYTES_PER_TOKEN
+    return Call(
+        path=_target(head),
+        body=body,
+        model=model if isinstance(model, str) else "",
+        streamed=fields.get("stream") in (True, "true", "True", "1"),
+        prompts=(unmatched(len(body) // per_token),),
+        output_limit=max(limits, default=None),
+        user=user if isinstance(user, str) else None,
+        usage_wanted=True,
+        continuous_wanted=True,
+        method=head.method,
+        content_type=head.content_type,
+    )
+
+
+def read_other(call: Call, body: bytes) -> Answer:  # noqa: ARG001 - as all readers
+    """What an answer that was not streamed tells of its usage; it may be anything."""
+    if len(body) > USAGE_LIMIT or not body.lstrip().startswith(b"{"):
+        return Answer(None, (), None, False)
+    return Answer(whole_usage(load(body) or {}), (), None, False)
+
+
+def _target(head: Head) -> str:
+    """Path and query as they go into a request line."""
+    path = quote(head.path, safe=SAFE_IN_PATH)
+    return f"{path}?{quote(head.query, safe=SAFE_IN_QUERY)}" if head.query else path
