@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.api import CHAT, COMPLETIONS, FAMILIES
+from router.api import FAMILIES
 from router.api.call import Head
+from router.api.chat import PATH as CHAT
 from router.api.chat import parse_chat
+from router.api.completions import PATH as COMPLETIONS
 from router.api.completions import parse_completion
 from router.core.prompt_key import PromptHasher
 from router.errors import BadRequest
