@@ -8,7 +8,7 @@ from router.api.error_json import load
 from router.api.usage import whole_usage
 from router.core.model import Usage
 from router.core.prompt_key import PromptKey
-from router.sse import EVENT_LIMIT, EventSplitter, event_data
+from router.sse import EVENT_LIMIT, EventSplitter, event_data, is_event
 
 _NAME: Final = b"event:"
 
@@ -34,7 +34,9 @@ class EventReader:
         self.finished = not self.ends
         """Whether the answer is complete if the stream ends now."""
         self.error: EngineError | None = None
-        self.aborted = self.broken = False
+        self.aborted = False
+        self.broken = False
+        """The engine sent what is no event; nothing behind that counts."""
         self._usage: Usage | None = None
 
     def feed(self, block: bytes) -> bytes:
@@ -49,6 +51,9 @@ class EventReader:
         return b"" if self._splitter.empty else self._pass(self._splitter.rest())
 
     def _pass(self, event: bytes) -> bytes:
+        self.broken = self.broken or not is_event(event)
+        if self.broken:
+            return b""
         data = event_data(event)
         if data is not None:
             self._heed(_name(event, data), data)
