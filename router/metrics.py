@@ -57,7 +57,7 @@ WAIT: Final = Family(
     GaugeMetricFamily,
     "d2lpm_client_wait_seconds",
     "Time in the router's queue, of the client's last 256 requests.",
-    ("client", "quantile"),
+    ("client", "percentile"),
 )
 DEFICIT: Final = Family(
     GaugeMetricFamily,
@@ -294,8 +294,8 @@ class StateCollector(Collector):
 def _waits(clients: Mapping[ClientId, ClientReport]) -> Iterator[Row]:
     for client, entry in clients.items():
         if entry.wait_p50_s is not None and entry.wait_p95_s is not None:
-            yield (client, "0.5"), entry.wait_p50_s
-            yield (client, "0.95"), entry.wait_p95_s
+            yield (client, "50"), entry.wait_p50_s
+            yield (client, "95"), entry.wait_p95_s
 
 
 def _deficits(clients: Mapping[ClientId, ClientReport]) -> Iterator[Row]:

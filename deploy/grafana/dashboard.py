@@ -120,7 +120,7 @@ WAITING: Final = Row(
             "s",
             (
                 Query(
-                    top('max by (client) (d2lpm_client_wait_seconds{client=~"$client",quantile="0.5"})'), "{{client}}"
+                    top('max by (client) (d2lpm_client_wait_seconds{client=~"$client",percentile="50"})'), "{{client}}"
                 ),
             ),
         ),
@@ -130,7 +130,7 @@ WAITING: Final = Row(
             "s",
             (
                 Query(
-                    top('max by (client) (d2lpm_client_wait_seconds{client=~"$client",quantile="0.95"})'), "{{client}}"
+                    top('max by (client) (d2lpm_client_wait_seconds{client=~"$client",percentile="95"})'), "{{client}}"
                 ),
             ),
         ),

@@ -33,17 +33,26 @@ def free_port() -> int:
 class Server:
     """One HTTP server on loopback; `start` may be called again after `kill`, on the same port.
 
-    The command holds `{port}` where the port belongs. What the process prints goes to `log`.
+    Command and environment hold `{port}` where the port belongs. What the process prints goes to `log`; it runs in
+    `folder`, or in that of this process.
     """
 
-    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        folder: Path | None = None,
+    ) -> None:
         self.name = name
         self.log = log
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         # setpriv ends the child when this process ends without a chance to tidy up, as after SIGTERM.
         self._command = ["setpriv", "--pdeathsig", "TERM", *(part.format(port=self.port) for part in command)]
-        self._environment = environment
+        self._environment = {key: value.format(port=self.port) for key, value in environment.items()}
+        self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -51,6 +60,7 @@ class Server:
             self._process = subprocess.Popen(
                 self._command,
                 env={**os.environ, **self._environment},
+                cwd=self._folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

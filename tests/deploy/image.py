@@ -1,0 +1,79 @@
+"""The image without an engine for images: the Dockerfile's own install steps, in a folder instead of a root."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from dockerfile import ROOT, Instruction, instructions, last
+
+STEP_SECONDS: Final = 300.0
+OURS: Final = re.compile(r"(?<![\w.:-])/(src|wheels|opt)\b")
+"""Folders that the build makes itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """What was built, and how it starts."""
+
+    folder: Path
+    """Stands for the root of the file system."""
+    environment: dict[str, str]
+    entrypoint: list[str]
+    command: list[str]
+
+
+def build(folder: Path) -> Image:
+    """Run the first stage in a clean Python; the second only takes over what is there.
+
+    Raises CalledProcessError where a step fails.
+    """
+    python = folder / "base"
+    subprocess.run([sys.executable, "-m", "venv", python], check=True, timeout=STEP_SECONDS)
+    path = f"{python}/bin:/usr/bin:/bin"
+    directory = folder
+    for step in instructions():
+        if step.word == "WORKDIR":
+            directory = Path(inside(folder, step.rest))
+            directory.mkdir(parents=True)
+        elif step.word == "COPY" and step.stage == 1:
+            copy(step, directory)
+        elif step.word == "RUN":
+            command = ["sh", "-c", inside(folder, step.rest)]
+            subprocess.run(command, cwd=directory, env=clean(path), check=True, timeout=STEP_SECONDS)
+        elif step.word == "COPY":
+            source, target = step.words
+            assert source == target, "what is elsewhere in the second stage is not where it runs here"
+    return Image(folder, variables(folder, path), last("ENTRYPOINT").words, last("CMD").words)
+
+
+def inside(folder: Path, text: str) -> str:
+    """A command or path, with this folder for the root."""
+    return OURS.sub(lambda found: f"{folder}/{found[1]}", text)
+
+
+def clean(path: str) -> dict[str, str]:
+    """Nothing of this environment's Python; only where packages come from."""
+    kept = {name: value for name, value in os.environ.items() if name.startswith("PIP_") or name == "HOME"}
+    return {**kept, "PATH": path}
+
+
+def copy(step: Instruction, directory: Path) -> None:
+    """From the project into the build."""
+    *sources, target = step.words
+    for source in sources:
+        if (ROOT / source).is_dir():
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / source, directory / target, ignore=ignored)
+        else:
+            shutil.copy(ROOT / source, directory / target)
+
+
+def variables(folder: Path, path: str) -> dict[str, str]:
+    """ENV of the second stage."""
+    given = dict(pair.split("=", 1) for pair in last("ENV").words)
+    return {name: inside(folder, value).replace("$PATH", path) for name, value in given.items()}

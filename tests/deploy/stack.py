@@ -1,0 +1,74 @@
+"""The services of docker-compose.yml as processes: their own commands, with addresses that are free here."""
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+from dockerfile import ROOT
+from engine.processes import Server
+
+from .environment import program
+from .image import Image
+
+SERVICES: Final[dict[str, Any]] = yaml.safe_load((ROOT / "docker-compose.yml").read_text("utf-8"))["services"]
+INTERVAL: Final = re.compile(r"((?:scrape|evaluation)_interval): \w+")
+DEFAULT: Final = re.compile(r"\$\{\w+:-([^}]*)\}")
+"""A variable that nobody has set."""
+
+
+class Service(Server):
+    """One of them."""
+
+    def __init__(self, name: str, image: Image, folder: Path, environment: Mapping[str, str] | None = None) -> None:
+        """Nothing starts before `place`: its files may name the others."""
+        self._service = SERVICES[name]
+        self._image = image
+        self._folder = folder / name
+        self._folder.mkdir(parents=True)
+        ours = "build" in self._service
+        port = {"D2LPM_HOST": "127.0.0.1", "D2LPM_PORT": "{port}"} if name == "router" else {}
+        variables = {**(image.environment if ours else {}), **port, "PYTHONPATH": "", **(environment or {})}
+        entrypoint = self._service.get("entrypoint", image.entrypoint if ours else [str(program(name))])
+        words = [DEFAULT.sub(r"\1", word) for word in [*entrypoint, *self._service["command"]]]
+        super().__init__(name, self._command_here(words), variables, self._folder / "log", self._folder)
+
+    def place(self, others: Iterable["Service"]) -> None:
+        """Copy what is mounted, with the others' addresses in it, and short intervals."""
+        addresses = {other.name: f"127.0.0.1:{other.port}" for other in others}
+        for source, target in self._mounts():
+            if source.is_file():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_text(_here(source.read_text("utf-8"), addresses), "utf-8")
+            for file in source.rglob("*"):
+                if file.is_file():
+                    copied = target / file.relative_to(source)
+                    copied.parent.mkdir(parents=True, exist_ok=True)
+                    copied.write_text(_here(file.read_text("utf-8"), addresses), "utf-8")
+
+    def _mounts(self) -> Iterable[tuple[Path, Path]]:
+        """Sources that are files of the project, and where they are put here."""
+        for mount in self._service.get("volumes", []):
+            source, target, *_ = mount.split(":")
+            if source.startswith("./"):
+                yield ROOT / source, self._folder / target.lstrip("/")
+
+    def _command_here(self, words: list[str]) -> list[str]:
+        targets = [mount.split(":")[1] for mount in self._service.get("volumes", [])]
+        for target in targets:
+            words = [re.sub(rf"(^|=)(?={target}\b)", rf"\1{self._folder}", word) for word in words]
+        if "--port" in words:
+            at = words.index("--port")
+            words[at + 1] = "{port}"
+            words[words.index("--host") + 1] = "127.0.0.1"
+        if self._service["image"].startswith("prom/"):
+            words.append("--web.listen-address=127.0.0.1:{port}")
+        return words
+
+
+def _here(text: str, addresses: Mapping[str, str]) -> str:
+    """A configuration, for this machine and for a test that is short."""
+    for name, address in addresses.items():
+        text = re.sub(rf"(?<![\w-]){name}:\d+", address, text)
+    return INTERVAL.sub(r"\1: 500ms", text)
