@@ -53,9 +53,13 @@ class LoopLag(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """The worst of late."""
+        """The worst of late, and how much there is for the loop to do."""
         lag = GaugeMetricFamily(
             "d2lpm_event_loop_lag_seconds", "Longest delay of the event loop in the last half minute."
         )
         lag.add_metric((), self.worst)
         yield lag
+        tasks = GaugeMetricFamily("d2lpm_event_loop_tasks", "Tasks of the event loop; two for each call under way.")
+        if self._timer is not None:
+            tasks.add_metric((), len(asyncio.all_tasks(self._loop)))
+        yield tasks

@@ -18,8 +18,24 @@ async def test_a_callback_that_holds_up_the_loop_is_seen() -> None:
         )
         await until(lambda: lag.worst > 0)
         assert lag.worst >= 2 * EVERY - 0.001
-    (family,) = lag.collect()
+    family, _ = lag.collect()
     assert [sample.value for sample in family.samples] == [lag.worst]
+
+
+async def test_the_tasks_are_counted() -> None:
+    """All of the loop, and those that have ended no more."""
+    async with LoopLag() as lag:
+        before = tasks(lag)
+        waiting = asyncio.ensure_future(asyncio.Event().wait())
+        assert tasks(lag) == before + 1
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        assert tasks(lag) == before
+
+
+def tasks(lag: LoopLag) -> float:
+    _, family = lag.collect()
+    return sum(sample.value for sample in family.samples)
 
 
 async def test_the_lag_is_a_metric() -> None:

@@ -1,0 +1,128 @@
+"""Calls over raw connections, as cheap as Python makes them: who measures a router must not be what is slow."""
+
+import asyncio
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import orjson
+
+REASON: Final = re.compile(rb"\r\nx-d2lpm-dropped-reason: ([^\r]*)\r\n", re.IGNORECASE)
+LENGTH: Final = re.compile(rb"\r\ncontent-length: (\d+)\r\n", re.IGNORECASE)
+END_OF_CHUNKS: Final = b"\r\n0\r\n\r\n"
+DONE: Final = b"data: [DONE]\n\n" + END_OF_CHUNKS
+PATH: Final = "/v1/completions"
+
+
+@dataclass(slots=True)
+class Reply:
+    """What came of a call; times are those of `time.monotonic`."""
+
+    sent: float
+    status: int = 0
+    """0 where the connection ended before there was one."""
+    reason: str | None = None
+    """Why the router refused it, in its own word."""
+    first: float | None = None
+    """When the first of the body came."""
+    ended: float = 0.0
+    whole: bool = False
+    """Whether it came to its end, and held no error."""
+
+
+def post(body: Mapping[str, object]) -> bytes:
+    """A completions call as it goes over the wire."""
+    data = orjson.dumps(body)
+    head = f"POST {PATH} HTTP/1.1\r\nhost: r\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+    return head.encode() + data
+
+
+class Line(asyncio.Protocol):
+    """One connection, on which one call is made at a time."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self._transport: asyncio.Transport | None = None
+        self._reply: Reply | None = None
+        self._answered: asyncio.Future[Reply] | None = None
+        self._head = b""
+        self._tail = b""
+        self._left: int | None = None
+        """Bytes of a body of known length still to come."""
+        self._sound = True
+        self._leaves = False
+
+    @classmethod
+    async def open(cls, address: tuple[str, int]) -> "Line":
+        """Connect. Raises OSError."""
+        _, line = await asyncio.get_running_loop().create_connection(cls, *address)
+        return line
+
+    def begin(self, call: bytes, *, leaves: bool = False) -> "asyncio.Future[Reply]":
+        """Send a call; its reply is the future's result, whatever comes of it. The line must be at rest and open.
+
+        `leaves`: as soon as the body begins.
+        """
+        assert self._transport is not None
+        self._leaves = leaves
+        self._head, self._tail, self._left, self._sound = b"", b"", None, True
+        self._answered = asyncio.get_running_loop().create_future()
+        self._reply = Reply(time.monotonic())
+        self._transport.write(call)
+        return self._answered
+
+    def close(self) -> None:
+        """Leave, whatever is under way."""
+        self.closed = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See `asyncio.Protocol`."""
+        self._transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the protocol's signature
+        """See `asyncio.Protocol`."""
+        self.closed = True
+        self._end(whole=False)
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        reply = self._reply
+        if reply is None:
+            return
+        if not reply.status:
+            self._head += data
+            head, found, data = self._head.partition(b"\r\n\r\n")
+            if not found:
+                return
+            self._read_head(reply, head + b"\r\n")
+        if data and reply.first is None:
+            reply.first = time.monotonic()
+            if self._leaves:
+                self.close()
+        if b'"error"' in data:
+            self._sound = False
+        if self._left is not None:
+            self._left -= len(data)
+            if self._left <= 0:
+                self._end(whole=self._sound)
+            return
+        self._tail = (self._tail + data)[-len(DONE) :]
+        if self._tail.endswith(END_OF_CHUNKS):
+            self._end(whole=self._sound and self._tail == DONE)
+
+    def _read_head(self, reply: Reply, head: bytes) -> None:
+        reply.status = int(head[9:12])
+        if (length := LENGTH.search(head)) is not None:
+            self._left = int(length[1])
+        if reply.status != 200 and (reason := REASON.search(head)) is not None:
+            reply.reason = reason[1].decode()
+
+    def _end(self, *, whole: bool) -> None:
+        reply, self._reply = self._reply, None
+        if reply is not None and self._answered is not None and not self._answered.done():
+            reply.ended, reply.whole = time.monotonic(), whole and reply.status == 200
+            self._answered.set_result(reply)
