@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from bench.experiments.conditions import A100, CONTENDERS, FIG7_SESSIONS, FIG7_SPANS, fleet
+from bench.experiments.conditions import A100, CONTENDERS, FIG7_SEEDS, FIG7_SESSIONS, fig7_span, fleet
 from bench.experiments.experiment import Cell, Experiment, Row, Value
 from bench.experiments.loads import loaded
 from bench.experiments.measures import light_records, service_seen
@@ -26,6 +26,7 @@ QUICK_WORKERS: Final = (1, 4)
 class Figure7(Experiment):
     """See the module."""
 
+    seeds: ClassVar[Sequence[int]] = FIG7_SEEDS
     title: ClassVar[str] = "Throughput, fairness and latency beside a misbehaving client (DLPM paper, figure 7)"
     published: ClassVar[str] = (
         "D²LPM has up to 2.87 times VTC's throughput and 2.22 times that of round robin over LPM; the latency of others"
@@ -51,13 +52,14 @@ class Figure7(Experiment):
                     contender.policy,
                     loaded(workload, workers),
                     fleet(A100, workers),
-                    FIG7_SPANS[workload].seconds,
-                    FIG7_SPANS[workload].warmup,
+                    span.seconds,
+                    span.warmup,
                     parameters=contender.parameters,
                 ),
             )
             for workload in WORKLOADS
             for workers in (QUICK_WORKERS if quick else WORKERS)
+            for span in [fig7_span(workload, workers, quick=quick)]
             for name, contender in CONTENDERS.items()
             if not (quick and contender.parameters)
             # With one worker there is nothing that Preble could choose.
