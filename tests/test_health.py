@@ -185,6 +185,27 @@ def test_a_continued_answer_is_charged_once() -> None:
     assert talk.charged("ada") == 96.0 + 2 * 8
 
 
+def test_a_worker_that_takes_no_connection_is_no_try() -> None:
+    """Neither of the request's tries nor of the budget is used up, and none is asked twice."""
+    talk = scene("w1", "w2", "w3", "w4", rules=HealthRules(failures=0, tries=2, budget=0.0, floor=1))
+    request = talk.arrive("ada", "doc")
+    asked = []
+    for accepted in (False, True, False):
+        asked.append(talk.worker_of(request))
+        give_back(talk, request, accepted=accepted)
+    asked.append(talk.worker_of(request))
+    assert len(set(asked)) == 4
+    give_back(talk, request)
+    assert talk.refusals == {request: Refusal.NO_RETRY}
+    one, other = talk.arrive("ada", "a"), talk.arrive("ada", "b")
+    give_back(talk, one, accepted=False)
+    give_back(talk, other)
+    assert talk.refusals[other] == Refusal.NO_RETRY, "the budget was used up by the request that was taken"
+    off = scene("w1", "w2", rules=HealthRules(tries=1))
+    give_back(off, only := off.arrive("ada", "doc"), accepted=False)
+    assert off.refusals == {only: Refusal.NO_RETRY}
+
+
 def test_what_was_begun_and_then_fails_is_not_refunded() -> None:
     """Nor is it if the worker tried last took no connection."""
     talk = scene("w1", "w2")

@@ -33,6 +33,8 @@ class Live:
     """What workers that it came back from were paid for it; None while its prompt is not paid."""
     failed: tuple[WorkerId, ...] = ()
     """Those workers, but for the ones that had no room."""
+    tries: int = 0
+    """At those of them that took it: to ask in vain for a connection costs nobody anything."""
     suspects: tuple[WorkerId, ...] = ()
     """Those of them that will be to blame if another worker does it."""
 
@@ -65,7 +67,8 @@ class ReturnedPool:
     def add(self, live: Live, event: Returned, now: float) -> bool:
         """A request came back from its worker; whether it may be tried again.
 
-        An engine that has no room has failed nothing: the request waits as if it had never been sent.
+        An engine that has no room has failed nothing: the request waits as if it had never been sent. One that took no
+        connection is not asked again, but may have computed nothing, so that there is nothing to be sparing of.
         """
         self._lives[live.request.id] = live
         worker, live.state, live.worker = live.worker, State.RETURNED, None
@@ -73,9 +76,12 @@ class ReturnedPool:
             return True
         live.since = now
         live.failed += (worker,)
+        if not event.accepted:
+            return self._tries > 1
+        live.tries += 1
         if event.fault is Fault.ERROR:
             live.suspects += (worker,)
-        return len(live.failed) < self._tries and (event.begun or self._budget.take(now))
+        return live.tries < self._tries and (event.begun or self._budget.take(now))
 
     def remove(self, request: RequestId) -> None:
         """It waits no more."""

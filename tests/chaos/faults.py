@@ -37,8 +37,10 @@ AWAY: Final = frozenset({Kind.KILL, Kind.LEAVE, Kind.DRAIN, Kind.HANG, Kind.ERRO
 """During these a worker does no work: there are always some that do."""
 SHARES: Final = dict.fromkeys(Kind, 1) | {Kind.KILL: 3, Kind.RESET: 2, Kind.HANG: 2}
 """How often each kind comes, in proportion."""
-SHORTEST, LONGEST = 1.0, 5.0
-"""Seconds that a fault lasts; one that stands still, which is seen by that alone, for as long as the longest."""
+SHORTEST, LONGEST = 1.0, 4.0
+"""Seconds that a fault lasts, but for:"""
+STANDSTILL: Final = 6.0
+"""Seconds for which a worker hangs: longer than the router waits for a token."""
 PAUSE: Final = 0.5
 """Seconds, at least, that a worker has for itself between two faults."""
 
@@ -68,7 +70,7 @@ def schedule(seed: int, seconds: float, workers: int, every: float) -> tuple[Fau
         if not free or away + 1 >= workers / 2:
             continue
         kind = next(kinds)
-        lasts = LONGEST if kind is Kind.HANG else random.uniform(SHORTEST, LONGEST)
+        lasts = STANDSTILL if kind is Kind.HANG else random.uniform(SHORTEST, LONGEST)
         faults.append(Fault(now, min(seconds, now + lasts), random.choice(free), kind))
     return tuple(faults)
 

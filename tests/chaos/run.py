@@ -29,7 +29,7 @@ SAMPLES: Final = 0.25
 """Seconds between two looks at what clients were given."""
 ROUTER_FLAGS: Final = (
     *("--log-level", "warning", "--admin-key", KEY, "--poll-interval", "0.5"),
-    *("--first-token-timeout", "4", "--token-timeout", "2", "--breaker-cooldown", "1"),
+    *("--first-token-timeout", "5", "--token-timeout", "3", "--breaker-cooldown", "1"),
     # What a call costs, so that service is even within a few calls of each client, and so within seconds.
     *("--dlpm-home.quantum", "100"),
 )
