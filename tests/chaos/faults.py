@@ -58,20 +58,20 @@ class Fault:
 def schedule(seed: int, seconds: float, workers: int, every: float) -> tuple[Fault, ...]:
     """Faults that end within `seconds`, one in `every` seconds on average; equal for equal arguments.
 
-    Each kind comes once before any comes again, where the time allows; fewer than half of the workers are away at once.
+    Each kind comes once before any comes again, where the time allows; at most half of the workers are away at once.
     """
     random = Random(seed)
     kinds = _kinds(random)
     faults: list[Fault] = []
-    now = 0.0
+    now, kind = 0.0, next(kinds)
     while (now := now + random.expovariate(1 / every)) < seconds - SHORTEST:
         free = [worker for worker in range(workers) if _is_free(faults, worker, now)]
         away = sum(fault.kind in AWAY for fault in faults if fault.until > now)
-        if not free or away + 1 >= workers / 2:
+        if not free or (kind in AWAY and away >= workers // 2):
             continue
-        kind = next(kinds)
         lasts = STANDSTILL if kind is Kind.HANG else random.uniform(SHORTEST, LONGEST)
         faults.append(Fault(now, min(seconds, now + lasts), random.choice(free), kind))
+        kind = next(kinds)
     return tuple(faults)
 
 
