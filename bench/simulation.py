@@ -30,6 +30,7 @@ from router.core.model import (
     Event,
     Failed,
     Finished,
+    GroupId,
     Progressed,
     Reject,
     Request,
@@ -179,6 +180,7 @@ class Simulation:
             call.streamed,
             weight=client.weight,
             blocks=(call.prompt.block_key(self._block_sizes),) if self._block_sizes else (),
+            group=None if client.group is None else GroupId(client.group),
         )
         flight = self._flights[name] = Flight(client, call, request, now)
         self._observation.arrived(flight)

@@ -69,6 +69,8 @@ class Client:
     calls: Iterable[Call]
     """What it calls unasked, in order of time; drawn one by one, so it may be endless."""
     weight: float = 1.0
+    group: str | None = None
+    """Whose weight it shares, as the router knows it; that of a group is 1."""
 
 
 class Workload(Protocol):

@@ -17,6 +17,7 @@ from router.core.model import (
     Evicted,
     Failed,
     Finished,
+    GroupId,
     Progressed,
     Refusal,
     Reject,
@@ -114,11 +115,19 @@ class Scene:
         weight: float = 1.0,
         model: str = MODEL,
         streamed: bool = True,
+        group: str | None = None,
     ) -> RequestId:
-        """A client sends a prompt and asks for at most `limit` output tokens."""
+        """A client sends a prompt and asks for at most `limit` output tokens; a group has weight 1."""
         request = RequestId(f"{client}{len(self.requests) + 1}")
         self.requests[request] = Request(
-            request, ClientId(client), model, (key(prompt),), limit, streamed=streamed, weight=weight
+            request,
+            ClientId(client),
+            model,
+            (key(prompt),),
+            limit,
+            streamed=streamed,
+            weight=weight,
+            group=None if group is None else GroupId(group),
         )
         self.tell(Arrived(self.requests[request]))
         return request

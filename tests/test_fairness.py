@@ -8,6 +8,7 @@ from router.core.accounts import LinearCost
 from router.core.fairness import JAIN_SECONDS, WAITS_KEPT, Fairness, RecentService, jain_index, percentile
 from router.core.model import ClientId, Request, RequestId, WorkerId
 from router.core.service_gap import Outstanding
+from router.core.shares import Shares
 
 ADA, BOB = ClientId("ada"), ClientId("bob")
 W1, W2 = WorkerId("w1"), WorkerId("w2")
@@ -18,7 +19,7 @@ def request(client: ClientId, weight: float = 1.0) -> Request:
 
 
 def backlogged(*clients: ClientId, queue: WorkerId | None = W1, pooled: bool = False) -> Fairness:
-    fairness = Fairness(LinearCost(), pooled=pooled)
+    fairness = Fairness(LinearCost(), Shares(), pooled=pooled)
     for client in clients:
         fairness.backlog_began(queue, client, 0.0)
     return fairness

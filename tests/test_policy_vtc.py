@@ -252,7 +252,7 @@ def test_the_least_counter_is_the_least(steps: list[tuple[str, str, int]]) -> No
             del waiting[name]
             last = name
         elif what == "charge" and name in values:
-            counters.charge(client, cost)
+            counters.charge(client, cost, 1.0)
             values[name] += cost
         least = min(waiting, key=lambda other: (values[other], waiting[other]), default=None)
         assert counters.least() == least
@@ -266,10 +266,10 @@ def test_the_heap_does_not_grow_with_what_is_given_back() -> None:
         counters.weigh(client, 1.0)
         counters.join(client)
     for client in map(ClientId, "ab"):
-        counters.charge(client, 1000.0)
-    counters.charge(ClientId("c"), 100.0)
+        counters.charge(client, 1000.0, 1.0)
+    counters.charge(ClientId("c"), 100.0, 1.0)
     for _ in range(100):
-        counters.charge(ClientId("c"), -1.0)
-        counters.charge(ClientId("c"), 1.0)
+        counters.charge(ClientId("c"), -1.0, 1.0)
+        counters.charge(ClientId("c"), 1.0, 1.0)
         assert counters.least() == "c"
     assert len(counters) <= 7

@@ -152,11 +152,11 @@ def test_vtc_forgets_who_would_be_lifted_above_its_counter() -> None:
         client = ClientId(name)
         counters.weigh(client, 1.0)
         counters.join(client)
-        counters.charge(client, cost)
+        counters.charge(client, cost, 1.0)
         counters.leave(client)
     counters.join(ClientId("last"))
     counters.leave(ClientId("last"))
-    counters.charge(ClientId("high"), 3.0)
+    counters.charge(ClientId("high"), 3.0, 1.0)
     for name in ("low", "last", "high"):
         counters.forget(ClientId(name))
     assert [counters.value(ClientId(name)) for name in ("low", "last", "high")] == [None, 15.0, 18.0]

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from router.core.model import ClientId, Request, RequestId
+from router.core.shares import Shares
 from router.core.standings import Standings
 
 CLIENTS = [ClientId(name) for name in ("ada", "bob", "cyd")]
@@ -17,7 +18,7 @@ class Contest(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.standings = Standings(self.hear)
+        self.standings = Standings(self.hear, Shares())
         self.heard: dict[ClientId, int | None] = {}
         """What a queue knows: it looks when a client comes, and when it is told to."""
         self.credit: dict[ClientId, int] = {}
@@ -110,14 +111,14 @@ def request(client: str, number: int) -> Request:
 
 def test_without_sparse_first_all_with_credit_are_equal() -> None:
     """Then the longest match alone decides."""
-    standings = Standings(lambda _: None, sparse_below=0)
+    standings = Standings(lambda _: None, Shares(), sparse_below=0)
     standings.wait(request("ada", 1), 10)
     assert standings.of(ClientId("ada")) == 1
 
 
 def test_what_is_noted_of_debtors_does_not_grow_with_their_charges() -> None:
     """A client that is refunded again and again, and never refilled, is noted a bounded number of times."""
-    standings = Standings(lambda _: None)
+    standings = Standings(lambda _: None, Shares())
     standings.wait(request("ada", 1), 10)
     standings.charge(ClientId("ada"), 1e6)
     for _ in range(1000):

@@ -18,7 +18,7 @@ from theorem_fleet import Cached, EngineSize, Fleet, Habits, Scenario
 
 from router.core.accounts import LinearCost
 from router.core.backlog import Backlog
-from router.core.deficits import DeficitTable
+from router.core.client_deficits import ClientDeficits
 from router.core.model import Cancelled, ClientId, Event, Failed, Finished, Request, WorkerId
 from router.core.policies import ORDERS, PLACEMENTS, POLICIES
 from router.core.policies.d2lpm import D2lpmParameters
@@ -27,6 +27,7 @@ from router.core.policies.dlpm_home import DlpmHome, DlpmHomeParameters
 from router.core.policy import Parameters, Policy, PolicyFactory, Properties, Surroundings
 from router.core.queued_policy import QueuedPolicy
 from router.core.scheduler import Scheduler, SchedulerSettings
+from router.core.shares import Shares
 from router.core.standings import Standings
 from router.core.waiting_room import WaitingLimits
 from router.core.window import FixedWindow
@@ -219,7 +220,7 @@ def shed_by_churn(standings: Standings, request: Request, waiting: int) -> None:
         standings.charge(request.client, credit)
 
 
-class Saved(DeficitTable[ClientId]):
+class Saved(ClientDeficits):
     """A refill that gives to those with credit too."""
 
     def refill(self, contenders: Iterable[ClientId]) -> int:
@@ -233,7 +234,7 @@ class Saved(DeficitTable[ClientId]):
 def save_credit(standings: Standings, request: Request, waiting: int) -> None:  # noqa: ARG001
     """A refill gives to those with credit too."""
     if not isinstance(standings._deficits, Saved):
-        standings._deficits = Saved()
+        standings._deficits = standings._dues._deficits = Saved(Shares())
 
 
 def tell_all(event: Event) -> Event:

@@ -25,7 +25,7 @@ def fill(waiting: WaitingRoom, requests: Sequence[Request]) -> list[Surplus]:
     """Let these come one by one, and what is too much leave; returns what left."""
     gone = []
     for request in requests:
-        waiting.enter(request, 0)
+        waiting.enter(request, 0, request.weight)
         surplus = waiting.surplus(request.id)
         for each, _ in surplus:
             waiting.leave(each, 0, served=False)
@@ -49,7 +49,7 @@ def test_one_more_than_may_is_refused() -> None:
 def test_who_was_served_takes_no_room() -> None:
     """A request that waits no more when it is asked about is none too many."""
     waiting = room(requests=0)
-    waiting.enter(A, 0)
+    waiting.enter(A, 0, 1.0)
     waiting.leave(A.id, 0, served=True)
     assert waiting.surplus(A.id) == []
 
@@ -122,7 +122,7 @@ def test_the_limits_hold_and_light_clients_are_spared(
     here: dict[RequestId, Request] = {}
     for number, (client, size, leaves) in enumerate(arrivals):
         request = waiter(f"{number}", client, size, weight="abcd".index(client) + 1.0)
-        waiting.enter(request, 0)
+        waiting.enter(request, 0, request.weight)
         here[request.id] = request
         for each, reason in waiting.surplus(request.id):
             waiting.leave(each, 0, served=False)
@@ -143,9 +143,9 @@ def test_the_limits_hold_and_light_clients_are_spared(
 def test_requests_expire_in_the_order_in_which_they_came() -> None:
     """At its deadline a request is late, and the next deadline is that of the first that stays."""
     waiting = room()
-    waiting.enter(A, 0)
-    waiting.enter(B, 3)
-    waiting.enter(C, 3)
+    waiting.enter(A, 0, 1.0)
+    waiting.enter(B, 3, 1.0)
+    waiting.enter(C, 3, 1.0)
     assert (waiting.expired(9.9), waiting.next_deadline) == ([], 10)
     assert waiting.expired(10) == [A.id]
     assert waiting.expired(100) == [A.id, B.id, C.id]
@@ -156,7 +156,7 @@ def test_requests_expire_in_the_order_in_which_they_came() -> None:
 def test_an_empty_room_has_no_deadline() -> None:
     """When the last has left, nobody is waited for."""
     waiting = room()
-    waiting.enter(A, 0)
+    waiting.enter(A, 0, 1.0)
     waiting.leave(A.id, 1, served=False)
     assert (len(waiting), waiting.next_deadline) == (0, None)
 
@@ -165,19 +165,19 @@ def test_retry_follows_the_drain_rate() -> None:
     """Four that wait behind a queue that serves one every two seconds are a matter of eight seconds."""
     waiting = room(requests=100)
     for second in range(0, 40, 2):
-        waiting.enter(A, second)
+        waiting.enter(A, second, 1.0)
         waiting.leave(A.id, second, served=True)
     for number in range(4):
-        waiting.enter(waiter(str(number)), 40)
+        waiting.enter(waiter(str(number)), 40, 1.0)
     assert waiting.retry_after(40) == 8
 
 
 def test_a_request_that_gave_up_drains_nothing() -> None:
     """Clients that leave do not make the queue look fast."""
     waiting = room(requests=100)
-    waiting.enter(C, 0)
+    waiting.enter(C, 0, 1.0)
     for second in range(20):
-        waiting.enter(A, second)
+        waiting.enter(A, second, 1.0)
         waiting.leave(A.id, second, served=False)
     assert waiting.retry_after(20) == LONGEST_RETRY
 
@@ -189,7 +189,7 @@ def test_a_retry_is_never_immediate_nor_far_away(steps: list[tuple[bool, float]]
     now = 0.0
     for number, (served, pause) in enumerate(steps):
         now += pause
-        waiting.enter(waiter(str(number)), now)
+        waiting.enter(waiter(str(number)), now, 1.0)
         if served:
             waiting.leave(RequestId(str(number)), now, served=True)
         assert 1 <= waiting.retry_after(now) <= LONGEST_RETRY
@@ -200,5 +200,5 @@ def test_before_anything_was_served_a_guess_is_made(waits: bool) -> None:
     """Without a rate, a queue is worth the longest answer and an empty one the shortest."""
     waiting = room()
     if waits:
-        waiting.enter(A, 0)
+        waiting.enter(A, 0, 1.0)
     assert waiting.retry_after(5) == (LONGEST_RETRY if waits else 1.0)

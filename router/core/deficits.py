@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import floor
 from typing import Generic, TypeVar
 
+from router.core.model import GroupId
 from router.core.recent_clients import DEBTORS, Debtors
 
 K = TypeVar("K", bound=Hashable)
@@ -20,16 +21,19 @@ class Counter:
 
     credit: float
     quantum: float
-    rounds: int
-    """How many of the table's refill rounds it has taken in."""
+    rounds: float
+    """How many refill rounds it has taken in."""
     beginning: int
     """Since which of the table's beginnings it counts."""
+    group: GroupId | None = None
+    """Whose rounds these are; None for the table's own."""
 
 
 class DeficitTable(Generic[K]):
     """Counters q by key: positive is credit, negative is debt.
 
-    DLPM (Alg. 1) keeps one table per worker, by client; D²LPM (Alg. 2) one per client, by worker.
+    DLPM (Alg. 1) keeps one table per worker, by client; D²LPM (Alg. 2) one per client, by worker. What the counters of
+    a group are refilled with, `ClientDeficits` says.
     """
 
     def __init__(self, debtors: int = DEBTORS) -> None:
@@ -82,7 +86,7 @@ class DeficitTable(Generic[K]):
 
     def _owed(self, key: K) -> float:
         counter = self._counters[key]
-        return counter.quantum - self._catch_up(counter)
+        return self._step(counter) - self._catch_up(counter)
 
     def saved(self) -> Iterator[tuple[K, float, float]]:
         """Each key with its credit and its quantum, for `restore`; changes nothing.
@@ -92,7 +96,7 @@ class DeficitTable(Generic[K]):
         for key in list(self._counters):
             counter = self._counters.get(key)
             if counter is not None:
-                yield key, self._look(counter), counter.quantum
+                yield key, self._look(counter), self._step(counter)
 
     def charge(self, key: K, cost: float) -> None:
         """Take `cost` from a counter; negative gives back. A key that never joined is passed over."""
@@ -100,11 +104,10 @@ class DeficitTable(Generic[K]):
         if counter is not None:
             counter.credit = self._catch_up(counter) - cost
 
-    def due(self, key: K) -> int:
-        """The value of `rounds` at which this counter has credit, unless it is charged until then."""
+    def rounds_to_credit(self, key: K) -> int:
+        """After how many refill rounds this counter has credit, unless it is charged until then."""
         counter = self._counters[key]
-        self._catch_up(counter)
-        return self.rounds + _rounds(counter)
+        return _rounds(self._catch_up(counter), self._step(counter))
 
     def refill(self, contenders: Iterable[K]) -> int:
         """Add quanta until some contender has credit; returns the number of rounds.
@@ -113,7 +116,7 @@ class DeficitTable(Generic[K]):
         counter that has none left, contender or not, so that debts also shrink in absence. The rounds are
         counted, not run: a debt may be thousands of quanta deep.
         """
-        rounds = min([self.due(key) for key in contenders], default=self.rounds) - self.rounds
+        rounds = min([self.rounds_to_credit(key) for key in contenders], default=0)
         self.rounds += rounds
         return rounds
 
@@ -121,12 +124,25 @@ class DeficitTable(Generic[K]):
         """Give every counter one quantum, whatever it had."""
         self._beginning += 1
 
+    def _clock(self, counter: Counter) -> float:  # noqa: ARG002 - that of a group is another
+        """The rounds that there were for this counter."""
+        return self.rounds
+
+    def _step(self, counter: Counter) -> float:
+        """What a round of now adds to it."""
+        return counter.quantum
+
+    def _missed(self, counter: Counter) -> float:
+        """The rounds that it has not taken in, counted in rounds of now."""
+        return self.rounds - counter.rounds
+
     def _catch_up(self, counter: Counter) -> float:
         """Give a counter the beginning and the refills that it missed; returns its credit."""
-        if counter.beginning != self._beginning or counter.rounds != self.rounds:
+        clock = self._clock(counter)
+        if counter.beginning != self._beginning or counter.rounds != clock:
             counter.credit = self._look(counter)
             counter.beginning = self._beginning
-            counter.rounds = self.rounds
+            counter.rounds = clock
         return counter.credit
 
     def _look(self, counter: Counter) -> float:
@@ -134,16 +150,17 @@ class DeficitTable(Generic[K]):
 
         That counts where nobody may see that it was looked at: rounding makes two refills other than one of both.
         """
+        step = self._step(counter)
         if counter.beginning != self._beginning:
             # A counter with credit missed no refill, and any that came since left it as it is.
-            return counter.quantum
-        return counter.credit + min(self.rounds - counter.rounds, _rounds(counter)) * counter.quantum
+            return step
+        return counter.credit + min(self._missed(counter), _rounds(counter.credit, step)) * step
 
 
-def _rounds(counter: Counter) -> int:
-    """How many quanta make this counter positive."""
-    if counter.credit > 0:
+def _rounds(credit: float, quantum: float) -> int:
+    """How many quanta make this credit positive."""
+    if credit > 0:
         return 0
-    rounds = floor(-counter.credit / counter.quantum) + 1
+    rounds = floor(-credit / quantum) + 1
     # Rounding can leave the sum at or just below zero.
-    return rounds if counter.credit + rounds * counter.quantum > 0 else rounds + 1
+    return rounds if credit + rounds * quantum > 0 else rounds + 1

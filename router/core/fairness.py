@@ -8,6 +8,7 @@ from typing import NamedTuple
 from router.core.accounts import LinearCost, Tokens
 from router.core.model import ClientId, Request, WorkerId
 from router.core.service_gap import BoundMeter, GapMeter, Outstanding
+from router.core.shares import Shares
 
 JAIN_SECONDS = 60.0
 """The time over which Jain's index looks back."""
@@ -63,8 +64,9 @@ class RecentService:
 class Fairness:
     """Watches backlogs and service, by client and by queue; a queue is a worker's, or None for a pool."""
 
-    def __init__(self, cost: LinearCost, *, pooled: bool) -> None:
+    def __init__(self, cost: LinearCost, shares: Shares, *, pooled: bool) -> None:
         self._pooled = pooled
+        self._shares = shares
         self._gaps: defaultdict[WorkerId | None, GapMeter] = defaultdict(GapMeter)
         self._bounds: defaultdict[WorkerId | None, BoundMeter] = defaultdict(lambda: BoundMeter(cost))
         self._recent: defaultdict[ClientId, RecentService] = defaultdict(RecentService)
@@ -87,7 +89,7 @@ class Fairness:
 
     def dispatched(self, request: Request, worker: WorkerId, outstanding: Outstanding, waited: float) -> None:
         """A request left its queue after so many seconds."""
-        self._bound(worker).dispatched(request.client, request.weight, outstanding)
+        self._bound(worker).dispatched(request.client, self._shares.of(request), outstanding)
         self._waits[request.client].append(waited)
 
     def ended(self, request: Request, worker: WorkerId, outstanding: Outstanding) -> None:
@@ -96,7 +98,7 @@ class Fairness:
 
     def served(self, request: Request, worker: WorkerId, cost: float, now: float) -> None:
         """A request was served at this cost, or this much was given back."""
-        service = cost / request.weight
+        service = cost / self._shares.of(request)
         self._gaps[None if self._pooled else worker].served(request.client, service)
         self._recent[request.client].add(service, now)
 

@@ -14,6 +14,7 @@ from router.core.prompt_key import PromptKey
 from router.core.window import Limits, Load
 
 ClientId = NewType("ClientId", str)
+GroupId = NewType("GroupId", str)
 RequestId = NewType("RequestId", str)
 WorkerId = NewType("WorkerId", str)
 
@@ -31,11 +32,15 @@ class Request:
     """The most output tokens it may produce over all choices and prompts; None where the client set no limit."""
     streamed: bool = True
     weight: float = 1.0
-    """The client's share relative to others; positive."""
+    """The client's share relative to others, or to the other members of its group; positive."""
     blocks: tuple[BlockKey, ...] = ()
     """The same prompts by their tokens, one key per prompt; none where those are not known."""
     body_bytes: int = 0
     """What it takes of the router's memory while it waits."""
+    group: GroupId | None = None
+    """Whose weight the client shares with others; None where it has its own."""
+    group_weight: float = 1.0
+    """The share of that group relative to other groups and clients; positive."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ them away; everything else about a request belongs to the scheduler.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import ClassVar, NamedTuple, Protocol, TypeVar
 
@@ -15,6 +15,7 @@ from router.core.backlog import Backlog
 from router.core.model import ClientId, Deficit, PassedOver, Request, RequestId, WorkerId
 from router.core.recent_clients import DEBTORS
 from router.core.saved import Counters, SavedCounter
+from router.core.shares import Shares
 
 P = TypeVar("P")
 
@@ -147,6 +148,8 @@ class Surroundings:
     backlog: Backlog
     debtors: int = DEBTORS
     """How many clients one queue remembers for their debts alone."""
+    shares: Shares = field(default_factory=Shares)
+    """Where a client's weight is asked for; told of each request before the policy is, and of its end after it."""
 
 
 class Policy(Protocol):

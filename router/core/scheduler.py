@@ -67,6 +67,7 @@ from router.core.prefix_map import Oracle, PrefixMap
 from router.core.prompt_key import PromptKey
 from router.core.recent_clients import DEBTORS, RecentClients
 from router.core.service_gap import Outstanding
+from router.core.shares import Shares
 from router.core.waiting_room import WaitingLimits, WaitingRoom
 from router.core.window import LearnedWindow, Window
 
@@ -124,10 +125,13 @@ class Scheduler:
         self.mirror = self.prefixes.mirror
         self.blocks = self.prefixes.blocks
         self._view = SchedulerView(self.cluster, self.prefixes)
+        self.shares = Shares()
         self.policy = policy(
-            Surroundings(self._view, settings.cost, random, parameters, self.backlog, settings.debtor_limit)
+            Surroundings(
+                self._view, settings.cost, random, parameters, self.backlog, settings.debtor_limit, self.shares
+            )
         )
-        self.fairness = Fairness(settings.cost, pooled=self.policy.properties.pooled)
+        self.fairness = Fairness(settings.cost, self.shares, pooled=self.policy.properties.pooled)
         self.backlog.subscribe(self.fairness)
         self.membership = Membership(self.cluster, self.prefixes, self.policy, self.fairness, self._place_anew)
         self.weights: dict[ClientId, float] = {}
@@ -223,10 +227,20 @@ class Scheduler:
         if not self.cluster.serving(request.model):
             self._out.append(Reject(request.id, Refusal.NO_WORKER))
         else:
-            self._live[request.id] = Live(request, now)
-            self._room.enter(request, now)
+            self._bear(Live(request, now))
+            self._room.enter(request, now, self.shares.of(request))
             self._returned.arrived()
             self._enqueue(request, now)
+
+    def _bear(self, live: Live) -> None:
+        """A request is there, be it new or back from a worker."""
+        self._live[live.request.id] = live
+        self.shares.begin(live.request)
+
+    def _bury(self, request: Request) -> None:
+        """It is gone; the last that is done for it."""
+        del self._live[request.id]
+        self.shares.end(request.client)
 
     def _enqueue(self, request: Request, now: float) -> None:
         self._placed = True
@@ -330,7 +344,7 @@ class Scheduler:
         if live is None:
             return
         if live.state is State.RETURNED:
-            del self._live[request]
+            self._bury(live.request)
             self._returned.remove(request)
         elif live.worker is None:
             self._withdraw(live, now)
@@ -361,7 +375,7 @@ class Scheduler:
         live = self._fail(event.request, event.usage, event.fault, now, accepted=event.accepted)
         if live is None or live.worker is None:
             return
-        self._live[event.request] = live
+        self._bear(live)
         if not self._returned.add(live, event, now):
             if len(live.suspects) == 1:
                 self._blame_suspects(live, now)
@@ -369,7 +383,7 @@ class Scheduler:
 
     def _abandon(self, live: Live, reason: Refusal) -> None:
         """Give up a request that came back; what is owed for it is paid."""
-        del self._live[live.request.id]
+        self._bury(live.request)
         self._returned.remove(live.request.id)
         self._out.append(Reject(live.request.id, reason))
 
@@ -402,7 +416,7 @@ class Scheduler:
         self.cluster.remove(request.id, worker, now, computed=live.state is State.STARTED)
         self.membership.forget_if_gone(worker)
         self._tell_changes()
-        del self._live[request.id]
+        self._bury(request)
 
     def _serve(self, live: Live, charge: Charge, now: float) -> None:
         self.policy.charged(charge)
@@ -415,7 +429,7 @@ class Scheduler:
         """End a request that waits."""
         self.policy.withdraw(live.request.id, now)
         self._room.leave(live.request.id, now, served=False)
-        del self._live[live.request.id]
+        self._bury(live.request)
 
     def _tell_changes(self) -> None:
         """What waits must know its matches at any time (rule 14)."""
@@ -430,7 +444,7 @@ class Scheduler:
                 self._enqueue(request, now)
             else:
                 self._room.leave(request.id, now, served=False)
-                del self._live[request.id]
+                self._bury(request)
                 self._out.append(Reject(request.id, Refusal.NO_WORKER))
 
     def _tick(self, now: float) -> None:

@@ -7,25 +7,26 @@ without this one, each cold request would wait until the long matches of a heavy
 """
 
 from collections.abc import Callable, Collection, Iterator
-from heapq import heapify, heappop, heappush, heapreplace
-from typing import Final, NamedTuple
+from typing import Final
 
-from router.core.deficits import DeficitTable
+from router.core.client_deficits import ClientDeficits
+from router.core.dues import Dues
 from router.core.model import ClientId, Request, RequestId
 from router.core.recent_clients import DEBTORS
-
-
-class Due(NamedTuple):
-    """The refill round by which a waiting client has credit; it may be later by now, but not earlier."""
-
-    round: int
-    client: ClientId
+from router.core.shares import Shares
 
 
 class Standings:
     """The counter of every client, and who contends for what is next."""
 
-    def __init__(self, changed: Callable[[ClientId], None], *, sparse_below: int = 1, debtors: int = DEBTORS) -> None:
+    def __init__(
+        self,
+        changed: Callable[[ClientId], None],
+        shares: Shares,
+        *,
+        sparse_below: int = 1,
+        debtors: int = DEBTORS,
+    ) -> None:
         """`changed` is told of each waiting client whose standing is another than before.
 
         `sparse_below`: who has fewer requests in flight goes first; 0 for nobody. `debtors`: how many debts are kept of
@@ -33,7 +34,7 @@ class Standings:
         """
         self._changed = changed
         self._sparse_below = sparse_below
-        self._deficits: DeficitTable[ClientId] = DeficitTable(debtors)
+        self._deficits = ClientDeficits(shares, debtors)
         self._waiting: dict[ClientId, dict[str, int]] = {}
         """How many requests of each client wait, by model."""
         self._credited: dict[ClientId, int] = {}
@@ -42,7 +43,7 @@ class Standings:
         """The standing of a client that waits; None without credit."""
         self._contenders: dict[str, int] = {}
         """How many clients with credit wait, by model."""
-        self._dues: list[Due] = []
+        self._dues = Dues(self._deficits, self._is_poor)
         self._in_flight: dict[ClientId, dict[RequestId, None]] = {}
         self._restored = False
         """Whether credit is from before a restart, and nobody has contended since."""
@@ -67,9 +68,12 @@ class Standings:
             self._tell(client)
 
     def wait(self, request: Request, quantum: float) -> None:
-        """One more request waits; its client has this quantum, and the first time as much credit."""
+        """One more request waits; its client has this quantum times its weight, and the first time as much credit.
+
+        In a group, it has no more than its part of what that has when it begins to wait or to have something in flight.
+        """
         client = request.client
-        reweighted = self._deficits.join(client, quantum, credit=quantum)
+        reweighted = self._deficits.meet(request, quantum, active=self._is_active(client))
         if reweighted and client in self._waiting and client not in self._credited:
             self._expect(client)
         models = self._waiting.setdefault(client, {})
@@ -83,12 +87,12 @@ class Standings:
                 if client not in self._credited:
                     self._expect(client)
 
-    def visit(self, client: ClientId, quantum: float, *, refill: bool) -> bool:
+    def visit(self, request: Request, quantum: float, *, refill: bool) -> bool:
         """Whether a client has credit that comes while nobody waits; after a refill, if that is allowed."""
-        self._deficits.join(client, quantum, credit=quantum)
+        self._deficits.meet(request, quantum, active=self._is_active(request.client))
         if refill:
-            self._deficits.refill((client,))
-        return self._deficits.credit(client) > 0
+            self._refill_for(request.client)
+        return self._deficits.credit(request.client) > 0
 
     def leave(self, request: Request) -> None:
         """One waits no more."""
@@ -132,8 +136,8 @@ class Standings:
         `models`: only those count that wait for one of these.
         """
         contended = self._credited if models is None else any(self._contenders.get(model) for model in models)
-        if not contended and (client := self._least_indebted(models)) is not None:
-            self._deficits.refill([client])
+        if not contended and (client := self._dues.first(lambda each: self._counts(each, models))) is not None:
+            self._refill_for(client)
             self._admit()
 
     def begin_anew(self) -> None:
@@ -158,40 +162,31 @@ class Standings:
         self._deficits.restore(client, credit, quantum)
         self._restored = True
 
-    def _least_indebted(self, models: Collection[str] | None) -> ClientId | None:
-        """Whom the fewest quanta give credit, of those that wait, none of whom has any."""
-        aside = []
-        found = None
-        while self._dues and found is None:
-            due = self._dues[0]
-            if due.client not in self._waiting or due.client in self._credited:
-                heappop(self._dues)
-            elif (now_due := self._deficits.due(due.client)) > due.round:
-                heapreplace(self._dues, Due(now_due, due.client))
-            elif models is not None and self._waiting[due.client].keys().isdisjoint(models):
-                aside.append(heappop(self._dues))
-            else:
-                found = due.client
-        for due in aside:
-            heappush(self._dues, due)
-        return found
+    def _refill_for(self, client: ClientId) -> None:
+        """Add quanta until this client has credit: rounding may leave it at the edge, and then one more is needed."""
+        while self._deficits.credit(client) <= 0:
+            self._deficits.let_pass(client)
+
+    def _is_active(self, client: ClientId) -> bool:
+        return client in self._waiting or client in self._in_flight
+
+    def _is_poor(self, client: ClientId) -> bool:
+        return client in self._waiting and client not in self._credited
+
+    def _counts(self, client: ClientId, models: Collection[str] | None) -> bool:
+        return models is None or not self._waiting[client].keys().isdisjoint(models)
 
     def _admit(self) -> None:
         """Note everybody who has credit by the rounds of now."""
-        while self._dues and self._dues[0].round <= self._deficits.rounds:
-            due = heappop(self._dues)
-            if due.client in self._waiting and due.client not in self._credited:
-                self._review(due.client)
-                if due.client not in self._credited:
-                    self._expect(due.client)
+        for client in self._dues.come():
+            if self._is_poor(client):
+                self._review(client)
+                if client not in self._credited:
+                    self._expect(client)
 
     def _expect(self, client: ClientId) -> None:
         """Note when a waiting client without credit will have some."""
-        heappush(self._dues, Due(self._deficits.due(client), client))
-        if len(self._dues) > 2 * len(self._waiting) + 16:
-            poor = [waiting for waiting in self._waiting if waiting not in self._credited]
-            self._dues[:] = [Due(self._deficits.due(waiting), waiting) for waiting in poor]
-            heapify(self._dues)
+        self._dues.expect(client, self._waiting, most=2 * len(self._waiting) + 16)
 
     def _review(self, client: ClientId) -> None:
         """Note whether a waiting client has credit, and tell if that changed."""

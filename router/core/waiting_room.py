@@ -71,10 +71,10 @@ class WaitingRoom:
         first = next(iter(self._waiters.values()), None)
         return None if first is None else first.deadline
 
-    def enter(self, request: Request, now: float) -> None:
-        """A request begins to wait. Whether it may, `surplus` tells."""
+    def enter(self, request: Request, now: float, weight: float) -> None:
+        """A request begins to wait, of a client of this weight. Whether it may, `surplus` tells."""
         deadline = now + self._limits.time_to_live
-        self._waiters[request.id] = Waiter(deadline, request.client, request.body_bytes, request.weight)
+        self._waiters[request.id] = Waiter(deadline, request.client, request.body_bytes, weight)
         self._hold(request.id)
 
     def leave(self, request: RequestId, now: float, *, served: bool) -> None:

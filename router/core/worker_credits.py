@@ -12,15 +12,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from router.core.deficits import DeficitTable
 from router.core.model import ClientId, Request, WorkerId
 from router.core.saved import SavedCounter
+from router.core.shares import Shares
 
 
 class WorkerCredits:
     """For each client a counter by worker."""
 
-    def __init__(self, quantum: float, speed: Callable[[WorkerId], float]) -> None:
+    def __init__(self, quantum: float, speed: Callable[[WorkerId], float], shares: Shares) -> None:
         """`quantum`: Q^w, in cost units, of a client of weight 1 at a worker of mean speed."""
         self._quantum = quantum
         self._speed = speed
+        self._shares = shares
         self._tables: defaultdict[ClientId, DeficitTable[WorkerId]] = defaultdict(DeficitTable)
 
     def among(self, request: Request, workers: Sequence[WorkerId]) -> DeficitTable[WorkerId]:
@@ -43,7 +45,7 @@ class WorkerCredits:
         return table
 
     def _quantum_of(self, request: Request, worker: WorkerId) -> float:
-        return self._quantum * request.weight * self._speed(worker)
+        return self._quantum * self._shares.of(request) * self._speed(worker)
 
     def charge(self, client: ClientId, worker: WorkerId, cost: float) -> None:
         """Take this much from a client's credit at a worker, or give it back."""

@@ -63,7 +63,7 @@ class D2lpm(Placement):
         self.steal_loss = self._parameters.steal_loss if self._parameters.steal_loss >= 0 else None
         view = surroundings.view
         speed = view.speed if self._parameters.by_service_rate else lambda _worker: 1.0
-        self._credits = WorkerCredits(self._parameters.quantum, speed)
+        self._credits = WorkerCredits(self._parameters.quantum, speed, surroundings.shares)
         self._cost: LinearCost = replace(cost, cached=cost.extend) if self._parameters.charge_full_input else cost
         self._bookings: dict[RequestId, Booking] = {}
         self._waiting: Counter[tuple[ClientId, WorkerId]] = Counter()

@@ -46,7 +46,10 @@ class Dlpm(Order):
         self._view = view = surroundings.view
         self._worker = worker
         self._standings = Standings(
-            self._restand, sparse_below=int(self._parameters.sparse_first), debtors=surroundings.debtors
+            self._restand,
+            surroundings.shares,
+            sparse_below=int(self._parameters.sparse_first),
+            debtors=surroundings.debtors,
         )
         self._queue = LongestMatchQueue(
             lambda request: view.watch(request, (worker,))[worker],
@@ -68,7 +71,7 @@ class Dlpm(Order):
         """See `Order`."""
         if not self._queue and not self._unstarted:
             self._standings.begin_anew()
-        self._standings.wait(request, self._parameters.quantum * request.weight)
+        self._standings.wait(request, self._parameters.quantum)
         self._queue.push(request)
 
     def remove(self, request: RequestId) -> Request:
@@ -82,7 +85,7 @@ class Dlpm(Order):
         if not self._unstarted:
             self._standings.begin_anew()
         contends = not self._held_up(now)
-        return self._standings.visit(request.client, self._parameters.quantum * request.weight, refill=contends)
+        return self._standings.visit(request, self._parameters.quantum, refill=contends)
 
     def select(self, fits: Fits, now: float) -> Turn | None:
         """See `Order`. Refills the counters when no client that waits has credit."""

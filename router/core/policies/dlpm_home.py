@@ -114,8 +114,8 @@ class DlpmHome(Policy):
         self._view = surroundings.view
         self._cost = surroundings.cost
         self._backlog = surroundings.backlog
-        self._standings = Standings(self._restand, debtors=surroundings.debtors)
-        self._credits = WorkerCredits(parameters.worker_quantum, surroundings.view.speed)
+        self._standings = Standings(self._restand, surroundings.shares, debtors=surroundings.debtors)
+        self._credits = WorkerCredits(parameters.worker_quantum, surroundings.view.speed, surroundings.shares)
         self._sites: dict[WorkerId, Site] = {}
         self._anywhere: dict[str, LongestMatchQueue] = {}
         """What has no home, or has left it, by model."""
@@ -135,7 +135,7 @@ class DlpmHome(Policy):
         """See `Policy`."""
         if not self._waiting and not any(site.unstarted for site in self._sites.values()):
             self._standings.begin_anew()
-        self._standings.wait(request, self._parameters.quantum * request.weight)
+        self._standings.wait(request, self._parameters.quantum)
         size = sum([prompt.size for prompt in request.prompts])
         chunk_tokens = self._view.input_tokens(request) * CHUNK_BYTES / max(size, 1)
         waiting = self._waiting[request.id] = Waiting(request, self._arrivals, now, chunk_tokens)

@@ -21,7 +21,7 @@ from math import inf
 from typing import ClassVar, NamedTuple
 
 from router.core.accounts import Charge, LinearCost
-from router.core.model import ClientId, Request, RequestId, WorkerId
+from router.core.model import ClientId, GroupId, Request, RequestId, WorkerId
 from router.core.policy import Fits, Order, Surroundings, Turn
 from router.core.recent_clients import DEBTORS, Debtors
 
@@ -41,6 +41,17 @@ class Counter:
 
     value: float = 0.0
     weight: float = 1.0
+    group: GroupId | None = None
+
+
+@dataclass(slots=True)
+class Whole:
+    """A group's counter, as if it was one client, by which members that begin to wait are lifted as well."""
+
+    value: float = 0.0
+    weight: float = 1.0
+    waiting: int = 0
+    """Members that wait."""
 
 
 class VirtualCounters:
@@ -52,6 +63,7 @@ class VirtualCounters:
         """
         self._lifts = lifts
         self._counters: dict[ClientId, Counter] = {}
+        self._wholes: dict[GroupId, Whole] = {}
         self._ranks: dict[ClientId, Rank] = {}
         """The one rank that counts of each client that waits."""
         self._heap: list[Rank] = []
@@ -65,9 +77,12 @@ class VirtualCounters:
         """How many ranks are kept, those that count no more included."""
         return len(self._heap)
 
-    def weigh(self, client: ClientId, weight: float) -> None:
-        """From now on a client has this weight; one that is new has been served nothing."""
-        self._counters.setdefault(client, Counter()).weight = weight
+    def weigh(self, client: ClientId, weight: float, group: GroupId | None = None, group_weight: float = 1.0) -> None:
+        """A client that does not wait has this weight now, and its group that; who is new was served nothing."""
+        counter = self._counters.setdefault(client, Counter())
+        counter.weight, counter.group = weight, group
+        if group is not None:
+            self._wholes.setdefault(group, Whole()).weight = group_weight
         self._debtors.discard(client)
 
     def join(self, client: ClientId) -> None:
@@ -79,6 +94,8 @@ class VirtualCounters:
         level = self.least() if self._ranks else self._last_left
         if self._lifts and level is not None:
             counter.value = max(counter.value, self._counters[level].value)
+        if counter.group is not None:
+            self._join_group(counter, self._wholes[counter.group])
         self._joins += 1
         self._rank(Rank(counter.value, self._joins, client))
 
@@ -86,11 +103,23 @@ class VirtualCounters:
         """A client waits no more."""
         del self._ranks[client]
         self._last_left = client
+        if (group := self._counters[client].group) is not None:
+            self._wholes[group].waiting -= 1
 
-    def charge(self, client: ClientId, cost: float) -> None:
-        """Count service, in cost units; negative takes it back."""
+    def _join_group(self, counter: Counter, whole: Whole) -> None:
+        """Names that nobody has seen before, or members that take turns, are not before the group that they are of."""
+        if self._lifts and not whole.waiting:
+            whole.value = max(whole.value, counter.value)
+        whole.waiting += 1
+        counter.value = max(counter.value, whole.value)
+
+    def charge(self, client: ClientId, cost: float, weight: float) -> None:
+        """Count service, in cost units, at this weight of the client; negative takes it back."""
         counter = self._counters[client]
-        counter.value += cost / counter.weight
+        counter.value += cost / weight
+        if counter.group is not None:
+            whole = self._wholes[counter.group]
+            whole.value += cost / whole.weight
         rank = self._ranks.get(client)
         if rank is not None and counter.value < rank.counter:
             self._rank(rank._replace(counter=counter.value))
@@ -158,6 +187,10 @@ class Vtc(Order):
     def __init__(self, surroundings: Surroundings, worker: WorkerId) -> None:  # noqa: ARG002 - every order is built alike
         cost = surroundings.cost
         self._cost: LinearCost = replace(cost, cached=cost.extend)
+        self._shares = surroundings.shares
+        self._weights: dict[RequestId, float] = {}
+        """Of the clients of those in flight, as they were when these were dispatched: what was charged is given back at
+        the same weight."""
         self._counters = VirtualCounters(lifts=self.lifts, debtors=surroundings.debtors)
         self._waiting: dict[RequestId, Request] = {}
         # Ordered by links: the head of a plain dict is found by passing over all that were removed before it.
@@ -173,9 +206,9 @@ class Vtc(Order):
     def push(self, request: Request) -> None:
         """See `Order`."""
         self._waiting[request.id] = request
-        self._counters.weigh(request.client, request.weight)
         line = self._lines.get(request.client)
         if line is None:
+            self._counters.weigh(request.client, self._shares.of(request), request.group, request.group_weight)
             line = self._lines[request.client] = OrderedDict()
             self._counters.join(request.client)
         line[request.id] = request
@@ -198,9 +231,21 @@ class Vtc(Order):
         head = next(iter(self._lines[client].values()))
         return Turn(head) if fits(head) else None
 
+    def dispatched(self, request: Request, now: float) -> None:  # noqa: ARG002 - time changes nothing here
+        """See `Order`."""
+        self._weights[request.id] = self._shares.of(request)
+
     def charged(self, charge: Charge) -> None:
         """See `Order`."""
-        self._counters.charge(charge.client, charge.at(self._cost))
+        self._charge(charge.request, charge.client, charge.at(self._cost))
+
+    def ended(self, request: Request) -> None:
+        """See `Order`."""
+        del self._weights[request.id]
+
+    def _charge(self, request: RequestId, client: ClientId, cost: float) -> None:
+        """Charge a client for a request that is dispatched."""
+        self._counters.charge(client, cost, self._weights[request])
 
     def forget(self, client: ClientId) -> None:
         """See `Order`."""

@@ -41,10 +41,11 @@ class ForeseeingVtc(Vtc):
         self._foresee = foresee
         self._prepaid: dict[RequestId, Prepaid] = {}
 
-    def dispatched(self, request: Request, now: float) -> None:  # noqa: ARG002 - the protocol's signature
+    def dispatched(self, request: Request, now: float) -> None:
         """See `Order`."""
+        super().dispatched(request, now)
         prepaid = self._prepaid[request.id] = Prepaid(self._foresee(request))
-        self._counters.charge(request.client, self._cost.output * prepaid.tokens)
+        self._charge(request.id, request.client, self._cost.output * prepaid.tokens)
 
     def charged(self, charge: Charge) -> None:
         """See `Order`."""
@@ -52,12 +53,13 @@ class ForeseeingVtc(Vtc):
         before = prepaid.tokens
         prepaid.produced = charge.after.output
         used = before - prepaid.tokens
-        self._counters.charge(charge.client, charge.at(self._cost) - self._cost.output * used)
+        self._charge(charge.request, charge.client, charge.at(self._cost) - self._cost.output * used)
 
     def ended(self, request: Request) -> None:
         """See `Order`."""
         prepaid = self._prepaid.pop(request.id)
-        self._counters.charge(request.client, -self._cost.output * prepaid.tokens)
+        self._charge(request.id, request.client, -self._cost.output * prepaid.tokens)
+        super().ended(request)
 
 
 class PredictingVtc(ForeseeingVtc):
