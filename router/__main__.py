@@ -23,6 +23,7 @@ from router.collector import spare_the_collector
 from router.emulate import Emulated, emulated
 from router.errors import ConfigError
 from router.front import front
+from router.key_commands import add_commands
 from router.lifecycle import Drain
 from router.replay import replay_file
 from router.settings import Settings, WorkerAddress
@@ -74,6 +75,8 @@ def _parser() -> Parser:
     )
     replay.add_argument("file", metavar="FILE", help="what a router wrote with --journal")
     replay.set_defaults(run=lambda options: _replay(Path(options["file"])))
+    keys = commands.add_parser("keys", help="say who may call, and with how much of a share", allow_abbrev=False)
+    add_commands(keys)
     demo = commands.add_parser(
         "demo",
         help="try the policies side by side on emulated workers",

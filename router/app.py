@@ -12,12 +12,13 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from router.admission_metrics import AdmissionMetrics
 from router.api import family_of
 from router.cache_alarm import CacheAlarm
 from router.collector import Collector
 from router.conductor import Conductor, Observer
 from router.connections import Connections, FrontLimits
-from router.control import control_plane
+from router.control import Usage, control_plane
 from router.core.accounts import LinearCost
 from router.core.health import HealthRules, PatienceRules
 from router.core.model import WorkerId
@@ -35,15 +36,17 @@ from router.exchange import Intake
 from router.explain import Explanation, Explanations
 from router.exposition import exposition
 from router.fleet import Backend, Fleet
-from router.gateway import Gateway
-from router.identity import Identifier
-from router.journal import open_journal
+from router.gateway import Gateway, Isolation
+from router.identity import Book, Identifier
+from router.journal import Journal, open_journal
 from router.journey import JourneySettings
+from router.key_watch import KeyWatch
 from router.lag import LoopLag
 from router.lifecycle import Drain, refuse
+from router.limits import Admission
 from router.metrics import ClientLabels, RequestMetrics, StateCollector
 from router.monitor import Monitor
-from router.report import FairnessReport, WorkerReport, fairness_report, worker_reports
+from router.report import FairnessReport, UsageReport, WorkerReport, fairness_report, usage_report, worker_reports
 from router.settings import Settings, WorkerAddress
 from router.state import StateFile, load, new_header, set_aside, usable
 from router.worker_drain import WorkerDrain
@@ -53,9 +56,7 @@ def build(settings: Settings) -> "Router":
     """The whole router as one ASGI application. Raises ConfigError for what cannot be written or read."""
     now = time.monotonic()
     secret, scheduler, restored = begin(settings, now)
-    journal = None
-    if settings.journal is not None:
-        journal = open_journal(settings.journal, secret, now, settings.without_addresses(), restored)
+    journal = _journal(settings, secret, now, restored)
     patience = PatienceRules(settings.first_token_timeout, settings.token_timeout)
     fleet = Fleet([_backend(worker, settings) for worker in settings.worker], settings.connect_timeout, patience)
     registry = CollectorRegistry()
@@ -72,6 +73,8 @@ def build(settings: Settings) -> "Router":
     drain = Drain(settings.drain_timeout)
     lag = LoopLag()
 
+    door = _door(settings, conductor)
+
     async def report() -> FairnessReport:
         return await fairness_report(settings.policy, scheduler, fleet, conductor.clock(), monitor.unread())
 
@@ -87,7 +90,16 @@ def build(settings: Settings) -> "Router":
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:  # noqa: ARG001 - FastAPI's signature
-        async with lag, Collector(lambda: drain.idle), journal or nullcontext(), state(), fleet, kv_events, monitor:
+        async with (
+            lag,
+            Collector(lambda: drain.idle),
+            journal or nullcontext(),
+            door.keys,
+            state(),
+            fleet,
+            kv_events,
+            monitor,
+        ):
             yield
         conductor.close()
 
@@ -102,17 +114,21 @@ def build(settings: Settings) -> "Router":
     registry.register(state_metrics := StateCollector(labels))
     registry.register(EventMetrics(kv_events.report, kv_events.outcomes))
     registry.register(lag)
+    registry.register(AdmissionMetrics(door.admission.refusals))
     registry.register(connections := _connections(settings))
     gateway = Gateway(
         conductor,
         fleet,
-        Identifier(settings.identity, settings.trusted_header),
+        door.admission,
         PromptHasher(secret),
         Intake(settings.body_limit, settings.max_receiving_bytes),
         JourneySettings(settings.policy, settings.heartbeat, settings.response_headers, settings.continuation),
         kv_events.keys,
+        None if settings.isolate == "none" else Isolation(settings.isolate == "group", secret),
     )
-    control = control_plane(fleet, scrape, report, cards, explain, drain, workers, settings.admin_key, lifespan)
+    control = control_plane(
+        fleet, scrape, report, cards, door.usage, explain, drain, workers, settings.admin_key, lifespan
+    )
     return Router(gateway, control, drain, connections)
 
 
@@ -134,6 +150,12 @@ class Router:
         else:
             with self.drain.call():
                 await self._data(scope, receive, send)
+
+
+def _journal(settings: Settings, secret: bytes, now: float, restored: list[Piece]) -> Journal | None:
+    if settings.journal is None:
+        return None
+    return open_journal(settings.journal, secret, now, settings.without_addresses(), restored)
 
 
 def new_scheduler(settings: Settings) -> Scheduler:
@@ -192,6 +214,29 @@ def _window(settings: Settings) -> Window:
 def _backend(worker: WorkerAddress, settings: Settings) -> Backend:
     key = worker.api_key or settings.worker_api_key
     return Backend(WorkerId(worker.id), worker.url, key.get_secret_value() if key else None)
+
+
+class Door(NamedTuple):
+    """By which clients come in."""
+
+    admission: Admission
+    keys: KeyWatch
+    usage: Usage
+
+
+def _door(settings: Settings, conductor: Conductor) -> Door:
+    scheduler = conductor.scheduler
+    identifier = Identifier(settings.identity, settings.trusted_header, settings.trusted_proxy, clock=time.time)
+
+    def use(book: Book) -> None:
+        identifier.book = book
+
+    def usage(headers: Mapping[bytes, bytes], address: str | None) -> UsageReport:
+        who = identifier.identify(headers, None, address)
+        return usage_report(scheduler, who.client, who.weight, who.shared_group, who.group_weight)
+
+    admission = Admission(identifier, scheduler.weights.__contains__, conductor.clock)
+    return Door(admission, KeyWatch(settings.clients, use), usage)
 
 
 class Beginning(NamedTuple):

@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from router.api.error_json import error_body
 from router.core.model import WorkerId
 from router.errors import (
+    InvalidKey,
     MethodNotAllowed,
     NoWorker,
     RouterError,
@@ -27,10 +28,11 @@ from router.errors import (
 from router.explain import Explanation
 from router.fleet import Backend, Fleet
 from router.lifecycle import Drain
-from router.report import FairnessReport, WorkerReport, written
+from router.report import FairnessReport, UsageReport, WorkerReport, written
 from router.worker_drain import WorkerDrain
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+Usage = Callable[[Mapping[bytes, bytes], str | None], UsageReport]
 
 
 def control_plane(
@@ -38,6 +40,7 @@ def control_plane(
     scrape: Callable[[], Awaitable[bytes]],
     report: Callable[[], Awaitable[FairnessReport]],
     cards: Callable[[], Awaitable[Mapping[WorkerId, WorkerReport]]],
+    usage: Usage,
     explain: Callable[[str], Explanation],
     drain: Drain,
     workers: WorkerDrain,
@@ -46,12 +49,14 @@ def control_plane(
 ) -> FastAPI:
     """The application behind every path that is not on the data path; `lifespan` opens and closes all of it.
 
-    `scrape` gives the metrics as text, `cards` what is told of each worker; `explain` takes a request's id, and raises
-    UnknownRequest. `admin_key` opens what an operator may do; without one, that is not there.
+    `scrape` gives the metrics as text, `cards` what is told of each worker; `usage` takes a call's headers and address,
+    and raises InvalidKey; `explain` takes a request's id, and raises UnknownRequest. `admin_key` opens what an operator
+    may do; without one, that is not there.
     """
     app = FastAPI(title="d2lpm-router", version=version("d2lpm-router"), lifespan=lifespan)
     _answer_errors(app)
     app.include_router(_models(fleet))
+    app.include_router(_usage(usage))
     app.include_router(_health(fleet, cards, drain, workers.drained))
     if admin_key is not None:
         app.include_router(_administration(fleet, workers, admin_key.get_secret_value()))
@@ -88,6 +93,17 @@ def _models(fleet: Fleet) -> APIRouter:
         if name not in served():
             raise UnknownModel(name)
         return _model(name)
+
+    return routes
+
+
+def _usage(usage: Usage) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.get("/v1/usage", responses={InvalidKey.status: {"description": "Not a good key."}})
+    async def own(request: Request) -> UsageReport:
+        """What whoever asks with its key was served, has of the fleet, and waits for."""
+        return usage(dict(request.headers.raw), request.client.host if request.client is not None else None)
 
     return routes
 

@@ -13,7 +13,9 @@
     │   ├── UnknownModel         404, code model_not_found
     │   ├── UnknownRequest       404, not among the last that there were
     │   ├── UnknownWorker        404
-    │   └── Unauthorized         401, not the operator's key
+    │   ├── Unauthorized         401, not the operator's key
+    │   ├── InvalidKey           401, not the key of a client
+    │   └── ModelNotAllowed      403, not one of those that the client may call
     ├── CapacityError            the fleet's state: the same call may succeed later
     │   ├── Refused              429, waited too long or found the queue full
     │   ├── NoWorker             503, nobody is there to serve it
@@ -163,6 +165,25 @@ class Unauthorized(ClientError):
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         return [*super().headers(), (b"www-authenticate", b"Bearer")]
+
+
+class InvalidKey(ClientError):
+    status = 401
+    type = "authentication_error"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code="invalid_api_key")
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        return [*super().headers(), (b"www-authenticate", b"Bearer")]
+
+
+class ModelNotAllowed(ClientError):
+    status = 403
+    type = "permission_error"
+
+    def __init__(self, model: str) -> None:
+        super().__init__(f"You may not call the model `{model[:200]}`.", param="model", code="model_not_allowed")
 
 
 class CapacityError(RouterError):

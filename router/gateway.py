@@ -10,13 +10,14 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from starlette.types import Receive, Scope, Send
 
 from router.api import family_of
 from router.api.call import Call, Head
 from router.api.family import Family
+from router.api.isolation import isolated
 from router.conductor import Conductor
 from router.core.block_key import BlockKey
 from router.core.model import Request, RequestId
@@ -24,13 +25,28 @@ from router.core.prompt_key import PromptHasher
 from router.errors import MethodNotAllowed, NoWorker, RouterError, UnknownModel, UnknownPath
 from router.exchange import ClientGone, Exchange, Intake
 from router.fleet import Fleet
-from router.identity import Identifier
+from router.identity import Identity
 from router.journey import Journey, JourneySettings
+from router.limits import Admission
 
 log = logging.getLogger(__name__)
 
 AT_ONCE: Final = 64 * 1024
 """Bytes of a body that is parsed and hashed at once, in a millisecond or less; for a longer one, nobody waits."""
+
+
+class Isolation(NamedTuple):
+    """Whose prefixes are kept apart."""
+
+    by_group: bool
+    """Those of a group are not kept apart from each other."""
+    secret: bytes
+
+    def side_of(self, identity: Identity) -> str:
+        """Whose cache a client's prefixes are found in."""
+        group = identity.group if self.by_group else None
+        return f"client {identity.client}" if group is None else f"group {group.name}"
+
 
 BlockKeys = Callable[[str, bytes, str], Awaitable[tuple[BlockKey, ...]]]
 """Takes the path, body and model of a call; gives one key per prompt, or none."""
@@ -43,20 +59,25 @@ class Gateway:
         self,
         conductor: Conductor,
         fleet: Fleet,
-        identifier: Identifier,
+        admission: Admission,
         hasher: PromptHasher,
         intake: Intake,
         settings: JourneySettings,
         block_keys: BlockKeys,
+        isolation: Isolation | None = None,
     ) -> None:
-        """`intake`: what may be received of bodies; `block_keys` is asked for the prompts by their tokens."""
+        """`intake`: what may be received of bodies; `block_keys` is asked for the prompts by their tokens.
+
+        `isolation`: whose prefixes are kept apart from others'; None if nobody's are.
+        """
         self._conductor = conductor
         self._fleet = fleet
-        self._identifier = identifier
+        self._admission = admission
         self._hasher = hasher
         self._intake = intake
         self._settings = settings
         self._block_keys = block_keys
+        self._isolation = isolation
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one call; whatever goes wrong becomes its answer, and harms no other."""
@@ -68,15 +89,22 @@ class Gateway:
                 raise UnknownPath(exchange.path)
             if exchange.method not in family.methods:
                 raise MethodNotAllowed(exchange.method, ", ".join(family.methods))
+            self._identify(exchange, None)  # so that nobody's body is read whose key is wrong
             body = await exchange.body(self._intake)
             arrived = self._conductor.clock()
+            body = await self._isolated(exchange, body)
             call = await self._parse(family, exchange.head, body)
-            blocks = await self._block_keys(call.path, body, call.model) if family.tokenised else ()
-            request = self._request(exchange, call, blocks)
-            overhead = self._conductor.clock() - arrived
-            journey = Journey(request, call, family, exchange, self._conductor, self._fleet, overhead)
-            with exchange.while_connected():
-                await journey.run(self._settings)
+            identity = self._admission.identify(exchange.headers, call.user, exchange.address)
+            with self._admission.admitted(identity, call.model, _input_tokens(call)) as permit:
+                blocks = await self._block_keys(call.path, body, call.model) if family.tokenised else ()
+                request = self._request(exchange, call, identity, blocks)
+                overhead = self._conductor.clock() - arrived
+                journey = Journey(request, call, family, exchange, self._conductor, self._fleet, overhead)
+                try:
+                    with exchange.while_connected():
+                        await journey.run(self._settings)
+                finally:
+                    permit.tokens = journey.tokens
         except ClientGone:
             pass
         except asyncio.CancelledError:  # the server waits no longer; it would log this as a failure of ours
@@ -87,6 +115,20 @@ class Gateway:
             log.exception("a call to %s failed inside the router", exchange.path)
             await exchange.fail(RouterError("The router failed on this call."))
 
+    def _identify(self, exchange: Exchange, user: str | None) -> Identity:
+        return self._admission.identifier.identify(exchange.headers, user, exchange.address)
+
+    async def _isolated(self, exchange: Exchange, body: bytes) -> bytes:
+        """The body, with a salt of its client's side where sides are kept apart."""
+        if (isolation := self._isolation) is None:
+            return body
+
+        def side(user: str | None) -> str:
+            return isolation.side_of(self._identify(exchange, user))
+
+        salt = partial(isolated, body, side, isolation.secret)
+        return salt() if len(body) <= AT_ONCE else await asyncio.to_thread(salt)
+
     async def _parse(self, family: Family, head: Head, body: bytes) -> Call:
         parse = partial(family.parse, head, body, self._hasher, ids=self._settings.continuation == "ids")
         call = parse() if len(body) <= AT_ONCE else await asyncio.to_thread(parse)
@@ -96,8 +138,7 @@ class Gateway:
             raise UnknownModel(call.model)
         return call
 
-    def _request(self, exchange: Exchange, call: Call, blocks: tuple[BlockKey, ...]) -> Request:
-        identity = self._identifier.identify(exchange.headers, call.user, exchange.address)
+    def _request(self, exchange: Exchange, call: Call, identity: Identity, blocks: tuple[BlockKey, ...]) -> Request:
         if RequestId(exchange.request_id) in self._conductor:
             exchange.request_id = _new_id()
         return Request(
@@ -110,7 +151,14 @@ class Gateway:
             weight=identity.weight,
             blocks=blocks,
             body_bytes=len(call.body),
+            group=identity.shared_group,
+            group_weight=identity.group_weight,
         )
+
+
+def _input_tokens(call: Call) -> int:
+    """About how many, by a rule of thumb for text; what it is held against is corrected by the engine's word."""
+    return sum([prompt.key.size // 4 if prompt.key.tokens is None else prompt.key.tokens for prompt in call.prompts])
 
 
 def _usable(given: bytes | None) -> str | None:

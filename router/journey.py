@@ -90,8 +90,17 @@ class Journey:
         self._reader: Reader | None = None
         self._rest: Continuation | None = None
         """What is left to ask for, where the client has a part of the answer."""
+        self._sent = False
         self._ending: Finished | Failed | None = None
         """How it ended; None while that is open, and to the end if the client leaves first."""
+
+    @property
+    def tokens(self) -> int | None:
+        """Input and output that it used, by the engine's word; None where that is not known."""
+        if not self._sent:
+            return 0
+        usage = self._usage() if self._ending is None or self._ending.usage is None else self._ending.usage
+        return None if usage is None else usage.input_tokens + usage.output_tokens
 
     async def run(self, settings: JourneySettings) -> None:
         """Wait for the turn, forward, relay. Raises RouterError where the client is still owed an answer."""
@@ -100,6 +109,7 @@ class Journey:
         lost: Lost | None = None
         try:
             while (dispatch := await self._turn(turn, settings.heartbeat, lost)) is not None:
+                self._sent = True
                 headers: HeaderList = []
                 if settings.response_headers:
                     headers = self._account_of(dispatch, settings.policy, self._conductor.clock() - submitted)

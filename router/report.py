@@ -8,8 +8,8 @@ from typing import Final, TypeVar
 
 from pydantic import TypeAdapter
 
-from router.core.accounts import NOTHING, Tokens
-from router.core.model import ClientId, Deficit, WorkerId
+from router.core.accounts import NOTHING, Account, Tokens
+from router.core.model import ClientId, Deficit, GroupId, WorkerId
 from router.core.scheduler import Scheduler
 from router.core.window import Limits
 from router.fleet import Backend, Fleet
@@ -41,6 +41,22 @@ class ClientReport:
     wait_p50_s: float | None
     wait_p95_s: float | None
     deficit: dict[WorkerId, Deficit]
+
+
+@dataclass(frozen=True, slots=True)
+class UsageReport:
+    """What a client is told of itself."""
+
+    client: ClientId
+    weight: float
+    group: GroupId | None
+    """Whose weight it shares with others."""
+    service: Service
+    share: float
+    """What of the fleet is its own, while those are active that are now: 0 to 1."""
+    queued: int
+    running: int
+    wait_p95_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +147,23 @@ async def fairness_report(
         await asyncio.sleep(0)
     workers = await worker_reports(scheduler, fleet, unread)
     return FairnessReport(policy, jain, clients, forgotten, workers)
+
+
+def usage_report(
+    scheduler: Scheduler, client: ClientId, weight: float, group: GroupId | None, group_weight: float
+) -> UsageReport:
+    """What a client with this weight, in this group, is told; changes nothing."""
+    account = scheduler.accounts.accounts.get(client, Account())
+    return UsageReport(
+        client,
+        weight,
+        group,
+        _service(account.served, scheduler),
+        scheduler.shares.part(client, weight, group, group_weight),
+        scheduler.backlog.of_client(client),
+        scheduler.accounts.in_flight(client),
+        scheduler.fairness.waits(client)[1],
+    )
 
 
 async def worker_reports(

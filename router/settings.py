@@ -5,6 +5,7 @@ Policy parameters are not named here: each class in `PARAMETERS` is a group of k
 """
 
 from collections.abc import Mapping
+from ipaddress import ip_network
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 from urllib.parse import urlsplit
@@ -25,13 +26,15 @@ from pydantic import (
 )
 
 from router.core.policies import PARAMETERS, POLICIES
-from router.identity import DEFAULT_ORDER, Source
+from router.identity import DEFAULT_ORDER, LOOPBACK, Source
 
 FROZEN: Final = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 ZMQ_ENDPOINT: Final = r"^(tcp|ipc)://[^\s*]+$"
 ADDRESSES: Final = frozenset(
     {
         "config",
+        "clients",
+        "trusted_proxy",
         "journal",
         "state",
         "host",
@@ -69,6 +72,12 @@ def known_policy(name: str) -> str:
     if name not in POLICIES:
         raise ValueError(f"there is no policy {name!r}; there are {', '.join(POLICIES)}")
     return name
+
+
+def network(text: str) -> str:
+    """The text itself; ValueError unless it is an IP address or a network of them."""
+    ip_network(text)
+    return text
 
 
 class WorkerAddress(BaseModel):
@@ -157,6 +166,14 @@ class Settings(PolicyGroups):
     """Where to look for the client's name; the first source that has one counts. Once for each."""
     trusted_header: tuple[str, ...] = ()
     """A header that names the client because a proxy in front sets it; once for each."""
+    trusted_proxy: tuple[Annotated[str, AfterValidator(network)], ...] = LOOPBACK
+    """An address, or a network like 10.0.0.0/8, from which such a header is believed; once for each."""
+    clients: Path | None = None
+    """The YAML file of clients and groups with their keys, weights and limits (`d2lpm keys`), read again when it
+    changes; without one, keys name clients and are not checked."""
+    isolate: Literal["none", "client", "group"] = "none"
+    """Whose prefixes are kept apart in the caches, so that nobody learns by timing what others sent: each client's, or
+    each group's; prefixes are then shared, and found cached, only on one side."""
 
     hash_secret: Annotated[SecretStr | None, Field(min_length=16)] = None
     """Key of the prompt hashes, 16 characters or more; drawn at random at each start where none is given."""

@@ -9,7 +9,6 @@ but no text; its mode is 0600.
 import asyncio
 import hashlib
 import logging
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -21,6 +20,7 @@ from typing import Annotated, Final, NamedTuple, Self
 
 from pydantic import TypeAdapter, ValidationError
 
+from router.atomic_file import replace_file
 from router.by_name import JSON, ByName
 from router.core.saved import Counters, Piece, Prefixes
 from router.errors import ConfigError
@@ -201,19 +201,12 @@ def new_header(policy: str, secret: bytes) -> Header:
 
 def _write(path: Path, lines: Iterable[bytes]) -> None:
     """Put these lines and their checksum in the place of what is there."""
+    replace_file(path, _with_checksum(lines))
+
+
+def _with_checksum(lines: Iterable[bytes]) -> Iterator[bytes]:
     digest = hashlib.sha256()
-    beside = path.with_suffix(".new")
-    with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        os.fchmod(file.fileno(), 0o600)
-        for line in lines:
-            digest.update(line)
-            file.write(line)
-        file.write(_CHECKSUM.dump_json(Checksum(digest.hexdigest())) + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    for line in lines:
+        digest.update(line)
+        yield line
+    yield _CHECKSUM.dump_json(Checksum(digest.hexdigest())) + b"\n"

@@ -23,12 +23,13 @@ ARROWS: Final[dict[str, tuple[str, ...]]] = {
         *("router.app", "router.replay", "router.settings", "router.sources", "router.emulate", "router.errors"),
         "router.front",
         *("router.lifecycle", "router.collector", "router.open_files", "router.access_log"),
+        "router.key_commands",
     ),
     "router.replay": ("router.app", "router.journal", "router.settings", "router.errors", "router.core"),
     "router.app": ("router",),
     "router.gateway": (
         *("router.journey", "router.exchange", "router.conductor", "router.fleet"),
-        *("router.api", "router.identity", "router.errors", "router.core"),
+        *("router.api", "router.identity", "router.limits", "router.errors", "router.core"),
     ),
     "router.journey": (
         *("router.exchange", "router.conductor", "router.fleet", "router.upstream"),
@@ -44,7 +45,14 @@ ARROWS: Final[dict[str, tuple[str, ...]]] = {
     "router.collector": (),
     "router.worker_drain": ("router.core",),
     "router.by_name": (),
-    "router.state": ("router.by_name", "router.errors", "router.core"),
+    "router.atomic_file": (),
+    "router.limits": ("router.identity", "router.errors", "router.core"),
+    "router.keys": ("router.identity", "router.errors", "router.core"),
+    "router.key_edits": ("router.keys", "router.atomic_file", "router.errors"),
+    "router.key_commands": ("router.key_edits", "router.keys", "router.errors"),
+    "router.key_watch": ("router.keys", "router.identity", "router.errors"),
+    "router.admission_metrics": (),
+    "router.state": ("router.atomic_file", "router.by_name", "router.errors", "router.core"),
     "router.conductor": ("router.errors", "router.core"),
     "router.fleet": ("router.upstream", "router.errors", "router.core"),
     "router.upstream": ("router.errors",),
@@ -90,6 +98,7 @@ NO_CONCRETE_POLICY: Final = ("router.core.scheduler", "router.core.policy")
 
 PURE: Final = (
     *("router.core", "router.api", "router.sse", "router.engines", "router.event_sources", "router.identity"),
+    "router.limits",
 )
 IMPURE: Final = (
     *("aiohttp", "fastapi", "httpx", "starlette", "uvicorn", "uvloop", "yaml", "zmq"),

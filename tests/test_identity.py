@@ -1,12 +1,25 @@
 import string
 from hashlib import sha256
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.errors import ConfigError
-from router.identity import ANONYMOUS, ID_LENGTH, Identifier, Identity
+from router.core.model import ClientId, GroupId
+from router.errors import ConfigError, InvalidKey
+from router.identity import (
+    ANONYMOUS,
+    ID_LENGTH,
+    Anonymous,
+    Book,
+    Entry,
+    Group,
+    Identifier,
+    Identity,
+    Source,
+    is_free,
+)
 
 KEY = b"sk-very-secret"
 KEY_ID = f"key-{sha256(KEY).hexdigest()[:12]}"
@@ -48,7 +61,7 @@ def test_default_order_is_key_then_user_then_address() -> None:
 def test_header_counts_only_where_it_is_trusted() -> None:
     """A trusted header names the client even beside a key; any other header is ignored."""
     headers = [(b"authorization", b"Bearer " + KEY), (b"x-client-id", b"alice")]
-    assert client(Identifier(trusted_headers=["X-Client-Id"]), headers) == "header-alice"
+    assert client(Identifier(trusted_headers=["X-Client-Id"]), headers, None, "127.0.0.1") == "header-alice"
     assert client(Identifier(trusted_headers=["x-team"]), headers) == KEY_ID
 
 
@@ -66,13 +79,84 @@ def test_unknown_source_is_a_configuration_error() -> None:
         Identifier(order=["cookie"])
 
 
-def test_weights_are_by_client_id() -> None:
-    """A client has its configured weight, everybody else has 1."""
-    identifier = Identifier(weights={"user-alice": 3.0})
-    assert identifier.identify({}, "alice", None) == Identity(
-        client=identifier.identify({}, "alice", None).client, weight=3.0
+def book(**anonymous: Any) -> Book:
+    """Alice, whose key this is, and Bob, whose key has expired; nobody else but as told."""
+    alice = Entry(Identity(ClientId("alice"), 3.0))
+    bob = Entry(Identity(ClientId("bob")), until=1000.0)
+    keys = {sha256(KEY).digest(): alice, sha256(b"sk-old").digest(): bob}
+    return Book(keys, {"alice": alice, "bob": bob}, Anonymous(**{"allowed": False, **anonymous}), checks=True)
+
+
+def bearer(key: bytes) -> dict[bytes, bytes]:
+    return {b"authorization": b"Bearer " + key}
+
+
+def test_a_known_key_names_its_client() -> None:
+    """By the name and with the weight that the book gives it, and vouched for."""
+    found = Identifier(book=book()).identify(bearer(KEY), "mallory", "10.0.0.7")
+    assert (found.client, found.weight, found.anonymous) == ("alice", 3.0, False)
+
+
+@pytest.mark.parametrize("anonymous", [True, False])
+@pytest.mark.parametrize("key", [b"sk-unknown", b"sk-old", KEY + b"x"])
+def test_a_key_that_is_not_good_is_refused(key: bytes, anonymous: bool) -> None:
+    """Unknown or expired, also where whoever has none may call; the key is not repeated."""
+    identifier = Identifier(book=book(allowed=anonymous), clock=lambda: 1000.0)
+    with pytest.raises(InvalidKey) as caught:
+        identifier.identify(bearer(key), "alice", "10.0.0.7")
+    assert key.decode() not in str(caught.value)
+
+
+def test_a_key_is_good_until_it_expires() -> None:
+    """To the last moment."""
+    assert Identifier(book=book(), clock=lambda: 999.0).identify(bearer(b"sk-old"), None, None).client == "bob"
+
+
+@pytest.mark.parametrize("headers", [{}, bearer(b"EMPTY")])
+def test_who_has_no_key_is_anonymous_or_refused(headers: dict[bytes, bytes]) -> None:
+    """As the book says; what client libraries send for want of a key is none."""
+    group = Group(GroupId("anonymous"), 0.5)
+    found = Identifier(book=book(allowed=True, group=group)).identify(headers, "carol", "10.0.0.7")
+    assert (found.client, found.shared_group, found.group_weight, found.anonymous) == (
+        *("user-carol", "anonymous", 0.5),
+        True,
     )
-    assert identifier.identify({}, "bob", None).weight == 1.0
+    with pytest.raises(InvalidKey):
+        Identifier(book=book()).identify(headers, "carol", "10.0.0.7")
+
+
+@pytest.mark.parametrize(
+    ("address", "client"),
+    [
+        ("127.0.0.1", "alice"),
+        ("10.1.2.3", "alice"),
+        ("::ffff:10.1.2.3", "alice"),
+        ("11.0.0.1", "user-eve"),
+        ("::1", "user-eve"),
+        (None, "user-eve"),
+        ("no address", "user-eve"),
+    ],
+)
+def test_a_header_is_believed_from_trusted_addresses_alone(address: str | None, client: str) -> None:
+    """Whoever else sends it is who he is without it."""
+    identifier = Identifier(
+        trusted_headers=["x-client-id"], proxies=["127.0.0.1", "10.0.0.0/8"], book=book(allowed=True)
+    )
+    assert identifier.identify({b"x-client-id": b"alice"}, "eve", address).client == client
+
+
+def test_by_default_only_this_machine_is_trusted() -> None:
+    """A header is nobody's name that comes from elsewhere, unless the operator says so."""
+    identifier = Identifier(trusted_headers=["x-client-id"])
+    assert identifier.identify({b"x-client-id": b"alice"}, None, "192.168.0.1").client == "address-192.168.0.1"
+
+
+@given(st.sampled_from([*Source]), st.text(min_size=1, max_size=30))
+def test_no_name_of_the_book_is_one_that_others_can_have(source: Source, name: str) -> None:
+    """The ids of those that it does not know are none that it may give."""
+    assert not is_free(f"{source}-{name}")
+    assert not is_free(ANONYMOUS)
+    assert is_free("alice")
 
 
 @given(st.text(min_size=1, max_size=200))
@@ -97,5 +181,8 @@ def test_no_name_can_pose_as_another_source(name: str) -> None:
     """A chosen user name never equals an id of a key, of a trusted header or of a shortened name."""
     user = client(Identifier(), [], name)
     shortened = client(Identifier(), [], "long" * 40)
-    assert user not in {KEY_ID, client(Identifier(trusted_headers=["h"]), [(b"h", name.encode("utf-8", "replace"))])}
+    assert user not in {
+        KEY_ID,
+        client(Identifier(trusted_headers=["h"]), [(b"h", name.encode("utf-8", "replace"))], None, "::1"),
+    }
     assert client(Identifier(), [], shortened.removeprefix("user-")) != shortened

@@ -1,0 +1,25 @@
+"""A file that is replaced in one step: whoever reads it sees all of the old one or all of the new one."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def replace_file(path: Path, blocks: Iterable[bytes]) -> None:
+    """Put these bytes in the place of what is there, with mode 0600; they are on the disk when this returns.
+
+    Raises OSError, and then the old file stays.
+    """
+    beside = path.with_name(path.name + ".new")
+    with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        os.fchmod(file.fileno(), 0o600)
+        for block in blocks:
+            file.write(block)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

@@ -1,0 +1,84 @@
+"""Reads the file of clients again when it is another one than before, while calls go on."""
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from router.errors import ConfigError
+from router.identity import Book
+from router.keys import load
+
+log = logging.getLogger(__name__)
+
+SECONDS: Final = 1.0
+"""Between two looks."""
+
+Mark = tuple[int, int, int] | None
+"""By which a file that was changed or replaced is told from what it was; None where there is none."""
+
+
+class KeyWatch:
+    """Looks at the file for as long as the context is entered; without a file, at nothing.
+
+    A call that has been let in is not touched by what is read after that. A file that is wrong is refused with one line
+    in the log, and what was read before it stays.
+    """
+
+    def __init__(self, path: Path | None, use: Callable[[Book], None], every: float = SECONDS) -> None:
+        """`use` is given what the file holds: at once, and after each change. Raises ConfigError for a wrong file."""
+        self._path = path
+        self._use = use
+        self._every = every
+        self._mark: Mark = None
+        self._task: asyncio.Task[None] | None = None
+        if path is not None:
+            self._mark = _mark(path)
+            use(load(path))
+
+    def reload(self) -> None:
+        """Read it now. Raises ConfigError for a wrong file, and then nothing is changed."""
+        if self._path is not None:
+            self._mark = _mark(self._path)
+            self._use(load(self._path))
+
+    async def look(self) -> None:
+        """Read it if it was changed."""
+        if self._path is None or (mark := await asyncio.to_thread(_mark, self._path)) == self._mark:
+            return
+        self._mark = mark
+        try:
+            self._use(await asyncio.to_thread(load, self._path))
+        except ConfigError as error:
+            log.error("%s; the clients stay as they were", " ".join(str(error).split()))
+        else:
+            log.info("%s: read again", self._path)
+
+    async def __aenter__(self) -> Self:
+        """Begin to look."""
+        self._task = asyncio.create_task(self._keep_looking())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End it."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _keep_looking(self) -> None:
+        while True:
+            await asyncio.sleep(self._every)
+            await self.look()
+
+
+def _mark(path: Path) -> Mark:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
