@@ -23,7 +23,7 @@ def isolated(body: bytes, side_of: Callable[[str | None], str], secret: bytes) -
     The salt tells nobody without the secret whose it is. A body that is no JSON object stays as it is.
     """
     fields = load(body)
-    if not isinstance(fields, dict):
+    if fields is None:
         return body
     user, own = fields.get("user"), fields.get(FIELD)
     salt = _salt(side_of(user if isinstance(user, str) else None), b"" if own is None else dump(own, FIELD), secret)
