@@ -9,11 +9,12 @@ from typing import Final
 
 import orjson
 
+from .asks import COMPLETIONS
+
 REASON: Final = re.compile(rb"\r\nx-d2lpm-dropped-reason: ([^\r]*)\r\n", re.IGNORECASE)
 LENGTH: Final = re.compile(rb"\r\ncontent-length: (\d+)\r\n", re.IGNORECASE)
 END_OF_CHUNKS: Final = b"\r\n0\r\n\r\n"
 DONE: Final = b"data: [DONE]\n\n" + END_OF_CHUNKS
-PATH: Final = "/v1/completions"
 
 
 @dataclass(slots=True)
@@ -35,8 +36,13 @@ class Reply:
 def post(body: Mapping[str, object]) -> bytes:
     """A completions call as it goes over the wire."""
     data = orjson.dumps(body)
-    head = f"POST {PATH} HTTP/1.1\r\nhost: r\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
-    return head.encode() + data
+    lines = (
+        f"POST {COMPLETIONS} HTTP/1.1",
+        "host: r",
+        "content-type: application/json",
+        f"content-length: {len(data)}",
+    )
+    return "\r\n".join([*lines, "", ""]).encode() + data
 
 
 class Line(asyncio.Protocol):

@@ -18,7 +18,8 @@ import uvloop
 
 from bench.progress import ProgressBar
 
-from .fleet import MODEL, Process, routed
+from .asks import MODEL
+from .fleet import LOOK_SECONDS, Process, routed
 from .lines import Line, Reply, post
 
 GROWTH: Final = 0.05
@@ -27,7 +28,6 @@ FROM: Final = 0.2
 """Of the way, from where on everything is constant."""
 REST_SECONDS: Final = 15.0
 """In which the router comes to rest: unused connections to workers close after 3 s."""
-LOOK_SECONDS: Final = 0.25
 STARTS: Final = 8
 """Looks before the first request: polls of the workers come and go, and what they have open at most is no leak."""
 CALLS_ON_A_LINE: Final = 100
@@ -139,7 +139,7 @@ FINE: Final = ("answered", "left", "status 400")
 
 async def look(router: Process, http: aiohttp.ClientSession, requests: int) -> Look:
     """The router as it is now."""
-    async with http.get(f"{router.url}/metrics") as response:
+    async with http.get("/metrics") as response:
         lines = (await response.text()).splitlines()
     tasks = next(int(float(line.split()[1])) for line in lines if line.startswith("d2lpm_event_loop_tasks "))
     series = sum(not line.startswith("#") for line in lines)
@@ -165,33 +165,21 @@ async def soak(
     loop = asyncio.get_running_loop()
     began = loop.time()
     flags = ("--hardware", "instant", "--speed", "0")
-    with routed(plan.workers, flags, plan.flags) as router:
-        async with aiohttp.ClientSession() as http:
-            await served(router, http)
-            starts = []
-            for _ in range(STARTS):
-                await asyncio.sleep(LOOK_SECONDS)
-                starts.append(await look(router, http, 0))
-            start = Look(*map(max, zip(*starts, strict=True)))
-            result.looks.append(start)
-            crowd = Crowd(plan, router, show)
-            for part in range(1, plan.looks + 1):
-                requests = plan.calls * part // plan.looks
-                await crowd.ask(requests)
-                result.looks.append(await at_rest(router, http, requests, start))
-                told(result.looks[-1])
+    async with routed(plan.workers, flags, plan.flags) as (router, http):
+        starts = []
+        for _ in range(STARTS):
+            await asyncio.sleep(LOOK_SECONDS)
+            starts.append(await look(router, http, 0))
+        start = Look(*map(max, zip(*starts, strict=True)))
+        result.looks.append(start)
+        crowd = Crowd(plan, router, show)
+        for part in range(1, plan.looks + 1):
+            requests = plan.calls * part // plan.looks
+            await crowd.ask(requests)
+            result.looks.append(await at_rest(router, http, requests, start))
+            told(result.looks[-1])
     result.endings, result.seconds = crowd.endings, loop.time() - began
     return result
-
-
-async def served(router: Process, http: aiohttp.ClientSession) -> None:
-    """Wait until it has found its workers."""
-    async with asyncio.timeout(REST_SECONDS):
-        while True:
-            async with http.get(f"{router.url}/ready") as response:
-                if response.status == 200:
-                    return
-            await asyncio.sleep(LOOK_SECONDS)
 
 
 def main() -> int:

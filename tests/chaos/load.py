@@ -1,0 +1,106 @@
+"""Calls that come whether or not those before were answered, and what became of each."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+from .asks import MODEL
+from .lines import Line, Reply, post
+
+LONG: Final = "which is long enough to take a worker some time, and which nobody has asked before; "
+LOST: Final = Reply(0.0)
+"""Of a call whose connection could not be opened."""
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """One call; `late` is how much later than it should it was sent, in seconds."""
+
+    light: bool
+    late: float
+    reply: Reply
+
+
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """Who calls: some who flood, all alike, and some who seldom ask."""
+
+    flooders: int = 20
+    lights: int = 8
+    light_rate: float = 0.5
+    """Calls a second of each of the latter; far below an equal share."""
+    output_tokens: int = 48
+    """Of every answer."""
+
+
+class Load:
+    """Calls over as many connections as it takes."""
+
+    def __init__(self, address: tuple[str, int], crowd: Crowd, seed: int = 0) -> None:
+        self.called: list[Called] = []
+        """Those that have ended."""
+        self._address = address
+        self._crowd = crowd
+        self._random = Random(seed)
+        self._idle: list[Line] = []
+        self._under_way: set[asyncio.Task[None]] = set()
+        self._number = 0
+
+    async def offer(self, rate: float, seconds: float, show: Callable[[float], None]) -> None:
+        """So many calls a second for so long, those of light clients among them."""
+        crowd, began = self._crowd, time.monotonic()
+        lights = crowd.lights * crowd.light_rate
+        due = 0.0
+        while (due := due + self._random.expovariate(rate)) < seconds:
+            if (pause := began + due - time.monotonic()) > 0:
+                await asyncio.sleep(pause)
+            light = self._random.random() < lights / rate
+            self._send(light, began + due)
+            show(due)
+
+    async def keep(self, calls: int, seconds: float, show: Callable[[float], None]) -> None:
+        """So many calls of flooders under way at a time, for so long."""
+        began = time.monotonic()
+        while (now := time.monotonic()) - began < seconds:
+            while len(self._under_way) < calls:
+                self._send(light=False, due=now)
+            await asyncio.wait(self._under_way, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+            show(now - began)
+
+    async def end(self) -> None:
+        """Wait until every call has ended, and close the connections."""
+        await asyncio.gather(*self._under_way)
+        for line in self._idle:
+            line.close()
+
+    def _send(self, light: bool, due: float) -> None:
+        self._number += 1
+        client = self._random.randrange(self._crowd.lights if light else self._crowd.flooders)
+        name = f"light{client}" if light else f"flooder{client}"
+        call = post(
+            {
+                **{"model": MODEL, "user": name, "stream": True, "ignore_eos": True},
+                **{"max_tokens": self._crowd.output_tokens, "prompt": f"Question {self._number}, " + 8 * LONG},
+            }
+        )
+        task = asyncio.ensure_future(self._call(call, light, due))
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+
+    async def _call(self, call: bytes, light: bool, due: float) -> None:
+        line = None
+        while self._idle and line is None:
+            line = self._idle.pop()
+            line = None if line.closed else line
+        try:
+            line = line or await Line.open(self._address)
+        except OSError:
+            self.called.append(Called(light, 0.0, LOST))
+            return
+        reply = await line.begin(call)
+        self.called.append(Called(light, reply.sent - due, reply))
+        if not line.closed:
+            self._idle.append(line)

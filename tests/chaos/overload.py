@@ -1,0 +1,132 @@
+"""Ten times more than the fleet can do: `python -m tests.chaos.overload [--seconds S] [--factor F]`.
+
+First as many calls are kept under way as the workers can run: that is their capacity. Then a little more than that is
+offered, and behind that ten times as much, with a few clients among the flood that ask seldom. Ends with 0 if the flood
+cost only those who sent it: the throughput stays, they are refused at once, and the few wait no longer than before.
+The load is a process of its own, and what it sent late is told; so is what of a core the router used.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import uvloop
+
+from bench.progress import ProgressBar
+
+from .fleet import Process, routed
+from .load import Crowd, Load
+from .phases import Phase, measured, objections, table
+
+WORKERS: Final = 2
+BATCH: Final = 16
+"""Requests that a worker runs at once."""
+WORKER_FLAGS: Final = ("--hardware", "a100-mistral-7b", "--max-running", str(BATCH))
+ROUTER_FLAGS: Final = ("--max-queued", "400", "--heartbeat", "0")
+CAPACITY_SHARE: Final = 1 / 3
+"""Of the time of the other two, in which the capacity is found."""
+MORE: Final = 1.3
+"""Times the capacity, to which overload is compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much for how long."""
+
+    seconds: float = 60.0
+    """That are measured with each load."""
+    warm_up: float = 10.0
+    """Before these: the queue fills."""
+    factor: float = 10.0
+    """Times the capacity."""
+    crowd: Crowd = field(default_factory=Crowd)
+
+    @property
+    def all_seconds(self) -> float:
+        """Of the three phases."""
+        return 3 * self.warm_up + (2 + CAPACITY_SHARE) * self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A moment between two phases."""
+
+    time: float
+    cpu_seconds: float
+
+
+class Run:
+    """The phases, one behind the other, before one router."""
+
+    def __init__(self, plan: Plan, router: Process, show: Callable[[float], None]) -> None:
+        """`show` is told now and then how many seconds are over."""
+        self._plan = plan
+        self._router = router
+        self._show = show
+        self._load = Load(router.address, plan.crowd)
+        self._over = 0.0
+
+    async def run(self) -> list[Phase]:
+        """What was seen of each."""
+        plan, load = self._plan, self._load
+        first = await self._phase(
+            lambda s, show: load.keep(2 * WORKERS * BATCH, s, show), CAPACITY_SHARE * plan.seconds
+        )
+        capacity = sum(first[0].time <= each.reply.ended < first[1].time for each in load.called) / (
+            first[1].time - first[0].time
+        )
+        plateau = await self._phase(lambda s, show: load.offer(MORE * capacity, s, show), plan.seconds)
+        overload = await self._phase(lambda s, show: load.offer(plan.factor * capacity, s, show), plan.seconds)
+        await load.end()
+        return [
+            measured(name, load.called, begin.time, end.time, end.cpu_seconds - begin.cpu_seconds)
+            for name, (begin, end) in (
+                *(("capacity", first), (f"x {MORE:g}", plateau), (f"x {plan.factor:g}", overload)),
+            )
+        ]
+
+    async def _phase(
+        self, offer: Callable[[float, Callable[[float], None]], Awaitable[None]], seconds: float
+    ) -> tuple[Mark, Mark]:
+        """Offer it for as long as it takes to warm up, and then for so many seconds; when these began and ended."""
+        await self._part(offer, self._plan.warm_up)
+        begin = self._mark()
+        await self._part(offer, seconds)
+        return begin, self._mark()
+
+    async def _part(self, offer: Callable[[float, Callable[[float], None]], Awaitable[None]], seconds: float) -> None:
+        await offer(seconds, lambda now: self._show(self._over + now))
+        self._over += seconds
+
+    def _mark(self) -> Mark:
+        return Mark(time.monotonic(), self._router.cpu_seconds)
+
+
+async def overload(plan: Plan, show: Callable[[float], None] = lambda _: None) -> list[Phase]:
+    """Run it all."""
+    async with routed(WORKERS, WORKER_FLAGS, ROUTER_FLAGS) as (router, _):
+        return await Run(plan, router, show).run()
+
+
+def main() -> int:
+    """Run, print what was seen, and say whether all is well."""
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos.overload", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=Plan().seconds, help="measured with each load (%(default)g)")
+    parser.add_argument("--factor", type=float, default=Plan().factor, help="times the capacity (%(default)g)")
+    options = parser.parse_args()
+    plan = Plan(options.seconds, factor=options.factor)
+    bar = ProgressBar(sys.stderr, "s")
+    phases = uvloop.run(overload(plan, lambda now: bar.show(now, plan.all_seconds)))
+    bar.close()
+    print(table(phases))
+    found = objections(*phases)
+    for objection in found:
+        print(f"NOT WELL: {objection}")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
