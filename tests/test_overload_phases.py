@@ -29,9 +29,10 @@ def test_a_phase_is_what_was_sent_and_answered_in_it() -> None:
         refused(12.0, 3.0, "rejected-displaced"),
         refused(20.0, 9.0, "rejected-saturated"),
         Called(True, 0.0, Reply(13.0, 200, None, 13.1, 14.0, whole=False)),
+        Called(False, 0.0, Reply(14.0, 0, None, None, 30.0), cut=True),
     ]
     seen = measured("p", called, 10.0, 20.0, 4.0)
-    assert (seen.offered, seen.answered, seen.refused, seen.gave_way) == (0.5, 0.2, 0.2, 0.1)
+    assert (seen.offered, seen.answered, seen.refused, seen.gave_way) == (0.6, 0.2, 0.2, 0.1)
     assert [seen.refusal_p99, seen.gave_way_p99] == pytest.approx([0.01, 3.0])
     assert [seen.ttft_p50, seen.ttft_p95] == pytest.approx([0.5, 0.7])
     assert (seen.light, seen.light_refused, seen.cores, seen.late_p99) == (3, 0, 0.4, 0.002)

@@ -11,8 +11,6 @@ from .asks import MODEL
 from .lines import Line, Reply, post
 
 LONG: Final = "which is long enough to take a worker some time, and which nobody has asked before; "
-LOST: Final = Reply(0.0)
-"""Of a call whose connection could not be opened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +20,8 @@ class Called:
     light: bool
     late: float
     reply: Reply
+    cut: bool = False
+    """Whether it was under way when all was over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,10 @@ class Load:
         self._crowd = crowd
         self._random = Random(seed)
         self._idle: list[Line] = []
-        self._under_way: set[asyncio.Task[None]] = set()
+        self._busy: set[Line] = set()
+        self._over = False
+        self._tasks: dict[asyncio.Task[None], bool] = {}
+        """Of the calls under way; whether they are a light client's."""
         self._number = 0
 
     async def offer(self, rate: float, seconds: float, show: Callable[[float], None]) -> None:
@@ -57,24 +60,26 @@ class Load:
         while (due := due + self._random.expovariate(rate)) < seconds:
             if (pause := began + due - time.monotonic()) > 0:
                 await asyncio.sleep(pause)
-            light = self._random.random() < lights / rate
-            self._send(light, began + due)
+            self._send(self._random.random() < lights / rate, began + due)
             show(due)
+        await asyncio.sleep(max(0.0, began + seconds - time.monotonic()))
 
     async def keep(self, calls: int, seconds: float, show: Callable[[float], None]) -> None:
         """So many calls of flooders under way at a time, for so long."""
         began = time.monotonic()
         while (now := time.monotonic()) - began < seconds:
-            while len(self._under_way) < calls:
-                self._send(light=False, due=now)
-            await asyncio.wait(self._under_way, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+            while len(self._tasks) < calls:
+                self._send(False, now)
+            await asyncio.wait(self._tasks, timeout=0.1, return_when=asyncio.FIRST_COMPLETED)
             show(now - began)
 
     async def end(self) -> None:
-        """Wait until every call has ended, and close the connections."""
-        await asyncio.gather(*self._under_way)
-        for line in self._idle:
+        """Wait until every call of a light client has ended, and cut the others."""
+        await asyncio.gather(*(task for task, light in self._tasks.items() if light))
+        self._over = True
+        for line in (*self._busy, *self._idle):
             line.close()
+        await asyncio.gather(*self._tasks)
 
     def _send(self, light: bool, due: float) -> None:
         self._number += 1
@@ -87,8 +92,8 @@ class Load:
             }
         )
         task = asyncio.ensure_future(self._call(call, light, due))
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
+        self._tasks[task] = light
+        task.add_done_callback(self._tasks.pop)
 
     async def _call(self, call: bytes, light: bool, due: float) -> None:
         line = None
@@ -98,9 +103,11 @@ class Load:
         try:
             line = line or await Line.open(self._address)
         except OSError:
-            self.called.append(Called(light, 0.0, LOST))
+            self.called.append(Called(light, 0.0, Reply(due)))
             return
+        self._busy.add(line)
         reply = await line.begin(call)
-        self.called.append(Called(light, reply.sent - due, reply))
+        self._busy.discard(line)
+        self.called.append(Called(light, reply.sent - due, reply, cut=self._over))
         if not line.closed:
             self._idle.append(line)

@@ -54,7 +54,9 @@ def measured(name: str, called: Iterable[Called], begin: float, end: float, cpu_
     gave_way = [each.reply.ended - each.reply.sent for each in refused if each.reply.reason not in AT_ONCE]
     light = [each for each in sent if each.light]
     ttft = [each.reply.first - each.reply.sent for each in light if each.reply.whole and each.reply.first]
-    odd = Counter(f"status {each.reply.status}" for each in sent if not each.reply.whole and each not in refused)
+    odd = Counter(
+        f"status {each.reply.status}" for each in sent if not (each.reply.whole or each.cut or each.reply.status == 429)
+    )
     return Phase(
         name=name,
         offered=len(sent) / span,
