@@ -7,6 +7,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
+from router.admission_metrics import AdmissionMetrics
 from router.connections import Connections, FrontLimits
 from router.event_metrics import EventMetrics
 from router.lag import LoopLag
@@ -32,6 +33,7 @@ def metrics() -> list[Family]:
     state.report = nothing
     registry.register(state)
     registry.register(EventMetrics(dict, dict))
+    registry.register(AdmissionMetrics({}))
     registry.register(LoopLag())
     registry.register(Connections(FrontLimits()))
     found = [metric for metric in registry.collect() if isinstance(metric, Family)]
