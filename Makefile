@@ -4,7 +4,7 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 ARGS ?=
 
-.PHONY: serve demo test lint shapes results bench clean
+.PHONY: serve demo test lint chaos shapes results bench clean
 
 serve: $(STAMP)
 	@exec $(VENV)/bin/d2lpm serve --emulate 2 $(ARGS)
@@ -19,6 +19,11 @@ lint: $(STAMP)
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
+
+# Faults of all kinds for ten minutes, and the death of the router; the short forms are tests.
+CHAOS := chaos chaos.restart
+chaos: $(STAMP)
+	@for show in $(CHAOS); do $(VENV)/bin/python -m tests.$$show || exit 1; done
 
 # The shapes of the experiments that take too long for every test run: about four minutes of one core.
 shapes: $(STAMP)

@@ -118,6 +118,14 @@ class Crowd:
             client.waiting -= waits
 
 
+def make_clients(seed: int, number: int, greedy: int, vanishing: float = 0.0) -> list[Client]:
+    """So many, of which the first are greedy; what each does follows from the seed."""
+    return [
+        Client(f"client-{each}", Random(f"{seed} {each}"), greedy=each < greedy, vanishing=vanishing)
+        for each in range(number)
+    ]
+
+
 async def ask_all(crowd: Crowd, clients: list[Client], calls: int, think: float) -> None:
     """Let all ask until it is over: the greedy ones so many calls at once, the others one, with pauses between."""
     asking: list[Awaitable[None]] = []

@@ -6,10 +6,10 @@ import os
 import re
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from signal import SIGCONT, SIGKILL, Signals
-from typing import Final
+from typing import Any, Final
 
 import aiohttp
 
@@ -18,6 +18,8 @@ from .asks import MODEL
 SPEAKS: Final = re.compile(r"(?:workers: \S+ \S+ on|d2lpm: listening on) http://[^:]+:(?P<port>\d+)")
 PATIENCE: Final = 60.0
 """Seconds after which a process that does not begin to listen will not."""
+LOOK: Final = 0.05
+"""Seconds between two looks at what may change at any time."""
 END: Final = 10.0
 """Seconds that a process has to end when it is told to."""
 
@@ -89,6 +91,18 @@ def worker(dialect: str, *flags: str) -> Server:
     return Server("workers", "--dialect", dialect, "--model", MODEL, "--exit-with-parent", *flags)
 
 
+@contextlib.asynccontextmanager
+async def running_workers(number: int, speed: float, batch: int) -> AsyncIterator[list[Server]]:
+    """Half of them speak like vLLM, half like SGLang. `speed`: of their hardware; `batch`: calls run at once."""
+    flags = ("--hardware", "a100-mistral-7b", "--speed", str(speed), "--max-running", str(batch))
+    made = [worker(("vllm", "sglang")[each % 2], *flags) for each in range(number)]
+    try:
+        await asyncio.gather(*(each.start() for each in made))
+        yield made
+    finally:
+        await asyncio.gather(*(each.end() for each in made))
+
+
 def router(log: Path, workers: Sequence[str], *flags: str) -> Server:
     """The router before workers at these URLs, as `d2lpm serve` starts it."""
     named = [flag for url in workers for flag in ("--worker", url)]
@@ -101,9 +115,16 @@ def sockets(pid: int) -> int:
     return sum(link.startswith("socket:") for link in links)
 
 
-async def get_json(http: aiohttp.ClientSession, url: str) -> dict[str, object]:
+async def get_json(http: aiohttp.ClientSession, url: str) -> dict[str, Any]:
     """A control path's answer."""
     async with http.get(url) as response:
         response.raise_for_status()
-        told: dict[str, object] = await response.json()
+        told: dict[str, Any] = await response.json()
         return told
+
+
+async def until(true: Callable[[], Awaitable[bool]]) -> None:
+    """Ask again and again until it is so; TimeoutError if it never is."""
+    async with asyncio.timeout(PATIENCE):
+        while not await true():  # noqa: ASYNC110 - nobody is there to set an event
+            await asyncio.sleep(LOOK)

@@ -87,13 +87,12 @@ class Reading:
             chunk = orjson.loads(data)
         except orjson.JSONDecodeError:
             chunk = None
-        if not isinstance(chunk, dict):
+        choices = chunk.get("choices", []) if isinstance(chunk, dict) else None
+        if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
             self._wrong = f"a chunk that is none: {data[:80]!r}"
             return 0
         self._chunks.append(chunk)
-        choices = chunk.get("choices")
-        said = [_said(choice) for choice in choices] if isinstance(choices, list) else []
-        return sum(len(encode(text)) for text in said)
+        return sum(len(encode(_said(choice))) for choice in choices)
 
     def _stream(self) -> Verdict:
         if self._wrong:

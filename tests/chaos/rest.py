@@ -34,7 +34,7 @@ async def left_over(http: aiohttp.ClientSession, url: str, pid: int, before: int
         await asyncio.sleep(0.2)
         left = _busy(await get_json(http, f"{url}/fairness"))
         for page in (url, *workers):
-            left += await _gauges(http, page)
+            left += await busy_workers(http, page)
         if (there := sockets(pid)) > before:
             left.append(f"{there} sockets instead of {before}")
     return left
@@ -51,7 +51,8 @@ def _busy(report: dict[str, Any]) -> list[str]:
     ]
 
 
-async def _gauges(http: aiohttp.ClientSession, url: str) -> list[str]:
+async def busy_workers(http: aiohttp.ClientSession, url: str) -> list[str]:
+    """What a worker has under way, or a router."""
     async with http.get(f"{url}/v1/loads") as response:
         found = LOADS.findall(await response.text())
     if not found:

@@ -12,12 +12,12 @@ from typing import Final
 
 import aiohttp
 
-from .clients import Client, Crowd, Outcome, ask_all
+from .clients import Client, Crowd, Outcome, ask_all, make_clients
 from .evidence import Evidence
 from .faults import Fault, schedule
 from .judge import Judgement, fairness_objections, judge, objections
 from .link import Link
-from .processes import Server, get_json, router, sockets, worker
+from .processes import Server, get_json, router, running_workers, sockets
 from .rest import left_in_core, left_over
 from .service import Sample, Window, windows
 from .trouble import Trouble
@@ -104,7 +104,10 @@ class Seen:
 async def run(plan: Plan, directory: Path) -> Result:
     """Do all of it. `directory`: for the router's log and journal."""
     evidence, journal = Evidence(), directory / "journal"
-    async with _workers(plan) as workers, _links(plan, workers, evidence) as links:
+    async with (
+        running_workers(plan.workers, plan.speed, plan.batch) as workers,
+        _links(plan, workers, evidence) as links,
+    ):
         addresses = [link.url for link in links]
         proxy = router(directory / "log", addresses, *ROUTER_FLAGS, "--journal", str(journal))
         try:
@@ -117,18 +120,6 @@ async def run(plan: Plan, directory: Path) -> Result:
     left = [*seen.left, *left_in_core(journal), *([f"exit code {code}"] if code else [])]
     found = windows(seen.samples, seen.over)
     return Result(plan.faults, judge(seen.outcomes, evidence), seen.over, found, left)
-
-
-@asynccontextmanager
-async def _workers(plan: Plan) -> AsyncIterator[list[Server]]:
-    """Half of them speak like vLLM, half like SGLang."""
-    flags = ("--hardware", "a100-mistral-7b", "--speed", str(plan.speed), "--max-running", str(plan.batch))
-    made = [worker(("vllm", "sglang")[number % 2], *flags) for number in range(plan.workers)]
-    try:
-        await asyncio.gather(*(each.start() for each in made))
-        yield made
-    finally:
-        await asyncio.gather(*(each.end() for each in made))
 
 
 @asynccontextmanager
@@ -160,12 +151,7 @@ async def _under_load(
 
     await get_json(http, f"{proxy.url}/fairness")
     before = sockets(proxy.pid)
-    clients = [
-        Client(
-            f"client-{number}", Random(f"{plan.seed} {number}"), greedy=number < plan.greedy, vanishing=plan.vanishing
-        )
-        for number in range(plan.clients)
-    ]
+    clients = make_clients(plan.seed, plan.clients, plan.greedy, plan.vanishing)
     crowd, trouble, samples = Crowd(proxy.url, clock), Trouble(workers, links, operator), list[Sample]()
     asking = asyncio.gather(ask_all(crowd, clients, plan.calls, plan.think), _look(crowd, clients, samples, clock))
     try:

@@ -1,0 +1,226 @@
+"""`python -m tests.chaos.restart`: kill -9 of the router under load, and another one in its place.
+
+It must be ready within 3 s, with what clients were served and owe as of the last save, and no worker may be left with
+work that nobody waits for, for longer than its engine takes to notice.
+"""
+
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Final, NamedTuple
+
+import aiohttp
+import uvloop
+
+from router.core.saved import Clients
+from router.state import NAME, decode
+from workers.dialects.sglang import SglangWire
+
+from .clients import Crowd, Outcome, ask_all, make_clients
+from .processes import LOOK, Server, get_json, router, running_workers, until
+from .reading import Ending
+from .rest import busy_workers
+
+READY: Final = 3.0
+"""Seconds from its start in which a router must be ready."""
+QUANTUM: Final = 100.0
+FLAGS: Final = ("--log-level", "warning", "--dlpm-home.quantum", str(QUANTUM))
+MOST_OF_A_CALL: Final = 400.0
+"""Cost of the dearest call that a client asks, in cost units."""
+SLACK: Final = 1.0
+"""Seconds that a step of an engine, a poll and a busy machine may take besides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What the router is under when it is killed."""
+
+    seconds: float = 12.0
+    interval: float = 5.0
+    """Seconds between two saves: the router's own default."""
+    clients: int = 40
+    workers: int = 4
+    speed: float = 1.0
+    """Of the emulated hardware; SGLang's delay before it aborts is divided by it too."""
+
+
+class Books(NamedTuple):
+    """What clients were served and how their counters stood, in cost units, at a time of the wall clock."""
+
+    at: float
+    service: dict[str, float]
+    deficit: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """What was seen."""
+
+    load: Load
+    ready: float
+    """Seconds from the second router's start to its readiness."""
+    unsaved: float
+    """Seconds between the last save and the kill."""
+    differences: Sequence[str]
+    """Where the books that were loaded are none that there were at the last save."""
+    clients: int
+    """In those books."""
+    orphaned: dict[str, float]
+    """Seconds from the kill until a worker had nothing under way, by its dialect; the longest of each."""
+    after: Sequence[Outcome]
+    """Of calls to the second router."""
+
+    @property
+    def objections(self) -> list[str]:
+        """What must not be, whatever the machine."""
+        wrong = [each.verdict.why for each in self.after if each.verdict.ending is not Ending.COMPLETE]
+        return [*self.differences, *(f"after the restart: {why}" for why in wrong)]
+
+    @property
+    def late(self) -> list[str]:
+        """What took too long."""
+        allowed = {"vllm": SLACK, "sglang": SglangWire.abort_delay / self.load.speed + SLACK}
+        found = [f"{name} had work for {took:.2f} s" for name, took in self.orphaned.items() if took > allowed[name]]
+        if self.ready > READY:
+            found.append(f"ready after {self.ready:.2f} s")
+        if self.unsaved > self.load.interval + SLACK:
+            found.append(f"the last save was {self.unsaved:.2f} s before the kill")
+        return found
+
+
+async def restart(load: Load, directory: Path) -> Restart:
+    """Do it. `directory`: for the router's state and log."""
+    state = directory / "state"
+    flags = (*FLAGS, "--state", str(state), "--state-interval", str(load.interval))
+    async with running_workers(load.workers, load.speed, 4) as workers, aiohttp.ClientSession() as http:
+        proxy = router(directory / "log", [each.url for each in workers], *flags)
+        try:
+            await proxy.start()
+            books = await _until_killed(load, proxy, state / NAME, http)
+            killed = time.time()
+            saved, written = _saved(state / NAME)
+            orphans = asyncio.gather(*(_idle(http, each, killed) for each in workers))
+            began = time.monotonic()
+            await proxy.start()
+            await until(partial(_is_ready, http, proxy))
+            ready = time.monotonic() - began
+            loaded = await _read(http, proxy)
+            times = await orphans
+            crowd = Crowd(proxy.url, time.monotonic)
+            await _ask(crowd, load, 2.0)
+        finally:
+            await proxy.end()
+    orphaned = {name: max(times[number::2]) for number, name in enumerate(("vllm", "sglang"))}
+    return Restart(
+        load,
+        ready,
+        killed - saved,
+        differences(books, saved, written, loaded),
+        len(loaded.service),
+        orphaned,
+        crowd.outcomes,
+    )
+
+
+async def _until_killed(load: Load, proxy: Server, state: Path, http: aiohttp.ClientSession) -> list[Books]:
+    """Put it under load and kill it, some time behind a save; its books as they were, look by look."""
+    crowd, books = Crowd(proxy.url, time.monotonic), list[Books]()
+    asking = asyncio.ensure_future(_ask(crowd, load, None))
+    began = time.monotonic()
+    while time.monotonic() < began + load.seconds or not _covers(state, load.clients // 2):
+        books.append(await _read(http, proxy))
+        await asyncio.sleep(LOOK)
+    await proxy.end()
+    crowd.over.set()
+    await asking
+    return books
+
+
+async def _ask(crowd: Crowd, load: Load, seconds: float | None) -> None:
+    asking = asyncio.gather(ask_all(crowd, make_clients(1, load.clients, load.clients // 2), 2, 1.0))
+    if seconds is not None:
+        await crowd.pause(seconds)
+        crowd.over.set()
+    await asking
+    await crowd.close()
+
+
+async def _read(http: aiohttp.ClientSession, proxy: Server) -> Books:
+    clients = (await get_json(http, f"{proxy.url}/fairness"))["clients"]
+    deficit = {
+        name: entry["deficit"][worker]["order"]
+        for name, entry in clients.items()
+        for worker in list(entry["deficit"])[:1]
+        if entry["deficit"][worker]["order"] is not None
+    }
+    return Books(time.time(), {name: entry["service"]["cost"] for name, entry in clients.items()}, deficit)
+
+
+def _covers(state: Path, clients: int) -> bool:
+    """Whether so many clients were saved."""
+    pieces = decode(state.read_bytes()).pieces if state.exists() else []
+    return sum(len(piece.rows) for piece in pieces if isinstance(piece, Clients)) >= clients
+
+
+def _saved(state: Path) -> tuple[float, float]:
+    """When the writing of a state began, and when it was done, by the wall clock."""
+    return decode(state.read_bytes()).header.saved, state.stat().st_mtime
+
+
+def differences(books: Sequence[Books], saved: float, written: float, loaded: Books) -> list[str]:
+    """Where loaded books are none that there were while they were saved, client by client."""
+    before = [each for each in books if each.at <= saved][-1:] or books[:1]
+    behind = next((each for each in books if each.at > written), books[-1])
+    around = [each for each in books if before[0].at <= each.at <= behind.at]
+    found = []
+    for name, service in loaded.service.items():
+        low, high = before[0].service.get(name, 0.0), behind.service.get(name, 0.0)
+        if not low <= service <= high:
+            found.append(f"{name} was served {service:.0f}, which was {low:.0f} to {high:.0f} at the last save")
+    for name, deficit in loaded.deficit.items():
+        seen = [each.deficit[name] for each in around if name in each.deficit]
+        if seen and not min(seen) - MOST_OF_A_CALL <= deficit <= max(seen) + QUANTUM:
+            found.append(f"{name} has {deficit:.0f}, which was {min(seen):.0f} to {max(seen):.0f} at the last save")
+    found += [f"{name} is not known any more" for name in before[0].service if name not in loaded.service]
+    return found
+
+
+async def _is_ready(http: aiohttp.ClientSession, proxy: Server) -> bool:
+    async with http.get(f"{proxy.url}/ready") as response:
+        return response.status == 200
+
+
+async def _idle(http: aiohttp.ClientSession, worker: Server, killed: float) -> float:
+    """Seconds from the kill until a worker has nothing under way."""
+
+    async def idle() -> bool:
+        return not await busy_workers(http, worker.url)
+
+    await until(idle)
+    return time.time() - killed
+
+
+def main() -> int:
+    """Run, print what was seen, and say whether all is well."""
+    directory = Path(mkdtemp(prefix="chaos-restart-"))
+    seen = uvloop.run(restart(Load(), directory))
+    print(f"ready {seen.ready:.2f} s from its start")
+    print(f"the last save was {seen.unsaved:.2f} s before the kill, of every {seen.load.interval:g} s")
+    print(f"books of {seen.clients} clients, of which {len(seen.differences)} are not as they were then")
+    for name, took in seen.orphaned.items():
+        print(f"{name}: nothing under way {took:.2f} s behind the kill")
+    print(f"calls to the second router: {len(seen.after)}, of which {len(seen.objections)} are not well")
+    objections = [*seen.objections, *seen.late]
+    for line in objections:
+        print(f"NOT WELL: {line}")
+    print(f"The routers' log and state are in {directory}." if objections else "All is well.")
+    return 1 if objections else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
