@@ -38,9 +38,7 @@ AWAY: Final = frozenset({Kind.KILL, Kind.LEAVE, Kind.DRAIN, Kind.HANG, Kind.ERRO
 SHARES: Final = dict.fromkeys(Kind, 1) | {Kind.KILL: 3, Kind.RESET: 2, Kind.HANG: 2}
 """How often each kind comes, in proportion."""
 SHORTEST, LONGEST = 1.0, 4.0
-"""Seconds that a fault lasts, but for:"""
-STANDSTILL: Final = 6.0
-"""Seconds for which a worker hangs: longer than the router waits for a token."""
+"""Seconds that a fault lasts; for how long a worker hangs is told."""
 PAUSE: Final = 0.5
 """Seconds, at least, that a worker has for itself between two faults."""
 
@@ -55,8 +53,10 @@ class Fault:
     kind: Kind
 
 
-def schedule(seed: int, seconds: float, workers: int, every: float) -> tuple[Fault, ...]:
+def schedule(seed: int, seconds: float, workers: int, every: float, hang: float) -> tuple[Fault, ...]:
     """Faults that end within `seconds`, one in `every` seconds on average; equal for equal arguments.
+
+    `hang`: seconds that a worker stands still, to be longer than the router waits for it.
 
     Each kind comes once before any comes again, where the time allows; at most half of the workers are away at once.
     """
@@ -69,7 +69,7 @@ def schedule(seed: int, seconds: float, workers: int, every: float) -> tuple[Fau
         away = sum(fault.kind in AWAY for fault in faults if fault.until > now)
         if not free or (kind in AWAY and away >= workers // 2):
             continue
-        lasts = STANDSTILL if kind is Kind.HANG else random.uniform(SHORTEST, LONGEST)
+        lasts = hang if kind is Kind.HANG else random.uniform(SHORTEST, LONGEST)
         faults.append(Fault(now, min(seconds, now + lasts), random.choice(free), kind))
         kind = next(kinds)
     return tuple(faults)

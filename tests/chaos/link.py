@@ -1,6 +1,9 @@
 """One worker's address as the router knows it, which refuses connections while the worker is away."""
 
 import asyncio
+import os
+import socket
+from contextlib import suppress
 from random import Random
 
 from .evidence import Evidence
@@ -11,12 +14,12 @@ from .line import Line
 class Link:
     """One worker's address. `kind` is the fault that it suffers now."""
 
-    def __init__(self, worker: int, target: int, evidence: Evidence, random: Random) -> None:
-        """`target`: the port of the worker's process."""
+    def __init__(self, worker: int, evidence: Evidence, random: Random) -> None:
         self.worker = worker
+        self.target = 0
+        """The port of the worker's process."""
         self.kind: Kind | None = None
         self.port = 0
-        self._target = target
         self._evidence = evidence
         self.random = random
         self._server: asyncio.Server | None = None
@@ -32,10 +35,12 @@ class Link:
         """Open ones to the router."""
         return len(self._lines)
 
-    async def listen(self) -> None:
-        """Take connections, always at the same port."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, backlog=1024)
-        self.port = self._server.sockets[0].getsockname()[1]
+    async def listen(self, target: int) -> None:
+        """Take connections for the process at that port, oneself always at the same."""
+        self.target = target
+        listener = socket.create_server(("127.0.0.1", self.port)) if self.port else _anywhere()
+        self.port = listener.getsockname()[1]
+        self._server = await asyncio.start_server(self._serve, sock=listener, backlog=1024)
 
     def refuse(self) -> None:
         """Take no connection, and cut those there are, as the kernel does when a process dies."""
@@ -54,7 +59,7 @@ class Link:
                 line.reset()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        line = Line(self, self._target, reader, writer)
+        line = Line(self, self.target, reader, writer)
         self._lines.add(line)
         try:
             await line.run()
@@ -65,3 +70,11 @@ class Link:
     def note(self, request: str, kind: Kind, *, begun: bool) -> None:
         """A request met a fault here."""
         self._evidence.add(request, self.worker, kind, begun=begun)
+
+
+def _anywhere() -> socket.socket:
+    """A listener at a port that no outgoing connection takes while nobody listens there."""
+    for number in range(10_000):
+        with suppress(OSError):
+            return socket.create_server(("127.0.0.1", 20_000 + (os.getpid() * 100 + number) % 10_000))
+    raise OSError("no port is free")

@@ -16,7 +16,7 @@ import aiohttp
 from .asks import MODEL
 
 SPEAKS: Final = re.compile(r"(?:workers: \S+ \S+ on|d2lpm: listening on) http://[^:]+:(?P<port>\d+)")
-PATIENCE: Final = 60.0
+PATIENCE: Final = 120.0
 """Seconds after which a process that does not begin to listen will not."""
 LOOK: Final = 0.05
 """Seconds between two looks at what may change at any time."""
@@ -25,7 +25,7 @@ END: Final = 10.0
 
 
 class Server:
-    """A process that listens on loopback, and on the same port again when it is started anew."""
+    """A process that listens on loopback, on another port each time that it is started."""
 
     def __init__(self, module: str, *flags: str, log: Path | None = None) -> None:
         self.port = 0
@@ -50,7 +50,7 @@ class Server:
         with contextlib.ExitStack() as stack:
             log = stack.enter_context(self._log.open("ab")) if self._log else None
             self._process = await asyncio.create_subprocess_exec(
-                *self._command, "--port", str(self.port), stdin=PIPE, stdout=PIPE, stderr=log, env=environment
+                *self._command, "--port", "0", stdin=PIPE, stdout=PIPE, stderr=log, env=environment
             )
         async with asyncio.timeout(PATIENCE):
             self.port = await self._greeted()

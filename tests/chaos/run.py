@@ -29,7 +29,7 @@ SAMPLES: Final = 0.25
 """Seconds between two looks at what clients were given."""
 ROUTER_FLAGS: Final = (
     *("--log-level", "warning", "--admin-key", KEY, "--poll-interval", "0.5"),
-    *("--first-token-timeout", "5", "--token-timeout", "3", "--breaker-cooldown", "1"),
+    *("--breaker-cooldown", "1"),
     # What a call costs, so that service is even within a few calls of each client, and so within seconds.
     *("--dlpm-home.quantum", "100"),
 )
@@ -61,10 +61,19 @@ class Plan:
     batch: int = 4
     """Requests that a worker runs at once."""
 
+    patience: float = 3.0
+    """Seconds for which the router waits for a token; for the first one, twice as long."""
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Of the router."""
+        times = ("--token-timeout", str(self.patience), "--first-token-timeout", str(2 * self.patience))
+        return (*ROUTER_FLAGS, *times)
+
     @property
     def faults(self) -> tuple[Fault, ...]:
         """The schedule."""
-        return schedule(self.seed, self.trouble, self.workers, self.every)
+        return schedule(self.seed, self.trouble, self.workers, self.every, 2 * self.patience)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +118,7 @@ async def run(plan: Plan, directory: Path) -> Result:
         _links(plan, workers, evidence) as links,
     ):
         addresses = [link.url for link in links]
-        proxy = router(directory / "log", addresses, *ROUTER_FLAGS, "--journal", str(journal))
+        proxy = router(directory / "log", addresses, *plan.flags, "--journal", str(journal))
         try:
             await proxy.start()
             async with aiohttp.ClientSession() as http:
@@ -125,10 +134,10 @@ async def run(plan: Plan, directory: Path) -> Result:
 @asynccontextmanager
 async def _links(plan: Plan, workers: Sequence[Server], evidence: Evidence) -> AsyncIterator[list[Link]]:
     random = Random(plan.seed)
-    links = [Link(number, each.port, evidence, random) for number, each in enumerate(workers)]
+    links = [Link(number, evidence, random) for number in range(plan.workers)]
     try:
-        for link in links:
-            await link.listen()
+        for link, each in zip(links, workers, strict=True):
+            await link.listen(each.port)
         yield links
     finally:
         for link in links:

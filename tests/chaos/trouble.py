@@ -27,6 +27,8 @@ class Trouble:
         self._workers = workers
         self._links = links
         self._operator = operator
+        self._turns = [asyncio.Lock() for _ in workers]
+        """A process may take longer to be there again than the schedule leaves it."""
         self.over = 0.0
         """When the last fault was over, in seconds since the clients began: a process needs time to be there again."""
 
@@ -37,9 +39,10 @@ class Trouble:
 
     async def _one(self, fault: Fault, clock: Callable[[], float]) -> None:
         await asyncio.sleep(fault.at - clock())
-        await self._begin(fault)
-        await asyncio.sleep(fault.until - clock())
-        await self._end(fault)
+        async with self._turns[fault.worker]:
+            await self._begin(fault)
+            await asyncio.sleep(fault.until - clock())
+            await self._end(fault)
 
     async def _begin(self, fault: Fault) -> None:
         worker, link = self._workers[fault.worker], self._links[fault.worker]
@@ -60,7 +63,7 @@ class Trouble:
             worker.signal(signal.SIGCONT)
         if fault.kind in ENDS:
             await worker.start()
-            await link.listen()
+            await link.listen(worker.port)
         if fault.kind is Kind.DRAIN:
             await self._operator(link, "resume")
         link.kind = None
