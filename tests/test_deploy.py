@@ -42,6 +42,18 @@ def test_the_router_finds_two_workers_whatever_the_profile() -> None:
         assert sum(profile in profiles(service) for service in SERVICES) == len(workers)
 
 
+def test_prometheus_and_grafana_find_whom_they_ask() -> None:
+    """Each address is a service's name and the port that it listens at inside."""
+    scraped = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text("utf-8"))["scrape_configs"]
+    sources = yaml.safe_load((ROOT / "deploy/grafana/provisioning/datasources/prometheus.yml").read_text("utf-8"))
+    addresses = [target for job in scraped for group in job["static_configs"] for target in group["targets"]]
+    addresses += [source["url"].removeprefix("http://") for source in sources["datasources"]]
+    for address in addresses:
+        name, _, port = address.partition(":")
+        assert [mapping.rpartition(":")[2] for mapping in SERVICES[name]["ports"]] == [port]
+    assert SERVICES["router"]["ports"] == [f"127.0.0.1:{last('EXPOSE').rest}:{last('EXPOSE').rest}"]
+
+
 def test_the_emulated_worker_takes_its_flags() -> None:
     """They are those of `python -m workers`."""
     assert SERVICES["worker-1"]["entrypoint"] == ["python", "-m", "workers"]
