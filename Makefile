@@ -4,7 +4,7 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 ARGS ?=
 
-.PHONY: serve demo test lint chaos shapes results bench clean
+.PHONY: serve demo test lint chaos shapes results sweeps bench clean
 
 serve: $(STAMP)
 	@exec $(VENV)/bin/d2lpm serve --emulate 2 $(ARGS)
@@ -29,9 +29,13 @@ chaos: $(STAMP)
 shapes: $(STAMP)
 	$(VENV)/bin/pytest -n 2 --dist loadfile tests/slow_experiment_shapes.py
 
-# Every experiment in full, for docs/results.md: about 35 minutes of two cores.
+# Every experiment in full, for docs/results.md: about 38 minutes of two cores.
 results: $(STAMP)
 	$(VENV)/bin/python -m bench experiment all --out docs/results $(ARGS)
+
+# What the defaults rest on: every policy and parameter on every workload, and the workers' caches; half an hour.
+sweeps: $(STAMP)
+	$(VENV)/bin/python -m bench experiment sweeps --out docs/results $(ARGS)
 
 bench: $(STAMP)
 	@$(VENV)/bin/python -m bench decision-cost $(ARGS)

@@ -1,15 +1,19 @@
 """Experiments: their rows, their files, and the command."""
 
+import asyncio
 import json
 import os
+import select
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 import pytest
 import tiny_experiment
+from running import PATIENCE, until
 from tiny_experiment import HELD, LENGTHS, SEEDS, Held, Tiny
 
 from bench.__main__ import main
@@ -36,6 +40,30 @@ def test_rows_come_in_the_order_of_the_cells(tmp_path: Path) -> None:
     held = run(Held(tmp_path / "pipe"), quick=True, seeds=[0], jobs=2, done=lambda done, _of: over.append(done))
     assert [(row.labels["seconds"], row.values["seconds"]) for row in held] == [(f"{s}", [s]) for s in HELD]
     assert over == [1, 2, 3, 4]
+
+
+async def test_simulations_end_with_whoever_wanted_them(tmp_path: Path) -> None:
+    """A run that is killed leaves no process behind, not even in the middle of a simulation."""
+    os.mkfifo(tmp_path / "pipe")
+    folder = Path(tiny_experiment.__file__).parent
+    program = (sys.executable, str(folder / "tiny_experiment.py"), "held", str(tmp_path / "pipe"))
+    runner = await asyncio.create_subprocess_exec(*program)
+    ends: list[int] = []
+
+    def simulating() -> bool:
+        with suppress(OSError):  # that nobody reads
+            ends.append(os.open(tmp_path / "pipe", os.O_WRONLY | os.O_NONBLOCK))
+        return bool(ends)
+
+    try:
+        await until(simulating)
+    finally:
+        runner.kill()
+        await runner.wait()
+    reader_gone = select.poll()
+    reader_gone.register(ends[0], select.POLLERR)
+    assert reader_gone.poll(PATIENCE * 1000)
+    os.close(ends[0])
 
 
 def test_a_row_holds_the_values_of_all_seeds(rows: Sequence[Row]) -> None:

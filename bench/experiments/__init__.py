@@ -61,14 +61,14 @@ EXPERIMENTS: Final[Mapping[str, Experiment]] = {
 }
 """By name; a new one is a file and a line here. Beside these there is `fig4`, which measures instead of simulating."""
 NAMES: Final = (*EXPERIMENTS, "fig4")
-APART: Final = ("cache",)
-"""By themselves alone: as long as all the others together."""
+SWEEPS: Final = ("saturation", "policies", "defaults", "cache")
+"""Of many cells under one seed, for choices of our own; all others repeat what a paper measured, or a claim of ours."""
 LIVE: Final = "neighbour"
 OUT: Final = Path("results")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help=f"one of {', '.join(NAMES)}, all, {LIVE}")
+    parser.add_argument("name", metavar="NAME", help=f"one of {', '.join(NAMES)}, {LIVE}; all (but the sweeps), sweeps")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter simulations, of the same shape")
     parser.add_argument("--out", type=Path, default=OUT, metavar="DIR", help="where to write (%(default)s)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time (%(default)s)")
@@ -158,9 +158,11 @@ def contestants(routers: Sequence[str], sglang_router: str | None) -> Sequence[C
 
 
 def _names(options: argparse.Namespace) -> Sequence[str]:
-    if options.name not in ("all", LIVE, *NAMES):
-        raise ValueError(f"unknown experiment {options.name!r}, known: {', '.join(NAMES)}, all, {LIVE}")
-    return [name for name in NAMES if name not in APART] if options.name == "all" else [options.name]
+    if options.name not in ("all", "sweeps", LIVE, *NAMES):
+        raise ValueError(f"unknown experiment {options.name!r}, known: {', '.join(NAMES)}, all, sweeps, {LIVE}")
+    if options.name == "sweeps":
+        return SWEEPS
+    return [name for name in NAMES if name not in SWEEPS] if options.name == "all" else [options.name]
 
 
 def _traces(options: argparse.Namespace, names: Sequence[str]) -> Mapping[str, Trace]:
