@@ -69,3 +69,27 @@ def test_who_was_away_has_its_share_again(policy: str, seed: int) -> None:
     """Thirty seconds after its return, neither what it missed nor what it owes shows any more."""
     result = run(policy, Backlogged(leaves=True), 300.0, seed)
     assert shares(result, BACK + 30.0, 300.0) == pytest.approx([1.0, 1.0, 1.0], abs=0.05)
+
+
+@dataclass(frozen=True, slots=True)
+class Team(Backlogged):
+    """A client of weight 1, and ten of a group that has weight 1."""
+
+    def clients(self, seed: int) -> Sequence[Client]:
+        """See `Workload`."""
+        members = [Client(f"m{n}", self._some(Random(f"{seed} {n}"), 6), group="team") for n in range(10)]
+        return [Client("single", self._some(Random(f"{seed} single"), AT_ONCE)), *members]
+
+    def _some(self, random: Random, calls: int) -> Iterator[Call]:
+        return (self._call(random, 1.0, 0.0) for _ in range(calls))
+
+
+@pytest.mark.parametrize("policy", ["d2lpm", "dlpm_home"])
+def test_a_group_is_served_what_one_client_is(policy: str) -> None:
+    """Ten keys of a group of weight 1 have together what a key of weight 1 has, and each a tenth of that."""
+    result = run(policy, Team(), 160.0)
+    within = [sample.service for sample in result.timeline if sample.time >= 20.0]
+    served = {client: within[-1][client] - within[0][client] for client in result.weights}
+    single = served.pop("single")
+    assert sum(served.values()) / single == pytest.approx(1.0, abs=0.1)
+    assert [each / single for each in served.values()] == pytest.approx([0.1] * 10, abs=0.03)
