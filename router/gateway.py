@@ -1,7 +1,7 @@
 """The data path: a plain ASGI callable that turns a client's call into a journey, and a failure into an answer.
 
-The files in the order in which a call meets them: exchange (its body), api (parsed), identity (its client), journey,
-conductor and core (its turn), fleet (forwarded), api.answer (counted, and what only we asked for taken out),
+The files in the order in which a call meets them: exchange (its body), api (parsed), identity and limits (its client),
+journey, conductor and core (its turn), fleet (forwarded), api.answer (counted, and what only we asked for taken out),
 exchange (to the client), conductor and core (settled).
 """
 

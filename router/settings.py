@@ -258,6 +258,12 @@ class Settings(PolicyGroups):
     access_log: bool = False
     """Log every request: its address, method, path and status."""
 
+    @model_validator(mode="after")
+    def _knows_clients(self) -> "Settings":
+        if self.clients is not None and not {Source.KEY, Source.HEADER} & set(self.identity):
+            raise ValueError("clients: nobody could be one of them, for identity has neither key nor header")
+        return self
+
     def without_addresses(self) -> dict[str, JsonValue]:
         """What may change a decision, for `model_validate`: not where anything is, and no secret."""
         return self.model_dump(mode="json", exclude=set(ADDRESSES))

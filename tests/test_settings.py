@@ -141,3 +141,15 @@ def test_every_setting_is_documented() -> None:
     """Each field says what it is; the groups say it in their own class."""
     silent = [name for name, field in Settings.model_fields.items() if not field.description]
     assert sorted(silent) == sorted(PARAMETERS)
+
+
+def test_a_file_of_clients_needs_a_source_that_can_name_one() -> None:
+    """By `user` or address nobody is known."""
+    assert "neither key nor header" in refusal(clients="x", identity=["user", "address"])
+    assert Settings.model_validate({"clients": "x", "identity": ["key"]}).clients is not None
+
+
+@pytest.mark.parametrize("network", ["10.0.0.0/33", "10.0.0.1/8", "proxy", ""])
+def test_a_trusted_proxy_is_an_address_or_a_network(network: str) -> None:
+    """A name, or a network with bits behind its end, is a mistake."""
+    assert refusal(trusted_proxy=[network])
