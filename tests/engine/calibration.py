@@ -27,9 +27,8 @@ from router.core.model import BlocksLost, Dispatch, Evicted, RequestId, WorkerLe
 from router.journal import Entry, read
 
 from .environment import is_complete
-from .fleet import BLOCK_TOKENS, ENGINE_START_SECONDS, Engine, Router, make_model, publishing
+from .fleet import BLOCK_TOKENS, ENGINE_START_SECONDS, Engine, Router, launched_engine, make_model
 from .old_maps import predictions
-from .processes import free_port
 from .programs import ANSWER_TOKENS, Program, Question, programs
 from .wire import CHAT, COMPLETIONS, Answer, Json, call, listed, mapped
 
@@ -159,8 +158,8 @@ def engines(model: Path, folder: Path) -> Iterator[tuple[Engine, Engine]]:
     """Two small ones that publish KV events."""
 
     def small(name: str) -> Engine:
-        flags = (f"--num-gpu-blocks-override={BLOCKS}", "--max-num-seqs=16", publishing(free_port(), free_port()))
-        return Engine(name, model, folder / name, flags, {"VLLM_SERVER_DEV_MODE": "1"})
+        flags = (f"--num-gpu-blocks-override={BLOCKS}", "--max-num-seqs=16")
+        return launched_engine(name, model, folder / name, flags, {"VLLM_SERVER_DEV_MODE": "1"})
 
     pair = small("first"), small("second")
     try:

@@ -1,6 +1,6 @@
 """The servers under test, and what they tell about themselves."""
 
-import json
+import os
 import re
 import subprocess
 import sys
@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from .environment import PYTHON, ROOT
-from .processes import Server
+from .processes import Server, free_ports
 from .wire import WORKER_KEY, Json, get, listed, mapped
 
 SEQUENCES = 4
@@ -61,18 +61,6 @@ def make_model() -> Path:
     return folder
 
 
-def publishing(port: int, replay_port: int) -> str:
-    """The flag by which an engine publishes its KV events."""
-    config = {
-        "enable_kv_cache_events": True,
-        "publisher": "zmq",
-        "endpoint": f"tcp://*:{port}",
-        "replay_endpoint": f"tcp://*:{replay_port}",
-        "topic": "kv",
-    }
-    return "--kv-events-config=" + json.dumps(config).replace("{", "{{").replace("}", "}}")
-
-
 @dataclass(frozen=True, slots=True)
 class Load:
     """Requests inside an engine, as it counts them itself."""
@@ -85,10 +73,17 @@ class Engine(Server):
     """A vLLM server."""
 
     def __init__(
-        self, name: str, model: Path, log: Path, flags: Iterable[str] = (), environment: Mapping[str, str] | None = None
+        self,
+        name: str,
+        model: Path,
+        log: Path,
+        flags: Iterable[str] = (),
+        environment: Mapping[str, str] | None = None,
+        *,
+        launch: Iterable[str | Path] = (PYTHON.with_name("vllm"), "serve"),
     ) -> None:
-        """`flags` and `environment` count before the usual ones."""
-        command = [str(PYTHON.with_name("vllm")), "serve", str(model), *ENGINE_FLAGS, *flags]
+        """`flags` and `environment` count before the usual ones; `launch` is what stands before the model."""
+        command = [*map(str, launch), str(model), *ENGINE_FLAGS, *flags]
         super().__init__(name, command, {**ENGINE_ENVIRONMENT, **(environment or {})}, log)
 
     def load(self) -> Load:
@@ -99,6 +94,18 @@ class Engine(Server):
         found = re.search(rf"^vllm:{name}\{{[^}}]*\}} (\S+)$", text, re.MULTILINE)
         assert found is not None, f"no metric vllm:{name}"
         return int(float(found[1]))
+
+
+def launched_engine(
+    name: str, model: Path, log: Path, flags: Iterable[str], environment: Mapping[str, str] | None = None
+) -> Engine:
+    """A server as workers/launch starts it: with all flags that the router reads, and publishing its KV events."""
+    ours = {
+        "PATH": f"{PYTHON.parent}:{os.environ['PATH']}",
+        "KV_EVENTS_PORT": str(free_ports(2)),
+        **(environment or {}),
+    }
+    return Engine(name, model, log, flags, ours, launch=("sh", ROOT / "workers" / "launch" / "vllm.sh"))
 
 
 class Router(Server):

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -28,6 +29,20 @@ def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
         return port
+
+
+def free_ports(count: int) -> int:
+    """The first of so many free ports in a row, below those that the system gives to connections.
+
+    What listens there may take long to start, and until then nobody holds them.
+    """
+    for _ in range(100):
+        first = random.randrange(20_000, 32_000)
+        with contextlib.ExitStack() as held, contextlib.suppress(OSError):
+            for port in range(first, first + count):
+                held.enter_context(socket.create_server(("", port)))
+            return first
+    raise RuntimeError(f"there are no {count} free ports in a row")
 
 
 class Server:

@@ -10,8 +10,8 @@ from router.local_tokenizer import LocalTokenizer
 
 from . import prompts
 from .conftest import StartRouter
-from .fleet import BLOCK_TOKENS, ENGINE_START_SECONDS, Engine, Router, publishing
-from .processes import Server, free_port, wait_until
+from .fleet import BLOCK_TOKENS, ENGINE_START_SECONDS, Engine, Router, launched_engine
+from .processes import Server, wait_until
 from .test_prefixes import BODY, ask, predicted, usage
 from .wire import CHAT, Json, call, get
 
@@ -25,9 +25,9 @@ EXACT = ("--token-budget=5", "--min-match-tokens=0")
 
 @pytest.fixture(scope="module")
 def engine(servers: list[Server], model: Path, logs: Path) -> Engine:
-    """An engine with a small cache that tells of it."""
-    flags = (f"--num-gpu-blocks-override={BLOCKS}", "--max-model-len=4096", publishing(free_port(), free_port()))
-    small = Engine("publishing engine", model, logs / "publishing", flags)
+    """An engine with a small cache that tells of it, started as the compose file starts its own."""
+    flags = (f"--num-gpu-blocks-override={BLOCKS}", "--max-model-len=4096")
+    small = launched_engine("publishing engine", model, logs / "publishing", flags)
     servers.append(small)
     small.start()
     small.wait_ready("/health", ENGINE_START_SECONDS)
