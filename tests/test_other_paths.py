@@ -6,8 +6,9 @@ from typing import Any
 
 import aiohttp
 import pytest
-from running import RunningRouter, chat, running_router, until
+from running import chat, running_router, until
 from scripted_engine import Call, event, scripted_engine
+from served import service
 
 AUDIO = "/v1/audio/transcriptions"
 NOBODYS = "/v1/decisions"
@@ -23,12 +24,6 @@ USAGE: list[tuple[Any, tuple[int, int, int]]] = [
     ({"usage": None}, (100, 0, 0)),
     ([1, 2], (100, 0, 0)),
 ]
-
-
-async def service(router: RunningRouter, client: str) -> tuple[int, int, int]:
-    """Extend, cached and output tokens of a client."""
-    served = (await router.fairness())["clients"][client]["service"]
-    return served["extend"], served["cached"], served["output"]
 
 
 @pytest.mark.parametrize(("answer", "charged"), USAGE, ids=[json.dumps(answer) for answer, _ in USAGE])

@@ -6,6 +6,8 @@ comes, aborts in the engine whatever has not finished. A second task per call wa
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from workers.call import ApiError, Call, parse_call
@@ -14,12 +16,14 @@ from workers.dialects.sglang import SglangWire
 from workers.dialects.sglang_status import SglangStatus
 from workers.dialects.vllm import VllmWire
 from workers.dialects.vllm_status import VllmStatus
-from workers.dialects.wire import DONE, Answer, Wire
+from workers.dialects.wire import DONE, StreamWriter, Wire
 from workers.engine import Engine, create_engine
+from workers.forms import FORMS, Form
 from workers.hardware import HARDWARE
 from workers.http import HttpRequest, Receive, Response, Routes, Scope, Send, json_response, read_request, send_response
 from workers.loop import CallEnded, EngineLoop, Mailbox
 from workers.model import QueueFull
+from workers.pooling import POOLED, Pooled
 from workers.settings import WorkerSettings
 from workers.sglang_engine import SglangEngine
 
@@ -68,7 +72,8 @@ class WorkerApp:
         except (ConnectionResetError, CallEnded):
             return
         except ApiError as error:
-            await send_response(send, Response(self._wire.error(error), error.status))
+            form = FORMS.get(scope["path"].removesuffix("/count_tokens"), self._wire)
+            await send_response(send, Response(form.error(error), error.status))
         except Exception:
             log.exception("%s failed", scope["path"])
             raise
@@ -77,7 +82,12 @@ class WorkerApp:
         if not self._authorized(request):
             await send_response(send, json_response({"error": "Unauthorized"}, 401))
         elif request.method == "POST" and request.path in GENERATION:
-            await self._generate(request, GENERATION[request.path], receive, send)
+            call = parse_call(request.json(), GENERATION[request.path])
+            await self._generate(request, call, self._wire, receive, send)
+        elif request.method == "POST" and (form := FORMS.get(request.path)) is not None:
+            await self._generate(request, form.parse(request.json()), form, receive, send)
+        elif request.method == "POST" and (pooled := POOLED.get(request.path)) is not None:
+            await self._pool(request, pooled, receive, send)
         elif handler := self._routes.get((request.method, request.path)):
             await send_response(send, handler(request))
         else:
@@ -99,28 +109,50 @@ class WorkerApp:
             return json_response({"detail": "Not Found"}, 404)
         return Response(self._wire.error(ApiError(404, "Not Found", "404")), 404)
 
-    async def _generate(self, request: HttpRequest, chat: bool, receive: Receive, send: Send) -> None:
-        call = parse_call(request.json(), chat)
+    async def _generate(
+        self, request: HttpRequest, call: Call, form: "Wire | Form", receive: Receive, send: Send
+    ) -> None:
         header = "x-request-id" if self._settings.dialect == "vllm" else "x-override-rid"
         answer = self._wire.answer(call, request.headers.get(header))
         try:
             mailbox, choices = self._submit(call)
         except QueueFull as error:
-            await self._refuse(call, str(error), send)
+            await self._refuse(call, form, str(error), send)
             return
-        self._calls[answer.id] = mailbox
-        delay = self.loop.scaled(self._wire.abort_delay)
-        watch = asyncio.create_task(_watch(receive, mailbox, delay))
-        try:
+        async with self._answering(answer.id, mailbox, receive):
             if call.stream:
-                await self._stream(answer, mailbox, choices, send)
+                await self._stream(form.writer(answer), call, mailbox, choices, send)
             else:
-                await self._answer(answer, mailbox, choices, send)
+                await _finish(mailbox, choices)
+                await send_response(send, Response(form.full(answer, choices)))
+
+    async def _pool(self, request: HttpRequest, pooled: Pooled, receive: Receive, send: Send) -> None:
+        """Compute the prompts, as far as their first token, which nobody sees."""
+        body = request.json()
+        prompts = pooled.prompts(body)
+        whole = {"model": body.get("model"), "prompt": prompts, "max_tokens": 1}
+        call = parse_call(whole, False)
+        answer = self._wire.answer(call, None)
+        try:
+            mailbox, choices = self._submit(call)
+        except QueueFull as error:
+            raise ApiError(503, str(error), "Service Unavailable") from error
+        async with self._answering(answer.id, mailbox, receive):
+            await _finish(mailbox, choices)
+            await send_response(send, Response(pooled.answer(body, answer.model, choices)))
+
+    @asynccontextmanager
+    async def _answering(self, name: str, mailbox: Mailbox, receive: Receive) -> AsyncIterator[None]:
+        """While this is entered, the call can be aborted, and is when its client leaves; in any case at the end."""
+        self._calls[name] = mailbox
+        watch = asyncio.create_task(_watch(receive, mailbox, self.loop.scaled(self._wire.abort_delay)))
+        try:
+            yield
         finally:
             watch.cancel()
             self.loop.close(mailbox)
-            if self._calls.get(answer.id) is mailbox:
-                del self._calls[answer.id]
+            if self._calls.get(name) is mailbox:
+                del self._calls[name]
 
     def _submit(self, call: Call) -> tuple[Mailbox, list[Choice]]:
         limits = [self._wire.max_tokens(call, prompt) for prompt in call.prompts]
@@ -132,17 +164,18 @@ class WorkerApp:
         mailbox = self.loop.open(answers, call.ignore_eos)
         return mailbox, [Choice(index, prompt) for index, (prompt, _, _) in enumerate(answers)]
 
-    async def _refuse(self, call: Call, message: str, send: Send) -> None:
+    async def _refuse(self, call: Call, form: "Wire | Form", message: str, send: Send) -> None:
         """Say that the queue is full: by status, or inside a stream of status 200."""
         kind = "Service Unavailable" if self._settings.dialect == "vllm" else "503"
         error = ApiError(503, message, kind)
         if not (call.stream and self._wire.queue_full_in_band):
             raise error
         await _start_stream(send)
-        await _send_body(send, self._wire.stream_error(error) + DONE, more=False)
+        await _send_body(send, form.stream_error(error) + (DONE if form is self._wire else b""), more=False)
 
-    async def _stream(self, answer: Answer, mailbox: Mailbox, choices: list[Choice], send: Send) -> None:
-        call, writer = answer.call, self._wire.writer(answer)
+    async def _stream(
+        self, writer: StreamWriter, call: Call, mailbox: Mailbox, choices: list[Choice], send: Send
+    ) -> None:
         started = self._wire.headers_at_once
         if started:
             await _start_stream(send)
@@ -161,13 +194,6 @@ class WorkerApp:
                 await _start_stream(send)
             if events:
                 await _send_body(send, events, more=unfinished > 0)
-
-    async def _answer(self, answer: Answer, mailbox: Mailbox, choices: list[Choice], send: Send) -> None:
-        unfinished = len(choices)
-        while unfinished:
-            touched = await _take(mailbox, choices)
-            unfinished -= sum(choice.finish is not None for choice in touched)
-        await send_response(send, Response(self._wire.full(answer, choices)))
 
     def _queue(self, _request: HttpRequest) -> Response:
         queue = self.loop.queue
@@ -200,6 +226,14 @@ async def _take(mailbox: Mailbox, choices: list[Choice]) -> list[Choice]:
         choices[index].add(output)
         touched[index] = choices[index]
     return [touched[index] for index in sorted(touched)]
+
+
+async def _finish(mailbox: Mailbox, choices: list[Choice]) -> None:
+    """Wait until all of them have ended."""
+    unfinished = len(choices)
+    while unfinished:
+        touched = await _take(mailbox, choices)
+        unfinished -= sum(choice.finish is not None for choice in touched)
 
 
 async def _watch(receive: Receive, mailbox: Mailbox, delay: float) -> None:

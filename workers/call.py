@@ -50,7 +50,7 @@ def parse_call(body: Body, chat: bool) -> Call:
     return Call(
         chat=chat,
         model=_string(body, "model"),
-        prompts=[encode(_chat_text(body))] if chat else _prompts(body.get("prompt")),
+        prompts=[encode(_chat_text(body))] if chat else prompt_list(body.get("prompt")),
         n=_integer(body, "n", 1, MAX_CHOICES) or 1,
         max_tokens=_max_tokens(body, chat),
         ignore_eos=_boolean(body, "ignore_eos"),
@@ -98,7 +98,7 @@ def _chat_text(body: Body) -> str:
     return render_chat(messages, body.get("tools"), go_on=_boolean(body, "continue_final_message"))
 
 
-def _prompts(prompt: object) -> list[list[int]]:
+def prompt_list(prompt: object) -> list[list[int]]:
     """Token ids of each prompt: a text, texts, one list of ids, or several."""
     if isinstance(prompt, str):
         prompts = [encode(prompt)]

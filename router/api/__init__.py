@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
+from router.api import embeddings, messages, responses, scoring, tokenizing
 from router.api.call import Call, Head
 from router.api.chat import PATH as CHAT
 from router.api.chat import parse_chat
@@ -11,7 +12,8 @@ from router.api.completions import parse_completion
 from router.api.error_json import ErrorShape
 from router.api.event_reader import EventReader
 from router.api.family import Family
-from router.api.other import parse_other, read_other
+from router.api.other import parse_other
+from router.api.plain import read_plain
 from router.core.prompt_key import PromptHasher
 
 OURS: Final = ("/v1/models", "/v1/usage")
@@ -28,12 +30,23 @@ def _completion(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool = Fa
     return parse_completion(body, hasher, ids=ids)
 
 
+_EMBEDDINGS: Final = Family(embeddings.parse_embeddings, EventReader, read_plain)
+_SCORING: Final = Family(scoring.parse_scoring, EventReader, read_plain)
+_TOKENIZING: Final = Family(tokenizing.parse_tokenizing, EventReader, tokenizing.read_tokenized)
 FAMILIES: Final[Mapping[str, Family]] = {
     CHAT: Family(_chat, tokenised=True),
     COMPLETIONS: Family(_completion, tokenised=True),
+    responses.PATH: Family(
+        responses.parse_response, responses.ResponseReader, responses.read_response, responses.ERRORS
+    ),
+    messages.PATH: Family(messages.parse_messages, messages.MessageReader, messages.read_message, messages.ANTHROPIC),
+    messages.COUNT_PATH: _TOKENIZING._replace(errors=messages.ANTHROPIC),
+    **dict.fromkeys(embeddings.PATHS, _EMBEDDINGS),
+    **dict.fromkeys(scoring.PATHS, _SCORING),
+    **dict.fromkeys(tokenizing.PATHS, _TOKENIZING),
 }
 """By path."""
-OTHER: Final = Family(parse_other, EventReader, read_other, methods=("POST", "GET", "PUT", "PATCH", "DELETE"))
+OTHER: Final = Family(parse_other, EventReader, read_plain, methods=("POST", "GET", "PUT", "PATCH", "DELETE"))
 """Whatever else an engine serves below /v1."""
 
 
@@ -49,4 +62,6 @@ def family_of(path: str) -> Family | None:
 def errors_of(path: str) -> ErrorShape:
     """How errors are told at a path."""
     family = FAMILIES.get(path)
-    return ErrorShape() if family is None else family.errors
+    if family is None:
+        return messages.ANTHROPIC if path.startswith(f"{messages.PATH}/") else ErrorShape()
+    return family.errors

@@ -1,15 +1,13 @@
 """POST /v1/completions."""
 
-import struct
 from typing import Final
 
 from router.api import fields as read
 from router.api import render
 from router.api.call import Call, Way, ask_for_ids, ask_for_usage
-from router.api.fields import Fields
+from router.api.texts import prompts_of
 from router.api.ways import way_of
-from router.core.prompt_key import Prompt, PromptHasher
-from router.errors import BadRequest
+from router.core.prompt_key import PromptHasher
 
 PATH: Final = "/v1/completions"
 DEFAULT_MAX_TOKENS: Final = 16
@@ -28,7 +26,7 @@ def parse_completion(body: bytes, hasher: PromptHasher, *, ids: bool = False) ->
     user = read.text(fields, "user")
     streamed = read.flag(fields, "stream")
     usage = ask_for_usage(body, fields, streamed)
-    prompts = _prompts(fields, model, hasher)
+    prompts = prompts_of(fields.get("prompt"), "prompt", lambda kind: render.head(kind, model, fields), hasher)
     way = way_of(fields, streamed=streamed, answers=choices * len(prompts))
     ids_wanted = read.flag(fields, "return_token_ids")
     ids_asked = ids and way is Way.IDS and not ids_wanted
@@ -49,34 +47,3 @@ def parse_completion(body: bytes, hasher: PromptHasher, *, ids: bool = False) ->
         # The answer comes as text: after token ids, or with the prompt before or a suffix behind it, it has no place.
         extendable=prompts[0].key.tokens is None and not (fields.get("echo") or fields.get("suffix")),
     )
-
-
-def _prompts(fields: Fields, model: str, hasher: PromptHasher) -> tuple[Prompt, ...]:
-    prompt = fields.get("prompt")
-    if prompt is None:
-        raise BadRequest("You must provide a prompt.", param="prompt", code="missing_required_parameter")
-    if prompt == []:
-        raise BadRequest("`prompt` must not be empty.", param="prompt", code="invalid_value")
-    several = isinstance(prompt, list) and isinstance(prompt[0], str | list)
-    each = prompt if several else [prompt]
-    if all(isinstance(one, str) for one in each):
-        head = render.head("text", model, fields) + render.TEXT
-        return tuple(hasher.prompt(head + one.encode()) for one in each)
-    if all(isinstance(one, list) for one in each):
-        head = render.head("tokens", model, fields) + render.TEXT
-        return tuple(hasher.prompt(head + _token_bytes(one), tokens=len(one)) for one in each)
-    raise _wrong_prompt()
-
-
-def _token_bytes(ids: list[object]) -> bytes:
-    try:
-        return struct.pack(f"<{len(ids)}I", *ids)
-    except struct.error:
-        if all(isinstance(one, int) for one in ids):
-            said = f"`prompt` has a token id outside 0 to {2**32 - 1}."
-            raise BadRequest(said, param="prompt", code="invalid_value") from None
-        raise _wrong_prompt() from None
-
-
-def _wrong_prompt() -> BadRequest:
-    return read.wrong_type("prompt", "a string, a list of strings, a list of token ids or a list of those")

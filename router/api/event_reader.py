@@ -2,7 +2,7 @@
 
 from typing import Any, ClassVar, Final
 
-from router.api.answer import EngineError
+from router.api.answer import EngineError, read_error
 from router.api.call import Call
 from router.api.error_json import load
 from router.api.usage import whole_usage
@@ -64,7 +64,7 @@ class EventReader:
         return event
 
     def _heed(self, name: str, data: bytes) -> None:
-        if name in self.failures and self._held is None:
+        if self._held is None and self._gives_up(name, data):
             self._held = []
             self.error = self._failure(load(data) or {})
         elif name in self.ends:
@@ -72,6 +72,11 @@ class EventReader:
             self._end(load(data) or {})
         else:
             self._hear(name, data)
+
+    def _gives_up(self, name: str, data: bytes) -> bool:
+        """Whether this is one of its failures, or an error without a name, as in the streams of chats."""
+        nameless = bool(self.failures) and not name
+        return name in self.failures or (nameless and read_error(load(data) or {}) is not None)
 
     def _hear(self, name: str, data: bytes) -> None:  # noqa: ARG002 - for the derived ones
         """Take in an event that neither ends the answer nor gives it up."""

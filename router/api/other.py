@@ -9,11 +9,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import quote
 
-from router.api.answer import Answer
 from router.api.call import Call, Head
 from router.api.error_json import load
 from router.api.multipart import form_fields, is_form
-from router.api.usage import whole_usage
 from router.core.prompt_key import PromptHasher, unmatched
 
 SAFE_IN_PATH: Final = "/:@!$&'()*+,;=~"
@@ -23,8 +21,6 @@ JSON_BYTES_PER_TOKEN: Final = 4
 FILE_BYTES_PER_TOKEN: Final = 512
 """Of compressed audio, at 25 KB and 50 tokens a second."""
 LIMITS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens", "max_new_tokens")
-USAGE_LIMIT: Final = 4 * 2**20
-"""Bytes of an answer that is looked through for its usage."""
 
 
 def parse_other(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:  # noqa: ARG001 - Parser
@@ -49,13 +45,6 @@ def parse_other(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool = Fa
         method=head.method,
         content_type=head.content_type,
     )
-
-
-def read_other(call: Call, body: bytes) -> Answer:  # noqa: ARG001 - as all readers
-    """What an answer that was not streamed tells of its usage; it may be anything."""
-    if len(body) > USAGE_LIMIT or not body.lstrip().startswith(b"{"):
-        return Answer(None, (), None, False)
-    return Answer(whole_usage(load(body) or {}), (), None, False)
 
 
 def _target(head: Head) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from workers.call import text_tokens, token_list
+from workers.dialects.counting import count_message_tokens
 from workers.dialects.exposition import Exposition
 from workers.http import PLAIN, Handler, HttpRequest, Response, Routes, json_response
 from workers.settings import WorkerSettings
@@ -77,6 +78,7 @@ class SglangStatus:
             ("GET", "/get_model_info"): self._model_info,
             ("GET", "/server_info"): self._server_info,
             ("GET", "/get_server_info"): self._server_info,
+            ("POST", "/v1/messages/count_tokens"): count_message_tokens,
             ("GET", "/v1/loads"): self._loads,
             ("GET", "/v1/models"): self._models,
             ("GET", "/metrics"): lambda _: Response(self.metrics(), content_type=PLAIN),

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 
 from workers.call import text_tokens, token_list
+from workers.dialects.counting import count_message_tokens
 from workers.dialects.exposition import Exposition
 from workers.engine import Engine
 from workers.http import PLAIN, HttpRequest, Response, Routes, json_response
@@ -41,6 +42,7 @@ class VllmStatus:
             ("GET", "/metrics"): lambda _: Response(self.metrics(), content_type=PLAIN),
             ("POST", "/tokenize"): self._tokenize,
             ("POST", "/detokenize"): self._detokenize,
+            ("POST", "/v1/messages/count_tokens"): count_message_tokens,
         }
 
     def metrics(self) -> bytes:

@@ -1,0 +1,52 @@
+"""Calls with a JSON body that nothing is added to, and whole answers of which only the usage is of interest."""
+
+import re
+from typing import Any, Final
+
+from router.api import fields as read
+from router.api.answer import Answer, read_error
+from router.api.call import Call, Head
+from router.api.error_json import load
+from router.api.fields import Fields
+from router.api.usage import whole_usage
+from router.core.prompt_key import Prompt
+
+PARSED_AT_ONCE: Final = 64 * 1024
+"""Bytes of an answer that is parsed in full; of a longer one, as many embeddings are, the usage is looked for."""
+_LAST_USAGE: Final = re.compile(rb'"usage"\s*+:\s*+(\{[^{}]*+(?:\{[^{}]*+\}[^{}]*+)*+\})[^{}"]*+(?:"[^{}]*+)?\}\s*+')
+
+
+def model_or_any(fields: Fields) -> str:
+    """The model that a body names; empty where it names none."""
+    return read.model_name(fields) if fields.get("model") is not None else ""
+
+
+def plain_call(head: Head, body: bytes, fields: Fields, prompts: tuple[Prompt, ...], output: int | None) -> Call:
+    """A call that is forwarded as it came. `output`: the most output tokens; None without a limit."""
+    return Call(
+        path=head.path,
+        body=body,
+        model=model_or_any(fields),
+        streamed=read.flag(fields, "stream"),
+        prompts=prompts,
+        output_limit=output,
+        user=read.text(fields, "user"),
+        usage_wanted=True,
+        continuous_wanted=True,
+    )
+
+
+def read_plain(call: Call, body: bytes) -> Answer:  # noqa: ARG001 - as all readers
+    """What an answer tells of its usage; it may be anything."""
+    fields = answer_fields(body)
+    return Answer(whole_usage(fields), (), read_error(fields), False)
+
+
+def answer_fields(body: bytes) -> dict[str, Any]:
+    """The members of an answer; of a long one its usage alone, where that is the last object in it."""
+    if len(body) <= PARSED_AT_ONCE:
+        return load(body) or {}
+    start = body.rfind(b'"usage"', len(body) - PARSED_AT_ONCE)
+    found = _LAST_USAGE.fullmatch(body, start) if start >= 0 else None
+    usage = None if found is None else load(found[1])
+    return {} if usage is None else {"usage": usage}

@@ -1,0 +1,53 @@
+"""POST /v1/rerank and /v1/score: a query beside each of several texts."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from router.api import fields as read
+from router.api import render
+from router.api.call import Call, Head
+from router.api.fields import Fields
+from router.api.plain import model_or_any, plain_call
+from router.core.prompt_key import Prompt, PromptHasher, unmatched
+
+PATHS: Final = ("/v1/rerank", "/rerank", "/v2/rerank", "/v1/score", "/score")
+SIDES: Final = (
+    ("query", "documents"),
+    ("text_1", "text_2"),
+    ("queries", "documents"),
+    ("queries", "items"),
+    ("data_1", "data_2"),
+    ("query", "items"),
+)
+"""What engines call the one side and the other."""
+KEYED: Final = 256
+"""Pairs that are each looked for in the caches; more are taken for new."""
+
+
+def parse_scoring(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:  # noqa: ARG001
+    """One prompt per pair, the query first, as templates for scoring have it. Raises BadRequest."""
+    fields = read.load_fields(body)
+    before = render.head("score", model_or_any(fields), fields)
+    pairs = list(_pairs(fields))
+    prompts: tuple[Prompt, ...]
+    if 0 < len(pairs) <= KEYED:
+        prompts = tuple(hasher.prompt(b"".join([before, query, text])) for query, text in pairs)
+    else:
+        prompts = (unmatched(len(body) // 4),)
+    return plain_call(head, body, fields, prompts, 0)
+
+
+def _pairs(fields: Fields) -> Iterator[tuple[bytes, bytes]]:
+    """One with each of many, or the first with the first and so on; what is wrong with them, the engine knows."""
+    names = next((names for names in SIDES if all(name in fields for name in names)), None)
+    if names is None:
+        return
+    ones, others = (_texts(fields[name]) for name in names)
+    if len(ones) == 1:
+        ones *= len(others)
+    yield from zip(ones, others, strict=False)
+
+
+def _texts(side: object) -> list[bytes]:
+    """Texts, or objects that have one, each as it is rendered."""
+    return [render.messages([{"content": part}]) for part in (side if isinstance(side, list) else [side])]

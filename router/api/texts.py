@@ -1,0 +1,45 @@
+"""Prompts that come as plain texts or as token ids, one or several."""
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from router.api import fields as read
+from router.api import render
+from router.core.prompt_key import Prompt, PromptHasher
+from router.errors import BadRequest
+
+
+def prompts_of(value: object, name: str, head: Callable[[str], bytes], hasher: PromptHasher) -> tuple[Prompt, ...]:
+    """The prompts in the member `name`, whose value this is; `head` of "text" or "tokens" stands before each.
+
+    Raises BadRequest.
+    """
+    if value is None:
+        raise BadRequest(f"You must provide {_a(name)}.", param=name, code="missing_required_parameter")
+    if value == []:
+        raise BadRequest(f"`{name}` must not be empty.", param=name, code="invalid_value")
+    several = isinstance(value, list) and isinstance(value[0], str | list)
+    each: list[Any] = value if isinstance(value, list) and several else [value]
+    if all(isinstance(one, str) for one in each):
+        before = head("text") + render.TEXT
+        return tuple(hasher.prompt(before + one.encode()) for one in each)
+    if all(isinstance(one, list) for one in each):
+        before = head("tokens") + render.TEXT
+        return tuple(hasher.prompt(before + _token_bytes(one, name), tokens=len(one)) for one in each)
+    raise _wrong(name)
+
+
+def _a(name: str) -> str:
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+
+
+def _token_bytes(ids: list[object], name: str) -> bytes:
+    try:
+        return struct.pack(f"<{len(ids)}I", *ids)
+    except struct.error:
+        raise _wrong(name) from None
+
+
+def _wrong(name: str) -> BadRequest:
+    return read.wrong_type(name, "a string, a list of strings, a list of token ids or a list of those")

@@ -1,0 +1,33 @@
+"""POST /tokenize and /detokenize, and counting the tokens of a message: no model runs.
+
+Whoever asks pays as for so many tokens of input: more than it takes, but nothing at all would let anybody keep every
+engine's front busy for free.
+"""
+
+from typing import Final
+
+from router.api import fields as read
+from router.api.answer import Answer, read_error
+from router.api.call import Call, Head
+from router.api.error_json import load
+from router.api.plain import plain_call
+from router.core.model import Usage
+from router.core.prompt_key import PromptHasher, unmatched
+
+PATHS: Final = ("/tokenize", "/v1/tokenize", "/detokenize", "/v1/detokenize")
+
+
+def parse_tokenizing(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:  # noqa: ARG001
+    """A call without prompts: it takes no room in a cache. Raises BadRequest."""
+    fields = read.load_fields(body)
+    tokens = fields.get("tokens")
+    return plain_call(head, body, fields, (unmatched(len(tokens) if isinstance(tokens, list) else 1),), 0)
+
+
+def read_tokenized(call: Call, body: bytes) -> Answer:  # noqa: ARG001 - as all readers
+    """How many tokens there were; None where the answer is their text."""
+    fields = load(body) or {}
+    tokens = fields.get("tokens")
+    counts = (fields.get("count"), fields.get("input_tokens"), len(tokens) if isinstance(tokens, list) else None)
+    count = next((count for count in counts if type(count) is int and count >= 0), None)
+    return Answer(None if count is None else Usage(count, 0), (), read_error(fields), False)
