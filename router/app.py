@@ -58,7 +58,8 @@ def build(settings: Settings) -> "Router":
     secret, scheduler, restored = begin(settings, now)
     journal = _journal(settings, secret, now, restored)
     patience = PatienceRules(settings.first_token_timeout, settings.token_timeout)
-    fleet = Fleet([_backend(worker, settings) for worker in settings.worker], settings.connect_timeout, patience)
+    backends = [_backend(worker, settings) for worker in settings.worker]
+    fleet = Fleet(backends, settings.connect_timeout, patience, settings.aliases())
     registry = CollectorRegistry()
     labels = ClientLabels()
     explanations = Explanations(settings.policy)

@@ -79,20 +79,24 @@ def _answer_errors(app: FastAPI) -> None:
 def _models(fleet: Fleet) -> APIRouter:
     routes = APIRouter()
 
-    def served() -> set[str]:
-        return {name for backend in fleet.backends if backend.healthy for name in backend.models}
+    def served() -> dict[str, dict[str, Any]]:
+        alive = [backend for backend in fleet.backends if backend.healthy]
+        parents = {name: parent for backend in alive for name, parent in backend.parents.items()}
+        cards = {name: _model(name, name, parents.get(name)) for backend in alive for name in backend.models}
+        aliases = {name: _model(name, model, None) for name, model in fleet.aliases.items() if model in cards}
+        return dict(sorted({**cards, **aliases}.items()))
 
     @routes.get("/v1/models")
     async def models() -> dict[str, Any]:
-        """The union of what the workers serve."""
-        return {"object": "list", "data": [_model(name) for name in sorted(served())]}
+        """The union of what the workers serve: models, adapters with the model that they are on, and aliases."""
+        return {"object": "list", "data": list(served().values())}
 
     @routes.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
         """One of them."""
-        if name not in served():
+        if (card := served().get(name)) is None:
             raise UnknownModel(name)
-        return _model(name)
+        return card
 
     return routes
 
@@ -200,8 +204,8 @@ def _insight(
     return routes
 
 
-def _model(name: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "d2lpm"}
+def _model(name: str, root: str, parent: str | None) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "d2lpm", "root": root, "parent": parent}
 
 
 def _card(backend: Backend, told: WorkerReport, *, drained: bool) -> dict[str, Any]:

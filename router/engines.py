@@ -51,6 +51,12 @@ def read_models(body: bytes) -> frozenset[str]:
     return frozenset(card["id"] for card in _model_cards(body))
 
 
+def read_parents(body: bytes) -> dict[str, str]:
+    """The adapters in that answer, each with the model that it is on."""
+    cards = [(card["id"], card.get("parent")) for card in _model_cards(body)]
+    return {name: parent for name, parent in cards if isinstance(parent, str) and parent}
+
+
 def context_tokens(body: bytes) -> int | None:
     """How long prompt and answer together may be, by the answer to `MODELS_PATH`; of several models the least."""
     told = [length for card in _model_cards(body) if type(length := card.get("max_model_len")) is int]

@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -25,6 +25,8 @@ class Backend:
     healthy: bool = False
     models: frozenset[str] = frozenset()
     """The names it last answered to; kept while it is away, so that a call for them is refused as busy, not unknown."""
+    parents: Mapping[str, str] = field(default_factory=dict)
+    """Of these names that are adapters, the models that they are on."""
     context_tokens: int | None = None
     """How long prompt and answer together may be; None where the engine does not tell."""
 
@@ -38,9 +40,17 @@ class Fleet:
     """All workers by id, and the connections to them, which last as long as the context is entered."""
 
     def __init__(
-        self, backends: Iterable[Backend], connect_timeout: float, patience: PatienceRules = DEFAULT_PATIENCE
+        self,
+        backends: Iterable[Backend],
+        connect_timeout: float,
+        patience: PatienceRules = DEFAULT_PATIENCE,
+        aliases: Mapping[str, str] | None = None,
     ) -> None:
-        """`connect_timeout`: seconds in which a worker must accept a connection; `patience`: with its silence then."""
+        """`connect_timeout`: seconds in which a worker must accept a connection; `patience`: with its silence then.
+
+        `aliases`: other names of models, which workers do not know.
+        """
+        self.aliases: Mapping[str, str] = dict(aliases or {})
         self._backends = {backend.id: backend for backend in backends}
         self._patience = {id_: Patience(patience) for id_ in self._backends}
         self._clients = {id_: WorkerClient(backend.url, connect_timeout) for id_, backend in self._backends.items()}
@@ -64,9 +74,12 @@ class Fleet:
         return not known
 
     def any_model(self) -> str:
-        """The model for a call that names none: the one that most living workers serve. Raises NoWorker."""
+        """The model for a call that names none: that of most living workers, and no adapter. Raises NoWorker."""
         served = Counter(
-            model for backend in self._backends.values() if backend.healthy for model in sorted(backend.models)
+            model
+            for backend in self._backends.values()
+            if backend.healthy
+            for model in sorted(backend.models - backend.parents.keys())
         )
         if not served:
             raise NoWorker("No worker is alive.", reason="rejected-no-endpoints")

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 from starlette.types import Receive, Scope, Send
 
 from router.api import family_of
+from router.api.alias import rename
 from router.api.call import Call, Head
 from router.api.family import Family
 from router.api.isolation import isolated
@@ -93,7 +94,7 @@ class Gateway:
             body = await exchange.body(self._intake)
             arrived = self._conductor.clock()
             body = await self._isolated(exchange, body)
-            call = await self._parse(family, exchange.head, body)
+            body, call = await self._parse(family, exchange.head, body)
             identity = self._admission.identify(exchange.headers, call.user, exchange.address)
             with self._admission.admitted(identity, call.model, _input_tokens(call)) as permit:
                 blocks = await self._block_keys(call.path, body, call.model) if family.tokenised else ()
@@ -129,14 +130,25 @@ class Gateway:
         salt = partial(isolated, body, side, isolation.secret)
         return salt() if len(body) <= AT_ONCE else await asyncio.to_thread(salt)
 
-    async def _parse(self, family: Family, head: Head, body: bytes) -> Call:
-        parse = partial(family.parse, head, body, self._hasher, ids=self._settings.continuation == "ids")
-        call = parse() if len(body) <= AT_ONCE else await asyncio.to_thread(parse)
+    async def _parse(self, family: Family, head: Head, body: bytes) -> tuple[bytes, Call]:
+        """The call, and its body, in which a model stands under the name that workers know."""
+
+        def parse(body: bytes) -> Call:
+            return family.parse(head, body, self._hasher, ids=self._settings.continuation == "ids")
+
+        def parse_as_known() -> tuple[bytes, Call]:
+            call = parse(body)
+            if (model := self._fleet.aliases.get(call.model)) is None:
+                return body, call
+            known = rename(head, body, model)
+            return known, parse(known)
+
+        body, call = parse_as_known() if len(body) <= AT_ONCE else await asyncio.to_thread(parse_as_known)
         if not call.model:
-            return call._replace(model=self._fleet.any_model())
+            return body, call._replace(model=self._fleet.any_model())
         if not self._fleet.knows(call.model):
             raise UnknownModel(call.model)
-        return call
+        return body, call
 
     def _request(self, exchange: Exchange, call: Call, identity: Identity, blocks: tuple[BlockKey, ...]) -> Request:
         if RequestId(exchange.request_id) in self._conductor:

@@ -10,7 +10,17 @@ from typing import Self
 import httpx
 
 from router.core.model import CacheReport, Event, Evicted, Worker, WorkerId, WorkerJoined, WorkerLeft, WorkerReported
-from router.engines import MODELS_PATH, Dialect, Load, batch_tokens, context_tokens, read_models, recognise, reorders
+from router.engines import (
+    MODELS_PATH,
+    Dialect,
+    Load,
+    batch_tokens,
+    context_tokens,
+    read_models,
+    read_parents,
+    recognise,
+    reorders,
+)
 from router.errors import WorkerBroke
 from router.fleet import Backend, Fleet
 from router.polls import ask, polling_client
@@ -116,6 +126,7 @@ class Probe:
         self._load_path = next(iter(dialect.load_readers), None)
         self._cache_path = dialect.cache_path
         self._backend.context_tokens = context_tokens(body)
+        self._backend.parents = read_parents(body)
         return read_models(body)
 
     async def _serves(self, client: httpx.AsyncClient, models: frozenset[str]) -> None:

@@ -80,6 +80,23 @@ def network(text: str) -> str:
     return text
 
 
+def alias(text: str) -> str:
+    """The text itself; ValueError unless it is NAME=MODEL."""
+    name, _, model = text.partition("=")
+    if not name or not model:
+        raise ValueError(f"{text!r} is not NAME=MODEL")
+    return text
+
+
+def one_model_each(aliases: tuple[str, ...]) -> tuple[str, ...]:
+    """The aliases themselves; ValueError if a name is there twice."""
+    names = [text.partition("=")[0] for text in aliases]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{name} is there twice")
+    return aliases
+
+
 class WorkerAddress(BaseModel):
     """Where one engine listens; a text stands for its URL alone."""
 
@@ -125,6 +142,8 @@ class Settings(PolicyGroups):
     """The URL of a vLLM or SGLang server; once for each. In YAML an entry may also be {url, api_key, id}."""
     worker_api_key: Annotated[SecretStr | None, Field(min_length=1)] = None
     """The API key for workers that have none of their own; better given by environment or file than as a flag."""
+    alias: Annotated[tuple[Annotated[str, AfterValidator(alias)], ...], AfterValidator(one_model_each)] = ()
+    """Another name of a model, as NAME=MODEL, which workers are not told; once for each."""
     emulate: Annotated[int, Field(ge=0, le=64)] = 0
     """How many emulated workers to start, which are processes that compute nothing and answer with made-up text."""
 
@@ -267,6 +286,10 @@ class Settings(PolicyGroups):
     def without_addresses(self) -> dict[str, JsonValue]:
         """What may change a decision, for `model_validate`: not where anything is, and no secret."""
         return self.model_dump(mode="json", exclude=set(ADDRESSES))
+
+    def aliases(self) -> Mapping[str, str]:
+        """Models by their other names."""
+        return {name: model for name, _, model in (text.partition("=") for text in self.alias)}
 
     def parameters(self) -> Mapping[str, object]:
         """The policy parameters, by the name of their group."""
