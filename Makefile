@@ -57,6 +57,8 @@ $(STAMP): pyproject.toml constraints.txt
 
 # Target test-engine: the same router before real vLLM servers.
 -include tests/engine/engine.mk
+# Target test-litellm: LiteLLM's client at the router.
+-include tests/litellm_client/client.mk
 
 # Target test-deploy: the commands of docker-compose.yml, with a real Prometheus.
 -include tests/deploy/deploy.mk
