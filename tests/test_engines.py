@@ -1,7 +1,18 @@
 import pytest
 
 from router.core.model import CacheReport
-from router.engines import GENERIC, SGLANG, VLLM, Dialect, Load, batch_tokens, read_models, recognise, reorders
+from router.engines import (
+    GENERIC,
+    SGLANG,
+    VLLM,
+    Dialect,
+    Load,
+    batch_tokens,
+    read_models,
+    read_parents,
+    recognise,
+    reorders,
+)
 from router.errors import WorkerBroke
 
 VLLM_METRICS = b"""\
@@ -108,6 +119,9 @@ def test_engine_is_recognised_by_the_owner_of_its_models() -> None:
 def test_models_are_read_with_their_adapters() -> None:
     """Every id that an engine lists is a name that it answers to; what is no card is passed over."""
     assert read_models(models('{"id": "base"}', '{"id": "lora", "parent": "base"}', "7", "{}")) == {"base", "lora"}
+    assert read_parents(models('{"id": "base", "parent": null}', '{"id": "lora", "parent": "base"}')) == {
+        "lora": "base"
+    }
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"data": {}}', b'{"data": null}'])

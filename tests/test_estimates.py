@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from router.core.estimates import FIRST_OUTPUT, Estimates
 from router.core.model import ClientId, Request, RequestId, Usage
-from router.core.prompt_key import CHUNK_BYTES, PromptKey
+from router.core.prompt_key import CHUNK_BYTES, PromptKey, unmatched
 
 
 def request(*sizes: int, client: str = "ada", model: str = "llama", tokens: int | None = None) -> Request:
@@ -92,3 +92,22 @@ def test_clients_that_are_long_gone_are_forgotten() -> None:
         estimates.learn(request(1, client=client), Usage(1, {"ada": 100, "bob": 10, "cyd": 1}[client]))
     assert estimates.expected_output(request(1, client="ada")) == 100
     assert estimates.expected_output(request(1, client="bob")) not in (10, 100)
+
+
+def test_a_call_without_output_says_nothing_about_others() -> None:
+    """As an embedding: its client's next answer is expected as before."""
+    estimates = Estimates()
+    estimates.learn(request(1), Usage(1, 40))
+    embedding = Request(RequestId("r"), ClientId("ada"), "llama", (PromptKey(b"", 4),), output_limit=0)
+    estimates.learn(embedding, Usage(1, 0))
+    assert estimates.expected_output(request(1)) == 40
+
+
+def test_a_prompt_of_a_guessed_size_teaches_no_ratio() -> None:
+    """What is no text at all, as audio, would spoil the estimates of what is."""
+    estimates = Estimates()
+    before = estimates.tokens_per_chunk("llama")
+    guessed = Request(RequestId("r"), ClientId("ada"), "llama", (unmatched(7).key,))
+    assert estimates.input_tokens(guessed) == 7
+    estimates.learn(guessed, Usage(100_000, 1))
+    assert estimates.tokens_per_chunk("llama") == before

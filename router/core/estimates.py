@@ -78,7 +78,7 @@ class Estimates:
     def learn(self, request: Request, usage: Usage, answers: Sequence[PromptKey] = ()) -> None:
         """Take in what the engine counted for a finished request; `answers`: its prompt with each answer to it."""
         self.lessons += 1
-        if usage.input_tokens and request.prompts and all(prompt.tokens is None for prompt in request.prompts):
+        if usage.input_tokens and all(prompt.tokens is None for prompt in request.prompts):
             ratio = self._ratio(request.model)
             ratio.learn(sum(prompt.size for prompt in request.prompts), usage.input_tokens)
             if len(request.prompts) == 1:
