@@ -14,7 +14,7 @@ from served import service, whole_service
 
 RESPONSES = "/v1/responses"
 SYSTEM = "Be short. " * 100
-USAGE = {
+USAGE: dict[str, object] = {
     **{"input_tokens": 9, "input_tokens_details": {"cached_tokens": 5}, "output_tokens": 3, "total_tokens": 12},
     "output_tokens_details": {"reasoning_tokens": 0},
 }

@@ -115,6 +115,7 @@ def test_a_wrong_message_is_told_in_anthropics_shape(messengers: tuple[Any, Any]
     ours, _ = messengers
     with pytest.raises(anthropic.BadRequestError) as caught:
         ours.messages.create(model="tiny", max_tokens=5, messages=[{"role": "nobody", "content": 7}])
+    assert isinstance(caught.value.body, dict)
     assert caught.value.body["type"] == "error"
     with pytest.raises(anthropic.NotFoundError):
         ours.messages.create(model="nobodys", max_tokens=5, messages=[{"role": "user", "content": "x"}])
