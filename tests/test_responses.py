@@ -47,7 +47,8 @@ def said(text: str) -> dict[str, object]:
 
 
 def completed(text: str, **usage: int) -> bytes:
-    return event("response.completed", response={"id": "r", "output": [said(text)], "usage": {**USAGE, **usage}})
+    counts: dict[str, object] = {**USAGE, **usage}
+    return event("response.completed", response={"id": "r", "output": [said(text)], "usage": counts})
 
 
 START = event("response.created", response={"id": "r", "usage": None}) + event("response.in_progress", response={})
