@@ -92,9 +92,9 @@ def _vllm_metrics(body: bytes) -> Load:
     capacity = 0
     for labels, _ in _samples(text, b"vllm:cache_config_info"):
         config = _labels(labels)
-        blocks, size = config.get(b"num_gpu_blocks", b""), config.get(b"block_size", b"")
-        if blocks.isdigit() and size.isdigit():
-            capacity += max(0, int(blocks) - 1) * int(size)  # block 0 of each rank is never given out
+        blocks, size = _whole(config.get(b"num_gpu_blocks")), _whole(config.get(b"block_size"))
+        if blocks and size:
+            capacity += (blocks - 1) * size  # block 0 of each rank is never given out
     return Load(
         running=_total(text, b"vllm:num_requests_running"),
         waiting=_total(text, b"vllm:num_requests_waiting"),
@@ -130,11 +130,11 @@ def _sglang_loads(body: bytes) -> Load:
 
 def _vllm_cache(body: bytes) -> CacheReport:
     text = _whole_lines(body)
-    sizes = [_labels(labels).get(b"block_size", b"") for labels, _ in _samples(text, b"vllm:cache_config_info")]
+    sizes = [_whole(_labels(labels).get(b"block_size")) for labels, _ in _samples(text, b"vllm:cache_config_info")]
     idle = b"vllm:kv_block_idle_before_evict_seconds"  # only there with --kv-cache-metrics
     states = [(_labels(labels), value) for labels, value in _samples(text, b"vllm:engine_sleep_state")]
     return CacheReport(
-        block_tokens=int(sizes[0]) if sizes and sizes[0].isdigit() else None,
+        block_tokens=sizes[0] if sizes else None,
         born=_sum(text, b"vllm:prompt_tokens_created"),
         computed_tokens=_sum(text, b"vllm:prompt_tokens_total"),
         hit_tokens=_sum(text, b"vllm:prefix_cache_hits_total"),
@@ -198,6 +198,11 @@ def _samples(text: bytes, name: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 def _labels(labels: bytes) -> dict[bytes, bytes]:
     return dict(_LABEL.findall(labels))
+
+
+def _whole(digits: bytes | None) -> int | None:
+    """A number in a label; None where it is none, or beyond all sense."""
+    return int(digits) if digits and digits.isdigit() and len(digits) < 20 else None
 
 
 def _whole_lines(body: bytes) -> bytes:

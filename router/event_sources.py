@@ -4,6 +4,7 @@ Read in the sources of vLLM 0.33 and SGLang 0.5.23. Readers raise WorkerBroke wh
 sends; one that says that nothing is published gives no source.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
@@ -27,7 +28,7 @@ def read_vllm_sources(body: bytes, host: str) -> tuple[Source, ...]:
     """The publishers of a vLLM at `host`, by its /kv_event_sources: a configuration by rank."""
     ranks = _object(body)
     sources = []
-    for rank in sorted(ranks, key=lambda name: int(name) if name.isdigit() else 0):
+    for rank in sorted(ranks, key=lambda name: int(name) if re.fullmatch(r"[0-9]{1,9}", name) else 0):
         config = ranks[rank]
         if not isinstance(config, dict):
             raise WorkerBroke("A worker's source of KV events is not an object.")

@@ -335,3 +335,30 @@ def test_common_chunks_that_are_no_json_harm_nothing(said: bytes) -> None:
     assert reader.feed(chunk + b',"usage":%b}\n\n' % usage) == chunk + b"}\n\n"
     assert reader.output_tokens == (0 if usage == b"{nothing}" else 1)
     assert len(reader.answers()) == 1
+
+
+def test_what_is_held_back_is_whole() -> None:
+    """Comments behind the event by which the engine gave up are not lost to a client that nobody goes on with."""
+    reader = StreamReader(chat())
+    blocks = [event(said("a")), event(error={"message": "no"}), b": comment\n\n", DONE]
+    shown = b"".join([reader.feed(block) for block in blocks])
+    assert shown + reader.held == b"".join(blocks)
+
+
+@pytest.mark.parametrize("tokens", [-5, 2**63, True, "7", 1.5])
+def test_what_is_no_count_counts_for_nothing(tokens: object) -> None:
+    """Then each chunk with output is a token; nobody is paid for being answered."""
+    reader = StreamReader(chat())
+    reader.feed(event(said("a"), usage={"prompt_tokens": 9, "completion_tokens": tokens}))
+    reader.feed(event(usage={"prompt_tokens": tokens, "completion_tokens": tokens}))
+    assert (reader.output_tokens, reader.usage) == (1, None)
+
+
+def test_ids_that_nobody_asked_for_stay_as_they_came() -> None:
+    """Only what we asked for is taken out, whatever block it comes in."""
+    choice = {**said("a"), "token_ids": [5]}
+    for block in (event(choice), event(choice, usage=FINAL)):
+        whole, cut = StreamReader(chat()), StreamReader(chat())
+        shown = whole.feed(block)
+        assert b'"token_ids":[5]' in shown
+        assert cut.feed(block[:9]) + cut.feed(block[9:]) == shown

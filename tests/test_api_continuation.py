@@ -9,9 +9,10 @@ from router.api.answer import StreamReader
 from router.api.call import Call, Way
 from router.api.chat import parse_chat
 from router.api.completions import parse_completion
-from router.api.continuation import Continuation, continuation
+from router.api.continuation import Continuation, Rewriter, continuation, last_events
 from router.api.record import RECORD_LIMIT, Record
 from router.core.prompt_key import PromptHasher
+from router.errors import WorkerBroke
 
 HASHER = PromptHasher(b"secret")
 IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x/y.png"}}]}]
@@ -164,3 +165,31 @@ def test_a_message_that_is_gone_on_with_already_is_not_by_text() -> None:
     call = chat(continue_final_message=True, add_generation_prompt=False)
     assert rest_of(call, {"content": "a"}) is None
     assert rest_of(call, {"content": "a", "ids": [7]}, prompt=[1]) is not None
+
+
+def test_what_another_engine_counts_wrongly_counts_for_nothing() -> None:
+    """Its chunk is told with what is known of the usage, and a number that is none breaks nothing."""
+    rest = rest_of(chat(), {"content": "x", "ids": [5]}, prompt=[1, 2])
+    assert rest is not None
+    told = Rewriter(rest).feed(
+        event({"text": "y"}, usage={"prompt_tokens": "many", "completion_tokens": [1], "total_tokens": None})
+    )
+    usage = json.loads(told.removeprefix(b"data: "))["usage"]
+    assert usage == {"prompt_tokens": 2, "total_tokens": 3, "completion_tokens": 1}
+
+
+def test_what_cannot_be_written_is_not_gone_on_with() -> None:
+    """Fewer levels are written than are read: in a body, in a chunk, and in what the first chunk says of the whole."""
+    deep: Any = []
+    for _ in range(300):
+        deep = [deep]
+    rest = rest_of(chat(metadata=deep), {"content": "x"})
+    assert rest is not None
+    assert rest.body(None) is None
+    rest = rest_of(chat(), {"content": "x"})
+    assert rest is not None
+    with pytest.raises(WorkerBroke):
+        Rewriter(rest).feed(event({"text": "y", "extra": deep}))
+    reader = StreamReader(chat())
+    reader.feed(event({"delta": {"content": "x"}}, id=deep))
+    assert last_events(chat(), reader, "stop").endswith(b"data: [DONE]\n\n")

@@ -202,3 +202,11 @@ def test_a_count_that_is_none_is_refused(value: bytes) -> None:
 def test_the_size_of_a_batch_is_read_where_there_is_one(size: bytes, tokens: int | None) -> None:
     """SGLang's -1 means that it has no limit."""
     assert batch_tokens(b'{"chunked_prefill_size": ' + size + b"}") == tokens
+
+
+@pytest.mark.parametrize("size", ["9" * 5000, "²", "-1", "1.5", ""])
+def test_a_size_beyond_all_sense_is_not_told(size: str) -> None:
+    """Nor does it make anything of the rest unreadable."""
+    page = VLLM_METRICS.replace(b'block_size="32"', b'block_size="%b"' % size.encode())
+    assert VLLM.load_readers["/metrics"](page) == Load(7, 5, None)
+    assert VLLM.read_cache(page).block_tokens is None

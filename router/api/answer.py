@@ -25,6 +25,8 @@ from router.sse import EVENT_LIMIT, EventSplitter, event_data, is_event, plain_d
 
 UNREAD_LIMIT: Final = 64
 """Events, or runs of common ones, kept at most before they are read."""
+HEAD: Final = ("id", "object", "created", "model")
+"""Members that every chunk of a stream repeats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class StreamReader:
         """What the first chunk says of the answer as a whole: its id, time and model."""
         plain = not (call.continuous_wanted or call.ids_wanted)
         may_be_common = self._expected == 1 and plain and self._choices.chat
-        self._common = CommonChunks() if may_be_common else None
+        self._common = CommonChunks(call.ids_asked) if may_be_common else None
         """Where chunks may have the common form, they are read without their JSON."""
         self._unread: list[dict[str, Any] | Run] = []
         """Chunks that were passed on and not looked at yet."""
@@ -98,7 +100,10 @@ class StreamReader:
         if self._broken:
             return b""
         if (data := event_data(event)) is None:
-            return event if self._held is None else b""
+            if self._held is None:
+                return event
+            self._held.append(event)
+            return b""
         return self._show(self._splice.event(event)) if self._take(data) else b""
 
     def _take(self, data: bytes) -> bool:
@@ -225,7 +230,7 @@ class StreamReader:
 
     def _begin(self, chunk: dict[str, Any]) -> None:
         """Note what the first chunk says of the whole."""
-        self.head = self.head or {name: chunk[name] for name in ("id", "object", "created", "model") if name in chunk}
+        self.head = self.head or {name: chunk[name] for name in HEAD if isinstance(chunk.get(name), str | int)}
         self._record.prompt(chunk.get("prompt_token_ids"))
 
     @property

@@ -77,9 +77,11 @@ NO_FORM: Final = Form(b"\n", b"", b"", b"", None)
 class CommonChunks:
     """Finds the common chunks of one stream."""
 
-    __slots__ = ("_form",)
+    __slots__ = ("_form", "_ids")
 
-    def __init__(self) -> None:
+    def __init__(self, ids: bool = True) -> None:
+        """`ids`: we asked for those of the tokens, so that chunks with some are common and lose them."""
+        self._ids = ids
         self._form = NO_FORM
         """Of the last one."""
 
@@ -108,7 +110,7 @@ class CommonChunks:
             if texts:
                 yield form.run(texts, ids, rest)
                 texts, ids = [], []
-            if (common := _COMMON.fullmatch(chunk)) is None:
+            if (common := _COMMON.fullmatch(chunk)) is None or not (self._ids or common[5] is None):
                 yield chunk
             else:
                 form, text, listed, rest = _form_of(common)

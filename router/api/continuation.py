@@ -17,6 +17,8 @@ from router.api import chat, completions
 from router.api.answer import StreamReader
 from router.api.call import Call, Way
 from router.api.fields import Fields
+from router.api.usage import token_count
+from router.errors import WorkerBroke
 from router.sse import EventSplitter, event_data, plain_event
 
 NOT_OF_COMPLETIONS: Final = frozenset(
@@ -57,12 +59,15 @@ class Continuation:
 
     def body(self, context_tokens: int | None) -> bytes | None:
         """What to send. `context_tokens`: of the model; None, where that has to be known and is not."""
-        if not self.by_ids or self.remaining is not None:
-            return orjson.dumps(self.fields)
-        if context_tokens is None:
+        fields = self.fields
+        if self.by_ids and self.remaining is None:
+            if context_tokens is None:
+                return None
+            fields = {**fields, "max_tokens": max(1, context_tokens - len(fields["prompt"]))}
+        try:
+            return orjson.dumps(fields)
+        except orjson.JSONEncodeError:  # it writes fewer levels than it reads
             return None
-        room = context_tokens - len(self.fields["prompt"])
-        return orjson.dumps({**self.fields, "max_tokens": max(1, room)})
 
 
 def continuation(call: Call, reader: StreamReader, *, ids: bool = True) -> Continuation | None:
@@ -143,7 +148,7 @@ class Rewriter:
         """The continuing engine's first token is here."""
 
     def feed(self, block: bytes) -> bytes:
-        """The events that are complete now. Raises WorkerBroke on an event beyond the limit."""
+        """The events that are complete now. Raises WorkerBroke on an event beyond a limit."""
         return b"".join([self._event(event) for event in self._splitter.feed(block)])
 
     def close(self) -> bytes:
@@ -172,7 +177,10 @@ class Rewriter:
             return b""
         if isinstance(usage, dict):
             made["usage"] = self._usage(usage)
-        return plain_event(orjson.dumps(made))
+        try:
+            return plain_event(orjson.dumps(made))
+        except orjson.JSONEncodeError:  # it writes fewer levels than it reads
+            raise WorkerBroke("A worker's answer is nested too deeply.") from None
 
     def _choice(self, choice: object) -> Iterator[dict[str, Any]]:
         if not isinstance(choice, dict):
@@ -190,11 +198,11 @@ class Rewriter:
 
     def _usage(self, usage: dict[str, Any]) -> dict[str, Any]:
         """That of the whole answer: what was found in the continuing engine's cache says nothing about the prompt."""
-        output = usage.get("completion_tokens") or 0
+        output = token_count(usage, "completion_tokens") or 0
         before = self._rest.output_tokens
         prompt = self._rest.input_tokens
         if prompt is None:
-            prompt = (usage.get("prompt_tokens") or 0) - before
+            prompt = max(0, (token_count(usage, "prompt_tokens") or 0) - before)
         total = prompt + before + output
         return {"prompt_tokens": prompt, "total_tokens": total, "completion_tokens": before + output}
 

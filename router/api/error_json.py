@@ -43,12 +43,21 @@ def worker_said(status: int, body: bytes) -> dict[str, Any]:
     """What an engine's error response says, under OpenAI's names; it may lack any but the message."""
     fields = load(body) or {}
     error = fields.get("error", fields)
-    if isinstance(error, dict) and "message" in error:
+    if isinstance(error, dict) and "message" in error and _is_writable(error):
         return error
     said = error if isinstance(error, str) else fields.get("detail")
     if not isinstance(said, str):
         said = f"The worker answered with status {status}."
     return error_fields(WorkerError(said, code=str(status)))
+
+
+def _is_writable(error: dict[str, Any]) -> bool:
+    """Whether it is nested no deeper than JSON is written here, which is less deep than it is read."""
+    try:
+        orjson.dumps({"error": error})
+    except orjson.JSONEncodeError:
+        return False
+    return True
 
 
 def load(body: bytes) -> dict[str, Any] | None:

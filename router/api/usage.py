@@ -5,22 +5,26 @@ from typing import Any, Final
 
 from router.core.model import Usage
 
+MOST_TOKENS: Final = 2**53
+"""No count is as large as this, and sums of counts can be written as JSON."""
+
 
 def read_usage(value: object) -> Usage | None:
     """An OpenAI `usage` object; None where it is none or lacks its counts."""
     if not isinstance(value, dict):
         return None
-    prompt, output = _count(value, "prompt_tokens"), _count(value, "completion_tokens")
+    prompt, output = token_count(value, "prompt_tokens"), token_count(value, "completion_tokens")
     if prompt is None:
         return None
     details = value.get("prompt_tokens_details")
-    cached = _count(details, "cached_tokens") if isinstance(details, dict) else None
+    cached = token_count(details, "cached_tokens") if isinstance(details, dict) else None
     return Usage(prompt, output or 0, cached)
 
 
-def _count(fields: dict[str, Any], name: str) -> int | None:
+def token_count(fields: dict[str, Any], name: str) -> int | None:
+    """A member that counts tokens; None where it is none."""
     value = fields.get(name)
-    return value if type(value) is int and value >= 0 else None
+    return value if type(value) is int and 0 <= value < MOST_TOKENS else None
 
 
 class UsageTally:
@@ -40,7 +44,7 @@ class UsageTally:
 
     def chunk(self, index: int, usage: object, has_output: bool) -> None:
         """Count a chunk of choice `index`; without usage a chunk with output is taken for one token."""
-        if isinstance(usage, dict) and type(tokens := usage.get("completion_tokens")) is int:
+        if isinstance(usage, dict) and (tokens := token_count(usage, "completion_tokens")) is not None:
             self._tokens[index] = tokens
             self._latest[index] = usage
         elif has_output:
@@ -73,11 +77,10 @@ def whole_usage(answer: dict[str, Any]) -> Usage | None:
     OpenAI's (`prompt_tokens`, or `input_tokens` with its details), Anthropic's (`input_tokens` without what was found
     in the cache or put there), `total_tokens` alone, seconds of audio, and Cohere's `meta`.
     """
-    usage = answer.get("usage")
+    usage, nested = answer.get("usage"), answer.get("response")
+    if not isinstance(usage, dict) and isinstance(nested, dict):
+        answer, usage = nested, nested.get("usage")
     if not isinstance(usage, dict):
-        nested = answer.get("response")
-        if isinstance(nested, dict):
-            return whole_usage(nested)
         meta = answer.get("meta")
         usage = meta.get("tokens") or meta.get("billed_units") if isinstance(meta, dict) else None
     if not isinstance(usage, dict):
@@ -86,20 +89,20 @@ def whole_usage(answer: dict[str, Any]) -> Usage | None:
 
 
 def _by_input(usage: dict[str, Any]) -> Usage | None:
-    given = _count(usage, "input_tokens")
+    given = token_count(usage, "input_tokens")
     if given is None:
         return None
     details = usage.get("input_tokens_details")
-    cached = _count(details, "cached_tokens") if isinstance(details, dict) else None
-    found, stored = _count(usage, "cache_read_input_tokens"), _count(usage, "cache_creation_input_tokens")
+    cached = token_count(details, "cached_tokens") if isinstance(details, dict) else None
+    found, stored = token_count(usage, "cache_read_input_tokens"), token_count(usage, "cache_creation_input_tokens")
     if found is not None or stored is not None:
         given += (found or 0) + (stored or 0)
         cached = found
-    return Usage(given, _count(usage, "output_tokens") or 0, cached)
+    return Usage(given, token_count(usage, "output_tokens") or 0, cached)
 
 
 def _by_total(usage: dict[str, Any]) -> Usage | None:
-    total = _count(usage, "total_tokens")
+    total = token_count(usage, "total_tokens")
     if total is not None:
         return Usage(total, 0)
     seconds = usage.get("seconds")
