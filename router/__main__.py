@@ -107,7 +107,7 @@ def _serve(settings: Settings) -> int:
 
     Returns 0, or `INTERRUPTED` where a second signal cut calls off.
     """
-    if not settings.worker and not settings.emulate:
+    if not any((settings.worker, settings.worker_dns, settings.workers_file, settings.emulate)):
         raise ConfigError("there is no worker: give the URL of each with --worker, or try with --emulate 2")
     _log(settings)
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from router.admin import Operations, is_open
 from router.admission_metrics import AdmissionMetrics
 from router.api import family_of
 from router.cache_alarm import CacheAlarm
@@ -30,13 +31,16 @@ from router.core.scheduler import Scheduler, SchedulerSettings
 from router.core.snapshot import restore, snapshot
 from router.core.waiting_room import WaitingLimits
 from router.core.window import FixedWindow, LearnedWindow, NoWindow, Window
+from router.discovery import Discovery, DnsSource, FileSource, Resolve, WorkerSource, read_workers, resolve
 from router.event_metrics import EventMetrics
+from router.event_sources import Source
 from router.exact_map import exact_map
 from router.exchange import Intake
 from router.explain import Explanation, Explanations
 from router.exposition import exposition
 from router.fleet import Backend, Fleet
 from router.gateway import Gateway, Isolation
+from router.history import FairnessHistory
 from router.identity import Book, Identifier
 from router.journal import Journal, open_journal
 from router.journey import JourneySettings
@@ -47,21 +51,23 @@ from router.limits import Admission
 from router.metrics import ClientLabels, RequestMetrics, StateCollector
 from router.monitor import Monitor
 from router.report import FairnessReport, UsageReport, WorkerReport, fairness_report, usage_report, worker_reports
+from router.roster import Roster
 from router.settings import Settings, WorkerAddress
 from router.state import StateFile, load, new_header, set_aside, usable
 from router.worker_drain import WorkerDrain
 
 
-def build(settings: Settings) -> "Router":
-    """The whole router as one ASGI application. Raises ConfigError for what cannot be written or read."""
+def build(settings: Settings, resolve: Resolve = resolve) -> "Router":
+    """The whole router as one ASGI application. Raises ConfigError for what cannot be written or read.
+
+    `resolve` finds the addresses of workers that are known by a name.
+    """
     now = time.monotonic()
     secret, scheduler, restored = begin(settings, now)
     journal = _journal(settings, secret, now, restored)
     patience = PatienceRules(settings.first_token_timeout, settings.token_timeout)
-    backends = [_backend(worker, settings) for worker in settings.worker]
-    fleet = Fleet(backends, settings.connect_timeout, patience, settings.aliases())
-    registry = CollectorRegistry()
-    labels = ClientLabels()
+    fleet = Fleet((), settings.connect_timeout, patience, settings.aliases())
+    registry, labels = CollectorRegistry(), ClientLabels()
     explanations = Explanations(settings.policy)
     observers: list[Observer] = [RequestMetrics(registry, labels), explanations, CacheAlarm(scheduler.mirror)]
     if journal is not None:
@@ -69,11 +75,10 @@ def build(settings: Settings) -> "Router":
     conductor = Conductor(scheduler, observers, time.monotonic)
     kv_events = exact_map(settings, fleet, conductor.feed, secret)
     observers.extend(kv_events.observers)
-    workers = WorkerDrain(conductor.feed)
-    monitor = Monitor(fleet, workers.feed, settings.poll_interval)
-    drain = Drain(settings.drain_timeout)
-    lag = LoopLag()
-
+    workers = _workers(settings, fleet, conductor, resolve)
+    observers.append(workers.roster)
+    monitor = workers.monitor
+    drain, lag = Drain(settings.drain_timeout), LoopLag()
     door = _door(settings, conductor)
 
     async def report() -> FairnessReport:
@@ -99,7 +104,9 @@ def build(settings: Settings) -> "Router":
             state(),
             fleet,
             kv_events,
+            workers.discovery,
             monitor,
+            nullcontext() if operations is None else operations.history,
         ):
             yield
         conductor.close()
@@ -112,11 +119,10 @@ def build(settings: Settings) -> "Router":
             settings.state, lambda: snapshot(scheduler, conductor.clock()), header, settings.state_interval
         )
 
-    registry.register(state_metrics := StateCollector(labels))
-    registry.register(EventMetrics(kv_events.report, kv_events.outcomes))
-    registry.register(lag)
-    registry.register(AdmissionMetrics(door.admission.refusals))
-    registry.register(connections := _connections(settings))
+    state_metrics, connections = StateCollector(labels), _connections(settings)
+    event_metrics = EventMetrics(kv_events.report, kv_events.outcomes)
+    for collector in (state_metrics, event_metrics, lag, AdmissionMetrics(door.admission.refusals), connections):
+        registry.register(collector)
     gateway = Gateway(
         conductor,
         fleet,
@@ -127,8 +133,12 @@ def build(settings: Settings) -> "Router":
         kv_events.keys,
         None if settings.isolate == "none" else Isolation(settings.isolate == "group", secret),
     )
+    operations = None
+    if is_open(settings):
+        history = FairnessHistory(report)
+        operations = Operations(fleet, workers.roster, workers.drain, monitor.flush, history, settings)
     control = control_plane(
-        fleet, scrape, report, cards, door.usage, explain, drain, workers, settings.admin_key, lifespan
+        fleet, scrape, report, cards, door.usage, explain, drain, workers.drain.drained, operations, lifespan
     )
     return Router(gateway, control, drain, connections)
 
@@ -214,7 +224,37 @@ def _window(settings: Settings) -> Window:
 
 def _backend(worker: WorkerAddress, settings: Settings) -> Backend:
     key = worker.api_key or settings.worker_api_key
-    return Backend(WorkerId(worker.id), worker.url, key.get_secret_value() if key else None)
+    sources: tuple[Source, ...] = ()
+    if worker.kv_events is not None:
+        sources = (Source(worker.kv_events, worker.kv_replay, worker.kv_topic.encode()),)
+    return Backend(WorkerId(worker.id), worker.url, key.get_secret_value() if key else None, sources=sources)
+
+
+class Workers(NamedTuple):
+    """Those who tell of workers that come and go."""
+
+    monitor: Monitor
+    drain: WorkerDrain
+    roster: Roster
+    discovery: Discovery
+
+
+def _workers(settings: Settings, fleet: Fleet, conductor: Conductor, resolve: Resolve) -> Workers:
+    drain = WorkerDrain(conductor.feed)
+    monitor = Monitor(fleet, drain.feed, settings.poll_interval)
+    runs = conductor.scheduler.cluster.__contains__
+    roster = Roster(fleet, monitor, drain, runs, lambda worker: _backend(worker, settings))
+    return Workers(monitor, drain, roster, _discovery(settings, roster, resolve))
+
+
+def _discovery(settings: Settings, roster: Roster, resolve: Resolve) -> Discovery:
+    """Names the workers of the settings to the roster, and finds the others. Raises ConfigError for a wrong file."""
+    roster.tell("the settings", settings.worker)
+    sources: list[WorkerSource] = [DnsSource(url, resolve) for url in settings.worker_dns]
+    if settings.workers_file is not None:
+        read_workers(settings.workers_file)  # raises at the start, where later it would only be told
+        sources.append(FileSource(settings.workers_file))
+    return Discovery(sources, roster.tell, settings.discovery_interval)
 
 
 class Door(NamedTuple):

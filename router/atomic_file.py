@@ -4,6 +4,9 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+Mark = tuple[int, int, int] | None
+"""By which a file that was changed or replaced is told from what it was; None where there is none."""
+
 
 def replace_file(path: Path, blocks: Iterable[bytes]) -> None:
     """Put these bytes in the place of what is there, with mode 0600; they are on the disk when this returns.
@@ -23,3 +26,12 @@ def replace_file(path: Path, blocks: Iterable[bytes]) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def mark_of(path: Path) -> Mark:
+    """What the file is now, for whoever looks whether it is another one later."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino

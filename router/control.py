@@ -2,15 +2,14 @@
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
-from hmac import compare_digest
 from importlib.metadata import version
 from typing import Any
 
-from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
-from pydantic import SecretStr
 from starlette.exceptions import HTTPException
 
+from router.admin import Operations, administration
 from router.api.error_json import error_body
 from router.core.model import WorkerId
 from router.errors import (
@@ -19,17 +18,14 @@ from router.errors import (
     NoWorker,
     RouterError,
     ShuttingDown,
-    Unauthorized,
     UnknownModel,
     UnknownPath,
     UnknownRequest,
-    UnknownWorker,
 )
 from router.explain import Explanation
 from router.fleet import Backend, Fleet
 from router.lifecycle import Drain
 from router.report import FairnessReport, UsageReport, WorkerReport, written
-from router.worker_drain import WorkerDrain
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 Usage = Callable[[Mapping[bytes, bytes], str | None], UsageReport]
@@ -43,23 +39,23 @@ def control_plane(
     usage: Usage,
     explain: Callable[[str], Explanation],
     drain: Drain,
-    workers: WorkerDrain,
-    admin_key: SecretStr | None,
+    drained: Collection[WorkerId],
+    operations: Operations | None,
     lifespan: Lifespan,
 ) -> FastAPI:
     """The application behind every path that is not on the data path; `lifespan` opens and closes all of it.
 
     `scrape` gives the metrics as text, `cards` what is told of each worker; `usage` takes a call's headers and address,
-    and raises InvalidKey; `explain` takes a request's id, and raises UnknownRequest. `admin_key` opens what an operator
-    may do; without one, that is not there.
+    and raises InvalidKey; `explain` takes a request's id, and raises UnknownRequest. `drained`: the workers taken out.
+    `operations`: what the operator's calls work on; without it, there are none of these.
     """
     app = FastAPI(title="d2lpm-router", version=version("d2lpm-router"), lifespan=lifespan)
     _answer_errors(app)
     app.include_router(_models(fleet))
     app.include_router(_usage(usage))
-    app.include_router(_health(fleet, cards, drain, workers.drained))
-    if admin_key is not None:
-        app.include_router(_administration(fleet, workers, admin_key.get_secret_value()))
+    app.include_router(_health(fleet, cards, drain, drained))
+    if operations is not None:
+        app.include_router(administration(operations))
     app.include_router(_insight(scrape, report, explain))
     return app
 
@@ -146,35 +142,6 @@ def _health(
                 if backend.id in told
             ]
         }
-
-    return routes
-
-
-def _administration(fleet: Fleet, workers: WorkerDrain, key: str) -> APIRouter:
-    def check(request: Request) -> None:
-        given = request.headers.get("authorization", "")
-        if not compare_digest(given.encode(), f"Bearer {key}".encode()):
-            raise Unauthorized
-
-    routes = APIRouter(dependencies=[Depends(check)])
-
-    def found(worker: str) -> WorkerId:
-        for backend in fleet.backends:
-            if backend.id == worker:
-                return backend.id
-        raise UnknownWorker(worker)
-
-    @routes.post("/workers/{worker}/drain")
-    async def drain(worker: str) -> dict[str, Any]:
-        """Send a worker nothing more; what runs there ends, what waits for it goes elsewhere."""
-        workers.drain(found(worker))
-        return {"id": worker, "drained": True}
-
-    @routes.post("/workers/{worker}/resume")
-    async def resume(worker: str) -> dict[str, Any]:
-        """Put it back."""
-        workers.resume(found(worker))
-        return {"id": worker, "drained": False}
 
     return routes
 

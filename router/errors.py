@@ -13,6 +13,7 @@
     │   ├── UnknownModel         404, code model_not_found
     │   ├── UnknownRequest       404, not among the last that there were
     │   ├── UnknownWorker        404
+    │   ├── WorkerExists         409
     │   ├── Unauthorized         401, not the operator's key
     │   ├── InvalidKey           401, not the key of a client
     │   └── ModelNotAllowed      403, not one of those that the client may call
@@ -154,6 +155,13 @@ class UnknownWorker(ClientError):
 
     def __init__(self, worker: str) -> None:
         super().__init__(f"There is no worker `{worker[:200]}`.", code="unknown_worker")
+
+
+class WorkerExists(ClientError):
+    status = 409
+
+    def __init__(self, worker: str) -> None:
+        super().__init__(f"There is a worker `{worker}` already.", code="worker_exists")
 
 
 class Unauthorized(ClientError):

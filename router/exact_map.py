@@ -12,7 +12,6 @@ from router.core.block_key import BlockHasher, BlockKey
 from router.core.kv_events import EventsReport
 from router.core.model import Event, WorkerId
 from router.errors import ConfigError
-from router.event_sources import Source
 from router.fleet import Fleet
 from router.settings import Settings
 from router.tokens import Tokenizer, Tokens
@@ -24,6 +23,8 @@ log = logging.getLogger(__name__)
 
 EXTRAS: Final = ("zmq", "msgpack", "tokenizers", "jinja2")
 """What the two optional extras install."""
+FEWEST: Final = 8
+"""Workers among whom the limit on prefixes is divided, at least, where they are not all known at the start."""
 
 
 class ExactMap:
@@ -77,17 +78,10 @@ def exact_map(settings: Settings, fleet: Fleet, feed: Callable[[Event], None], s
         log.info("KV events are not followed: the extra d2lpm-router[events] is not installed")
         return ExactMap()
     hasher = BlockHasher(secret)
-    limits = StreamLimits(blocks=settings.prefix_limit // max(1, len(settings.worker)))
-    subscriber = Subscriber(fleet, feed, hasher, limits, _configured(settings))
+    fewest = FEWEST if settings.worker_dns or settings.workers_file is not None else 1
+    limits = StreamLimits(blocks=settings.prefix_limit // max(fewest, len(settings.worker)))
+    subscriber = Subscriber(fleet, feed, hasher, limits)
     return ExactMap((subscriber, Tokens(fleet, hasher, subscriber.block_sizes, tokenizer, settings.token_budget)))
-
-
-def _configured(settings: Settings) -> dict[WorkerId, tuple[Source, ...]]:
-    return {
-        WorkerId(worker.id): (Source(worker.kv_events, worker.kv_replay, worker.kv_topic.encode()),)
-        for worker in settings.worker
-        if worker.kv_events is not None
-    }
 
 
 def _tokenizer(folder: Path) -> Tokenizer:

@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -10,6 +10,7 @@ from typing import Self
 from router.core.health import DEFAULT_PATIENCE, Patience, PatienceRules
 from router.core.model import RequestId, WorkerId
 from router.errors import NoWorker
+from router.event_sources import Source
 from router.upstream import UNLIMITED, Silence, Upstream, WorkerClient
 
 log = logging.getLogger(__name__)
@@ -29,6 +30,8 @@ class Backend:
     """Of these names that are adapters, the models that they are on."""
     context_tokens: int | None = None
     """How long prompt and answer together may be; None where the engine does not tell."""
+    sources: tuple[Source, ...] = ()
+    """Where it publishes its KV events; none where it is to be asked."""
 
     @property
     def authorization(self) -> dict[str, str]:
@@ -51,14 +54,33 @@ class Fleet:
         `aliases`: other names of models, which workers do not know.
         """
         self.aliases: Mapping[str, str] = dict(aliases or {})
-        self._backends = {backend.id: backend for backend in backends}
-        self._patience = {id_: Patience(patience) for id_ in self._backends}
-        self._clients = {id_: WorkerClient(backend.url, connect_timeout) for id_, backend in self._backends.items()}
+        self._connect_timeout = connect_timeout
+        self._rules = patience
+        self._backends: dict[WorkerId, Backend] = {}
+        self._patience: dict[WorkerId, Patience] = {}
+        self._clients: dict[WorkerId, WorkerClient] = {}
+        for backend in backends:
+            self.add(backend)
 
     @property
-    def backends(self) -> Collection[Backend]:
-        """The workers, in the order in which they were given."""
-        return self._backends.values()
+    def backends(self) -> Sequence[Backend]:
+        """The workers of this moment, in the order in which they came."""
+        return tuple(self._backends.values())
+
+    def __getitem__(self, worker: WorkerId) -> Backend:
+        """KeyError for one that is not there."""
+        return self._backends[worker]
+
+    def add(self, backend: Backend) -> None:
+        """One more worker, of an id that no other has."""
+        self._backends[backend.id] = backend
+        self._patience[backend.id] = Patience(self._rules)
+        self._clients[backend.id] = WorkerClient(backend.url, self._connect_timeout)
+
+    def remove(self, worker: WorkerId) -> None:
+        """Forget a worker at which no call is under way, and close what connects to it."""
+        del self._backends[worker], self._patience[worker]
+        self._clients.pop(worker).close()
 
     def context_tokens(self, worker: WorkerId) -> int | None:
         """How long prompt and answer together may be at a worker; None where its engine does not tell."""

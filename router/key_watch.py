@@ -2,12 +2,12 @@
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from router.atomic_file import Mark, mark_of
 from router.errors import ConfigError
 from router.identity import Book
 from router.keys import load
@@ -16,9 +16,6 @@ log = logging.getLogger(__name__)
 
 SECONDS: Final = 1.0
 """Between two looks."""
-
-Mark = tuple[int, int, int] | None
-"""By which a file that was changed or replaced is told from what it was; None where there is none."""
 
 
 class KeyWatch:
@@ -36,18 +33,18 @@ class KeyWatch:
         self._mark: Mark = None
         self._task: asyncio.Task[None] | None = None
         if path is not None:
-            self._mark = _mark(path)
+            self._mark = mark_of(path)
             use(load(path))
 
     def reload(self) -> None:
         """Read it now. Raises ConfigError for a wrong file, and then nothing is changed."""
         if self._path is not None:
-            self._mark = _mark(self._path)
+            self._mark = mark_of(self._path)
             self._use(load(self._path))
 
     async def look(self) -> None:
         """Read it if it was changed."""
-        if self._path is None or (mark := await asyncio.to_thread(_mark, self._path)) == self._mark:
+        if self._path is None or (mark := await asyncio.to_thread(mark_of, self._path)) == self._mark:
             return
         self._mark = mark
         try:
@@ -74,11 +71,3 @@ class KeyWatch:
         while True:
             await asyncio.sleep(self._every)
             await self.look()
-
-
-def _mark(path: Path) -> Mark:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino

@@ -40,43 +40,64 @@ class Monitor:
 
     def __init__(self, fleet: Fleet, feed: Callable[[Event], None], interval: float) -> None:
         """`interval`: seconds between two polls of a worker."""
-        self._probes = [Probe(backend, feed) for backend in fleet.backends]
+        self._feed = feed
+        self._probes = {backend.id: Probe(backend, feed) for backend in fleet.backends}
         self._interval = interval
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: dict[WorkerId, asyncio.Task[None]] = {}
+        self._client: httpx.AsyncClient | None = None
 
     async def __aenter__(self) -> Self:
         """Poll each worker once, so that those that are up are known from the first call on; then keep polling."""
-        self._client = polling_client()
-        await asyncio.gather(*(probe.poll(self._client) for probe in self._probes))
-        self._tasks = [asyncio.create_task(self._keep_polling(probe)) for probe in self._probes]
+        client = polling_client()
+        await asyncio.gather(*(probe.poll(client) for probe in self._probes.values()))
+        self._client = client
+        for worker, probe in self._probes.items():
+            self._tasks[worker] = asyncio.create_task(self._keep_polling(client, probe, self._interval))
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Stop polling."""
-        for task in self._tasks:
+        client, self._client = self._client, None
+        for task in self._tasks.values():
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._client.aclose()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        if client is not None:
+            await client.aclose()
+
+    def add(self, backend: Backend) -> None:
+        """Poll one more worker, the first time at once if polling has begun."""
+        probe = self._probes[backend.id] = Probe(backend, self._feed)
+        if self._client is not None:
+            self._tasks[backend.id] = asyncio.create_task(self._keep_polling(self._client, probe, 0.0))
+
+    def remove(self, worker: WorkerId) -> None:
+        """Poll a worker no more, and tell nothing more of it."""
+        del self._probes[worker]
+        if (task := self._tasks.pop(worker, None)) is not None:
+            task.cancel()
 
     def unread(self) -> Mapping[WorkerId, int]:
         """How many answers about load and cache could not be used, by worker."""
-        return {probe.worker: probe.unread for probe in self._probes}
+        return {probe.worker: probe.unread for probe in self._probes.values()}
 
     async def flush(self, worker: WorkerId) -> None:
         """Have a worker empty its prefix cache, and believe it empty then.
 
         Raises WorkerBroke where it did not, or cannot.
         """
-        (probe,) = [probe for probe in self._probes if probe.worker == worker]
-        await probe.flush(self._client)
+        if self._client is None:
+            raise WorkerBroke(f"Worker {worker} is not polled.")
+        await self._probes[worker].flush(self._client)
 
-    async def _keep_polling(self, probe: "Probe") -> None:
+    async def _keep_polling(self, client: httpx.AsyncClient, probe: "Probe", pause: float) -> None:
+        """`pause`: seconds before the first time."""
         while True:
-            await asyncio.sleep(self._interval)
+            await asyncio.sleep(pause)
+            pause = self._interval
             try:
-                await probe.poll(self._client)
+                await probe.poll(client)
             except Exception:  # or the worker would keep for ever the health that it had
                 log.exception("a poll failed inside the router")
 

@@ -41,6 +41,8 @@ ADDRESSES: Final = frozenset(
         "port",
         "worker",
         "worker_api_key",
+        "worker_dns",
+        "workers_file",
         "admin_key",
         "emulate",
         "hash_secret",
@@ -65,6 +67,13 @@ def root_url(url: str) -> str:
         raise ValueError("more than scheme, host and port; /v1 is added to it here")
     parts.hostname.encode("idna")  # or raises: UnicodeError is a ValueError
     return f"{parts.scheme}://{parts.netloc}"
+
+
+def name_url(url: str) -> str:
+    """The URL as `root_url` gives it; ValueError for https."""
+    if (root := root_url(url)).startswith("https"):
+        raise ValueError("a certificate names a host, not its addresses; only http:// can be looked up")
+    return root
 
 
 def known_policy(name: str) -> str:
@@ -144,6 +153,14 @@ class Settings(PolicyGroups):
     """The API key for workers that have none of their own; better given by environment or file than as a flag."""
     alias: Annotated[tuple[Annotated[str, AfterValidator(alias)], ...], AfterValidator(one_model_each)] = ()
     """Another name of a model, as NAME=MODEL, which workers are not told; once for each."""
+    worker_dns: tuple[Annotated[str, AfterValidator(name_url)], ...] = ()
+    """A URL like http://vllm:8000 whose host's addresses are workers, one each, looked up again and again; an address
+    that is gone is drained. Once for each such name."""
+    workers_file: Path | None = None
+    """A YAML file with a list of workers as under `worker`, read again when it changes; one that is gone from it is
+    drained, and a file with a mistake changes nothing."""
+    discovery_interval: PositiveFloat = 5.0
+    """Seconds between two looks at names and file."""
     emulate: Annotated[int, Field(ge=0, le=64)] = 0
     """How many emulated workers to start, which are processes that compute nothing and answer with made-up text."""
 
@@ -180,7 +197,9 @@ class Settings(PolicyGroups):
     client_limit: PositiveInt = 1000
     """Clients remembered that have nothing waiting or running; of others, only what they owe."""
     admin_key: Annotated[SecretStr | None, Field(min_length=16)] = None
-    """The bearer token, 16 characters or more, that lets an operator take workers out; without one, nobody can."""
+    """The bearer token, 16 characters or more, of the operator's calls; without one, there are none of these."""
+    admin_on_public: bool = False
+    """Serve the operator's calls even where `host` is no loopback address."""
     identity: Annotated[tuple[Source, ...], Field(min_length=1)] = DEFAULT_ORDER
     """Where to look for the client's name; the first source that has one counts. Once for each."""
     trusted_header: tuple[str, ...] = ()

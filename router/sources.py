@@ -164,15 +164,20 @@ def _from_environment(environment: Mapping[str, str]) -> dict[KeyPath, Given]:
     return given
 
 
-def _from_file(path: str) -> dict[KeyPath, Given]:
+def read_yaml(path: str) -> object:
+    """A file's document, every scalar as its text. Raises ConfigError."""
     try:
         with open(path, "rb") as file:
             # This loader leaves every scalar a text; others take `off` for a boolean and 0123 for 83.
-            document = yaml.load(file, yaml.BaseLoader)
+            return yaml.load(file, yaml.BaseLoader)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
+
+
+def _from_file(path: str) -> dict[KeyPath, Given]:
+    document = read_yaml(path)
     known = {".".join(key.path): key for key in keys()}
     given = {}
     for name, value in _flat(document, path):
@@ -214,12 +219,19 @@ def _nested(given: Mapping[KeyPath, Given]) -> dict[str, object]:
 
 
 def _first_line(error: ValidationError, given: Mapping[KeyPath, Given]) -> str:
-    """The first thing that the model refuses, without the value, which may be a secret."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    location = tuple(map(str, first["loc"]))
+    location = tuple(map(str, error.errors(include_url=False, include_input=False)[0]["loc"]))
     path = max((path for path in given if location[: len(path)] == path), key=len, default=())
     where = [given[path].spelling] if path else []
-    return ": ".join([*where, *location[len(path) :], first["msg"].removeprefix("Value error, ")])
+    return ": ".join([*where, refusal(error, len(path))])
+
+
+def refusal(error: ValidationError, skipped: int = 0) -> str:
+    """The first thing that a model refuses and where, without the value, which may be a secret.
+
+    `skipped`: how much of where it is need not be told.
+    """
+    first = error.errors(include_url=False, include_input=False)[0]
+    return ": ".join([*map(str, first["loc"][skipped:]), first["msg"].removeprefix("Value error, ")])
 
 
 class Parser(argparse.ArgumentParser):

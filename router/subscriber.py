@@ -7,6 +7,7 @@ was configured. While a stream cannot be read, or has not been read from its beg
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Final, Self
 from urllib.parse import urlsplit
@@ -56,13 +57,11 @@ class Follower:
         feed: Callable[[Event], None],
         hasher: BlockHasher,
         limits: StreamLimits,
-        configured: Sequence[Source],
     ) -> None:
-        self._backend = backend
+        self.backend: Final = backend
         self._feed = feed
         self._hasher = hasher
         self._limits = limits
-        self._configured = configured
         self._complaints = Complaints(backend.id, limits.log_seconds)
         self._streams: list[EventStream] = []
         self._told: BlocksFollowed | None = None
@@ -87,15 +86,15 @@ class Follower:
 
     async def run(self, context: zmq.asyncio.Context, client: httpx.AsyncClient) -> None:
         """Follow the worker until cancelled; returns at once where it publishes nothing."""
-        sources = self._configured or await self._ask(client)
+        sources = self.backend.sources or await self._ask(client)
         if not sources:
             log.info(
                 "worker %s publishes no KV events: it is believed to hold what is sent there, and nothing at first",
-                self._backend.id,
+                self.backend.id,
             )
             return
         self._streams = [self._stream(source, rank, context) for rank, source in enumerate(sources)]
-        log.info("worker %s publishes KV events: %s", self._backend.id, ", ".join(s.endpoint for s in sources))
+        log.info("worker %s publishes KV events: %s", self.backend.id, ", ".join(s.endpoint for s in sources))
         await asyncio.gather(*(stream.run() for stream in self._streams))
 
     def stop(self) -> None:
@@ -106,7 +105,7 @@ class Follower:
     def _stream(self, source: Source, rank: int, context: zmq.asyncio.Context) -> EventStream:
         def tell(change: Change) -> None:
             if self._told is not None and any(change):
-                self._feed(BlocksChanged(self._backend.id, rank, *change))
+                self._feed(BlocksChanged(self.backend.id, rank, *change))
 
         return EventStream(
             source, context, self._hasher, self._complaints, self._limits, tell, self._on_state, self._on_restart
@@ -118,17 +117,17 @@ class Follower:
         if size is None:
             if self._told is not None:
                 self._told = None
-                self._feed(BlocksLost(self._backend.id))
+                self._feed(BlocksLost(self.backend.id))
             return
         complete = all(stream.complete for stream in self._streams)
-        state = BlocksFollowed(self._backend.id, size, len(self._streams), complete)
+        state = BlocksFollowed(self.backend.id, size, len(self._streams), complete)
         if state != self._told:
             self._told = state
             self._feed(state)
 
     def _on_restart(self) -> None:
-        log.info("worker %s has restarted, by its KV events: its cache is empty", self._backend.id)
-        self._feed(Evicted(self._backend.id))
+        log.info("worker %s has restarted, by its KV events: its cache is empty", self.backend.id)
+        self._feed(Evicted(self.backend.id))
 
     async def _ask(self, client: httpx.AsyncClient) -> tuple[Source, ...]:
         """Where the worker publishes; asked again while it does not answer."""
@@ -136,14 +135,14 @@ class Follower:
             try:
                 return await self._sources(client)
             except (httpx.HTTPError, WorkerBroke) as error:
-                log.warning("worker %s does not tell whether it publishes KV events: %s", self._backend.id, error)
+                log.warning("worker %s does not tell whether it publishes KV events: %s", self.backend.id, error)
             await asyncio.sleep(ASK_AGAIN_SECONDS)
 
     async def _sources(self, client: httpx.AsyncClient) -> tuple[Source, ...]:
-        host = urlsplit(self._backend.url).hostname or ""
+        host = urlsplit(self.backend.url).hostname or ""
         for path, read in READERS.items():
             try:
-                return read(await ask(client, self._backend.url + path, self._backend.authorization), host)
+                return read(await ask(client, self.backend.url + path, self.backend.authorization), host)
             except httpx.HTTPStatusError as error:
                 if error.response.status_code != httpx.codes.NOT_FOUND:
                     raise
@@ -159,14 +158,10 @@ class Subscriber:
         feed: Callable[[Event], None],
         hasher: BlockHasher,
         limits: StreamLimits,
-        configured: Mapping[WorkerId, Sequence[Source]],
     ) -> None:
-        """`configured`: the publishers of workers that are not to be asked."""
-        self._backends = {backend.id: backend for backend in fleet.backends}
-        self._followers = {
-            id_: Follower(backend, feed, hasher, limits, configured.get(id_, ()))
-            for id_, backend in self._backends.items()
-        }
+        self._fleet = fleet
+        self._follower = partial(Follower, feed=feed, hasher=hasher, limits=limits)
+        self._followers: dict[WorkerId, Follower] = {}
         self._tasks: dict[WorkerId, asyncio.Task[None]] = {}
         self._at: dict[RequestId, WorkerId] = {}
 
@@ -206,8 +201,8 @@ class Subscriber:
         """The block sizes of the workers that are followed and serve this model."""
         return {
             follower.block_tokens
-            for worker, follower in self._followers.items()
-            if follower.block_tokens is not None and model in self._backends[worker].models
+            for follower in self._followers.values()
+            if follower.block_tokens is not None and model in follower.backend.models
         }
 
     def report(self) -> Mapping[WorkerId, EventsReport]:
@@ -216,10 +211,21 @@ class Subscriber:
         return {worker: report for worker, report in reports.items() if report.publishers}
 
     def _start(self, worker: WorkerId) -> None:
-        if worker not in self._tasks and worker in self._followers:
+        if worker not in self._tasks:
+            self._meet()
             task = asyncio.create_task(self._followers[worker].run(self._context, self._client))
             task.add_done_callback(_log_failure)
             self._tasks[worker] = task
+
+    def _meet(self) -> None:
+        """A follower for each worker that there is now, and none for those that are gone."""
+        before = self._followers
+        self._followers = {
+            backend.id: known
+            if (known := before.get(backend.id)) is not None and known.backend is backend
+            else self._follower(backend)
+            for backend in self._fleet.backends
+        }
 
     def _stop(self, worker: WorkerId) -> None:
         task = self._tasks.pop(worker, None)

@@ -39,3 +39,8 @@ class WorkerDrain:
             self.drained.remove(worker)
             if (joined := self._joined.get(worker)) is not None:
                 self._feed(joined)
+
+    def forget(self, worker: WorkerId) -> None:
+        """It is no more of the fleet."""
+        self.drained.discard(worker)
+        self._joined.pop(worker, None)

@@ -14,6 +14,7 @@ import uvicorn
 
 from router.app import Router, build
 from router.core.scheduler import Scheduler
+from router.discovery import resolve
 from router.emulate import emulated
 from router.front import front
 from router.gateway import Gateway
@@ -122,8 +123,12 @@ async def until(true: Callable[[], bool]) -> None:
 
 @asynccontextmanager
 async def running_router(*workers: str, **settings: Any) -> AsyncIterator[RunningRouter]:
-    """A router before these workers' URLs. At its end every count must be zero, whatever happened to it."""
-    app = build(Settings.model_validate({"worker": workers, "poll_interval": 0.05, **settings}))
+    """A router before these workers' URLs. At its end every count must be zero, whatever happened to it.
+
+    `resolve`, if it is among the settings, finds the addresses of names.
+    """
+    find = settings.pop("resolve", resolve)
+    app = build(Settings.model_validate({"worker": workers, "poll_interval": 0.05, **settings}), find)
     connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=2 * PATIENCE)
     async with serving(app) as url, aiohttp.ClientSession(url, connector=connector, timeout=timeout) as http:
         router = RunningRouter(url, http, app)

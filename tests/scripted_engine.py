@@ -159,7 +159,7 @@ class Connection:
 class ScriptedEngine:
     """See the module. `polled` maps paths to what their polls are answered, and may be changed at any time."""
 
-    def __init__(self, models: Sequence[str], send_buffer: int | None) -> None:
+    def __init__(self, models: Sequence[str], send_buffer: int | None, host: str = "127.0.0.1", port: int = 0) -> None:
         self.calls: asyncio.Queue[Call] = asyncio.Queue()
         self.polls: list[Call] = []
         """What came to the paths of `polled`."""
@@ -168,7 +168,8 @@ class ScriptedEngine:
         self.polled["/health"] = (200, b"")
         self.polled["/metrics"] = (200, VLLM_METRICS)
         self.polled["/kv_event_sources"] = (200, b"{}")
-        self.port = 0
+        self.host = host
+        self.port = port
         self._send_buffer = send_buffer
         self._server: asyncio.Server | None = None
         self._connections: set[Connection] = set()
@@ -176,7 +177,7 @@ class ScriptedEngine:
     @property
     def url(self) -> str:
         """Where it listens."""
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     def serve(self, *models: str) -> None:
         """Change the list of models."""
@@ -190,7 +191,7 @@ class ScriptedEngine:
 
     async def start(self) -> Self:
         """Listen; after `stop` on the same port as before."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self._server = await asyncio.start_server(self._serve, self.host, self.port)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
@@ -222,9 +223,11 @@ class ScriptedEngine:
 
 
 @asynccontextmanager
-async def scripted_engine(*models: str, send_buffer: int | None = None) -> AsyncIterator[ScriptedEngine]:
+async def scripted_engine(
+    *models: str, send_buffer: int | None = None, host: str = "127.0.0.1", port: int = 0
+) -> AsyncIterator[ScriptedEngine]:
     """An engine that listens; it serves the model `m` unless told otherwise. `send_buffer`: bytes per connection."""
-    engine = await ScriptedEngine(models or ("m",), send_buffer).start()
+    engine = await ScriptedEngine(models or ("m",), send_buffer, host, port).start()
     try:
         yield engine
     finally:

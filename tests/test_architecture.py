@@ -50,11 +50,11 @@ ARROWS: Final[dict[str, tuple[str, ...]]] = {
     "router.keys": ("router.identity", "router.errors", "router.core"),
     "router.key_edits": ("router.keys", "router.atomic_file", "router.errors"),
     "router.key_commands": ("router.key_edits", "router.keys", "router.errors"),
-    "router.key_watch": ("router.keys", "router.identity", "router.errors"),
+    "router.key_watch": ("router.keys", "router.atomic_file", "router.identity", "router.errors"),
     "router.admission_metrics": (),
     "router.state": ("router.atomic_file", "router.by_name", "router.errors", "router.core"),
     "router.conductor": ("router.errors", "router.core"),
-    "router.fleet": ("router.upstream", "router.errors", "router.core"),
+    "router.fleet": ("router.upstream", "router.event_sources", "router.errors", "router.core"),
     "router.upstream": ("router.errors",),
     "router.monitor": ("router.polls", "router.fleet", "router.engines", "router.errors", "router.core"),
     "router.exact_map": (
@@ -73,9 +73,23 @@ ARROWS: Final[dict[str, tuple[str, ...]]] = {
     "router.tokens": ("router.polls", "router.fleet", "router.errors", "router.core"),
     "router.local_tokenizer": ("router.errors",),
     "router.control": (
-        *("router.report", "router.explain", "router.lifecycle", "router.worker_drain", "router.fleet", "router.api"),
+        *("router.admin", "router.report", "router.explain", "router.lifecycle", "router.fleet", "router.api"),
         *("router.errors", "router.core"),
     ),
+    "router.admin": (
+        *("router.roster", "router.history", "router.worker_drain", "router.fleet", "router.settings"),
+        *("router.sources", "router.errors", "router.core"),
+    ),
+    "router.roster": (
+        *("router.monitor", "router.worker_drain", "router.fleet", "router.settings", "router.errors", "router.core"),
+    ),
+    "router.discovery": ("router.atomic_file", "router.settings", "router.sources", "router.errors"),
+    "router.history": ("router.report", "router.core"),
+    "router.check": (
+        *("router.fit", "router.engines", "router.polls", "router.fleet", "router.errors", "router.core"),
+    ),
+    "router.fit": ("router.engines", "router.errors"),
+    "router.commented": ("router.settings", "router.sources"),
     "router.explain": ("router.errors", "router.core"),
     "router.journal": ("router.by_name", "router.errors", "router.core"),
     "router.cache_alarm": ("router.errors", "router.core"),
@@ -98,7 +112,7 @@ NO_CONCRETE_POLICY: Final = ("router.core.scheduler", "router.core.policy")
 
 PURE: Final = (
     *("router.core", "router.api", "router.sse", "router.engines", "router.event_sources", "router.identity"),
-    "router.limits",
+    *("router.limits", "router.fit"),
 )
 IMPURE: Final = (
     *("aiohttp", "fastapi", "httpx", "starlette", "uvicorn", "uvloop", "yaml", "zmq"),

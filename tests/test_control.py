@@ -126,15 +126,3 @@ async def test_a_worker_is_taken_out_and_put_back() -> None:
             assert WorkerId("one") in router.scheduler.cluster
             for post in posts:
                 await post.read()
-
-
-async def test_workers_are_taken_out_by_the_operator_alone() -> None:
-    """Without a key there is nothing to call; with one, nobody who has not got it, and no worker that is not there."""
-    async with running_router("http://127.0.0.1:9") as router, router.http.post("/workers/w/drain") as response:
-        assert response.status == 404
-        assert (await response.json())["error"]["code"] == "unknown_path"
-    async with running_router("http://127.0.0.1:9", admin_key="k" * 16) as router:
-        for header, status in (("", 401), ("Bearer k", 401), ("Bearer \u00e9", 401), ("Bearer " + "k" * 16, 404)):
-            async with router.http.post("/workers/w/drain", headers={"authorization": header}) as response:
-                assert response.status == status
-                assert ("www-authenticate" in response.headers) == (status == 401)

@@ -163,7 +163,9 @@ async def following(*, replays: bool = True, before: int = 0, limits: StreamLimi
     for number in range(before):
         await publisher.publish(block(100 + number), lost=True)
     scene = Scene(publisher=publisher, told=[], held=set())
-    scene.follower = Follower(Backend(WORKER, "http://127.0.0.1:1"), scene.feed, HASHER, limits, [publisher.source])
+    scene.follower = Follower(
+        Backend(WORKER, "http://127.0.0.1:1", sources=(publisher.source,)), scene.feed, HASHER, limits
+    )
     async with httpx.AsyncClient() as client:
         task = asyncio.create_task(scene.follower.run(context, client))
         await publisher.subscribed()

@@ -1,0 +1,154 @@
+"""Asks workers whether their flags fit: for `d2lpm check`, and of each worker that joins, as warnings."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Self
+
+import httpx
+import orjson
+
+from router.core.model import Command, Event, WorkerId, WorkerJoined
+from router.engines import MODELS_PATH, read_models, recognise
+from router.errors import WorkerBroke
+from router.fit import Answers, Finding, facts, findings
+from router.fleet import Backend, Fleet
+from router.polls import ask, polling_client
+
+log = logging.getLogger(__name__)
+
+PROMPT: Final = "The same words, again and again, so that the second time some of them are in the cache. " * 16
+"""Some hundred tokens: more than a block of any engine's."""
+COMPLETIONS: Final = "/v1/completions"
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """What came of asking one worker."""
+
+    worker: WorkerId
+    card: str
+    """Which engine it is and what it serves, in a line; empty where it does not answer."""
+    findings: Sequence[Finding]
+
+
+async def examine(backend: Backend, client: httpx.AsyncClient, match_minimum: int, *, generate: bool) -> Examined:
+    """Ask a worker about itself. `match_minimum`: see `findings`.
+
+    `generate`: also have it answer a prompt, twice, by one token each, to see what its usage tells. That is a load on
+    it, if a small one, and leaves some hundred tokens in its cache.
+    """
+    try:
+        body = await _get(backend, client, MODELS_PATH)
+        models = sorted(read_models(body))
+        dialect = recognise(body)
+        answers = Answers(
+            dialect,
+            await _page(backend, client, dialect.cache_path),
+            await _page(backend, client, dialect.arguments_path),
+            await _usage(backend, client, models) if generate else None,
+        )
+    except (httpx.HTTPError, WorkerBroke) as error:
+        return Examined(backend.id, "", [_unanswered(backend, error)])
+    sizes = facts(answers)
+    told = [f"{dialect.name} serves {', '.join(models) or 'no model'}"]
+    if sizes.kv_tokens is not None:
+        told.append(f"its cache holds {sizes.kv_tokens} tokens")
+    if sizes.block_tokens is not None:
+        told.append(f"in blocks of {sizes.block_tokens}")
+    return Examined(backend.id, ", ".join(told), findings(answers, match_minimum))
+
+
+def _unanswered(backend: Backend, error: Exception) -> Finding:
+    if isinstance(error, httpx.HTTPStatusError) and error.response.status_code in (401, 403):
+        return Finding("does not let the router in", "give its key as worker_api_key, or as api_key under worker")
+    why = str(error) or type(error).__name__
+    return Finding(f"does not answer at {backend.url} ({why})", "start it, or correct its URL")
+
+
+async def _get(backend: Backend, client: httpx.AsyncClient, path: str) -> bytes:
+    return await ask(client, backend.url + path, backend.authorization)
+
+
+async def _page(backend: Backend, client: httpx.AsyncClient, path: str | None) -> bytes | None:
+    """What is there, or None where nothing is."""
+    if path is None:
+        return None
+    try:
+        return await _get(backend, client, path)
+    except httpx.HTTPStatusError as error:
+        if error.response.status_code in (401, 403):
+            raise
+        return None
+
+
+async def _usage(backend: Backend, client: httpx.AsyncClient, models: Sequence[str]) -> object:
+    """The usage of a prompt that it has seen before; None where it does not complete texts."""
+    if not models:
+        return None
+    post = orjson.dumps({"model": models[0], "prompt": PROMPT, "max_tokens": 1})
+    headers = {"content-type": "application/json", **backend.authorization}
+    answer: Any = None
+    try:
+        for _ in range(2):
+            answer = orjson.loads(await ask(client, backend.url + COMPLETIONS, headers, post=post))
+    except (httpx.HTTPStatusError, orjson.JSONDecodeError):
+        return None
+    return answer.get("usage") if isinstance(answer, dict) else None
+
+
+async def examine_all(backends: Sequence[Backend], match_minimum: int) -> list[Examined]:
+    """All of them at once, each with a prompt."""
+    client = polling_client()
+    try:
+        asked = [examine(backend, client, match_minimum, generate=True) for backend in backends]
+        return list(await asyncio.gather(*asked))
+    finally:
+        await client.aclose()
+
+
+class Advice:
+    """Observer: examines each worker when it joins for the first time, and warns of what does not fit.
+
+    No prompt is sent for that: whether answers tell what was cached is seen by the first of them.
+    """
+
+    def __init__(self, fleet: Fleet, match_minimum: int) -> None:
+        """`match_minimum`: see `findings`."""
+        self._fleet = fleet
+        self._match_minimum = match_minimum
+        self._told: dict[WorkerId, Sequence[Finding]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        """From now on workers are examined."""
+        self._client = polling_client()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Ask no more."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._client.aclose()
+
+    def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:  # noqa: ARG002 - see `Observer`
+        """See the class."""
+        if isinstance(event, WorkerJoined):
+            task = asyncio.create_task(self._advise(self._fleet[event.worker.id]))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _advise(self, backend: Backend) -> None:
+        """Warn of what is other than the last time."""
+        examined = await examine(backend, self._client, self._match_minimum, generate=False)
+        if not examined.card or examined.findings == self._told.get(backend.id, []):
+            return
+        self._told = {known.id: told for known in self._fleet.backends if (told := self._told.get(known.id))}
+        self._told[backend.id] = examined.findings
+        for seen, change in examined.findings:
+            log.warning("worker %s %s; %s", backend.id, seen, change)
