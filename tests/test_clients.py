@@ -218,7 +218,7 @@ async def test_ten_keys_of_a_group_have_as_much_as_one_key(tmp_path: Path) -> No
     with emulated_workers(1) as workers:
         async with running_router(*workers, clients=path, **limits) as router:
             await until(lambda: bool(router.scheduler.cluster.serving("m")))
-            served = await measured(router, {"sk-single": 24, **dict.fromkeys(members, 4)}, 600)
+            served = await measured(router, {"sk-single": 24, **dict.fromkeys(members, 4)}, 400)
             assert sum(served[key] for key in members) / served["sk-single"] == pytest.approx(1.0, abs=0.1)
             assert min(served[key] for key in members) > 0
 
