@@ -89,7 +89,7 @@ def network(text: str) -> str:
     return text
 
 
-def alias(text: str) -> str:
+def alias_pair(text: str) -> str:
     """The text itself; ValueError unless it is NAME=MODEL."""
     name, _, model = text.partition("=")
     if not name or not model:
@@ -151,7 +151,7 @@ class Settings(PolicyGroups):
     """The URL of a vLLM or SGLang server; once for each. In YAML an entry may also be {url, api_key, id}."""
     worker_api_key: Annotated[SecretStr | None, Field(min_length=1)] = None
     """The API key for workers that have none of their own; better given by environment or file than as a flag."""
-    alias: Annotated[tuple[Annotated[str, AfterValidator(alias)], ...], AfterValidator(one_model_each)] = ()
+    alias: Annotated[tuple[Annotated[str, AfterValidator(alias_pair)], ...], AfterValidator(one_model_each)] = ()
     """Another name of a model, as NAME=MODEL, which workers are not told; once for each."""
     worker_dns: tuple[Annotated[str, AfterValidator(name_url)], ...] = ()
     """A URL like http://vllm:8000 whose host's addresses are workers, one each, looked up again and again; an address
