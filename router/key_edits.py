@@ -7,6 +7,7 @@ whole, in one step and with mode 0600, while nobody else changes it.
 
 import fcntl
 import os
+import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from router.errors import ConfigError
 from router.keys import REVOKED, ClientsFile, good_name, hash_of, parse
 
 INDENT: Final = "  "
+PLAIN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def new_key() -> str:
@@ -169,7 +171,9 @@ def _lines_of(fields: Mapping[str, str], models: Sequence[str]) -> list[str]:
 
 
 def _scalar(text: str) -> str:
-    """A text as YAML, in quotes: then it needs no look at what it holds."""
+    """A text as YAML, in quotes unless it is a plain word or number."""
+    if PLAIN.fullmatch(text):
+        return text
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 

@@ -169,7 +169,7 @@ class ClientsFile(Section):
         owners: dict[bytes, str] = {}
         for name, client in self.clients.items():
             if client.group is not None and client.group not in self.groups:
-                raise ValueError(f"clients: {name}: there is no group {client.group!r}")
+                raise ValueError(f"clients: {name}: there is no group {client.group!r}; name it under `groups` first")
             for key in client.key:
                 if owners.setdefault(key.digest, name) != name:
                     raise ValueError(f"clients: {name}: has the same key as {owners[key.digest]}")

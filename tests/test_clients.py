@@ -223,6 +223,16 @@ async def test_ten_keys_of_a_group_have_as_much_as_one_key(tmp_path: Path) -> No
             assert min(served[key] for key in members) > 0
 
 
+async def test_twice_the_weight_is_twice_the_service(path: Path) -> None:
+    """Live, as `/v1/usage` tells it of two keys that both always wait."""
+    limits = {"window": "fixed", "max_inflight": 2, "dlpm_home": {"quantum": 200}}
+    with emulated_workers(1) as workers:
+        async with running_router(*workers, clients=path, **limits) as router:
+            await until(lambda: bool(router.scheduler.cluster.serving("m")))
+            served = await measured(router, {ALICE: 24, BOB: 24}, 300)
+            assert served[ALICE] / served[BOB] == pytest.approx(2.0, rel=0.1)
+
+
 @pytest.mark.parametrize("isolate", ["none", "client", "group"])
 async def test_prefixes_are_kept_apart_as_asked(tmp_path: Path, isolate: str) -> None:
     """The engine is told a salt of each side, and the router predicts nothing cached of another side's prompts."""
