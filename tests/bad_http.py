@@ -150,7 +150,7 @@ DOORS: Final = (
     unknown_path("a slash too many in front", post(GOOD, path=b"/" + CHAT), "//v1/chat/completions"),
     unknown_path("another case", post(GOOD, path=b"/V1/completions"), "/V1/completions"),
     unknown_path("no `/v1`", post(GOOD, path=b"/chat/completions"), "/chat/completions"),
-    unknown_path("an endpoint that there is not", post(GOOD, path=b"/v1/embeddings"), "/v1/embeddings"),
+    BadInput("an endpoint that the router does not know", post(GOOD, path=b"/v1/other"), passed_on()),
     unknown_path("nothing behind the host", get(b"/"), "/"),
     unknown_path("a way out of the root", get(b"/v1/../../etc/passwd"), "/v1/../../etc/passwd"),
     unknown_path("bytes that are no text", get(b"/%00%ff"), "/\0\ufffd"),

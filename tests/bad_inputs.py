@@ -22,7 +22,8 @@ DOCUMENT: Final = Path(__file__).parent.parent / "docs" / "operations.md"
 BEGIN: Final = "<!-- written by tests/bad_inputs.py -->\n"
 END: Final = "<!-- to here -->\n"
 TYPES: Final = {404: "not_found_error", 401: "authentication_error"}
-ANSWER: Final = json.dumps({"id": "c", "object": "chat.completion", "choices": [], "usage": usage(1, 1)}).encode()
+CHOICE: Final = {"index": 0, "message": {"role": "assistant", "content": "yes"}, "finish_reason": "stop"}
+ANSWER: Final = json.dumps({"id": "c", "object": "chat.completion", "choices": [CHOICE], "usage": usage(1, 1)}).encode()
 
 BAD_INPUTS: Final[Mapping[str, tuple[BadInput, ...]]] = {
     "HTTP": HTTP,

@@ -45,7 +45,7 @@ def test_what_crashes_hangs_or_grows_is_found(run: object, why: str) -> None:
 
 def test_an_input_is_made_from_the_seed_and_its_number_alone() -> None:
     """What was found can be seen again without all that came before it."""
-    for target in TARGETS.values():
+    for target in (TARGETS["stream"], TARGETS["state"]):
         made: dict[int, bytes] = {}
 
         def note(data: bytes, random: Random, made: dict[int, bytes] = made) -> bool:  # noqa: ARG001 - a target's
