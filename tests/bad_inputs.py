@@ -39,10 +39,10 @@ Seen = Mapping[BadInput, Told]
 
 
 @asynccontextmanager
-async def router_to_harm() -> AsyncIterator[tuple[ScriptedEngine, RunningRouter]]:
-    """A router before an engine; its limits are those by default, but for the times."""
+async def router_to_harm(seconds: float = 1.0) -> AsyncIterator[tuple[ScriptedEngine, RunningRouter]]:
+    """A router before an engine; its limits are those by default, but for the seconds for headers and for a body."""
     async with scripted_engine() as engine:
-        settings = {"admin_key": ADMIN_KEY, "header_timeout": 1.0, "body_timeout": 1.0}
+        settings = {"admin_key": ADMIN_KEY, "header_timeout": seconds, "body_timeout": seconds}
         async with running_router(worker=[{"url": engine.url, "id": "w"}], **settings) as router:
             yield engine, router
 

@@ -17,7 +17,7 @@ async def test_each_is_told_what_is_wrong_and_harms_nobody() -> None:
 
 async def test_all_at_once_harm_nobody() -> None:
     """Amid them a stream comes whole, and ordinary calls are served."""
-    async with router_to_harm() as (engine, router), router.post(chat(stream=True)) as post:
+    async with router_to_harm(seconds=5.0) as (engine, router), router.post(chat(stream=True)) as post:
         call = await engine.call()
         await call.begin()
         async with answering(engine):
