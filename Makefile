@@ -20,8 +20,9 @@ lint: $(STAMP)
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
 
-# Faults of all kinds for ten minutes, and the death of the router; the short forms are tests.
-CHAOS := chaos chaos.restart
+# Faults of all kinds for ten minutes, the death of the router, ten times more than can be done, and a million calls
+# (make chaos CHAOS=chaos.soak for one of them); the short forms are tests.
+CHAOS := chaos chaos.restart chaos.overload chaos.soak
 chaos: $(STAMP)
 	@for show in $(CHAOS); do $(VENV)/bin/python -m tests.$$show || exit 1; done
 

@@ -11,6 +11,7 @@ from .asks import MODEL
 from .lines import Line, Reply, post
 
 LONG: Final = "which is long enough to take a worker some time, and which nobody has asked before; "
+END_SECONDS: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +75,9 @@ class Load:
             show(now - began)
 
     async def end(self) -> None:
-        """Wait until every call of a light client has ended, and cut the others."""
-        await asyncio.gather(*(task for task, light in self._tasks.items() if light))
+        """Give the calls of light clients some time to end, and cut all others."""
+        if lights := [task for task, light in self._tasks.items() if light]:
+            await asyncio.wait(lights, timeout=END_SECONDS)
         self._over = True
         for line in (*self._busy, *self._idle):
             line.close()

@@ -16,13 +16,14 @@ from typing import Final
 import uvloop
 
 from bench.progress import ProgressBar
+from router.open_files import raise_limit
 
 from .fleet import Process, routed
 from .load import Crowd, Load
 from .phases import Phase, measured, objections, table
 
 WORKERS: Final = 2
-BATCH: Final = 16
+BATCH: Final = 8
 """Requests that a worker runs at once."""
 WORKER_FLAGS: Final = ("--hardware", "a100-mistral-7b", "--max-running", str(BATCH))
 ROUTER_FLAGS: Final = ("--max-queued", "400", "--heartbeat", "0")
@@ -118,6 +119,7 @@ def main() -> int:
     parser.add_argument("--factor", type=float, default=Plan().factor, help="times the capacity (%(default)g)")
     options = parser.parse_args()
     plan = Plan(options.seconds, factor=options.factor)
+    raise_limit()
     bar = ProgressBar(sys.stderr, "s")
     phases = uvloop.run(overload(plan, lambda now: bar.show(now, plan.all_seconds)))
     bar.close()
