@@ -19,6 +19,7 @@ import uvicorn
 from router import open_files
 from router.access_log import AccessLog
 from router.app import build
+from router.check_commands import add_check, add_config
 from router.collector import spare_the_collector
 from router.emulate import Emulated, emulated
 from router.errors import ConfigError
@@ -75,6 +76,18 @@ def _parser() -> Parser:
     )
     replay.add_argument("file", metavar="FILE", help="what a router wrote with --journal")
     replay.set_defaults(run=lambda options: _replay(Path(options["file"])))
+    check = commands.add_parser(
+        "check",
+        help="say whether a file of settings is right, and whether its workers' flags fit",
+        epilog="Has each worker answer two prompts of some hundred tokens by one token each. Ends with 0 if nothing "
+        "should be changed, else with 1.",
+        allow_abbrev=False,
+    )
+    add_check(check)
+    config = commands.add_parser(
+        "config", help="print settings as a file with comments", usage="%(prog)s [FLAG ...]", allow_abbrev=False
+    )
+    add_config(config)
     keys = commands.add_parser("keys", help="say who may call, and with how much of a share", allow_abbrev=False)
     add_commands(keys)
     demo = commands.add_parser(

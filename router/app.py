@@ -16,6 +16,7 @@ from router.admin import Operations, is_open
 from router.admission_metrics import AdmissionMetrics
 from router.api import family_of
 from router.cache_alarm import CacheAlarm
+from router.check import Advice
 from router.collector import Collector
 from router.conductor import Conductor, Observer
 from router.connections import Connections, FrontLimits
@@ -33,12 +34,11 @@ from router.core.waiting_room import WaitingLimits
 from router.core.window import FixedWindow, LearnedWindow, NoWindow, Window
 from router.discovery import Discovery, DnsSource, FileSource, Resolve, WorkerSource, read_workers, resolve
 from router.event_metrics import EventMetrics
-from router.event_sources import Source
 from router.exact_map import exact_map
 from router.exchange import Intake
 from router.explain import Explanation, Explanations
 from router.exposition import exposition
-from router.fleet import Backend, Fleet
+from router.fleet import Fleet
 from router.gateway import Gateway, Isolation
 from router.history import FairnessHistory
 from router.identity import Book, Identifier
@@ -51,8 +51,8 @@ from router.limits import Admission
 from router.metrics import ClientLabels, RequestMetrics, StateCollector
 from router.monitor import Monitor
 from router.report import FairnessReport, UsageReport, WorkerReport, fairness_report, usage_report, worker_reports
-from router.roster import Roster
-from router.settings import Settings, WorkerAddress
+from router.roster import Roster, backend_of
+from router.settings import Settings
 from router.state import StateFile, load, new_header, set_aside, usable
 from router.worker_drain import WorkerDrain
 
@@ -76,7 +76,7 @@ def build(settings: Settings, resolve: Resolve = resolve) -> "Router":
     kv_events = exact_map(settings, fleet, conductor.feed, secret)
     observers.extend(kv_events.observers)
     workers = _workers(settings, fleet, conductor, resolve)
-    observers.append(workers.roster)
+    observers.extend((workers.advice, workers.roster))
     monitor = workers.monitor
     drain, lag = Drain(settings.drain_timeout), LoopLag()
     door = _door(settings, conductor)
@@ -104,6 +104,7 @@ def build(settings: Settings, resolve: Resolve = resolve) -> "Router":
             state(),
             fleet,
             kv_events,
+            workers.advice,
             workers.discovery,
             monitor,
             nullcontext() if operations is None else operations.history,
@@ -222,14 +223,6 @@ def _window(settings: Settings) -> Window:
     return kind(settings.max_inflight, settings.max_unstarted_tokens)
 
 
-def _backend(worker: WorkerAddress, settings: Settings) -> Backend:
-    key = worker.api_key or settings.worker_api_key
-    sources: tuple[Source, ...] = ()
-    if worker.kv_events is not None:
-        sources = (Source(worker.kv_events, worker.kv_replay, worker.kv_topic.encode()),)
-    return Backend(WorkerId(worker.id), worker.url, key.get_secret_value() if key else None, sources=sources)
-
-
 class Workers(NamedTuple):
     """Those who tell of workers that come and go."""
 
@@ -237,14 +230,16 @@ class Workers(NamedTuple):
     drain: WorkerDrain
     roster: Roster
     discovery: Discovery
+    advice: Advice
 
 
 def _workers(settings: Settings, fleet: Fleet, conductor: Conductor, resolve: Resolve) -> Workers:
     drain = WorkerDrain(conductor.feed)
     monitor = Monitor(fleet, drain.feed, settings.poll_interval)
     runs = conductor.scheduler.cluster.__contains__
-    roster = Roster(fleet, monitor, drain, runs, lambda worker: _backend(worker, settings))
-    return Workers(monitor, drain, roster, _discovery(settings, roster, resolve))
+    roster = Roster(fleet, monitor, drain, runs, lambda worker: backend_of(worker, settings))
+    advice = Advice(fleet, settings.min_match_tokens)
+    return Workers(monitor, drain, roster, _discovery(settings, roster, resolve), advice)
 
 
 def _discovery(settings: Settings, roster: Roster, resolve: Resolve) -> Discovery:

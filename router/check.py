@@ -3,9 +3,8 @@
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import httpx
 import orjson
@@ -24,8 +23,7 @@ PROMPT: Final = "The same words, again and again, so that the second time some o
 COMPLETIONS: Final = "/v1/completions"
 
 
-@dataclass(frozen=True, slots=True)
-class Examined:
+class Examined(NamedTuple):
     """What came of asking one worker."""
 
     worker: WorkerId

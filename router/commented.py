@@ -35,6 +35,23 @@ def commented(settings: Settings) -> str:
     return "\n".join(lines) + "\n"
 
 
+def given(settings: Settings) -> Iterator[tuple[str, str, str]]:
+    """What is not as by default: its name in the file, its value in a line, and what it is."""
+    values = settings.model_dump(mode="json")
+    for key in keys():
+        owner, told = (
+            (settings, values) if len(key.path) == 1 else (getattr(settings, key.path[0]), values[key.path[0]])
+        )
+        value = getattr(owner, key.path[-1])
+        if value != key.default and key.path != ("config",):
+            hidden = isinstance(value, SecretStr)
+            yield (
+                ".".join(key.path),
+                "(a secret)" if hidden else _written(told[key.path[-1]]),
+                " ".join(key.about.split()),
+            )
+
+
 def _group(name: str, about: str, value: object, values: Mapping[str, object]) -> Iterator[str]:
     """One policy's parameters."""
     members = [key for key in keys() if key.path[0] == name and len(key.path) == 2]

@@ -156,12 +156,6 @@ class Probe:
             reorders, batch = await self._read_arguments(client)
             if not self._backend.healthy:
                 log.info("worker %s is up and serves %s", self._backend.id, ", ".join(sorted(models)))
-                if reorders:
-                    log.warning(
-                        "worker %s does not serve in order of arrival, which can hold up what the router sends for "
-                        "long; start its engine with --schedule-policy fcfs: the router orders by prefix itself",
-                        self._backend.id,
-                    )
             self._backend.models, self._backend.healthy = models, True
             engine = "" if self._dialect is None else self._dialect.name
             self._feed(

@@ -11,14 +11,24 @@ from typing import Final
 
 from router.core.model import Command, Event, WorkerId
 from router.errors import UnknownWorker, WorkerExists
+from router.event_sources import Source
 from router.fleet import Backend, Fleet
 from router.monitor import Monitor
-from router.settings import WorkerAddress
+from router.settings import Settings, WorkerAddress
 from router.worker_drain import WorkerDrain
 
 log = logging.getLogger(__name__)
 
 OPERATOR: Final = "the operator"
+
+
+def backend_of(worker: WorkerAddress, settings: Settings) -> Backend:
+    """A worker as it is reached."""
+    key = worker.api_key or settings.worker_api_key
+    sources: tuple[Source, ...] = ()
+    if worker.kv_events is not None:
+        sources = (Source(worker.kv_events, worker.kv_replay, worker.kv_topic.encode()),)
+    return Backend(WorkerId(worker.id), worker.url, key.get_secret_value() if key else None, sources=sources)
 
 
 class Roster:

@@ -22,6 +22,7 @@ ARROWS: Final[dict[str, tuple[str, ...]]] = {
     "router.__main__": (
         *("router.app", "router.replay", "router.settings", "router.sources", "router.emulate", "router.errors"),
         "router.front",
+        "router.check_commands",
         *("router.lifecycle", "router.collector", "router.open_files", "router.access_log"),
         "router.key_commands",
     ),
@@ -81,7 +82,8 @@ ARROWS: Final[dict[str, tuple[str, ...]]] = {
         *("router.sources", "router.errors", "router.core"),
     ),
     "router.roster": (
-        *("router.monitor", "router.worker_drain", "router.fleet", "router.settings", "router.errors", "router.core"),
+        *("router.monitor", "router.worker_drain", "router.fleet", "router.event_sources", "router.settings"),
+        *("router.errors", "router.core"),
     ),
     "router.discovery": ("router.atomic_file", "router.settings", "router.sources", "router.errors"),
     "router.history": ("router.report", "router.core"),
@@ -89,6 +91,10 @@ ARROWS: Final[dict[str, tuple[str, ...]]] = {
         *("router.fit", "router.engines", "router.polls", "router.fleet", "router.errors", "router.core"),
     ),
     "router.fit": ("router.engines", "router.errors"),
+    "router.check_commands": (
+        *("router.check", "router.fit", "router.commented", "router.discovery", "router.roster", "router.settings"),
+        *("router.sources", "router.errors"),
+    ),
     "router.commented": ("router.settings", "router.sources"),
     "router.explain": ("router.errors", "router.core"),
     "router.journal": ("router.by_name", "router.errors", "router.core"),
