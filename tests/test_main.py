@@ -156,17 +156,12 @@ def test_the_client_in_the_readme_works(router: Router) -> None:
 
 
 def test_the_flags_in_the_readme_exist() -> None:
-    """Its table of settings names nothing that is gone, and tells the defaults that are true."""
-    table = README.read_text("utf-8").split("\n## Settings\n")[1].split("\n## ")[0]
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if line.startswith("| `")]
-    known = {key.flag: key for key in keys()}
-    for flags, defaults, _ in rows:
-        shown = re.findall(r"--[a-z0-9.-]+", flags)
-        assert set(shown) <= set(known)
-        if len(shown) == len(defaults.split(", ")) and defaults:
-            for flag, default in zip(shown, defaults.split(", "), strict=True):
-                assert str(known[flag].default).removesuffix(".0") == default.strip("`").removesuffix(" s")
-    assert len(rows) > 8
+    """Its section on settings names nothing that is gone."""
+    section = README.read_text("utf-8").split("\n## Settings\n")[1].split("\n## ")[0]
+    of_keys = {"--weight", "--file"}
+    shown = set(re.findall(r"--[a-z][a-z0-9.-]+", section)) - of_keys
+    assert shown <= {key.flag for key in keys()}
+    assert len(shown) > 4
 
 
 def test_the_greeting_says_that_the_workers_are_emulated(router: Router) -> None:
