@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections import Counter
 from pathlib import Path
+from shutil import rmtree
 from tempfile import mkdtemp
 
 import uvloop
@@ -33,8 +34,12 @@ def main() -> int:
     objections = [*result.objections, *result.fairness_objections]
     for line in objections:
         print(f"NOT WELL: {line}")
-    print(f"The router's log and journal are in {directory}." if objections else "All is well.")
-    return 1 if objections else 0
+    if objections:
+        print(f"The router's log and journal are in {directory}.")
+        return 1
+    rmtree(directory)
+    print("All is well.")
+    return 0
 
 
 def table(result: Result) -> str:

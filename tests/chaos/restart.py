@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from shutil import rmtree
 from tempfile import mkdtemp
 from typing import Final, NamedTuple
 
@@ -218,8 +219,12 @@ def main() -> int:
     objections = [*seen.objections, *seen.late]
     for line in objections:
         print(f"NOT WELL: {line}")
-    print(f"The routers' log and state are in {directory}." if objections else "All is well.")
-    return 1 if objections else 0
+    if objections:
+        print(f"The routers' log and state are in {directory}.")
+        return 1
+    rmtree(directory)
+    print("All is well.")
+    return 0
 
 
 if __name__ == "__main__":
