@@ -7,10 +7,15 @@ from typing import Final
 
 from .clients import Outcome
 from .evidence import Evidence, Harm
-from .faults import HARMLESS, Kind
+from .faults import HARMLESS, Fault, Kind
 from .reading import Ending
 from .service import Window, recovered
 
+TRIES: Final = 3
+"""Workers at which the router tries a request by default."""
+CUTTING: Final = frozenset({Kind.KILL, Kind.LEAVE, Kind.RESET})
+RESTART: Final = 5.0
+"""Seconds that a process may take to be there again."""
 SHARE: Final = 0.99
 """Of the streams whose worker failed amid them and that another can go on with, how many must be completed."""
 JAIN: Final = 0.95
@@ -49,30 +54,36 @@ class Judgement:
     errors_amid: tuple[str, ...]
     """Of the next, those that were not completed."""
     amid: Share
-    """Streams that lost their worker amid them and that can be gone on with."""
+    """Streams that lost their worker amid them and that can be gone on with: some of their tries are left."""
+    exhausted: Share
+    """The others: as many workers failed them as a request may be tried at."""
     killed: Share
-    """Those of them whose worker was killed or left."""
+    """Those of both whose worker was killed or left."""
     before: Share
     """Calls that lost a worker before the first token."""
 
 
-def judge(outcomes: Sequence[Outcome], evidence: Evidence) -> Judgement:
-    """Compare what clients saw with what was done to their calls."""
+def judge(outcomes: Sequence[Outcome], evidence: Evidence, faults: Sequence[Fault] = ()) -> Judgement:
+    """Compare what clients saw with what was done to their calls, and to connections that no call had come out of."""
     harms = {outcome.request: _harms(outcome, evidence) for outcome in outcomes}
     stayed = [outcome for outcome in outcomes if outcome.verdict.ending is not Ending.VANISHED]
     lost = [outcome for outcome in stayed if harms[outcome.request]]
-    amid = [each for each in lost if each.ask.continuable and any(harm.begun for harm in harms[each.request])]
+    cut = [each for each in lost if each.ask.continuable and any(harm.begun for harm in harms[each.request])]
+    amid = [each for each in cut if len(harms[each.request]) < TRIES]
     ends = (Kind.KILL, Kind.LEAVE)
-    killed = [each for each in amid if any(harm.begun and harm.kind in ends for harm in harms[each.request])]
+    killed = [each for each in cut if any(harm.begun and harm.kind in ends for harm in harms[each.request])]
     before = [each for each in lost if not any(harm.begun for harm in harms[each.request])]
     errors = [outcome for outcome in stayed if outcome.verdict.ending is Ending.ERROR]
     return Judgement(
         endings=Counter(outcome.verdict.ending for outcome in outcomes),
         errors=Counter(outcome.verdict.why for outcome in errors),
         wrong=tuple(_line(each, harms[each.request]) for each in stayed if each.verdict.ending is Ending.WRONG),
-        unexplained=tuple(_line(each, ()) for each in errors if not harms[each.request]),
+        unexplained=tuple(
+            _line(each, ()) for each in errors if not harms[each.request] and not _unconnected(each, faults)
+        ),
         errors_amid=tuple(_line(e, harms[e.request]) for e in amid if e.verdict.ending is Ending.ERROR),
         amid=_share(amid),
+        exhausted=_share([each for each in cut if each not in amid]),
         killed=_share(killed),
         before=_share(before),
     )
@@ -98,6 +109,14 @@ def fairness_objections(found: Sequence[Window], over: float) -> list[str]:
 
 def _harms(outcome: Outcome, evidence: Evidence) -> tuple[Harm, ...]:
     return tuple(harm for harm in evidence.of(outcome.request) if harm.kind not in HARMLESS)
+
+
+def _unconnected(outcome: Outcome, faults: Sequence[Fault]) -> bool:
+    """Whether it is about a connection, and some were cut or refused at that time: by a kernel, which tells nobody."""
+    cut = [fault for fault in faults if fault.kind in CUTTING and fault.at <= outcome.ended]
+    return outcome.verdict.why.endswith("worker_unreachable") and any(
+        outcome.sent <= fault.until + RESTART for fault in cut
+    )
 
 
 def _share(outcomes: Sequence[Outcome]) -> Share:

@@ -128,7 +128,7 @@ async def run(plan: Plan, directory: Path) -> Result:
             await proxy.end()
     left = [*seen.left, *left_in_core(journal), *([f"exit code {code}"] if code else [])]
     found = windows(seen.samples, seen.over)
-    return Result(plan.faults, judge(seen.outcomes, evidence), seen.over, found, left)
+    return Result(plan.faults, judge(seen.outcomes, evidence, plan.faults), seen.over, found, left)
 
 
 @asynccontextmanager
