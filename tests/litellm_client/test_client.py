@@ -38,7 +38,7 @@ async def test_litellm_reads_every_family(engines: list[str]) -> None:
         assert told["text"][2] <= 8
         assert told["embeddings"][0] == 2
         assert told["rerank"] == [0, 1]
-        assert told["response"][1] <= 8
+        assert told["response"][1] <= 16  # LiteLLM asks for no fewer
         assert told["response events"][0] == "response.created"
         assert told["response events"][1] in ("response.completed", "response.incomplete")
         assert told["message"][0] == "text"
