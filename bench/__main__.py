@@ -5,7 +5,18 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
-from bench import chunk_size, decision_cost, demo, experiments, load, neighbour, prefix_memory, simulate, window_live
+from bench import (
+    chunk_size,
+    decision_cost,
+    demo,
+    experiments,
+    load,
+    neighbour,
+    picture,
+    prefix_memory,
+    simulate,
+    window_live,
+)
 
 
 class Command(Protocol):
@@ -24,6 +35,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "experiment": experiments,
     "load": load,
     "neighbour": neighbour,
+    "picture": picture,
     "prefix-memory": prefix_memory,
     "simulate": simulate,
     "window": window_live,

@@ -18,6 +18,7 @@ ARROWS: Final[dict[str, tuple[str, ...]]] = {
     # The wire is the only contract between the two sides, so that one mistake cannot sit on both.
     "workers": (),
     "bench": ("router.core", "workers"),
+    "bench.picture": ("bench", "router.core"),
     "bench.demo": ("bench", "router.core", "router.emulate", "router.errors"),
     "router.__main__": (
         *("router.app", "router.replay", "router.settings", "router.sources", "router.emulate", "router.errors"),

@@ -50,6 +50,7 @@ def test_every_parameter_stands_there_with_its_default(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(SECTIONS))
 def test_every_section_answers_the_same_questions(name: str) -> None:
-    """What it asks, what it charges, what it keeps, what it promises, and when not to use it."""
+    """What it asks, charges and keeps, whether it has parameters, what it promises, and when not to use it."""
     answered = re.findall(r"^- \*\*([^*]+)\*\*: ", SECTIONS[name], re.MULTILINE)
-    assert answered == ["Question", "Charges", "State", "Guarantee", "Not for"]
+    assert answered == ["Question", "Charges", "State", "Parameters", "Guarantee", "Not for"]
+    assert ("- **Parameters**: none.\n" in SECTIONS[name]) == (name not in PARAMETERS)

@@ -1,5 +1,6 @@
 """Clients on real sockets: they make a workload's calls by the emulated machine's clock, and note what they see."""
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
@@ -50,13 +51,17 @@ class Clients:
 
     async def read_router(self) -> Reading:
         """Ask the router for its gaps. Raises DemoError."""
-        async with self._connection() as http:
-            report = (await http.get("/fairness")).raise_for_status().json()
+        report = json.loads(await self.read("/fairness"))
         reading = Reading()
         for worker in report["workers"].values():
             if worker["window"] is not None:
                 reading = reading.joined(Reading(worker["service_gap"], worker["service_gap_bound"]))
         return reading
+
+    async def read(self, path: str) -> str:
+        """What the router answers to a GET. Raises DemoError."""
+        async with self._connection() as http:
+            return (await http.get(path)).raise_for_status().text
 
     async def close(self) -> None:
         """Close all connections."""

@@ -1,7 +1,7 @@
 """One policy under the load: the light clients alone, then the heavy one beside them."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -42,17 +42,8 @@ class Trial:
 
     async def run(self) -> Figures:
         """Let it all happen. Raises DemoError."""
-        try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._seconds), asyncio.TaskGroup() as tasks:
-                    tasks.create_task(self._watch())
-                    for client in self._who:
-                        begin = self._times.heavy if client.name == HEAVY else 0.0
-                        tasks.create_task(self._clients.play(client, begin))
-        except ExceptionGroup as failures:
-            raise _first(failures) from None
-        finally:
-            await self._clients.close()
+        begins = {HEAVY: self._times.heavy}
+        await playing(self._clients, self._who, begins, self._seconds, self._watch)
         last = self._glance(self._times.end)
         self._show(last)
         return last.figures
@@ -71,6 +62,29 @@ class Trial:
         begin = self._times.begin(now)
         each = {name: group([call for call in calls if call.client == name], begin, now) for name in names}
         return Glance(self._times.phase(now), seen, each, {name: self._clients.in_flight(name) for name in names})
+
+
+async def playing(
+    clients: Clients,
+    who: Sequence[Client],
+    begins: Mapping[str, float],
+    seconds: float,
+    watch: Callable[[], Coroutine[None, None, None]],
+) -> None:
+    """Let all play for so many seconds of the clock, each from when it begins, and watch; then close all connections.
+
+    `begins`: emulated seconds since the beginning, by name; whoever is not named begins at once. Raises DemoError.
+    """
+    try:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds), asyncio.TaskGroup() as tasks:
+                tasks.create_task(watch())
+                for client in who:
+                    tasks.create_task(clients.play(client, begins.get(client.name, 0.0)))
+    except ExceptionGroup as failures:
+        raise _first(failures) from None
+    finally:
+        await clients.close()
 
 
 def _first(failures: ExceptionGroup[Exception]) -> Exception:
