@@ -1,17 +1,25 @@
 """The operator's calls: workers, clients and settings, for whoever has the operator's key."""
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Container, Mapping
 from hmac import compare_digest
 from ipaddress import ip_address
 from typing import Annotated, Any, Final, NamedTuple, TypeVar
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
-from pydantic import JsonValue, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, JsonValue, TypeAdapter, ValidationError
 
-from router.core.model import WorkerId
-from router.errors import BadRequest, BodyTooLarge, Unauthorized, UnknownWorker, WorkerExists
+from router.core.model import ClientId, Credited, Event, Forgotten, WorkerId
+from router.errors import (
+    BadRequest,
+    BodyTooLarge,
+    ClientBusy,
+    Unauthorized,
+    UnknownClient,
+    UnknownWorker,
+    WorkerExists,
+)
 from router.fleet import Backend, Fleet
 from router.history import FairnessHistory, Sample
 from router.roster import Roster
@@ -29,6 +37,16 @@ _WORKER: Final = TypeAdapter(WorkerAddress)
 _BEARER: Final = HTTPBearer(auto_error=False, description="The operator's key, --admin-key.")
 
 
+class Credit(BaseModel):
+    """How much a client may be served before others."""
+
+    cost: Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
+    """In cost units, in each queue."""
+
+
+_CREDIT: Final = TypeAdapter(Credit)
+
+
 class Operations(NamedTuple):
     """What the calls work on."""
 
@@ -38,6 +56,9 @@ class Operations(NamedTuple):
     flush: Callable[[WorkerId], Awaitable[None]]
     history: FairnessHistory
     settings: Settings
+    feed: Callable[[Event], None]
+    remembered: Container[ClientId]
+    """The clients that the scheduler knows."""
 
 
 def is_open(settings: Settings) -> bool:
@@ -68,6 +89,7 @@ def administration(operations: Operations) -> APIRouter:
     routes = APIRouter(dependencies=[Depends(check)], tags=["operator"], responses=responses)
     _membership(routes, operations)
     _turns(routes, operations)
+    _clients(routes, operations)
     _state(routes, operations)
     return routes
 
@@ -113,6 +135,32 @@ def _turns(routes: APIRouter, operations: Operations) -> None:
         """Have a worker empty its prefix cache, and believe it empty. vLLM does so only with VLLM_SERVER_DEV_MODE=1."""
         await operations.flush(_found(operations.fleet, worker).id)
         return {"id": worker, "flushed": True}
+
+
+def _clients(routes: APIRouter, operations: Operations) -> None:
+    def known(client: str) -> ClientId:
+        if ClientId(client) not in operations.remembered:
+            raise UnknownClient(client)
+        return ClientId(client)
+
+    absent: dict[int | str, dict[str, Any]] = {UnknownClient.status: {"description": "It is not remembered."}}
+
+    @routes.post("/clients/{client}/credit", openapi_extra=_body(_CREDIT.json_schema()), responses=absent)
+    async def credit(client: str, request: Request) -> dict[str, Any]:
+        """Let a client be served so much before others, where the policy keeps counters of service."""
+        given = await _read(request, _CREDIT)
+        operations.feed(Credited(known(client), given.cost))
+        return {"client": client, "cost": given.cost}
+
+    @routes.delete(
+        "/clients/{client}", responses=absent | {ClientBusy.status: {"description": "It has requests under way."}}
+    )
+    async def forget(client: str) -> dict[str, str]:
+        """Forget a client that has nothing under way, but for what it owes."""
+        operations.feed(Forgotten(known(client)))
+        if ClientId(client) in operations.remembered:
+            raise ClientBusy(client)
+        return {"client": client}
 
 
 def _state(routes: APIRouter, operations: Operations) -> None:

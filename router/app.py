@@ -137,7 +137,10 @@ def build(settings: Settings, resolve: Resolve = resolve) -> "Router":
     operations = None
     if is_open(settings):
         history = FairnessHistory(report)
-        operations = Operations(fleet, workers.roster, workers.drain, monitor.flush, history, settings)
+        operations = Operations(
+            *(fleet, workers.roster, workers.drain, monitor.flush, history, settings),
+            *(conductor.feed, scheduler.weights),
+        )
     control = control_plane(
         fleet, scrape, report, cards, door.usage, explain, drain, workers.drain.drained, operations, lifespan
     )

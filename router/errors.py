@@ -13,7 +13,9 @@
     │   ├── UnknownModel         404, code model_not_found
     │   ├── UnknownRequest       404, not among the last that there were
     │   ├── UnknownWorker        404
+    │   ├── UnknownClient        404
     │   ├── WorkerExists         409
+    │   ├── ClientBusy           409
     │   ├── Unauthorized         401, not the operator's key
     │   ├── InvalidKey           401, not the key of a client
     │   └── ModelNotAllowed      403, not one of those that the client may call
@@ -155,6 +157,21 @@ class UnknownWorker(ClientError):
 
     def __init__(self, worker: str) -> None:
         super().__init__(f"There is no worker `{worker[:200]}`.", code="unknown_worker")
+
+
+class UnknownClient(ClientError):
+    status = 404
+    type = "not_found_error"
+
+    def __init__(self, client: str) -> None:
+        super().__init__(f"No client `{client[:200]}` is remembered.", code="unknown_client")
+
+
+class ClientBusy(ClientError):
+    status = 409
+
+    def __init__(self, client: str) -> None:
+        super().__init__(f"The client `{client[:200]}` has requests under way.", code="client_busy")
 
 
 class WorkerExists(ClientError):

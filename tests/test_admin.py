@@ -86,6 +86,7 @@ async def test_every_operators_call_is_described_and_says_who_may_make_it() -> N
             *(("/workers", "post"), ("/workers/{worker}", "delete"), ("/workers/{worker}/flush", "post")),
             *(("/workers/{worker}/drain", "post"), ("/workers/{worker}/resume", "post")),
             *(("/fairness/history", "get"), ("/config", "get")),
+            *(("/clients/{client}/credit", "post"), ("/clients/{client}", "delete")),
         }
         for call in calls.values():
             assert call["security"]
@@ -156,6 +157,27 @@ async def test_a_cache_is_emptied_and_believed_empty() -> None:
         engine.polled["/reset_prefix_cache"] = (404, b"")
         error = await operate(router, "POST", f"/workers/{id_}/flush", 502)
         assert error["error"]["code"] == "worker_broke"
+
+
+async def test_a_client_is_credited_and_forgotten() -> None:
+    """Its credit is higher by as much; it is forgotten only when it has nothing under way, and then not known."""
+    async with scripted_engine() as engine, running_router(engine.url, admin_key=KEY) as router:
+        async with router.post(chat(user="a", stream=True)) as post:
+            call = await engine.call()
+            worker = (await listed(router))[0]
+            before = (await router.fairness())["clients"]["user-a"]["deficit"][worker]["order"]
+            await operate(router, "POST", "/clients/user-a/credit", body={"cost": 500})
+            after = (await router.fairness())["clients"]["user-a"]["deficit"][worker]["order"]
+            assert after == pytest.approx(before + 500)
+            await operate(router, "DELETE", "/clients/user-a", 409)
+            for wrong in ({"cost": 0}, {"cost": -1}, {"cost": "much"}, {}):
+                await operate(router, "POST", "/clients/user-a/credit", 400, wrong)
+            await call.answer()
+            await post.read()
+        await until(lambda: not router.scheduler.live)
+        await operate(router, "DELETE", "/clients/user-a")
+        await operate(router, "DELETE", "/clients/user-a", 404)
+        await operate(router, "POST", "/clients/user-a/credit", 404, {"cost": 1})
 
 
 async def test_the_settings_are_told_without_secrets() -> None:

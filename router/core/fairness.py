@@ -72,6 +72,7 @@ class Fairness:
         self._recent: defaultdict[ClientId, RecentService] = defaultdict(RecentService)
         self._waits: defaultdict[ClientId, deque[float]] = defaultdict(lambda: deque(maxlen=WAITS_KEPT))
         self._queues: dict[ClientId, int] = {}
+        self._granted = 0.0
 
     def backlog_began(self, queue: WorkerId | None, client: ClientId, now: float) -> None:  # noqa: ARG002
         """See `BacklogWatcher`."""
@@ -110,6 +111,12 @@ class Fairness:
         """A worker is gone, and the last of its requests with it. Its bound stays, for its clients' credit does."""
         self._gaps.pop(worker, None)
 
+    def granted(self, client: ClientId, cost: float) -> None:
+        """An operator gave it so much credit: what it had until then is another interval, and every bound is wider."""
+        self._granted += cost
+        for gap in self._gaps.values():
+            gap.begin_again(client)
+
     def forget(self, client: ClientId) -> None:
         """A client that has nothing under way is not remembered."""
         self._recent.pop(client, None)
@@ -137,7 +144,7 @@ class Fairness:
 
     def bound(self, queue: WorkerId | None, quantum: float) -> float:
         """What that difference cannot exceed under an order with this quantum."""
-        return self._bound(queue).bound(quantum)
+        return self._bound(queue).bound(quantum, self._granted)
 
     def _bound(self, worker: WorkerId | None) -> BoundMeter:
         return self._bounds[None if self._pooled else worker]

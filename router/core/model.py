@@ -248,6 +248,30 @@ class BlocksLost:
 
 
 @dataclass(frozen=True, slots=True)
+class Credited:
+    """An operator gives a client this much service before others, in every queue that knows it.
+
+    It is added to the client's deficit counter, or taken from its virtual one: q_i, which the theorem holds at or below
+    Q^u, may be that much higher, and so the bound on the gap is wider by cost / w from then on. A counter that is set
+    anew, because nobody waits or, in VTC, because its client begins to wait, loses what is left of it. Policies
+    without counters of service, and D²LPM's counters of workers, which say where and not how much, do nothing.
+    """
+
+    client: ClientId
+    cost: float
+    """In cost units; positive."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """An operator wants a client forgotten now, as one that has not come for long; what it owes is kept, so no bound
+    changes. One that has anything under way is not.
+    """
+
+    client: ClientId
+
+
+@dataclass(frozen=True, slots=True)
 class Ticked:
     """Time has passed; sent when the last `WakeAt` is due."""
 
@@ -267,6 +291,8 @@ Event = (
     | BlocksFollowed
     | BlocksChanged
     | BlocksLost
+    | Credited
+    | Forgotten
     | Ticked
 )
 

@@ -197,6 +197,10 @@ class Policy(Protocol):
     def credit(self, client: ClientId, worker: WorkerId) -> Deficit:
         """The client's credit at a worker."""
 
+    def grant(self, client: ClientId, cost: float) -> None:  # noqa: ARG002 - some keep nothing
+        """A client that is known may be served so much more before others, in cost units; see `Credited`."""
+        return
+
     def forget(self, client: ClientId) -> None:  # noqa: ARG002 - some keep nothing
         """A client that has nothing under way is to be remembered for what it owes alone."""
         return
@@ -304,6 +308,10 @@ class Order(Protocol):
 
     def credit(self, client: ClientId) -> float | None:
         """The client's counter in this queue, where the order keeps one."""
+
+    def grant(self, client: ClientId, cost: float) -> None:  # noqa: ARG002 - some keep nothing
+        """See `Policy`."""
+        return
 
     def forget(self, client: ClientId) -> None:  # noqa: ARG002 - some keep nothing
         """See `Policy`."""

@@ -225,6 +225,11 @@ class QueuedPolicy(Policy):
         """See `Policy`."""
         return Deficit(self._placement.credit(client, worker), self._orders[worker].credit(client))
 
+    def grant(self, client: ClientId, cost: float) -> None:
+        """See `Policy`. In each worker's queue; where its requests wait is another question."""
+        for order in self._orders.values():
+            order.grant(client, cost)
+
     def forget(self, client: ClientId) -> None:
         """See `Policy`."""
         self._placement.forget(client)

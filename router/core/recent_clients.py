@@ -37,6 +37,10 @@ class RecentClients:
         self._clients[client] = None
         self._clients.move_to_end(client)
 
+    def drop(self, client: ClientId) -> None:
+        """It is not remembered, whenever it came."""
+        self._clients.pop(client, None)
+
     def to_forget(self, busy: Callable[[ClientId], bool]) -> list[ClientId]:
         """Those that are too many, a few at a time; none that has anything under way. They are gone from here."""
         found = []

@@ -45,12 +45,14 @@ from router.core.model import (
     Cancelled,
     ClientId,
     Command,
+    Credited,
     Decision,
     Dispatch,
     Event,
     Failed,
     Fault,
     Finished,
+    Forgotten,
     Progressed,
     Refusal,
     Reject,
@@ -187,10 +189,13 @@ class Scheduler:
     def _forget_clients(self) -> None:
         """Forget a few of those that have nothing under way, if there are too many."""
         for client in self._recent.to_forget(self._is_busy):
-            del self.weights[client]
-            self.accounts.forget(client)
-            self.fairness.forget(client)
-            self.policy.forget(client)
+            self._forget(client)
+
+    def _forget(self, client: ClientId) -> None:
+        del self.weights[client]
+        self.accounts.forget(client)
+        self.fairness.forget(client)
+        self.policy.forget(client)
 
     def _is_busy(self, client: ClientId) -> bool:
         if self.accounts.in_flight(client) or self.backlog.of_client(client):
@@ -216,9 +221,22 @@ class Scheduler:
                 self._take_back(event, now)
             case Ticked():
                 self._tick(now)
+            case Credited() | Forgotten():
+                self._obey(event)
             case _:
                 self.membership.take_in(event, now)
                 self._tell_changes()
+
+    def _obey(self, wish: Credited | Forgotten) -> None:
+        """What an operator wants for a client."""
+        match wish:
+            case Credited(client, cost):
+                self.policy.grant(client, cost)
+                self.fairness.granted(client, cost)
+            case Forgotten(client):
+                if client in self.weights and not self._is_busy(client):
+                    self._recent.drop(client)
+                    self._forget(client)
 
     def _arrive(self, request: Request, now: float) -> None:
         if request.id in self._live:

@@ -9,7 +9,8 @@ reserves, so for a pair of clients backlogged in the same queue
 where L_input is the largest input, M' a client's largest outstanding output reservation, E = w_e times its
 predicted-cached tokens in flight and R = w_e times its reserved input in flight, each the largest seen. X is 0 where
 sizes and limits are known; where they are estimated, it is the most by which a request came to more than all that was
-believed of it, times the most requests that a client had in flight.
+believed of it, times the most requests that a client had in flight. Where an operator gave clients credit, all of that,
+C, is added: a counter may be above Q^u by so much, from when an interval of its client's begins with the gift.
 """
 
 from collections import defaultdict
@@ -48,6 +49,12 @@ class GapMeter:
         if self._clients.pop(client, None):
             for entry in self._clients.values():
                 entry.others.pop(client, None)
+
+    def begin_again(self, client: ClientId) -> None:
+        """From now on it is another interval of a client that is backlogged."""
+        if client in self._clients:
+            self.end(client)
+            self.begin(client)
 
     def served(self, client: ClientId, service: float) -> None:
         """A client was served this much per weight; one that is not backlogged is passed over."""
@@ -111,12 +118,12 @@ class BoundMeter:
         if not total.requests:
             del self._clients[client]
 
-    def bound(self, quantum: float) -> float:
-        """2(U' + E + X + Q^u) + 2R, per weight of the lightest client seen; cost units."""
+    def bound(self, quantum: float, granted: float = 0.0) -> float:
+        """2(U' + E + X + Q^u) + 2R + C, per weight of the lightest client seen; cost units. `granted`: C."""
         cost, most = self._cost, self._largest
         consumed = cost.extend * (self._largest_input + most.cached + most.extend) + cost.output * most.expected_output
         consumed += most.requests * self._excess
-        return 2 * (consumed / self._least_weight + quantum)
+        return 2 * (consumed / self._least_weight + quantum) + granted / self._least_weight
 
 
 def _add(total: Outstanding, request: Outstanding, sign: int) -> None:

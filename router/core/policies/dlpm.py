@@ -119,6 +119,10 @@ class Dlpm(Order):
         """q_i, in cost units; None for a client that this worker never saw."""
         return self._standings.credit(client)
 
+    def grant(self, client: ClientId, cost: float) -> None:
+        """See `Order`."""
+        self._standings.charge(client, -cost)
+
     def forget(self, client: ClientId) -> None:
         """See `Order`."""
         self._standings.forget(client)

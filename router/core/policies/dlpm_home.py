@@ -231,6 +231,10 @@ class DlpmHome(Policy):
         """See `Policy`."""
         return Deficit(self._credits.credit(client, worker), self._standings.credit(client))
 
+    def grant(self, client: ClientId, cost: float) -> None:
+        """See `Policy`."""
+        self._standings.charge(client, -cost)
+
     def forget(self, client: ClientId) -> None:
         """See `Policy`."""
         self._standings.forget(client)

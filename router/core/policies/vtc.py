@@ -124,6 +124,11 @@ class VirtualCounters:
         if rank is not None and counter.value < rank.counter:
             self._rank(rank._replace(counter=counter.value))
 
+    def grant(self, client: ClientId, cost: float) -> None:
+        """Count so much less service of a client that is known."""
+        if (counter := self._counters.get(client)) is not None:
+            self.charge(client, -cost, counter.weight)
+
     def least(self) -> ClientId | None:
         """The client with the least counter of those that wait; of equals, the first to wait; None if nobody does."""
         while self._heap:
@@ -246,6 +251,10 @@ class Vtc(Order):
     def _charge(self, request: RequestId, client: ClientId, cost: float) -> None:
         """Charge a client for a request that is dispatched."""
         self._counters.charge(client, cost, self._weights[request])
+
+    def grant(self, client: ClientId, cost: float) -> None:
+        """See `Order`."""
+        self._counters.grant(client, cost)
 
     def forget(self, client: ClientId) -> None:
         """See `Order`."""
