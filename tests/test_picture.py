@@ -20,7 +20,8 @@ def scrape(at: float, *lines: str) -> Scrape:
 
 
 def counted(at: float, values: Mapping[str, float], name: str = "c") -> Scrape:
-    return scrape(at, f"# TYPE {name}_total counter", *(f'{name}_total{{who="{who}"}} {n}' for who, n in values.items()))
+    lines = (f'{name}_total{{who="{who}"}} {value}' for who, value in values.items())
+    return scrape(at, f"# TYPE {name}_total counter", *lines)
 
 
 def test_a_counter_grows_by_what_came_within_the_window() -> None:
