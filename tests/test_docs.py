@@ -10,7 +10,7 @@ from router.core.model import Refusal
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text("utf-8")
-SOURCES = [path.read_text("utf-8") for path in sorted((ROOT / "router").glob("*.py"))]
+SOURCES = [path.read_text("utf-8") for path in sorted((ROOT / "router").rglob("*.py"))]
 
 
 def anchors(text: str) -> set[str]:
