@@ -8,8 +8,10 @@ from typing import Any
 from fastapi import APIRouter, FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
+from starlette.responses import PlainTextResponse
 
 from router.admin import Operations, administration
+from router.api.document import with_calls
 from router.api.error_json import error_body
 from router.core.model import WorkerId
 from router.errors import (
@@ -49,7 +51,7 @@ def control_plane(
     and raises InvalidKey; `explain` takes a request's id, and raises UnknownRequest. `drained`: the workers taken out.
     `operations`: what the operator's calls work on; without it, there are none of these.
     """
-    app = FastAPI(title="d2lpm-router", version=version("d2lpm-router"), lifespan=lifespan)
+    app = Application(title="d2lpm-router", version=version("d2lpm-router"), lifespan=lifespan)
     _answer_errors(app)
     app.include_router(_models(fleet))
     app.include_router(_usage(usage))
@@ -58,6 +60,16 @@ def control_plane(
         app.include_router(administration(operations))
     app.include_router(_insight(scrape, report, explain))
     return app
+
+
+class Application(FastAPI):
+    """Describes the data path too, which it does not serve."""
+
+    def openapi(self) -> dict[str, Any]:
+        """The document, made when it is first asked for."""
+        if self.openapi_schema is None:
+            self.openapi_schema = with_calls(super().openapi())
+        return self.openapi_schema
 
 
 def _answer_errors(app: FastAPI) -> None:
@@ -87,7 +99,7 @@ def _models(fleet: Fleet) -> APIRouter:
         """The union of what the workers serve: models, adapters with the model that they are on, and aliases."""
         return {"object": "list", "data": list(served().values())}
 
-    @routes.get("/v1/models/{name:path}")
+    @routes.get("/v1/models/{name:path}", responses={UnknownModel.status: {"description": "Nobody serves it."}})
     async def model(name: str) -> dict[str, Any]:
         """One of them."""
         if (card := served().get(name)) is None:
@@ -121,7 +133,7 @@ def _health(
         """The router runs; says nothing about its workers."""
         return {"status": "ok"}
 
-    @routes.get("/ready")
+    @routes.get("/ready", responses={NoWorker.status: {"description": "It could not."}})
     async def ready() -> dict[str, int]:
         """Whether a call could be served: 503 while no worker is alive, and once the router shuts down."""
         if drain.begun:
@@ -153,7 +165,7 @@ def _insight(
 ) -> APIRouter:
     routes = APIRouter()
 
-    @routes.get("/metrics")
+    @routes.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Prometheus text."""
         return Response(await scrape(), media_type=CONTENT_TYPE_LATEST)

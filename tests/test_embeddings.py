@@ -17,6 +17,7 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/score", {"text_1": "one", "text_2": ["one", "two"]}),
     ("/score", {"text_1": ["one", "two"], "text_2": ["one", "two"], "model": "m"}),
     (EMBEDDINGS, {"input": [[1, 2, 3], [4]]}),
+    (EMBEDDINGS, {"input": "what engines pass over", "stream": True}),
 ]
 
 

@@ -22,12 +22,15 @@ def model_or_any(fields: Fields) -> str:
 
 
 def plain_call(head: Head, body: bytes, fields: Fields, prompts: tuple[Prompt, ...], output: int | None) -> Call:
-    """A call that is forwarded as it came. `output`: the most output tokens; None without a limit."""
+    """A call that is forwarded as it came. `output`: the most output tokens; None without a limit.
+
+    Its answer comes whole: engines pass over a `stream` here.
+    """
     return Call(
         path=head.path,
         body=body,
         model=model_or_any(fields),
-        streamed=read.flag(fields, "stream"),
+        streamed=False,
         prompts=prompts,
         output_limit=output,
         user=read.text(fields, "user"),
