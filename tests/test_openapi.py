@@ -1,14 +1,14 @@
 """The OpenAPI document: whatever it says can be sent is answered as it says, and it leaves nothing out."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeAlias
 
 import schemathesis
 from fastapi.routing import iter_route_contexts
 from hypothesis import HealthCheck, Phase, given, settings
-from running import PATIENCE, RunningRouter, emulated_workers, gateway_of, running_router
+from running import PATIENCE, RunningRouter, chat, emulated_workers, gateway_of, running_router
 from schemathesis import Case, GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.core.result import Ok
@@ -26,6 +26,7 @@ from router.app import build
 from router.settings import Settings
 
 KEY: Final = "k" * 16
+HEADERS: Final = {"authorization": f"Bearer {KEY}"}
 SPARE: Final = "spare"
 """The worker that is drained, flushed and removed."""
 CHECKS: Final = [
@@ -71,34 +72,34 @@ def operations(url: str) -> list[Operation]:
     return sorted(found, key=lambda operation: operation.method == "delete")
 
 
-def aim(case: AnyCase) -> None:
+def aim(case: AnyCase, there: Mapping[str, str]) -> None:
     """Let a call name what is there, and send what the document shows, or it would seldom get beyond its reading."""
     if case.path == "/workers" and isinstance(case.body, dict):
         case.body = {"url": "http://127.0.0.1:9", "id": str(case.body.get("id", ""))}
     elif isinstance(case.body, dict):
         case.body = {**case.body, **example_of(case.operation.definition.raw)}
-    for name, there in (("worker", SPARE), ("name", "m")):
-        if name in case.path_parameters:
-            case.path_parameters[name] = there
+    case.path_parameters.update({name: there[name] for name in case.path_parameters if name in there})
 
 
 def example_of(operation: Any) -> dict[str, Any]:
-    """What the document shows of its body."""
-    (example,) = operation["requestBody"]["content"]["application/json"]["schema"]["examples"]
+    """What the document shows of its body; of an operator's, nothing."""
+    (example,) = operation["requestBody"]["content"]["application/json"]["schema"].get("examples", [{}])
     assert isinstance(example, dict)
     return example
 
 
-def try_out(operation: Operation) -> list[int]:
-    """Make a few calls of it; their statuses. Raises for an answer that is not as described."""
+def try_out(operation: Operation, there: Mapping[str, str]) -> list[int]:
+    """Make a few calls of it; their statuses. Raises for an answer that is not as described.
+
+    `there`: what its path may name.
+    """
     statuses = []
 
     def call(case: AnyCase) -> None:
-        headers = {"authorization": f"Bearer {KEY}"}
-        statuses.append(case.call_and_validate(headers=headers, checks=CHECKS, timeout=PATIENCE).status_code)
+        statuses.append(case.call_and_validate(headers=HEADERS, checks=CHECKS, timeout=PATIENCE).status_code)
 
     def aimed(case: AnyCase) -> None:
-        aim(case)
+        aim(case, there)
         call(case)
 
     for make in (call, aimed):
@@ -111,9 +112,13 @@ def try_out(operation: Operation) -> list[int]:
 async def test_every_answer_is_as_described() -> None:
     """No 5xx; status, type and shape are those of the document; a body that it forbids is refused."""
     async with router_with_a_spare() as router:
+        async with router.post(chat(), **HEADERS) as post:
+            assert (await post.response()).status == 200
+        (client,) = (await router.fairness())["clients"]
+        there = {"worker": SPARE, "name": "m", "client": client}
 
         def try_all() -> dict[str, list[int]]:
-            return {operation.label: try_out(operation) for operation in operations(router.url)}
+            return {operation.label: try_out(operation, there) for operation in operations(router.url)}
 
         told = await asyncio.to_thread(try_all)
         assert all(told.values())

@@ -207,7 +207,8 @@ def _told(operation: Json) -> Json:
     """An operation of the control plane, without the 422 that FastAPI supposes."""
     own = {status: answer for status, answer in operation["responses"].items() if status != "422"}
     refused = {status: {**answer, **_content("")} for status, answer in own.items() if int(status) >= 400}
-    return {**operation, "responses": {**own, **dict(_errors(OF_EACH, "")), **refused}}
+    kinds = (*OF_EACH, BodyTooLarge) if "requestBody" in operation else OF_EACH
+    return {**operation, "responses": {**own, **dict(_errors(kinds, "")), **refused}}
 
 
 def _errors(kinds: Iterable[type[RouterError]], path: str) -> Iterator[tuple[str, Json]]:
