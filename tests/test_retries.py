@@ -96,9 +96,9 @@ async def test_the_last_failure_is_told_when_there_are_no_more_tries() -> None:
         router.post(chat()) as post,
     ):
         await internal_error(await one.call())
-        await (await two.call()).respond(500, b"the second")
+        await (await two.call()).respond(500, b'{"error": {"message": "the second"}}')
         assert (await post.response()).status == 500
-        assert await post.read() == b"the second"
+        assert await post.read() == b'{"error": {"message": "the second"}}'
 
 
 async def test_a_worker_that_hangs_is_given_up() -> None:
