@@ -30,7 +30,7 @@ def draw(scrapes: Sequence[Scrape], title: str, path: Path) -> None:
         axes.grid(alpha=0.3)
         panel(axes, scrapes)
         if axes.has_data():
-            axes.legend(loc="best", fontsize="small", ncols=2)
+            axes.legend(loc="best", fontsize="small", ncols=2, framealpha=0.4)
     for axes in figure.axes[-2:]:
         axes.set_xlabel("seconds")
     figure.suptitle(title)
