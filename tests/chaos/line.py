@@ -176,7 +176,9 @@ class Line:
 
     async def _end(self) -> None:
         """The worker's side is at its end: so is the router's, but for a call that only crossed that end."""
-        self._worker = None
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.transport.abort()
         if self._call and not self._harmed and self._fate.kind is None:
             with contextlib.suppress(OSError):
                 (await self._connect()).write(self._call)
