@@ -13,7 +13,7 @@ demo: $(STAMP)
 	@exec $(VENV)/bin/d2lpm demo $(ARGS)
 
 test: lint
-	$(VENV)/bin/pytest -n 2
+	$(VENV)/bin/pytest -n 3
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check

@@ -1,4 +1,4 @@
-"""What more of the DLPM paper's experiments show: some minutes, so `make shapes` runs them and `make test` does not."""
+"""What more of the experiments show: some minutes, so `make shapes` runs them and `make test` does not."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -102,3 +102,48 @@ def test_dlpm_serves_what_lpm_does_however_many_clients(clients: str) -> None:
     dlpm, lpm, vtc = (figure(rows, "service/s", clients=clients, policy=each) for each in ("dlpm", "lpm", "vtc"))
     assert dlpm >= 0.95 * lpm
     assert vtc < min(dlpm, lpm)
+
+
+def compared(labels: Mapping[str, str]) -> bool:
+    return labels["policy"] in (*OURS, "preble", "vtc")
+
+
+def test_beside_a_tenfold_prefix_ours_end_first_and_keep_their_bound() -> None:
+    """Figure 9: all trees end sooner than under Preble and VTC, actual service within the bound, seen service not."""
+    rows = rows_of("fig9", compared)
+    ends = {policy: figure(rows, "ends", policy=policy) for policy in (*OURS, "preble", "vtc")}
+    assert max(ends[policy] for policy in OURS) < min(ends["preble"], ends["vtc"])
+    for policy in OURS:
+        assert figure(rows, "gap/bound", policy=policy) <= 1.0
+        assert figure(rows, "Jain", policy=policy) >= 0.99 > figure(rows, "Jain as seen", policy=policy)
+
+
+def first_parts(labels: Mapping[str, str]) -> bool:
+    return labels["policy"] in ("rr+lpm", "+ E2")
+
+
+def test_e2_answers_sooner_than_round_robin() -> None:
+    """Figure 5 of the Preble paper: placing each request by E2 improves the average latency, and saves prefill."""
+    rows = rows_of("preble-ablation", first_parts)
+    assert figure(rows, "latency avg", policy="+ E2") < 0.8 * figure(rows, "latency avg", policy="rr+lpm")
+    assert figure(rows, "hit rate", policy="+ E2") > 0.08 + figure(rows, "hit rate", policy="rr+lpm")
+
+
+def over_fcfs(labels: Mapping[str, str]) -> bool:
+    return labels["engines"] == "fcfs"
+
+
+def test_a_gap_grows_with_placement_alone_and_is_bounded_in_our_queues() -> None:
+    """Two clients that always wait drift apart over engines as they are; while both wait in our queue they cannot.
+
+    With one queue for all workers they both always do.
+    """
+    rows = rows_of("unmodified", over_fcfs)
+    alone, queues, pooled = (
+        [row for row in rows if row.labels["fairness by"] == by]
+        for by in ("placement alone", "queues in the proxy", "one queue in the proxy")
+    )
+    assert figure(alone, "gap") > 1.5 * figure(alone, "gap by half time")
+    for each in (queues, pooled):
+        assert figure(each, "queue's gap") <= figure(each, "bound")
+    assert figure(pooled, "gap") <= figure(pooled, "bound") < figure(alone, "gap")

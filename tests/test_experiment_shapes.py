@@ -12,20 +12,6 @@ OURS = ("d2lpm", "dlpm_home")
 OTHERS = ("preble", "vtc")
 
 
-def compared(labels: Mapping[str, str]) -> bool:
-    return labels["policy"] in (*OURS, *OTHERS)
-
-
-def test_beside_a_tenfold_prefix_ours_end_first_and_keep_their_bound() -> None:
-    """Figure 9: all trees end sooner than under Preble and VTC, actual service within the bound, seen service not."""
-    rows = rows_of("fig9", compared)
-    ends = {policy: figure(rows, "ends", policy=policy) for policy in (*OURS, *OTHERS)}
-    assert max(ends[policy] for policy in OURS) < min(ends[policy] for policy in OTHERS)
-    for policy in OURS:
-        assert figure(rows, "gap/bound", policy=policy) <= 1.0
-        assert figure(rows, "Jain", policy=policy) >= 0.99 > figure(rows, "Jain as seen", policy=policy)
-
-
 def documents_on_four(labels: Mapping[str, str]) -> bool:
     wanted = (*OURS, "rr+lpm", *OTHERS)
     return (labels["workload"], labels["workers"]) == ("qa-s2", "4") and labels["policy"] in wanted

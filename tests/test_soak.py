@@ -7,8 +7,8 @@ from chaos.soak import Look, Plan, Result, soak
 
 
 async def test_a_router_holds_nothing_behind_many_calls() -> None:
-    """Files and tasks are as many behind 2800 calls of 2000 clients as before, and series about as many as behind half of
-    them; each call had its end.
+    """Files and tasks are as many behind 2800 calls of 2000 clients as before, and series about as many as behind half
+    of them; each call had its end.
     """
     plan = Plan(calls=2800, regulars=20, visits=1, looks=2, flags=("--client-limit", "50"))
     result = await soak(plan)
