@@ -66,10 +66,11 @@ def test_unknown_model(router: Router, stream: bool) -> None:
 
 
 def test_unknown_path(router: Router) -> None:
-    """What is nowhere is 404 in OpenAI's form."""
-    answer = get(f"{router.url}/v1/nope")
-    assert answer.status == 404
-    assert mapped(answer.json["error"])["code"] == "unknown_path"
+    """What is nowhere is 404 in OpenAI's form, whether the router says so or, below /v1, a worker."""
+    for path, code in (("/nope", "unknown_path"), ("/v1/nope", "404")):
+        answer = get(f"{router.url}{path}")
+        assert answer.status == 404
+        assert mapped(answer.json["error"])["code"] == code
 
 
 def test_key_is_the_routers_own(router: Router, engines: tuple[Engine, Engine]) -> None:
