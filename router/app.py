@@ -3,8 +3,8 @@
 import random
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import NamedTuple
 
@@ -34,7 +34,7 @@ from router.core.waiting_room import WaitingLimits
 from router.core.window import FixedWindow, LearnedWindow, NoWindow, Window
 from router.discovery import Discovery, DnsSource, FileSource, Resolve, WorkerSource, read_workers, resolve
 from router.event_metrics import EventMetrics
-from router.exact_map import exact_map
+from router.exact_map import ExactMap, exact_map
 from router.exchange import Intake
 from router.explain import Explanation, Explanations
 from router.exposition import exposition
@@ -94,37 +94,66 @@ def build(settings: Settings, resolve: Resolve = resolve) -> "Router":
     def explain(request: str) -> Explanation:
         return explanations.of(request, conductor.clock(), time.time())
 
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:  # noqa: ARG001 - FastAPI's signature
-        async with (
-            lag,
-            Collector(lambda: drain.idle),
-            journal or nullcontext(),
-            door.keys,
-            state(),
-            fleet,
-            kv_events,
-            workers.advice,
-            workers.discovery,
-            monitor,
-            nullcontext() if operations is None else operations.history,
-        ):
-            yield
-        conductor.close()
-
-    def state() -> StateFile | nullcontext[None]:
-        if settings.state is None:
-            return nullcontext()
-        header = partial(new_header, settings.policy, secret)
-        return StateFile(
-            settings.state, lambda: snapshot(scheduler, conductor.clock()), header, settings.state_interval
-        )
-
     state_metrics, connections = StateCollector(labels), _connections(settings)
     event_metrics = EventMetrics(kv_events.report, kv_events.outcomes)
     for collector in (state_metrics, event_metrics, lag, AdmissionMetrics(door.admission.refusals), connections):
         registry.register(collector)
-    gateway = Gateway(
+    operations = _operations(settings, fleet, workers, conductor, report)
+    parts = [
+        *(lag, Collector(lambda: drain.idle), journal, door.keys, _state(settings, secret, conductor)),
+        *(fleet, kv_events, workers.advice, workers.discovery, monitor, operations and operations.history),
+    ]
+    control = control_plane(
+        *(fleet, scrape, report, cards, door.usage, explain, drain, workers.drain.drained, operations),
+        partial(_running, [part for part in parts if part is not None], conductor),
+    )
+    return Router(_gateway(settings, conductor, fleet, door, kv_events, secret), control, drain, connections)
+
+
+@asynccontextmanager
+async def _running(
+    parts: Sequence[AbstractAsyncContextManager[object]],
+    conductor: Conductor,
+    app: FastAPI,  # noqa: ARG001 - FastAPI's signature
+) -> AsyncIterator[None]:
+    """All parts at work, in the order in which they need each other."""
+    async with AsyncExitStack() as stack:
+        for part in parts:
+            await stack.enter_async_context(part)
+        yield
+    conductor.close()
+
+
+def _state(settings: Settings, secret: bytes, conductor: Conductor) -> StateFile | None:
+    if settings.state is None:
+        return None
+
+    def pieces() -> Iterator[Piece]:
+        return snapshot(conductor.scheduler, conductor.clock())
+
+    return StateFile(settings.state, pieces, partial(new_header, settings.policy, secret), settings.state_interval)
+
+
+def _operations(
+    settings: Settings,
+    fleet: Fleet,
+    workers: "Workers",
+    conductor: Conductor,
+    report: Callable[[], Awaitable[FairnessReport]],
+) -> Operations | None:
+    """What operators may do, where they may do anything."""
+    if not is_open(settings):
+        return None
+    return Operations(
+        *(fleet, workers.roster, workers.drain, workers.monitor.flush, FairnessHistory(report), settings),
+        *(conductor.feed, conductor.scheduler.weights),
+    )
+
+
+def _gateway(
+    settings: Settings, conductor: Conductor, fleet: Fleet, door: "Door", kv_events: ExactMap, secret: bytes
+) -> Gateway:
+    return Gateway(
         conductor,
         fleet,
         door.admission,
@@ -134,17 +163,6 @@ def build(settings: Settings, resolve: Resolve = resolve) -> "Router":
         kv_events.keys,
         None if settings.isolate == "none" else Isolation(settings.isolate == "group", secret),
     )
-    operations = None
-    if is_open(settings):
-        history = FairnessHistory(report)
-        operations = Operations(
-            *(fleet, workers.roster, workers.drain, monitor.flush, history, settings),
-            *(conductor.feed, scheduler.weights),
-        )
-    control = control_plane(
-        fleet, scrape, report, cards, door.usage, explain, drain, workers.drain.drained, operations, lifespan
-    )
-    return Router(gateway, control, drain, connections)
 
 
 class Router:

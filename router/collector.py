@@ -7,8 +7,9 @@ Requests are freed by their reference counts. What is left to find are connectio
 import asyncio
 import gc
 from collections.abc import Callable
-from types import TracebackType
 from typing import Final, Self
+
+from router.background import Background
 
 YOUNG: Final = 10_000
 """Objects made, less those freed, after which the youngest are looked at: a millisecond's work."""
@@ -28,13 +29,14 @@ def spare_the_collector() -> None:
     gc.set_threshold(YOUNG, MIDDLE, NEVER)
 
 
-class Collector:
+class Collector(Background):
     """Looks at everything now and then, as long as it is entered."""
 
     def __init__(
         self, idle: Callable[[], bool], seldom: float = SELDOM_SECONDS, latest: float = LATEST_SECONDS
     ) -> None:
         """`idle`: whether no call is under way."""
+        super().__init__(min(LOOK_SECONDS, seldom))
         self._idle = idle
         self._seldom = seldom
         self._latest = latest
@@ -43,27 +45,17 @@ class Collector:
 
     async def __aenter__(self) -> Self:
         """Begin."""
-        self._task = asyncio.create_task(self._keep_looking())
-        return self
+        self._last = asyncio.get_running_loop().time()
+        return await super().__aenter__()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Look no more."""
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _keep_looking(self) -> None:
+    async def _turn(self) -> None:
         loop = asyncio.get_running_loop()
-        last = loop.time()
-        while True:
-            await asyncio.sleep(min(LOOK_SECONDS, self._seldom))
-            age = loop.time() - last
-            if age < self._seldom or not (self._idle() or age >= self._latest):
-                continue
-            if self._idle():
-                gc.unfreeze()
-            gc.collect()
-            gc.freeze()
-            last = loop.time()
-            self.looks += 1
+        age = loop.time() - self._last
+        if age < self._seldom or not (self._idle() or age >= self._latest):
+            return
+        if self._idle():
+            gc.unfreeze()
+        gc.collect()
+        gc.freeze()
+        self._last = loop.time()
+        self.looks += 1

@@ -8,13 +8,13 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Final, Protocol, Self
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, TypeAdapter, ValidationError
 
 from router.atomic_file import Mark, mark_of
+from router.background import Background
 from router.errors import ConfigError
 from router.settings import WorkerAddress, distinct
 from router.sources import read_yaml, refusal
@@ -99,41 +99,22 @@ def read_workers(path: Path) -> Workers:
         raise ConfigError(f"{path}: {refusal(error)}") from None
 
 
-class Discovery:
+class Discovery(Background):
     """Looks at every source as long as the context is entered, and tells what each one names."""
 
     def __init__(self, sources: Iterable[WorkerSource], tell: Callable[[str, Workers], None], interval: float) -> None:
         """`interval`: seconds between two looks."""
+        super().__init__(interval)
         self._sources = list(sources)
         self._tell = tell
-        self._interval = interval
         self._complained: dict[str, float] = {}
-        self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         """Look once, so that the first call finds the workers; then keep looking."""
-        await self._look()
-        if self._sources:
-            self._task = asyncio.create_task(self._keep_looking())
-        return self
+        await self._turn()
+        return await super().__aenter__()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Look no more; the workers stay."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _keep_looking(self) -> None:
-        while True:
-            await asyncio.sleep(self._interval)
-            try:
-                await self._look()
-            except Exception:  # or no worker would be found any more
-                log.exception("looking for workers failed inside the router")
-
-    async def _look(self) -> None:
+    async def _turn(self) -> None:
         await asyncio.gather(*(self._look_at(source) for source in self._sources))
 
     async def _look_at(self, source: WorkerSource) -> None:

@@ -1,19 +1,15 @@
 """How fairness went: readings of /fairness at regular times, for as long back as they are kept."""
 
-import asyncio
-import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from heapq import nlargest
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
+from router.background import Background
 from router.core.model import ClientId, WorkerId
 from router.report import ClientReport, FairnessReport
-
-log = logging.getLogger(__name__)
 
 SECONDS: Final = 10.0
 """Between two readings."""
@@ -45,7 +41,7 @@ class Sample:
     """The largest difference in service per weight, in cost units; None where nothing bounds it."""
 
 
-class FairnessHistory:
+class FairnessHistory(Background):
     """Takes readings for as long as the context is entered."""
 
     def __init__(
@@ -55,11 +51,10 @@ class FairnessHistory:
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`every`: seconds between two readings."""
+        super().__init__(every)
         self._read = read
-        self._every = every
         self._clock = clock
         self._samples: deque[Sample] = deque(maxlen=MOST)
-        self._task: asyncio.Task[None] | None = None
 
     @property
     def samples(self) -> list[Sample]:
@@ -70,26 +65,8 @@ class FairnessHistory:
         """One reading, now."""
         self._samples.append(sample(await self._read(), self._clock()))
 
-    async def __aenter__(self) -> Self:
-        """Begin."""
-        self._task = asyncio.create_task(self._keep_taking())
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop; what was read stays."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _keep_taking(self) -> None:
-        while True:
-            try:
-                await self.take()
-            except Exception:  # or there would be no more of them
-                log.exception("reading fairness failed inside the router")
-            await asyncio.sleep(self._every)
+    async def _turn(self) -> None:
+        await self.take()
 
 
 def sample(report: FairnessReport, now: float) -> Sample:

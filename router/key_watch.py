@@ -4,10 +4,10 @@ import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from router.atomic_file import Mark, mark_of
+from router.background import Background
 from router.errors import ConfigError
 from router.identity import Book
 from router.keys import load
@@ -18,7 +18,7 @@ SECONDS: Final = 1.0
 """Between two looks."""
 
 
-class KeyWatch:
+class KeyWatch(Background):
     """Looks at the file for as long as the context is entered; without a file, at nothing.
 
     A call that has been let in is not touched by what is read after that. A file that is wrong is refused with one line
@@ -27,11 +27,10 @@ class KeyWatch:
 
     def __init__(self, path: Path | None, use: Callable[[Book], None], every: float = SECONDS) -> None:
         """`use` is given what the file holds: at once, and after each change. Raises ConfigError for a wrong file."""
+        super().__init__(every)
         self._path = path
         self._use = use
-        self._every = every
         self._mark: Mark = None
-        self._task: asyncio.Task[None] | None = None
         if path is not None:
             self._mark = mark_of(path)
             use(load(path))
@@ -54,20 +53,5 @@ class KeyWatch:
         else:
             log.info("%s: read again", self._path)
 
-    async def __aenter__(self) -> Self:
-        """Begin to look."""
-        self._task = asyncio.create_task(self._keep_looking())
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """End it."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _keep_looking(self) -> None:
-        while True:
-            await asyncio.sleep(self._every)
-            await self.look()
+    async def _turn(self) -> None:
+        await self.look()

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Final, NamedTuple, Self
+from typing import Annotated, Final, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
 from router.atomic_file import replace_file
+from router.background import Background
 from router.by_name import JSON, ByName
 from router.core.saved import Counters, Piece, Prefixes
 from router.errors import ConfigError
@@ -141,7 +142,7 @@ def usable(state: State, policy: str, secret: bytes) -> Iterator[Piece]:
         yield piece
 
 
-class StateFile:
+class StateFile(Background):
     """Writes the state as long as it is entered, every few seconds, and once more at the end.
 
     Its pieces are made one at a time, so that between any two the event loop can do something else; the disk is
@@ -156,31 +157,20 @@ class StateFile:
         every: float,
     ) -> None:
         """`every`: seconds between two states."""
+        super().__init__(every)
         self._path = directory / NAME
         self._pieces = pieces
         self._header = header
-        self._every = every
         self._complained = False
-
-    async def __aenter__(self) -> Self:
-        """Begin."""
-        self._task = asyncio.create_task(self._keep_saving())
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Save the last state."""
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-        await self._save()
+        await super().__aexit__(kind, error, trace)
+        await self._turn()
 
-    async def _keep_saving(self) -> None:
-        while True:
-            await asyncio.sleep(self._every)
-            await self._save()
-
-    async def _save(self) -> None:
+    async def _turn(self) -> None:
         lines = [_HEADER.dump_json(self._header()) + b"\n"]
         for piece in self._pieces():
             lines.append(encode(piece))

@@ -1,0 +1,44 @@
+"""What is done again and again for as long as the router runs."""
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import Self
+
+log = logging.getLogger(__name__)
+
+
+class Background(ABC):
+    """Takes a turn at regular times, from when the context is entered until it is left.
+
+    A turn that fails is told in the log with its trace, and the next one comes all the same.
+    """
+
+    def __init__(self, every: float) -> None:
+        """`every`: seconds between two turns, and before the first."""
+        self._every = every
+
+    @abstractmethod
+    async def _turn(self) -> None:
+        """Do it once; cancelled in the middle when the context is left."""
+
+    async def __aenter__(self) -> Self:
+        """Begin."""
+        self._task = asyncio.create_task(self._take_turns())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Take no more turns."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _take_turns(self) -> None:
+        while True:
+            await asyncio.sleep(self._every)
+            try:
+                await self._turn()
+            except Exception:  # the outermost boundary of a turn
+                log.exception("a turn of %s failed inside the router", type(self).__name__)
