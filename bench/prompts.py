@@ -1,6 +1,7 @@
 """Prompts of token ids, hashed as the router hashes a completions call that brings token ids.
 
-What many prompts begin with is hashed once: a prompt is a `Text` and a tail, and its key continues the text's.
+What many prompts begin with is hashed once: a prompt is a `Text` and a tail, and its key continues the text's, or that
+of the prompt which it followed.
 """
 
 import struct
@@ -21,20 +22,16 @@ _CODES: Final = {token: 1 << 31 | number for number, token in enumerate(dict.fro
 class Text:
     """Token ids that prompts may begin with."""
 
-    __slots__ = ("_blocks", "_hashed", "tokens")
+    __slots__ = ("_blocks", "hashed", "tokens")
 
     def __init__(self, tokens: Iterable[int] = ()) -> None:
         self.tokens = tuple(tokens)
-        self._hashed = _HASHER.prompt(_packed(self.tokens), len(self.tokens))
+        self.hashed = _HASHER.prompt(_packed(self.tokens), len(self.tokens))
         self._blocks: dict[int, bytes] = {}
         """Hashes of its full blocks, by the tokens in a block; computed when first asked for."""
 
-    def key(self, tail: Sequence[int]) -> PromptKey:
-        """The key of this text followed by `tail`; costs the hashing of the tail."""
-        return self._hashed.extend(_packed(tail), len(tail))
-
     def block_key(self, tail: Sequence[int], sizes: Iterable[int]) -> BlockKey:
-        """The same in blocks of so many tokens."""
+        """The key, in blocks of so many tokens, of this text followed by `tail`."""
         return BlockKey(len(self.tokens) + len(tail), {size: self._block_hashes(tail, size) for size in sizes})
 
     def _block_hashes(self, tail: Sequence[int], size: int) -> bytes:
@@ -63,11 +60,14 @@ class Texts:
 class Prompt:
     """What a call asks: a text that others may share, and what follows it."""
 
-    __slots__ = ("_text", "tail")
+    __slots__ = ("_hashed", "_hashed_tail", "_text", "tail")
 
     def __init__(self, text: Text, tail: tuple[int, ...]) -> None:
         self._text = text
         self.tail = tail
+        self._hashed = text.hashed
+        self._hashed_tail = 0
+        """So many tokens of the tail are in that; all of them once the key was asked for."""
 
     def __len__(self) -> int:
         return len(self._text.tokens) + len(self.tail)
@@ -80,7 +80,11 @@ class Prompt:
     @property
     def key(self) -> PromptKey:
         """What the router is given."""
-        return self._text.key(self.tail)
+        if self._hashed_tail < len(self.tail):
+            rest = self.tail[self._hashed_tail :]
+            self._hashed = self._hashed.continued(_packed(rest), len(rest))
+            self._hashed_tail = len(self.tail)
+        return self._hashed.key
 
     def block_key(self, sizes: Iterable[int]) -> BlockKey:
         """What the router is given beside, of workers whose KV events it follows."""
@@ -88,7 +92,9 @@ class Prompt:
 
     def followed_by(self, more: tuple[int, ...]) -> "Prompt":
         """Continue it with what comes next: its answer, another question."""
-        return Prompt(self._text, self.tail + more)
+        longer = Prompt(self._text, self.tail + more)
+        longer._hashed, longer._hashed_tail = self._hashed, self._hashed_tail
+        return longer
 
 
 def random_tokens(random: Random, count: int) -> tuple[int, ...]:

@@ -127,16 +127,21 @@ def test_each_client_has_so_many_sessions(pace: dict[str, float]) -> None:
     assert Counter(record.client for record in records) == {"c1": 7, "c2": 7, "c3": 7}
 
 
-@given(TOKENS, TOKENS, TOKENS)
-def test_a_prompt_is_hashed_as_one_text(head: tuple[int, ...], middle: tuple[int, ...], tail: tuple[int, ...]) -> None:
-    """Where a prompt was cut into text and tail shows in no key, and a shared beginning is one in the keys too."""
-    prompt = Prompt(Text(head), middle).followed_by(tail)
+@given(TOKENS, TOKENS, TOKENS, st.booleans())
+def test_a_prompt_is_hashed_as_one_text(
+    head: tuple[int, ...], middle: tuple[int, ...], tail: tuple[int, ...], asked: bool
+) -> None:
+    """Where a prompt was cut, and hashed before it went on, shows in no key; a shared beginning is one in the keys."""
+    beginning = Prompt(Text(head), middle)
+    if asked:
+        assert beginning.key == Prompt(EMPTY, head + middle).key
+    prompt = beginning.followed_by(tail)
     whole = Prompt(EMPTY, head + middle + tail)
     assert prompt.key == whole.key
     assert prompt.tokens == whole.tokens
     assert len(prompt) == prompt.key.tokens == len(head + middle + tail)
     shared = len(head) * 4 // CHUNK_BYTES * HASH_BYTES
-    assert prompt.key.hashes[:shared] == Text(head).key(()).hashes
+    assert prompt.key.hashes[:shared] == Text(head).hashed.key.hashes
 
 
 def test_open_loops_keep_their_rate() -> None:

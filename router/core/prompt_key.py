@@ -57,10 +57,16 @@ class Prompt:
 
     def extend(self, more: bytes, tokens: int | None = None) -> PromptKey:
         """Return the key of this prompt followed by `more`, which is `tokens` long; the prompt stays as it is."""
-        hashes, _ = _chain(self._digest.copy(), self._rest + more, self._chunk_bytes)
+        return self.continued(more, tokens).key
+
+    def continued(self, more: bytes, tokens: int | None = None) -> "Prompt":
+        """Return this prompt followed by `more`, to be continued in its turn; costs the hashing of `more`."""
+        digest = self._digest.copy()
+        hashes, rest = _chain(digest, self._rest + more, self._chunk_bytes)
         known = self.key.tokens
         total = None if known is None or tokens is None else known + tokens
-        return PromptKey(self.key.hashes + hashes, self.key.size + len(more), total)
+        key = PromptKey(self.key.hashes + hashes, self.key.size + len(more), total)
+        return Prompt(key, digest, rest, self._chunk_bytes)
 
 
 class PromptHasher:
