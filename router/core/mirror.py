@@ -39,8 +39,8 @@ class Run:
     """A request at a worker: what it pins there, what was predicted, and what it holds beside its prompts."""
 
     __slots__ = (
-        *("epoch", "holding", "model", "output", "own", "paths", "predicted", "prompt_tokens", "prompts", "since"),
-        "worker",
+        *("chunks", "epoch", "holding", "model", "output", "own", "paths", "predicted", "prompt_tokens", "prompts"),
+        *("since", "worker"),
     )
 
     def __init__(
@@ -49,6 +49,8 @@ class Run:
         self.worker = worker
         self.model = request.model
         self.prompts = request.prompts
+        self.chunks = sum([len(prompt.hashes) for prompt in request.prompts]) // HASH_BYTES
+        """Of all its prompts."""
         self.since = now
         self.predicted = predicted
         self.prompt_tokens = prompt_tokens
@@ -257,9 +259,8 @@ class Mirror:
         """Account for what a request holds beside what the tree knows; whether that is more than before."""
         if not self._tracking.replays:
             return False
-        known = sum(len(prompt.hashes) for prompt in run.prompts) // HASH_BYTES
         held = blocks_for(run.prompt_tokens + run.output, state.block)
-        own = max(0.0, held - known * self._estimates.tokens_per_chunk(run.model))
+        own = max(0.0, held - run.chunks * self._estimates.tokens_per_chunk(run.model))
         more = own > run.own
         state.own += own - run.own
         run.own = own
