@@ -41,7 +41,7 @@ class Sequence:
         if self._length is None:
             request, generated = self.request, self.generated
             self._length = generated + answer_length(self.state, request.ignore_eos, request.max_tokens - generated)
-        return self._length - self.generated
+        return self._length + self.prompt_length - len(self.tokens)
 
     def gain(self, steps: int) -> list[int]:
         """Take the next tokens, none of them the last."""
@@ -110,11 +110,13 @@ class Batching(ABC, Generic[S]):
         """
         if not self._sequences:
             return 0.0, []
+        before = len(self._sequences)
         batch, sampled = self._schedule()
         elapsed = self.hardware.step_seconds(batch)
         self._count_step(batch, elapsed)
         outputs = [self._emit(sequence) for sequence in sampled]
-        if any(output.finish for output in outputs):
+        self.counters.generation_tokens += len(outputs)
+        if len(self._sequences) < before:
             self._remove_ended(sampled)
         return elapsed, outputs
 
@@ -126,12 +128,12 @@ class Batching(ABC, Generic[S]):
         """
         if not self._running or not self._only_decodes():
             return []
-        steps = min(limit, min(sequence.tokens_left for sequence in self._running) - 1)
+        steps = min(limit, min([sequence.tokens_left for sequence in self._running]) - 1)
         if steps < 1:
             return []
         steps = self._undisturbed(steps)
         size = len(self._running)
-        context = sum(sequence.computed for sequence in self._running)
+        context = sum([sequence.computed for sequence in self._running])
         batches = (Batch(decodes=size, decode_context=context + size * step) for step in range(1, steps + 1))
         return [self.hardware.step_seconds(batch) for batch in batches]
 
@@ -255,13 +257,12 @@ class Batching(ABC, Generic[S]):
 
     def _emit(self, sequence: S) -> Output:
         request = sequence.request
-        generated = len(sequence.tokens) + 1 - sequence.prompt_length
-        if generated == 1:
-            self.counters.prompt_tokens += sequence.prompt_length
         token = token_at(sequence.state, request.ignore_eos)
         sequence.state = next_state(sequence.state)
         sequence.tokens.append(token)
-        self.counters.generation_tokens += 1
+        generated = len(sequence.tokens) - sequence.prompt_length
+        if generated == 1:
+            self.counters.prompt_tokens += sequence.prompt_length
         finish: FinishReason | None = None
         if token == EOS:
             finish = "stop"

@@ -91,15 +91,14 @@ class VllmEngine(Batching[BlockSequence]):
 
     def _schedule_running(self, batch: Batch, sampled: list[BlockSequence]) -> int:
         budget, size = self.config.max_batched_tokens, self._block_size
-        index = 0
-        while index < len(self._running) and budget > 0:
-            sequence = self._running[index]
+        for sequence in self._running:  # whoever is preempted goes from its end
+            if not budget:
+                break
             new = min(len(sequence.tokens) - sequence.computed, budget)
             if sequence.computed + new > len(sequence.blocks) * size and not self._grow(sequence, new):
                 break
             self._compute(sequence, new, batch, sampled)
             budget -= new
-            index += 1
         return budget
 
     def _grow(self, sequence: BlockSequence, new: int) -> bool:
@@ -149,15 +148,15 @@ class VllmEngine(Batching[BlockSequence]):
         return self._pool.find(sequence.hashes[: (len(sequence.tokens) - 1) // self._block_size])
 
     def _compute(self, sequence: BlockSequence, new: int, batch: Batch, sampled: list[BlockSequence]) -> None:
-        if sequence.computed >= sequence.prompt_length and new == 1:
+        computed = sequence.computed = sequence.computed + new
+        if new == 1 and computed > sequence.prompt_length:
             batch.decodes += 1
-            batch.decode_context += sequence.computed + 1
+            batch.decode_context += computed
         else:
-            batch.extends.append((new, sequence.computed + new))
-        sequence.computed += new
-        if sequence.computed // self._block_size > sequence.remembered:
+            batch.extends.append((new, computed))
+        if computed // self._block_size > sequence.remembered:
             self._remember_full_blocks(sequence)
-        if sequence.computed == len(sequence.tokens):
+        if computed == len(sequence.tokens):
             sampled.append(sequence)
 
     def _remember_full_blocks(self, sequence: BlockSequence) -> None:
@@ -173,9 +172,11 @@ class VllmEngine(Batching[BlockSequence]):
         sequence.remembered = full
 
     def _only_decodes(self) -> bool:
-        if len(self._running) > self.config.max_batched_tokens:
+        # Only the last may be within a prompt: nobody is admitted behind one that takes all that is left of a step.
+        last = self._running[-1]
+        if last.computed < last.prompt_length or last.computed + 1 < len(last.tokens):
             return False
-        if any(s.computed < s.prompt_length or s.computed + 1 < len(s.tokens) for s in self._running):
+        if len(self._running) > self.config.max_batched_tokens:
             return False
         return self._nobody_admissible or self._head_blocked()
 
