@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from bench.agenda import Agenda, Rank
 from workers.engine import Engine
-from workers.model import Output, Request
+from workers.model import Request
 from workers.waiting import Waiting
 
 SHORTEST_PLAN = 2
@@ -143,11 +143,11 @@ class EmulatedWorker:
             self._measure()
         end = self._agenda.now + elapsed
         told = []
-        for output in outputs:
-            progress = self._requests.pop(output.id) if output.finish else self._requests[output.id]
-            progress.answer.append(output.token)
-            progress.cached_tokens = output.cached_tokens
-            told.append((output, progress))
+        for name, token, finish, cached_tokens in outputs:
+            progress = self._requests.pop(name) if finish else self._requests[name]
+            progress.answer.append(token)
+            progress.cached_tokens = cached_tokens
+            told.append((progress, name, finish is not None))
         news = self._publish() if self._publish is not None else None
         if news is not None:
             self._agenda.at(end + self._latency, news, Rank.DELIVERY, self._place)
@@ -155,14 +155,14 @@ class EmulatedWorker:
             self._agenda.at(end + self._latency, partial(self._tell, told), Rank.DELIVERY, self._place)
         self._step_at(end)
 
-    def _tell(self, outputs: Sequence[tuple[Output, Progress]]) -> None:
-        """The tokens of a step reach the router."""
-        for output, progress in outputs:
+    def _tell(self, outputs: Sequence[tuple[Progress, str, bool]]) -> None:
+        """The tokens of a step reach the router, the last of some requests among them."""
+        for progress, name, last in outputs:
             progress.delivered += 1
             if progress.delivered == 1:
-                self._deliver(output.id, False)
-            if output.finish:
-                self._deliver(output.id, True)
+                self._deliver(name, False)
+            if last:
+                self._deliver(name, True)
 
     def _planned(self, seconds: Sequence[float]) -> Plan:
         ends = list(accumulate(seconds, initial=self._agenda.now))[1:]
