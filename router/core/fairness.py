@@ -47,9 +47,10 @@ class RecentService:
         """It was served this much, or this much was given back."""
         second = int(now)
         if self._seconds and self._seconds[-1][0] == second:
-            service += self._seconds.pop()[1]
-        self._seconds.append((second, service))
-        self._forget(now)
+            self._seconds[-1] = second, self._seconds[-1][1] + service
+        else:
+            self._seconds.append((second, service))
+            self._forget(now)
 
     def total(self, now: float) -> float:
         """The service in sight."""

@@ -342,7 +342,8 @@ class Scheduler:
     def _progress(self, request: RequestId, tokens: int, now: float) -> None:
         live = self._live.get(request)
         if live is not None and live.worker is not None:
-            self._start(request, now)
+            if live.state is State.IN_FLIGHT:
+                self._start(request, now)
             self._serve(live, self.accounts.progress(request, tokens - live.paid_output), now)
             self.mirror.progressed(request, tokens)
             self._tell_changes()
