@@ -28,6 +28,14 @@ class Tokens(NamedTuple):
         """Subtract member by member."""
         return Tokens(self.extend - other.extend, self.cached - other.cached, self.output - other.output)
 
+    def moved(self, before: "Tokens", after: "Tokens") -> "Tokens":
+        """Add what lies between these two, member by member."""
+        return Tokens(
+            self.extend + after.extend - before.extend,
+            self.cached + after.cached - before.cached,
+            self.output + after.output - before.output,
+        )
+
 
 NOTHING: Final = Tokens()
 
@@ -156,8 +164,8 @@ class Accounts:
     def progress(self, request: RequestId, output_tokens: int) -> Charge:
         """Charge a started request's output up to this cumulative count; a count that fell stays as it was."""
         bill = self._bills[request]
-        output = max(bill.tokens.output, output_tokens)
-        return self._revise(request, bill, Tokens(bill.tokens.extend, bill.tokens.cached, output))
+        extend, cached, before = bill.tokens
+        return self._revise(request, bill, Tokens(extend, cached, max(before, output_tokens)))
 
     def settle(self, request: RequestId, usage: Usage | None) -> Charge:
         """Close a started request's bill at what the engine says; without its word, at what was charged so far."""
@@ -184,11 +192,10 @@ class Accounts:
 
     def _revise(self, request: RequestId, bill: Bill, after: Tokens) -> Charge:
         charge = Charge(request, bill.client, bill.worker, bill.tokens, after)
-        change = after.minus(bill.tokens)
         account = self._accounts[bill.client]
-        account.charged = account.charged.plus(change)
+        account.charged = account.charged.moved(bill.tokens, after)
         if not bill.started:
-            account.reserved = account.reserved.plus(change)
+            account.reserved = account.reserved.moved(bill.tokens, after)
         bill.tokens = after
         return charge
 
