@@ -15,7 +15,6 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from router.core.health import Condition
 from router.core.model import (
     Arrived,
     Cancelled,
@@ -35,7 +34,7 @@ from router.core.model import (
     WorkerJoined,
 )
 from router.exposition import Family, Row
-from router.report import CacheCard, ClientReport, FairnessReport, Service, WorkerReport
+from router.report import BREAKER_STATES, CacheCard, ClientReport, FairnessReport, Service, WorkerReport
 
 CLIENT_LIMIT: Final = 1000
 """Distinct client labels; the others share the label `other`."""
@@ -72,7 +71,10 @@ RUNNING: Final = Family(
     GaugeMetricFamily, "d2lpm_client_running_requests", "Requests of the client at workers.", ("client",)
 )
 BREAKER: Final = Family(
-    GaugeMetricFamily, "d2lpm_worker_breaker", "1 for the state that its breaker is in.", ("worker", "state")
+    GaugeMetricFamily,
+    "d2lpm_worker_breaker",
+    "1 for the state that its breaker is in, or for silent.",
+    ("worker", "state"),
 )
 
 
@@ -399,5 +401,5 @@ def _workers(report: FairnessReport) -> Iterator[Metric]:
         ((worker, state), float(entry.breaker == state))
         for worker, entry in report.workers.items()
         if entry.breaker is not None
-        for state in Condition
+        for state in BREAKER_STATES
     )

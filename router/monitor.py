@@ -9,7 +9,17 @@ from typing import Self
 
 import httpx
 
-from router.core.model import CacheReport, Event, Evicted, Worker, WorkerId, WorkerJoined, WorkerLeft, WorkerReported
+from router.core.model import (
+    CacheReport,
+    Event,
+    Evicted,
+    Worker,
+    WorkerAnswered,
+    WorkerId,
+    WorkerJoined,
+    WorkerLeft,
+    WorkerReported,
+)
 from router.engines import (
     MODELS_PATH,
     Dialect,
@@ -113,6 +123,8 @@ class Probe:
         self._cache_path: str | None = None
         self._polls = 0
         self._unanswered = 0
+        self._tells = True
+        """Whether its load could be read the last time, so that to read it is to hear of it."""
         self.unread = 0
         """Answers about load and cache that could not be used."""
         self._complained = -COMPLAIN_EVERY
@@ -127,7 +139,7 @@ class Probe:
         try:
             if not self._backend.healthy or self._polls % MODELS_EVERY == 0:
                 models = await self._read_models(client)
-            await self._read_health(client)
+            await self._read_health(client, listed=models is not None)
         except httpx.ConnectError:
             self._missed(PATIENCE, "it takes no connection")
         except (httpx.HTTPError, WorkerBroke) as error:
@@ -137,6 +149,8 @@ class Probe:
             self._unanswered = 0
             if models is not None:
                 await self._serves(client, models)
+            if not self._tells:
+                self._feed(WorkerAnswered(self._backend.id))
             await self._read_load(client)
 
     async def _read_models(self, client: httpx.AsyncClient) -> frozenset[str]:
@@ -176,13 +190,15 @@ class Probe:
             log.debug("%s: %s", self._backend.id, error)
             return False, None
 
-    async def _read_health(self, client: httpx.AsyncClient) -> None:
-        if self._dialect is not None and self._dialect.health_path != MODELS_PATH:
+    async def _read_health(self, client: httpx.AsyncClient, *, listed: bool) -> None:
+        """`listed`: whether it has just told its models."""
+        if self._dialect is not None and not (listed and self._dialect.health_path == MODELS_PATH):
             await self._get(client, self._dialect.health_path)
 
     async def _read_load(self, client: httpx.AsyncClient) -> None:
         """Whether it is alive is another question: an engine may be told to keep no metrics."""
         dialect, path = self._dialect, self._load_path
+        self._tells = False
         if dialect is None or path is None:
             return
         try:
@@ -215,6 +231,7 @@ class Probe:
         return None
 
     def _tell(self, load: Load, cache: CacheReport | None) -> None:
+        self._tells = True
         self._feed(WorkerReported(self._backend.id, load.running, load.waiting, load.kv_tokens, cache))
 
     def _complain(self, error: Exception) -> None:

@@ -9,6 +9,7 @@ from typing import Final, TypeVar
 from pydantic import TypeAdapter
 
 from router.core.accounts import NOTHING, Account, Tokens
+from router.core.health import Condition
 from router.core.model import ClientId, Deficit, GroupId, WorkerId
 from router.core.scheduler import Scheduler
 from router.core.window import Limits
@@ -16,6 +17,9 @@ from router.fleet import Backend, Fleet
 
 T = TypeVar("T")
 
+SILENT: Final = "silent"
+BREAKER_STATES: Final = (*Condition, SILENT)
+"""Of its breaker; or it says nothing, and is sent nothing, whatever its breaker is."""
 CLIENTS_AT_ONCE: Final = 50
 """So many are read, or written, in one go."""
 
@@ -100,7 +104,7 @@ class WorkerReport:
     unread: int = 0
     """Its answers about load and cache that were of no use."""
     breaker: str | None = None
-    """closed, open or half-open; None while it is away."""
+    """One of `BREAKER_STATES`; None while it is away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,5 +244,5 @@ def _worker(backend: Backend, scheduler: Scheduler, unread: int) -> WorkerReport
         service_gap_bound=None if quantum is None else scheduler.fairness.bound(queue, quantum),
         cache=_cache(backend.id, scheduler),
         unread=unread,
-        breaker=state.health.condition,
+        breaker=SILENT if state.silent else state.health.condition,
     )

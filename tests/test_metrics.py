@@ -53,7 +53,7 @@ async def test_a_scrape_parses_and_tells_what_happened() -> None:
         assert values(families["d2lpm_worker_healthy"], worker=worker) == [1]
         assert values(families["d2lpm_worker_running_requests"], worker=worker) == [0]
         states = {s.labels["state"]: s.value for s in families["d2lpm_worker_breaker"].samples}
-        assert states == {"closed": 1, "open": 0, "half-open": 0}
+        assert states == {"closed": 1, "open": 0, "half-open": 0, "silent": 0}
         for name in ("queue", "time_to_first_token", "request"):
             counts = [s.value for s in families[f"d2lpm_{name}_seconds"].samples if s.name.endswith("_count")]
             assert sum(counts) > 0, name

@@ -10,7 +10,16 @@ import httpx
 import pytest
 from scripted_engine import VLLM_METRICS, ScriptedEngine, scripted_engine
 
-from router.core.model import CacheReport, Event, Evicted, WorkerId, WorkerJoined, WorkerLeft, WorkerReported
+from router.core.model import (
+    CacheReport,
+    Event,
+    Evicted,
+    WorkerAnswered,
+    WorkerId,
+    WorkerJoined,
+    WorkerLeft,
+    WorkerReported,
+)
 from router.errors import WorkerBroke
 from router.fleet import Backend, Fleet
 from router.monitor import MODELS_EVERY, PATIENCE, Monitor, Probe
@@ -98,8 +107,19 @@ async def test_an_engine_without_metrics_is_alive(answer: tuple[int, bytes]) -> 
     """What it does not tell does not make it leave."""
     async with watched() as watch:
         watch.engine.polled["/metrics"] = answer
-        assert await watch.kinds(2 * PATIENCE) == ["WorkerJoined"]
+        answered = ["WorkerAnswered"] * (2 * PATIENCE - 1)
+        assert await watch.kinds(2 * PATIENCE) == ["WorkerJoined", *answered], "or it would be taken for one that hangs"
         assert watch.backend.healthy
+
+
+async def test_an_engine_of_no_known_kind_is_asked_each_time() -> None:
+    """For its list of models, where there is nothing else: or a poll would say that it answers, and have no answer."""
+    async with watched() as watch:
+        watch.engine.polled["/v1/models"] = (200, b'{"data": [{"id": "m", "owned_by": "me"}]}')
+        assert await watch.kinds(3) == ["WorkerJoined", "WorkerAnswered", "WorkerAnswered"]
+        assert len(watch.engine.polls) == 3
+        watch.engine.polled["/v1/models"] = (500, b"")
+        assert await watch.kinds(PATIENCE) == ["WorkerLeft"]
 
 
 async def test_metrics_that_were_gone_are_read_again() -> None:
@@ -107,7 +127,7 @@ async def test_metrics_that_were_gone_are_read_again() -> None:
     async with watched() as watch:
         await watch.told()
         watch.engine.polled["/metrics"] = (404, b"")
-        assert await watch.kinds(2) == []
+        assert await watch.kinds(2) == ["WorkerAnswered"], "the first of them came to nothing"
         watch.engine.polled["/metrics"] = (200, VLLM_METRICS)
         assert "WorkerReported" in await watch.kinds(MODELS_EVERY)
 
@@ -141,7 +161,7 @@ async def test_sglang_is_asked_in_its_own_way() -> None:
         watch.engine.polled["/server_info"] = (404, b"")
         watch.engine.polled["/v1/loads"] = (404, b"")
         watch.engine.polled["/metrics"] = (200, metrics)
-        assert await watch.kinds(3) == ["WorkerJoined", "WorkerReported", "WorkerReported"]
+        assert await watch.kinds(3) == ["WorkerJoined", "WorkerAnswered", "WorkerReported", "WorkerReported"]
         asked = {"/v1/models", "/ready", "/server_info", "/v1/loads", "/metrics"}
         assert {call.path for call in watch.engine.polls} == asked
 
@@ -227,7 +247,7 @@ async def test_metrics_that_are_of_no_use_are_counted_and_the_worker_is_served_o
     async with watched() as watch:
         await watch.told()
         watch.engine.polled["/metrics"] = page
-        told = await watch.told(5)
+        told = [event for event in await watch.told(5) if not isinstance(event, WorkerAnswered)]
         assert all(isinstance(event, WorkerReported) and event.cache is None for event in told)
         assert watch.backend.healthy
         assert watch.probe.unread == 5

@@ -1,9 +1,9 @@
 """The workers as the core knows them, and the models that they serve."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from router.core.health import DEFAULT_RULES, HealthRules
+from router.core.health import DEFAULT_RULES, Condition, HealthRules
 from router.core.model import RequestId, Worker, WorkerId, WorkerReported
 from router.core.window import Window
 from router.core.worker_state import WorkerState
@@ -25,7 +25,9 @@ class Cluster:
         self._departed: set[WorkerId] = set()
         """Those that left and were forgotten, and have not come back."""
         self.barred: dict[WorkerId, float] = {}
-        """Those whose breaker is open, and until when; they are sent nothing."""
+        """Those that are sent nothing, and until when at least: while their breaker is open, or until they speak."""
+        self._silent: list[WorkerId] = []
+        """Those that said nothing for too long; some may have spoken since, or be gone."""
 
     def __iter__(self) -> Iterator[WorkerState]:
         return iter(self._states.values())
@@ -53,24 +55,35 @@ class Cluster:
         return all(len(self.serving(model)) > 1 for model in self._states[worker].worker.models)
 
     def bar(self, worker: WorkerId, until: float) -> None:
-        """Its breaker opened: send it nothing for a time."""
-        self.barred[worker] = until
+        """Its breaker opened, or it is silent: send it nothing until then, nor before it speaks."""
+        self.barred[worker] = max(until, self.barred.get(worker, until))
         self._serving.clear()
 
     def unbar(self, worker: WorkerId, now: float) -> None:
-        """Its breaker is half-open."""
+        """Its time is over; if its breaker was open, it is half-open now."""
         del self.barred[worker]
         self._serving.clear()
-        self._states[worker].health.probe()
-        self._states[worker].look_again(now)
+        state = self._states[worker]
+        if state.health.condition is Condition.OPEN:
+            state.health.probe()
+        state.look_again(now)
 
     def to_unbar(self, now: float) -> list[WorkerId]:
         """The barred ones whose time is over, or without whom a model of theirs is served by nobody."""
         return [
             worker
             for worker, until in self.barred.items()
-            if until <= now or not all(self.serving(model) for model in self._states[worker].worker.models)
+            if (until <= now and not self._states[worker].silent)
+            or not all(self.serving(model) for model in self._states[worker].worker.models)
         ]
+
+    @property
+    def silent(self) -> Sequence[WorkerId]:
+        """Those that are silent and not barred for it."""
+        if self._silent:
+            states = self._states
+            self._silent = [worker for worker in self._silent if worker in states and states[worker].silent]
+        return [each for each in self._silent if each not in self.barred and not self._states[each].left]
 
     def join(self, worker: Worker, *, back: bool = True) -> None:
         """Add a worker, or take new facts of one that is known; a capacity once told stays.
@@ -132,14 +145,17 @@ class Cluster:
     @property
     def next_deadline(self) -> float | None:
         """When something here changes by time alone; None if nothing does."""
-        if self.barred:
-            return min([*self._deadlines.values(), *self.barred.values()])
-        return min(self._deadlines.values()) if self._deadlines else None
+        deadlines = [*self._deadlines.values()]
+        deadlines += [until for worker, until in self.barred.items() if not self._states[worker].silent]
+        return min(deadlines, default=None)
 
     def advance(self, now: float) -> None:
         """Take in that it is now this time."""
         for worker in [worker for worker, deadline in self._deadlines.items() if deadline <= now]:
-            self._states[worker].advance(now)
+            state = self._states[worker]
+            state.advance(now)
+            if state.silent and worker not in self._silent:
+                self._silent.append(worker)
 
     def _forget(self, worker: WorkerId) -> None:
         state = self._states[worker]

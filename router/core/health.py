@@ -43,6 +43,9 @@ class HealthRules:
     """Retries per request, on average."""
     floor: int = 10
     """Retries that are there beyond that in every 10 s."""
+    silence: float = 0.0
+    """Seconds, at least, in which a worker with anything in flight must say something, if only that it answered a poll;
+    0 for no limit, as where nobody polls it."""
 
 
 DEFAULT_RULES: Final = HealthRules()

@@ -1,8 +1,9 @@
 """Which workers there are and what they say: they join, report, fail, are left out for a while, and leave.
 
 A worker that fails too often is barred, unless it alone serves a model: it takes no more requests, and its queue is
-placed anew, until it is tried again. One that leaves is sent nothing more; what runs there ends by its own events, and
-then nothing of it is remembered.
+placed anew, until it is tried again. One that says nothing any more is sent nothing in any case, and barred likewise,
+until it speaks. One that leaves is sent nothing more; what runs there ends by its own events, and then nothing of it is
+remembered.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from router.core.model import (
     BlocksLost,
     Evicted,
     Request,
+    WorkerAnswered,
     WorkerId,
     WorkerJoined,
     WorkerLeft,
@@ -24,7 +26,9 @@ from router.core.model import (
 from router.core.policy import Policy
 from router.core.prefix_map import PrefixMap
 
-WorkerEvent = WorkerJoined | WorkerReported | WorkerLeft | Evicted | BlocksFollowed | BlocksChanged | BlocksLost
+WorkerEvent = (
+    WorkerJoined | WorkerReported | WorkerAnswered | WorkerLeft | Evicted | BlocksFollowed | BlocksChanged | BlocksLost
+)
 
 
 class Membership:
@@ -50,8 +54,8 @@ class Membership:
     def take_in(self, event: WorkerEvent, now: float) -> None:
         """Something was heard of a worker; of one that is not known, what only concerns a known one changes nothing."""
         match event:
-            case WorkerReported():
-                self._report(event, now)
+            case WorkerReported() | WorkerAnswered():
+                self._answer(event, now)
             case WorkerJoined():
                 self._join(event, now)
             case WorkerLeft(worker):
@@ -78,18 +82,31 @@ class Membership:
             return
         state = self._cluster[worker]
         until = state.health.failed(now)
-        if until is not None and self._cluster.can_spare(worker):
-            self._cluster.bar(worker, until)
-            self._place_anew(self._policy.worker_left(worker, now), now)
-        elif until is not None:
+        if until is not None and not self._bar(worker, until, now):
             state.health.reset()
         state.look_again(now)
 
     def unbar(self, now: float) -> None:
-        """Try the workers whose breakers have been open for long enough, or whom nobody stands in for."""
+        """Try the workers that have been barred for long enough, or whom nobody stands in for."""
         for worker in self._cluster.to_unbar(now):
             self._cluster.unbar(worker, now)
             self._policy.worker_joined(worker, now)
+
+    def bar_silent(self, now: float) -> None:
+        """Let what waits for a worker that says nothing go to others, if there are any."""
+        for worker in self._cluster.silent:
+            self._bar(worker, now, now)
+
+    def _bar(self, worker: WorkerId, until: float, now: float) -> bool:
+        """Leave a worker out; False if it cannot be spared."""
+        if worker in self._cluster.barred:
+            self._cluster.bar(worker, until)
+            return True
+        if not self._cluster.can_spare(worker):
+            return False
+        self._cluster.bar(worker, until)
+        self._place_anew(self._policy.worker_left(worker, now), now)
+        return True
 
     def forget_if_gone(self, worker: WorkerId) -> None:
         """Something ended at a worker: if it left and nothing runs there any more, forget it."""
@@ -100,8 +117,11 @@ class Membership:
     def _is_present(self, worker: WorkerId) -> bool:
         return worker in self._cluster and not self._cluster[worker].left
 
-    def _report(self, event: WorkerReported, now: float) -> None:
-        if event.worker in self._cluster:
+    def _answer(self, event: WorkerReported | WorkerAnswered, now: float) -> None:
+        if event.worker not in self._cluster:
+            return
+        self._cluster[event.worker].heard(now)
+        if isinstance(event, WorkerReported):
             self._cluster.report(event, now)
             if event.kv_tokens is not None:
                 self._mirror.told(event.worker, event.kv_tokens)
@@ -119,6 +139,7 @@ class Membership:
             displaced = self._vacate(worker.id, now)
             models, barred = frozenset(), False
         self._cluster.join(worker, back=not present or (tried_anew and not barred))
+        self._cluster[worker.id].heard(now)
         self._mirror.joined(worker)
         if not barred and (not models or models != worker.models):
             self._policy.worker_joined(worker.id, now)

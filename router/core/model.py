@@ -201,6 +201,13 @@ class WorkerReported:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerAnswered:
+    """A worker answered a poll, and told nothing of its load."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerLeft:
     """A worker is sent nothing more; what is running there still ends by its own events."""
 
@@ -286,6 +293,7 @@ Event = (
     | Cancelled
     | WorkerJoined
     | WorkerReported
+    | WorkerAnswered
     | WorkerLeft
     | Evicted
     | BlocksFollowed

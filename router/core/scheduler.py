@@ -159,6 +159,8 @@ class Scheduler:
         self._take_in(event, now)
         if self.cluster.barred:
             self.membership.unbar(now)
+        if self.cluster.silent:
+            self.membership.bar_silent(now)
         if self._returned:
             if self._placed and (choice := self.policy.next(now)) is not None:
                 self._dispatch(choice, now)
@@ -344,6 +346,7 @@ class Scheduler:
         if live is not None and live.worker is not None:
             if live.state is State.IN_FLIGHT:
                 self._start(request, now)
+            self.cluster[live.worker].heard(now)
             self._serve(live, self.accounts.progress(request, tokens - live.paid_output), now)
             self.mirror.progressed(request, tokens)
             self._tell_changes()
@@ -354,7 +357,7 @@ class Scheduler:
             return
         if usage is not None:
             self.estimates.learn(live.request, usage, answers)
-        self.cluster[live.worker].succeeded(request)
+        self.cluster[live.worker].succeeded(request, now)
         self._blame_suspects(live, now)
         self._settle(live, usage, now, answers)
 
@@ -387,6 +390,8 @@ class Scheduler:
             self.membership.blame(worker, now)
         elif fault is Fault.FULL and worker in self.cluster:
             self.cluster[worker].turned_away(now)
+        elif fault is Fault.ERROR and worker in self.cluster:
+            self.cluster[worker].heard(now)
         return live
 
     def _take_back(self, event: Returned, now: float) -> None:

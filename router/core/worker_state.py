@@ -15,6 +15,8 @@ from router.core.window import Load, Window
 HASTE = 0.7
 """Prefill is taken to need this share of its learned time, where a guess that is too late would leave the engine idle,
 and one that is too early only lets a little more wait there."""
+SLACK = 3.0
+"""Times the prefill of what has not started, for which a worker may say nothing at all."""
 OUTPUT_MEMORY = 0.97
 """What a past answer's length still weighs after one more: about the last thirty count."""
 
@@ -35,6 +37,8 @@ class WorkerState:
         self.health = Health(rules)
         self.pace = Pace()
         self.left = False
+        self.silent = False
+        """Whether it has said nothing for so long that nothing is sent to it until it does."""
         self.load = Load()
         """What the window looks at, as of the last change here."""
         self.has_room = True
@@ -43,6 +47,11 @@ class WorkerState:
         self._flights = Flights()
         self._forecast = KvForecast()
         self._pauses = Pauses()
+        self._silence = rules.silence
+        self._quiet_since = 0.0
+        """When it was heard last, or got something to do after that."""
+        self._due = inf
+        """When time alone changes the load."""
         self._most_kv_tokens = 0
         self._served = 0.0
         self._gained = 0
@@ -69,28 +78,39 @@ class WorkerState:
     @property
     def _open(self) -> bool:
         """Whether anything may go, as far as the worker's health tells."""
-        return self.health.trusted and self._now >= self._pauses.until
+        return self.health.trusted and not self.silent and self._now >= self._pauses.until
 
     def look_again(self, now: float) -> None:
         """Take in that its health is another."""
         self._pass(now)
         self._changed()
 
+    def heard(self, now: float) -> None:
+        """It said something, whatever it was: the first token of a call, more tokens, an end, an answer to a poll."""
+        self._quiet_since = now
+        if self.silent:
+            self.silent = False
+            self.look_again(now)
+
     def turned_away(self, now: float) -> None:
         """The engine had no room for a request, which is removed by now."""
+        self.heard(now)
         self._pass(now)
         self._pauses.begin(now)
         self.window.turned_away(self.load)
         self._changed()
 
-    def succeeded(self, request: RequestId) -> None:
+    def succeeded(self, request: RequestId, now: float) -> None:
         """The engine has begun to answer it, or has answered it in one piece."""
+        self.heard(now)
         self.health.succeeded(request)
         self._pauses.served()
 
     def add(self, request: RequestId, uncached_tokens: int, output_limit: int, now: float, *, streamed: bool) -> None:
         """Count a dispatched request. `output_limit`: the most output tokens expected of it."""
         self._pass(now)
+        if not self._flights:
+            self._quiet_since = now
         telling = not self.window.full(self.load)
         self._flights.add(request, uncached_tokens, output_limit, now, streamed=streamed, telling=telling)
         if not streamed:
@@ -104,7 +124,7 @@ class WorkerState:
         """It waits no more. `seen`: because its first token is here, which says more than that it is over."""
         flight = self.running[request]
         if seen:
-            self.succeeded(request)
+            self.succeeded(request, now)
         if flight.started:
             return
         self._pass(now)
@@ -161,9 +181,11 @@ class WorkerState:
 
     def advance(self, now: float) -> None:
         """Take in that the deadline is over."""
-        self._pass(now)
-        for request in self._flights.guesses(until=now):
-            self._start(request, guessed=True)
+        self.silent = self.silent or self._silent_at() <= now
+        if self._due <= now:
+            self._pass(now)
+            for request in self._flights.guesses(until=now):
+                self._start(request, guessed=True)
         self._changed()
 
     def _start(self, request: RequestId, *, guessed: bool) -> None:
@@ -201,10 +223,21 @@ class WorkerState:
         deadline = min(flights.next_guess, self._low_at())
         if self._now < self._pauses.until:
             deadline = min(deadline, self._pauses.until)
+        self._due = deadline
+        deadline = min(deadline, self._silent_at())
         if deadline < inf:
             self._deadlines[self.worker.id] = deadline
         else:
             self._deadlines.pop(self.worker.id, None)
+
+    def _silent_at(self) -> float:
+        """When it will have said nothing for too long; infinite while nothing runs there, and once it has.
+
+        One that says nothing while it computes a long prompt is not taken for one that hangs, by its own pace.
+        """
+        if self.silent or not self._silence or not self._flights:
+            return inf
+        return self._quiet_since + max(self._silence, SLACK * self.pace.prefill_seconds(self._flights.unstarted_tokens))
 
     def _likely(self, output_limit: int) -> float:
         """Output tokens of which it is as likely to have more as fewer: clients ask for more than they get."""
