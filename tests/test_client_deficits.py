@@ -58,7 +58,8 @@ def test_the_groups_clock_gives_what_a_loop_would(debts: list[int], steps: list[
             table.let_pass(client)
             for _ in range(table.rounds - before):
                 for each, credit in looped.items():
-                    looped[each] += QUANTUM * shares.of(request(each)) if credit <= 0 else 0.0
+                    quantum = QUANTUM * shares.of(request(each))
+                    looped[each] = max(credit, min(credit + quantum, quantum))
         for each, credit in looped.items():
             assert table.credit(each) == pytest.approx(credit, abs=2 * QUANTUM + 1e-6)
 

@@ -21,14 +21,13 @@ def table_of(counters: dict[str, tuple[int, int]]) -> DeficitTable[str]:
 
 
 def refill_by_looping(counters: Mapping[str, tuple[float, int]], contenders: list[str]) -> tuple[int, dict[str, float]]:
-    """CHECKREFILL as it is printed: while no contender has credit, one quantum for everyone who has none."""
+    """CHECKREFILL as a loop: while no contender has credit, one quantum for everyone, up to one quantum of credit."""
     credit = {key: float(credit) for key, (credit, _) in counters.items()}
     rounds = 0
     while all(credit[key] <= 0 for key in contenders):
         rounds += 1
         for key, (_, quantum) in counters.items():
-            if credit[key] <= 0:
-                credit[key] += quantum
+            credit[key] = max(credit[key], min(credit[key] + quantum, quantum))
     return rounds, credit
 
 
@@ -95,10 +94,19 @@ def test_nothing_is_refilled_while_a_contender_has_credit() -> None:
 
 
 def test_debts_shrink_in_absence() -> None:
-    """A client that does not wait is refilled with the others, as far as to credit and no further."""
-    table = table_of({"waits": (-250, 100), "small debt": (-20, 100), "large debt": (-900, 100), "credit": (30, 100)})
+    """A client that does not wait is refilled with the others, as far as to one quantum and no further."""
+    table = table_of({"waits": (-250, 100), "small debt": (-20, 100), "large debt": (-900, 100)})
     assert table.refill(["waits"]) == 3
-    assert [table.credit(key) for key in table] == [50, 80, -600, 30]
+    assert [table.credit(key) for key in table] == [50, 100, -600]
+
+
+def test_whoever_asks_for_less_than_its_share_begins_each_round_with_a_whole_quantum() -> None:
+    """Or one that uses half of it would be without credit in the middle of every second round."""
+    table = table_of(
+        {"waits": (-20, 100), "used half": (50, 100), "used little": (99, 100), "was given more": (300, 100)}
+    )
+    table.refill(["waits"])
+    assert [table.credit(key) for key in table] == [80, 100, 300]
 
 
 @pytest.mark.parametrize("debt", [10**9, 10**12])

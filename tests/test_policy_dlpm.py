@@ -20,10 +20,12 @@ def scene(
     quantum: float = 20_000,
     *,
     sparse_first: bool = True,
+    head_start: float = 0.0,
     patience: int = 32,
     settings: SchedulerSettings = ONE_AT_A_TIME,
 ) -> Scene:
-    return Scene("rr+dlpm", DlpmParameters(quantum, sparse_first, patience), settings=settings)
+    parameters = DlpmParameters(quantum, sparse_first, head_start, patience)
+    return Scene("rr+dlpm", parameters, settings=settings)
 
 
 def test_the_longest_match_goes_first() -> None:
@@ -89,6 +91,21 @@ def test_a_client_is_sparse_only_while_nothing_of_it_is_in_flight() -> None:
     back = talk.arrive("light", "hello")
     talk.finish(warm[0])
     assert talk.order[6:] == [back]
+
+
+def test_a_client_that_begins_to_wait_goes_before_those_that_have_waited() -> None:
+    """Where many have credit and nothing in flight, who comes later need not wait until they have used up theirs.
+
+    Its head start is less than one request here, so that its second is one of all that wait.
+    """
+    talk = scene(head_start=4 * CHUNK_TOKENS - 1)
+    ada = [talk.arrive("ada", text) for text in ("abcd", "efgh", "ijkl")]
+    bob = [talk.arrive("bob", text) for text in ("mnop", "qrst")]
+    for _ in range(2):
+        talk.finish(talk.order[-1])
+    light = [talk.arrive("light", text) for text in ("1234", "5678")]
+    talk.serve_all()
+    assert talk.order == [ada[0], ada[1], bob[0], light[0], ada[2], bob[1], light[1]]
 
 
 def test_a_client_without_credit_waits_for_one_that_has_some() -> None:
@@ -183,14 +200,14 @@ def test_debt_stays_while_a_request_is_on_its_way() -> None:
 
 
 def test_credit_is_not_saved_up() -> None:
-    """A client that was away for many refills has no more credit than one quantum."""
+    """A client that was away for many refills has one quantum, and no more."""
     talk = scene(quantum=100)
     for letter in "abcde":
         talk.arrive("busy", 10 * letter)
     talk.arrive("idle", "few")
     talk.serve_all()
     assert talk.deficit("busy").order == 100 - 5 * 320 + 12 * 100
-    assert talk.deficit("idle").order == 100 - 3 * CHUNK_TOKENS
+    assert talk.deficit("idle").order == 100
 
 
 @pytest.mark.parametrize("weights", [(1, 1), (1, 2), (2, 3), (0.5, 2)])

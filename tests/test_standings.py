@@ -1,4 +1,4 @@
-"""Who may go: the counters, their refill and what is told of it, against the rule as it is printed."""
+"""Who may go: the counters, their refill and what is told of it, against the rule as a loop."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -6,10 +6,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from router.core.model import ClientId, Request, RequestId
 from router.core.shares import Shares
-from router.core.standings import Standings
+from router.core.standings import CREDITED, FRESH, FRESH_AND_SPARSE, SPARSE, Standings
 
 CLIENTS = [ClientId(name) for name in ("ada", "bob", "cyd")]
 MODELS = ("llama", "qwen")
+HEAD_START = 2.0
+"""In quanta; the least of charges is more than one, and the most more than two."""
 clients = st.sampled_from(CLIENTS)
 
 
@@ -18,11 +20,13 @@ class Contest(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.standings = Standings(self.hear, Shares())
+        self.standings = Standings(self.hear, Shares(), head_start=HEAD_START)
         self.heard: dict[ClientId, int | None] = {}
         """What a queue knows: it looks when a client comes, and when it is told to."""
         self.credit: dict[ClientId, int] = {}
         self.quantum: dict[ClientId, int] = {}
+        self.head_start: dict[ClientId, float] = {}
+        """What is left of it, of those that wait."""
         self.waiting: list[Request] = []
         self.in_flight: list[Request] = []
         self.requests = 0
@@ -34,7 +38,11 @@ class Contest(RuleBasedStateMachine):
     def standing(self, client: ClientId) -> int | None:
         if self.credit.get(client, 0) <= 0:
             return None
-        return int(sum(request.client == client for request in self.in_flight) >= self.sparse_below)
+        fresh = self.head_start.get(client, 0) > 0
+        sparse = sum(request.client == client for request in self.in_flight) < self.sparse_below
+        return {(True, True): FRESH_AND_SPARSE, (True, False): FRESH, (False, True): SPARSE, (False, False): CREDITED}[
+            fresh, sparse
+        ]
 
     @rule(client=clients, model=st.sampled_from(MODELS), quantum=st.sampled_from([10, 10, 10, 25]))
     def wait(self, client: ClientId, model: str, quantum: int) -> None:
@@ -42,6 +50,8 @@ class Contest(RuleBasedStateMachine):
         request = Request(RequestId(f"r{self.requests}"), client, model, ())
         self.credit.setdefault(client, quantum)
         self.quantum[client] = quantum
+        if not any(other.client == client for other in self.waiting):
+            self.head_start[client] = HEAD_START * quantum
         self.waiting.append(request)
         self.standings.wait(request, quantum)
         self.heard.setdefault(client, self.standings.of(client))
@@ -54,6 +64,7 @@ class Contest(RuleBasedStateMachine):
         self.standings.leave(request)
         if not any(other.client == request.client for other in self.waiting):
             del self.heard[request.client]
+            del self.head_start[request.client]
         if dispatched:
             self.in_flight.append(request)
             self.standings.dispatched(request)
@@ -75,15 +86,16 @@ class Contest(RuleBasedStateMachine):
         self.standings.charge(client, cost)
         if client in self.credit:
             self.credit[client] -= cost
+        if self.head_start.get(client, 0) > 0:
+            self.head_start[client] -= cost
 
     @rule(models=st.none() | st.sets(st.sampled_from(MODELS), min_size=1))
     def refill(self, models: set[str] | None) -> None:
-        """While clients wait for these models and none of them has credit, a quantum for everyone who has none."""
+        """While clients wait for these models and none of them has credit, everyone gets a quantum, and has no more."""
         contenders = {r.client for r in self.waiting if models is None or r.model in models}
         while contenders and all(self.credit[client] <= 0 for client in contenders):
-            for client in self.credit:
-                if self.credit[client] <= 0:
-                    self.credit[client] += self.quantum[client]
+            for client, quantum in self.quantum.items():
+                self.credit[client] = max(self.credit[client], min(self.credit[client] + quantum, quantum))
         self.standings.refill(models)
 
     @precondition(lambda self: not self.waiting)
@@ -93,7 +105,7 @@ class Contest(RuleBasedStateMachine):
         self.standings.begin_anew()
 
     @invariant()
-    def it_is_the_printed_rule(self) -> None:
+    def it_is_the_rule(self) -> None:
         """Every counter is that of the loop; and whoever waits has, for the queue, the standing that it has."""
         for client in CLIENTS:
             assert self.standings.credit(client) == self.credit.get(client)
@@ -113,7 +125,7 @@ def test_without_sparse_first_all_with_credit_are_equal() -> None:
     """Then the longest match alone decides."""
     standings = Standings(lambda _: None, Shares(), sparse_below=0)
     standings.wait(request("ada", 1), 10)
-    assert standings.of(ClientId("ada")) == 1
+    assert standings.of(ClientId("ada")) == CREDITED
 
 
 def test_what_is_noted_of_debtors_does_not_grow_with_their_charges() -> None:

@@ -3,15 +3,22 @@
 The load is that of the demo. Round robin before engines that serve in order of arrival is what most routers do.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import inf
 
 import pytest
 
+from bench.experiments.measures import first_token_spans, light_records
+from bench.lengths import Lengths
+from bench.meters import censored_percentile
 from bench.scenario import Scenario, WorkerSpec
 from bench.simulation import Simulation
 from bench.summary import summarise
 from bench.workloads import WORKLOADS
+from bench.workloads.combined import Misbehaving
+from bench.workloads.shared_prefix import SharedPrefix
 from router.core.policies.dlpm import DlpmParameters
 from router.core.policies.dlpm_home import DlpmHomeParameters
 from router.core.scheduler import SchedulerSettings
@@ -64,3 +71,30 @@ def test_light_clients_are_not_starved_and_the_fleet_serves_no_less(policy: str,
     assert ours.light_ttft_p95 <= theirs.light_ttft_p95 / 3
     assert ours.light_ttft_p95 <= 1.5 * vtc.light_ttft_p95
     assert ours.cost >= 0.95 * theirs.cost
+
+
+def short_calls(clients: int, **load: float) -> SharedPrefix:
+    """Calls that cost a hundredth of a quantum each."""
+    lengths = {"prefix": Lengths(64), "question": Lengths(64), "output": Lengths(48)}
+    return SharedPrefix(client_count=clients, groups=4, own=True, **lengths, **load)  # type: ignore[arg-type]
+
+
+@cache
+def beside_many(policy: str) -> tuple[Sequence[float], float]:
+    """Seconds to the first token of eight light clients beside twenty heavy ones, median and 95th percentile; and the
+    throughput.
+    """
+    workload = Misbehaving(heavy=short_calls(20, concurrency=20), light=short_calls(8, rate=4.0))
+    workers = (WorkerSpec("a100-mistral-7b", max_running=SLOTS),) * 2
+    result = Simulation(Scenario(policy, workload, workers, 50.0, WARMUP)).run()
+    light = [record for record in light_records(result) if record.arrived >= WARMUP]
+    spans = list(first_token_spans(light, result.seconds))
+    return [censored_percentile(spans, share) or inf for share in (0.5, 0.95)], summarise(result)["requests_per_s"]
+
+
+@pytest.mark.parametrize("policy", ["d2lpm", "dlpm_home"])
+def test_a_light_client_need_not_wait_for_the_quanta_of_many(policy: str) -> None:
+    """Twenty heavy clients at sixteen places: each has credit for a minute, and hardly anything in flight."""
+    (waits, throughput), (vtc, least) = beside_many(policy), beside_many("vtc")
+    assert [wait < other for wait, other in zip(waits, vtc, strict=True)] == [True, True]
+    assert throughput >= 0.99 * least

@@ -46,9 +46,17 @@ def bounded() -> list[str]:
 def quanta(quantum: float) -> st.SearchStrategy[tuple[object, ...]]:
     """Parameters of every family, with this Q^u."""
     worker_quantum = st.sampled_from([50.0, 1000.0, 100_000.0])
+    head_start = st.sampled_from([0.0, 0.1 * quantum, 3 * quantum])
     patience, lpm_seconds = st.sampled_from([0, 1, 32]), st.sampled_from([0.1, 10.0])
     return st.tuples(
-        st.builds(DlpmParameters, st.just(quantum), st.booleans(), patience, lpm_seconds),
+        st.builds(
+            DlpmParameters,
+            quantum=st.just(quantum),
+            sparse_first=st.booleans(),
+            head_start=head_start,
+            patience=patience,
+            engine_lpm_seconds=lpm_seconds,
+        ),
         st.builds(
             D2lpmParameters,
             worker_quantum,
@@ -63,6 +71,7 @@ def quanta(quantum: float) -> st.SearchStrategy[tuple[object, ...]]:
             home_loss=st.sampled_from([0, 2 * CHUNK_TOKENS, 256]),
             home_patience=st.sampled_from([0.0, 3.0, 1e6]),
             sparse_first=st.booleans(),
+            head_start=head_start,
             patience=patience,
             engine_lpm_seconds=lpm_seconds,
         ),

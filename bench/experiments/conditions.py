@@ -55,9 +55,10 @@ class Contender:
 
 PRINTED: Final = (
     D2lpmParameters(charge_full_input=True, steal_loss=-1, by_service_rate=False),
-    DlpmParameters(sparse_first=False),
+    DlpmParameters(sparse_first=False, head_start=0.0),
 )
-"""D²LPM as the paper prints it: full charge at the placement, no stealing, equal quanta, no client before another."""
+"""D²LPM as the paper prints it: full charge at the placement, no stealing, equal quanta, no client before another. The
+refill is ours: it tops up who has credit, too."""
 
 CONTENDERS: Final[Mapping[str, Contender]] = {
     "d2lpm printed": Contender("d2lpm", *PRINTED),
@@ -191,8 +192,6 @@ PLAIN_SESSIONS: Final[Mapping[str, str]] = {
     "embodied": "task",
 }
 """Workloads of equal clients, and what these ask for: two of the DLPM paper's, eight of the Preble paper's."""
-SWEPT_WORKLOADS: Final = ("judge-s1", "qa-s1", "toolbench-zipf")
-"""One of each kind, for the parameters."""
 POLICIES_WORKERS: Final = 2
 POLICIES_SPAN: Final = Span(36.0, 6.0)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from bench.experiments.conditions import (
@@ -9,13 +10,12 @@ from bench.experiments.conditions import (
     POLICIES_SPAN,
     POLICIES_WORKERS,
     QUICK_SEEDS,
-    SWEPT_WORKLOADS,
     Contender,
     fleet,
 )
 from bench.experiments.experiment import Cell, Experiment, Row, Value
 from bench.experiments.loads import loaded
-from bench.experiments.policies import figures
+from bench.experiments.policies import QUICK_WORKLOADS, WORKLOADS, figures
 from bench.records import Result
 from bench.scenario import Scenario
 from bench.summary import Summary
@@ -40,6 +40,7 @@ PARAMETERS: Final[Mapping[str, Mapping[str, Sequence[object]]]] = {
         "no takeover": (D2lpmParameters(steal_loss=-1),),
         "takeover of anything": (D2lpmParameters(steal_loss=1_000_000),),
         "not sparse first": (DlpmParameters(sparse_first=False),),
+        "no head start": (DlpmParameters(head_start=0.0),),
     },
     "dlpm_home": {
         DEFAULT: (),
@@ -50,6 +51,7 @@ PARAMETERS: Final[Mapping[str, Mapping[str, Sequence[object]]]] = {
         "home patience 1": (DlpmHomeParameters(home_patience=1.0),),
         "home patience 10": (DlpmHomeParameters(home_patience=10.0),),
         "not sparse first": (DlpmHomeParameters(sparse_first=False),),
+        "no head start": (DlpmHomeParameters(head_start=0.0),),
     },
 }
 """By policy and name; all else is at its default."""
@@ -94,7 +96,7 @@ class Defaults(Experiment):
                     parameters=contender.parameters,
                 ),
             )
-            for workload in SWEPT_WORKLOADS
+            for workload in (QUICK_WORKLOADS if quick else WORKLOADS)
             for policy in PARAMETERS
             for name, contender, settings in _variants(policy)
             if name == DEFAULT or not quick
@@ -104,21 +106,58 @@ class Defaults(Experiment):
         """See `Experiment`, and `PolicyTable`."""
         return figures(result, summary)
 
+    def digest(self, rows: Sequence[Row]) -> Sequence[str]:
+        """See `Experiment`. A line for each parameter: throughput over the default's, Jain less the default's."""
+        changes = Changes(rows)
+        lines = [
+            f"| policy | parameter | least | mean | {' | '.join(changes.workloads)} |",
+            f"| --- | --- | ---: | ---: |{' ---: |' * len(changes.workloads)}",
+        ]
+        for policy, parameter in changes.changed:
+            gains = [changes.throughput(workload, policy, parameter) for workload in changes.workloads]
+            jains = [changes.jain(workload, policy, parameter) for workload in changes.workloads]
+            cells = [f"{gain:.2f} / {jain:+.2f}" for gain, jain in zip(gains, jains, strict=True)]
+            lines.append(f"| {policy} | {parameter} | {min(gains):.2f} | {fmean(gains):.2f} | {' | '.join(cells)} |")
+        return ["Throughput over the default's / Jain's index less the default's:", "", *lines]
+
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        """See `Experiment`. Throughput against Jain's index, a point for each parameter, a plot for each workload."""
-        for axes, workload in zip(
-            figure.subplots(1, len(SWEPT_WORKLOADS), squeeze=False).flat, SWEPT_WORKLOADS, strict=True
+        """See `Experiment`. What the digest says, in colours."""
+        changes = Changes(rows)
+        names = [f"{policy}, {parameter}" for policy, parameter in changes.changed]
+        for axes, read, title, middle, reach in zip(
+            figure.subplots(1, 2, sharey=True),
+            (changes.throughput, changes.jain),
+            ("throughput over the default's", "Jain's index less the default's"),
+            (1.0, 0.0),
+            (0.5, 0.2),
+            strict=True,
         ):
-            for policy, colour in zip(PARAMETERS, ("tab:blue", "tab:green"), strict=True):
-                own = [row for row in rows if (row.labels["workload"], row.labels["policy"]) == (workload, policy)]
-                for row in own:
-                    at = row.median("service/s") or 0.0, row.median("Jain") or 0.0
-                    is_default = row.labels["parameter"] == DEFAULT
-                    axes.plot(*at, marker="*" if is_default else ".", markersize=12 if is_default else 5, color=colour)
-                    axes.annotate(row.labels["parameter"], at, fontsize=5)
-            axes.set_title(workload)
-            axes.set_xlabel("service/s")
-            axes.set_ylabel("Jain")
+            values = [[read(workload, *changed) for workload in changes.workloads] for changed in changes.changed]
+            axes.imshow(values, aspect="auto", vmin=middle - reach, vmax=middle + reach, cmap="RdBu")
+            axes.set_xticks(range(len(changes.workloads)), changes.workloads, rotation=60, ha="right")
+            axes.set_yticks(range(len(names)), names, fontsize=6)
+            axes.set_title(title)
+
+
+class Changes:
+    """The medians of the table beside the default's."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._rows = {(row.labels["workload"], row.labels["policy"], row.labels["parameter"]): row for row in rows}
+        self.workloads: Final = list(dict.fromkeys(workload for workload, _, _ in self._rows))
+        self.changed: Final = list(dict.fromkeys((policy, parameter) for _, policy, parameter in self._rows))
+
+    def throughput(self, workload: str, policy: str, parameter: str) -> float:
+        """Over the default's."""
+        usual = self._figure(workload, policy, DEFAULT, "service/s")
+        return self._figure(workload, policy, parameter, "service/s") / usual if usual else 0.0
+
+    def jain(self, workload: str, policy: str, parameter: str) -> float:
+        """Jain's index less the default's."""
+        return self._figure(workload, policy, parameter, "Jain") - self._figure(workload, policy, DEFAULT, "Jain")
+
+    def _figure(self, workload: str, policy: str, parameter: str, name: str) -> float:
+        return self._rows[workload, policy, parameter].median(name) or 0.0
 
 
 def _variants(policy: str) -> Sequence[tuple[str, Contender, SchedulerSettings]]:

@@ -64,6 +64,10 @@ class ClientDeficits(DeficitTable[ClientId]):
         """The group of a client that is known here."""
         return self._counters[client].group
 
+    def quantum(self, client: ClientId) -> float:
+        """What a refill of now adds to a client's credit, in cost units."""
+        return self._step(self._counters[client])
+
     def clock(self, group: GroupId | None) -> float:
         """How many rounds there were, for the members of a group or for who is in none."""
         return self.rounds if group is None else self._paces[group].clock

@@ -1,7 +1,8 @@
 """Deficit counters with closed-form refill, for DLPM's clients and for D²LPM's workers alike.
 
-A refill adds quanta to every counter that has no credit. It is counted here in one number for the whole table, and
-each counter takes in what it missed when it is next looked at; so a refill costs the same however many there are.
+A refill adds quanta to every counter, up to one quantum of credit. It is counted here in one number for the whole
+table, and each counter takes in what it missed when it is next looked at; so a refill costs the same however many
+there are.
 """
 
 from collections.abc import Hashable, Iterable, Iterator
@@ -112,9 +113,13 @@ class DeficitTable(Generic[K]):
     def refill(self, contenders: Iterable[K]) -> int:
         """Add quanta until some contender has credit; returns the number of rounds.
 
-        CHECKREFILL of Alg. 1, and the loop of Alg. 2's SELECTWORKER: each round adds one quantum to every
-        counter that has none left, contender or not, so that debts also shrink in absence. The rounds are
-        counted, not run: a debt may be thousands of quanta deep.
+        CHECKREFILL of Alg. 1, and the loop of Alg. 2's SELECTWORKER: each round adds one quantum to every counter,
+        contender or not, so that debts also shrink in absence, but never beyond one quantum. The rounds are counted,
+        not run: a debt may be thousands of quanta deep.
+
+        Alg. 1 leaves what is positive as it is. Then a client that asks for half of what it might have is out of
+        credit in the middle of every second round, and waits for its end. Here it begins each round with a whole
+        quantum; the bounds of the theorem hold as before, for they rest on q <= Q^u and on what those get that wait.
         """
         rounds = min([self.rounds_to_credit(key) for key in contenders], default=0)
         self.rounds += rounds
@@ -152,9 +157,8 @@ class DeficitTable(Generic[K]):
         """
         step = self._step(counter)
         if counter.beginning != self._beginning:
-            # A counter with credit missed no refill, and any that came since left it as it is.
-            return step
-        return counter.credit + min(self._missed(counter), _rounds(counter.credit, step)) * step
+            return step  # and any refill that came since left it at that
+        return max(counter.credit, min(counter.credit + self._missed(counter) * step, step))
 
 
 def _rounds(credit: float, quantum: float) -> int:

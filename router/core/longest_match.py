@@ -15,9 +15,8 @@ from typing import Final, NamedTuple
 
 from router.core.model import ClientId, PassedOver, Request, RequestId
 from router.core.policy import Fits, Turn
+from router.core.standings import STANDINGS
 
-STANDINGS: Final = 2
-"""How many different standings there are: 0 and 1."""
 LOOK_PAST: Final = 8
 """Requests that do not fit which one choice looks past at most."""
 

@@ -1,9 +1,11 @@
 """Whose turn it may be: DLPM's deficit counters, and who of their clients waits or has something in flight.
 
 "Locality-aware Fair Scheduling in LLM Serving", Algorithm 1, CHECKREFILL and line 13, for one queue or for a pool. A
-client with credit may go: with standing 0, before all others, while it has nothing in flight (in a pool, less than
-one request for each worker), and else with standing 1. The theorem leaves the order among those with credit free;
-without this one, each cold request would wait until the long matches of a heavy client have used up a quantum.
+client with credit may go. The theorem leaves the order among those free, and two things decide it before the longest
+match does. First those go that are *fresh*: since they began to wait, they were not charged more than a head start.
+Among these, and then among the rest, those go first that are *sparse*: they have nothing in flight (in a pool, less
+than one request for each worker). Else a client that seldom asks for anything would wait until the long matches of a
+heavy one have used up a quantum, and before many heavy ones with little in flight each, until all of them have.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -15,6 +17,10 @@ from router.core.model import ClientId, Request, RequestId
 from router.core.recent_clients import DEBTORS
 from router.core.shares import Shares
 
+FRESH_AND_SPARSE, FRESH, SPARSE, CREDITED = range(4)
+"""Where a client with credit stands: lower goes first."""
+STANDINGS: Final = CREDITED + 1
+
 
 class Standings:
     """The counter of every client, and who contends for what is next."""
@@ -25,15 +31,17 @@ class Standings:
         shares: Shares,
         *,
         sparse_below: int = 1,
+        head_start: float = 0.0,
         debtors: int = DEBTORS,
     ) -> None:
         """`changed` is told of each waiting client whose standing is another than before.
 
-        `sparse_below`: who has fewer requests in flight goes first; 0 for nobody. `debtors`: how many debts are kept of
-        who is forgotten.
+        `sparse_below`: who has fewer requests in flight is sparse; 0 for nobody. `head_start`: for how many quanta a
+        client is fresh. `debtors`: how many debts are kept of who is forgotten.
         """
         self._changed = changed
         self._sparse_below = sparse_below
+        self._head_start = head_start
         self._deficits = ClientDeficits(shares, debtors)
         self._waiting: dict[ClientId, dict[str, int]] = {}
         """How many requests of each client wait, by model."""
@@ -45,6 +53,8 @@ class Standings:
         """How many clients with credit wait, by model."""
         self._dues = Dues(self._deficits, self._is_poor)
         self._in_flight: dict[ClientId, dict[RequestId, None]] = {}
+        self._fresh: dict[ClientId, float] = {}
+        """What is left of their head start, in cost units, of those that wait and have some."""
         self._restored = False
         """Whether credit is from before a restart, and nobody has contended since."""
 
@@ -59,7 +69,10 @@ class Standings:
         return self._rank(client)
 
     def _rank(self, client: ClientId) -> int:
-        return 0 if len(self._in_flight.get(client, ())) < self._sparse_below else 1
+        sparse = len(self._in_flight.get(client, ())) < self._sparse_below
+        if client in self._fresh:
+            return FRESH_AND_SPARSE if sparse else FRESH
+        return SPARSE if sparse else CREDITED
 
     def let_go_first(self, sparse_below: int) -> None:
         """From now on those with fewer requests in flight than this go before the others."""
@@ -76,6 +89,8 @@ class Standings:
         reweighted = self._deficits.meet(request, quantum, active=self._is_active(client))
         if reweighted and client in self._waiting and client not in self._credited:
             self._expect(client)
+        if self._head_start and client not in self._waiting:
+            self._fresh[client] = self._head_start * self._deficits.quantum(client)
         models = self._waiting.setdefault(client, {})
         self._restored = self._restored and len(self._waiting) == 1
         models[request.model] = models.get(request.model, 0) + 1
@@ -106,6 +121,7 @@ class Standings:
             if not models:
                 del self._waiting[client]
                 self._credited.pop(client, None)
+                self._fresh.pop(client, None)
 
     def dispatched(self, request: Request) -> None:
         """It is in flight."""
@@ -124,6 +140,8 @@ class Standings:
     def charge(self, client: ClientId, cost: float) -> None:
         """Take this much from a client's credit, or give it back."""
         self._deficits.charge(client, cost)
+        if client in self._fresh:
+            self._use_up_head_start(client, cost)
         if client in self._waiting:
             had = client in self._credited
             self._review(client)
@@ -206,6 +224,12 @@ class Standings:
         if client in self._credited and self._credited[client] != (rank := self._rank(client)):
             self._credited[client] = rank
             self._changed(client)
+
+    def _use_up_head_start(self, client: ClientId, cost: float) -> None:
+        left = self._fresh[client] = self._fresh[client] - cost
+        if left <= 0:
+            del self._fresh[client]
+            self._tell(client)
 
     def _count(self, model: str, change: int) -> None:
         count = self._contenders.get(model, 0) + change

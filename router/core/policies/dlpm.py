@@ -1,9 +1,10 @@
 """DLPM, deficit longest prefix match: longest match first, among the clients that have credit.
 
 "Locality-aware Fair Scheduling in LLM Serving", section 4.1, Algorithm 1. Where this departs from it: credit is
-refilled in closed form; a client with nothing in flight at the worker goes before the longest match; a client
-seen for the first time starts with one quantum; debt is never shed by leaving and coming back, but when nobody waits
-all begin anew with one quantum, since using an idle machine takes nothing from anybody.
+refilled in closed form, and whoever has some is topped up to one quantum; a client that begins to wait, and then one
+with nothing in flight at the worker, goes before the longest match; a client seen for the first time starts with one
+quantum; debt is never shed by leaving and coming back, but when nobody waits all begin anew with one quantum, since
+using an idle machine takes nothing from anybody.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -25,6 +26,8 @@ class DlpmParameters:
     """Q^u, in cost units: what a refill adds to a client's credit. More: better locality, looser fairness."""
     sparse_first: bool = True
     """Among clients with credit, those with nothing in flight at the worker go before the longest match."""
+    head_start: float = 2_000.0
+    """For how much, in cost units, a client that begins to wait goes before those with credit that waited already."""
     patience: int = 32
     """How many may go in the turn of a request that does not fit its worker's window; then room is kept for it."""
     oldest_every: int = 16
@@ -35,6 +38,8 @@ class DlpmParameters:
     def __post_init__(self) -> None:
         if self.quantum <= 0:
             raise ValueError("quantum must be positive")
+        if self.head_start < 0:
+            raise ValueError("head_start must not be negative")
 
 
 class Dlpm(Order):
@@ -49,6 +54,7 @@ class Dlpm(Order):
             self._restand,
             surroundings.shares,
             sparse_below=int(self._parameters.sparse_first),
+            head_start=self._parameters.head_start / self._parameters.quantum,
             debtors=surroundings.debtors,
         )
         self._queue = LongestMatchQueue(

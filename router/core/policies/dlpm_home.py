@@ -48,6 +48,8 @@ class DlpmHomeParameters:
     sparse_first: bool = True
     """Among clients with credit, those with fewer requests in flight than there are workers go before the longest
     match: each might have nothing at the worker that has room."""
+    head_start: float = 2_000.0
+    """For how much, in cost units, a client that begins to wait goes before those with credit that waited already."""
     patience: int = 32
     """How many may go in the turn of a request that does not fit a worker's window; then room is kept for it."""
     oldest_every: int = 16
@@ -58,6 +60,8 @@ class DlpmHomeParameters:
     def __post_init__(self) -> None:
         if self.quantum <= 0 or self.worker_quantum <= 0:
             raise ValueError("quantum and worker_quantum must be positive")
+        if self.head_start < 0:
+            raise ValueError("head_start must not be negative")
         if self.load_ratio < 1 or self.load_slack < 0:
             raise ValueError("load_ratio must be at least 1, and load_slack not negative")
 
@@ -114,7 +118,12 @@ class DlpmHome(Policy):
         self._view = surroundings.view
         self._cost = surroundings.cost
         self._backlog = surroundings.backlog
-        self._standings = Standings(self._restand, surroundings.shares, debtors=surroundings.debtors)
+        self._standings = Standings(
+            self._restand,
+            surroundings.shares,
+            head_start=parameters.head_start / parameters.quantum,
+            debtors=surroundings.debtors,
+        )
         self._credits = WorkerCredits(parameters.worker_quantum, surroundings.view.speed, surroundings.shares)
         self._sites: dict[WorkerId, Site] = {}
         self._anywhere: dict[str, LongestMatchQueue] = {}
