@@ -159,7 +159,7 @@ class Gateway:
             model=call.model,
             prompts=tuple(prompt.key for prompt in call.prompts),
             output_limit=call.output_limit,
-            streamed=call.streamed,
+            streamed=bool(call.streamed),
             weight=identity.weight,
             blocks=blocks,
             body_bytes=len(call.body),

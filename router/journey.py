@@ -28,7 +28,8 @@ from router.fleet import Fleet
 from router.upstream import Silence, Upstream
 
 HEARTBEAT = b": waiting for a worker\n\n"
-EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
+EVENT_TYPE = b"text/event-stream"
+EVENT_STREAM = (b"content-type", EVENT_TYPE + b"; charset=utf-8")
 PASSED_ON = (b"content-type", b"retry-after")
 """An engine's response headers that are meant for the client."""
 UNAVAILABLE = frozenset({429, 503})
@@ -201,7 +202,7 @@ class Journey:
                 content_type=self._call.content_type,
             )
             headers += [(name, value) for name in PASSED_ON if (value := upstream.headers.get(name)) is not None]
-            if upstream.status == 200 and self._call.streamed:
+            if upstream.status == 200 and self._is_stream(upstream):
                 return await self._relay(upstream, dispatch, headers)
             return await self._pass_on(upstream, headers)
         except WorkerUnreachable as error:
@@ -217,6 +218,12 @@ class Journey:
         finally:
             if upstream is not None:
                 upstream.close()
+
+    def _is_stream(self, upstream: Upstream) -> bool:
+        """Whether the answer comes in events: as was asked for or, where that tells nothing, as it says itself."""
+        if self._call.streamed is not None:
+            return self._call.streamed
+        return upstream.headers.get(b"content-type", b"").partition(b";")[0].strip().lower() == EVENT_TYPE
 
     def _body_of_rest(self, worker: WorkerId) -> bytes | None:
         """What to ask a worker for; None if what has to be known for that is not."""

@@ -66,6 +66,74 @@ async def test_a_stream_goes_through_as_it_came_and_its_last_usage_is_charged() 
         assert await service(router, "user-ann") == (7, 0, 0)
 
 
+@pytest.mark.parametrize("status", [200, 201])
+async def test_what_asks_for_a_stream_may_be_answered_whole(status: int) -> None:
+    """The answer's own type counts: it is handed over and charged as any, and no other worker is asked for it."""
+    told = b'{"object":"video","usage":{"total_tokens":7}}\n\n'
+    async with scripted_engine() as one, scripted_engine() as two, running_router(one.url, two.url) as router:
+        async with router.post(b'{"stream":true,"user":"ann"}', NOBODYS) as post:
+            await (await first_call(one.calls, two.calls)).respond(status, told)
+            response = await post.response()
+            assert (response.status, response.headers["content-type"]) == (status, "application/json")
+            assert await post.read() == told
+        assert await service(router, "user-ann") == (7, 0, 0)
+        assert one.calls.empty()
+        assert two.calls.empty()
+
+
+async def test_nothing_is_told_to_a_waiting_call_before_its_answer() -> None:
+    """A heartbeat would say that a stream comes."""
+    async with (
+        scripted_engine() as engine,
+        running_router(engine.url, max_inflight=1, heartbeat=0.01) as router,
+        router.post(chat(stream=True)) as first,
+        router.post(chat(stream=True)) as second,
+    ):
+        running = await engine.call()
+        async with router.post(b'{"stream":true}', NOBODYS) as post:
+            await until(lambda: router.scheduler.waiting == 2)
+            heard = (await second.response()).content
+            assert (await heard.readuntil(b"\n\n") + await heard.readuntil(b"\n\n")).startswith(b": waiting")
+            await running.answer()
+            await first.read()
+            for _ in range(2):
+                call = await engine.call()
+                await (call.respond(200, b"[1]") if call.path == NOBODYS else call.answer())
+            assert (await post.response()).headers["content-type"] == "application/json"
+            assert await post.read() == b"[1]"
+
+
+@pytest.mark.parametrize("kind", ["text/event-stream", "Text/Event-Stream ;charset=utf-8"])
+async def test_what_did_not_ask_for_a_stream_may_be_answered_by_one(kind: str) -> None:
+    """Each event is there before the next is sent, be it without end; whoever leaves ends it."""
+    async with scripted_engine() as engine, running_router(engine.url) as router:
+        async with router.post(b'{"user":"ann"}', NOBODYS) as post:
+            call = await engine.call()
+            await call.begin(content_type=kind)
+            for number in range(3):
+                block = event({"usage": {"total_tokens": number + 5}})
+                await call.write(block)
+                assert await (await post.response()).content.readexactly(len(block)) == block
+            assert (await post.response()).headers["content-type"] == kind
+            (await post.response()).close()
+            await call.gone()
+        await until(lambda: not router.scheduler.live)
+        assert await service(router, "user-ann") == (7, 0, 0)
+
+
+async def test_a_stream_that_is_none_is_its_workers_failure() -> None:
+    """It says that events come, and sends something else: another worker may do better."""
+    async with (
+        scripted_engine() as one,
+        scripted_engine() as two,
+        running_router(one.url, two.url) as router,
+        router.post(b"{}", NOBODYS) as post,
+    ):
+        await (await first_call(one.calls, two.calls)).stream(b"<html>")
+        await (await first_call(one.calls, two.calls)).respond(200, b"{}")
+        assert await post.read() == b"{}"
+
+
 async def test_a_form_with_a_file_goes_to_a_worker_of_its_model() -> None:
     """The bytes and their type are the client's own; the model and the user are read from the form."""
     form = aiohttp.FormData({"model": "whisper", "user": "ann"})

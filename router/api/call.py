@@ -29,7 +29,8 @@ class Call(NamedTuple):
     streamed chat or completion."""
     model: str
     """Empty where it names none, and any will do."""
-    streamed: bool
+    streamed: bool | None
+    """None where only the answer's own type tells whether it is a stream."""
     prompts: tuple[Prompt, ...]
     output_limit: int | None
     """The most output tokens over all choices and prompts; None where the client set no limit."""

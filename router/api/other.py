@@ -1,5 +1,7 @@
 """Any other path of an engine: handed on as it came, and charged by the usage that its answer tells, in any shape.
 
+A `stream` in the body means what the engine takes it for: whether the answer is a stream, its own type tells.
+
 Where the answer tells none, its client pays for an estimate of its input: a token for every four bytes of JSON, or for
 every 512 of anything else, as audio is; at least for one. The model is that of the JSON body or the form; where that
 names none, any.
@@ -36,7 +38,7 @@ def parse_other(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool = Fa
         path=_target(head),
         body=body,
         model=model if isinstance(model, str) else "",
-        streamed=fields.get("stream") in (True, "true", "True", "1"),
+        streamed=None,
         prompts=(unmatched(len(body) // per_token),),
         output_limit=max(limits, default=None),
         user=user if isinstance(user, str) else None,
