@@ -311,22 +311,25 @@ def test_what_is_not_installed_is_told() -> None:
     assert ran.stderr == "bench: error: aiohttp is not installed; it comes with the development extras\n"
 
 
-SPEED = 3.0
-SAME = "documents:documents=12,tokens=2000,client_count=3,rate=0,concurrency=2"
-"""Of twelve documents about eight fit into the two caches."""
-KV_TOKENS = 12_000
-WARMUP, END = 6.0, 30.0
+SPEED = 2.0
+HARDWARE = "a10g-llama-7b"
+SAME = "documents:documents=12,tokens=4000,client_count=3,rate=0,concurrency=3,output=32"
+"""Of twelve documents nine fit into each of the two caches: all are found as long as each stays at one worker."""
+KV_TOKENS = 36_000
+WARMUP, END = 8.0, 38.0
 
 
 def test_virtual_time_and_sockets_agree() -> None:
     """The same workload on the same fleet: the hit rate within 3 points, the throughput within 10 %.
 
-    A light load: the sockets' time is the clock's, and a machine that cannot keep up would be measured instead.
+    The sockets' time is the clock's, and where processes are late to run the figures are the machine's. So steps are
+    slow and requests long beside the delays of a busy machine, and caches have room for a document more or less:
+    where they have none, a tie in time decides what is evicted, and that what is missed from then on.
     """
     workload = parse_spec(SAME, WORKLOADS)
-    scenario = Scenario("d2lpm", workload, (WorkerSpec(kv_tokens=KV_TOKENS),) * 2, END, WARMUP)
+    scenario = Scenario("d2lpm", workload, (WorkerSpec(HARDWARE, kv_tokens=KV_TOKENS),) * 2, END, WARMUP)
     simulated = summarise(Simulation(scenario).run())
-    flags = ("--speed", str(SPEED), "--kv-tokens", str(KV_TOKENS))
+    flags = ("--speed", str(SPEED), "--hardware", HARDWARE, "--kv-tokens", str(KV_TOKENS))
     with fleet(2, flags, ("--policy", "d2lpm", "--poll-interval", str(0.5 / SPEED))) as url:
         live = asyncio.run(run_load(LiveLoad(url, workload, END, WARMUP, speed=SPEED, stream_interval=20)))
     summary = live.summary()
