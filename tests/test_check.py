@@ -107,6 +107,7 @@ async def test_a_vllm_without_metrics_or_cache_is_found() -> None:
         ({"schedule_policy": "lpm"}, "--schedule-policy fcfs"),
         ({"page_size": 1}, None),
         ({"page_size": 1, "kv_events": {"publisher": "zmq"}}, "--page-size 16"),
+        ({"page_size": 16, "kv_events": {"publisher": "zmq"}}, None),
     ],
 )
 async def test_an_sglang_says_itself_with_what_it_was_started(told: dict[str, object], flag: str | None) -> None:
