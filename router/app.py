@@ -234,6 +234,7 @@ def _health(settings: Settings) -> HealthRules:
         settings.tries,
         settings.retry_budget,
         settings.retry_floor,
+        settings.silence_timeout,
     )
 
 

@@ -264,6 +264,9 @@ class Settings(PolicyGroups):
     token_timeout: NonNegativeFloat = 30.0
     """Seconds of silence within a stream, or a hundred times the worker's own time between tokens if that is more,
     after which another worker goes on with it; 0 for no limit."""
+    silence_timeout: NonNegativeFloat = 5.0
+    """Seconds, or three times what its prefill should take if that is more, in which a worker with calls under way must
+    say anything, if only to a poll; else it is sent nothing until it does. 0 for no limit."""
     tries: PositiveInt = 3
     """Workers that a request is sent to at most, while they fail; 1 for one only."""
     retry_budget: NonNegativeFloat = 0.1

@@ -163,6 +163,8 @@ class ScriptedEngine:
         self.calls: asyncio.Queue[Call] = asyncio.Queue()
         self.polls: list[Call] = []
         """What came to the paths of `polled`."""
+        self.hangs = False
+        """Whether it answers no poll, either."""
         self.polled: dict[str, tuple[int, bytes]] = {}
         self.serve(*models)
         self.polled["/health"] = (200, b"")
@@ -210,6 +212,8 @@ class ScriptedEngine:
         self._connections.add(connection)
         try:
             async for call in connection.requests():
+                if call.path in self.polled and self.hangs:
+                    continue
                 if call.path in self.polled:
                     self.polls.append(call)
                     status, body = self.polled[call.path]

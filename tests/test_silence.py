@@ -5,7 +5,9 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from running import chat, running_router, until
 from scenario import MODEL, Scene
+from scripted_engine import scripted_engine
 
 from router.core.health import Condition, HealthRules
 from router.core.model import (
@@ -377,3 +379,35 @@ class Reckoning:
             if dispatch.worker not in before:
                 before.add(dispatch.worker)
                 self.quiet_since[dispatch.worker] = self.talk.now
+
+
+# On real sockets
+
+
+async def test_a_worker_that_hangs_is_passed_over() -> None:
+    """It takes connections and answers neither calls nor polls; when it goes on with the call, it is back."""
+    async with (
+        scripted_engine() as one,
+        scripted_engine() as two,
+        running_router(one.url, two.url, policy="rr+fcfs", silence_timeout=0.3) as router,
+        router.post(chat(stream=True)) as hanging,
+    ):
+        call = await one.call()
+        one.hangs = True
+        state = router.scheduler.cluster[WorkerId(one.url.removeprefix("http://"))]
+        await until(lambda: state.silent)
+        told = await router.get_json("/fairness")
+        assert told["workers"][state.worker.id]["breaker"] == "silent"
+        for _ in range(4):
+            async with router.post(chat()) as post:
+                await (await two.call()).answer()
+                assert b"yes" in await post.read()
+        one.hangs = False
+        await call.answer("at last")
+        assert b"at last" in await hanging.read()
+        assert not state.silent
+        async with router.post(chat()) as post, router.post(chat()) as other:
+            await (await one.call()).answer()
+            await (await two.call()).answer()
+            await post.read()
+            await other.read()

@@ -62,13 +62,13 @@ class Plan:
     """Requests that a worker runs at once."""
 
     patience: float = 3.0
-    """Seconds for which the router waits for a token; for the first one, twice as long."""
+    """Seconds for which the router waits for a token; for the first one, twice as long; for any sign of life, half."""
 
     @property
     def flags(self) -> tuple[str, ...]:
         """Of the router."""
         times = ("--token-timeout", str(self.patience), "--first-token-timeout", str(2 * self.patience))
-        return (*ROUTER_FLAGS, *times)
+        return (*ROUTER_FLAGS, *times, "--silence-timeout", str(self.patience / 2))
 
     @property
     def faults(self) -> tuple[Fault, ...]:
