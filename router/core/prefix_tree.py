@@ -18,7 +18,7 @@ Counts are in chunks. Dictionaries are iterated in insertion order only: the sam
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from router.core.model import WorkerId
 from router.core.prompt_key import HASH_BYTES
@@ -144,6 +144,26 @@ class PrefixTree:
             self._gained(worker, hashes, new_chunks * HASH_BYTES)
         return hashes[len(hashes) - new_chunks * HASH_BYTES :]
 
+    def restore(self, nodes: Sequence[tuple[int, bytes]], touches: Iterable[tuple[WorkerId, int, float]]) -> None:
+        """Be what was saved: each touch, the newest first, is a worker that holds all down to a node, and a time.
+
+        `nodes`: by number, the number of the one above it, below its own or -1, and its hashes. To be asked of an empty
+        tree; nobody is told. No hash and no residency is looked at again for each node below it: the cost is linear.
+        """
+        ends = {-1: self._root}
+        for worker, end, now in touches:
+            path, number = [], end
+            while number not in ends:
+                path.append(number)
+                number = nodes[number][0]
+            for below in reversed(path):
+                ends[below] = self._grow(nodes[below][1], seal=False, top=ends[number])
+                number = below
+            self._hold_stalest(ends[end], worker, Touch(now))
+        self._shrink_to_limit()
+        self._join_all()
+        self.changes += 1
+
     def unpin(self, hashes: bytes, worker: WorkerId, now: float, epoch: object) -> None:
         """Take back one pin of a prefix that was pinned in this epoch; where it was the last, that is a touch."""
         path = self.path(hashes[: self._limit * HASH_BYTES], worker)
@@ -212,9 +232,13 @@ class PrefixTree:
         self.evict(worker, self.held(worker))
         self._holdings.pop(worker, None)
 
-    def _find(self, hashes: bytes) -> tuple[Node, int, int]:
-        """Return the deepest node on this path, the bytes of its key on the path, and the bytes of the path found."""
-        node, shared, at = self._root, 0, 0
+    def _find(self, hashes: bytes, top: Node | None = None) -> tuple[Node, int, int]:
+        """Return the deepest node on this path, the bytes of its key on the path, and the bytes of the path found.
+
+        `top`: where the path begins, if that is not the root.
+        """
+        node = top or self._root
+        shared, at = len(node.key), 0
         while (child := node.children.get(hashes[at : at + HASH_BYTES])) is not None:
             node, shared = child, child.shared(hashes, at)
             at += shared
@@ -222,9 +246,9 @@ class PrefixTree:
                 break
         return node, shared, at
 
-    def _grow(self, hashes: bytes, *, seal: bool) -> Node:
-        """Make these hashes end with a node, held by nobody yet where it is new, and return it."""
-        node, shared, at = self._find(hashes)
+    def _grow(self, hashes: bytes, *, seal: bool, top: Node | None = None) -> Node:
+        """Make these hashes end with a node, held by nobody yet where it is new, and return it. `top`: see `_find`."""
+        node, shared, at = self._find(hashes, top)
         if shared < len(node.key):
             node = self._split(node, shared)
         node.sealed = node.sealed or seal
@@ -272,6 +296,31 @@ class PrefixTree:
             node = node.parent
         return holding.chunks - before
 
+    def _hold_stalest(self, end: Node, worker: WorkerId, touch: Touch) -> None:
+        """Make a worker hold the path to this node, what it does not hold yet at the stale end of its list."""
+        holding = self.holding(worker)
+        path = []
+        node = end
+        while node is not self._root and worker not in node.residencies:
+            path.append(node)
+            node = node.parent
+        for node in reversed(path):
+            residency = node.residencies[worker] = Residency(node, touch)
+            residency.link_after(holding.free.end)
+            holding.chunks += node.chunks
+
+    def _join_all(self) -> None:
+        """Let all nodes join that may, each run of them at once."""
+        stack = [*self._root.children.values()]
+        while stack:
+            run = [stack.pop()]
+            while run[-1].may_join_child():
+                run += run[-1].children.values()
+            end = run.pop()
+            if run:
+                end.take_over(run)
+            stack += end.children.values()
+
     def _join_path(self, end: Node) -> None:
         node = end
         while node is not self._root:
@@ -280,11 +329,10 @@ class PrefixTree:
             else:
                 node = node.parent
 
-    def _shrink_to_limit(self, worker: WorkerId, kept: int) -> None:
+    def _shrink_to_limit(self, worker: WorkerId | None = None, kept: int = 0) -> None:
         """Evict until the limit is kept; of this worker the `kept` freshest chunks stay."""
         while (excess := self._chunks - self._limit) > 0:
-            spare = {each: holding.chunks for each, holding in self._holdings.items()}
-            spare[worker] -= kept
+            spare = {each: holding.chunks - kept * (each == worker) for each, holding in self._holdings.items()}
             most = max(spare, key=spare.__getitem__)
             self.evict(most, min(excess, spare[most]))
 

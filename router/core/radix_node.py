@@ -1,6 +1,6 @@
 """What the prefix tree is made of: nodes, and who holds them how recently."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Self
 
 from router.core.model import WorkerId
@@ -163,11 +163,17 @@ class Node:
     def join_child(self) -> None:
         """Put its key in front of its only child's; the child remains."""
         (child,) = self.children.values()
-        child.key, child.parent = self.key + child.key, self.parent
-        child.parent.children[child.first] = child
-        for residency in self.residencies.values():
-            residency.unlink()
-        self.residencies.clear()  # a node and its residencies refer to each other
+        child.take_over([self])
+
+    def take_over(self, above: Sequence["Node"]) -> None:
+        """Put the keys of these in front of its own: each is the only child of the one before, and it of the last."""
+        self.key = b"".join([*[node.key for node in above], self.key])
+        self.parent = above[0].parent
+        self.parent.children[self.first] = self
+        for node in above:
+            for residency in node.residencies.values():
+                residency.unlink()
+            node.residencies.clear()  # a node and its residencies refer to each other
 
 
 class Step(NamedTuple):

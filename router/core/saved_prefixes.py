@@ -8,6 +8,7 @@ some chunks are saved twice. What is evicted in between may be missing, or saved
 from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import islice
+from operator import attrgetter
 from typing import Final
 
 from router.core.model import WorkerId
@@ -111,21 +112,19 @@ class _Saving:
 
 
 def restore_prefixes(tree: PrefixTree, pieces: Iterable[Prefixes], now: float) -> None:
-    """Insert what was saved, the oldest first, into a tree that holds nothing yet.
+    """Put what was saved into a tree that holds nothing yet.
 
     Raises ValueError where the pieces contradict themselves; the tree is as it was then.
     """
-    paths: list[bytes] = []
+    nodes: list[SavedNode] = []
     touches: list[SavedTouch] = []
     for piece in pieces:
-        for parent, key in piece.nodes:
-            if not ROOT <= parent < len(paths) or not key or len(key) % HASH_BYTES:
+        for node in piece.nodes:
+            if not ROOT <= node.parent < len(nodes) or not node.key or len(node.key) % HASH_BYTES:
                 raise ValueError("a node of the prefix tree is broken")
-            paths.append(key if parent == ROOT else paths[parent] + key)
-        if not all(0 <= touch.node < len(paths) for touch in piece.touches):
+            nodes.append(node)
+        if not all(0 <= touch.node < len(nodes) for touch in piece.touches):
             raise ValueError("a touch of the prefix tree is broken")
         touches += piece.touches
-    touches.reverse()  # of two at the same time the later one comes first there
-    touches.sort(key=lambda touch: -touch.age)
-    for worker, node, age in touches:
-        tree.insert(paths[node], worker, now - max(0.0, age))
+    touches.sort(key=attrgetter("age"))  # of two at the same time the later one was saved first
+    tree.restore(nodes, [(worker, node, now - max(0.0, age)) for worker, node, age in touches])
