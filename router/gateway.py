@@ -140,7 +140,7 @@ class Gateway:
             call = parse(body)
             if (model := self._fleet.aliases.get(call.model)) is None:
                 return body, call
-            known = rename(head, body, model)
+            known = rename(body, call.content_type, model)
             return known, parse(known)
 
         body, call = parse_as_known() if len(body) <= AT_ONCE else await asyncio.to_thread(parse_as_known)

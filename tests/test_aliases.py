@@ -106,3 +106,17 @@ def test_an_alias_is_one_name_of_one_model(aliases: list[str]) -> None:
     """Anything else is refused at the start."""
     with pytest.raises(ValidationError):
         Settings.model_validate({"alias": aliases})
+
+
+async def test_an_alias_counts_whatever_type_the_body_says_to_be_of() -> None:
+    """What is read as JSON is changed as JSON."""
+    body = b'{"model":"gpt","max_tokens":9,"messages":[{"role":"user","content":"Hi"}]}'
+    async with (
+        scripted_engine() as engine,
+        running_router(engine.url, alias=["gpt=m"]) as router,
+        router.post(body, "/v1/messages", content_type="multipart/form-data; boundary=x") as post,
+    ):
+        call = await engine.call()
+        assert (call.json["model"], call.headers["content-type"]) == ("m", "application/json")
+        await call.respond(200, b'{"type":"message"}')
+        assert (await post.response()).status == 200

@@ -2,13 +2,12 @@
 
 import orjson
 
-from router.api.call import Head
 from router.api.json_span import replace_member
 from router.api.multipart import is_form, replace_field
 
 
-def rename(head: Head, body: bytes, model: str) -> bytes:
-    """`body`, which names a model, with this one instead."""
-    if is_form(head.content_type):
-        return replace_field(body, head.content_type, "model", model)
+def rename(body: bytes, content_type: str, model: str) -> bytes:
+    """`body`, which names a model, with this one instead. `content_type`: as it was read, see `Call.content_type`."""
+    if is_form(content_type):
+        return replace_field(body, content_type, "model", model)
     return replace_member(body, "model", orjson.dumps(model))

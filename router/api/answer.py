@@ -15,6 +15,7 @@ import orjson
 from router.api.call import Call
 from router.api.choices import Choices
 from router.api.common_chunk import CommonChunks, Run
+from router.api.error_json import words
 from router.api.record import Record
 from router.api.splice import UsageSplice
 from router.api.usage import UsageTally, read_usage
@@ -329,7 +330,7 @@ def read_error(fields: dict[str, Any]) -> EngineError | None:
     if not isinstance(error, dict):
         return None
     code = error.get("code")
-    return EngineError(str(error.get("message") or ""), code if isinstance(code, int | str) else None)
+    return EngineError(words(error.get("message")), code if isinstance(code, int | str) else None)
 
 
 def _load_text(inside: bytes) -> str:

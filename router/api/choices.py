@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from router.api import render
 from router.api.call import Call
+from router.api.error_json import words
 from router.core.prompt_key import PromptKey
 
 ANSWER_LIMIT: Final = 4 * 2**20
@@ -44,7 +45,7 @@ class Choices:
         """Take one choice object of a chunk or an answer; whether it carries output."""
         reason = fields.get("finish_reason")
         if reason is not None:
-            self.finish_reasons[index] = str(reason)
+            self.finish_reasons[index] = words(reason)
         choice = self._choices.get(index)
         if choice is None:
             choice = self._choices[index] = _Choice()
@@ -88,8 +89,8 @@ class Choices:
             return
         index = fields.get("index")
         call = choice.calls.setdefault(index if isinstance(index, int) else position, _ToolCall())
-        call.id = call.id or str(fields.get("id") or "")
-        call.name = call.name or str(function.get("name") or "")
+        call.id = call.id or words(fields.get("id"))
+        call.name = call.name or words(function.get("name"))
         arguments = function.get("arguments")
         if isinstance(arguments, str):
             self._keep(choice, call.arguments, arguments)

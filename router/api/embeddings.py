@@ -19,7 +19,7 @@ def parse_embeddings(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool
     """One prompt per input; a chat is one. Raises BadRequest."""
     fields = read.load_fields(body)
     model = model_or_any(fields)
-    return plain_call(head, body, fields, _prompts(body, fields, model, hasher), 0)
+    return plain_call(head, body, fields, _prompts(body, fields, model, hasher), 0, user=read.text(fields, "user"))
 
 
 def _prompts(body: bytes, fields: Fields, model: str, hasher: PromptHasher) -> tuple[Prompt, ...]:

@@ -69,6 +69,11 @@ def load(body: bytes) -> dict[str, Any] | None:
     return fields if isinstance(fields, dict) else None
 
 
+def words(value: object) -> str:
+    """A text as it is; none for anything else, which may be nested too deeply to be written."""
+    return value if isinstance(value, str) else ""
+
+
 def _last_event(error: dict[str, Any]) -> bytes:
     return b"data: " + orjson.dumps({"error": error}) + b"\n\ndata: [DONE]\n\n"
 

@@ -4,7 +4,7 @@ from typing import Any, ClassVar, Final
 
 from router.api.answer import EngineError, read_error
 from router.api.call import Call
-from router.api.error_json import load
+from router.api.error_json import load, words
 from router.api.usage import whole_usage
 from router.core.model import Usage
 from router.core.prompt_key import PromptKey
@@ -88,7 +88,7 @@ class EventReader:
         """Take in the answer's last event."""
 
     def _failure(self, fields: dict[str, Any]) -> EngineError:
-        return EngineError(str(fields.get("message") or ""))
+        return EngineError(words(fields.get("message")))
 
     @property
     def complete(self) -> bool:

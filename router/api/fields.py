@@ -78,6 +78,11 @@ def mapping(fields: Fields, name: str) -> Fields | None:
     return value
 
 
+def objects(value: object) -> list[Fields]:
+    """Those of a list; none where it is no list."""
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
 def dump(value: object, param: str) -> bytes:
     """Compact JSON of a parsed value, its members in the client's order."""
     try:

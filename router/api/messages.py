@@ -9,9 +9,11 @@ from router.api import fields as read
 from router.api import render
 from router.api.answer import Answer, EngineError
 from router.api.call import Call, Head
-from router.api.error_json import ErrorShape, load, worker_said
+from router.api.chat_form import before_messages, next_turn
+from router.api.error_json import ErrorShape, load, words, worker_said
 from router.api.event_reader import EventReader
 from router.api.fields import Fields
+from router.api.plain import plain_call
 from router.api.usage import whole_usage
 from router.core.model import Usage
 from router.core.prompt_key import PromptHasher, PromptKey
@@ -37,40 +39,17 @@ def parse_messages(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool =
     metadata = read.mapping(fields, "metadata") or {}
     chat = [*_system(fields.get("system")), *as_chat(fields.get("messages"))]
     prompt = hasher.prompt(render.head("chat", model, _as_chat_fields(fields)) + render.messages(chat))
-    return Call(
-        path=head.path,
-        body=body,
-        model=model,
-        streamed=read.flag(fields, "stream"),
-        prompts=(prompt,),
-        output_limit=read.count(fields, "max_tokens"),
-        user=read.text(metadata, "user_id"),
-        usage_wanted=True,
-        continuous_wanted=True,
-    )
+    limit, user = read.count(fields, "max_tokens"), read.text(metadata, "user_id")
+    return plain_call(head, body, fields, (prompt,), limit, user=user, streamed=read.flag(fields, "stream"))
 
 
 def _as_chat_fields(fields: Fields) -> Fields:
-    """What of the body stands before the first message, under the names that it has in a chat's."""
-    tools = fields.get("tools")
-    named = [
-        {
-            "type": "function",
-            "function": {
-                "name": tool.get("name"),
-                "description": tool.get("description"),
-                "parameters": tool.get("input_schema"),
-            },
-        }
-        for tool in (tools if isinstance(tools, list) else [])
-        if isinstance(tool, dict)
+    """See `before_messages`."""
+    tools = [
+        {"name": tool.get("name"), "description": tool.get("description"), "parameters": tool.get("input_schema")}
+        for tool in read.objects(fields.get("tools"))
     ]
-    effort = fields.get("output_config")
-    return {
-        **{name: fields[name] for name in ("cache_salt", "chat_template_kwargs") if name in fields},
-        "tools": named,
-        "reasoning_effort": effort.get("effort") if isinstance(effort, dict) else None,
-    }
+    return before_messages(fields, tools, fields.get("output_config"))
 
 
 def _system(system: object) -> Iterator[dict[str, Any]]:
@@ -84,14 +63,12 @@ def _system(system: object) -> Iterator[dict[str, Any]]:
 
 def as_chat(messages: object) -> Iterator[dict[str, Any]]:
     """Messages as engines make those of a chat of them: results of tools come before the rest of their message."""
-    for message in messages if isinstance(messages, list) else []:
-        if not isinstance(message, dict):
-            continue
+    for message in read.objects(messages):
         content = message.get("content")
         if not isinstance(content, list):
             yield {"role": message.get("role"), "content": content}
             continue
-        blocks = [block for block in content if isinstance(block, dict)]
+        blocks = read.objects(content)
         results = [block for block in blocks if block.get("type") == "tool_result"]
         yield from (
             {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": block.get("content")}
@@ -188,10 +165,9 @@ def _whole(block: Fields) -> Fields:
 
 
 def _key(call: Call, blocks: list[Fields]) -> PromptKey:
-    (prompt,) = call.prompts
     if any(block.get("type") in THOUGHTS for block in blocks):
-        return prompt.key
-    return prompt.extend(render.messages(as_chat([{"role": "assistant", "content": blocks}])))
+        return call.prompts[0].key
+    return next_turn(call, as_chat([{"role": "assistant", "content": blocks}]))
 
 
 def read_message(call: Call, body: bytes) -> Answer:
@@ -201,16 +177,14 @@ def read_message(call: Call, body: bytes) -> Answer:
         raise WorkerBroke("A worker's answer is not a JSON object.")
     if fields.get("type") == "error":
         return Answer(None, (), failure_of(fields), False)
-    content = fields.get("content")
-    blocks = [block for block in (content if isinstance(content, list) else []) if isinstance(block, dict)]
-    return Answer(whole_usage(fields), (_key(call, blocks),), None, False)
+    return Answer(whole_usage(fields), (_key(call, read.objects(fields.get("content"))),), None, False)
 
 
 def failure_of(fields: dict[str, Any]) -> EngineError:
     """An error object; its code is the status that belongs to its type."""
     error = fields.get("error")
     said = error if isinstance(error, dict) else {}
-    return EngineError(str(said.get("message") or ""), STATUS.get(str(said.get("type")), 500))
+    return EngineError(words(said.get("message")), STATUS.get(words(said.get("type")), 500))
 
 
 def _body(status: int, message: object) -> bytes:

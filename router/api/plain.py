@@ -21,21 +21,32 @@ def model_or_any(fields: Fields) -> str:
     return read.model_name(fields) if fields.get("model") is not None else ""
 
 
-def plain_call(head: Head, body: bytes, fields: Fields, prompts: tuple[Prompt, ...], output: int | None) -> Call:
+def plain_call(
+    head: Head,
+    body: bytes,
+    fields: Fields,
+    prompts: tuple[Prompt, ...],
+    output: int | None,
+    *,
+    user: str | None,
+    streamed: bool = False,
+    extendable: bool = True,
+) -> Call:
     """A call that is forwarded as it came. `output`: the most output tokens; None without a limit.
 
-    Its answer comes whole: engines pass over a `stream` here.
+    Its answer comes whole unless `streamed`: of most such calls engines pass over a `stream`.
     """
     return Call(
         path=head.path,
         body=body,
         model=model_or_any(fields),
-        streamed=False,
+        streamed=streamed,
         prompts=prompts,
         output_limit=output,
-        user=read.text(fields, "user"),
+        user=user,
         usage_wanted=True,
         continuous_wanted=True,
+        extendable=extendable,
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
 from typing import Any, Final
 
-from router.api.fields import Fields, dump
+from router.api.fields import Fields, dump, objects
 
 PROMPT: Final = b"\xff"
 MESSAGE: Final = b"\xfe"
@@ -73,7 +73,7 @@ def _message(pieces: list[bytes], message: Mapping[str, Any]) -> None:
     if reasoning := message.get("reasoning_content") or message.get("reasoning"):
         pieces += (REASONING, _bytes(reasoning))
     _content(pieces, message.get("content"))
-    for call in _items(message.get("tool_calls")):
+    for call in objects(message.get("tool_calls")):
         _tool_call(pieces, call.get("id"), call.get("function") or call.get("custom"))
     if function := message.get("function_call"):
         _tool_call(pieces, None, function)
@@ -96,10 +96,6 @@ def _tool_call(pieces: list[bytes], call_id: object, function: object) -> None:
     called = function if isinstance(function, dict) else {}
     arguments = called.get("arguments", called.get("input"))
     pieces += (TOOL_CALL, _bytes(call_id), NEXT, _bytes(called.get("name")), NEXT, _bytes(arguments))
-
-
-def _items(value: object) -> list[dict[str, Any]]:
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def _bytes(value: object) -> bytes:

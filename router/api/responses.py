@@ -9,10 +9,11 @@ from router.api import fields as read
 from router.api import render
 from router.api.answer import Answer, EngineError, read_error
 from router.api.call import Call, Head
-from router.api.error_json import ErrorShape, error_fields, load, worker_said
+from router.api.chat_form import before_messages, next_turn
+from router.api.error_json import ErrorShape, error_fields, load, words, worker_said
 from router.api.event_reader import EventReader
 from router.api.fields import Fields
-from router.api.plain import model_or_any
+from router.api.plain import model_or_any, plain_call
 from router.api.usage import whole_usage
 from router.core.prompt_key import PromptHasher, PromptKey
 from router.errors import RouterError, WorkerBroke
@@ -28,38 +29,22 @@ def parse_response(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool =
     """Check what the router needs to know and leave the rest to the engine. Raises BadRequest."""
     fields = read.load_fields(body)
     model = model_or_any(fields)
-    instructions, before = fields.get("instructions"), fields.get("previous_response_id")
+    instructions, before = fields.get("instructions"), read.text(fields, "previous_response_id")
     chat = [*([{"role": "system", "content": instructions}] if instructions else []), *as_chat(fields.get("input"))]
     # What stands before is the engine's secret: such a prompt is like others that go on from the same response.
     kind = "chat" if before is None else f"after {before}"
     prompt = hasher.prompt(render.head(kind, model, _as_chat_fields(fields)) + render.messages(chat))
-    return Call(
-        path=head.path,
-        body=body,
-        model=model,
-        streamed=read.flag(fields, "stream"),
-        prompts=(prompt,),
-        output_limit=read.count(fields, "max_output_tokens"),
-        user=read.text(fields, "user"),
-        usage_wanted=True,
-        continuous_wanted=True,
-        extendable=before is None,
-    )
+    limit, user = read.count(fields, "max_output_tokens"), read.text(fields, "user")
+    streamed = read.flag(fields, "stream")
+    return plain_call(head, body, fields, (prompt,), limit, user=user, streamed=streamed, extendable=before is None)
 
 
 def _as_chat_fields(fields: Fields) -> Fields:
-    """What of the body stands before the first message, under the names that it has in a chat's."""
-    tools = fields.get("tools")
-    effort = fields.get("reasoning")
-    return {
-        **{name: fields[name] for name in ("cache_salt", "chat_template_kwargs") if name in fields},
-        "tools": [
-            {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
-            for tool in (tools if isinstance(tools, list) else [])
-            if isinstance(tool, dict)
-        ],
-        "reasoning_effort": effort.get("effort") if isinstance(effort, dict) else None,
-    }
+    """See `before_messages`."""
+    tools = [
+        {name: value for name, value in tool.items() if name != "type"} for tool in read.objects(fields.get("tools"))
+    ]
+    return before_messages(fields, tools, fields.get("reasoning"))
 
 
 def as_chat(items: object) -> Iterator[dict[str, Any]]:
@@ -68,8 +53,8 @@ def as_chat(items: object) -> Iterator[dict[str, Any]]:
         yield {"role": "user", "content": items}
         return
     last: dict[str, Any] | None = None
-    for item in items if isinstance(items, list) else []:
-        if not isinstance(item, dict) or item.get("type") == "reasoning":
+    for item in read.objects(items):
+        if item.get("type") == "reasoning":
             continue
         kind = item.get("type")
         if kind in CALLS and last is not None and last["role"] == "assistant":
@@ -129,12 +114,10 @@ class ResponseReader(EventReader):
 
 
 def _key(call: Call, response: dict[str, Any]) -> PromptKey:
-    (prompt,) = call.prompts
-    output = response.get("output")
-    items = [item for item in (output if isinstance(output, list) else []) if isinstance(item, dict)]
+    items = read.objects(response.get("output"))
     if not call.extendable or any(item.get("type") == "reasoning" for item in items):
-        return prompt.key
-    return prompt.extend(render.messages(as_chat(items)))
+        return call.prompts[0].key
+    return next_turn(call, as_chat(items))
 
 
 def read_response(call: Call, body: bytes) -> Answer:
@@ -153,7 +136,7 @@ def failure_of(fields: dict[str, Any]) -> EngineError:
     error = holder.get("error")
     said = error if isinstance(error, dict) else fields
     code = said.get("code")
-    return EngineError(str(said.get("message") or ""), code if isinstance(code, int) else STATUS.get(str(code), 500))
+    return EngineError(words(said.get("message")), code if isinstance(code, int) else STATUS.get(words(code), 500))
 
 
 def _event(error: dict[str, Any]) -> bytes:

@@ -34,7 +34,7 @@ def parse_scoring(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool = 
         prompts = tuple(hasher.prompt(b"".join([before, query, text])) for query, text in pairs)
     else:
         prompts = (unmatched(len(body) // 4),)
-    return plain_call(head, body, fields, prompts, 0)
+    return plain_call(head, body, fields, prompts, 0, user=read.text(fields, "user"))
 
 
 def _pairs(fields: Fields) -> Iterator[tuple[bytes, bytes]]:

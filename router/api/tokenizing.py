@@ -21,7 +21,8 @@ def parse_tokenizing(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool
     """A call without prompts: it takes no room in a cache. Raises BadRequest."""
     fields = read.load_fields(body)
     tokens = fields.get("tokens")
-    return plain_call(head, body, fields, (unmatched(len(tokens) if isinstance(tokens, list) else 1),), 0)
+    prompt = unmatched(len(tokens) if isinstance(tokens, list) else 1)
+    return plain_call(head, body, fields, (prompt,), 0, user=read.text(fields, "user"))
 
 
 def read_tokenized(call: Call, body: bytes) -> Answer:  # noqa: ARG001 - as all readers
