@@ -19,7 +19,7 @@ from router.identity import Identifier
 from router.tokens import _questions, _texts
 
 from .engine import Target
-from .mutation import Mutator
+from .mutation import Mutator, alike
 from .streams import CALLS, CHAT, COMPLETIONS, STREAMS
 from .streams import NAMES as CHUNK_NAMES
 
@@ -107,7 +107,7 @@ def read_body(data: bytes, random: Random) -> bool:
         fields.pop(name, None)
         asked = sent.pop(name, None)
         assert asked is not None or not call.streamed or name == "return_token_ids"
-    assert sent == fields
+    assert alike(sent, fields)
     assert call.prompts
     assert all(prompt.key.size for prompt in call.prompts)
     assert call.output_limit is None or call.output_limit >= 0
@@ -184,11 +184,11 @@ def change_members(data: bytes, random: Random) -> bool:
     assert (span is None) is (name not in fields)
     if data.count(b'"%b"' % name.encode()) == 1 and b"\\" not in data:
         left = orjson.loads(cut_member(data, name))
-        assert left == {other: fields[other] for other in fields if other != name}
+        assert alike(left, {other: fields[other] for other in fields if other != name})
     if span is not None:
-        assert orjson.loads(replace_member(data, name, b"[1]")) == {**fields, name: [1]}
+        assert alike(orjson.loads(replace_member(data, name, b"[1]")), {**fields, name: [1]})
     else:
-        assert orjson.loads(insert_member(data, name, b"[1]")) == {**fields, name: [1]}
+        assert alike(orjson.loads(insert_member(data, name, b"[1]")), {**fields, name: [1]})
     return True
 
 

@@ -14,6 +14,28 @@ VALUES: Final[Sequence[Any]] = (
 )
 DEEP: Final = 300
 """Levels of what is nested deeply: more than are written, fewer than are read."""
+DEEPEST: Final = b"[" * 1010 + b"]" * 1010
+"""Nearly as deep as is read, and deeper than Python writes or shows."""
+_DEEPEST: Final = "nested as deeply as can be"
+"""Stands for that until it is text."""
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Whether two parsed values are equal, however deep they are."""
+    pairs = [(one, other)]
+    while pairs:
+        one, other = pairs.pop()
+        if type(one) is not type(other) or (isinstance(one, dict | list) and len(one) != len(other)):
+            return False
+        if isinstance(one, list):
+            pairs += zip(one, other, strict=True)
+        elif isinstance(one, dict):
+            if one.keys() != other.keys():
+                return False
+            pairs += [(one[name], other[name]) for name in one]
+        elif one != other:
+            return False
+    return True
 
 
 class Mutator:
@@ -42,7 +64,7 @@ class Mutator:
         """Text of a value, of one spacing or another; what JSON has not is written as Python does."""
         spaced = None if self.random.random() < 0.5 else (",", ":")
         text = json.dumps(value, ensure_ascii=self.random.random() < 0.5, separators=spaced)
-        return text.encode(errors="surrogatepass")
+        return text.encode(errors="surrogatepass").replace(b'"%b"' % _DEEPEST.encode(), DEEPEST)
 
     def cuts(self, data: bytes) -> list[bytes]:
         """The same bytes in a few pieces, some of them empty."""
@@ -55,7 +77,7 @@ class Mutator:
             deep: Any = []
             for _ in range(DEEP):
                 deep = [deep]
-            return deep
+            return self.random.choice((deep, _DEEPEST))
         return self.random.choice(VALUES)
 
     def _changed(self, value: Any) -> Any:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-from . import bodies, reports, states, streams
+from . import bodies, families, reports, states, streams
 from .engine import Target
 
 TARGETS: Final[Mapping[str, Target]] = {
@@ -11,6 +11,7 @@ TARGETS: Final[Mapping[str, Target]] = {
     for target in (
         *(streams.SSE, streams.STREAM, streams.ANSWER),
         *(bodies.BODY, bodies.INTAKE, bodies.MEMBERS, states.STATE, reports.REPORT, reports.EVENTS),
+        *(families.CALL, families.FOLLOWED, families.WHOLE, families.WORDS),
     )
 }
 """By name."""
