@@ -42,7 +42,8 @@ def ramp(first: float, last: float, seconds: float, phase: float = 0.0) -> Itera
         due = number + phase
         if due <= total:
             # The earlier root of first·t + slope·t²/2 = due, in the form that bears a slope of 0.
-            yield 2 * due / (first + sqrt(max(0.0, first**2 + 2 * slope * due))) if due else 0.0
+            root = first + sqrt(max(0.0, first**2 + 2 * slope * due))
+            yield 2 * due / root if root else 0.0
         elif last > 0:
             yield seconds + (due - total) / last
         else:

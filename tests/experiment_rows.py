@@ -1,4 +1,4 @@
-"""Rows of experiments for tests, of one seed and without the processes."""
+"""Rows of experiments for tests, without the processes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -13,16 +13,17 @@ Wanted = Callable[[Mapping[str, str]], bool]
 
 
 @cache
-def rows_of(name: str, wanted: Wanted = lambda _labels: True, *, quick: bool = True) -> Sequence[Row]:
+def rows_of(
+    name: str, wanted: Wanted = lambda _labels: True, *, quick: bool = True, seeds: Sequence[int] = QUICK_SEEDS
+) -> Sequence[Row]:
     """The rows that are wanted, each simulated once for all that ask for the same."""
     experiment = EXPERIMENTS[name]
     cells = [cell for cell in experiment.cells(quick=quick) if wanted(dict(cell.labels))]
-    (seed,) = QUICK_SEEDS
-    figures = [figures_of(Task(experiment, cell, seed)) for cell in cells]
-    return [
-        Row(dict(cell.labels), {name: [value] for name, value in each.items()})
-        for cell, each in zip(cells, figures, strict=True)
-    ]
+    rows = []
+    for cell in cells:
+        figures = [figures_of(Task(experiment, cell, seed)) for seed in seeds]
+        rows.append(Row(dict(cell.labels), {name: [each[name] for each in figures] for name in figures[0]}))
+    return rows
 
 
 def figure(rows: Sequence[Row], measured: str, **labels: str) -> float:

@@ -96,16 +96,27 @@ def test_a_client_is_sparse_only_while_nothing_of_it_is_in_flight() -> None:
 def test_a_client_that_begins_to_wait_goes_before_those_that_have_waited() -> None:
     """Where many have credit and nothing in flight, who comes later need not wait until they have used up theirs.
 
-    Its head start is less than one request here, so that its second is one of all that wait.
+    Its head start is one request here, so that its second is one of all that wait.
     """
-    talk = scene(head_start=4 * CHUNK_TOKENS - 1)
+    talk = scene(head_start=4 * CHUNK_TOKENS + 1)
     ada = [talk.arrive("ada", text) for text in ("abcd", "efgh", "ijkl")]
     bob = [talk.arrive("bob", text) for text in ("mnop", "qrst")]
     for _ in range(2):
-        talk.finish(talk.order[-1])
+        talk.finish(talk.order[-1], output=10)
     light = [talk.arrive("light", text) for text in ("1234", "5678")]
-    talk.serve_all()
+    for _ in range(5):
+        talk.finish(talk.order[-1], output=10)
     assert talk.order == [ada[0], ada[1], bob[0], light[0], ada[2], bob[1], light[1]]
+
+
+def test_a_call_that_costs_more_than_a_head_start_waits_its_turn() -> None:
+    """So long prompts that nothing is cached of do not come before those that are."""
+    talk = scene(head_start=4 * CHUNK_TOKENS + 1)
+    running = talk.arrive("ada", "document one?")
+    warm, cold = talk.arrive("ada", "document or two?"), talk.arrive("bob", "something else")
+    short = talk.arrive("cyd", "what")
+    talk.serve_all()
+    assert talk.order == [running, short, warm, cold]
 
 
 def test_a_client_without_credit_waits_for_one_that_has_some() -> None:

@@ -44,16 +44,21 @@ class Contest(RuleBasedStateMachine):
             fresh, sparse
         ]
 
-    @rule(client=clients, model=st.sampled_from(MODELS), quantum=st.sampled_from([10, 10, 10, 25]))
-    def wait(self, client: ClientId, model: str, quantum: int) -> None:
+    @rule(
+        client=clients,
+        model=st.sampled_from(MODELS),
+        quantum=st.sampled_from([10, 10, 10, 25]),
+        cost=st.integers(0, 60),
+    )
+    def wait(self, client: ClientId, model: str, quantum: int, cost: int) -> None:
         self.requests += 1
         request = Request(RequestId(f"r{self.requests}"), client, model, ())
         self.credit.setdefault(client, quantum)
         self.quantum[client] = quantum
         if not any(other.client == client for other in self.waiting):
-            self.head_start[client] = HEAD_START * quantum
+            self.head_start[client] = HEAD_START * quantum if cost < HEAD_START * quantum else 0
         self.waiting.append(request)
-        self.standings.wait(request, quantum)
+        self.standings.wait(request, quantum, cost)
         self.heard.setdefault(client, self.standings.of(client))
 
     @precondition(lambda self: self.waiting)

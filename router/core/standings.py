@@ -2,7 +2,8 @@
 
 "Locality-aware Fair Scheduling in LLM Serving", Algorithm 1, CHECKREFILL and line 13, for one queue or for a pool. A
 client with credit may go. The theorem leaves the order among those free, and two things decide it before the longest
-match does. First those go that are *fresh*: since they began to wait, they were not charged more than a head start.
+match does. First those go that are *fresh*: what they began to wait with costs no more than a head start, and they were
+not charged more than that since.
 Among these, and then among the rest, those go first that are *sparse*: they have nothing in flight (in a pool, less
 than one request for each worker). Else a client that seldom asks for anything would wait until the long matches of a
 heavy one have used up a quantum, and before many heavy ones with little in flight each, until all of them have.
@@ -80,8 +81,10 @@ class Standings:
         for client in self._credited:
             self._tell(client)
 
-    def wait(self, request: Request, quantum: float) -> None:
+    def wait(self, request: Request, quantum: float, cost: float = 0.0) -> None:
         """One more request waits; its client has this quantum times its weight, and the first time as much credit.
+
+        `cost`: what its input would cost now, in cost units. A client is not fresh if that is more than a head start.
 
         In a group, it has no more than its part of what that has when it begins to wait or to have something in flight.
         """
@@ -89,8 +92,9 @@ class Standings:
         reweighted = self._deficits.meet(request, quantum, active=self._is_active(client))
         if reweighted and client in self._waiting and client not in self._credited:
             self._expect(client)
-        if self._head_start and client not in self._waiting:
-            self._fresh[client] = self._head_start * self._deficits.quantum(client)
+        head_start = self._head_start * self._deficits.quantum(client)
+        if head_start > cost and client not in self._waiting:
+            self._fresh[client] = head_start
         models = self._waiting.setdefault(client, {})
         self._restored = self._restored and len(self._waiting) == 1
         models[request.model] = models.get(request.model, 0) + 1

@@ -10,7 +10,7 @@ using an idle machine takes nothing from anybody.
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from router.core.accounts import Charge
+from router.core.accounts import Charge, Tokens
 from router.core.longest_match import LongestMatchQueue
 from router.core.model import ClientId, Request, RequestId, WorkerId
 from router.core.policy import Fits, Order, Surroundings, Turn
@@ -27,7 +27,8 @@ class DlpmParameters:
     sparse_first: bool = True
     """Among clients with credit, those with nothing in flight at the worker go before the longest match."""
     head_start: float = 2_000.0
-    """For how much, in cost units, a client that begins to wait goes before those with credit that waited already."""
+    """For how much, in cost units, a client that begins to wait goes before those with credit that waited already; not
+    if the input that it begins with costs more. 0: never."""
     patience: int = 32
     """How many may go in the turn of a request that does not fit its worker's window; then room is kept for it."""
     oldest_every: int = 16
@@ -77,7 +78,7 @@ class Dlpm(Order):
         """See `Order`."""
         if not self._queue and not self._unstarted:
             self._standings.begin_anew()
-        self._standings.wait(request, self._parameters.quantum)
+        self._standings.wait(request, self._parameters.quantum, self._input_cost(request))
         self._queue.push(request)
 
     def remove(self, request: RequestId) -> Request:
@@ -145,6 +146,10 @@ class Dlpm(Order):
     def gap_quantum(cls, surroundings: Surroundings) -> float | None:
         """See `Properties`."""
         return surroundings.parameters.of(DlpmParameters).quantum
+
+    def _input_cost(self, request: Request) -> float:
+        cached = self._view.match(request).get(self._worker, 0)
+        return self._cost(Tokens(self._view.input_tokens(request) - cached, cached, 0))
 
     def _restand(self, client: ClientId) -> None:
         self._queue.stand(client)

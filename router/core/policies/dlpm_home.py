@@ -15,7 +15,7 @@ from functools import partial
 from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
-from router.core.accounts import Charge
+from router.core.accounts import Charge, Tokens
 from router.core.longest_match import LongestMatchQueue, longest
 from router.core.model import ClientId, Deficit, Request, RequestId, WorkerId
 from router.core.policy import Choice, Policy, Properties, Surroundings
@@ -49,7 +49,8 @@ class DlpmHomeParameters:
     """Among clients with credit, those with fewer requests in flight than there are workers go before the longest
     match: each might have nothing at the worker that has room."""
     head_start: float = 2_000.0
-    """For how much, in cost units, a client that begins to wait goes before those with credit that waited already."""
+    """For how much, in cost units, a client that begins to wait goes before those with credit that waited already; not
+    if the input that it begins with costs more. 0: never."""
     patience: int = 32
     """How many may go in the turn of a request that does not fit a worker's window; then room is kept for it."""
     oldest_every: int = 16
@@ -144,7 +145,7 @@ class DlpmHome(Policy):
         """See `Policy`."""
         if not self._waiting and not any(site.unstarted for site in self._sites.values()):
             self._standings.begin_anew()
-        self._standings.wait(request, self._parameters.quantum)
+        self._standings.wait(request, self._parameters.quantum, self._input_cost(request))
         size = sum([prompt.size for prompt in request.prompts])
         chunk_tokens = self._view.input_tokens(request) * CHUNK_BYTES / max(size, 1)
         waiting = self._waiting[request.id] = Waiting(request, self._arrivals, now, chunk_tokens)
@@ -270,6 +271,11 @@ class DlpmHome(Policy):
 
     def _let_sparse_go_first(self) -> None:
         self._standings.let_go_first(len(self._sites) if self._parameters.sparse_first else 0)
+
+    def _input_cost(self, request: Request) -> float:
+        """Where most of it is cached."""
+        cached = max(self._view.match(request).values(), default=0)
+        return self._cost(Tokens(self._view.input_tokens(request) - cached, cached, 0))
 
     def _restand(self, client: ClientId) -> None:
         for site in self._sites.values():
