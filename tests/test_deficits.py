@@ -102,7 +102,7 @@ def test_debts_shrink_in_absence() -> None:
 
 def test_whoever_asks_for_less_than_its_share_begins_each_round_with_a_whole_quantum() -> None:
     """Or one that uses half of it would be without credit in the middle of every second round."""
-    table = table_of()
+    table = table_of({"waits": (-20, 100), "used half": (50, 100), "was given more": (300, 100)})
     table.refill(["waits"])
     assert [table.credit(key) for key in table] == [80, 100, 300]
 
