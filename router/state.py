@@ -23,7 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 from router.atomic_file import replace_file
 from router.background import Background
 from router.by_name import JSON, ByName
-from router.core.saved import Counters, Piece, Prefixes
+from router.core.saved import Counters, Groups, Piece, Prefixes
 from router.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -135,7 +135,7 @@ def usable(state: State, policy: str, secret: bytes) -> Iterator[Piece]:
     """What of a state has a meaning under this policy and this hash secret: the ledger always has."""
     for piece in state.pieces:
         match piece:
-            case Counters() if state.header.policy != policy:
+            case Counters() | Groups() if state.header.policy != policy:
                 continue
             case Prefixes() if state.header.hash_secret != secret.hex():
                 continue

@@ -10,19 +10,31 @@ from scenario import MODEL, ONE_AT_A_TIME, Scene, key
 from test_prefix_tree import A, B, C, chain
 
 from router.core.accounts import Tokens
-from router.core.model import CacheReport, ClientId, Deficit, RequestId, WorkerId, WorkerReported
+from router.core.model import CacheReport, ClientId, Deficit, GroupId, RequestId, WorkerId, WorkerReported
 from router.core.model import Request as CoreRequest
 from router.core.policies import POLICIES
 from router.core.policies.dlpm import DlpmParameters
 from router.core.policies.dlpm_home import DlpmHomeParameters
 from router.core.policy import Parameters
 from router.core.prefix_tree import PrefixTree
-from router.core.saved import Clients, Counters, Piece, Prefixes, SavedClient, SavedCounter, SavedNode, SavedTouch
+from router.core.saved import (
+    Clients,
+    Counters,
+    Groups,
+    Piece,
+    Prefixes,
+    SavedClient,
+    SavedCounter,
+    SavedGroup,
+    SavedNode,
+    SavedTouch,
+)
 from router.core.saved_prefixes import restore_prefixes, saved_prefixes
 from router.core.scheduler import Scheduler, SchedulerSettings
 from router.core.snapshot import restore, snapshot
 
 CLIENTS = ("ann", "bob", "cy")
+GROUPS = {"bob": "g", "cy": "g"}
 FAIR = ("dlpm_home", "d2lpm", "vtc", "lcf")
 SMALL = (DlpmParameters(quantum=70.0), DlpmHomeParameters(quantum=70.0, worker_quantum=110.0))
 
@@ -55,7 +67,7 @@ def scene_of(policy: str, history: list[tuple[str, str, int]]) -> Scene:
     scene = Scene(policy, *SMALL, workers=("w1", "w2"), settings=ONE_AT_A_TIME)
     for client, prompt, output in history:
         scene.now += 1.0
-        request = scene.arrive(client, prompt, limit=output)
+        request = scene.arrive(client, prompt, limit=output, group=GROUPS.get(client))
         if len(scene.dispatched) % 2 and request in scene.dispatched:
             scene.serve(request, output)
     return scene
@@ -63,7 +75,7 @@ def scene_of(policy: str, history: list[tuple[str, str, int]]) -> Scene:
 
 def counted(pieces: Iterable[Piece]) -> list[Piece]:
     """All but the prefixes, which may come in another order of workers."""
-    return [piece for piece in pieces if isinstance(piece, Clients | Counters)]
+    return [piece for piece in pieces if isinstance(piece, Clients | Counters | Groups)]
 
 
 def restored(policy: str, pieces: list[Piece], now: float, *workers: str) -> Scene:
@@ -161,7 +173,7 @@ def test_a_snapshot_changes_nothing(policy: str, history: list[tuple[str, str, i
     for client, prompt, output in history:
         watched.now += 1.0
         list(snapshot(watched.scheduler, watched.now))
-        request = watched.arrive(client, prompt, limit=output)
+        request = watched.arrive(client, prompt, limit=output, group=GROUPS.get(client))
         if len(watched.dispatched) % 2 and request in watched.dispatched:
             watched.serve(request, output)
     assert watched.dispatched == plain.dispatched
@@ -181,6 +193,37 @@ def test_debts_hold_until_clients_contend_again(policy: str) -> None:
     assert len(running) == 3
     scene.arrive("bob", "x")
     assert scene.deficit("ann").order == 70.0
+
+
+@pytest.mark.parametrize("policy", ["dlpm_home", "d2lpm"])
+def test_a_groups_debt_holds_as_long(policy: str) -> None:
+    """Also where none of its members is remembered."""
+    rows = (SavedGroup(GroupId("g"), None if policy == "dlpm_home" else WorkerId("w1"), -500.0, 70.0),)
+    scene = restored(policy, [Groups(rows)], 0.0, "w1")
+    scene.start(scene.arrive("bob", "x"))
+    scene.arrive("eve", "x", group="g")
+    assert scene.deficit("eve").order == -500.0
+
+
+@pytest.mark.parametrize("policy", FAIR)
+def test_a_group_comes_to_nothing_new_by_a_restart(policy: str) -> None:
+    """Its debt is its own, and not only that of the members that made it: a new one does not go before others."""
+    scene = Scene(policy, *SMALL, workers=("w1",), settings=ONE_AT_A_TIME)
+    scene.arrive("dan", "x")
+    for number in range(4):
+        scene.arrive(f"member{number}", "xyxy", limit=90, group="g")
+        scene.arrive("bob", "y")
+    for _ in range(9):
+        (running,) = scene.scheduler.cluster[WorkerId("w1")].running
+        scene.serve(running, 90 if running.startswith("member") else 0)
+    saved = [piece for piece in snapshot(scene.scheduler, scene.now) if isinstance(piece, Groups)]
+    assert [row.group for piece in saved for row in piece.rows] == ["g"]
+    copy = restored(policy, list(snapshot(scene.scheduler, scene.now)), scene.now, "w1")
+    first = copy.arrive("dan", "x")
+    known, stranger, again = copy.arrive("bob", "y"), copy.arrive("eve", "xyxy", group="g"), copy.arrive("bob", "y")
+    for request in (first, known, again):
+        copy.serve(request)
+    assert copy.order == [first, known, again, stranger]
 
 
 def test_a_worker_that_began_anew_meanwhile_holds_nothing() -> None:
@@ -203,6 +246,8 @@ def test_a_worker_that_began_anew_meanwhile_holds_nothing() -> None:
         Clients((SavedClient(ClientId("a"), 1.0, Tokens(-1)),)),
         Counters("order", (SavedCounter(ClientId("a"), None, float("nan"), 1.0),)),
         Counters("placement", (SavedCounter(ClientId("a"), A, 1.0, -1.0),)),
+        Groups((SavedGroup(GroupId("g"), A, float("inf"), 1.0),)),
+        Groups((SavedGroup(GroupId("g"), A, 1.0, 0.0),)),
         Prefixes((SavedNode(0, b"12345678"),), ()),
         Prefixes((SavedNode(-1, b"1234567"),), ()),
         Prefixes((SavedNode(-1, b""),), ()),

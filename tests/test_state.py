@@ -16,15 +16,17 @@ from scripted_engine import scripted_engine
 
 from router.app import begin
 from router.core.accounts import Tokens
-from router.core.model import CacheReport, ClientId, WorkerId
+from router.core.model import CacheReport, ClientId, GroupId, WorkerId
 from router.core.saved import (
     Cache,
     Clients,
     Counters,
+    Groups,
     Piece,
     Prefixes,
     SavedClient,
     SavedCounter,
+    SavedGroup,
     SavedNode,
     SavedTouch,
 )
@@ -38,6 +40,7 @@ PIECES: list[Piece] = [
     Clients((SavedClient(ClientId("user-ä"), 2.0, Tokens(1, 2, 3)),)),
     Counters("placement", (SavedCounter(ClientId("a"), W, -1.5, 10.0),)),
     Counters("order", (SavedCounter(ClientId("a"), None, 0.1, 10.0),)),
+    Groups((SavedGroup(GroupId("g"), W, -7.5, 10.0),)),
     Cache(W, "m", CacheReport(born=1.0)),
     Prefixes((SavedNode(-1, b"\x00\xff345678"),), (SavedTouch(W, 0, 2.5),)),
 ]

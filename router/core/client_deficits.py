@@ -9,6 +9,7 @@ with credit. So a group has a counter besides, as if it was one client of its we
 active has no more than its part of that.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf, nextafter
 
@@ -97,6 +98,19 @@ class ClientDeficits(DeficitTable[ClientId]):
         if counter is not None and counter.group is not None:
             whole = self._paces[counter.group].whole
             whole.credit = self._catch_up(whole) - cost
+
+    def saved_groups(self) -> Iterator[tuple[GroupId, float, float]]:
+        """Each group with what it has as one client, and with its quantum, for `restore_group`; changes nothing.
+
+        Clocks are not saved: a counter is given what its group's clock moves from the time at which it begins or is
+        restored, so that clocks which begin at 0 tell the same.
+        """
+        for group, pace in list(self._paces.items()):
+            yield group, self._look(pace.whole), pace.whole.quantum
+
+    def restore_group(self, group: GroupId, credit: float, quantum: float) -> None:
+        """Begin with this of a group, so that names which nobody has seen before pay its debt as they did."""
+        self._paces[group] = Pace(0.0, Counter(credit, quantum, self.rounds, self._beginning))
 
     def _meet_group(self, group: GroupId, quantum: float) -> None:
         pace = self._paces.get(group)

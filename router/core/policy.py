@@ -12,9 +12,9 @@ from typing import ClassVar, NamedTuple, Protocol, TypeVar
 
 from router.core.accounts import Charge, LinearCost
 from router.core.backlog import Backlog
-from router.core.model import ClientId, Deficit, PassedOver, Request, RequestId, WorkerId
+from router.core.model import ClientId, Deficit, GroupId, PassedOver, Request, RequestId, WorkerId
 from router.core.recent_clients import DEBTORS
-from router.core.saved import Counters, SavedCounter
+from router.core.saved import Counters, Groups, SavedCounter
 from router.core.shares import Shares
 
 P = TypeVar("P")
@@ -205,11 +205,11 @@ class Policy(Protocol):
         """A client that has nothing under way is to be remembered for what it owes alone."""
         return
 
-    def saved(self) -> Iterator[Counters]:
+    def saved(self) -> Iterator[Counters | Groups]:
         """All counters, as each piece is when it is asked for; changes nothing."""
         return iter(())
 
-    def restore(self, counters: Counters) -> None:  # noqa: ARG002 - some keep none
+    def restore(self, counters: Counters | Groups) -> None:  # noqa: ARG002 - some keep none
         """Begin with these; asked before anything else, with what `saved` gave."""
         return
 
@@ -323,6 +323,14 @@ class Order(Protocol):
 
     def restore(self, client: ClientId, value: float, scale: float) -> None:  # noqa: ARG002 - some keep none
         """Begin one with this; asked in the order in which they were saved."""
+        return
+
+    def saved_groups(self) -> Iterator[tuple[GroupId, float, float]]:
+        """The same of groups, where the order counts what they have as if each was one client."""
+        return iter(())
+
+    def restore_group(self, group: GroupId, value: float, scale: float) -> None:  # noqa: ARG002 - some keep none
+        """Begin one of these."""
         return
 
     @classmethod

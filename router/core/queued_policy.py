@@ -7,7 +7,7 @@ from typing import NamedTuple
 from router.core.accounts import Charge
 from router.core.model import ClientId, Deficit, Request, RequestId, WorkerId
 from router.core.policy import Candidate, Choice, Order, Placed, Placement, Policy, Properties, Surroundings
-from router.core.saved import Counters, SavedCounter, in_rows
+from router.core.saved import Counters, Groups, SavedCounter, SavedGroup, in_rows
 
 
 class Ticket(NamedTuple):
@@ -236,7 +236,7 @@ class QueuedPolicy(Policy):
         for order in self._orders.values():
             order.forget(client)
 
-    def saved(self) -> Iterator[Counters]:
+    def saved(self) -> Iterator[Counters | Groups]:
         """See `Policy`."""
         for rows in in_rows(self._placement.saved()):
             yield Counters("placement", rows)
@@ -244,15 +244,21 @@ class QueuedPolicy(Policy):
             counters = (SavedCounter(client, worker, value, scale) for client, value, scale in order.saved())
             for rows in in_rows(counters):
                 yield Counters("order", rows)
+            groups = (SavedGroup(group, worker, value, scale) for group, value, scale in order.saved_groups())
+            yield from map(Groups, in_rows(groups))
 
-    def restore(self, counters: Counters) -> None:
+    def restore(self, counters: Counters | Groups) -> None:
         """See `Policy`. Orders of workers that do not come are kept like those of workers that left."""
-        if counters.kind == "placement":
+        if isinstance(counters, Groups):
+            for group, worker, value, scale in counters.rows:
+                if worker is not None:
+                    self._order_of(worker).restore_group(group, value, scale)
+        elif counters.kind == "placement":
             self._placement.restore(counters.rows)
-            return
-        for client, worker, value, scale in counters.rows:
-            if worker is not None:
-                self._order_of(worker).restore(client, value, scale)
+        else:
+            for client, worker, value, scale in counters.rows:
+                if worker is not None:
+                    self._order_of(worker).restore(client, value, scale)
 
     def _candidates(self, request: Request) -> list[Candidate]:
         if not self._tickets:

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Final, Literal, NamedTuple, TypeVar
 
 from router.core.accounts import Tokens
-from router.core.model import CacheReport, ClientId, WorkerId
+from router.core.model import CacheReport, ClientId, GroupId, WorkerId
 
 Row = TypeVar("Row")
 
@@ -37,6 +37,15 @@ class SavedCounter(NamedTuple):
     """In cost units."""
     scale: float
     """A deficit counter's quantum in cost units; for VTC the client's weight."""
+
+
+class SavedGroup(NamedTuple):
+    """What a group has as if it was one client; see `SavedCounter`."""
+
+    group: GroupId
+    worker: WorkerId | None
+    value: float
+    scale: float
 
 
 class SavedNode(NamedTuple):
@@ -73,6 +82,13 @@ class Counters:
 
 
 @dataclass(frozen=True, slots=True)
+class Groups:
+    """Of the policy's order."""
+
+    rows: tuple[SavedGroup, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Prefixes:
     """Of the prefix tree: the most recent first."""
 
@@ -90,7 +106,7 @@ class Cache:
     """The last; if the next counts from less, the worker has begun anew meanwhile, and holds nothing."""
 
 
-Piece = Clients | Counters | Prefixes | Cache
+Piece = Clients | Counters | Groups | Prefixes | Cache
 
 
 def in_rows(rows: Iterable[Row]) -> Iterator[tuple[Row, ...]]:

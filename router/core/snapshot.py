@@ -9,7 +9,7 @@ from math import isfinite
 from typing import Final
 
 from router.core.accounts import NOTHING
-from router.core.saved import Cache, Clients, Counters, Piece, Prefixes, SavedClient, in_rows
+from router.core.saved import Cache, Clients, Counters, Groups, Piece, Prefixes, SavedClient, in_rows
 from router.core.saved_prefixes import restore_prefixes, saved_prefixes
 from router.core.scheduler import Scheduler
 
@@ -51,7 +51,7 @@ def restore(scheduler: Scheduler, pieces: Iterable[Piece], now: float) -> None:
                     scheduler.meet(client, weight)
                     if served != NOTHING:
                         scheduler.accounts.restore(client, served)
-            case Counters():
+            case Counters() | Groups():
                 scheduler.policy.restore(piece)
             case Cache(worker, model, report):
                 cache = scheduler.mirror.cache(worker)
@@ -63,7 +63,9 @@ def _check(pieces: Iterable[Piece]) -> None:
         match piece:
             case Clients(rows) if not all(_is_scale(row.weight) and min(row.served) >= 0 for row in rows):
                 raise ValueError("the service of a client is broken")
-            case Counters(_, rows) if not all(isfinite(row.value) and _is_scale(row.scale) for row in rows):
+            case Counters(rows=rows) | Groups(rows) if not all(
+                isfinite(row.value) and _is_scale(row.scale) for row in rows
+            ):
                 raise ValueError("a counter is broken")
             case Prefixes(_, touches) if not all(isfinite(touch.age) for touch in touches):
                 raise ValueError("the age of a prefix is broken")

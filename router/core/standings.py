@@ -14,7 +14,7 @@ from typing import Final
 
 from router.core.client_deficits import ClientDeficits
 from router.core.dues import Dues
-from router.core.model import ClientId, Request, RequestId
+from router.core.model import ClientId, GroupId, Request, RequestId
 from router.core.recent_clients import DEBTORS
 from router.core.shares import Shares
 
@@ -182,6 +182,15 @@ class Standings:
         about whether there were others before the restart.
         """
         self._deficits.restore(client, credit, quantum)
+        self._restored = True
+
+    def saved_groups(self) -> Iterator[tuple[GroupId, float, float]]:
+        """Each group's; see `ClientDeficits.saved_groups`."""
+        return self._deficits.saved_groups()
+
+    def restore_group(self, group: GroupId, credit: float, quantum: float) -> None:
+        """Begin with this of a group; it holds as long as that of clients does."""
+        self._deficits.restore_group(group, credit, quantum)
         self._restored = True
 
     def _refill_for(self, client: ClientId) -> None:

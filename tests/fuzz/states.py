@@ -6,17 +6,19 @@ from random import Random
 from typing import Any, Final
 
 from router.core.accounts import Tokens
-from router.core.model import CacheReport, ClientId, WorkerId
+from router.core.model import CacheReport, ClientId, GroupId, WorkerId
 from router.core.policies import POLICIES
 from router.core.policy import Parameters
 from router.core.saved import (
     Cache,
     Clients,
     Counters,
+    Groups,
     Piece,
     Prefixes,
     SavedClient,
     SavedCounter,
+    SavedGroup,
     SavedNode,
     SavedTouch,
 )
@@ -34,6 +36,7 @@ PIECES: Final[tuple[Piece, ...]] = (
     Clients(tuple(SavedClient(ClientId(name), 2.0, Tokens(100, 20, 3)) for name in CLIENTS)),
     Counters("placement", (SavedCounter(ClientId("user-a"), W, -1.5, 10.0),)),
     Counters("order", tuple(SavedCounter(ClientId(name), None, 0.1, 10.0) for name in CLIENTS)),
+    Groups((SavedGroup(GroupId("g"), None, -7.5, 10.0), SavedGroup(GroupId("h"), W, 7.5, 10.0))),
     Cache(W, "m", CacheReport(born=1.0, computed_tokens=100.0, block_tokens=16)),
     Prefixes(
         (SavedNode(-1, b"\x00\xff345678" * 2), SavedNode(0, b"abcdefgh"), SavedNode(0, b"ABCDEFGH")),

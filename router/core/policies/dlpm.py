@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from router.core.accounts import Charge, Tokens
 from router.core.longest_match import LongestMatchQueue
-from router.core.model import ClientId, Request, RequestId, WorkerId
+from router.core.model import ClientId, GroupId, Request, RequestId, WorkerId
 from router.core.policy import Fits, Order, Surroundings, Turn
 from router.core.standings import Standings
 from router.core.unstarted import Unstarted
@@ -141,6 +141,14 @@ class Dlpm(Order):
     def restore(self, client: ClientId, value: float, scale: float) -> None:
         """See `Order`."""
         self._standings.restore(client, value, scale)
+
+    def saved_groups(self) -> Iterator[tuple[GroupId, float, float]]:
+        """See `Order`."""
+        return self._standings.saved_groups()
+
+    def restore_group(self, group: GroupId, value: float, scale: float) -> None:
+        """See `Order`."""
+        self._standings.restore_group(group, value, scale)
 
     @classmethod
     def gap_quantum(cls, surroundings: Surroundings) -> float | None:

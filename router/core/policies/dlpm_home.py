@@ -20,7 +20,7 @@ from router.core.longest_match import LongestMatchQueue, longest
 from router.core.model import ClientId, Deficit, Request, RequestId, WorkerId
 from router.core.policy import Choice, Policy, Properties, Surroundings
 from router.core.prompt_key import CHUNK_BYTES
-from router.core.saved import Counters, SavedCounter, in_rows
+from router.core.saved import Counters, Groups, SavedCounter, SavedGroup, in_rows
 from router.core.standings import Standings
 from router.core.unstarted import Unstarted
 from router.core.worker_credits import WorkerCredits
@@ -250,20 +250,25 @@ class DlpmHome(Policy):
         self._standings.forget(client)
         self._credits.forget(client)
 
-    def saved(self) -> Iterator[Counters]:
+    def saved(self) -> Iterator[Counters | Groups]:
         """See `Policy`."""
         for rows in in_rows(self._credits.saved()):
             yield Counters("placement", rows)
         for rows in in_rows(SavedCounter(client, None, *counter) for client, *counter in self._standings.saved()):
             yield Counters("order", rows)
+        groups = (SavedGroup(group, None, *counter) for group, *counter in self._standings.saved_groups())
+        yield from map(Groups, in_rows(groups))
 
-    def restore(self, counters: Counters) -> None:
+    def restore(self, counters: Counters | Groups) -> None:
         """See `Policy`."""
-        if counters.kind == "placement":
+        if isinstance(counters, Groups):
+            for group, _, credit, quantum in counters.rows:
+                self._standings.restore_group(group, credit, quantum)
+        elif counters.kind == "placement":
             self._credits.restore(counters.rows)
-            return
-        for client, _, credit, quantum in counters.rows:
-            self._standings.restore(client, credit, quantum)
+        else:
+            for client, _, credit, quantum in counters.rows:
+                self._standings.restore(client, credit, quantum)
 
     def _new_queue(self, matched: Callable[[Request], int]) -> LongestMatchQueue:
         standing, parameters = self._standings.of_waiting, self._parameters

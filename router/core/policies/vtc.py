@@ -174,6 +174,15 @@ class VirtualCounters:
         self._debtors.keep(client)
         self._last_left = client
 
+    def saved_groups(self) -> Iterator[tuple[GroupId, float, float]]:
+        """Each group's counter and weight."""
+        for group, whole in list(self._wholes.items()):
+            yield group, whole.value, whole.weight
+
+    def restore_group(self, group: GroupId, value: float, weight: float) -> None:
+        """Begin with this counter of a group."""
+        self._wholes[group] = Whole(value, weight)
+
     def _rank(self, rank: Rank) -> None:
         self._ranks[rank.client] = rank
         if len(self._heap) > 2 * len(self._ranks):
@@ -267,6 +276,14 @@ class Vtc(Order):
     def restore(self, client: ClientId, value: float, scale: float) -> None:
         """See `Order`."""
         self._counters.restore(client, value, scale)
+
+    def saved_groups(self) -> Iterator[tuple[GroupId, float, float]]:
+        """See `Order`."""
+        return self._counters.saved_groups()
+
+    def restore_group(self, group: GroupId, value: float, scale: float) -> None:
+        """See `Order`."""
+        self._counters.restore_group(group, value, scale)
 
     def credit(self, client: ClientId) -> float | None:
         """-c_i, in cost units per weight: never above zero, only differences count. None for a client never seen."""
