@@ -147,6 +147,7 @@ MEMBERS: Final = (
     missing("no `prompt`", text(prompt=None), "prompt", "a prompt"),
     missing("`messages` in place of `prompt`", post(GOOD, path=COMPLETIONS), "prompt", "a prompt"),
     wrong_value("no prompt in `prompt`", text(prompt=[]), "prompt", "must not be empty"),
+    wrong_value("1025 prompts", text(prompt=["a"] * 1025), "prompt", "must not have more than 1024 items"),
     wrong_type("`prompt` 7", text(prompt=7), "prompt", PROMPT),
     wrong_type("`prompt` of an id and a text", text(prompt=[1, "a"]), "prompt", PROMPT),
     wrong_type("`prompt` of a text and an id", text(prompt=["a", 1]), "prompt", PROMPT),

@@ -90,6 +90,22 @@ def test_the_answers_key_is_that_of_the_next_turn() -> None:
     assert len(key.hashes) >= len(call.prompts[0].key.hashes)
 
 
+def test_a_long_answer_is_put_together_as_it_comes() -> None:
+    """Its key is that of the same message in one piece, wherever it was read so far; to ask for it changes nothing."""
+    call = parse([HELLO])
+    reader = MessageReader(call)
+    reader.feed(event("content_block_start", index=0, content_block={"type": "text", "text": "It "}))
+    said = "It "
+    for number in range(200):
+        reader.feed(event("content_block_delta", index=0, delta={"type": "text_delta", "text": f"{number} "}))
+        said += f"{number} "
+        if number % 50 == 0:
+            content = [{"type": "text", "text": said}]
+            assert reader.answers() == read_message(call, orjson.dumps({"content": content})).answers
+    assert reader.answers() == read_message(call, orjson.dumps({"content": [{"type": "text", "text": said}]})).answers
+    assert len(reader._unread) < 64
+
+
 def test_thoughts_are_left_out_of_the_next_turn_and_so_is_their_answer() -> None:
     """The key is the prompt's alone."""
     call = parse([HELLO])

@@ -21,6 +21,14 @@ def test_a_field_is_replaced_and_nothing_else() -> None:
     assert replace_field(FORM, TYPE, "file", "other") == FORM
 
 
+def test_a_field_is_replaced_wherever_it_is() -> None:
+    """Engines differ in which one counts."""
+    field = b'--x\r\ncontent-disposition: form-data; name="model"\r\n\r\n%b\r\n'
+    form = field % b"a" + field.replace(b"model", b"user") % b"a" + field % b"" + b"--x--\r\n"
+    told = field % b"new" + field.replace(b"model", b"user") % b"a" + field % b"new" + b"--x--\r\n"
+    assert replace_field(form, "multipart/form-data; boundary=x", "model", "new") == told
+
+
 def test_what_is_no_form_has_no_fields() -> None:
     """No boundary, a boundary that is not there, a part without an end: nothing, and no error."""
     assert not is_form("application/json")

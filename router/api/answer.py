@@ -112,7 +112,7 @@ class StreamReader:
         if data == b"[DONE]":
             self._done = True
             return True
-        chunk = next(iter(_load_all([data])), None)
+        chunk = next(iter(load_all([data])), None)
         if chunk is None or not _is_chunk(chunk):
             self._broken = True
             return False
@@ -201,7 +201,7 @@ class StreamReader:
     def _read_common(self, runs: list[Run]) -> None:
         """Common chunks in a row: their text, and the usage of the last, which counts for all of them."""
         if self.head is None:
-            for chunk in _load_all(plain_data(runs[0].seen) or []):
+            for chunk in load_all(plain_data(runs[0].seen) or []):
                 self._begin(chunk)
         self.started = True
         text = _load_text(b"".join([run.text for run in runs]))
@@ -209,7 +209,7 @@ class StreamReader:
         self._choices.add_text(0, text, reasons[-1] if reasons else None)
         for run in runs:
             self._record.add(run.ids, run.silent_ids)
-        for usage in _load_all([runs[-1].usage]):
+        for usage in load_all([runs[-1].usage]):
             self._tally.chunk(0, usage, has_output=bool(text))
 
     def _read_chunks(self, chunks: list[dict[str, Any]]) -> None:
@@ -342,7 +342,7 @@ def _load_text(inside: bytes) -> str:
     return text
 
 
-def _load_all(data: list[bytes]) -> Iterable[dict[str, Any]]:
+def load_all(data: list[bytes]) -> Iterable[dict[str, Any]]:
     """Parse these, in one call where all of them are JSON; what is no JSON object is passed over."""
     try:
         chunks = orjson.loads(b"[%b]" % b",".join(data))

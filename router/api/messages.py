@@ -7,14 +7,14 @@ import orjson
 
 from router.api import fields as read
 from router.api import render
-from router.api.answer import Answer, EngineError
+from router.api.answer import UNREAD_LIMIT, Answer, EngineError, load_all
 from router.api.call import Call, Head
 from router.api.chat_form import before_messages, next_turn
 from router.api.error_json import ErrorShape, load, words, worker_said
 from router.api.event_reader import EventReader
 from router.api.fields import Fields
 from router.api.plain import plain_call
-from router.api.usage import whole_usage
+from router.api.usage import token_count, whole_usage
 from router.core.model import Usage
 from router.core.prompt_key import PromptHasher, PromptKey
 from router.errors import RouterError, WorkerBroke
@@ -90,6 +90,30 @@ def _tool_call(block: Fields) -> dict[str, Any]:
     return {"id": block.get("id"), "function": {"name": block.get("name"), "arguments": arguments}}
 
 
+class _Block:
+    """A block of a message as it comes."""
+
+    __slots__ = ("_fields", "_json", "_texts")
+
+    def __init__(self, fields: Fields) -> None:
+        self._fields = fields
+        self._texts = [words(fields.get("text"))]
+        self._json: list[str] = []
+
+    def add(self, delta: Fields) -> None:
+        """Take more of it."""
+        for name, pieces in (("text", self._texts), ("partial_json", self._json)):
+            if more := words(delta.get(name)):
+                pieces.append(more)
+
+    @property
+    def whole(self) -> Fields:
+        """All of it that has come."""
+        if self._fields.get("type") == "tool_use":
+            return {**self._fields, "input": load("".join(self._json).encode()) or {}}
+        return {**self._fields, "text": "".join(self._texts)} if len(self._texts) > 1 else self._fields
+
+
 class MessageReader(EventReader):
     """Follows a streamed message: its blocks are put together again for its key."""
 
@@ -99,6 +123,7 @@ class MessageReader(EventReader):
     def __init__(self, call: Call) -> None:
         super().__init__(call)
         self._unread: list[bytes] = []
+        self._blocks: dict[int, _Block] = {}
         self._room = ANSWER_LIMIT
 
     def _hear(self, name: str, data: bytes) -> None:
@@ -113,13 +138,27 @@ class MessageReader(EventReader):
         self._room -= len(data)
         if self._room >= 0:
             self._unread.append(data)
+        if len(self._unread) >= UNREAD_LIMIT:
+            self._read()
+
+    def _read(self) -> None:
+        """Take in what was passed on: the beginnings of blocks, or more of them."""
+        for event in load_all(self._unread):
+            index, begun, delta = event.get("index"), event.get("content_block"), event.get("delta")
+            if not isinstance(index, int):
+                continue
+            if isinstance(begun, dict):
+                self._blocks[index] = _Block(begun)
+            elif isinstance(delta, dict) and (block := self._blocks.get(index)) is not None:
+                block.add(delta)
+        self._unread.clear()
 
     def _take_usage(self, fields: dict[str, Any]) -> None:
         """The input is told at the beginning, or with the output at the end."""
         message = fields.get("message")
         told = whole_usage(message if isinstance(message, dict) else fields)
         usage = fields.get("usage")
-        if told is None and isinstance(usage, dict) and type(output := usage.get("output_tokens")) is int:
+        if told is None and isinstance(usage, dict) and (output := token_count(usage, "output_tokens")) is not None:
             before = self._usage or Usage(0, 0)
             told = Usage(before.input_tokens, output, before.cached_tokens)
         if told is not None and (told.input_tokens or self._usage is None):
@@ -140,28 +179,8 @@ class MessageReader(EventReader):
         """The key of prompt and message, or of the prompt alone where thoughts would be left out of the next."""
         if self._room < 0:
             return (self._call.prompts[0].key,)
-        blocks: dict[int, Fields] = {}
-        for data in self._unread:
-            _add(blocks, load(data) or {})
-        return (_key(self._call, [_whole(block) for _, block in sorted(blocks.items())]),)
-
-
-def _add(blocks: dict[int, Fields], event: dict[str, Any]) -> None:
-    """Take in the beginning of a block, or more of it."""
-    index, begun, delta = event.get("index"), event.get("content_block"), event.get("delta")
-    if not isinstance(index, int):
-        return
-    if isinstance(begun, dict):
-        blocks[index] = dict(begun)
-    elif isinstance(delta, dict) and (block := blocks.get(index)) is not None:
-        for name in ("text", "partial_json"):
-            if isinstance(more := delta.get(name), str):
-                block[name] = block.get(name, "") + more
-
-
-def _whole(block: Fields) -> Fields:
-    told = block.pop("partial_json", "")
-    return {**block, "input": load(told.encode()) or {}} if block.get("type") == "tool_use" else block
+        self._read()
+        return (_key(self._call, [block.whole for _, block in sorted(self._blocks.items())]),)
 
 
 def _key(call: Call, blocks: list[Fields]) -> PromptKey:

@@ -34,9 +34,13 @@ def form_fields(body: bytes, content_type: str) -> dict[str, str]:
 
 def replace_field(body: bytes, content_type: str, name: str, value: str) -> bytes:
     """`body` with another value for each field of this name."""
-    for part in reversed([part for part in _parts(body, content_type) if part.name == name]):
-        body = body[: part.start] + value.encode() + body[part.end :]
-    return body
+    pieces: list[bytes] = []
+    at = 0
+    for part in _parts(body, content_type):
+        if part.name == name:
+            pieces += (body[at : part.start], value.encode())
+            at = part.end
+    return b"".join([*pieces, body[at:]])
 
 
 def _parts(body: bytes, content_type: str) -> Iterator[Part]:

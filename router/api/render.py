@@ -47,7 +47,7 @@ def head(kind: str, model: str, fields: Fields) -> bytes:
     bytes, however long their names are.
     """
     apart = b"".join([kind.encode(), NEXT, model.encode(), *_named(fields, CACHE_FIELDS)])
-    return b"".join([PROMPT, _digest(apart), *_named(fields, HEAD_FIELDS)])
+    return b"".join([PROMPT, digest(apart), *_named(fields, HEAD_FIELDS)])
 
 
 def _named(fields: Fields, names: Iterable[str]) -> Iterator[bytes]:
@@ -89,7 +89,7 @@ def _content(pieces: list[bytes], content: object) -> None:
             if text:
                 pieces += (TEXT, text.encode())
         elif text is not None:
-            pieces += (MEDIA, _digest(dump(text, "messages")))
+            pieces += (MEDIA, digest(dump(text, "messages")))
 
 
 def _tool_call(pieces: list[bytes], call_id: object, function: object) -> None:
@@ -105,5 +105,6 @@ def _bytes(value: object) -> bytes:
     return b"" if value is None else dump(value, "messages")
 
 
-def _digest(content: bytes) -> bytes:
+def digest(content: bytes) -> bytes:
+    """What stands for bytes that are no text of the prompt, or too many."""
     return blake2b(content, digest_size=16).hexdigest().encode()

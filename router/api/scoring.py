@@ -1,6 +1,5 @@
 """POST /v1/rerank and /v1/score: a query beside each of several texts."""
 
-from collections.abc import Iterator
 from typing import Final
 
 from router.api import fields as read
@@ -22,32 +21,39 @@ SIDES: Final = (
 """What engines call the one side and the other."""
 KEYED: Final = 256
 """Pairs that are each looked for in the caches; more are taken for new."""
+KEYED_BYTES: Final = 2 * 2**20
+"""Of all pairs together, likewise: a long query counts in each."""
 
 
 def parse_scoring(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:  # noqa: ARG001
     """One prompt per pair, the query first, as templates for scoring have it. Raises BadRequest."""
     fields = read.load_fields(body)
     before = render.head("score", model_or_any(fields), fields)
-    pairs = list(_pairs(fields))
+    pairs = _pairs(fields)
     prompts: tuple[Prompt, ...]
-    if 0 < len(pairs) <= KEYED:
+    if 0 < sum(len(before) + len(query) + len(text) for query, text in pairs) <= KEYED_BYTES:
         prompts = tuple(hasher.prompt(b"".join([before, query, text])) for query, text in pairs)
     else:
         prompts = (unmatched(len(body) // 4),)
     return plain_call(head, body, fields, prompts, 0, user=read.text(fields, "user"))
 
 
-def _pairs(fields: Fields) -> Iterator[tuple[bytes, bytes]]:
-    """One with each of many, or the first with the first and so on; what is wrong with them, the engine knows."""
+def _pairs(fields: Fields) -> list[tuple[bytes, bytes]]:
+    """One with each of many, or the first with the first and so on; none where there are too many.
+
+    What is wrong with them, the engine knows.
+    """
     names = next((names for names in SIDES if all(name in fields for name in names)), None)
     if names is None:
-        return
-    ones, others = (_texts(fields[name]) for name in names)
-    if len(ones) == 1:
-        ones *= len(others)
-    yield from zip(ones, others, strict=False)
+        return []
+    ones, others = (side if isinstance(side := fields[name], list) else [side] for name in names)
+    pairs = len(others) if len(ones) == 1 else min(len(ones), len(others))
+    if pairs > KEYED:
+        return []
+    queries, texts = _texts(ones[:pairs]), _texts(others[:pairs])
+    return list(zip(queries * pairs if len(ones) == 1 else queries, texts, strict=False))
 
 
-def _texts(side: object) -> list[bytes]:
+def _texts(side: list[object]) -> list[bytes]:
     """Texts, or objects that have one, each as it is rendered."""
-    return [render.messages([{"content": part}]) for part in (side if isinstance(side, list) else [side])]
+    return [render.messages([{"content": part}]) for part in side]

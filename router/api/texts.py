@@ -2,12 +2,17 @@
 
 import struct
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from router.api import fields as read
 from router.api import render
 from router.core.prompt_key import Prompt, PromptHasher
 from router.errors import BadRequest
+
+MOST: Final = 1024
+"""Prompts of one call: the scheduler looks for each by itself, and all in one go."""
+HEADS_LIMIT: Final = 256 * 1024
+"""Bytes that stand before all prompts of a call together and are each hashed."""
 
 
 def prompts_of(value: object, name: str, head: Callable[[str], bytes], hasher: PromptHasher) -> tuple[Prompt, ...]:
@@ -21,13 +26,22 @@ def prompts_of(value: object, name: str, head: Callable[[str], bytes], hasher: P
         raise BadRequest(f"`{name}` must not be empty.", param=name, code="invalid_value")
     several = isinstance(value, list) and isinstance(value[0], str | list)
     each: list[Any] = value if isinstance(value, list) and several else [value]
+    if len(each) > MOST:
+        raise BadRequest(f"`{name}` must not have more than {MOST} items.", param=name, code="invalid_value")
     if all(isinstance(one, str) for one in each):
-        before = head("text") + render.TEXT
+        before = _before(head("text"), len(each))
         return tuple(hasher.prompt(before + one.encode()) for one in each)
     if all(isinstance(one, list) for one in each):
-        before = head("tokens") + render.TEXT
+        before = _before(head("tokens"), len(each))
         return tuple(hasher.prompt(before + _token_bytes(one, name), tokens=len(one)) for one in each)
     raise _wrong(name)
+
+
+def _before(head: bytes, prompts: int) -> bytes:
+    """What each of so many prompts begins with; for a head that is long it is as good to know that it is the same."""
+    if len(head) * prompts > HEADS_LIMIT:
+        head = render.PROMPT + render.digest(head)
+    return head + render.TEXT
 
 
 def _a(name: str) -> str:

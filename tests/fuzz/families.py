@@ -27,6 +27,8 @@ from .mutation import Mutator, alike
 HASHER: Final = PromptHasher(b"secret")
 IDENTIFIER: Final = Identifier()
 OTHERS: Final = ("/v1/audio/transcriptions", "/v1/responses/r/cancel", "/v1/x y\r\n\x00é?#%", "/v1/messages/batches")
+HASHED_BYTES: Final = 4 * 2**20
+"""Of all prompts of a call whose body is short, whatever stands before each."""
 MARK: Final = "Zanzibar"
 """Stands in each prompt and answer, and in no error of ours."""
 IMAGE: Final = {"type": "image", "source": {"type": "base64", "data": "AAAA"}}
@@ -67,6 +69,7 @@ BODIES: Final[tuple[dict[str, Any], ...]] = (
     {"model": "m", "query": MARK, "documents": [MARK, {"text": "x"}, IMAGE], "top_n": 1},
     {"model": "m", "text_1": [MARK, "x"], "text_2": [MARK, "y"]},
     {"queries": MARK, "items": ["x"] * 300, "user": "ann"},
+    {"query": MARK * 999, "documents": ["x"] * 250, "suffix": MARK * 999, "input": ["x"] * 1000},
     {"model": "m", "prompt": MARK},
     {"model": "m", "tokens": [1, 2, 3]},
     {"stream": True, "max_tokens": 5, "max_new_tokens": 9, "user": "ann", "cache_salt": "s"},
@@ -132,6 +135,7 @@ def read_call(data: bytes, random: Random) -> bool:
     assert " " not in call.path
     assert call.prompts
     assert all(prompt.key.size > 0 for prompt in call.prompts)
+    assert sum(prompt.key.size for prompt in call.prompts) <= HASHED_BYTES
     assert call.output_limit is None or call.output_limit >= 0
     assert IDENTIFIER.identify({}, call.user, "127.0.0.1").client.isprintable()
     if call.model:
