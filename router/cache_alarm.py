@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from router.core.mirror import Mirror
-from router.core.model import Command, Event, WorkerId, WorkerReported
+from router.core.model import Command, Event, WorkerId, WorkerLeft, WorkerReported
 
 log = logging.getLogger(__name__)
 
@@ -22,8 +22,10 @@ class CacheAlarm:
         """When it was last said of those of which it is so."""
 
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:  # noqa: ARG002
-        """See `Observer`."""
-        if not isinstance(event, WorkerReported):
+        """See `Observer`. Of a worker that left, nothing is believed."""
+        if isinstance(event, WorkerLeft):
+            self._said.pop(event.worker, None)
+        if not isinstance(event, WorkerReported) or event.worker not in self._mirror.caches:
             return
         calibration = self._mirror.cache(event.worker).calibration
         said = self._said.get(event.worker)

@@ -31,13 +31,17 @@ from router.core.model import (
     RequestId,
     Returned,
     Started,
+    WorkerId,
     WorkerJoined,
+    WorkerLeft,
 )
 from router.exposition import Family, Row
 from router.report import BREAKER_STATES, CacheCard, ClientReport, FairnessReport, Service, WorkerReport
 
 CLIENT_LIMIT: Final = 1000
 """Distinct client labels; the others share the label `other`."""
+WORKER_LIMIT: Final = 256
+"""Of workers that left, how many keep the label of their own; what was counted of others is told under `other`."""
 MODEL_LIMIT: Final = 200
 """Distinct model labels; likewise."""
 OTHER: Final = "other"
@@ -124,6 +128,15 @@ class Totals(defaultdict[tuple[str, ...], int]):
         return Family(CounterMetricFamily, self._name, self._text, self._labels).parts(list(self.items()))
 
 
+class ByWorker(Totals):
+    """A counter whose first label is a worker's."""
+
+    def fold(self, worker: WorkerId) -> None:
+        """Count what was counted of this one as that of another."""
+        for labels in [labels for labels in self if labels[0] == worker]:
+            self[OTHER, *labels[1:]] += self.pop(labels)
+
+
 class Durations:
     """A histogram of seconds by model."""
 
@@ -154,19 +167,25 @@ class Durations:
 class RequestMetrics(Collector):
     """Observer: requests by their ending, and the times on the way there."""
 
-    def __init__(self, registry: CollectorRegistry, labels: ClientLabels) -> None:
+    def __init__(self, registry: CollectorRegistry, labels: ClientLabels, workers: int = WORKER_LIMIT) -> None:
+        """`workers`: of those that left, how many keep a label of their own."""
         self._labels = labels
+        self._worker_limit = workers
+        self._left: dict[WorkerId, None] = {}
+        """Those that left and have such a label, the last of them last."""
         self._models = ModelLabels()
         self._seen: dict[RequestId, tuple[Request, float]] = {}
         """Requests on their way, with the time of their arrival."""
         self._begun: set[RequestId] = set()
         """Those of them whose first token came from a worker before the one that they are at."""
         self._requests = Totals("d2lpm_requests", "Requests by how they ended.", "client", "model", "outcome")
-        self._dispatches = Totals("d2lpm_dispatches", "Requests sent to a worker, by what decided it.", "worker", "why")
+        self._dispatches = ByWorker(
+            "d2lpm_dispatches", "Requests sent to a worker, by what decided it.", "worker", "why"
+        )
         self._returned = Totals("d2lpm_lost_tries", "Tries that did not come to their end, by the fault.", "fault")
         for fault in Fault:
             self._returned[fault,] = 0
-        self._predicted = Totals(
+        self._predicted = ByWorker(
             "d2lpm_predicted_cached_tokens", "Input tokens predicted to be cached, of requests sent.", "worker"
         )
         self._queue = Durations("d2lpm_queue_seconds", "Time in the router's queue.")
@@ -208,12 +227,25 @@ class RequestMetrics(Collector):
                 self._end(event.request, ENDINGS[type(event)], now)
             case WorkerJoined():
                 self._models.served(event.worker.models)
+                self._left.pop(event.worker.id, None)
+            case WorkerLeft(worker):
+                self._leave(worker)
         for command in commands:
             match command:
                 case Dispatch():
                     self._dispatch(command, now)
                 case Reject(refused, reason):
                     self._end(refused, ENDINGS[Failed] if reason is Refusal.NO_RETRY else reason, now)
+
+    def _leave(self, worker: WorkerId) -> None:
+        """It left; fold what was counted of the one that left longest ago, if those are too many."""
+        self._left.pop(worker, None)
+        self._left[worker] = None
+        if len(self._left) > self._worker_limit:
+            oldest = next(iter(self._left))
+            del self._left[oldest]
+            self._dispatches.fold(oldest)
+            self._predicted.fold(oldest)
 
     def _dispatch(self, command: Dispatch, now: float) -> None:
         request, arrived = self._seen[command.request]

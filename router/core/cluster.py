@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from router.core.health import DEFAULT_RULES, Condition, HealthRules
 from router.core.model import RequestId, Worker, WorkerId, WorkerReported
 from router.core.window import Window
 from router.core.worker_state import WorkerState
 
+DEPARTED = 256
+"""Workers remembered that left: what their clients owe there, and that they are trusted little by little again."""
 ALIKE = 1.25
 """Workers whose rates differ by no more are equally fast: rates differ with what is served, too."""
 
@@ -15,15 +18,18 @@ ALIKE = 1.25
 class Cluster:
     """All workers by id, in the order in which they joined."""
 
-    def __init__(self, window: Window, rules: HealthRules = DEFAULT_RULES) -> None:
-        """`window`: each worker gets one like it."""
+    def __init__(self, window: Window, rules: HealthRules = DEFAULT_RULES, departed: int = DEPARTED) -> None:
+        """`window`: each worker gets one like it; `departed`: how many are remembered of those that left."""
         self._window = window
         self._rules = rules
+        self._most_departed = departed
         self._states: dict[WorkerId, WorkerState] = {}
         self._serving: dict[str, list[WorkerId]] = {}
         self._deadlines: dict[WorkerId, float] = {}
-        self._departed: set[WorkerId] = set()
-        """Those that left and were forgotten, and have not come back."""
+        self._departed: dict[WorkerId, bool] = {}
+        """Those that left and have not come back, the last of them last; whether they are trusted little by little
+        when they do.
+        """
         self.barred: dict[WorkerId, float] = {}
         """Those that are sent nothing, and until when at least: while their breaker is open, or until they speak."""
         self._silent: list[WorkerId] = []
@@ -91,8 +97,8 @@ class Cluster:
         One that was away and is `back` is trusted again little by little.
         """
         state = self._states.get(worker.id)
-        back = back and (worker.id in self._departed or (state is not None and state.left))
-        self._departed.discard(worker.id)
+        back = back and (self._departed.get(worker.id, False) or (state is not None and state.left))
+        self._departed.pop(worker.id, None)
         if state is None:
             state = WorkerState(worker, self._window.fresh(), self._deadlines, self._rules)
             self._states[worker.id] = state
@@ -111,6 +117,18 @@ class Cluster:
         self.barred.pop(worker, None)
         self._serving.clear()
         self._forget(worker)
+
+    def expect(self, worker: WorkerId) -> None:
+        """It was there before a restart, and is remembered like one that left until it comes."""
+        if worker not in self._states:
+            self._depart(worker, distrusted=False)
+
+    def to_forget(self) -> Sequence[WorkerId]:
+        """Those that left longest ago, as many as are too many; they are remembered no more."""
+        gone = [*islice(self._departed, max(0, len(self._departed) - self._most_departed))]
+        for worker in gone:
+            del self._departed[worker]
+        return gone
 
     def report(self, event: WorkerReported, now: float) -> None:
         """Take in a worker's metrics; a capacity once told stays until another is."""
@@ -161,5 +179,9 @@ class Cluster:
         state = self._states[worker]
         if state.left and not state.running:
             del self._states[worker]
-            self._departed.add(worker)
+            self._depart(worker, distrusted=True)
             self._deadlines.pop(worker, None)
+
+    def _depart(self, worker: WorkerId, *, distrusted: bool) -> None:
+        self._departed.pop(worker, None)
+        self._departed[worker] = distrusted

@@ -85,6 +85,11 @@ class DeficitTable(Generic[K]):
             for gone in self._debtors.add(key, self._owed):
                 del self._counters[gone]
 
+    def drop(self, key: K) -> None:
+        """Remember nothing of a counter."""
+        self._counters.pop(key, None)
+        self._debtors.discard(key)
+
     def _owed(self, key: K) -> float:
         counter = self._counters[key]
         return self._step(counter) - self._catch_up(counter)

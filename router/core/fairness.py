@@ -112,6 +112,10 @@ class Fairness:
         """A worker is gone, and the last of its requests with it. Its bound stays, for its clients' credit does."""
         self._gaps.pop(worker, None)
 
+    def forget_worker(self, worker: WorkerId) -> None:
+        """It left long ago, and its clients' credit is forgotten, too."""
+        self._bounds.pop(worker, None)
+
     def granted(self, client: ClientId, cost: float) -> None:
         """An operator gave it so much credit: what it had until then is another interval, and every bound is wider."""
         self._granted += cost

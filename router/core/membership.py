@@ -109,10 +109,17 @@ class Membership:
         return True
 
     def forget_if_gone(self, worker: WorkerId) -> None:
-        """Something ended at a worker: if it left and nothing runs there any more, forget it."""
+        """Something ended at a worker: if it left and nothing runs there any more, forget it.
+
+        What its clients owe there is remembered for the case that it comes back, but not of any number of workers.
+        """
         if worker not in self._cluster:
             self._fairness.worker_left(worker)
             self._mirror.forget(worker)
+            for gone in self._cluster.to_forget():
+                self._fairness.forget_worker(gone)
+                self._policy.forget_worker(gone)
+                self._mirror.forget(gone)
 
     def _is_present(self, worker: WorkerId) -> bool:
         return worker in self._cluster and not self._cluster[worker].left

@@ -235,7 +235,8 @@ class Mirror:
     def drop(self, worker: WorkerId) -> None:
         """A worker's cache is empty."""
         self._tree.drop(worker)
-        self.cache(worker).empty()
+        if worker in self._caches:
+            self._caches[worker].empty()
 
     def forget(self, worker: WorkerId) -> None:
         """A worker is gone, and nothing runs there."""

@@ -205,6 +205,10 @@ class Policy(Protocol):
         """A client that has nothing under way is to be remembered for what it owes alone."""
         return
 
+    def forget_worker(self, worker: WorkerId) -> None:  # noqa: ARG002 - some keep nothing
+        """A worker that left, and at which nothing runs, is not remembered any more."""
+        return
+
     def saved(self) -> Iterator[Counters | Groups]:
         """All counters, as each piece is when it is asked for; changes nothing."""
         return iter(())
@@ -251,6 +255,10 @@ class Placement(Protocol):
         """The client's counter for this worker, where the placement keeps one."""
 
     def forget(self, client: ClientId) -> None:  # noqa: ARG002 - some keep nothing
+        """See `Policy`."""
+        return
+
+    def forget_worker(self, worker: WorkerId) -> None:  # noqa: ARG002 - some keep nothing
         """See `Policy`."""
         return
 

@@ -236,6 +236,12 @@ class QueuedPolicy(Policy):
         for order in self._orders.values():
             order.forget(client)
 
+    def forget_worker(self, worker: WorkerId) -> None:
+        """See `Policy`."""
+        self._placement.forget_worker(worker)
+        for kept in (self._orders, self._loads, self._cold):
+            kept.pop(worker, None)
+
     def saved(self) -> Iterator[Counters | Groups]:
         """See `Policy`."""
         for rows in in_rows(self._placement.saved()):

@@ -33,7 +33,7 @@ from random import Random
 from router.core.accounts import NOTHING, Accounts, Charge, LinearCost
 from router.core.backlog import Backlog
 from router.core.cache_rules import FOLLOWED, Tracking
-from router.core.cluster import Cluster
+from router.core.cluster import DEPARTED, Cluster
 from router.core.estimates import Estimates
 from router.core.fairness import Fairness
 from router.core.fleet_view import SchedulerView
@@ -95,6 +95,8 @@ class SchedulerSettings:
     """Clients remembered that have nothing under way; of others, only what they owe ..."""
     debtor_limit: int = DEBTORS
     """... of so many in each queue, and if more owe anything, not of those that owe least."""
+    departed_limit: int = DEPARTED
+    """Workers remembered that left."""
     cached_in_flight: int = 1_000_000
     """Predicted-cached tokens that one client may have in flight uncharged."""
 
@@ -114,7 +116,7 @@ class Scheduler:
         self.settings = settings
         self.estimates = Estimates()
         self.accounts = Accounts(settings.cached_in_flight)
-        self.cluster = Cluster(settings.window, settings.health)
+        self.cluster = Cluster(settings.window, settings.health, settings.departed_limit)
         self.backlog = Backlog()
         self.prefixes = PrefixMap(
             settings.prefix_limit,

@@ -53,7 +53,11 @@ def restore(scheduler: Scheduler, pieces: Iterable[Piece], now: float) -> None:
                         scheduler.accounts.restore(client, served)
             case Counters() | Groups():
                 scheduler.policy.restore(piece)
+                for row in piece.rows:
+                    if row.worker is not None:
+                        scheduler.cluster.expect(row.worker)
             case Cache(worker, model, report):
+                scheduler.cluster.expect(worker)
                 cache = scheduler.mirror.cache(worker)
                 cache.model, cache.report = model, report
 

@@ -55,6 +55,11 @@ class WorkerCredits:
         """Begin anew with a client, should it come again: its counters are no debt towards anybody else."""
         self._tables.pop(client, None)
 
+    def forget_worker(self, worker: WorkerId) -> None:
+        """Begin anew with a worker, should it come again."""
+        for table in self._tables.values():
+            table.drop(worker)
+
     def saved(self) -> Iterator[SavedCounter]:
         """Every counter; others may change between two of them."""
         for client in list(self._tables):

@@ -146,6 +146,10 @@ class D2lpm(Placement):
         """See `Placement`."""
         self._credits.forget(client)
 
+    def forget_worker(self, worker: WorkerId) -> None:
+        """See `Policy`."""
+        self._credits.forget_worker(worker)
+
     def saved(self) -> Iterator[SavedCounter]:
         """See `Placement`. What requests that wait are charged in advance is given back: they do not survive."""
         booked: defaultdict[tuple[ClientId, WorkerId | None], float] = defaultdict(float)

@@ -250,6 +250,10 @@ class DlpmHome(Policy):
         self._standings.forget(client)
         self._credits.forget(client)
 
+    def forget_worker(self, worker: WorkerId) -> None:
+        """See `Policy`."""
+        self._credits.forget_worker(worker)
+
     def saved(self) -> Iterator[Counters | Groups]:
         """See `Policy`."""
         for rows in in_rows(self._credits.saved()):
