@@ -5,7 +5,7 @@ from scenario import Scene
 
 from router.cache_alarm import REPEAT_SECONDS, CacheAlarm
 from router.core.calibration import FEWEST, REMEMBERED
-from router.core.model import Ticked, WorkerId, WorkerReported
+from router.core.model import Ticked, WorkerId, WorkerLeft, WorkerReported
 from router.core.scheduler import Scheduler
 
 W1 = WorkerId("w1")
@@ -37,3 +37,16 @@ def test_wrong_predictions_are_told_of_once_a_minute_and_when_they_are_right_aga
     assert [record.getMessage() for record in caplog.records[2:]] == [
         "worker w1: predictions of its cache are right again"
     ]
+
+
+def test_nothing_is_believed_of_a_worker_that_left() -> None:
+    """It may still answer a poll, and what was said of it is not remembered."""
+    alarm, scheduler = alarmed()
+    alarm.observe(0.0, WorkerReported(WorkerId("gone"), 0, 0), [])
+    assert WorkerId("gone") not in scheduler.mirror.caches
+    for _ in range(FEWEST):
+        scheduler.mirror.cache(W1).calibration.told(900, 0, 1000)
+    alarm.observe(1.0, WorkerReported(W1, 0, 0), [])
+    assert alarm._said
+    alarm.observe(2.0, WorkerLeft(W1), [])
+    assert not alarm._said
