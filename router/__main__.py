@@ -23,7 +23,7 @@ from router.check_commands import add_check, add_config
 from router.collector import spare_the_collector
 from router.emulate import Emulated, emulated
 from router.errors import ConfigError
-from router.front import front
+from router.front import doors, front
 from router.key_commands import add_commands
 from router.lifecycle import Drain
 from router.replay import replay_file
@@ -140,7 +140,7 @@ def _serve(settings: Settings) -> int:
         )
         spare_the_collector()
         server = _Server(config, app.drain, _greeting(listener, settings.policy, len(joined), workers))
-        server.run([listener])
+        server.run(doors(listener))
         return 0
     return INTERRUPTED
 

@@ -4,12 +4,15 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from random import Random
 
 import pytest
+import uvloop
 from running import CHAT, PATIENCE, RunningRouter, chat, running_router, until
 from scripted_engine import DONE, ScriptedEngine, chunk, scripted_engine, usage_chunk
+
+from router.front import AT_A_TURN, doors
 
 SOON = 0.15
 """Seconds; what is to happen after them is waited for, however long it takes."""
@@ -401,3 +404,32 @@ async def test_nothing_is_left_of_connections() -> None:
             async with connected(router) as (_, writer):
                 writer.write(sent)
         await until(lambda: not len(router.connections))
+
+
+@pytest.mark.parametrize("waiting", [1, 160])
+def test_who_connects_does_not_wait_for_a_turn_of_the_loop_each(waiting: int) -> None:
+    """A turn takes as many connections as there are doors; with one door, as uvloop does it, it would take one."""
+
+    async def turns() -> int:
+        taken, count = 0, 0
+
+        class Taken(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                nonlocal taken
+                taken += 1
+                transport.abort()  # type: ignore[attr-defined]
+
+        listener = socket.create_server(("127.0.0.1", 0), backlog=waiting)
+        loop = asyncio.get_running_loop()
+        async with AsyncExitStack() as ending:
+            for door in doors(listener):
+                ending.enter_context(door)
+                await ending.enter_async_context(await loop.create_server(Taken, sock=door, backlog=waiting))
+            for _ in range(waiting):
+                ending.enter_context(socket.create_connection(listener.getsockname()))
+            while taken < waiting:
+                await asyncio.sleep(0)
+                count += 1
+        return count
+
+    assert uvloop.run(turns()) <= waiting / AT_A_TURN + 4
