@@ -51,7 +51,7 @@ def _check(file: str) -> int:
 def explained(file: str, settings: Settings) -> Iterator[str]:
     """What of the settings is not as by default, and what it means."""
     changed = list(given(settings))
-    yield f"{file}: no mistake; {len(changed)} settings are not as by default"
+    yield f"{file}: no mistake; settings that are not as by default: {len(changed)}"
     for name, value, about in changed:
         yield f"  {name}: {value}"
         yield f"      {about}"

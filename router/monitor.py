@@ -252,7 +252,8 @@ class Probe:
         except httpx.HTTPError as error:
             raise WorkerBroke(f"Worker {self._backend.id} did not answer: {error}") from error
         if response.is_error or b'"success":false' in response.content.replace(b" ", b""):
-            raise WorkerBroke(f"Worker {self._backend.id} did not empty its cache ({response.status_code}).")
+            said = f"POST {path} was answered with {response.status_code}"
+            raise WorkerBroke(f"Worker {self._backend.id} did not empty its cache: {said}.")
         self._feed(Evicted(self._backend.id))
 
     async def _get(self, client: httpx.AsyncClient, path: str) -> bytes:

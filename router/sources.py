@@ -231,7 +231,11 @@ def refusal(error: ValidationError, skipped: int = 0) -> str:
     `skipped`: how much of where it is need not be told.
     """
     first = error.errors(include_url=False, include_input=False)[0]
-    return ": ".join([*map(str, first["loc"][skipped:]), first["msg"].removeprefix("Value error, ")])
+    said = first["msg"].removeprefix("Value error, ")
+    # Of a secret's characters pydantic says "items".
+    if first["type"] == "too_short" and first["ctx"]["field_type"] == "Value":
+        said = "Value should have at least {min_length} characters, not {actual_length}".format_map(first["ctx"])
+    return ": ".join([*map(str, first["loc"][skipped:]), said])
 
 
 class Parser(argparse.ArgumentParser):

@@ -131,6 +131,7 @@ def test_a_wrong_flag_is_named(flags: list[str], named: str) -> None:
     [
         ("D2LPM_PROT", "1", "D2LPM_PROT; is it D2LPM_PORT?"),
         ("D2LPM_PORT", "x", "D2LPM_PORT: "),
+        ("D2LPM_ADMIN_KEY", "short", "D2LPM_ADMIN_KEY: Value should have at least 16 characters, not 5"),
         ("D2LPM_DLPM__QUANTUM", "x", "D2LPM_DLPM__QUANTUM: "),
         ("D2LPM_DLPM__QUANTA", "1", "D2LPM_DLPM__QUANTA"),
         ("D2LPM_DLPM", "1", "D2LPM_DLPM"),
