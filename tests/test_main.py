@@ -8,8 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 from urllib.parse import urlsplit
@@ -17,6 +18,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from router.front import AT_A_TURN
 from router.sources import keys
 
 README = Path(__file__).parent.parent / "README.md"
@@ -162,6 +164,15 @@ def test_the_flags_in_the_readme_exist() -> None:
     shown = set(re.findall(r"--[a-z][a-z0-9.-]+", section)) - of_others
     assert shown <= {key.flag for key in keys()}
     assert len(shown) > 4
+
+
+def test_it_listens_at_as_many_doors_as_there_are(router: Router) -> None:
+    """The socket that listens is open once for each connection that a turn of the loop is to take."""
+    opened = Counter[str]()
+    for entry in Path(f"/proc/{router.process.pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            opened[os.readlink(entry)] += 1
+    assert max(times for name, times in opened.items() if name.startswith("socket:")) == AT_A_TURN
 
 
 def test_the_greeting_says_that_the_workers_are_emulated(router: Router) -> None:

@@ -11,6 +11,7 @@ from bench.records import Result
 from bench.scenario import Scenario, WorkerSpec
 from bench.simulation import Simulation
 from bench.traffic import Call, Client, Ending
+from router.core.policies.dlpm_home import DlpmHomeParameters
 
 WEIGHTS = (1.0, 2.0, 4.0)
 AT_ONCE = 48
@@ -51,9 +52,11 @@ def shares(result: Result, begin: float, end: float) -> list[float]:
     return [share / mean for share in per_weight]
 
 
-def run(policy: str, workload: Backlogged, seconds: float, seed: int = 0) -> Result:
+def run(
+    policy: str, workload: Backlogged, seconds: float, seed: int = 0, parameters: tuple[object, ...] = ()
+) -> Result:
     workers = (WorkerSpec(max_running=16),) * 2
-    return Simulation(Scenario(policy, workload, workers, seconds, seed=seed)).run()
+    return Simulation(Scenario(policy, workload, workers, seconds, seed=seed, parameters=parameters)).run()
 
 
 @pytest.mark.parametrize("policy", ["d2lpm", "dlpm_home"])
@@ -69,6 +72,13 @@ def test_who_was_away_has_its_share_again(policy: str, seed: int) -> None:
     """Thirty seconds after its return, neither what it missed nor what it owes shows any more."""
     result = run(policy, Backlogged(leaves=True), 300.0, seed)
     assert shares(result, BACK + 30.0, 300.0) == pytest.approx([1.0, 1.0, 1.0], abs=0.05)
+
+
+def test_shares_hold_within_half_a_minute() -> None:
+    """With rounds of a second, in any thirty of them: while all wait, and from the moment on when one is back."""
+    result = run("dlpm_home", Backlogged(leaves=True), 122.0, 0, DlpmHomeParameters(quantum=2_000.0))
+    for begin in (15.0, 20.0, 25.0, 30.0, BACK, BACK + 1.0):
+        assert shares(result, begin, begin + 30.0) == pytest.approx([1.0, 1.0, 1.0], abs=0.05)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Calls a server as a program does that uses LiteLLM, and prints what it was told. Run by LiteLLM's own environment.
 
-Usage: speak.py URL MODEL
+Usage: speak.py URL MODEL [FAMILY...], which are the functions below; without one, all
 """
 
 import asyncio
@@ -16,9 +16,16 @@ import litellm  # type: ignore[import-not-found]
 MESSAGES = [{"role": "user", "content": "Tell me of the sea."}]
 
 
+def rooted(base: dict[str, Any], provider: str) -> dict[str, Any]:
+    """The same server, as those kinds of call want it that add the whole path themselves."""
+    model = base["model"].replace("openai/", f"{provider}/")
+    return {"model": model, "api_base": base["api_base"].removesuffix("/v1"), "api_key": base["api_key"]}
+
+
 def chat(base: dict[str, Any]) -> dict[str, Any]:
-    whole = litellm.completion(**base, messages=MESSAGES, max_tokens=8)
-    parts = list(litellm.completion(**base, messages=MESSAGES, max_tokens=8, stream=True))
+    more = {"messages": MESSAGES, "max_tokens": 8, "temperature": 0}
+    whole = litellm.completion(**base, **more)
+    parts = list(litellm.completion(**base, **more, stream=True))
     return {
         "chat": [whole.choices[0].message.content, whole.usage.prompt_tokens, whole.usage.completion_tokens],
         "chat stream": "".join(part.choices[0].delta.content or "" for part in parts),
@@ -36,25 +43,22 @@ def embeddings(base: dict[str, Any]) -> dict[str, Any]:
     return {"embeddings": [len(answer.data), answer.usage.prompt_tokens]}
 
 
-def rerank(url: str, name: str) -> dict[str, Any]:
-    answer = litellm.rerank(
-        model=f"hosted_vllm/{name}", api_base=url, api_key="key", query="where", documents=["here", "there"]
-    )
+def rerank(base: dict[str, Any]) -> dict[str, Any]:
+    answer = litellm.rerank(**rooted(base, "hosted_vllm"), query="where", documents=["here", "there"])
     return {"rerank": sorted(result["index"] for result in answer.results)}
 
 
 def responses(base: dict[str, Any]) -> dict[str, Any]:
-    whole = litellm.responses(**base, input="Hi", max_output_tokens=8)
-    kinds = [
-        str(getattr(event.type, "value", event.type)) for event in litellm.responses(**base, input="Hi", stream=True)
-    ]
+    more = {"input": "Hi", "max_output_tokens": 8}
+    whole = litellm.responses(**base, **more)
+    events = litellm.responses(**base, **more, stream=True)
+    kinds = [str(getattr(event.type, "value", event.type)) for event in events]
     return {"response": [whole.usage.input_tokens, whole.usage.output_tokens], "response events": [kinds[0], kinds[-1]]}
 
 
-async def messages(url: str, name: str) -> dict[str, Any]:
-    answer = await litellm.anthropic.messages.acreate(
-        model=f"anthropic/{name}", api_base=url, api_key="key", messages=MESSAGES, max_tokens=8
-    )
+def messages(base: dict[str, Any]) -> dict[str, Any]:
+    asked = litellm.anthropic.messages.acreate(**rooted(base, "anthropic"), messages=MESSAGES, max_tokens=8)
+    answer = asyncio.run(asked)
     return {"message": [answer["content"][0]["type"], answer["usage"]["output_tokens"]]}
 
 
@@ -66,11 +70,16 @@ def refused(base: dict[str, Any]) -> dict[str, Any]:
     return {"unknown model": None}
 
 
-def main(url: str, name: str) -> None:
+FAMILIES = {each.__name__: each for each in (chat, text, embeddings, rerank, responses, messages, refused)}
+
+
+def main(url: str, name: str, *families: str) -> None:
     litellm.suppress_debug_info = True
     base = {"model": f"openai/{name}", "api_base": f"{url}/v1", "api_key": "key", "max_retries": 0}
-    told = {**chat(base), **text(base), **embeddings(base), **rerank(url, name), **responses(base), **refused(base)}
-    print(json.dumps({**told, **asyncio.run(messages(url, name))}))
+    told: dict[str, Any] = {}
+    for family in families or FAMILIES:
+        told |= FAMILIES[family](base)
+    print(json.dumps(told))
 
 
 if __name__ == "__main__":
