@@ -52,9 +52,7 @@ def shares(result: Result, begin: float, end: float) -> list[float]:
     return [share / mean for share in per_weight]
 
 
-def run(
-    policy: str, workload: Backlogged, seconds: float, seed: int = 0, parameters: tuple[object, ...] = ()
-) -> Result:
+def run(policy: str, workload: Backlogged, seconds: float, seed: int = 0, *parameters: object) -> Result:
     workers = (WorkerSpec(max_running=16),) * 2
     return Simulation(Scenario(policy, workload, workers, seconds, seed=seed, parameters=parameters)).run()
 
