@@ -7,6 +7,7 @@ hold the same content when two requests computed it at the same time.
 Left out: the digests (a chained 64-bit hash of integers stands in for SHA-256), cache salts, LoRA and multimodal keys.
 """
 
+from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
@@ -43,6 +44,15 @@ class BlockPool:
     def find(self, hashes: Iterable[int]) -> list[int]:
         """Blocks of the longest cached prefix of `hashes`. Touches nothing."""
         return list(iter(map(self._by_hash.get, hashes).__next__, None))  # ends before the first None
+
+    def count_found(self, hashes: Sequence[int], limit: int) -> int:
+        """How many blocks `find` has of the first `limit` hashes of one prompt; O(log limit).
+
+        Looks for the end by halving: of a prompt, no block is cached without those before it, since every request
+        holds them together, and frees them, and so loses them, from the last to the first.
+        """
+        known = self._by_hash
+        return bisect_left(hashes, True, hi=limit, key=lambda each: each not in known)
 
     def allocate(self, new: int, hits: Sequence[int] = ()) -> list[int] | None:
         """Reference `hits` and take `new` blocks from the free list, evicting what they cached.

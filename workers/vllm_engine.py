@@ -73,6 +73,8 @@ class VllmEngine(Batching[BlockSequence]):
         assert len(self._sequences) == len(self._running) + len(self._waiting)
         for sequence in self._running:
             assert sequence.computed <= len(sequence.blocks) * self._block_size
+        for sequence in self._sequences.values():
+            assert self._peek(sequence) == len(self._hits(sequence)) * self._block_size
 
     def _new_pool(self) -> BlockPool:
         return BlockPool(self.config.kv_tokens // self._block_size - 1, self._log)  # block 0 is vLLM's null block
@@ -144,8 +146,12 @@ class VllmEngine(Batching[BlockSequence]):
         return -(-end // self._block_size) - len(hits), hits
 
     def _hits(self, sequence: BlockSequence) -> list[int]:
-        """Cached leading blocks; the last token is always computed, since its logits are needed."""
-        return self._pool.find(sequence.hashes[: (len(sequence.tokens) - 1) // self._block_size])
+        """Cached leading blocks."""
+        return self._pool.find(sequence.hashes[: self._hittable(sequence)])
+
+    def _hittable(self, sequence: BlockSequence) -> int:
+        """Blocks that it could hit at most; the last token is always computed, since its logits are needed."""
+        return min(len(sequence.hashes), (len(sequence.tokens) - 1) // self._block_size)
 
     def _compute(self, sequence: BlockSequence, new: int, batch: Batch, sampled: list[BlockSequence]) -> None:
         computed = sequence.computed = sequence.computed + new
@@ -203,8 +209,9 @@ class VllmEngine(Batching[BlockSequence]):
 
     def _may_complete(self, waiting: BlockSequence, steps: int) -> bool:
         """Whether a running request may, in so many steps, complete the block that this one misses first."""
-        block = len(self._hits(waiting))
-        if block == min(len(waiting.hashes), (len(waiting.tokens) - 1) // self._block_size):
+        hittable = self._hittable(waiting)
+        block = self._pool.count_found(waiting.hashes, hittable)
+        if block == hittable:
             return False
         for sequence in self._running:
             current, last = sequence.computed // self._block_size, (sequence.computed + steps) // self._block_size
@@ -241,4 +248,4 @@ class VllmEngine(Batching[BlockSequence]):
         sequence.blocks = []
 
     def _peek(self, sequence: BlockSequence) -> int:
-        return len(self._hits(sequence)) * self._block_size
+        return self._pool.count_found(sequence.hashes, self._hittable(sequence)) * self._block_size
