@@ -160,7 +160,7 @@ def test_the_client_in_the_readme_works(router: Router) -> None:
 def test_the_flags_in_the_readme_exist() -> None:
     """Its section on settings names nothing that is gone."""
     section = README.read_text("utf-8").split("\n## Settings\n")[1].split("\n## ")[0]
-    of_others = {"--weight", "--file", "--api-key", "--seconds", "--workload"}
+    of_others = {"--weight", "--file", "--api-key", "--seconds", "--workload", "--seed"}
     shown = set(re.findall(r"--[a-z][a-z0-9.-]+", section)) - of_others
     assert shown <= {key.flag for key in keys()}
     assert len(shown) > 4
