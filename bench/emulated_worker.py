@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from bench.agenda import Agenda, Rank
 from workers.engine import Engine
-from workers.model import Request
+from workers.model import Output, Request
 from workers.waiting import Waiting
 
 SHORTEST_PLAN = 2
@@ -142,27 +142,34 @@ class EmulatedWorker:
         if self.engine.waiting != waiting or self.engine.last_step_prefilled:
             self._measure()
         end = self._agenda.now + elapsed
-        told = []
-        for name, token, finish, cached_tokens in outputs:
-            progress = self._requests.pop(name) if finish else self._requests[name]
-            progress.answer.append(token)
-            progress.cached_tokens = cached_tokens
-            told.append((progress, name, finish is not None))
+        members, marks = self._take(outputs)
         news = self._publish() if self._publish is not None else None
         if news is not None:
             self._agenda.at(end + self._latency, news, Rank.DELIVERY, self._place)
-        if told:
-            self._agenda.at(end + self._latency, partial(self._tell, told), Rank.DELIVERY, self._place)
+        if members:
+            self._agenda.at(end + self._latency, partial(self._tell, members, marks), Rank.DELIVERY, self._place)
         self._step_at(end)
 
-    def _tell(self, outputs: Sequence[tuple[Progress, str, bool]]) -> None:
-        """The tokens of a step reach the router, the last of some requests among them."""
-        for progress, name, last in outputs:
-            progress.delivered += 1
-            if progress.delivered == 1:
-                self._deliver(name, False)
-            if last:
-                self._deliver(name, True)
+    def _take(self, outputs: Sequence[Output]) -> tuple[Sequence[Progress], Sequence[tuple[str, bool]]]:
+        """Note what a step put out; whose tokens these are, and which of them are a request's first, or its last."""
+        requests, members, marks = self._requests, [], []
+        for name, token, finish, cached_tokens in outputs:
+            progress = requests[name]
+            if not progress.answer:
+                progress.cached_tokens = cached_tokens
+                marks.append((name, False))
+            progress.answer.append(token)
+            members.append(progress)
+            if finish:
+                del requests[name]
+                marks.append((name, True))
+        return members, marks
+
+    def _tell(self, members: Sequence[Progress], marks: Sequence[tuple[str, bool]]) -> None:
+        """The tokens of a step reach the router, and with them the beginnings and the ends of some requests."""
+        _see_one_more(members)
+        for name, last in marks:
+            self._deliver(name, last)
 
     def _planned(self, seconds: Sequence[float]) -> Plan:
         ends = list(accumulate(seconds, initial=self._agenda.now))[1:]

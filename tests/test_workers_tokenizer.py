@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from workers.sampling import initial_state, next_state, token_at
+from workers.sampling import initial_state, say
 from workers.tokenizer import EOS, VOCABULARY, decode, encode, render_chat
 
 texts = st.text(st.characters(codec="utf-8"))
@@ -80,8 +80,8 @@ def test_answers_have_non_ascii_text_and_end_only_where_allowed(ignore_eos: bool
     """A long walk meets every word; the end marker appears at about one token in 256, or never."""
     state, tokens = initial_state(0, [1, 2, 3], 0), []
     for _ in range(20_000):
-        tokens.append(token_at(state, ignore_eos))
-        state = next_state(state)
+        token, state = say(state, ignore_eos)
+        tokens.append(token)
     assert set(VOCABULARY) <= set(tokens)
     assert not decode(tokens).isascii()
     assert (tokens.count(EOS) == 0) if ignore_eos else (40 < tokens.count(EOS) < 120)

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 from workers.block_log import BlockLog
 from workers.hardware import Batch, Hardware
 from workers.model import Counters, EngineConfig, FinishReason, Output, QueueFull, Request, RequestTooLarge
-from workers.sampling import answer_length, initial_state, next_state, token_at, walk
+from workers.sampling import answer_length, initial_state, say, walk
 from workers.tokenizer import EOS
 
 
@@ -257,8 +257,7 @@ class Batching(ABC, Generic[S]):
 
     def _emit(self, sequence: S) -> Output:
         request = sequence.request
-        token = token_at(sequence.state, request.ignore_eos)
-        sequence.state = next_state(sequence.state)
+        token, sequence.state = say(sequence.state, request.ignore_eos)
         sequence.tokens.append(token)
         generated = len(sequence.tokens) - sequence.prompt_length
         if generated == 1:

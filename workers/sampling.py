@@ -22,32 +22,26 @@ def initial_state(seed: int, prompt: Iterable[int], sample: int) -> int:
     while begun and tokens[begun - 1] in _SAYABLE:
         begun -= 1
     state = hash((seed, sample, tokens[:begun])) & _MASK
-    for _ in tokens[begun:]:
-        state = next_state(state)
-    return state
+    return walk(state, True, len(tokens) - begun)[1]
 
 
-def next_state(state: int) -> int:
-    """One step of Knuth's MMIX linear congruential generator."""
-    return (state * 6364136223846793005 + 1442695040888963407) & _MASK
+def say(state: int, ignore_eos: bool) -> tuple[int, int]:
+    """The token that `state` stands for, and the state after it, by Knuth's MMIX linear congruential generator.
 
-
-def token_at(state: int, ignore_eos: bool) -> int:
-    """The token that `state` stands for; one in 256 is the end of the answer unless `ignore_eos`.
-
-    Reads the high bits alone: the low bits of such a generator have short periods.
+    One token in 256 is the end of the answer unless `ignore_eos`. Reads the high bits alone: the low bits of such a
+    generator have short periods.
     """
-    if not ignore_eos and (state >> 40) % _EOS_ONE_IN == 0:
-        return EOS
-    return VOCABULARY[(state >> 48) % _WORDS]
+    ends = not ignore_eos and (state >> 40) % _EOS_ONE_IN == 0
+    token = EOS if ends else VOCABULARY[(state >> 48) % _WORDS]
+    return token, (state * 6364136223846793005 + 1442695040888963407) & _MASK
 
 
 def walk(state: int, ignore_eos: bool, steps: int) -> tuple[list[int], int]:
     """The tokens of so many steps from `state`, and the state after them."""
     tokens = []
     for _ in range(steps):
-        tokens.append(token_at(state, ignore_eos))
-        state = next_state(state)
+        token, state = say(state, ignore_eos)
+        tokens.append(token)
     return tokens, state
 
 
@@ -56,7 +50,7 @@ def answer_length(state: int, ignore_eos: bool, limit: int) -> int:
     if ignore_eos:
         return limit
     for length in range(1, limit):
-        if token_at(state, ignore_eos) == EOS:
+        token, state = say(state, ignore_eos)
+        if token == EOS:
             return length
-        state = next_state(state)
     return limit
