@@ -6,7 +6,7 @@ as a `Charge`, from which each policy keeps its own counters at its own price.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -39,9 +39,6 @@ class Tokens(NamedTuple):
 
 NOTHING: Final = Tokens()
 
-Cost = Callable[[Tokens], float]
-"""The price of one request's tokens: any function that grows with each of them (VTC, section 4)."""
-
 
 @dataclass(frozen=True, slots=True)
 class LinearCost:
@@ -55,6 +52,14 @@ class LinearCost:
         """Price these tokens."""
         return self.extend * tokens.extend + self.cached * tokens.cached + self.output * tokens.output
 
+    def change(self, before: Tokens, after: Tokens) -> float:
+        """What the price of a request's tokens rose by; negative where it fell."""
+        extend, cached, output = after
+        had_extend, had_cached, had_output = before
+        return (self.extend * extend + self.cached * cached + self.output * output) - (
+            self.extend * had_extend + self.cached * had_cached + self.output * had_output
+        )
+
 
 class Charge(NamedTuple):
     """How one request's bill changed: what it came to before, and what it comes to now."""
@@ -65,9 +70,9 @@ class Charge(NamedTuple):
     before: Tokens
     after: Tokens
 
-    def at(self, cost: Cost) -> float:
+    def at(self, cost: LinearCost) -> float:
         """The change at this price; negative where an estimate was too high."""
-        return cost(self.after) - cost(self.before)
+        return cost.change(self.before, self.after)
 
 
 @dataclass(slots=True)
