@@ -129,20 +129,30 @@ class QueuedPolicy(Policy):
 
     def _next_stolen(self, idle: Sequence[WorkerId], victim: WorkerId, now: float) -> Choice | None:
         """Let one of these workers, for which nothing waits, take over from the longest queue without room."""
+        takers = self._takers(victim, now)
         for thief in idle:
-            for request in self._stealable(victim, now):
-                if self._steal(request, victim, thief, now) and (choice := self._next_of(thief, now)):
-                    return choice
+            if thief in takers:
+                for request in self._stealable(victim, now):
+                    if self._steal(request, victim, thief, now) and (choice := self._next_of(thief, now)):
+                        return choice
+                takers = self._takers(victim, now)
         return None
+
+    def _takers(self, victim: WorkerId, now: float) -> set[WorkerId]:
+        """Those that could take something over, if it fits there; most often only the victim itself."""
+        return {taker for request in self._stealable(victim, now) for taker in self._losing_little(request, victim)}
+
+    def _losing_little(self, request: Request, victim: WorkerId) -> dict[WorkerId, Candidate]:
+        """The workers that hold as much of a request as the one that it waits for, or little less."""
+        candidates = self._candidates(request)
+        held = next(candidate.cached_tokens for candidate in candidates if candidate.worker == victim)
+        loss = self._placement.steal_loss
+        return {each.worker: each for each in candidates if loss is not None and held - each.cached_tokens <= loss}
 
     def _steal(self, request: Request, victim: WorkerId, thief: WorkerId, now: float) -> bool:
         """Move a request into an idle worker's empty queue, if it fits there and loses little by it."""
-        candidates = {candidate.worker: candidate for candidate in self._candidates(request)}
-        here = candidates.get(thief)
+        here = self._losing_little(request, victim).get(thief)
         if here is None or not self._view.admits(thief, request):
-            return False
-        lost = candidates[victim].cached_tokens - here.cached_tokens
-        if self._placement.steal_loss is None or lost > self._placement.steal_loss:
             return False
         self.withdraw(request.id, now)
         self._placement.book(request, here)
