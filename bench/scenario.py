@@ -8,7 +8,7 @@ from router.core.policies import POLICIES
 from router.core.scheduler import SchedulerSettings
 from workers.engine import DEFAULT_HARDWARE, Engine, create_engine, default_config
 from workers.hardware import HARDWARE, Batch, Hardware
-from workers.model import Dialect, Order
+from workers.model import Dialect, EngineConfig, Order
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +44,16 @@ class WorkerSpec:
             raise ValueError("speed must be positive and finite")
         if not 0 <= self.joins < self.leaves:
             raise ValueError("a worker joins before it leaves")
-        self.engine()
+        self._config()
 
     def engine(self, seed: int = 0) -> Engine:
         """Build it, idle and empty."""
-        hardware = HARDWARE[self.hardware]
-        config = default_config(
+        return create_engine(self._config(seed), _paced(HARDWARE[self.hardware], self.speed))
+
+    def _config(self, seed: int = 0) -> EngineConfig:
+        return default_config(
             self.dialect,
-            hardware,
+            HARDWARE[self.hardware],
             kv_tokens=self.kv_tokens,
             block_size=self.block_size,
             max_running=self.max_running,
@@ -60,7 +62,6 @@ class WorkerSpec:
             max_queued=self.max_queued,
             seed=seed,
         )
-        return create_engine(config, _paced(hardware, self.speed))
 
 
 def _paced(hardware: Hardware, speed: float) -> Hardware:
