@@ -90,8 +90,9 @@ class Scene:
         self.scheduler.accounts.check_conservation()
         return commands
 
-    def join(self, worker: str, *models: str, reorders: bool = False) -> None:
-        self.tell(WorkerJoined(Worker(WorkerId(worker), frozenset(models or [MODEL]), reorders=reorders)))
+    def join(self, worker: str, *models: str, reorders: bool = False, engine: str = "") -> None:
+        served = frozenset(models or [MODEL])
+        self.tell(WorkerJoined(Worker(WorkerId(worker), served, engine=engine, reorders=reorders)))
 
     def leave(self, worker: str) -> None:
         self.tell(WorkerLeft(WorkerId(worker)))

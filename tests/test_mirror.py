@@ -87,7 +87,7 @@ class AnyHistory(RuleBasedStateMachine):
     @precondition(lambda self: self.caches.running)
     @rule(data=st.data())
     def start(self, data: st.DataObject) -> None:
-        self.mirror.started(data.draw(st.sampled_from(list(self.caches.running))))
+        self.mirror.started(data.draw(st.sampled_from(list(self.caches.running))), self.caches.now)
 
     @precondition(lambda self: self.caches.running)
     @rule(data=st.data(), answer=texts, cached=st.none() | st.integers(0, 8), computed=st.booleans())
@@ -323,7 +323,7 @@ def test_two_that_are_computed_in_one_batch_do_not_find_each_other() -> None:
     first = caches.send("xxxx", turn=5.0)
     caches.send("xxxy", after=0.5, turn=5.0)
     assert caches.predicted == 0
-    caches.mirror.started(first)
+    caches.mirror.started(first, caches.now)
     caches.send("xxxz", after=0.5, turn=9.0)
     assert caches.predicted == 3 * CHUNK_TOKENS
 

@@ -109,6 +109,20 @@ def test_a_client_that_begins_to_wait_goes_before_those_that_have_waited() -> No
     assert talk.order == [ada[0], ada[1], bob[0], light[0], ada[2], bob[1], light[1]]
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_what_another_call_computes_counts_as_cached_where_it_is_found_by_then(engine: str) -> None:
+    """SGLang finds a prompt once it is computed: two calls that begin alike would both compute it in one batch. So the
+    second takes as much of the window as if nothing of it was there, and goes when the first has begun to answer.
+    """
+    budget = SchedulerSettings(window=FixedWindow(requests=9, unstarted_tokens=15 * CHUNK_TOKENS))
+    talk = Scene("rr+dlpm", workers=(), settings=budget)
+    talk.join("w1", engine=engine)
+    first, second = talk.arrive("ada", "document 1"), talk.arrive("bob", "document 2")
+    assert (second in talk.dispatched) == (engine == "vllm")
+    talk.start(first)
+    assert talk.order == [first, second]
+
+
 def test_a_call_that_costs_more_than_a_head_start_waits_its_turn() -> None:
     """So long prompts that nothing is cached of do not come before those that are."""
     talk = scene(head_start=4 * CHUNK_TOKENS + 1)

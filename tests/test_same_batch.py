@@ -30,7 +30,7 @@ def test_a_first_token_and_time_form_the_next_batch() -> None:
     """After either of them what was sent before is computed first."""
     batch = NextBatch()
     add(batch, "a", "doc?", 0)
-    batch.started(RequestId("z"))
+    batch.started(RequestId("z"), 0.5)
     assert add(batch, "b", "doc!", 3, formed=1.0) == 3
     add(batch, "c", "else", 0, formed=1.0)
     assert add(batch, "d", "elsa", 3, now=1.0 + 2 * JITTER, formed=2.0) == 3
@@ -50,8 +50,43 @@ def test_a_long_prompt_is_found_but_for_its_last_batch_while_that_has_room() -> 
     batch = NextBatch()
     batch.chunks = 4
     assert add(batch, "a", "x" * 10, 0) == 0
-    batch.started(RequestId("z"))
+    batch.started(RequestId("z"), 1.0)
     assert add(batch, "b", "x" * 10, 10, now=9.0) == 8
     assert add(batch, "c", "x" * 10, 10, now=9.0) == 10
-    batch.started(RequestId("a"))
+    batch.started(RequestId("a"), 9.0)
     assert add(batch, "d", "x" * 10, 10, now=9.0) == 10
+
+
+def test_of_what_waits_a_batch_takes_as_much_as_it_can() -> None:
+    """First come, first served: what is left waits for the batch after it, with what is sent meanwhile."""
+    batch = NextBatch()
+    batch.chunks = 4
+    for name, text in (("a", "aa"), ("b", "bb"), ("c", "cc")):
+        add(batch, name, text, 0)
+    batch.started(RequestId("z"), 1.0)
+    assert [batch.would_find(key(text).hashes) for text in ("aa", "bb", "cc")] == [None, None, 0]
+    assert add(batch, "d", "bb", 2) == 2
+    assert add(batch, "e", "cc", 2) == 0
+
+
+def test_the_first_tokens_of_one_batch_are_the_end_of_one() -> None:
+    """They come at once, or nearly."""
+    batch = NextBatch()
+    batch.chunks = 3
+    for name, text in (("a", "aa"), ("b", "bb"), ("c", "cc")):
+        add(batch, name, text, 0)
+    batch.started(RequestId("y"), 1.0)
+    batch.started(RequestId("z"), 1.0 + JITTER)
+    assert [batch.would_find(key(text).hashes) for text in ("aa", "bb", "cc")] == [None, 0, 0]
+    batch.started(RequestId("a"), 2.0)
+    assert [batch.would_find(key(text).hashes) for text in ("bb", "cc")] == [None, 0]
+
+
+def test_what_is_sent_now_finds_what_was_computed_before_those_that_wait() -> None:
+    """Of several that begin like it, the one that found least decides."""
+    batch = NextBatch()
+    add(batch, "a", "doc?", 1)
+    add(batch, "b", "doc?!", 3)
+    assert batch.would_find(key("doc!").hashes) == 1
+    assert batch.would_find(key("dear").hashes) is None
+    assert batch.would_find(key("d").hashes) is None

@@ -29,8 +29,9 @@ class SchedulerView(FleetView):
 
     def admits(self, worker: WorkerId, request: Request) -> bool:
         """See `FleetView`."""
-        uncached = self._prefixes.input_tokens(request) - self.match(request).get(worker, 0)
-        return self._cluster[worker].admits(uncached)
+        matched = self.match(request).get(worker, 0)
+        found = self._prefixes.mirror.findable(request, worker, matched)
+        return self._cluster[worker].admits(self._prefixes.input_tokens(request) - found)
 
     def input_tokens(self, request: Request) -> int:
         """See `FleetView`."""

@@ -170,9 +170,24 @@ class Mirror:
         self._keep_within(worker, state)
         return min(matched, predicted)
 
-    def started(self, request: RequestId) -> None:
+    def findable(self, request: Request, worker: WorkerId, matched: int) -> int:
+        """How many of these tokens, which a worker holds, a request would find there if it was sent now."""
+        state = self._caches.get(worker)
+        if not matched or state is None or not state.batch or not self._tells_computed(request, state):
+            return matched
+        (prompt,) = request.prompts
+        found = state.batch.would_find(prompt.hashes)
+        if found is None:
+            return matched
+        return min(matched, self.in_blocks(self._estimates.measure(request.model, prompt).held(found), worker))
+
+    def _tells_computed(self, request: Request, state: CacheState) -> bool:
+        """Whether what is being computed is told from what is computed."""
+        return state.rules.found_when_computed and self._tracking.replays and len(request.prompts) == 1
+
+    def started(self, request: RequestId, now: float) -> None:
         """Its first token is there."""
-        self.cache(self._runs[request].worker).batch.started(request)
+        self.cache(self._runs[request].worker).batch.started(request, now)
 
     def progressed(self, request: RequestId, output: int) -> None:
         """A request has so many output tokens by now."""
@@ -246,7 +261,7 @@ class Mirror:
     def _computed_by_then(self, request: Request, worker: WorkerId, now: float, matched: int, turn: float) -> int:
         """What of a match does not stand at the worker's door like the request itself."""
         state = self.cache(worker)
-        if not (state.rules.found_when_computed and self._tracking.replays and len(request.prompts) == 1):
+        if not self._tells_computed(request, state):
             return matched
         (prompt,) = request.prompts
         held = self._tree.match(prompt.hashes).get(worker, 0)

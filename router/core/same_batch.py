@@ -8,6 +8,7 @@ all but that one's share.
 """
 
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 from router.core.model import RequestId
@@ -37,6 +38,11 @@ class NextBatch:
         self.chunks = 0
         """How much of a prompt goes into one batch; 0 where that is not known, and taken for enough."""
         self._computing: dict[RequestId, Computing] = {}
+        self._formed = -inf
+        """When a first token showed last that a batch is over, in seconds."""
+
+    def __len__(self) -> int:
+        return len(self._computing)
 
     def add(self, request: RequestId, hashes: bytes, held: int, now: float, formed: float) -> int:
         """A request is sent, of whose chunks so many are held; returns how many of these are computed by its turn.
@@ -49,14 +55,19 @@ class NextBatch:
             del computing[other]
         size, found = len(hashes) // HASH_BYTES, held
         for each in computing.values():
-            start = each.found * HASH_BYTES
-            alike = hashes[start : start + HASH_BYTES] == each.hashes[start : start + HASH_BYTES]
-            if alike and each.found < found and self._joins(each, size):
+            if each.found < found and _alike(hashes, each) and self._joins(each, size):
                 found = each.found
         whole = (size - found) // self.chunks * self.chunks if self.chunks else 0
         room = self.chunks - (size - found - whole) if whole else None
         computing[request] = Computing(hashes, found + whole, room, formed)
         return found
+
+    def would_find(self, hashes: bytes) -> int | None:
+        """How many chunks of a prompt a request that is sent now would find at most; None where nothing limits that.
+
+        By first tokens alone: what time tells may be too early, and who is held back too long loses one step.
+        """
+        return min([other.found for other in self._computing.values() if _alike(hashes, other)], default=None)
 
     @staticmethod
     def _joins(other: Computing, size: int) -> bool:
@@ -66,12 +77,26 @@ class NextBatch:
         other.room -= size - other.found
         return other.room >= 0
 
-    def started(self, request: RequestId) -> None:
-        """A first token is there: a batch is over, and what waits is in the next one."""
+    def started(self, request: RequestId, now: float) -> None:
+        """A first token is there: a batch is over, and of what waits as much as a batch takes is in the next one."""
         self.ended(request)
+        if now <= self._formed + JITTER:
+            return
+        self._formed = now
+        left = self.chunks or inf
         for each in [each for each, other in self._computing.items() if other.room is None]:
+            left -= len(self._computing[each].hashes) // HASH_BYTES - self._computing[each].found
+            if left < 0:
+                break
             del self._computing[each]
 
     def ended(self, request: RequestId) -> None:
         """It is computed, or never will be."""
         self._computing.pop(request, None)
+
+
+def _alike(hashes: bytes, other: Computing) -> bool:
+    """Whether a prompt begins with the first chunk that another is to compute, and so with all before it."""
+    start = other.found * HASH_BYTES
+    chunk = other.hashes[start : start + HASH_BYTES]
+    return bool(chunk) and hashes[start : start + HASH_BYTES] == chunk

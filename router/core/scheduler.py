@@ -335,7 +335,7 @@ class Scheduler:
             live.state = State.STARTED
             self.cluster[live.worker].start(request, now, seen=seen)
             if seen:
-                self.mirror.started(request)
+                self.mirror.started(request, now)
             if seen:
                 self._blame_suspects(live, now)
             self.policy.started(live.request, live.worker)
