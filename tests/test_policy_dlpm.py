@@ -123,6 +123,17 @@ def test_what_another_call_computes_counts_as_cached_where_it_is_found_by_then(e
     assert talk.order == [first, second]
 
 
+def test_what_another_call_is_guessed_to_have_computed_counts_as_cached() -> None:
+    """An answer that comes in one piece never shows that its prompt is computed."""
+    budget = SchedulerSettings(window=FixedWindow(requests=9, unstarted_tokens=15 * CHUNK_TOKENS))
+    talk = Scene("rr+dlpm", workers=(), settings=budget)
+    talk.join("w1", engine="sglang")
+    first = talk.arrive("ada", "document 1", streamed=False)
+    talk.wait(60.0)
+    others = [talk.arrive("bob", "document 2"), talk.arrive("cyd", "document 3")]
+    assert talk.order == [first, *others]
+
+
 def test_a_call_that_costs_more_than_a_head_start_waits_its_turn() -> None:
     """So long prompts that nothing is cached of do not come before those that are."""
     talk = scene(head_start=4 * CHUNK_TOKENS + 1)

@@ -10,6 +10,10 @@ def add(batch: NextBatch, name: str, text: str, held: int, now: float = 0.0, for
     return batch.add(RequestId(name), key(text).hashes, held, now, formed)
 
 
+def would_find(batch: NextBatch, text: str, waiting: str = "abcdefgh") -> int | None:
+    return batch.would_find(key(text).hashes, [RequestId(name) for name in waiting])
+
+
 def test_what_waits_for_the_same_batch_is_not_found() -> None:
     """But for what was computed before either of them came."""
     batch = NextBatch()
@@ -64,7 +68,7 @@ def test_of_what_waits_a_batch_takes_as_much_as_it_can() -> None:
     for name, text in (("a", "aa"), ("b", "bb"), ("c", "cc")):
         add(batch, name, text, 0)
     batch.started(RequestId("z"), 1.0)
-    assert [batch.would_find(key(text).hashes) for text in ("aa", "bb", "cc")] == [None, None, 0]
+    assert [would_find(batch, text) for text in ("aa", "bb", "cc")] == [None, None, 0]
     assert add(batch, "d", "bb", 2) == 2
     assert add(batch, "e", "cc", 2) == 0
 
@@ -77,9 +81,9 @@ def test_the_first_tokens_of_one_batch_are_the_end_of_one() -> None:
         add(batch, name, text, 0)
     batch.started(RequestId("y"), 1.0)
     batch.started(RequestId("z"), 1.0 + JITTER)
-    assert [batch.would_find(key(text).hashes) for text in ("aa", "bb", "cc")] == [None, 0, 0]
+    assert [would_find(batch, text) for text in ("aa", "bb", "cc")] == [None, 0, 0]
     batch.started(RequestId("a"), 2.0)
-    assert [batch.would_find(key(text).hashes) for text in ("bb", "cc")] == [None, 0]
+    assert [would_find(batch, text) for text in ("bb", "cc")] == [None, 0]
 
 
 def test_what_is_sent_now_finds_what_was_computed_before_those_that_wait() -> None:
@@ -87,6 +91,14 @@ def test_what_is_sent_now_finds_what_was_computed_before_those_that_wait() -> No
     batch = NextBatch()
     add(batch, "a", "doc?", 1)
     add(batch, "b", "doc?!", 3)
-    assert batch.would_find(key("doc!").hashes) == 1
-    assert batch.would_find(key("dear").hashes) is None
-    assert batch.would_find(key("d").hashes) is None
+    assert would_find(batch, "doc!") == 1
+    assert would_find(batch, "dear") is None
+    assert would_find(batch, "d") is None
+
+
+def test_nobody_stands_in_the_way_who_waits_no_more() -> None:
+    """As is guessed of answers that come in one piece."""
+    batch = NextBatch()
+    add(batch, "a", "doc?", 1)
+    assert would_find(batch, "doc!", waiting="a") == 1
+    assert would_find(batch, "doc!", waiting="b") is None

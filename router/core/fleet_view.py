@@ -30,8 +30,9 @@ class SchedulerView(FleetView):
     def admits(self, worker: WorkerId, request: Request) -> bool:
         """See `FleetView`."""
         matched = self.match(request).get(worker, 0)
-        found = self._prefixes.mirror.findable(request, worker, matched)
-        return self._cluster[worker].admits(self._prefixes.input_tokens(request) - found)
+        state = self._cluster[worker]
+        found = self._prefixes.mirror.findable(request, worker, matched, state.waiting)
+        return state.admits(self._prefixes.input_tokens(request) - found)
 
     def input_tokens(self, request: Request) -> int:
         """See `FleetView`."""

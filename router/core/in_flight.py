@@ -5,7 +5,7 @@ should be over, or when a stream that was sent after it starts.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 from math import inf
@@ -55,6 +55,11 @@ class Flights:
     def unstarted(self) -> int:
         """How many."""
         return len(self._unstarted)
+
+    @property
+    def waiting(self) -> Container[RequestId]:
+        """The unstarted ones."""
+        return self._unstarted
 
     @property
     def first_tokens(self) -> int:

@@ -17,7 +17,7 @@ its text is not what the engine would be sent again) still fills the cache: it i
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from itertools import count
 from math import inf
 from typing import Final
@@ -170,13 +170,16 @@ class Mirror:
         self._keep_within(worker, state)
         return min(matched, predicted)
 
-    def findable(self, request: Request, worker: WorkerId, matched: int) -> int:
-        """How many of these tokens, which a worker holds, a request would find there if it was sent now."""
+    def findable(self, request: Request, worker: WorkerId, matched: int, waiting: Container[RequestId]) -> int:
+        """How many of these tokens, which a worker holds, a request would find there if it was sent now.
+
+        `waiting`: the requests that wait at the worker for their first token, as far as is known.
+        """
         state = self._caches.get(worker)
         if not matched or state is None or not state.batch or not self._tells_computed(request, state):
             return matched
         (prompt,) = request.prompts
-        found = state.batch.would_find(prompt.hashes)
+        found = state.batch.would_find(prompt.hashes, waiting)
         if found is None:
             return matched
         return min(matched, self.in_blocks(self._estimates.measure(request.model, prompt).held(found), worker))

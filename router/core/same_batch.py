@@ -7,6 +7,7 @@ longer than a batch takes several, and what comes meanwhile joins the last of th
 all but that one's share.
 """
 
+from collections.abc import Container
 from dataclasses import dataclass
 from math import inf
 from typing import Final
@@ -62,12 +63,14 @@ class NextBatch:
         computing[request] = Computing(hashes, found + whole, room, formed)
         return found
 
-    def would_find(self, hashes: bytes) -> int | None:
+    def would_find(self, hashes: bytes, waiting: Container[RequestId]) -> int | None:
         """How many chunks of a prompt a request that is sent now would find at most; None where nothing limits that.
 
-        By first tokens alone: what time tells may be too early, and who is held back too long loses one step.
+        By first tokens, and by `waiting`, the requests that wait for one: when a batch ought to be formed may be too
+        early, and who is held back too long loses one step.
         """
-        return min([other.found for other in self._computing.values() if _alike(hashes, other)], default=None)
+        ahead = [each for each, other in self._computing.items() if _alike(hashes, other) and each in waiting]
+        return min([self._computing[each].found for each in ahead], default=None)
 
     @staticmethod
     def _joins(other: Computing, size: int) -> bool:

@@ -3,10 +3,10 @@
 "Locality-aware Fair Scheduling in LLM Serving", Algorithm 1, CHECKREFILL and line 13, for one queue or for a pool. A
 client with credit may go. The theorem leaves the order among those free, and two things decide it before the longest
 match does. First those go that are *fresh*: what they began to wait with costs no more than a head start, and they were
-not charged more than that since.
-Among these, and then among the rest, those go first that are *sparse*: they have nothing in flight (in a pool, less
-than one request for each worker). Else a client that seldom asks for anything would wait until the long matches of a
-heavy one have used up a quantum, and before many heavy ones with little in flight each, until all of them have.
+not charged more than that since. Among these, and then among the rest, those go first that are *sparse*: they have
+nothing in flight (in a pool, less than one request for each worker). Else a client that seldom asks for anything would
+wait until the long matches of a heavy one have used up a quantum, and before many heavy ones with little in flight
+each, until all of them have.
 """
 
 from collections.abc import Callable, Collection, Iterator

@@ -1,6 +1,6 @@
 """One worker as the core knows it: what is in flight there, how fast it is, and what its window says."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from math import inf
 
@@ -64,6 +64,11 @@ class WorkerState:
     def running(self) -> Mapping[RequestId, InFlight]:
         """The requests in flight."""
         return self._flights.requests
+
+    @property
+    def waiting(self) -> Container[RequestId]:
+        """Of these, those that wait for their first token, as far as is seen or guessed."""
+        return self._flights.waiting
 
     def turn_of_next(self, now: float) -> float:
         """When the engine is expected to begin with a request that is sent now."""
