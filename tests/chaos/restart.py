@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
@@ -51,7 +52,7 @@ class Load:
 
 
 class Books(NamedTuple):
-    """What clients were served and how their counters stood, in cost units, at a time of the wall clock."""
+    """What clients were served and how their counters stood, in cost units, just behind a time of the wall clock."""
 
     at: float
     service: dict[str, float]
@@ -129,13 +130,18 @@ async def restart(load: Load, directory: Path) -> Restart:
 
 
 async def _until_killed(load: Load, proxy: Server, state: Path, http: aiohttp.ClientSession) -> list[Books]:
-    """Put it under load and kill it, some time behind a save; its books as they were, look by look."""
+    """Put it under load and kill it, some time behind a save; its books as they were, look by look.
+
+    The last look is behind the last save, so that these bound what was saved: no other save is due for a while.
+    """
     crowd, books = Crowd(proxy.url, time.monotonic), list[Books]()
     asking = asyncio.ensure_future(_ask(crowd, load, None))
     began = time.monotonic()
-    while time.monotonic() < began + load.seconds or not _covers(state, load.clients // 2):
-        books.append(await _read(http, proxy))
+    while not (
+        time.monotonic() > began + load.seconds and _covers(state, load.clients // 2, books[-1].at, load.interval)
+    ):
         await asyncio.sleep(LOOK)
+        books.append(await _read(http, proxy))
     await proxy.end()
     crowd.over.set()
     await asking
@@ -152,6 +158,7 @@ async def _ask(crowd: Crowd, load: Load, seconds: float | None) -> None:
 
 
 async def _read(http: aiohttp.ClientSession, proxy: Server) -> Books:
+    asked = time.time()
     clients = (await get_json(http, f"{proxy.url}/fairness"))["clients"]
     deficit = {
         name: entry["deficit"][worker]["order"]
@@ -159,13 +166,16 @@ async def _read(http: aiohttp.ClientSession, proxy: Server) -> Books:
         for worker in list(entry["deficit"])[:1]
         if entry["deficit"][worker]["order"] is not None
     }
-    return Books(time.time(), {name: entry["service"]["cost"] for name, entry in clients.items()}, deficit)
+    return Books(asked, {name: entry["service"]["cost"] for name, entry in clients.items()}, deficit)
 
 
-def _covers(state: Path, clients: int) -> bool:
-    """Whether so many clients were saved."""
-    pieces = decode(state.read_bytes()).pieces if state.exists() else []
-    return sum(len(piece.rows) for piece in pieces if isinstance(piece, Clients)) >= clients
+def _covers(state: Path, clients: int, look: float, interval: float) -> bool:
+    """Whether so many clients were saved, and a look is behind that and well before the save after it."""
+    if not state.exists():
+        return False
+    pieces = decode(state.read_bytes()).pieces
+    known = sum(len(piece.rows) for piece in pieces if isinstance(piece, Clients))
+    return known >= clients and _saved(state)[1] < look < _saved(state)[1] + interval / 2
 
 
 def _saved(state: Path) -> tuple[float, float]:
@@ -175,7 +185,7 @@ def _saved(state: Path) -> tuple[float, float]:
 
 def differences(books: Sequence[Books], saved: float, written: float, loaded: Books) -> list[str]:
     """Where loaded books are none that there were while they were saved, client by client."""
-    before = [each for each in books if each.at <= saved][-1:] or books[:1]
+    before = [each for each, after in pairwise(books) if after.at <= saved][-1:] or books[:1]
     behind = next((each for each in books if each.at > written), books[-1])
     around = [each for each in books if before[0].at <= each.at <= behind.at]
     found = []
