@@ -138,7 +138,7 @@ def test_books_are_compared_with_those_at_the_save() -> None:
     """What was served since then is forgotten; what was served before is not."""
     books = [Books(float(at), {"a": 10.0 * at}, {"a": -50.0 * at}) for at in range(60)]
     assert not differences(books, 20.5, 20.9, Books(99.0, {"a": 205.0}, {"a": -1025.0}))
-    assert differences(books, 20.5, 20.9, Books(99.0, {"a": 180.0}, {"a": -1025.0}))
-    assert differences(books, 20.5, 20.9, Books(99.0, {"a": 220.0}, {"a": -1025.0}))
+    assert differences(books, 20.5, 20.9, Books(99.0, {"a": 169.0}, {"a": -1025.0}))
+    assert differences(books, 20.5, 20.9, Books(99.0, {"a": 231.0}, {"a": -1025.0}))
     assert differences(books, 20.5, 20.9, Books(99.0, {"a": 205.0}, {"a": 0.0}))
     assert differences(books, 20.5, 20.9, Books(99.0, {}, {}))

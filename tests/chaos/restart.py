@@ -34,6 +34,8 @@ QUANTUM: Final = 100.0
 FLAGS: Final = ("--log-level", "warning", "--dlpm-home.quantum", str(QUANTUM))
 MOST_OF_A_CALL: Final = 400.0
 """Cost of the dearest call that a client asks, in cost units."""
+CORRECTION: Final = 20.0
+"""What of a call's service an engine's usage may take back when it ends, or add, in cost units."""
 SLACK: Final = 1.0
 """Seconds that a step of an engine, a poll and a busy machine may take besides."""
 
@@ -137,9 +139,7 @@ async def _until_killed(load: Load, proxy: Server, state: Path, http: aiohttp.Cl
     crowd, books = Crowd(proxy.url, time.monotonic), list[Books]()
     asking = asyncio.ensure_future(_ask(crowd, load, None))
     began = time.monotonic()
-    while not (
-        time.monotonic() > began + load.seconds and _covers(state, load.clients // 2, books[-1].at, load.interval)
-    ):
+    while time.monotonic() < began + load.seconds or not _covers(state, load, books[-1].at):
         await asyncio.sleep(LOOK)
         books.append(await _read(http, proxy))
     await proxy.end()
@@ -169,13 +169,14 @@ async def _read(http: aiohttp.ClientSession, proxy: Server) -> Books:
     return Books(asked, {name: entry["service"]["cost"] for name, entry in clients.items()}, deficit)
 
 
-def _covers(state: Path, clients: int, look: float, interval: float) -> bool:
-    """Whether so many clients were saved, and a look is behind that and well before the save after it."""
+def _covers(state: Path, load: Load, look: float) -> bool:
+    """Whether half of the clients were saved, and a look is behind that and well before the save after it."""
     if not state.exists():
         return False
     pieces = decode(state.read_bytes()).pieces
     known = sum(len(piece.rows) for piece in pieces if isinstance(piece, Clients))
-    return known >= clients and _saved(state)[1] < look < _saved(state)[1] + interval / 2
+    written = _saved(state)[1]
+    return known >= load.clients // 2 and written < look < written + load.interval / 2
 
 
 def _saved(state: Path) -> tuple[float, float]:
@@ -190,9 +191,11 @@ def differences(books: Sequence[Books], saved: float, written: float, loaded: Bo
     around = [each for each in books if before[0].at <= each.at <= behind.at]
     found = []
     for name, service in loaded.service.items():
-        low, high = before[0].service.get(name, 0.0), behind.service.get(name, 0.0)
-        if not low <= service <= high:
-            found.append(f"{name} was served {service:.0f}, which was {low:.0f} to {high:.0f} at the last save")
+        counts = [each.service.get(name, 0.0) for each in around]
+        if not min(counts) - CORRECTION <= service <= max(counts) + CORRECTION:
+            found.append(
+                f"{name} was served {service:.0f}, which was {min(counts):.0f} to {max(counts):.0f} at the last save"
+            )
     for name, deficit in loaded.deficit.items():
         seen = [each.deficit[name] for each in around if name in each.deficit]
         if seen and not min(seen) - MOST_OF_A_CALL <= deficit <= max(seen) + QUANTUM:
