@@ -56,6 +56,11 @@ class Cluster:
     def _serves(self, state: WorkerState, model: str) -> bool:
         return not state.left and state.worker.id not in self.barred and model in state.worker.models
 
+    def in_use(self, worker: WorkerId) -> bool:
+        """Whether anything is sent to a worker: it is there, and not left out."""
+        state = self._states.get(worker)
+        return state is not None and not state.left and worker not in self.barred
+
     def can_spare(self, worker: WorkerId) -> bool:
         """Whether everything that a worker serves is served by others, too."""
         return all(len(self.serving(model)) > 1 for model in self._states[worker].worker.models)

@@ -64,11 +64,14 @@ class ReturnedPool:
         """A request arrived, which raises the budget of retries."""
         self._budget.request()
 
-    def add(self, live: Live, event: Returned, now: float) -> bool:
+    def add(self, live: Live, event: Returned, now: float, *, in_use: bool) -> bool:
         """A request came back from its worker; whether it may be tried again.
 
         An engine that has no room has failed nothing: the request waits as if it had never been sent. One that took no
         connection is not asked again, but may have computed nothing, so that there is nothing to be sparing of.
+
+        The budget is for failures that go on. What its worker fails when it is `in_use` no more was sent before that:
+        however much it is, it is of one fault and comes once.
         """
         self._lives[live.request.id] = live
         worker, live.state, live.worker = live.worker, State.RETURNED, None
@@ -81,7 +84,7 @@ class ReturnedPool:
         live.tries += 1
         if event.fault is Fault.ERROR:
             live.suspects += (worker,)
-        return live.tries < self._tries and (event.begun or self._budget.take(now))
+        return live.tries < self._tries and (event.begun or not in_use or self._budget.take(now))
 
     def remove(self, request: RequestId) -> None:
         """It waits no more."""

@@ -402,7 +402,7 @@ class Scheduler:
         if live is None or live.worker is None:
             return
         self._bear(live)
-        if not self._returned.add(live, event, now):
+        if not self._returned.add(live, event, now, in_use=self.cluster.in_use(live.worker)):
             if len(live.suspects) == 1:
                 self._blame_suspects(live, now)
             self._abandon(live, Refusal.NO_RETRY)
