@@ -4,7 +4,15 @@ from math import inf
 
 import pytest
 
-from router.core.engine_limits import FEWEST_TOKENS, EngineReport, KvLimit, RequestLimit, TokenLimit
+from router.core.engine_limits import (
+    FEWEST_REQUESTS,
+    FEWEST_TOKENS,
+    EngineReport,
+    KvLimit,
+    RequestLimit,
+    TokenLimit,
+    UnstartedLimit,
+)
 from router.core.pace import Turnover
 
 
@@ -48,6 +56,19 @@ def test_a_lull_does_not_make_a_fast_engine_slow() -> None:
     for _ in range(20):
         limit.learn(Turnover(1.0, 10.0))
     assert limit.limit > 0.9 * 10_000
+
+
+def test_what_was_not_seen_to_start_follows_what_an_engine_starts_in_a_step() -> None:
+    """A few at first, then those of a few steps, and a lull changes little."""
+    limit = UnstartedLimit()
+    assert limit.limit == FEWEST_REQUESTS
+    limit.learn(Turnover(1.0, 3000.0))
+    assert limit.limit == FEWEST_REQUESTS
+    limit.learn(Turnover(40.0, 3000.0))
+    assert limit.limit == 160
+    for _ in range(20):
+        limit.learn(Turnover(1.0, 10.0))
+    assert 144 < limit.limit < 160
 
 
 def test_an_engine_with_requests_waiting_inside_it_runs_all_that_it_can() -> None:

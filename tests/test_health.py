@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scenario import Scene
 
+from router.core.engine_limits import FEWEST_REQUESTS
 from router.core.health import FULL_TRUST, Condition, Health, HealthRules, Patience, PatienceRules, RetryBudget
-from router.core.model import Fault, Refusal, RequestId, Returned, WorkerId
+from router.core.model import Fault, Refusal, RequestId, Returned, WorkerAnswered, WorkerId
 from router.core.scheduler import SchedulerSettings
 from router.core.window import FixedWindow
 
@@ -252,6 +253,21 @@ def test_retries_end_with_the_budget_and_continuations_do_not() -> None:
     assert requests[2] not in talk.refusals
 
 
+@pytest.mark.parametrize("leaves", [False, True], ids=["breaker", "left"])
+def test_what_dies_with_its_worker_is_no_storm_of_retries(leaves: bool) -> None:
+    """From when nothing is sent there any more, what ran there goes elsewhere whatever the budget says."""
+    talk = scene("w1", "w2", requests=200, rules=HealthRules(failures=5, budget=0.0, floor=4))
+    sent = [talk.arrive("ada", f"{number:03}") for number in range(180)]
+    there = [request for request in sent if talk.worker_of(request) == W1]
+    assert len(there) == 90
+    if leaves:
+        talk.leave("w1")
+    for request in there:
+        give_back(talk, request)
+    assert not talk.refusals
+    assert {talk.worker_of(request) for request in there} == {W2}
+
+
 def test_an_open_breaker_keeps_requests_away_until_a_probe_succeeds() -> None:
     """Its queue moves to the others; after the cooldown one request tries it."""
     talk = scene("w1", "w2", requests=2)
@@ -337,6 +353,28 @@ def test_a_worker_that_comes_back_is_trusted_little_by_little() -> None:
     talk.start(there[0])
     there = [request for request in sent if request in talk.dispatched and talk.worker_of(request) == W2]
     assert len(there) == 3
+
+
+def test_a_worker_that_comes_back_without_metrics_is_not_filled_when_it_is_trusted() -> None:
+    """Of short calls it gets what it runs and a few that wait, by their number, since their tokens come to little."""
+    talk = Scene("rr+fcfs")
+    talk.leave("w1")
+    talk.join("w1")
+    talk.tell(WorkerAnswered(W1))
+    for number in range(200):
+        talk.arrive("ada", chr(0x100 + number))
+    places, ended, most = 4, 0, 0
+    while ended < 60:
+        running = talk.order[ended : ended + places]
+        for request in running:
+            talk.start(request)
+        most = max(most, len(talk.order) - ended)
+        talk.wait(0.1)
+        for request in running:
+            talk.finish(request, 3)
+        ended += len(running)
+    assert talk.scheduler.cluster[W1].health.trusted
+    assert FULL_TRUST < most <= places + FEWEST_REQUESTS
 
 
 def test_a_worker_that_is_full_is_left_alone_for_a_while() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.engine_limits import EngineReport
+from router.core.engine_limits import FEWEST_REQUESTS, EngineReport
 from router.core.pace import Turnover
 from router.core.window import FixedWindow, LearnedWindow, Limits, Load, NoWindow
 
@@ -100,6 +100,22 @@ def test_one_may_wait_for_room_in_the_cache() -> None:
     assert not window.has_room(Load(3, 0, 0, 0, kv_peak=1001))
     assert not window.admits(Load(3, 1, 50, 50, kv_peak=900), 101)
     assert window.admits(Load(0, 0, 0, 0, kv_peak=9000), 9000)
+
+
+def test_an_engine_without_metrics_gets_few_requests_that_were_not_seen_to_start() -> None:
+    """However short they are, and until it reports again; where it does, tokens alone count."""
+    window = LearnedWindow()
+    many = Load(30, FEWEST_REQUESTS, 20, 20)
+    assert window.admits(many, 1)
+    window.unreported()
+    assert not window.has_room(many)
+    assert window.has_room(Load(30, FEWEST_REQUESTS - 1, 20, 20))
+    window.started(Turnover(20.0, 200.0))
+    assert window.has_room(many)
+    window.unreported()
+    assert not window.has_room(Load(120, 80, 90, 90))
+    reported(window, Load(120, 80, 90, 90), running=120, waiting=0)
+    assert window.has_room(Load(120, 80, 90, 90))
 
 
 def test_the_operators_limit_is_never_passed() -> None:

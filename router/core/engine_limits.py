@@ -17,6 +17,10 @@ BURST_STEPS = 2
 """Likewise, where a single step was seen to start much more than the average one."""
 PEAK_DECAY = 0.999
 """What is left of the most that a step was seen to start, with each start."""
+FEWEST_REQUESTS = 16
+"""Unstarted requests that are let through in any case to an engine that tells no metrics."""
+REQUEST_STEPS = 4
+"""Steps whose requests may be unstarted there: how many start differs more from step to step than their tokens do."""
 LEAST_REACH, MOST_REACH = 1.5, 20.0
 """Steps whose requests may wait for a place; more where they take long to get there."""
 REACH_GROWTH, REACH_DECAY = 1.25, 0.97
@@ -66,6 +70,24 @@ class TokenLimit:
         wanted = max(FEWEST_TOKENS, TOKEN_STEPS * self._average, BURST_STEPS * self._burst)
         self.limit = int(min(self._most, wanted))
         self.low = self.limit / 2
+
+
+class UnstartedLimit:
+    """Unstarted requests of an engine that tells no metrics.
+
+    It does not say that requests wait in it for a place, and where prompts are short, tokens alone are no bound.
+    """
+
+    __slots__ = ("_average", "limit")
+
+    def __init__(self) -> None:
+        self._average = 0.0
+        self.limit = FEWEST_REQUESTS
+
+    def learn(self, turnover: Turnover) -> None:
+        """A request started; see `TokenLimit.learn`."""
+        self._average = max(self._average * PEAK_DECAY, turnover.requests)
+        self.limit = max(FEWEST_REQUESTS, int(REQUEST_STEPS * self._average))
 
 
 class RequestLimit:

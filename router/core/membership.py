@@ -128,7 +128,9 @@ class Membership:
         if event.worker not in self._cluster:
             return
         self._cluster[event.worker].heard(now)
-        if isinstance(event, WorkerReported):
+        if isinstance(event, WorkerAnswered):
+            self._cluster[event.worker].unreported(now)
+        else:
             self._cluster.report(event, now)
             if event.kv_tokens is not None:
                 self._mirror.told(event.worker, event.kv_tokens)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple, Protocol, Self
 
-from router.core.engine_limits import EngineReport, KvLimit, RequestLimit, TokenLimit
+from router.core.engine_limits import EngineReport, KvLimit, RequestLimit, TokenLimit, UnstartedLimit
 from router.core.pace import Turnover
 
 
@@ -72,6 +72,9 @@ class Window(Protocol):
     def reported(self, load: Load, report: EngineReport) -> None:
         """The engine reported; this is in flight."""
 
+    def unreported(self) -> None:
+        """The engine answered, and told nothing of what it has to do."""
+
     def turned_away(self, load: Load) -> None:
         """The engine had no room for one more; this is in flight without it."""
 
@@ -97,6 +100,9 @@ class _Unlearning:
         """See `Window`."""
 
     def reported(self, load: Load, report: EngineReport) -> None:
+        """See `Window`."""
+
+    def unreported(self) -> None:
         """See `Window`."""
 
     def turned_away(self, load: Load) -> None:
@@ -156,7 +162,9 @@ class LearnedWindow:
     - KV tokens: the requests in flight will hold, when they hold most, what the engine's cache was told to hold, or was
       found to hold when it threw requests out.
 
-    The first needs nothing but the streams. Without reports, the other two limit nothing.
+    The first needs nothing but the streams. Without reports, the other two limit nothing until the engine turns a
+    request away or tells its capacity; so the unstarted requests are limited by their number too, to what the engine
+    starts in a few of its steps. That holds back no whole answers, whose start is only guessed.
     """
 
     requests: int = 1024
@@ -165,6 +173,9 @@ class LearnedWindow:
     _tokens: TokenLimit = field(init=False)
     _places: RequestLimit = field(init=False)
     _kv: KvLimit = field(init=False)
+    _starts: UnstartedLimit = field(init=False)
+    _reports: bool = field(default=True, init=False)
+    """Whether the engine tells what it has to do; until it was asked, it is taken to."""
     _typical_tokens: float = field(default=1.0, init=False)
     """Uncached input of one request, of late."""
 
@@ -172,6 +183,7 @@ class LearnedWindow:
         self._tokens = TokenLimit(self.unstarted_tokens)
         self._places = RequestLimit()
         self._kv = KvLimit()
+        self._starts = UnstartedLimit()
 
     def fresh(self) -> "LearnedWindow":
         """See `Window`."""
@@ -204,6 +216,8 @@ class LearnedWindow:
         """
         if load.requests >= self.requests or not self._places.admit(load.requests, load.unstarted, load.guessed):
             return False
+        if not self._reports and load.unstarted >= self._starts.limit:
+            return False
         if load.unstarted == 0:
             return load.kv_peak <= self._kv.limit or load.requests == 0
         if load.kv_peak + uncached_tokens > self._kv.limit:
@@ -222,13 +236,19 @@ class LearnedWindow:
         """See `Window`."""
         self._tokens.learn(turnover)
         self._places.learn(turnover)
+        self._starts.learn(turnover)
         if turnover.tokens > 0.0:
             self._typical_tokens = turnover.tokens / turnover.requests
 
     def reported(self, load: Load, report: EngineReport) -> None:
         """See `Window`."""
+        self._reports = True
         self._places.reported(report)
         self._kv.reported(report, held_back=load.kv_peak + self._typical_tokens > self._kv.limit)
+
+    def unreported(self) -> None:
+        """See `Window`."""
+        self._reports = False
 
     def turned_away(self, load: Load) -> None:
         """See `Window`."""

@@ -184,6 +184,11 @@ class WorkerState:
         self._most_kv_tokens = flights.kv_tokens
         self._changed()
 
+    def unreported(self, now: float) -> None:
+        """The engine answered, and did not say how many requests it has."""
+        self.window.unreported()
+        self.look_again(now)
+
     def advance(self, now: float) -> None:
         """Take in that the deadline is over."""
         self.silent = self.silent or self._silent_at() <= now
