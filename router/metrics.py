@@ -397,7 +397,7 @@ def _caches(report: FairnessReport) -> Iterator[Metric]:
 
 def _workers(report: FairnessReport) -> Iterator[Metric]:
     columns: tuple[tuple[str, str, Callable[[WorkerReport], float | None]], ...] = (
-        ("d2lpm_worker_healthy", "1 while requests may be sent there.", lambda w: float(w.healthy)),
+        ("d2lpm_worker_healthy", "1 while it answers polls.", lambda w: float(w.healthy)),
         ("d2lpm_worker_queued_requests", "Requests that wait for it in the router.", lambda w: w.queued),
         ("d2lpm_worker_running_requests", "Requests sent there and not ended.", lambda w: w.running),
         ("d2lpm_worker_unstarted_tokens", "Uncached input without a first token.", lambda w: w.unstarted_tokens),

@@ -148,7 +148,8 @@ class Settings(PolicyGroups):
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     """The TCP port to listen on; 0 for any that is free."""
     worker: Annotated[tuple[WorkerAddress, ...], AfterValidator(distinct)] = ()
-    """The URL of a vLLM or SGLang server; once for each. In YAML an entry may also be {url, api_key, id}."""
+    """The URL of a vLLM or SGLang server; once for each. In YAML an entry may also be {url, api_key, id, kv_events,
+    kv_replay, kv_topic}."""
     worker_api_key: Annotated[SecretStr | None, Field(min_length=1)] = None
     """The API key for workers that have none of their own; better given by environment or file than as a flag."""
     alias: Annotated[tuple[Annotated[str, AfterValidator(alias_pair)], ...], AfterValidator(one_model_each)] = ()
@@ -214,7 +215,8 @@ class Settings(PolicyGroups):
     each group's; prefixes are then shared, and found cached, only on one side."""
 
     hash_secret: Annotated[SecretStr | None, Field(min_length=16)] = None
-    """Key of the prompt hashes, 16 characters or more; drawn at random at each start where none is given."""
+    """Key of the prompt hashes, 16 characters or more; drawn at random at each start where none is given, nor kept by
+    `state`."""
     prefix_limit: PositiveInt = 4_000_000
     """Chunks of prompt text in the prefix tree over all workers; the least recently used go first."""
     kv_tokens_default: PositiveInt = 400_000
