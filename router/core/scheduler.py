@@ -336,7 +336,6 @@ class Scheduler:
             self.cluster[live.worker].start(request, now, seen=seen)
             if seen:
                 self.mirror.started(request, now)
-            if seen:
                 self._blame_suspects(live, now)
             self.policy.started(live.request, live.worker)
             served = self.settings.cost(self.accounts.start(request))
