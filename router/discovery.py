@@ -70,7 +70,7 @@ class DnsSource:
 
 
 class FileSource:
-    """A YAML file with a list of workers; read where its time or size has changed."""
+    """A YAML file with a list of workers; read where it is another one than before (see `mark_of`)."""
 
     def __init__(self, path: Path) -> None:
         """Reads nothing yet."""

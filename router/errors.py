@@ -20,8 +20,8 @@
     │   ├── InvalidKey           401, not the key of a client
     │   └── ModelNotAllowed      403, not one of those that the client may call
     ├── CapacityError            the fleet's state: the same call may succeed later
-    │   ├── Refused              429, waited too long or found the queue full
-    │   ├── NoWorker             503, nobody is there to serve it
+    │   ├── Refused              429, waited too long, or found the queue or a limit full
+    │   ├── NoWorker             503, nobody is there to serve it, or no connection is left
     │   └── ShuttingDown         503, the router is about to end; the connection is closed
     └── WorkerError              a worker's fault
         ├── WorkerUnreachable    502, before any answer; `accepted` tells whether the engine may have begun

@@ -55,7 +55,7 @@ class Header:
     hash_secret: str
     """Key of the prompt hashes, in hexadecimal digits."""
     settings: dict[str, JsonValue]
-    """All that the scheduler depends on: policy, seed, limits, and the parameters of each family."""
+    """All that the scheduler depends on: policy, seed, limits, and each group of policy parameters."""
     restored: tuple[Annotated[Piece, ByName()], ...] = ()
     """What it began with from before a restart."""
 

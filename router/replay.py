@@ -42,7 +42,7 @@ class Replayed:
     runs: int = 0
     events: int = 0
     requests: int = 0
-    """Arrivals; a request that was offered to a second worker arrived twice."""
+    """Arrivals; one that failed and was sent to another worker arrived once."""
     seconds: float = 0.0
     """From the start of each run to its last event, added up."""
     torn: int = 0

@@ -7,7 +7,7 @@ ANSWER_TEXT = {EOS: "", **{token: decode([token]) for token in VOCABULARY}}
 
 
 class Choice:
-    """The answer `index` of a call; token counts are cumulative, `text` and `token_ids` are what `take` left."""
+    """The answer `index` of a call; token counts are of all of it, `text` and `token_ids` of what is not sent yet."""
 
     __slots__ = ("cached_tokens", "completion_tokens", "finish", "index", "prompt", "sent", "token_ids")
 

@@ -1,4 +1,4 @@
-"""Calling a model by another name: the one change that is made to what a client sent."""
+"""Calling a model by another name: what a client sent, with the name that workers know."""
 
 import orjson
 

@@ -25,8 +25,8 @@ class Call(NamedTuple):
 
     path: str
     body: bytes
-    """What is forwarded: the client's own bytes, but for an alias, and `stream_options` and `return_token_ids` of a
-    streamed chat or completion."""
+    """What is forwarded: the client's own bytes, but for an alias, the salt where prefixes are kept apart, and
+    `stream_options` and `return_token_ids` of a streamed chat or completion."""
     model: str
     """Empty where it names none, and any will do."""
     streamed: bool | None

@@ -29,14 +29,14 @@ _LAST_MEMBER: Final = re.compile(rb'"usage"\s*+:\s*+\{[^{}]*+(?:\{[^{}]*+\}[^{}]
 
 
 class UsageSplice:
-    """What one client sees of the usage in its stream."""
+    """What one client sees of the usage and the token ids in its stream."""
 
     def __init__(self, call: Call) -> None:
         self._keep_final = call.usage_wanted
         self._keep_chunks = call.continuous_wanted
         self._hide_ids = call.ids_asked
-        self.verbatim = call.usage_wanted and call.continuous_wanted
-        """The client asked for all that there is: nothing is ever taken out."""
+        self._keep_usage = call.usage_wanted and call.continuous_wanted
+        """The client asked for all of it: none is ever taken out."""
 
     def event(self, event: bytes) -> bytes:
         """An event as the client should see it; empty where it should not."""
@@ -53,7 +53,7 @@ class UsageSplice:
         if self._hide_ids and b'token_ids"' in data:
             data = _IDS.sub(rb"\1null", data)
         at = data.rfind(_KEY)
-        if at < 0 or self.verbatim:
+        if at < 0 or self._keep_usage:
             return data
         if self._keep_chunks or data.find(b"[]") >= 0 or (last := _LAST_MEMBER.fullmatch(data, at)) is None:
             return self._parsed(data)
