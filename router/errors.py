@@ -42,8 +42,6 @@ class RouterError(Exception):
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
     """OpenAI's error type, which client libraries show."""
-    retryable: ClassVar[bool] = False
-    """Whether the same call may succeed when it is sent again."""
 
     def __init__(
         self,
@@ -213,7 +211,6 @@ class ModelNotAllowed(ClientError):
 
 class CapacityError(RouterError):
     status = 503
-    retryable = True
 
 
 class Refused(CapacityError):
@@ -237,7 +234,6 @@ class ShuttingDown(CapacityError):
 
 class WorkerError(RouterError):
     status = 502
-    retryable = True
 
 
 class WorkerUnreachable(WorkerError):

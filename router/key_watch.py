@@ -35,12 +35,6 @@ class KeyWatch(Background):
             self._mark = mark_of(path)
             use(load(path))
 
-    def reload(self) -> None:
-        """Read it now. Raises ConfigError for a wrong file, and then nothing is changed."""
-        if self._path is not None:
-            self._mark = mark_of(self._path)
-            self._use(load(self._path))
-
     async def look(self) -> None:
         """Read it if it was changed."""
         if self._path is None or (mark := await asyncio.to_thread(mark_of, self._path)) == self._mark:

@@ -164,11 +164,6 @@ class Admission:
                 meter.in_flight -= 1
                 meter.use(used - tokens, self._clock())
 
-    def in_flight(self, identity: Identity) -> int | None:
-        """How many calls a client has under way, where that is counted."""
-        meter = self._meters.get(f"client {identity.client}")
-        return None if meter is None else meter.in_flight
-
     def _meters_of(self, identity: Identity, now: float) -> list[tuple[str, Meter]]:
         """Those that count, with whom they belong to."""
         group = identity.group

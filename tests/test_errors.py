@@ -17,22 +17,22 @@ from router.errors import (
 
 
 @pytest.mark.parametrize(
-    ("error", "status", "type_", "retryable"),
+    ("error", "status", "type_"),
     [
-        (BadRequest("x"), 400, "invalid_request_error", False),
-        (BodyTooLarge(9), 413, "invalid_request_error", False),
-        (UnknownPath("/x"), 404, "not_found_error", False),
-        (MethodNotAllowed("GET", "POST"), 405, "invalid_request_error", False),
-        (UnknownModel("x"), 404, "not_found_error", False),
-        (Refused("x"), 429, "rate_limit_error", True),
-        (NoWorker("x"), 503, "server_error", True),
-        (WorkerUnreachable("x", accepted=False), 502, "server_error", True),
-        (WorkerBroke("x"), 502, "server_error", True),
+        (BadRequest("x"), 400, "invalid_request_error"),
+        (BodyTooLarge(9), 413, "invalid_request_error"),
+        (UnknownPath("/x"), 404, "not_found_error"),
+        (MethodNotAllowed("GET", "POST"), 405, "invalid_request_error"),
+        (UnknownModel("x"), 404, "not_found_error"),
+        (Refused("x"), 429, "rate_limit_error"),
+        (NoWorker("x"), 503, "server_error"),
+        (WorkerUnreachable("x", accepted=False), 502, "server_error"),
+        (WorkerBroke("x"), 502, "server_error"),
     ],
 )
-def test_class_decides_status_type_and_retry(error: RouterError, status: int, type_: str, retryable: bool) -> None:
-    """The class of an error alone decides what the client is told and whether a new try makes sense."""
-    assert (error.status, error.type, error.retryable) == (status, type_, retryable)
+def test_class_decides_status_and_type(error: RouterError, status: int, type_: str) -> None:
+    """The class of an error alone decides what the client is told."""
+    assert (error.status, error.type) == (status, type_)
     assert isinstance(error, ClientError) == (400 <= status < 500 and status != 429)
 
 

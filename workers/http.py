@@ -3,7 +3,6 @@
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import parse_qs
 
 import orjson
 
@@ -23,7 +22,6 @@ class HttpRequest:
 
     method: str
     path: str
-    query: Mapping[str, list[str]]
     headers: Mapping[str, str]
     body: bytes
 
@@ -68,8 +66,7 @@ async def read_request(scope: Scope, receive: Receive) -> HttpRequest:
         parts.append(message.get("body", b""))
         more = message.get("more_body", False)
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-    query = parse_qs(scope["query_string"].decode("latin-1"))
-    return HttpRequest(scope["method"], scope["path"], query, headers, b"".join(parts))
+    return HttpRequest(scope["method"], scope["path"], headers, b"".join(parts))
 
 
 async def send_response(send: Send, response: Response) -> None:

@@ -76,7 +76,6 @@ def render_chat(
     messages: Sequence[Mapping[str, object]],
     tools: object = None,
     *,
-    add_generation_prompt: bool = True,
     go_on: bool = False,
 ) -> str:
     """The prompt text of a chat: tools first, each message between markers, then the opening of the answer.
@@ -88,7 +87,7 @@ def render_chat(
     rendered += [_marked(str(message.get("role")), _content(message)) for message in messages]
     if go_on:
         rendered[-1] = rendered[-1].removesuffix(END)
-    elif add_generation_prompt:
+    else:
         rendered.append("<|im|>assistant\n")
     return "".join(rendered)
 

@@ -17,7 +17,6 @@ COST: Final = LinearCost()
 class Phase(StrEnum):
     """What goes on under a policy."""
 
-    STARTING = "starting"
     ALONE = "light alone"
     WARMUP = "warming up"
     MEASURED = "measuring"

@@ -107,7 +107,6 @@ class CompletionWriter(_Writer):
 class SglangWire:
     """The generation endpoints of an SGLang server of one model."""
 
-    owned_by = "sglang"
     abort_delay = 2.0
     headers_at_once = False
     queue_full_in_band = True

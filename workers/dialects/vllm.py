@@ -97,7 +97,6 @@ class CompletionWriter(_Writer):
 class VllmWire:
     """The generation endpoints of a vLLM server of one model."""
 
-    owned_by = "vllm"
     abort_delay = 0.0
     headers_at_once = True
     queue_full_in_band = False

@@ -49,7 +49,6 @@ class StreamWriter(Protocol):
 class Wire(Protocol):
     """How one engine speaks on the generation endpoints."""
 
-    owned_by: str
     abort_delay: float  # emulated seconds between a client's disconnect and the engine's abort
     headers_at_once: bool  # a stream's headers do not wait for its first token
     queue_full_in_band: bool  # a stream is told in its events, not by its status, that the queue is full
