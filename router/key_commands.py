@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from router import key_edits
-from router.errors import ConfigError
-from router.keys import ClientEntry, LimitsEntry, parse
+from router.keys import ClientEntry, LimitsEntry, read_clients
 
 FIELDS: Final = ("weight", "group", "expires")
 LIMITS: Final = ("in_flight", "requests_per_minute", "tokens_per_minute")
@@ -63,13 +62,7 @@ def _rotate(options: Options) -> int:
 
 
 def _list(options: Options) -> int:
-    path: Path = options["file"]
-    try:
-        file = parse(path.read_text("utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
+    file = read_clients(options["file"])
     rows: list[tuple[str, ...]] = [("NAME", "KEY", "WEIGHT", "GROUP", "EXPIRES", "LIMITS", "MODELS")]
     rows += [_row(name, client) for name, client in file.clients.items()]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

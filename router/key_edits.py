@@ -19,6 +19,7 @@ import yaml
 
 from router.atomic_file import replace_file
 from router.errors import ConfigError
+from router.identity import KEY_PREFIX
 from router.keys import REVOKED, ClientsFile, good_name, hash_of, parse
 
 INDENT: Final = "  "
@@ -27,7 +28,7 @@ PLAIN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 def new_key() -> str:
     """A key of 256 random bits."""
-    return "sk-" + secrets.token_urlsafe(32)
+    return KEY_PREFIX.decode() + secrets.token_urlsafe(32)
 
 
 def add(path: Path, name: str, fields: Mapping[str, str], models: Sequence[str]) -> str:

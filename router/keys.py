@@ -177,9 +177,14 @@ class ClientsFile(Section):
 
 
 def load(path: Path) -> Book:
-    """The book that a file holds. Raises ConfigError, with one line that names what is wrong and where."""
+    """The book that a file holds. Raises ConfigError as `read_clients` does."""
+    return book_of(read_clients(path))
+
+
+def read_clients(path: Path) -> ClientsFile:
+    """What a file says. Raises ConfigError, with one line that names the file, what is wrong and where."""
     try:
-        return book_of(parse(path.read_text("utf-8")))
+        return parse(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise ConfigError(f"{path}: {reason}") from None

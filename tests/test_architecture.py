@@ -51,8 +51,8 @@ ARROWS: Final[dict[str, tuple[str, ...]]] = {
     "router.atomic_file": (),
     "router.limits": ("router.identity", "router.errors", "router.core"),
     "router.keys": ("router.identity", "router.errors", "router.core"),
-    "router.key_edits": ("router.keys", "router.atomic_file", "router.errors"),
-    "router.key_commands": ("router.key_edits", "router.keys", "router.errors"),
+    "router.key_edits": ("router.keys", "router.identity", "router.atomic_file", "router.errors"),
+    "router.key_commands": ("router.key_edits", "router.keys"),
     "router.key_watch": (
         *("router.keys", "router.atomic_file", "router.background", "router.identity", "router.errors"),
     ),

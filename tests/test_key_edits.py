@@ -162,3 +162,6 @@ def test_the_commands(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (["revoke", "nobody"], ["add", "alice"], ["rotate"], ["unheard-of"]):
         assert main(["keys", *arguments, *file]) == 2
         assert capsys.readouterr().err.startswith("d2lpm: ")
+    path.write_bytes(b"\xff\xfe")
+    assert main(["keys", "list", *file]) == 2
+    assert capsys.readouterr().err == f"d2lpm: {path}: not UTF-8\n"
