@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Final
 
-import orjson
-
 from router.core.model import CacheReport
 from router.errors import WorkerBroke
+from router.worker_json import read_object
 
 MODELS_PATH: Final = "/v1/models"
 
@@ -71,17 +70,17 @@ def recognise(body: bytes) -> Dialect:
 
 def reorders(body: bytes) -> bool:
     """Whether an engine serves in another order than that of arrival, by the answer to its `arguments_path`."""
-    return bool(_object(body).get("schedule_policy", "fcfs") != "fcfs")
+    return bool(read_object(body).get("schedule_policy", "fcfs") != "fcfs")
 
 
 def batch_tokens(body: bytes) -> int | None:
     """The most prompt tokens that an engine computes in one step, by the answer to its `arguments_path`."""
-    size = _object(body).get("chunked_prefill_size")
+    size = read_object(body).get("chunked_prefill_size")
     return size if type(size) is int and size > 0 else None
 
 
 def _model_cards(body: bytes) -> list[dict[str, Any]]:
-    cards = _object(body).get("data")
+    cards = read_object(body).get("data")
     if not isinstance(cards, list):
         raise WorkerBroke("A worker's list of models has no `data`.")
     return [card for card in cards if isinstance(card, dict) and isinstance(card.get("id"), str)]
@@ -118,7 +117,7 @@ def _sglang_metrics(body: bytes) -> Load:
 
 
 def _sglang_loads(body: bytes) -> Load:
-    ranks = _object(body).get("loads")
+    ranks = read_object(body).get("loads")
     if not isinstance(ranks, list) or not ranks or not all(isinstance(rank, dict) for rank in ranks):
         raise WorkerBroke("A worker's loads have no ranks.")
     return Load(
@@ -258,13 +257,3 @@ def _count(value: object) -> int:
     if type(value) is not int or value < 0:
         raise WorkerBroke("A worker reported a load that is no count.")
     return value
-
-
-def _object(body: bytes) -> dict[str, Any]:
-    try:
-        fields = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        raise WorkerBroke("A worker's answer is not valid JSON.") from None
-    if not isinstance(fields, dict):
-        raise WorkerBroke("A worker's answer is not a JSON object.")
-    return fields

@@ -6,12 +6,11 @@ sends; one that says that nothing is published gives no source.
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
-import orjson
-
 from router.errors import WorkerBroke
+from router.worker_json import read_object
 
 
 class Source(NamedTuple):
@@ -26,7 +25,7 @@ class Source(NamedTuple):
 
 def read_vllm_sources(body: bytes, host: str) -> tuple[Source, ...]:
     """The publishers of a vLLM at `host`, by its /kv_event_sources: a configuration by rank."""
-    ranks = _object(body)
+    ranks = read_object(body)
     sources = []
     for rank in sorted(ranks, key=lambda name: int(name) if re.fullmatch(r"[0-9]{1,9}", name) else 0):
         config = ranks[rank]
@@ -46,7 +45,7 @@ def read_vllm_sources(body: bytes, host: str) -> tuple[Source, ...]:
 
 def read_sglang_sources(body: bytes, host: str) -> tuple[Source, ...]:
     """The publishers of an SGLang at `host`, by the descriptor in its /server_info: ports that count up by rank."""
-    told = _object(body).get("kv_events")
+    told = read_object(body).get("kv_events")
     if not isinstance(told, dict) or told.get("publisher") != "zmq":
         return ()
     named = told.get("endpoint_host") or "*"
@@ -88,13 +87,3 @@ def reachable(endpoint: object, host: str) -> str:
     if named in ("*", "0.0.0.0", "::"):
         named = host
     return f"tcp://[{named}]:{port}" if ":" in named else f"tcp://{named}:{port}"
-
-
-def _object(body: bytes) -> dict[str, Any]:
-    try:
-        fields = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        raise WorkerBroke("A worker's answer is not valid JSON.") from None
-    if not isinstance(fields, dict):
-        raise WorkerBroke("A worker's answer is not a JSON object.")
-    return fields

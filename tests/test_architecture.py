@@ -74,7 +74,8 @@ ARROWS: Final[dict[str, tuple[str, ...]]] = {
     "router.polls": ("router.errors",),
     "router.event_metrics": ("router.core",),
     "router.event_stream": ("router.event_sources", "router.core"),
-    "router.event_sources": ("router.errors",),
+    "router.event_sources": ("router.worker_json", "router.errors"),
+    "router.worker_json": ("router.errors",),
     "router.tokens": ("router.polls", "router.fleet", "router.errors", "router.core"),
     "router.local_tokenizer": ("router.errors",),
     "router.control": (
@@ -113,10 +114,10 @@ ARROWS: Final[dict[str, tuple[str, ...]]] = {
     "router.emulate": ("router.errors",),
     "router.sources": ("router.settings", "router.errors"),
     "router.settings": ("router.core.policies", "router.identity"),
-    "router.api": ("router.sse", "router.errors", "router.core"),
+    "router.api": ("router.sse", "router.worker_json", "router.errors", "router.core"),
     "router.metrics": ("router.report", "router.exposition", "router.errors", "router.core"),
     "router.exposition": (),
-    "router.engines": ("router.errors", "router.core"),
+    "router.engines": ("router.worker_json", "router.errors", "router.core"),
     "router.identity": ("router.errors", "router.core"),
     "router.sse": ("router.errors",),
     "router.errors": (),
@@ -128,7 +129,7 @@ NO_CONCRETE_POLICY: Final = ("router.core.scheduler", "router.core.policy")
 
 PURE: Final = (
     *("router.core", "router.api", "router.sse", "router.engines", "router.event_sources", "router.identity"),
-    *("router.limits", "router.fit"),
+    *("router.limits", "router.fit", "router.worker_json"),
 )
 IMPURE: Final = (
     *("aiohttp", "fastapi", "httpx", "starlette", "uvicorn", "uvloop", "yaml", "zmq"),

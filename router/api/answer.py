@@ -23,6 +23,7 @@ from router.core.model import Usage
 from router.core.prompt_key import PromptKey
 from router.errors import WorkerBroke
 from router.sse import EVENT_LIMIT, EventSplitter, event_data, is_event, plain_data, plain_event
+from router.worker_json import read_object
 
 UNREAD_LIMIT: Final = 64
 """Events, or runs of common ones, kept at most before they are read."""
@@ -295,12 +296,7 @@ def read_json(call: Call, body: bytes) -> Answer:
 
     Raises WorkerBroke where it is no JSON object, or one without choices that tells of no error.
     """
-    try:
-        fields = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        raise WorkerBroke("A worker's answer is not valid JSON.") from None
-    if not isinstance(fields, dict):
-        raise WorkerBroke("A worker's answer is not a JSON object.")
+    fields = read_object(body)
     error = read_error(fields)
     found = fields.get("choices") or ()
     if error is None and not (found and _is_chunk(fields)):
