@@ -1,6 +1,7 @@
 """One HTTP exchange with a client, over ASGI: its body, its answer, and whether it is still there."""
 
 import asyncio
+import secrets
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 
@@ -144,6 +145,11 @@ class Exchange:
             await self.end(self.errors.event(error))
         else:
             await self.respond(error.status, [JSON_TYPE, *error.headers()], self.errors.body(error))
+
+
+def new_request_id() -> str:
+    """An id for a call whose client gave none that is fit."""
+    return secrets.token_hex(16)
 
 
 class WhileConnected:

@@ -7,7 +7,6 @@ exchange (to the client), conductor and core (settled).
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final, NamedTuple
@@ -24,7 +23,7 @@ from router.core.block_key import BlockKey
 from router.core.model import Request, RequestId
 from router.core.prompt_key import PromptHasher
 from router.errors import MethodNotAllowed, NoWorker, RouterError, UnknownModel, UnknownPath
-from router.exchange import ClientGone, Exchange, Intake
+from router.exchange import ClientGone, Exchange, Intake, new_request_id
 from router.fleet import Fleet
 from router.identity import Identity
 from router.journey import Journey, JourneySettings
@@ -83,7 +82,7 @@ class Gateway:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one call; whatever goes wrong becomes its answer, and harms no other."""
         exchange = Exchange(scope, receive, send)
-        exchange.request_id = _usable(exchange.headers.get(b"x-request-id")) or _new_id()
+        exchange.request_id = _usable(exchange.headers.get(b"x-request-id")) or new_request_id()
         try:
             family = family_of(exchange.path)
             if family is None:
@@ -152,7 +151,7 @@ class Gateway:
 
     def _request(self, exchange: Exchange, call: Call, identity: Identity, blocks: tuple[BlockKey, ...]) -> Request:
         if RequestId(exchange.request_id) in self._conductor:
-            exchange.request_id = _new_id()
+            exchange.request_id = new_request_id()
         return Request(
             id=RequestId(exchange.request_id),
             client=identity.client,
@@ -178,7 +177,3 @@ def _usable(given: bytes | None) -> str | None:
     if given and len(given) <= 128 and given.isascii() and given.decode().isprintable():
         return given.decode()
     return None
-
-
-def _new_id() -> str:
-    return secrets.token_hex(16)

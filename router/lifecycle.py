@@ -1,6 +1,5 @@
 """The router's own end: while it drains, the calls under way go on and no new one is taken."""
 
-import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,7 +7,7 @@ from contextlib import contextmanager
 from starlette.types import Receive, Scope, Send
 
 from router.errors import ShuttingDown
-from router.exchange import Exchange
+from router.exchange import Exchange, new_request_id
 
 
 class Drain:
@@ -53,5 +52,5 @@ class Drain:
 async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
     """Answer a call that came after draining began; its body is not read, and its connection ends with the answer."""
     exchange = Exchange(scope, receive, send)
-    exchange.request_id = secrets.token_hex(16)
+    exchange.request_id = new_request_id()
     await exchange.fail(ShuttingDown())

@@ -74,7 +74,7 @@ class Connection(asyncio.Protocol):
         """The answer is complete and all of it was read."""
         return self._complete and not self._blocks
 
-    async def post(self, head: bytes, body: bytes, silence: Silence) -> None:
+    async def send(self, head: bytes, body: bytes, silence: Silence) -> None:
         """Send a call and wait for the status and the headers of its answer.
 
         Raises WorkerUnreachable without one, and WorkerHung if it takes too long.
@@ -283,7 +283,7 @@ class WorkerClient:
             len(body),
         )
         try:
-            await connection.post(head, body, silence)
+            await connection.send(head, body, silence)
         except asyncio.CancelledError:
             connection.abort()
             raise

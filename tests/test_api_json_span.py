@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.api.json_span import cut_member, insert_member, member_span, replace_member
+from router.api.json_span import cut_member, insert_member, member_span, put_member, replace_member
 
 KEYS = st.sampled_from(["usage", "choices", 'a"usage', "us\\age", "\u00fc", "", ',"usage":', "{", "]"])
 TEXTS = st.one_of(st.text(max_size=8), KEYS, st.sampled_from(['"usage":{', "\\", '\\"', "}],", "\n\n", "data: x"]))
@@ -80,6 +80,12 @@ def test_inserted_member_goes_to_the_front(written: tuple[dict[str, Any], bytes]
     inserted = insert_member(data, "new", b"[1]")
     assert list(json.loads(inserted).items()) == [("new", [1]), *value.items()]
     assert inserted.replace(b'"new":[1]' + (b"," if value else b""), b"", 1) == data
+
+
+def test_a_member_is_put_where_one_is() -> None:
+    """One that is there has another value in its place; one that is not stands in front."""
+    for data, put in ((b'{"a":1,"b":2}', b'{"a":1,"b":3}'), (b'{"a":1}', b'{"b":3,"a":1}')):
+        assert put_member(data, "b", b"3", orjson.loads(data)) == put
 
 
 def test_key_that_ends_like_another_is_not_taken_for_it() -> None:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from router.api import fields as read
 from router.api.fields import Fields
-from router.api.json_span import insert_member, replace_member
+from router.api.json_span import put_member
 from router.core.prompt_key import Prompt
 
 
@@ -73,8 +73,7 @@ class UsageRequest(NamedTuple):
 
 def ask_for_ids(body: bytes, fields: Fields) -> bytes:
     """Ask for the ids of prompt and answer; an engine that does not know the field passes over it."""
-    put = replace_member if "return_token_ids" in fields else insert_member
-    return put(body, "return_token_ids", b"true")
+    return put_member(body, "return_token_ids", b"true", fields)
 
 
 def ask_for_usage(body: bytes, fields: Fields, streamed: bool) -> UsageRequest:
@@ -87,6 +86,5 @@ def ask_for_usage(body: bytes, fields: Fields, streamed: bool) -> UsageRequest:
     continuous = read.flag(options, "continuous_usage_stats", "stream_options.continuous_usage_stats")
     if streamed and not (final and continuous):
         asked = read.dump({**options, "include_usage": True, "continuous_usage_stats": True}, "stream_options")
-        put = replace_member if "stream_options" in fields else insert_member
-        body = put(body, "stream_options", asked)
+        body = put_member(body, "stream_options", asked, fields)
     return UsageRequest(body, final, continuous)

@@ -4,7 +4,7 @@ All functions need valid JSON whose root is an object, as a parser has accepted 
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Final
 
 import orjson
@@ -69,6 +69,11 @@ def insert_member(data: bytes, key: str, value: bytes) -> bytes:
     brace = data.index(b"{") + 1
     comma = b"" if _EMPTY.match(data, brace) else b","
     return data[:brace] + orjson.dumps(key) + b":" + value + comma + data[brace:]
+
+
+def put_member(data: bytes, key: str, value: bytes, members: Container[str]) -> bytes:
+    """`data` with this value, given as JSON, for a top-level member, which is there if it is one of `members`."""
+    return replace_member(data, key, value) if key in members else insert_member(data, key, value)
 
 
 def _members(data: bytes) -> Iterator[tuple[str, int, int]]:

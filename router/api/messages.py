@@ -29,7 +29,7 @@ TYPES: Final = {
 STATUS: Final = {name: status for status, name in TYPES.items()}
 THOUGHTS: Final = ("thinking", "redacted_thinking")
 ANSWER_LIMIT: Final = 4 * 2**20
-"""Characters of an answer that are kept for its key."""
+"""Bytes of the events of an answer that are kept for its key; a longer one is not kept at all."""
 
 
 def parse_messages(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:  # noqa: ARG001
