@@ -48,12 +48,13 @@ from router.key_watch import KeyWatch
 from router.lag import LoopLag
 from router.lifecycle import Drain, refuse
 from router.limits import Admission
-from router.metrics import ClientLabels, RequestMetrics, StateCollector
+from router.metrics import ClientLabels, RequestMetrics
 from router.monitor import Monitor
 from router.report import FairnessReport, UsageReport, WorkerReport, fairness_report, usage_report, worker_reports
 from router.roster import Roster, backend_of
 from router.settings import Settings
 from router.state import StateFile, load, new_header, set_aside, usable
+from router.state_metrics import StateCollector
 from router.worker_drain import WorkerDrain
 
 

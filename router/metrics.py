@@ -1,4 +1,4 @@
-"""Prometheus metrics: what happened is counted as it is observed, what is so is read off when it is asked for.
+"""Prometheus metrics of what happened to requests, counted as it is observed.
 
 Counts are plain numbers, made into metrics at a scrape: a counter of the library's costs 20 times as much to raise, for
 locks and exemplars that nothing here needs.
@@ -6,13 +6,12 @@ locks and exemplars that nothing here needs.
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import accumulate
-from operator import add
 from typing import Final
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from router.core.model import (
@@ -35,8 +34,7 @@ from router.core.model import (
     WorkerJoined,
     WorkerLeft,
 )
-from router.exposition import Family, Row
-from router.report import BREAKER_STATES, CacheCard, ClientReport, FairnessReport, Service, WorkerReport
+from router.exposition import Family
 
 CLIENT_LIMIT: Final = 1000
 """Distinct client labels; the others share the label `other`."""
@@ -47,39 +45,6 @@ MODEL_LIMIT: Final = 200
 OTHER: Final = "other"
 SECONDS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 ENDINGS: Final = {Finished: "finished", Failed: "failed", Cancelled: "cancelled"}
-
-SERVICE: Final = Family(
-    CounterMetricFamily,
-    "d2lpm_service_tokens",
-    "Tokens served; extend is input computed, cached is input found in a cache.",
-    ("client", "kind"),
-)
-COST: Final = Family(CounterMetricFamily, "d2lpm_service_cost_units", "What the tokens served cost.", ("client",))
-WEIGHT: Final = Family(GaugeMetricFamily, "d2lpm_client_weight", "The client's share relative to others.", ("client",))
-WAIT: Final = Family(
-    GaugeMetricFamily,
-    "d2lpm_client_wait_seconds",
-    "Time in the router's queue, of the client's last 256 requests.",
-    ("client", "percentile"),
-)
-DEFICIT: Final = Family(
-    GaugeMetricFamily,
-    "d2lpm_deficit_cost_units",
-    "Deficit counters; negative is debt.",
-    ("client", "worker", "counter"),
-)
-QUEUED: Final = Family(
-    GaugeMetricFamily, "d2lpm_client_queued_requests", "Requests of the client that wait here.", ("client",)
-)
-RUNNING: Final = Family(
-    GaugeMetricFamily, "d2lpm_client_running_requests", "Requests of the client at workers.", ("client",)
-)
-BREAKER: Final = Family(
-    GaugeMetricFamily,
-    "d2lpm_worker_breaker",
-    "1 for the state that its breaker is in, or for silent.",
-    ("worker", "state"),
-)
 
 
 class ClientLabels:
@@ -262,176 +227,3 @@ class RequestMetrics(Collector):
             self._requests[self._labels.of(request.client), model, outcome] += 1
             if outcome == ENDINGS[Finished]:
                 self._whole.add(model, now - arrived)
-
-
-class StateCollector(Collector):
-    """Tells what a fairness report holds."""
-
-    def __init__(self, labels: ClientLabels) -> None:
-        self.report: FairnessReport | None = None
-        """What is told at the next scrape; nothing before the first."""
-        self._labels = labels
-        self._told: dict[str, list[float]] = {}
-        """Tokens of each kind and their cost, as told at the last scrape."""
-
-    def describe(self) -> list[Metric]:
-        """Nothing in advance: the registry need not read the state to register this."""
-        return []
-
-    def collect(self) -> Iterator[Metric]:
-        """All metrics of the state."""
-        report = self.report
-        if report is None:
-            return
-        jain = GaugeMetricFamily("d2lpm_jain_index", "Jain's index of service by weight, of the backlogged clients.")
-        if report.jain is not None:
-            jain.add_metric((), report.jain)
-        yield jain
-        yield from self._clients(report)
-        yield from _workers(report)
-        yield from _caches(report)
-
-    def _clients(self, report: FairnessReport) -> Iterator[Metric]:
-        shown = {c: entry for c, entry in report.clients.items() if self._labels.of(c) != OTHER}
-        totals = self._totals(report)
-        yield from SERVICE.parts(
-            ((label, kind), tokens)
-            for label, total in totals.items()
-            for kind, tokens in zip(("extend", "cached", "output"), total, strict=False)
-        )
-        yield from COST.parts(((label,), total[3]) for label, total in totals.items())
-        yield from WEIGHT.parts(((client,), entry.weight) for client, entry in shown.items())
-        yield from WAIT.parts(_waits(shown))
-        yield from DEFICIT.parts(_deficits(shown))
-        yield from QUEUED.parts(((label,), total[4]) for label, total in totals.items())
-        yield from RUNNING.parts(((label,), total[5]) for label, total in totals.items())
-
-    def _totals(self, report: FairnessReport) -> dict[str, list[float]]:
-        """Tokens of each kind, their cost, requests that wait and that run, by label."""
-        gone = report.forgotten
-        totals: dict[str, list[float]] = {}
-        # Theirs are among the others from now on: a count that fell would be taken for one that began anew.
-        if gone != Service(0, 0, 0, 0.0):
-            totals[OTHER] = [gone.extend, gone.cached, gone.output, gone.cost, 0, 0]
-        for client, entry in report.clients.items():
-            s = entry.service
-            row = (s.extend, s.cached, s.output, s.cost, entry.queued, entry.running)
-            label = self._labels.of(client)
-            totals[label] = [*map(add, totals[label], row)] if label in totals else [*row]
-        told, self._told = self._told, {}
-        for label, total in totals.items():
-            # Service is estimated until the engine tells, and may turn out less: a counter waits until it is more.
-            total[:4] = self._told[label] = [*map(max, total[:4], told.get(label, total[:4]))]
-        return totals
-
-
-def _waits(clients: Mapping[ClientId, ClientReport]) -> Iterator[Row]:
-    for client, entry in clients.items():
-        if entry.wait_p50_s is not None and entry.wait_p95_s is not None:
-            yield (client, "50"), entry.wait_p50_s
-            yield (client, "95"), entry.wait_p95_s
-
-
-def _deficits(clients: Mapping[ClientId, ClientReport]) -> Iterator[Row]:
-    for client, entry in clients.items():
-        for worker, credit in entry.deficit.items():
-            for counter, value in (("placement", credit.placement), ("order", credit.order)):
-                if value is not None:
-                    yield (client, worker, counter), value
-
-
-def _caches(report: FairnessReport) -> Iterator[Metric]:
-    counts: tuple[tuple[str, str, Callable[[CacheCard], int]], ...] = (
-        ("d2lpm_cache_answers", "Answers that told what was cached of their prompt.", lambda c: c.answers),
-        ("d2lpm_cache_prompt_tokens", "Input tokens of answers that told what was cached.", lambda c: c.prompt),
-        (
-            "d2lpm_cache_predicted_tokens",
-            "Input tokens predicted to be cached, of answers that told.",
-            lambda c: c.predicted,
-        ),
-        ("d2lpm_cache_actual_tokens", "Input tokens found cached, of answers that told.", lambda c: c.actual),
-        ("d2lpm_cache_false_hit_tokens", "Input tokens predicted to be cached that were not.", lambda c: c.false_hit),
-        ("d2lpm_cache_missed_hit_tokens", "Input tokens cached that were not predicted to be.", lambda c: c.missed_hit),
-    )
-    gauges: tuple[tuple[str, str, Callable[[CacheCard], float | None]], ...] = (
-        ("d2lpm_cache_believed_tokens", "Tokens believed to be in the prefix cache now.", lambda c: c.believed),
-        (
-            "d2lpm_cache_error_ratio",
-            "Mean absolute error of the last 200 predictions, as a share of the prompt.",
-            lambda c: c.error,
-        ),
-        (
-            "d2lpm_cache_discount_ratio",
-            "Factor on predictions of cached tokens; 1 while they are right.",
-            lambda c: c.discount,
-        ),
-    )
-    cards = {worker: entry.cache for worker, entry in report.workers.items() if entry.cache is not None}
-    for name, text, count in counts:
-        counter = CounterMetricFamily(name, text, labels=("worker",))
-        for worker, card in cards.items():
-            counter.add_metric((worker,), count(card))
-        yield counter
-    for name, text, value in gauges:
-        gauge = GaugeMetricFamily(name, text, labels=("worker",))
-        for worker, card in cards.items():
-            if (number := value(card)) is not None:
-                gauge.add_metric((worker,), number)
-        yield gauge
-    evicted = CounterMetricFamily(
-        "d2lpm_cache_evicted_tokens",
-        "Tokens believed evicted from the prefix cache, by what told of it.",
-        labels=("worker", "source"),
-    )
-    for worker, card in cards.items():
-        for source, tokens in card.evicted.items():
-            evicted.add_metric((worker, source), tokens)
-    yield evicted
-    unread = CounterMetricFamily(
-        "d2lpm_worker_reports_ignored", "Answers to polls of load and cache that were of no use.", labels=("worker",)
-    )
-    for worker, entry in report.workers.items():
-        unread.add_metric((worker,), entry.unread)
-    yield unread
-
-
-def _workers(report: FairnessReport) -> Iterator[Metric]:
-    columns: tuple[tuple[str, str, Callable[[WorkerReport], float | None]], ...] = (
-        ("d2lpm_worker_healthy", "1 while it answers polls.", lambda w: float(w.healthy)),
-        ("d2lpm_worker_queued_requests", "Requests that wait for it in the router.", lambda w: w.queued),
-        ("d2lpm_worker_running_requests", "Requests sent there and not ended.", lambda w: w.running),
-        ("d2lpm_worker_unstarted_tokens", "Uncached input without a first token.", lambda w: w.unstarted_tokens),
-        (
-            "d2lpm_worker_window_requests",
-            "Requests that its window lets be in flight.",
-            lambda w: w.window.requests if w.window else None,
-        ),
-        (
-            "d2lpm_worker_window_unstarted_tokens",
-            "Uncached input without a first token that its window lets be in flight.",
-            lambda w: w.window.unstarted_tokens if w.window else None,
-        ),
-        ("d2lpm_worker_kv_tokens", "Capacity of its KV cache in tokens.", lambda w: w.kv_tokens),
-        (
-            "d2lpm_service_gap_cost_units",
-            "Largest difference in service per weight of two clients that wait in one queue.",
-            lambda w: w.service_gap,
-        ),
-        (
-            "d2lpm_service_gap_bound_cost_units",
-            "What the largest difference in service per weight cannot exceed.",
-            lambda w: w.service_gap_bound,
-        ),
-    )
-    for name, text, value in columns:
-        gauge = GaugeMetricFamily(name, text, labels=("worker",))
-        for worker, entry in report.workers.items():
-            if (number := value(entry)) is not None:
-                gauge.add_metric((worker,), number)
-        yield gauge
-    yield from BREAKER.parts(
-        ((worker, state), float(entry.breaker == state))
-        for worker, entry in report.workers.items()
-        if entry.breaker is not None
-        for state in BREAKER_STATES
-    )

@@ -11,8 +11,9 @@ from router.admission_metrics import AdmissionMetrics
 from router.connections import Connections, FrontLimits
 from router.event_metrics import EventMetrics
 from router.lag import LoopLag
-from router.metrics import ClientLabels, RequestMetrics, StateCollector
+from router.metrics import ClientLabels, RequestMetrics
 from router.report import FairnessReport, Service
+from router.state_metrics import StateCollector
 
 OPERATIONS: Final = Path(__file__).parent.parent / "docs" / "operations.md"
 HEAD: Final = "| metric | kind | labels | what |\n| --- | --- | --- | --- |\n"

@@ -19,8 +19,9 @@ from router.core.model import (
     WorkerId,
     WorkerJoined,
 )
-from router.metrics import OTHER, ClientLabels, Durations, ModelLabels, RequestMetrics, StateCollector
+from router.metrics import OTHER, ClientLabels, Durations, ModelLabels, RequestMetrics
 from router.report import ClientReport, FairnessReport, Service
+from router.state_metrics import StateCollector
 
 
 async def scraped(router: RunningRouter) -> dict[str, Metric]:
