@@ -109,8 +109,6 @@ class Tokens:
         self._budget = budget
         self._known: OrderedDict[Name, tuple[BlockKey, ...]] = OrderedDict()
         self._running: set[asyncio.Task[tuple[BlockKey, ...]]] = set()
-        self._plain: dict[str, bool] = {}
-        """Whether a model is one of the engine's own, and no adapter on it."""
         self._counted: dict[RequestId, tuple[str, int, Teller]] = {}
         self._tellers: dict[str, Teller] = {}
         """Of the models whose teller is not the first any more."""
@@ -210,7 +208,7 @@ class Tokens:
         return keys
 
     async def _tokenise(self, body: bytes, model: str, name: Name) -> tuple[BlockKey, ...]:
-        if not await self._is_plain(model):
+        if self._is_adapter(model):
             raise Declined
         fields, ids = await self._off_loop(partial(self._local, body, name))
         if ids is None:
@@ -231,34 +229,29 @@ class Tokens:
         tokenizer = self._tokenizer if name.teller is Teller.HERE else None
         return fields, _chat(fields, tokenizer) if name.chat else _texts(fields, tokenizer)
 
-    async def _is_plain(self, model: str) -> bool:
-        """Whether a model is the engine's own: its engine keeps the blocks of an adapter apart."""
-        known = self._plain.get(model)
-        if known is None:
-            for card in orjson.loads(await self._call(model, "/v1/models"))["data"]:
-                self._plain[str(card["id"])] = not card.get("parent")
-            known = self._plain.get(model, False)
-        return known
+    def _is_adapter(self, model: str) -> bool:
+        """Whether a model is one on another: its engine keeps its blocks apart from those."""
+        return any(model in backend.parents for backend in self._fleet.backends)
 
     async def _ask(self, question: Mapping[str, Any], model: str) -> list[int]:
-        """The token ids that a worker's /tokenize gives."""
-        ids = orjson.loads(await self._call(model, "/tokenize", orjson.dumps(question)))["tokens"]
-        if not isinstance(ids, list):
-            raise ValueError("no token ids")
-        return ids
+        """The token ids that the /tokenize of a worker with this model gives.
 
-    async def _call(self, model: str, path: str, post: bytes | None = None) -> bytes:
-        """Ask a worker that serves the model. Raises Declined where none can answer, or does not know the question."""
+        Raises Declined where there is none, or it does not know the question.
+        """
         backend = next(self._able(model), None)
         if backend is None:
             raise Declined
         headers = {"content-type": "application/json", **backend.authorization}
         try:
-            return await ask(self._client, backend.url + path, headers, post=post)
+            answer = await ask(self._client, backend.url + "/tokenize", headers, post=orjson.dumps(question))
         except httpx.HTTPStatusError as error:
             if error.response.is_client_error:
                 raise Declined from None
             raise
+        ids = orjson.loads(answer)["tokens"]
+        if not isinstance(ids, list):
+            raise ValueError("no token ids")
+        return ids
 
     def _able(self, model: str) -> Iterator[Backend]:
         return (backend for backend in self._fleet.backends if backend.healthy and model in backend.models)

@@ -64,14 +64,12 @@ async def finding(
     sizes: Sequence[int] = (2,),
     tokenizer: Fixed | None = None,
     budget: float = PATIENCE,
-    models: Sequence[str] = ("tiny",),
+    healthy: bool = True,
 ) -> AsyncIterator[Tokens]:
-    """Before one worker; where none is asked, its models are known to be no adapters."""
-    backend = Backend(WorkerId("w"), url, healthy=True, models=frozenset(models))
-    tokens = Tokens(Fleet([backend], 1.0), HASHER, lambda _: sizes, tokenizer, budget)
-    if url.endswith(":1"):
-        tokens._plain.update(dict.fromkeys(models, True))
-    async with tokens:
+    """Before one worker with a model and an adapter on it."""
+    models, parents = frozenset(("tiny", "adapter")), {"adapter": "tiny"}
+    backend = Backend(WorkerId("w"), url, healthy=healthy, models=models, parents=parents)
+    async with Tokens(Fleet([backend], 1.0), HASHER, lambda _: sizes, tokenizer, budget) as tokens:
         yield tokens
 
 
@@ -130,16 +128,17 @@ async def test_what_makes_another_prompt_is_declined(fields: dict[str, object]) 
 
 async def test_an_adapter_is_declined() -> None:
     """The blocks of an adapter are not those of its base, so its calls have no keys."""
-    async with finding(tokenizer=Fixed(), models=("tiny", "adapter")) as tokens:
-        tokens._plain["adapter"] = False
+    async with finding(tokenizer=Fixed()) as tokens:
         assert await tokens.keys(CHAT, body(model="adapter", messages=MESSAGES), "adapter") == ()
         assert tokens.outcomes == {Outcome.DECLINED: 1}
 
 
-async def test_a_model_that_no_worker_names_is_declined() -> None:
-    """The worker's own list says which models are plain ones."""
+async def test_what_no_living_worker_has_is_declined() -> None:
+    """Nobody is asked about a model that nobody serves now."""
     with worker() as url:
-        async with finding(url, models=("tiny", "ghost")) as tokens:
+        async with finding(url, healthy=False) as tokens:
+            assert await tokens.keys(CHAT, body(messages=MESSAGES), "tiny") == ()
+        async with finding(url) as tokens:
             assert await tokens.keys(CHAT, body(model="ghost", messages=MESSAGES), "ghost") == ()
             assert tokens.outcomes == {Outcome.DECLINED: 1}
 
