@@ -143,7 +143,7 @@ class EventStream:
                 await self._session()
             except Ended as end:
                 self._forget()
-                self._following = self._complete = False
+                self._following = False
                 self._on_state()
                 self._complaints.add(end.fault)
                 slow = end.fault in (Fault.FLOOD, Fault.TOO_MANY_BLOCKS)
@@ -297,12 +297,12 @@ class EventStream:
             batch = read_batch(msgpack.unpackb(payload, strict_map_key=False))
         except (ValueError, TypeError, RecursionError):
             self._complaints.add(Fault.UNREADABLE)
-            self._spoil()
+            self._forget()
             return
         self._complaints.add(*batch.faults)
         spoilt = bool(SPOILING.intersection(batch.faults))
         if spoilt:
-            self._spoil()
+            self._forget()
         try:
             change = self._names.apply(batch.events)
         except TooManyBlocks:
@@ -334,21 +334,15 @@ class EventStream:
                 "%s has published KV events before, and they cannot be had: its map starts empty", self._source.endpoint
             )
         self._forget()
-        self._complete = False
 
     def _restarted(self) -> None:
         self._forget()
-        self._complete = False
         self._continuity = Continuity()
         self._on_restart()
 
-    def _spoil(self) -> None:
-        """Something was said that nobody understands: what is known may be wrong from now on."""
-        self._forget()
-        self._complete = False
-
     def _forget(self) -> None:
         """What the publisher told counts no longer."""
+        self._complete = False
         if len(self._names) and not self._catching_up:
             self._tell(Change(True, b"", b""))
         self._names.clear()
