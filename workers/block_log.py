@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from workers.engine import Engine
 
 DECODES: Final = 40
-"""Decode steps of SGLang's after which it tells."""
+"""Decode steps after which SGLang tells of itself: what it stored, and its gauges."""
 
 
 class Stored(NamedTuple):
@@ -49,8 +49,12 @@ class BlockLog:
 def tells_after_step(engine: "Engine") -> bool:
     """Whether an engine publishes after the step that it has just taken.
 
-    vLLM does after each, SGLang after a prefill, after every 40th decode step and when it has become idle.
+    vLLM does after each, SGLang where `refreshes_after_step`, and when it has become idle.
     """
+    return engine.config.dialect == "vllm" or refreshes_after_step(engine) or not engine.has_work
+
+
+def refreshes_after_step(engine: "Engine") -> bool:
+    """Whether SGLang sets its gauges after the step that it has just taken: a prefill, or every 40th that decodes."""
     decodes = engine.counters.steps - engine.counters.prefill_steps
-    every = engine.config.dialect == "vllm"
-    return every or engine.last_step_prefilled or decodes % DECODES == 0 or not engine.has_work
+    return engine.last_step_prefilled or decodes % DECODES == 0

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from workers.block_log import refreshes_after_step
 from workers.call import text_tokens, token_list
 from workers.dialects.counting import count_message_tokens
 from workers.dialects.exposition import Exposition
@@ -20,7 +21,6 @@ from workers.sglang_engine import SglangEngine
 from workers.tokenizer import decode
 
 VERSION = "0.5.23"
-DECODE_LOG_INTERVAL = 40
 IDLE_LOG_SECONDS = 30.0
 
 
@@ -62,8 +62,7 @@ class SglangStatus:
 
     def after_step(self) -> None:
         """Refresh the gauges if this step is one of those after which SGLang does."""
-        counts = self._engine.counters
-        if self._engine.last_step_prefilled or (counts.steps - counts.prefill_steps) % DECODE_LOG_INTERVAL == 0:
+        if refreshes_after_step(self._engine):
             self._refresh()
 
     def routes(self) -> Routes:
