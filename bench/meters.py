@@ -1,10 +1,6 @@
-"""Statistics of a simulation: percentiles of what may not have ended, and of what lasts."""
+"""Statistics of a simulation: percentiles and means of what may not have ended."""
 
 from collections.abc import Iterable, Iterator
-
-from workers.waiting import TimeWeighted
-
-__all__ = ["TimeWeighted", "censored_mean", "censored_percentile"]
 
 
 def censored_percentile(spans: Iterable[tuple[float, bool]], share: float) -> float | None:

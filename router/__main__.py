@@ -12,7 +12,7 @@ from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import uvicorn
 
@@ -58,24 +58,8 @@ def _parser() -> Parser:
     parser = Parser(prog="d2lpm", description="A fair router that keeps prefix caches warm.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"d2lpm {version('d2lpm-router')}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    serve = commands.add_parser(
-        "serve",
-        help="route calls to workers",
-        usage="%(prog)s [FLAG ...]",
-        epilog=ABOUT,
-        allow_abbrev=False,
-        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32),
-    )
-    add_flags(serve)
-    serve.set_defaults(run=lambda flags: _serve(load(flags, os.environ)))
-    replay = commands.add_parser(
-        "replay",
-        help="feed a journal to a new scheduler and compare what it does",
-        epilog="Ends with 0 if every command is the same, with 1 at the first that is not.",
-        allow_abbrev=False,
-    )
-    replay.add_argument("file", metavar="FILE", help="what a router wrote with --journal")
-    replay.set_defaults(run=lambda options: _replay(Path(options["file"])))
+    _add_serve(commands)
+    _add_replay(commands)
     check = commands.add_parser(
         "check",
         help="say whether a file of settings is right, and whether its workers' flags fit",
@@ -90,6 +74,35 @@ def _parser() -> Parser:
     add_config(config)
     keys = commands.add_parser("keys", help="say who may call, and with how much of a share", allow_abbrev=False)
     add_commands(keys)
+    _add_demo(commands)
+    return parser
+
+
+def _add_serve(commands: Any) -> None:
+    serve = commands.add_parser(
+        "serve",
+        help="route calls to workers",
+        usage="%(prog)s [FLAG ...]",
+        epilog=ABOUT,
+        allow_abbrev=False,
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32),
+    )
+    add_flags(serve)
+    serve.set_defaults(run=lambda flags: _serve(load(flags, os.environ)))
+
+
+def _add_replay(commands: Any) -> None:
+    replay = commands.add_parser(
+        "replay",
+        help="feed a journal to a new scheduler and compare what it does",
+        epilog="Ends with 0 if every command is the same, with 1 at the first that is not.",
+        allow_abbrev=False,
+    )
+    replay.add_argument("file", metavar="FILE", help="what a router wrote with --journal")
+    replay.set_defaults(run=lambda options: _replay(Path(options["file"])))
+
+
+def _add_demo(commands: Any) -> None:
     demo = commands.add_parser(
         "demo",
         help="try the policies side by side on emulated workers",
@@ -98,7 +111,6 @@ def _parser() -> Parser:
     )
     demo.add_argument("flags", nargs="*")
     demo.set_defaults(run=lambda options: _demo(options["flags"]))
-    return parser
 
 
 def _replay(journal: Path) -> int:

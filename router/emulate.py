@@ -34,21 +34,25 @@ def emulated(count: int, command: Sequence[str] = COMMAND) -> Iterator[list[Emul
     They also end by themselves when this process is gone, however it went. Raises ConfigError if one does not start.
     """
     with ExitStack() as stack:
-        processes = [stack.enter_context(_process(command)) for _ in range(count)]
+        processes = [stack.enter_context(ending(_start(command), PATIENCE)) for _ in range(count)]
         yield [_ready(process) for process in processes]
 
 
-@contextmanager
-def _process(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
+def _start(command: Sequence[str]) -> subprocess.Popen[str]:
     # A process group of its own, so that Ctrl-C reaches the router alone, which lets its requests finish first.
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0)
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0)
+
+
+@contextmanager
+def ending(process: subprocess.Popen[str], patience: float) -> Iterator[subprocess.Popen[str]]:
+    """End a process on the way out; it has so many seconds to do so when it is told to."""
     with process:
         try:
             yield process
         finally:
             process.terminate()
             try:
-                process.wait(PATIENCE)
+                process.wait(patience)
             except subprocess.TimeoutExpired:
                 process.kill()
 

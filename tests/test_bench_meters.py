@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.meters import TimeWeighted, censored_mean, censored_percentile
+from bench.meters import censored_mean, censored_percentile
 from router.core.fairness import percentile
 
 
@@ -40,20 +40,3 @@ def test_a_mean_does_not_take_what_goes_on_for_short() -> None:
     assert censored_mean([(1.0, True), (3.0, False)]) == 2.0
     assert censored_mean([(5.0, False)]) == 5.0
     assert censored_mean([]) is None
-
-
-def test_a_value_counts_for_as_long_as_it_held() -> None:
-    """Percentiles are over time, not over changes."""
-    meter = TimeWeighted()
-    meter.change(1.0, 5.0)  # 0 for 1 s, 5 for 8 s, 9 for 1 s
-    meter.change(9.0, 9.0)
-    assert [meter.percentile(10.0, share) for share in (0.1, 0.11, 0.9, 0.91, 1.0)] == [0.0, 5.0, 5.0, 9.0, 9.0]
-
-
-def test_a_reset_forgets_the_past_and_keeps_the_value() -> None:
-    """After a warm-up only what came since counts, the value that held across it from then on."""
-    meter = TimeWeighted()
-    meter.change(0.0, 100.0)
-    meter.change(5.0, 7.0)
-    meter.reset(6.0)
-    assert meter.percentile(8.0, 1.0) == pytest.approx(7.0)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from bench.demo.load import MODEL, DemoError
-from router.emulate import COMMAND, emulated
+from router.emulate import COMMAND, emulated, ending
 from router.errors import ConfigError
 
 LISTENING: Final = re.compile(r"d2lpm: listening on (?P<url>http://[^ ,]+)")
@@ -38,15 +38,9 @@ def _router(flags: Sequence[str]) -> Iterator[str]:
     # Whoever runs the demo may have settings of his own for a router. They would change what is compared here.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("D2LPM_")}
     # In a process group of its own, as the workers are: after Ctrl-C it is ended when nothing needs it any more.
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, process_group=0) as process:
-        try:
-            yield _url(process)
-        finally:
-            process.terminate()
-            try:
-                process.wait(PATIENCE)
-            except subprocess.TimeoutExpired:
-                process.kill()
+    started = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, process_group=0)
+    with ending(started, PATIENCE) as process:
+        yield _url(process)
 
 
 def _url(process: subprocess.Popen[str]) -> str:

@@ -24,7 +24,6 @@ class Service(Server):
     def __init__(self, name: str, image: Image, folder: Path, environment: Mapping[str, str] | None = None) -> None:
         """Nothing starts before `place`: its files may name the others."""
         self._service = SERVICES[name]
-        self._image = image
         self._folder = folder / name
         self._folder.mkdir(parents=True)
         ours = "build" in self._service
