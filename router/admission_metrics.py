@@ -12,10 +12,6 @@ class AdmissionMetrics(Collector):
     def __init__(self, refusals: Mapping[str, int]) -> None:
         self._refusals = refusals
 
-    def describe(self) -> list[Metric]:
-        """Nothing in advance, as of the state."""
-        return []
-
     def collect(self) -> Iterator[Metric]:
         """All of it."""
         family = CounterMetricFamily(

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from types import TracebackType
 from typing import Self
 
 log = logging.getLogger(__name__)
@@ -28,9 +27,7 @@ class Background(ABC):
         self._task = asyncio.create_task(self._take_turns())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Take no more turns."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)

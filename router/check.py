@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
 import httpx
@@ -125,9 +124,7 @@ class Advice:
         self._client = polling_client()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Ask no more."""
         for task in self._tasks:
             task.cancel()

@@ -100,10 +100,6 @@ class Connections(Collector):
         self.busy(connection, address)
         self._by_address.remove(address, 1)
 
-    def describe(self) -> list[Metric]:
-        """Nothing in advance, as of the state."""
-        return []
-
     def collect(self) -> Iterator[Metric]:
         """How many there are, and what became of others."""
         yield GaugeMetricFamily("d2lpm_connections", "Open connections of clients.", len(self))

@@ -18,10 +18,6 @@ class EventMetrics(Collector):
         self._report = report
         self._outcomes = outcomes
 
-    def describe(self) -> list[Metric]:
-        """Nothing in advance, as of the state."""
-        return []
-
     def collect(self) -> Iterator[Metric]:
         """All of it."""
         followed = GaugeMetricFamily(

@@ -48,10 +48,6 @@ class Part(NamedTuple):
         """It alone."""
         return (self.metric,)
 
-    def describe(self) -> Iterable[Metric]:
-        """Nothing in advance."""
-        return ()
-
 
 async def exposition(collector: Collector) -> bytes:
     """All that a collector, or a registry of them, tells."""

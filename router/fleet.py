@@ -4,7 +4,6 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Self
 
 from router.core.health import DEFAULT_PATIENCE, Patience, PatienceRules
@@ -117,9 +116,7 @@ class Fleet:
         """Nothing is opened before it is needed."""
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Close the connections."""
         for client in self._clients.values():
             client.close()

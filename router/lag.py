@@ -3,7 +3,6 @@
 import asyncio
 from collections import deque
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Final, Self
 
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -28,9 +27,7 @@ class LoopLag(Collector):
         self._look_again()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Look no more."""
         if self._timer is not None:
             self._timer.cancel()
@@ -47,10 +44,6 @@ class LoopLag(Collector):
     def _ring(self, due: float) -> None:
         self._lags.append(max(0.0, self._loop.time() - due))
         self._look_again()
-
-    def describe(self) -> list[Metric]:
-        """Nothing in advance, as of the state."""
-        return []
 
     def collect(self) -> Iterator[Metric]:
         """The worst of late, and how much there is for the loop to do."""

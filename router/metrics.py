@@ -158,10 +158,6 @@ class RequestMetrics(Collector):
         self._whole = Durations("d2lpm_request_seconds", "Arrival to the end of the answer.")
         registry.register(self)
 
-    def describe(self) -> list[Metric]:
-        """Nothing in advance, as of the state."""
-        return []
-
     def collect(self) -> Iterator[Metric]:
         """All that was counted."""
         for counted in (

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Self
 
 import httpx
@@ -65,9 +64,7 @@ class Monitor:
             self._tasks[worker] = asyncio.create_task(self._keep_polling(client, probe, self._interval))
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Stop polling."""
         client, self._client = self._client, None
         for task in self._tasks.values():

@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Final, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
@@ -163,11 +162,9 @@ class StateFile(Background):
         self._header = header
         self._complained = False
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *leaving: object) -> None:
         """Save the last state."""
-        await super().__aexit__(kind, error, trace)
+        await super().__aexit__(*leaving)
         await self._turn()
 
     async def _turn(self) -> None:

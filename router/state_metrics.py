@@ -125,10 +125,6 @@ class StateCollector(Collector):
         self._told: dict[str, list[float]] = {}
         """Tokens of each kind and their cost, as told at the last scrape."""
 
-    def describe(self) -> list[Metric]:
-        """Nothing in advance: the registry need not read the state to register this."""
-        return []
-
     def collect(self) -> Iterator[Metric]:
         """All metrics of the state."""
         report = self.report

@@ -8,7 +8,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Final, Self
 from urllib.parse import urlsplit
 
@@ -171,9 +170,7 @@ class Subscriber:
         self._client = polling_client()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Stop, and close every socket."""
         tasks = list(self._tasks.values())
         for worker in list(self._tasks):

@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from enum import IntEnum, StrEnum
 from functools import partial
 from hashlib import blake2b
-from types import TracebackType
 from typing import Any, Final, NamedTuple, Protocol, Self, TypeVar
 
 import httpx
@@ -119,9 +118,7 @@ class Tokens:
         self._client = polling_client()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Give up what is in work."""
         for task in self._running:
             task.cancel()
