@@ -10,10 +10,11 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final
 
 import uvloop
 
+from bench.exits import INTERRUPTED, refuse
 from bench.progress import ProgressBar
 from bench.spec import parse_spec
 from bench.workloads import WORKLOADS
@@ -24,10 +25,6 @@ if TYPE_CHECKING:
 
 LATE: Final = 0.05
 """Of the mean time that a call took: if calls were sent later than that, this machine is told to be too slow."""
-UNUSABLE: Final = 2
-"""The exit status where nothing could be measured, as argparse has it."""
-INTERRUPTED: Final = 130
-"""As a shell tells it."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +55,7 @@ def run(options: argparse.Namespace) -> None:
     try:
         ended = uvloop.run(run_load(read_load(options), lambda now: bar.show(now, options.seconds)))
     except (ValueError, LoadError) as error:
-        _give_up(str(error))
+        refuse("load", str(error))
     finally:
         bar.close()
     _write(options, ended)
@@ -109,8 +106,3 @@ def _write(options: argparse.Namespace, ended: "LiveResult") -> None:
         print(text)
     else:
         options.json.write_text(text + "\n", "utf-8")
-
-
-def _give_up(reason: str) -> NoReturn:
-    print(f"load: error: {' '.join(reason.split())}", file=sys.stderr)
-    sys.exit(UNUSABLE)

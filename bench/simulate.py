@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, get_args
 
+from bench.exits import refuse
 from bench.progress import ProgressBar
 from bench.records import Record, Result
 from bench.scenario import Scenario, WorkerSpec
@@ -91,8 +92,7 @@ def run(options: argparse.Namespace) -> None:
     try:
         scenario = read_scenario(options)
     except ValueError as error:
-        print(f"simulate: error: {error}", file=sys.stderr)
-        sys.exit(2)
+        refuse("simulate", str(error))
     bar = ProgressBar(sys.stderr, "s")
     result = simulate(scenario, [Watch(scenario.seconds, bar)])
     bar.close()

@@ -25,6 +25,7 @@ import uvloop
 from bench.columns import aligned
 from bench.demo.load import DemoError
 from bench.demo.processes import fleet
+from bench.exits import INTERRUPTED
 from bench.workloads.unrelated import Unrelated
 from workers.model import Dialect
 
@@ -134,7 +135,7 @@ def run(options: argparse.Namespace) -> None:
         sys.exit(f"window: error: {error}")
     except KeyboardInterrupt:
         print("window: interrupted; the router and its worker have ended", file=sys.stderr)
-        sys.exit(130)  # as a shell tells it
+        sys.exit(INTERRUPTED)
     print(*table(rows), sep="\n")
     if options.json is not None:
         options.json.write_text(json.dumps([_fields(row) for row in rows], indent=2) + "\n", "utf-8")

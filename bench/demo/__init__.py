@@ -23,6 +23,7 @@ from bench.demo.processes import fleet
 from bench.demo.screen import Nowhere, Plain, Screen, Terminal
 from bench.demo.table import findings, summary_lines
 from bench.demo.trial import Trial
+from bench.exits import INTERRUPTED
 from bench.workloads.heavy_light import HeavyAndLight
 
 POLICIES: Final[Mapping[str, Sequence[str]]] = {
@@ -58,7 +59,7 @@ def run(options: argparse.Namespace) -> None:
         sys.exit(f"demo: error: {error}")
     except KeyboardInterrupt:
         print("demo: interrupted; the router and its workers have ended", file=sys.stderr)
-        sys.exit(130)  # as a shell tells it
+        sys.exit(INTERRUPTED)
     if options.json:
         print(json.dumps(_report(options, results), indent=2))
     else:

@@ -14,8 +14,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final
 
+from bench.exits import INTERRUPTED, refuse
 from bench.experiments import fig4, neighbour
 from bench.experiments.cache import CacheTruth
 from bench.experiments.conditions import QUICK_SEEDS, SEEDS
@@ -104,9 +105,9 @@ def run(options: argparse.Namespace) -> None:
         traces = _traces(options, names)
         options.out.mkdir(parents=True, exist_ok=True)
     except ValueError as error:
-        _refuse(str(error))
+        refuse("experiment", str(error))
     except OSError as error:
-        _refuse(f"cannot write to {options.out}: {error.strerror}")
+        refuse("experiment", f"cannot write to {options.out}: {error.strerror}")
     for name in names:
         if name == LIVE:
             _run_live(options, _seeds(options, SEEDS))
@@ -137,10 +138,10 @@ def _run_live(options: argparse.Namespace, seeds: Sequence[int]) -> None:
         for rounds, rows in enumerate(neighbour.run(planned, seeds, bar.show), 1):
             write(LIVE, experiment, rows, seeds[:rounds], options.out)
     except (ServerError, LoadError, ValueError) as error:
-        _refuse(str(error))
+        refuse("experiment", str(error))
     except KeyboardInterrupt:
         print(f"{LIVE}: interrupted; the router and its workers have ended", file=sys.stderr)
-        sys.exit(130)  # as a shell tells it
+        sys.exit(INTERRUPTED)
     finally:
         bar.close()
     print(f"{LIVE}: {experiment.title}", *table(experiment, rows), "", sep="\n", flush=True)
@@ -192,8 +193,3 @@ def _seeds(options: argparse.Namespace, usual: Sequence[int]) -> Sequence[int]:
     if options.seeds is not None:
         return range(options.seeds)
     return QUICK_SEEDS if options.quick else usual
-
-
-def _refuse(reason: str) -> NoReturn:
-    print(f"experiment: error: {reason}", file=sys.stderr)
-    sys.exit(2)

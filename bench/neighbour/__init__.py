@@ -13,11 +13,12 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final
 
 import uvloop
 
 from bench.columns import aligned
+from bench.exits import INTERRUPTED, refuse
 from bench.neighbour.traffic import Neighbours
 from bench.progress import ProgressBar
 from bench.spec import changed, split
@@ -27,10 +28,6 @@ if TYPE_CHECKING:
     from bench.live_books import LiveResult
     from bench.neighbour.driver import Span, Target
 
-UNUSABLE: Final = 2
-"""The exit status where nothing could be measured, as argparse has it."""
-INTERRUPTED: Final = 130
-"""As a shell tells it."""
 WARMUP: Final = 0.25
 """Of each run's time."""
 
@@ -61,7 +58,7 @@ def run(options: argparse.Namespace) -> None:
         for each, ended in measured(target, _traffic(options), span, options.seed):
             runs[each.heavy] = ended
     except (ValueError, LoadError) as error:
-        _give_up(str(error))
+        refuse("neighbour", str(error))
     except KeyboardInterrupt:
         interrupted = True
     _tell(options, runs)
@@ -123,8 +120,3 @@ def _tell(options: argparse.Namespace, runs: Mapping[int, "LiveResult"]) -> None
 
 def _cell(value: "Value", decimals: int) -> str:
     return f"{value:,.{decimals}f}" if isinstance(value, float | int) else "-"
-
-
-def _give_up(reason: str) -> NoReturn:
-    print(f"neighbour: error: {' '.join(reason.split())}", file=sys.stderr)
-    sys.exit(UNUSABLE)
