@@ -22,7 +22,7 @@ from router.conductor import Conductor
 from router.core.block_key import BlockKey
 from router.core.model import Request, RequestId
 from router.core.prompt_key import PromptHasher
-from router.errors import MethodNotAllowed, NoWorker, RouterError, UnknownModel, UnknownPath
+from router.errors import MethodNotAllowed, RouterError, ShuttingDown, UnknownModel, UnknownPath
 from router.exchange import ClientGone, Exchange, Intake, new_request_id
 from router.fleet import Fleet
 from router.identity import Identity
@@ -108,7 +108,7 @@ class Gateway:
         except ClientGone:
             pass
         except asyncio.CancelledError:  # the server waits no longer; it would log this as a failure of ours
-            await exchange.fail(NoWorker("The router is shutting down.", reason="rejected-shutting-down"))
+            await exchange.fail(ShuttingDown())
         except RouterError as error:
             await exchange.fail(error)
         except Exception:

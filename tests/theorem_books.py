@@ -8,7 +8,7 @@ In a queue with quantum Q^u, let S_i be what client i was served per weight, and
 The counter of i, together with what is reserved of it and not served, moves within its span; and a refill round adds
 one quantum, per weight, to whoever waits, and to others at most that. So while f is backlogged, S_g - S_f rises by no
 more than span_f + span_g over any interval, whether g is backlogged or not: properties 1 and 2 of the DLPM paper,
-section 3. No pair's sum exceeds rule 12's 2(U' + E + Q^u) + 2R.
+section 3. No pair's sum exceeds the router's 2(U' + E + Q^u) + 2R.
 
 That is for inputs whose size is known. Where sizes are estimated, a request may come to more than its reservation and
 what was predicted of it; the span has then the largest such excess, times the most requests that i had in flight.

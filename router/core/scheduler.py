@@ -457,7 +457,7 @@ class Scheduler:
         self._bury(live.request)
 
     def _tell_changes(self) -> None:
-        """What waits must know its matches at any time (rule 14)."""
+        """What waits must know its matches at any time: an order by longest match is wrong with old ones."""
         for worker, requests in self.prefixes.changed().items():
             self.policy.match_changed(worker, requests)
 
