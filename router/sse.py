@@ -113,7 +113,7 @@ def plain_data(block: bytes) -> list[bytes] | None:
     if not block.startswith(b"data: ") or not block.endswith(b"\n\n") or block.find(b"\r") >= 0:
         return None
     data = block[6:-2].split(b"\n\ndata: ")
-    return data if b"".join(data).find(b"\n") < 0 else None
+    return data if block.count(b"\n") == 2 * len(data) else None
 
 
 def plain_event(data: bytes) -> bytes:

@@ -15,7 +15,7 @@ import orjson
 from router.api.call import Call
 from router.api.choices import Choices
 from router.api.common_chunk import CommonChunks, Run
-from router.api.error_json import words
+from router.api.error_json import load, words
 from router.api.record import Record
 from router.api.splice import UsageSplice
 from router.api.usage import UsageTally, read_usage
@@ -113,7 +113,7 @@ class StreamReader:
         if data == b"[DONE]":
             self._done = True
             return True
-        chunk = next(iter(load_all([data])), None)
+        chunk = load(data)
         if chunk is None or not _is_chunk(chunk):
             self._broken = True
             return False
@@ -202,15 +202,15 @@ class StreamReader:
     def _read_common(self, runs: list[Run]) -> None:
         """Common chunks in a row: their text, and the usage of the last, which counts for all of them."""
         if self.head is None:
-            for chunk in load_all(plain_data(runs[0].seen) or []):
-                self._begin(chunk)
+            first, _, _ = runs[0].seen.partition(b"\n\n")
+            self._begin(load(first.removeprefix(b"data: ")) or {})
         self.started = True
         text = _load_text(b"".join([run.text for run in runs]))
         reasons = [run.finish_reason.decode() for run in runs if run.finish_reason]
         self._choices.add_text(0, text, reasons[-1] if reasons else None)
         for run in runs:
             self._record.add(run.ids, run.silent_ids)
-        for usage in load_all([runs[-1].usage]):
+        if (usage := load(runs[-1].usage)) is not None:
             self._tally.chunk(0, usage, has_output=bool(text))
 
     def _read_chunks(self, chunks: list[dict[str, Any]]) -> None:

@@ -1,12 +1,15 @@
 """One call to a model, parsed as far as the router needs it."""
 
 from enum import Enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from router.api import fields as read
 from router.api.fields import Fields
 from router.api.json_span import put_member
 from router.core.prompt_key import Prompt
+
+IN_EVERY_CHUNK: Final = b'{"include_usage":true,"continuous_usage_stats":true}'
+"""The `stream_options` of a call that came without."""
 
 
 class Way(Enum):
@@ -81,7 +84,10 @@ def ask_for_usage(body: bytes, fields: Fields, streamed: bool) -> UsageRequest:
 
     vLLM honours `continuous_usage_stats` only together with `include_usage`; SGLang needs no more than the former.
     """
-    options = read.mapping(fields, "stream_options") or {}
+    options = read.mapping(fields, "stream_options")
+    if not options:
+        asked = put_member(body, "stream_options", IN_EVERY_CHUNK, fields) if streamed else body
+        return UsageRequest(asked, final=False, continuous=False)
     final = read.flag(options, "include_usage", "stream_options.include_usage")
     continuous = read.flag(options, "continuous_usage_stats", "stream_options.continuous_usage_stats")
     if streamed and not (final and continuous):

@@ -131,11 +131,10 @@ class Choices:
 
 def _as_message(text: str, calls: dict[int, _ToolCall]) -> dict[str, Any]:
     """The answer as a client sends it back in its next turn."""
-    return {
-        "role": "assistant",
-        "content": text,
-        "tool_calls": [
+    message: dict[str, Any] = {"role": "assistant", "content": text}
+    if calls:
+        message["tool_calls"] = [
             {"id": call.id, "function": {"name": call.name, "arguments": "".join(call.arguments)}}
             for _, call in sorted(calls.items())
-        ],
-    }
+        ]
+    return message

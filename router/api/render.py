@@ -52,8 +52,7 @@ def head(kind: str, model: str, fields: Fields) -> bytes:
 
 def _named(fields: Fields, names: Iterable[str]) -> Iterator[bytes]:
     for name in names:
-        value = fields.get(name)
-        if value is not None and value not in ("", [], {}):
+        if name in fields and (value := fields[name]) is not None and value not in ("", [], {}):
             yield FIELD + name.encode() + NEXT + dump(value, name)
 
 
@@ -67,6 +66,9 @@ def messages(sequence: Iterable[Mapping[str, Any]]) -> bytes:
 
 def _message(pieces: list[bytes], message: Mapping[str, Any]) -> None:
     pieces += (MESSAGE, _bytes(message.get("role")))
+    if len(message) == 2 and "role" in message and "content" in message:
+        _content(pieces, message["content"])
+        return
     for name in ("name", "tool_call_id"):
         if value := message.get(name):
             pieces += (FIELD, name.encode(), NEXT, _bytes(value))

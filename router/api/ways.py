@@ -6,18 +6,22 @@ from typing import Any, Final
 from router.api.call import Way
 from router.api.fields import Fields
 
-UNFIT: Final = (
-    *("logprobs", "top_logprobs", "prompt_logprobs", "echo", "suffix", "use_beam_search", "kv_transfer_params"),
-    *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_decoding_backend"),
-    *("structured_outputs", "json_schema", "regex", "ebnf", "structural_tag"),
-    *("functions", "return_hidden_states", "audio", "modalities"),
+UNFIT: Final = frozenset(
+    {
+        *("logprobs", "top_logprobs", "prompt_logprobs", "echo", "suffix", "use_beam_search", "kv_transfer_params"),
+        *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_decoding_backend"),
+        *("structured_outputs", "json_schema", "regex", "ebnf", "structural_tag"),
+        *("functions", "return_hidden_states", "audio", "modalities"),
+    }
 )
 """Members by which an answer is more than its text, or depends on more than that: a grammar would begin anew."""
 
 
 def way_of(fields: Fields, *, streamed: bool, answers: int) -> Way:
     """How a stream of this call may be gone on with; `answers`: over all prompts."""
-    if not streamed or answers != 1 or any(fields.get(name) for name in UNFIT) or (fields.get("best_of") or 1) != 1:
+    if not streamed or answers != 1 or (fields.get("best_of") or 1) != 1:
+        return Way.NONE
+    if any(fields[name] for name in UNFIT & fields.keys()):
         return Way.NONE
     form = fields.get("response_format")
     if form is not None and not (isinstance(form, dict) and form.get("type") == "text"):
