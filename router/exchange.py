@@ -1,7 +1,7 @@
 """One HTTP exchange with a client, over ASGI: its body, its answer, and whether it is still there."""
 
 import asyncio
-import secrets
+import os
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 
@@ -149,7 +149,7 @@ class Exchange:
 
 def new_request_id() -> str:
     """An id for a call whose client gave none that is fit."""
-    return secrets.token_hex(16)
+    return os.urandom(16).hex()
 
 
 class WhileConnected:

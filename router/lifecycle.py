@@ -1,13 +1,25 @@
 """The router's own end: while it drains, the calls under way go on and no new one is taken."""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from starlette.types import Receive, Scope, Send
 
 from router.errors import ShuttingDown
 from router.exchange import Exchange, new_request_id
+
+
+class UnderWay:
+    """Counts the calls that are under way: those that have entered it, and not left it yet."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __enter__(self) -> None:
+        self.calls += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.calls -= 1
 
 
 class Drain:
@@ -18,7 +30,7 @@ class Drain:
         self._seconds = seconds
         self._clock = clock
         self._until: float | None = None
-        self._calls = 0
+        self._under_way = UnderWay()
 
     def begin(self) -> None:
         """Take no new call from now on; to be asked once."""
@@ -37,16 +49,11 @@ class Drain:
     @property
     def idle(self) -> bool:
         """Whether no call is under way."""
-        return not self._calls
+        return not self._under_way.calls
 
-    @contextmanager
-    def call(self) -> Iterator[None]:
+    def call(self) -> UnderWay:
         """A call is under way as long as the context is entered."""
-        self._calls += 1
-        try:
-            yield
-        finally:
-            self._calls -= 1
+        return self._under_way
 
 
 async def refuse(scope: Scope, receive: Receive, send: Send) -> None:

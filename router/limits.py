@@ -6,9 +6,8 @@ waits for it to be full again as far as it must be. A call that is larger than a
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Final, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NamedTuple, Self
 
 from router.core.model import ClientId
 from router.errors import ModelNotAllowed, Refused
@@ -41,14 +40,6 @@ class Bucket:
     def take(self, amount: float, now: float) -> None:
         """Have so much; negative gives back."""
         self._level = min(self.size, self.level(now) - amount)
-
-
-class Permit:
-    """One call that was let in."""
-
-    def __init__(self) -> None:
-        self.tokens: int | None = None
-        """What it used; None where nobody knows, and then the estimate counts."""
 
 
 class Shortage(NamedTuple):
@@ -104,6 +95,31 @@ class Meter:
         return not self.in_flight and all(bucket.level(now) >= bucket.size for bucket in buckets)
 
 
+class Permit:
+    """One call that was let in, and is under way as long as the context is entered."""
+
+    __slots__ = ("_clock", "_estimate", "_meters", "tokens")
+
+    def __init__(self, meters: Sequence[Meter], estimate: int, clock: Callable[[], float]) -> None:
+        """`estimate`: about how many tokens of input it has; it counts with these meters."""
+        self.tokens: int | None = None
+        """What it used; None where nobody knows, and then the estimate counts."""
+        self._meters = meters
+        self._estimate = estimate
+        self._clock = clock
+
+    def __enter__(self) -> Self:
+        for meter in self._meters:
+            meter.begin(self._estimate, self._clock())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        used = self._estimate if self.tokens is None else self.tokens
+        for meter in self._meters:
+            meter.in_flight -= 1
+            meter.use(used - self._estimate, self._clock())
+
+
 class Admission:
     """Says who calls, whether it may, and counts what it has."""
 
@@ -137,9 +153,8 @@ class Admission:
         meter.in_flight = 0
         return identity
 
-    @contextmanager
-    def admitted(self, identity: Identity, model: str, tokens: int) -> Iterator[Permit]:
-        """A call to this model, with about so many tokens of input, is under way as long as the context is entered.
+    def admitted(self, identity: Identity, model: str, tokens: int) -> Permit:
+        """A call to this model, with about so many tokens of input, is let in; the permit is to be entered at once.
 
         Raises ModelNotAllowed, and Refused where the client or its group has as much as it may.
         """
@@ -153,16 +168,7 @@ class Admission:
                 self.refusals[shortage.reason] += 1
                 message = f"{owner} may have {shortage.what}; try again later."
                 raise Refused(message, code="rate_limit_exceeded", retry_after=shortage.seconds, reason=shortage.reason)
-        for _, meter in meters:
-            meter.begin(tokens, now)
-        permit = Permit()
-        try:
-            yield permit
-        finally:
-            used = tokens if permit.tokens is None else permit.tokens
-            for _, meter in meters:
-                meter.in_flight -= 1
-                meter.use(used - tokens, self._clock())
+        return Permit([meter for _, meter in meters], tokens, self._clock)
 
     def _meters_of(self, identity: Identity, now: float) -> list[tuple[str, Meter]]:
         """Those that count, with whom they belong to."""
