@@ -92,7 +92,8 @@ class Gateway:
             self._identify(exchange, None)  # so that nobody's body is read whose key is wrong
             body = await exchange.body(self._intake)
             arrived = self._conductor.clock()
-            body = await self._isolated(exchange, body)
+            if self._isolation is not None:
+                body = await self._isolated(self._isolation, exchange, body)
             body, call = await self._parse(family, exchange.head, body)
             identity = self._admission.identify(exchange.headers, call.user, exchange.address)
             with self._admission.admitted(identity, call.model, _input_tokens(call)) as permit:
@@ -118,10 +119,8 @@ class Gateway:
     def _identify(self, exchange: Exchange, user: str | None) -> Identity:
         return self._admission.identifier.identify(exchange.headers, user, exchange.address)
 
-    async def _isolated(self, exchange: Exchange, body: bytes) -> bytes:
-        """The body, with a salt of its client's side where sides are kept apart."""
-        if (isolation := self._isolation) is None:
-            return body
+    async def _isolated(self, isolation: Isolation, exchange: Exchange, body: bytes) -> bytes:
+        """The body, with a salt of its client's side."""
 
         def side(user: str | None) -> str:
             return isolation.side_of(self._identify(exchange, user))
@@ -131,23 +130,23 @@ class Gateway:
 
     async def _parse(self, family: Family, head: Head, body: bytes) -> tuple[bytes, Call]:
         """The call, and its body, in which a model stands under the name that workers know."""
-
-        def parse(body: bytes) -> Call:
-            return family.parse(head, body, self._hasher, ids=self._settings.continuation == "ids")
-
-        def parse_as_known() -> tuple[bytes, Call]:
-            call = parse(body)
-            if (model := self._fleet.aliases.get(call.model)) is None:
-                return body, call
-            known = rename(body, call.content_type, model)
-            return known, parse(known)
-
-        body, call = parse_as_known() if len(body) <= AT_ONCE else await asyncio.to_thread(parse_as_known)
+        if len(body) <= AT_ONCE:
+            body, call = self._parse_as_known(family, head, body)
+        else:
+            body, call = await asyncio.to_thread(self._parse_as_known, family, head, body)
         if not call.model:
             return body, call._replace(model=self._fleet.any_model())
         if not self._fleet.knows(call.model):
             raise UnknownModel(call.model)
         return body, call
+
+    def _parse_as_known(self, family: Family, head: Head, body: bytes) -> tuple[bytes, Call]:
+        ids = self._settings.continuation == "ids"
+        call = family.parse(head, body, self._hasher, ids=ids)
+        if (model := self._fleet.aliases.get(call.model)) is None:
+            return body, call
+        known = rename(body, call.content_type, model)
+        return known, family.parse(head, known, self._hasher, ids=ids)
 
     def _request(self, exchange: Exchange, call: Call, identity: Identity, blocks: tuple[BlockKey, ...]) -> Request:
         if RequestId(exchange.request_id) in self._conductor:
