@@ -54,12 +54,15 @@ class Connection(asyncio.Protocol):
         self._reading: asyncio.Future[None] | None = None
         self._lost = False
         self._parser = httptools.HttpResponseParser(self)
-        self._head = 0
         self._blocks: list[bytes] = []
+        self.on_body = self._blocks.append
+        """See httptools, which calls it for every chunk."""
         self._size = 0
+        """Bytes that came in and were not read yet."""
         self._begun = self._complete = self._keep_alive = self._paused = False
         self._started = False
-        self._silence = Silence()
+        self._silence: Silence | None = None
+        """What the call under way allows."""
         self._sent = self._waiting_since = 0.0
         self._watch: asyncio.TimerHandle | None = None
         self._hung = False
@@ -81,14 +84,14 @@ class Connection(asyncio.Protocol):
         """
         self._parser = httptools.HttpResponseParser(self)
         self.headers = {}
-        self._head = self._size = 0
-        self._blocks = []
+        self._size = 0
+        self._blocks.clear()
         self._begun = self._complete = self._started = False
         assert self._transport is not None
         self._transport.writelines((head, body))
         self._silence = silence
-        self._sent = asyncio.get_running_loop().time()
-        self._check_silence()
+        self._sent = self._loop.time()
+        self._watch_for(silence.first)
         while not self._begun:
             if self._hung:
                 raise WorkerHung
@@ -110,7 +113,7 @@ class Connection(asyncio.Protocol):
                 raise WorkerBroke("The worker's answer broke off.")
             await self._more()
         block = self._blocks[0] if len(self._blocks) == 1 else b"".join(self._blocks)
-        self._blocks = []
+        self._blocks.clear()
         self._size = 0
         if self._paused and self._transport is not None:
             self._paused = False
@@ -120,29 +123,45 @@ class Connection(asyncio.Protocol):
     def abort(self) -> None:
         """Close the connection at once; it carries no other call."""
         self._lost = True
-        self.unwatch()
+        self._unwatch()
         if self._transport is not None:
             self._transport.abort()
 
     def begin_stream(self) -> None:
         """The first token is here: from now on the silence between tokens counts."""
         self._started = True
-        self.unwatch()
-        self._check_silence()
+        if self._silence is not None and not self._complete:
+            self._watch_for(self._silence.between)
 
-    def unwatch(self) -> None:
+    def end_call(self) -> None:
         """The call is over: nobody is silent."""
+        self._silence = None
+
+    def _watch_for(self, limit: float | None) -> None:
+        """Look at the worker's silence no later than in so many seconds.
+
+        One timer for all calls: it is only set where it would come too late, and what comes in or is sent only moves
+        the time from which silence counts.
+        """
+        if limit is None:
+            return
+        if self._watch is not None:
+            if self._watch.when() <= self._loop.time() + limit:
+                return
+            self._watch.cancel()
+        self._watch = self._loop.call_later(limit, self._check_silence)
+
+    def _unwatch(self) -> None:
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
 
     def _check_silence(self) -> None:
-        """Give the call up if the worker has said nothing for too long; else look again when it may have.
-
-        One timer for the whole call: what comes in only moves the time from which silence counts.
-        """
+        """Give the call up if the worker has said nothing for too long; else look again when it may have."""
         self._watch = None
-        now = asyncio.get_running_loop().time()
+        if self._silence is None:
+            return
+        now = self._loop.time()
         limit = self._silence.between if self._started else self._silence.first
         if limit is None:
             return
@@ -153,13 +172,12 @@ class Connection(asyncio.Protocol):
             self.abort()
             self._wake()
         else:
-            self._watch = asyncio.get_running_loop().call_later(since + limit - now, self._check_silence)
+            self._watch_for(since + limit - now)
 
     def _more(self) -> "asyncio.Future[None]":
         """Done when something has come in, or nothing more will."""
-        loop = asyncio.get_running_loop()
-        self._waiting_since = loop.time()
-        self._reading = loop.create_future()
+        self._waiting_since = self._loop.time()
+        self._reading = self._loop.create_future()
         return self._reading
 
     def _wake(self) -> None:
@@ -171,23 +189,31 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.Protocol`."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its bases
+        self._loop = asyncio.get_running_loop()
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`. What is no HTTP, or comes unasked, ends the connection."""
+        self._size += len(data)
         try:
-            if not self._begun:
-                self._head += len(data)
             self._parser.feed_data(data)
         except httptools.HttpParserError:
             self.abort()
-        if self._head > HEAD_BYTES and not self._begun:
-            self.abort()
+        if self._size > HEAD_BYTES:
+            self._hold()
         self._wake()
+
+    def _hold(self) -> None:
+        """Much has come in and was not read: too much, if that is a head; for a while, if somebody reads too slowly."""
+        if not self._begun:
+            self.abort()
+        elif self._size > BUFFER_BYTES and self._blocks and not self._paused and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
         """See `asyncio.Protocol`. An answer without a length ends here, if the worker closed in good order."""
         self._lost = True
-        self.unwatch()
+        self._unwatch()
         if error is None and self._begun and not {b"content-length", b"transfer-encoding"} & self.headers.keys():
             self._complete = True
         self._wake()
@@ -205,14 +231,6 @@ class Connection(asyncio.Protocol):
         self.status = self._parser.get_status_code()
         self._keep_alive = self._parser.should_keep_alive()
         self._begun = self.status >= 200
-
-    def on_body(self, data: bytes) -> None:
-        """See httptools."""
-        self._blocks.append(data)
-        self._size += len(data)
-        if self._size > BUFFER_BYTES and not self._paused and self._transport is not None:
-            self._paused = True
-            self._transport.pause_reading()
 
     def on_message_complete(self) -> None:
         """See httptools. An interim answer (1xx) is none."""
@@ -247,7 +265,7 @@ class Upstream:
 
     def close(self) -> None:
         """End the call, whether or not its answer is complete."""
-        self._connection.unwatch()
+        self._connection.end_call()
         self._release(self._connection)
 
 
