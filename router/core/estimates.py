@@ -15,6 +15,8 @@ FIRST_OUTPUT = 256
 """Output tokens expected of the first request of a model that sets no limit."""
 OUTPUT_WEIGHT = 0.2
 """Weight of the newest length in the running mean (VTC's predictor averages over five)."""
+MEASURES_KEPT = 64
+"""Prompts whose measure is remembered."""
 
 
 class TokenRatio:
@@ -23,16 +25,14 @@ class TokenRatio:
     def __init__(self) -> None:
         self._bytes = 1024.0
         self._tokens = self._bytes * FIRST_RATIO
-
-    @property
-    def value(self) -> float:
+        self.value = FIRST_RATIO
         """Tokens per byte; positive."""
-        return self._tokens / self._bytes
 
     def learn(self, size: int, tokens: int) -> None:
         """Add one prompt of `size` bytes that the engine counted as `tokens`."""
         self._bytes = self._bytes * RATIO_MEMORY + size
         self._tokens = self._tokens * RATIO_MEMORY + tokens
+        self.value = self._tokens / self._bytes
 
 
 class Estimates:
@@ -42,8 +42,8 @@ class Estimates:
         """`client_limit`: how many (client, model) means are kept; the least recently learned goes first."""
         self._ratios: dict[str, TokenRatio] = {}
         self._landmarks = Landmarks()
-        self._measured: tuple[PromptKey, str, int, Measure] | None = None
-        """The last prompt, measured after so many lessons: one decision asks about it several times."""
+        self._measured: dict[tuple[str, bytes], tuple[PromptKey, Measure]] = {}
+        """By model and hashes, since the last lesson: one decision asks several times about what it looks at."""
         self._outputs: dict[tuple[ClientId | None, str], float] = {}
         self._limit = client_limit
         self.lessons = 0
@@ -51,21 +51,26 @@ class Estimates:
 
     def tokens_per_chunk(self, model: str) -> float:
         """What one chunk of text of this model's prompts is worth in tokens."""
-        return CHUNK_BYTES * self._ratio(model).value
+        ratio = self._ratios.get(model)
+        return CHUNK_BYTES * (FIRST_RATIO if ratio is None else ratio.value)
 
     def measure(self, model: str, prompt: PromptKey) -> Measure:
         """One prompt's size in tokens: exact where it came as token ids, and up to where engines counted it."""
         if prompt.tokens is not None:
             total = max(1, prompt.tokens)
             return Measure(total, ((0, 0.0), (max(1, prompt.size) / CHUNK_BYTES, total)))
-        last = self._measured
-        if last is None or last[0] is not prompt or last[1] != model or last[2] != self.lessons:
-            measure = self._landmarks.measure(prompt, self._ratio(model).value)
-            last = self._measured = (prompt, model, self.lessons, measure)
-        return last[3]
+        known = self._measured.get((model, prompt.hashes))
+        if known is None or known[0] is not prompt:
+            if len(self._measured) >= MEASURES_KEPT:
+                self._measured.clear()
+            known = prompt, self._landmarks.measure(prompt, self._ratio(model).value)
+            self._measured[model, prompt.hashes] = known
+        return known[1]
 
     def input_tokens(self, request: Request) -> int:
         """Tokens of all prompts of a request."""
+        if len(request.prompts) == 1:
+            return self.measure(request.model, request.prompts[0]).tokens
         return sum([self.measure(request.model, prompt).tokens for prompt in request.prompts])
 
     def expected_output(self, request: Request) -> int:
@@ -78,6 +83,7 @@ class Estimates:
     def learn(self, request: Request, usage: Usage, answers: Sequence[PromptKey] = ()) -> None:
         """Take in what the engine counted for a finished request; `answers`: its prompt with each answer to it."""
         self.lessons += 1
+        self._measured.clear()
         if usage.input_tokens and all(prompt.tokens is None for prompt in request.prompts):
             ratio = self._ratio(request.model)
             ratio.learn(sum(prompt.size for prompt in request.prompts), usage.input_tokens)
