@@ -1,6 +1,6 @@
 """The workers as the core knows them, and the models that they serve."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -24,6 +24,8 @@ class Cluster:
         self._rules = rules
         self._most_departed = departed
         self._states: dict[WorkerId, WorkerState] = {}
+        self.states: Mapping[WorkerId, WorkerState] = self._states
+        """To be looked at only; one object for good."""
         self._serving: dict[str, list[WorkerId]] = {}
         self._deadlines: dict[WorkerId, float] = {}
         self._departed: dict[WorkerId, bool] = {}
@@ -91,10 +93,11 @@ class Cluster:
     @property
     def silent(self) -> Sequence[WorkerId]:
         """Those that are silent and not barred for it."""
-        if self._silent:
-            states = self._states
-            self._silent = [worker for worker in self._silent if worker in states and states[worker].silent]
-        return [each for each in self._silent if each not in self.barred and not self._states[each].left]
+        if not self._silent:
+            return ()
+        states = self._states
+        self._silent = [worker for worker in self._silent if worker in states and states[worker].silent]
+        return [each for each in self._silent if each not in self.barred and not states[each].left]
 
     def join(self, worker: Worker, *, back: bool = True) -> None:
         """Add a worker, or take new facts of one that is known; a capacity once told stays.
@@ -168,13 +171,18 @@ class Cluster:
     @property
     def next_deadline(self) -> float | None:
         """When something here changes by time alone; None if nothing does."""
-        deadlines = [*self._deadlines.values()]
-        deadlines += [until for worker, until in self.barred.items() if not self._states[worker].silent]
-        return min(deadlines, default=None)
+        deadline = min(self._deadlines.values(), default=None)
+        for worker, until in self.barred.items():
+            if not self._states[worker].silent and (deadline is None or until < deadline):
+                deadline = until
+        return deadline
 
     def advance(self, now: float) -> None:
         """Take in that it is now this time."""
-        for worker in [worker for worker, deadline in self._deadlines.items() if deadline <= now]:
+        deadlines = self._deadlines
+        if not deadlines or min(deadlines.values()) > now:
+            return
+        for worker in [worker for worker, deadline in deadlines.items() if deadline <= now]:
             state = self._states[worker]
             state.advance(now)
             if state.silent and worker not in self._silent:

@@ -13,7 +13,9 @@ class SchedulerView(FleetView):
 
     def __init__(self, cluster: Cluster, prefixes: PrefixMap) -> None:
         self._cluster = cluster
+        self._states = cluster.states
         self._prefixes = prefixes
+        self._findable = prefixes.mirror.findable
 
     def serving(self, model: str) -> Sequence[WorkerId]:
         """See `FleetView`."""
@@ -21,18 +23,18 @@ class SchedulerView(FleetView):
 
     def in_flight(self, worker: WorkerId) -> int:
         """See `FleetView`."""
-        return len(self._cluster[worker].running)
+        return self._states[worker].load.requests
 
     def has_room(self, worker: WorkerId) -> bool:
         """See `FleetView`."""
-        return self._cluster[worker].has_room
+        return self._states[worker].has_room
 
     def admits(self, worker: WorkerId, request: Request) -> bool:
         """See `FleetView`."""
-        matched = self.match(request).get(worker, 0)
-        state = self._cluster[worker]
-        found = self._prefixes.mirror.findable(request, worker, matched, state.waiting)
-        return state.admits(self._prefixes.input_tokens(request) - found)
+        size, match = self._prefixes.look(request)
+        state, matched = self._states[worker], match.get(worker, 0)
+        found = self._findable(request, worker, matched, state.waiting) if matched else 0
+        return state.admits(size - found)
 
     def input_tokens(self, request: Request) -> int:
         """See `FleetView`."""
@@ -40,7 +42,7 @@ class SchedulerView(FleetView):
 
     def prefill_seconds(self, worker: WorkerId, tokens: int) -> float:
         """See `FleetView`."""
-        return self._cluster[worker].pace.prefill_seconds(tokens)
+        return self._states[worker].pace.prefill_seconds(tokens)
 
     def speed(self, worker: WorkerId) -> float:
         """See `FleetView`."""
@@ -72,8 +74,8 @@ class SchedulerView(FleetView):
 
     def models(self, worker: WorkerId) -> Collection[str]:
         """See `FleetView`."""
-        return self._cluster[worker].worker.models
+        return self._states[worker].worker.models
 
     def reorders(self, worker: WorkerId) -> bool:
         """See `FleetView`."""
-        return self._cluster[worker].worker.reorders
+        return self._states[worker].worker.reorders

@@ -108,6 +108,8 @@ class Mirror:
         self._caches: dict[WorkerId, CacheState] = {}
         self._runs: dict[RequestId, Run] = {}
         self._strangers = count(1 << 63)
+        self.changes = 0
+        """Rises with whatever may change what a match in the tree is worth."""
 
     @property
     def caches(self) -> Mapping[WorkerId, CacheState]:
@@ -123,6 +125,7 @@ class Mirror:
 
     def joined(self, worker: Worker) -> None:
         """A worker is there, or its facts are new."""
+        self.changes += 1
         state = self.cache(worker.id)
         state.rules = rules_of(worker.engine)
         state.batch_tokens = worker.batch_tokens
@@ -226,6 +229,7 @@ class Mirror:
 
     def reported(self, worker: WorkerId, report: CacheReport, now: float) -> None:
         """The engine's metrics say this."""
+        self.changes += 1
         state = self.cache(worker)
         before, state.report = state.report, report
         if report.block_tokens:
@@ -252,6 +256,7 @@ class Mirror:
 
     def drop(self, worker: WorkerId) -> None:
         """A worker's cache is empty."""
+        self.changes += 1
         self._tree.drop(worker)
         if worker in self._caches:
             self._caches[worker].empty()

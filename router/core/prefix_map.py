@@ -12,6 +12,7 @@ holds those before it.)
 from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from struct import iter_unpack
+from typing import Final
 
 from router.core.cache_rules import FOLLOWED, Tracking
 from router.core.estimates import Estimates
@@ -24,15 +25,17 @@ from router.core.token_blocks import TokenBlocks
 Oracle = Callable[[Request], Mapping[WorkerId, int]]
 """Says what `PrefixMap.match` should say."""
 
+SEEN_KEPT: Final = 64
+"""Requests whose match is remembered while nothing changes."""
+
 
 class Seen:
-    """A request's size and, once asked for, its match, in this state of all that it follows from."""
+    """A request's size and, once asked for, its match."""
 
-    __slots__ = ("match", "request", "size", "state")
+    __slots__ = ("match", "request", "size")
 
-    def __init__(self, request: Request, state: tuple[int, int, int], size: int) -> None:
+    def __init__(self, request: Request, size: int) -> None:
         self.request = request
-        self.state = state
         self.size = size
         self.match: Mapping[WorkerId, int] | None = None
 
@@ -114,8 +117,11 @@ class PrefixMap:
         self._limit = limit
         self._estimates = estimates
         self._minimum = minimum
-        self._seen: Seen | None = None
-        """The last request looked at, while nothing has changed: one decision asks about it several times."""
+        self._seen: dict[RequestId, Seen] = {}
+        """What was looked at since anything changed: one decision asks several times about what may go."""
+        self._seen_at = 0
+        """The changes until then."""
+        self._most_seen = SEEN_KEPT if oracle is None else 1  # an oracle does not say when it would say another thing
         self._watches: dict[RequestId, tuple[Watch, ...]] = {}
         """Of each watched request one by prompt."""
         self._edges = Edges()
@@ -124,12 +130,18 @@ class PrefixMap:
 
     def match(self, request: Request) -> Mapping[WorkerId, int]:
         """Tokens of the request's input that each worker holds, never all; workers below the minimum are left out."""
+        return self.look(request)[1]
+
+    def look(self, request: Request) -> tuple[int, Mapping[WorkerId, int]]:
+        """A request's `input_tokens` and its `match`."""
         seen = self._look(request)
-        if seen.match is None:
-            seen.match = self._tokens(request, self.tree) if self._oracle is None else self._oracle(request)
-            if told := self.blocks.match(request):
-                seen.match = self._corrected(seen.match, told, seen.size)
-        return seen.match
+        match = seen.match
+        if match is None:
+            match = self._tokens(request, self.tree) if self._oracle is None else self._oracle(request)
+            if request.blocks and (told := self.blocks.match(request)):
+                match = self._corrected(match, told, seen.size)
+            seen.match = match
+        return seen.size, match
 
     def _corrected(
         self, believed: Mapping[WorkerId, int], told: Mapping[WorkerId, int], size: int
@@ -165,12 +177,16 @@ class PrefixMap:
         return self._look(request).size
 
     def _look(self, request: Request) -> Seen:
-        seen = self._seen
-        state = (self.tree.changes, self._estimates.lessons, self.blocks.changes)
-        if seen is None or seen.request is not request or seen.state != state:
-            known = sum([key.tokens for key in request.blocks])
-            seen = Seen(request, state, known or self._estimates.input_tokens(request))
-            self._seen = seen
+        changes = self.tree.changes + self.mirror.changes + self._estimates.lessons + self.blocks.changes
+        if changes != self._seen_at:
+            self._seen.clear()
+            self._seen_at = changes
+        seen = self._seen.get(request.id)
+        if seen is None or seen.request is not request:
+            if len(self._seen) >= self._most_seen:
+                self._seen.clear()
+            known = sum([key.tokens for key in request.blocks]) if request.blocks else 0
+            seen = self._seen[request.id] = Seen(request, known or self._estimates.input_tokens(request))
         return seen
 
     def _tokens(self, request: Request, tree: PrefixTree) -> dict[WorkerId, int]:

@@ -49,6 +49,8 @@ class PrefixTree:
         self._root = Node(b"")
         self._holdings: dict[WorkerId, Holding] = {}
         self._chunks = 0
+        self._matched: tuple[bytes, int, dict[WorkerId, int]] = (b"", -1, {})
+        """What was matched last, after how many changes, and how: one decision asks several times about it."""
         self.changes = 0
         """Rises with whatever may change a match."""
 
@@ -71,12 +73,15 @@ class PrefixTree:
         holding = self._holdings.get(worker)
         return 0 if holding is None else holding.chunks
 
-    def match(self, hashes: bytes) -> dict[WorkerId, int]:
+    def match(self, hashes: bytes) -> Mapping[WorkerId, int]:
         """Return how many chunks of this prefix each worker holds, for those that hold any; changes nothing.
 
         O(nodes on the path), and O(workers) where some of them end.
         """
-        found: dict[WorkerId, int] = {}
+        last, changes, found = self._matched
+        if last is hashes and changes == self.changes:
+            return found
+        found = {}
         at = 0
         holders = self._root.residencies
         node = self._root.children.get(hashes[:HASH_BYTES])
@@ -91,6 +96,7 @@ class PrefixTree:
                 break
             node = node.children.get(hashes[at : at + HASH_BYTES])
         found.update(dict.fromkeys(holders, at // HASH_BYTES))
+        self._matched = hashes, self.changes, found
         return found
 
     def path(self, hashes: bytes, worker: WorkerId) -> list[Step]:
@@ -289,10 +295,8 @@ class PrefixTree:
                 holding.chunks += node.chunks
             residency.pins += pins
             if pins >= 0 or not residency.pins:
-                residency.unlink()
                 residency.touch = touch
-                ring = holding.pinned if residency.pins else holding.free
-                residency.link_after(ring.newest)
+                residency.move_to((holding.pinned if residency.pins else holding.free).end)
             node = node.parent
         return holding.chunks - before
 

@@ -34,6 +34,13 @@ class Residency:
         self.older, self.newer = older, newer
         older.newer = newer.older = self
 
+    def move_to(self, end: Self) -> None:
+        """Become the newest in the ring that this closes, wherever it was listed before."""
+        self.older.newer, self.newer.older = self.newer, self.older
+        older = end.older
+        self.older, self.newer = older, end
+        older.newer = end.older = self
+
     def unlink(self) -> None:
         self.older.newer, self.newer.older = self.newer, self.older
 

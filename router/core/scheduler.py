@@ -290,8 +290,8 @@ class Scheduler:
                 served = self.cluster.serving(request.model)
                 self._abandon(live, Refusal.NO_RETRY if served else Refusal.NO_WORKER)
                 continue
-            size = self.prefixes.input_tokens(request) + live.paid_output
-            match = self.prefixes.match(request)
+            size, match = self.prefixes.look(request)
+            size += live.paid_output
             if able := [worker for worker in others if self.cluster[worker].admits(size - match.get(worker, 0))]:
                 self._returned.remove(request.id)
                 worker = self.policy.resend(request, able, now)
@@ -299,10 +299,10 @@ class Scheduler:
 
     def _send(self, choice: Choice, now: float) -> None:
         request, worker = choice.request, choice.worker
-        size = self.prefixes.input_tokens(request)
-        match = self.prefixes.match(request)
+        size, match = self.prefixes.look(request)
         expected = self.estimates.expected_output(request)
-        turn = self.cluster[worker].turn_of_next(now)
+        state = self.cluster[worker]
+        turn = state.turn_of_next(now)
         cached = self.mirror.dispatched(request, worker, now, match.get(worker, 0), size, turn)
         live = self._live[request.id]
         live.state, live.worker = State.IN_FLIGHT, worker
@@ -313,7 +313,6 @@ class Scheduler:
             size += live.paid.output
             expected = max(0, expected - live.paid.output)
         live.outstanding = Outstanding(expected, charge.after.cached, charge.after.extend)
-        state = self.cluster[worker]
         decision = Decision(
             request.client,
             match,
@@ -333,13 +332,14 @@ class Scheduler:
         live = self._live.get(request)
         if live is not None and live.worker is not None and live.state is State.IN_FLIGHT:
             live.state = State.STARTED
-            self.cluster[live.worker].start(request, now, seen=seen)
+            state = self.cluster[live.worker]
+            state.start(request, now, seen=seen)
             if seen:
                 self.mirror.started(request, now)
                 self._blame_suspects(live, now)
             self.policy.started(live.request, live.worker)
             served = self.settings.cost(self.accounts.start(request))
-            self.cluster[live.worker].serve(request, served, 0)
+            state.serve(request, served, 0)
             self.fairness.served(live.request, live.worker, served, now)
 
     def _progress(self, request: RequestId, tokens: int, now: float) -> None:
@@ -458,8 +458,9 @@ class Scheduler:
 
     def _tell_changes(self) -> None:
         """What waits must know its matches at any time: an order by longest match is wrong with old ones."""
-        for worker, requests in self.prefixes.changed().items():
-            self.policy.match_changed(worker, requests)
+        if changed := self.prefixes.changed():
+            for worker, requests in changed.items():
+                self.policy.match_changed(worker, requests)
 
     def _place_anew(self, requests: Sequence[Request], now: float) -> None:
         """Give requests that the policy gave up back to it, or turn away those that no worker serves."""
