@@ -148,7 +148,7 @@ class DeficitTable(Generic[K]):
 
     def _catch_up(self, counter: Counter) -> float:
         """Give a counter the beginning and the refills that it missed; returns its credit."""
-        clock = self._clock(counter)
+        clock = self.rounds if counter.group is None else self._clock(counter)
         if counter.beginning != self._beginning or counter.rounds != clock:
             counter.credit = self._look(counter)
             counter.beginning = self._beginning

@@ -5,7 +5,7 @@ should be over, or when a stream that was sent after it starts.
 """
 
 from collections import deque
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 from math import inf
@@ -43,7 +43,8 @@ class Flights:
         self.guessed = 0
         self.since = 0.0
         """When the first of the unstarted ones came to be first."""
-        self._unstarted: dict[RequestId, InFlight] = {}
+        self.waiting: dict[RequestId, InFlight] = {}
+        """The unstarted ones."""
         self._silent: deque[tuple[float, RequestId]] = deque()
         """Unstarted ones that will never show their start, and when it may be guessed; some may be gone."""
         self._dispatches = 0
@@ -54,21 +55,16 @@ class Flights:
     @property
     def unstarted(self) -> int:
         """How many."""
-        return len(self._unstarted)
-
-    @property
-    def waiting(self) -> Container[RequestId]:
-        """The unstarted ones."""
-        return self._unstarted
+        return len(self.waiting)
 
     @property
     def first_tokens(self) -> int:
         """The uncached tokens of the first of the unstarted, which is computed now; 0 without any."""
-        return next(iter(self._unstarted.values())).uncached_tokens if self._unstarted else 0
+        return next(iter(self.waiting.values())).uncached_tokens if self.waiting else 0
 
     def unstarted_since(self, time: float) -> int:
         """How many of the unstarted were dispatched after this time."""
-        return sum(1 for _ in takewhile(lambda flight: flight.dispatched > time, reversed(self._unstarted.values())))
+        return sum(1 for _ in takewhile(lambda flight: flight.dispatched > time, reversed(self.waiting.values())))
 
     def add(
         self, request: RequestId, uncached_tokens: int, output_limit: int, now: float, *, streamed: bool, telling: bool
@@ -76,14 +72,14 @@ class Flights:
         """A request is dispatched."""
         self._dispatches += 1
         flight = InFlight(self._dispatches, now, uncached_tokens, output_limit, streamed, telling)
-        if not self._unstarted:
+        if not self.waiting:
             self.since = now
-        self.requests[request] = self._unstarted[request] = flight
+        self.requests[request] = self.waiting[request] = flight
         self.unstarted_tokens += uncached_tokens
 
     def guess_at(self, request: RequestId, time: float) -> None:
         """Guess that this one has started when it is so late, and when all that may be guessed before it have."""
-        while self._silent and self._silent[-1][1] not in self._unstarted:
+        while self._silent and self._silent[-1][1] not in self.waiting:
             self._silent.pop()
         self._silent.append((max(time, self._silent[-1][0]) if self._silent else time, request))
 
@@ -96,7 +92,7 @@ class Flights:
         """Take out those that may be guessed by now, or that were dispatched before this number."""
         while self._silent:
             time, request = self._silent[0]
-            flight = self._unstarted.get(request)
+            flight = self.waiting.get(request)
             if flight is not None and time > until and flight.number >= before:
                 return
             self._silent.popleft()
@@ -106,7 +102,7 @@ class Flights:
     def start(self, request: RequestId, now: float, *, guessed: bool) -> InFlight:
         """An unstarted one is unstarted no more."""
         self._move_first(request, now)
-        flight = self._unstarted.pop(request)
+        flight = self.waiting.pop(request)
         flight.started, flight.guessed = True, guessed
         self.guessed += guessed
         self.unstarted_tokens -= flight.uncached_tokens
@@ -121,12 +117,12 @@ class Flights:
             self.kv_tokens -= flight.uncached_tokens
         else:
             self._move_first(request, now)
-            del self._unstarted[request]
+            del self.waiting[request]
             self.unstarted_tokens -= flight.uncached_tokens
         self.kv_tokens -= flight.output
         return flight
 
     def _move_first(self, leaving: RequestId, now: float) -> None:
         """An unstarted one goes from there: if it was the first, another is now."""
-        if next(iter(self._unstarted)) == leaving:
+        if next(iter(self.waiting)) == leaving:
             self.since = now

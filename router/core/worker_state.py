@@ -72,9 +72,9 @@ class WorkerState:
 
     def turn_of_next(self, now: float) -> float:
         """When the engine is expected to begin with a request that is sent now."""
-        if self._flights.unstarted:
+        if self._flights.waiting:
             return now + self.pace.prefill_seconds(self._flights.unstarted_tokens)
-        return now + self.pace.step_seconds if self._flights else now
+        return now + self.pace.step_seconds if self._flights.requests else now
 
     def admits(self, uncached_tokens: int) -> bool:
         """Whether a request with that much uncached input may go now."""
@@ -83,7 +83,7 @@ class WorkerState:
     @property
     def _open(self) -> bool:
         """Whether anything may go, as far as the worker's health tells."""
-        return self.health.trusted and not self.silent and self._now >= self._pauses.until
+        return not self.silent and self._now >= self._pauses.until and self.health.trusted
 
     def look_again(self, now: float) -> None:
         """Take in that its health is another."""
@@ -209,7 +209,8 @@ class WorkerState:
         """Account for the time until now, before anything changes."""
         self._now = now
         flights, pace, full = self._flights, self.pace, not self.has_room
-        pace.advance(now, streams=len(flights) - flights.unstarted, busy=bool(flights), full=full)
+        running = len(flights.requests)
+        pace.advance(now, streams=running - len(flights.waiting), busy=running > 0, full=full)
         if self._served or self._gained:
             flights.kv_tokens += self._gained
             self._most_kv_tokens = max(self._most_kv_tokens, flights.kv_tokens)
@@ -220,17 +221,18 @@ class WorkerState:
     def _changed(self) -> None:
         """Look at the load anew."""
         flights, window = self._flights, self.window
+        unstarted = len(flights.waiting)
         growth = self._output * (1 - OUTPUT_MEMORY)
-        self.load = Load(
-            len(flights),
-            flights.unstarted,
+        self.load = load = Load(
+            len(flights.requests),
+            unstarted,
             flights.unstarted_tokens,
-            self._ahead_tokens(),
+            self._ahead_tokens() if unstarted else 0,
             flights.guessed,
             self._forecast.peak(growth, window.kv_limit),
         )
-        self.has_room = self._open and window.has_room(self.load)
-        deadline = min(flights.next_guess, self._low_at())
+        self.has_room = self._open and window.has_room(load)
+        deadline = min(flights.next_guess, self._low_at()) if unstarted else flights.next_guess
         if self._now < self._pauses.until:
             deadline = min(deadline, self._pauses.until)
         self._due = deadline
@@ -245,7 +247,7 @@ class WorkerState:
 
         One that says nothing while it computes a long prompt is not taken for one that hangs, by its own pace.
         """
-        if self.silent or not self._silence or not self._flights:
+        if self.silent or not self._silence or not self._flights.requests:
             return inf
         return self._quiet_since + max(self._silence, SLACK * self.pace.prefill_seconds(self._flights.unstarted_tokens))
 
@@ -256,7 +258,7 @@ class WorkerState:
     def _ahead_tokens(self) -> float:
         """What is left to compute of the unstarted tokens. No more than the first is under way, if that is."""
         flights = self._flights
-        if not flights.unstarted or self.pace.held_up:
+        if self.pace.held_up:
             return flights.unstarted_tokens
         done = (self._now - flights.since) / self.pace.prefill_seconds(HASTE)
         return flights.unstarted_tokens - min(done, flights.first_tokens)

@@ -403,8 +403,10 @@ class DlpmHome(Policy):
     def _best_equal(self, worker: WorkerId, waiting: Waiting) -> WorkerId:
         """The worker that holds most of a request, of those that have room and as much in flight as this one."""
         view, matched, load = self._view, waiting.matched, self._view.in_flight(worker)
-        equals = [each for each in matched if view.in_flight(each) == load and view.admits(each, waiting.request)]
-        return max([worker, *equals], key=matched.__getitem__)
+        here = matched[worker]
+        better = [each for each, chunks in matched.items() if chunks > here and view.in_flight(each) == load]
+        equals = [each for each in better if view.admits(each, waiting.request)]
+        return max(equals, key=matched.__getitem__) if equals else worker
 
     def _refill(self, worker: WorkerId, models: Collection[str], now: float) -> None:
         """CHECKREFILL among the clients of the models that a worker serves."""
