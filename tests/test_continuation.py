@@ -275,7 +275,16 @@ async def test_an_error_told_amid_the_stream_is_not_seen() -> None:
         assert content_of(events(before + await post.read())) == "one two three"
 
 
-@pytest.mark.parametrize("nonsense", [b"<html>\n\n", b"data: {broken}\n\n", b'data: {"choices":7}\n\n'])
+NONSENSE = [
+    b"<html>\n\n",
+    b"data: {broken}\n\n",
+    b'data: {"choices":7}\n\n',
+    b'data: {"choices":[7]}\n\n',
+    b'data: {"choices":[{"index":"x"}]}\n\n',
+]
+
+
+@pytest.mark.parametrize("nonsense", NONSENSE)
 async def test_nonsense_amid_the_stream_is_not_seen(nonsense: bytes) -> None:
     """Whoever said it, the first worker or the one that went on, another goes on from what came before it."""
     async with (

@@ -114,7 +114,7 @@ class StreamReader:
             self._done = True
             return True
         chunk = load(data)
-        if chunk is None or not _is_chunk(chunk):
+        if chunk is None or not is_chunk(chunk):
             self._broken = True
             return False
         self._unread.append(chunk)
@@ -299,7 +299,7 @@ def read_json(call: Call, body: bytes) -> Answer:
     fields = read_object(body)
     error = read_error(fields)
     found = fields.get("choices") or ()
-    if error is None and not (found and _is_chunk(fields)):
+    if error is None and not (found and is_chunk(fields)):
         raise WorkerBroke("A worker's answer has no choices.")
     choices = Choices(call, "message")
     for choice in found if error is None else ():
@@ -308,7 +308,7 @@ def read_json(call: Call, body: bytes) -> Answer:
     return Answer(read_usage(fields.get("usage")), choices.keys(), error, aborted)
 
 
-def _is_chunk(fields: dict[str, Any]) -> bool:
+def is_chunk(fields: dict[str, Any]) -> bool:
     """Whether choices, where there are any, are objects with an index."""
     choices = fields.get("choices")
     if not choices:

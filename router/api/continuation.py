@@ -14,7 +14,7 @@ from typing import Any, Final
 import orjson
 
 from router.api import chat, completions
-from router.api.answer import StreamReader
+from router.api.answer import StreamReader, is_chunk
 from router.api.call import Call, Way
 from router.api.fields import Fields
 from router.api.usage import token_count
@@ -166,11 +166,9 @@ class Rewriter:
             chunk = orjson.loads(data)
         except orjson.JSONDecodeError:
             return plain_event(data)
-        if not isinstance(chunk, dict):
-            return plain_event(data)
-        choices, usage = chunk.get("choices"), chunk.get("usage")
-        if not isinstance(choices, list):
-            return plain_event(data)
+        if not isinstance(chunk, dict) or chunk.get("choices") is None or not is_chunk(chunk):
+            return plain_event(data)  # the reader sees what it is
+        choices, usage = chunk["choices"], chunk.get("usage")
         self.started = self.started or bool(choices)
         made = {**self._rest.head, "choices": [made for each in choices for made in self._choice(each)]}
         if choices and not made["choices"]:
@@ -182,9 +180,7 @@ class Rewriter:
         except orjson.JSONEncodeError:  # it writes fewer levels than it reads
             raise WorkerBroke("A worker's answer is nested too deeply.") from None
 
-    def _choice(self, choice: object) -> Iterator[dict[str, Any]]:
-        if not isinstance(choice, dict):
-            return
+    def _choice(self, choice: dict[str, Any]) -> Iterator[dict[str, Any]]:
         others = ("index", "text", "delta", "prompt_token_ids")
         made = {name: value for name, value in choice.items() if name not in others}
         if not self._rest.chat:
