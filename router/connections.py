@@ -1,14 +1,20 @@
 """The connections of clients: how many there may be, what each may do, and which one gives way."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from router.core.holdings import Holdings
+
+LEAVING: Final = "d2lpm.leaving"
+"""The extension of a call's scope (ASGI) by which the application hears that its client leaves."""
+
+WhenLeft = Callable[[Callable[[], None]], None]
+"""Its value. Takes what is to be called then, soon if that has been already; there is one such thing at a time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from router.api import errors_of
 from router.api.call import Head
+from router.connections import LEAVING, WhenLeft
 from router.core.holdings import Holdings
 from router.errors import BadRequest, BodyTooLarge, Refused, RouterError, UnsupportedEncoding
 
@@ -60,6 +61,7 @@ class Exchange:
         self.errors = errors_of(self.path)
         """How its client reads errors."""
         self._query: bytes = scope.get("query_string", b"")
+        self._when_left: WhenLeft | None = (scope.get("extensions") or {}).get(LEAVING)
         self._receive = receive
         self._send = send
 
@@ -115,9 +117,10 @@ class Exchange:
     def while_connected(self) -> "WhileConnected":
         """Cut the body of the `with` short when the client leaves: then it ends in ClientGone.
 
-        To be entered once the request's body is read. The client's leaving is seen at once, whatever is awaited.
+        To be entered once the request's body is read. The client's leaving is seen at once, whatever is awaited, if the
+        server tells of it (`LEAVING`).
         """
-        return WhileConnected(self._receive)
+        return WhileConnected(self._when_left)
 
     async def respond(self, status: int, headers: Headers, body: bytes) -> None:
         """Answer in one piece."""
@@ -155,29 +158,28 @@ def new_request_id() -> str:
 class WhileConnected:
     """See `Exchange.while_connected`."""
 
-    __slots__ = ("_gone", "_receive", "_task", "_watcher")
+    __slots__ = ("_gone", "_task", "_when_left")
 
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
+    def __init__(self, when_left: WhenLeft | None) -> None:
+        self._when_left = when_left
+        self._task: asyncio.Task[object] | None = None
+        """The one to be cut short; None before and after."""
         self._gone = False
 
     def __enter__(self) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._task = task
-        self._watcher = asyncio.get_running_loop().create_task(self._cancel_when_gone())
+        self._task = asyncio.current_task()
+        if self._when_left is not None:
+            self._when_left(self._leave)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._watcher.cancel()
-        del self._watcher  # it remembers where it was cancelled, which is here: only the collector would free the two
-        if self._gone and isinstance(error, asyncio.CancelledError):
-            self._task.uncancel()
+        task, self._task = self._task, None
+        if self._gone and task is not None and isinstance(error, asyncio.CancelledError):
+            task.uncancel()
             raise ClientGone from None
 
-    async def _cancel_when_gone(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        self._gone = True
-        self._task.cancel()
+    def _leave(self) -> None:
+        if self._task is not None:
+            self._gone = True
+            self._task.cancel()

@@ -6,6 +6,7 @@ shape where an answer can still be understood, and cut otherwise.
 
 import asyncio
 import socket
+from collections.abc import Callable
 from enum import Enum, auto
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from router.api.error_json import error_body
-from router.connections import Connections
+from router.connections import LEAVING, Connections, WhenLeft
 from router.errors import BadRequest, HeadTooLarge, Refused, RouterError, TooSlow, UrlTooLong
 
 LINGER: Final = 5.0
@@ -56,6 +57,9 @@ class Front(HttpToolsProtocol):
         self._address = ""
         self._served: RequestResponseCycle | None = None
         """The call under way; `cycle` is the one that came last."""
+        self._extensions: dict[str, WhenLeft] = {LEAVING: self._when_left}
+        self._leaving: Callable[[], None] | None = None
+        """What the application has us call if the client of the call under way leaves."""
         self._early = b""
         """What came of later ones: it is read, or else a client that leaves would not be noticed, but not parsed."""
         self._refused = False
@@ -108,6 +112,8 @@ class Front(HttpToolsProtocol):
         self._patience = self._stalled = None
         if self._served is not None:
             self._give_up(self._served)
+        self._leaving = None
+        self._extensions.clear()  # it refers to this
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -144,6 +150,7 @@ class Front(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """See httptools."""
         super().on_message_begin()
+        self.scope["extensions"] = self._extensions  # type: ignore[typeddict-item]
         self._dangling = max(self._dangling, 1)
         self._in_head = True
         self._fields = self._content = 0
@@ -342,6 +349,16 @@ class Front(HttpToolsProtocol):
         """Tell the application that nobody waits for its answer."""
         served.disconnected = True
         served.message_event.set()
+        if self._leaving is not None:
+            self._leaving()
+
+    def _when_left(self, leaving: Callable[[], None]) -> None:
+        """See `WhenLeft`. To be noticed, the client's leaving has to be read."""
+        if self._served is not None and self._served.disconnected:
+            self.loop.call_soon(leaving)
+            return
+        self._leaving = leaving
+        self.flow.resume_reading()
 
     def _answer(self, error: RouterError) -> None:
         self._connections.refused[error.status] += 1

@@ -39,7 +39,7 @@ ARROWS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "router.front": ("router.connections", "router.api", "router.errors"),
     "router.connections": ("router.core",),
-    "router.exchange": ("router.api", "router.errors", "router.core"),
+    "router.exchange": ("router.api", "router.connections", "router.errors", "router.core"),
     "router.lifecycle": ("router.exchange", "router.errors"),
     "router.lag": (),
     "router.open_files": (),

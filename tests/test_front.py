@@ -3,16 +3,22 @@
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from random import Random
 
 import pytest
+import uvicorn
 import uvloop
 from running import CHAT, PATIENCE, RunningRouter, chat, running_router, until
 from scripted_engine import DONE, ScriptedEngine, chunk, scripted_engine, usage_chunk
+from starlette.types import Receive, Scope, Send
+from uvicorn.server import ServerState
 
-from router.front import AT_A_TURN, doors
+from router.connections import Connections, FrontLimits
+from router.exchange import ClientGone, Exchange
+from router.front import AT_A_TURN, doors, front
 
 SOON = 0.15
 """Seconds; what is to happen after them is waited for, however long it takes."""
@@ -433,3 +439,29 @@ def test_who_connects_does_not_wait_for_a_turn_of_the_loop_each(waiting: int) ->
         return count
 
     assert uvloop.run(turns()) <= waiting / AT_A_TURN + 4
+
+
+async def test_who_has_left_already_is_told_too() -> None:
+    """A client that leaves while its call is read, beside the event loop, is gone when that begins to wait."""
+    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(scope, receive, send)
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        try:
+            with exchange.while_connected():
+                await asyncio.Event().wait()
+        except ClientGone:
+            ended.set_result(None)
+
+    config = uvicorn.Config(app, ws="none", lifespan="off", log_config=None)
+    config.load()
+    connection: Callable[..., asyncio.Protocol] = front(Connections(FrontLimits()))
+    made = partial(connection, config=config, server_state=ServerState(), app_state={})
+    async with await asyncio.get_running_loop().create_server(made, "127.0.0.1", 0) as server:
+        _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        writer.write(request_bytes())
+        writer.close()
+        async with asyncio.timeout(PATIENCE):
+            await ended
