@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
@@ -192,6 +192,10 @@ def _journal(settings: Settings, secret: bytes, now: float, restored: list[Piece
     return open_journal(settings.journal, secret, now, settings.without_addresses(), restored)
 
 
+DEBTORS_OF_A_CLIENT: Final = 20
+"""Of clients whose debts alone are remembered in each queue, for each that is remembered."""
+
+
 def new_scheduler(settings: Settings) -> Scheduler:
     """The scheduler, before anything has happened to it."""
     core = SchedulerSettings(
@@ -208,6 +212,7 @@ def new_scheduler(settings: Settings) -> Scheduler:
         prefix_limit=settings.prefix_limit,
         match_minimum=settings.min_match_tokens,
         client_limit=settings.client_limit,
+        debtor_limit=DEBTORS_OF_A_CLIENT * settings.client_limit,
         kv_tokens=settings.kv_tokens_default,
     )
     parameters = Parameters(*settings.parameters().values())

@@ -196,7 +196,7 @@ class Settings(PolicyGroups):
     """Seconds that a request may wait here before it is refused with 429."""
 
     client_limit: PositiveInt = 1000
-    """Clients remembered that have nothing waiting or running; of others, only what they owe."""
+    """Clients remembered that have nothing waiting or running; of twenty times as many others, only what they owe."""
     admin_key: Annotated[SecretStr | None, Field(min_length=16)] = None
     """The bearer token, 16 characters or more, of the operator's calls; without one, there are none of these."""
     admin_on_public: bool = False

@@ -10,7 +10,7 @@ async def test_a_router_holds_nothing_behind_many_calls() -> None:
     """Files and tasks are as many behind 2800 calls of 2000 clients as before, and series about as many as behind half
     of them; each call had its end.
     """
-    plan = Plan(calls=2800, regulars=20, visits=1, looks=2, flags=("--client-limit", "50"))
+    plan = Plan(calls=2800, regulars=20, visits=1, looks=2, flags=("--client-limit", "100"))
     result = await soak(plan)
     assert result.endings == {"answered": 2716, "left": 56, "status 400": 28}
     start, half, end = result.looks

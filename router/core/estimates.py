@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import ceil
 
-from router.core.landmarks import Landmarks, Measure
+from router.core.landmarks import LANDMARKS, Landmarks, Measure
 from router.core.model import ClientId, Request, Usage
 from router.core.prompt_key import CHUNK_BYTES, PromptKey
 
@@ -38,10 +38,13 @@ class TokenRatio:
 class Estimates:
     """Input by bytes times a ratio per model; output by a running mean per client and model."""
 
-    def __init__(self, client_limit: int = 10_000) -> None:
-        """`client_limit`: how many (client, model) means are kept; the least recently learned goes first."""
+    def __init__(self, client_limit: int = 10_000, landmarks: int = LANDMARKS) -> None:
+        """`client_limit`: how many (client, model) means are kept; `landmarks`: how many places of prompts.
+
+        Of either the least recently learned goes first.
+        """
         self._ratios: dict[str, TokenRatio] = {}
-        self._landmarks = Landmarks()
+        self._landmarks = Landmarks(landmarks)
         self._measured: dict[tuple[str, bytes], tuple[PromptKey, Measure]] = {}
         """By model and hashes, since the last lesson: one decision asks several times about what it looks at."""
         self._outputs: dict[tuple[ClientId | None, str], float] = {}

@@ -8,10 +8,12 @@ exactly of all that begin so. Between such places tokens are spread evenly.
 from bisect import bisect_right
 from collections.abc import Sequence
 from math import ceil, inf
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from router.core.prompt_key import CHUNK_BYTES, HASH_BYTES, PromptKey
 
+LANDMARKS: Final = 50_000
+"""Kept, unless told otherwise."""
 Place = tuple[float, float]
 """Chunks, and how many tokens there are up to their end."""
 
@@ -37,7 +39,7 @@ class Measure(NamedTuple):
 class Landmarks:
     """Of all models' prompts, by the hash of the last chunk before; the least recently told go first."""
 
-    def __init__(self, limit: int = 50_000) -> None:
+    def __init__(self, limit: int = LANDMARKS) -> None:
         self._limit = limit
         self._tokens: dict[int, float] = {}
 

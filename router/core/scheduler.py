@@ -29,6 +29,7 @@ What the next worker computes anew is the router's doing and is charged to nobod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import Final
 
 from router.core.accounts import NOTHING, Accounts, Charge, LinearCost
 from router.core.backlog import Backlog
@@ -73,6 +74,9 @@ from router.core.shares import Shares
 from router.core.waiting_room import WaitingLimits, WaitingRoom
 from router.core.window import LearnedWindow, Window
 
+CHUNKS_OF_A_LANDMARK: Final = 80
+"""Of chunks in the prefix tree, for each place that is remembered of a prompt: 50,000 by default."""
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSettings:
@@ -114,7 +118,7 @@ class Scheduler:
     ) -> None:
         """`oracle`: see `PrefixMap`."""
         self.settings = settings
-        self.estimates = Estimates()
+        self.estimates = Estimates(landmarks=settings.prefix_limit // CHUNKS_OF_A_LANDMARK)
         self.accounts = Accounts(settings.cached_in_flight)
         self.cluster = Cluster(settings.window, settings.health, settings.departed_limit)
         self.backlog = Backlog()

@@ -47,8 +47,8 @@ class Plan:
     looks: int = 10
     """Pauses in which the router is looked at, at equal distances."""
     workers: int = 2
-    flags: Sequence[str] = ()
-    """Of the router."""
+    flags: Sequence[str] = ("--client-limit", "250", "--prefix-limit", "400000")
+    """Of the router: what it remembers of clients and prompts is full when the first fifth is over."""
 
 
 class Look(NamedTuple):
