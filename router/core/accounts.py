@@ -52,14 +52,6 @@ class LinearCost:
         """Price these tokens."""
         return self.extend * tokens.extend + self.cached * tokens.cached + self.output * tokens.output
 
-    def change(self, before: Tokens, after: Tokens) -> float:
-        """What the price of a request's tokens rose by; negative where it fell."""
-        extend, cached, output = after
-        had_extend, had_cached, had_output = before
-        return (self.extend * extend + self.cached * cached + self.output * output) - (
-            self.extend * had_extend + self.cached * had_cached + self.output * had_output
-        )
-
 
 class Charge(NamedTuple):
     """How one request's bill changed: what it came to before, and what it comes to now."""
@@ -72,7 +64,11 @@ class Charge(NamedTuple):
 
     def at(self, cost: LinearCost) -> float:
         """The change at this price; negative where an estimate was too high."""
-        return cost.change(self.before, self.after)
+        extend, cached, output = self.after
+        had_extend, had_cached, had_output = self.before
+        return (cost.extend * extend + cost.cached * cached + cost.output * output) - (
+            cost.extend * had_extend + cost.cached * had_cached + cost.output * had_output
+        )
 
 
 @dataclass(slots=True)
@@ -146,15 +142,17 @@ class Accounts:
         wrong predictions is bounded: above the limit of predicted-cached tokens in flight, its input is
         reserved as if it were not cached, and given back when the engine's usage shows that it was.
         """
-        trusted = min(cached_tokens, max(0, self._limit - self._cached_in_flight.get(request.client, 0)))
-        bill = Bill(request.client, worker, Tokens(input_tokens - trusted, trusted), trusted)
-        self._bills[request.id] = bill
-        self._open[request.client] = self._open.get(request.client, 0) + 1
-        self._cached_in_flight[request.client] = self._cached_in_flight.get(request.client, 0) + trusted
-        account = self._accounts[request.client]
-        account.charged = account.charged.plus(bill.tokens)
-        account.reserved = account.reserved.plus(bill.tokens)
-        return Charge(request.id, request.client, worker, NOTHING, bill.tokens)
+        client = request.client
+        before = self._cached_in_flight.get(client, 0)
+        trusted = min(cached_tokens, max(0, self._limit - before))
+        tokens = Tokens(input_tokens - trusted, trusted, 0)
+        self._bills[request.id] = Bill(client, worker, tokens, trusted)
+        self._open[client] = self._open.get(client, 0) + 1
+        self._cached_in_flight[client] = before + trusted
+        account = self._accounts[client]
+        account.charged = account.charged.plus(tokens)
+        account.reserved = account.reserved.plus(tokens)
+        return Charge(request.id, client, worker, NOTHING, tokens)
 
     def start(self, request: RequestId) -> Tokens:
         """Count the reserved input as served: the prefill is over. Returns what became served."""
@@ -197,6 +195,8 @@ class Accounts:
 
     def _revise(self, request: RequestId, bill: Bill, after: Tokens) -> Charge:
         charge = Charge(request, bill.client, bill.worker, bill.tokens, after)
+        if after == bill.tokens:
+            return charge
         account = self._accounts[bill.client]
         account.charged = account.charged.moved(bill.tokens, after)
         if not bill.started:

@@ -19,11 +19,6 @@ class Answer(NamedTuple):
     actual: int
     prompt: int
 
-    @property
-    def error(self) -> float:
-        """As a share of the prompt."""
-        return abs(self.predicted - self.actual) / max(1, self.prompt)
-
 
 @dataclass(slots=True)
 class CacheTotals:
@@ -102,6 +97,7 @@ class Calibration:
         self.discount = min(1.0, self._actual / max(1, self._predicted)) if self.suspect else 1.0
 
     def _add(self, answer: Answer, sign: int) -> None:
-        self._error += sign * answer.error
-        self._predicted += sign * answer.predicted
-        self._actual += sign * answer.actual
+        predicted, actual, prompt = answer
+        self._error += sign * (abs(predicted - actual) / max(1, prompt))
+        self._predicted += sign * predicted
+        self._actual += sign * actual

@@ -93,9 +93,11 @@ class ClientDeficits(DeficitTable[ClientId]):
 
     def charge(self, key: ClientId, cost: float) -> None:
         """See `DeficitTable`; its group is charged as well."""
-        super().charge(key, cost)
         counter = self._counters.get(key)
-        if counter is not None and counter.group is not None:
+        if counter is None:
+            return
+        counter.credit = self._catch_up(counter) - cost
+        if counter.group is not None:
             whole = self._paces[counter.group].whole
             whole.credit = self._catch_up(whole) - cost
 

@@ -52,6 +52,11 @@ class DeficitTable(Generic[K]):
     def __iter__(self) -> Iterator[K]:
         return iter(self._counters)
 
+    def strangers(self, keys: Iterable[K]) -> list[K]:
+        """Those of them that never joined."""
+        counters = self._counters
+        return [key for key in keys if key not in counters]
+
     def join(self, key: K, quantum: float, credit: float) -> bool:
         """Begin a counter at `credit`; one that exists keeps its credit and takes the new quantum.
 
@@ -73,6 +78,11 @@ class DeficitTable(Generic[K]):
         """The counter's value q; 0 for a key that never joined."""
         counter = self._counters.get(key)
         return 0.0 if counter is None else self._catch_up(counter)
+
+    def known(self, key: K) -> float | None:
+        """Like `credit`, but None for a key that never joined."""
+        counter = self._counters.get(key)
+        return None if counter is None else self._catch_up(counter)
 
     def restore(self, key: K, credit: float, quantum: float) -> None:
         """Begin a counter as it was saved, to be kept for its debt alone until its key joins."""

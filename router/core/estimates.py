@@ -87,11 +87,12 @@ class Estimates:
         """Take in what the engine counted for a finished request; `answers`: its prompt with each answer to it."""
         self.lessons += 1
         self._measured.clear()
-        if usage.input_tokens and all(prompt.tokens is None for prompt in request.prompts):
+        prompts = request.prompts
+        if usage.input_tokens and all(prompt.tokens is None for prompt in prompts):
             ratio = self._ratio(request.model)
-            ratio.learn(sum(prompt.size for prompt in request.prompts), usage.input_tokens)
-            if len(request.prompts) == 1:
-                self._landmarks.tell(request.prompts[0], usage.input_tokens, ratio.value)
+            ratio.learn(sum([prompt.size for prompt in prompts]), usage.input_tokens)
+            if len(prompts) == 1:
+                self._landmarks.tell(prompts[0], usage.input_tokens, ratio.value)
                 if len(answers) == 1:
                     self._landmarks.tell(answers[0], usage.input_tokens + usage.output_tokens, ratio.value)
         if request.output_limit == 0:

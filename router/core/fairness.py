@@ -100,9 +100,9 @@ class Fairness:
 
     def served(self, request: Request, worker: WorkerId, cost: float, now: float) -> None:
         """A request was served at this cost, or this much was given back."""
-        service = cost / self._shares.of(request)
-        self._gaps[None if self._pooled else worker].served(request.client, service)
-        self._recent[request.client].add(service, now)
+        client, service = request.client, cost / self._shares.of(request)
+        self._gaps[None if self._pooled else worker].served(client, service)
+        self._recent[client].add(service, now)
 
     def came_to(self, worker: WorkerId, outstanding: Outstanding, tokens: Tokens) -> None:
         """A dispatched request was served so much, all told."""

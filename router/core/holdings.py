@@ -38,7 +38,8 @@ class Holdings(Generic[K]):
 
     def of(self, holder: K) -> int:
         """What a holder has."""
-        return self._held[holder].amount if holder in self._held else 0
+        held = self._held.get(holder)
+        return 0 if held is None else held.amount
 
     def level(self, holder: K) -> float:
         """What it has by weight."""
@@ -49,11 +50,13 @@ class Holdings(Generic[K]):
         """A holder has so much more; from now on it has this weight, which is positive."""
         if not amount:
             return
-        held = self._held.setdefault(holder, Holding())
+        held = self._held.get(holder)
+        if held is None:
+            held = self._held[holder] = Holding()
         held.amount += amount
         held.weight = weight
         self.total += amount
-        heappush(self._heap, (-self.level(holder), holder))
+        heappush(self._heap, (-(held.amount / weight), holder))
         if len(self._heap) > 2 * len(self._held) + 16:
             self._heap = [(-self.level(each), each) for each in self._held]
             heapify(self._heap)

@@ -6,6 +6,7 @@ young requests runs out of memory as they grow: it has to throw some of them out
 
 from bisect import bisect_left
 from itertools import accumulate, count
+from math import inf
 from operator import add, mul
 from typing import NamedTuple
 
@@ -59,11 +60,13 @@ class KvForecast:
         """Tokens held at the highest point, with one more request that begins with nothing and grows by `growth`.
 
         A sum of all that will ever be held is answered at once where it is not above `enough` and all that is held was
-        expected to be; else this looks at every end, since the highest point is at one of them: costs O(requests).
+        expected to be, and where `enough` is infinite; else this looks at every end, since the highest point is at one
+        of them: costs O(requests).
         """
         clock, ends = self.clock, self._ends
-        if not (ends and ends[0] < clock) and self._total + growth <= enough:
-            return self._total + growth
+        most = self._total + growth
+        if enough == inf or (most <= enough and not (ends and ends[0] < clock)):
+            return most
         # Ends before `due` should have been; at those from `late` on the new request has ended, too.
         due, late = bisect_left(ends, clock), bisect_left(ends, clock + growth)
         latest_first = [*reversed(ends[due:]), *[clock] * due]

@@ -96,14 +96,14 @@ class BoundMeter:
 
     def dispatched(self, client: ClientId, weight: float, request: Outstanding) -> None:
         """A request is in flight."""
-        total = self._clients[client]
+        total, largest = self._clients[client], self._largest
         _add(total, request, 1)
         self._least_weight = min(self._least_weight, weight)
         self._largest_input = max(self._largest_input, request.cached + request.extend)
-        self._largest.expected_output = max(self._largest.expected_output, total.expected_output)
-        self._largest.cached = max(self._largest.cached, total.cached)
-        self._largest.extend = max(self._largest.extend, total.extend)
-        self._largest.requests = max(self._largest.requests, total.requests)
+        largest.expected_output = max(largest.expected_output, total.expected_output)
+        largest.cached = max(largest.cached, total.cached)
+        largest.extend = max(largest.extend, total.extend)
+        largest.requests = max(largest.requests, total.requests)
 
     def came_to(self, request: Outstanding, tokens: Tokens) -> None:
         """A request was served so much, all told."""

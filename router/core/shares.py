@@ -52,7 +52,7 @@ class Shares:
         if member is None:
             member = self._members[request.client] = Member(request.weight, request.group)
             self._count(member)
-        elif (member.weight, member.group) != (request.weight, request.group):
+        elif member.weight != request.weight or member.group != request.group:
             self._discount(member)
             member.weight, member.group = request.weight, request.group
             self._count(member)
@@ -74,7 +74,7 @@ class Shares:
         member = self._members.get(request.client)
         if member is None:
             return request.weight * self.scale(request.group)
-        return member.weight * self.scale(member.group)
+        return member.weight if member.group is None else member.weight * self.scale(member.group)
 
     def scale(self, group: GroupId | None) -> float:
         """What the weights of a group's members are multiplied with now; 1 without a group."""

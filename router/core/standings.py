@@ -61,7 +61,7 @@ class Standings:
 
     def credit(self, client: ClientId) -> float | None:
         """q_i, in cost units; None for a client that was never here."""
-        return self._deficits.credit(client) if client in self._deficits else None
+        return self._deficits.known(client)
 
     def of(self, client: ClientId) -> int | None:
         """A client's standing; None without credit."""

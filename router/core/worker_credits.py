@@ -37,8 +37,7 @@ class WorkerCredits:
     def meet(self, request: Request, workers: Sequence[WorkerId]) -> DeficitTable[WorkerId]:
         """The client's counters, with one for each of these workers."""
         table = self._tables[request.client]
-        strangers = [worker for worker in workers if worker not in table]
-        if strangers:
+        if strangers := table.strangers(workers):
             highest = max([table.credit(known) for known in table], default=0.0)
             for worker in strangers:
                 table.join(worker, self._quantum_of(request, worker), highest)
@@ -76,4 +75,4 @@ class WorkerCredits:
     def credit(self, client: ClientId, worker: WorkerId) -> float | None:
         """q_{i,w}, in cost units; None for a worker that the client was never placed among."""
         table = self._tables.get(client)
-        return table.credit(worker) if table is not None and worker in table else None
+        return None if table is None else table.known(worker)
