@@ -16,7 +16,7 @@ Chunks are priced by the model's learned tokens per byte. An answer that cannot 
 its text is not what the engine would be sent again) still fills the cache: it is kept under hashes that nothing has.
 """
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Container, Mapping, Sequence
 from itertools import count
 from math import inf
@@ -104,8 +104,7 @@ class Mirror:
         self._tree = tree
         self._tracking = tracking
         self._estimates = estimates
-        self._capacity = capacity
-        self._caches: dict[WorkerId, CacheState] = {}
+        self._caches: defaultdict[WorkerId, CacheState] = defaultdict(lambda: CacheState(capacity))
         self._runs: dict[RequestId, Run] = {}
         self._strangers = count(1 << 63)
         self.changes = 0
@@ -113,20 +112,17 @@ class Mirror:
 
     @property
     def caches(self) -> Mapping[WorkerId, CacheState]:
-        """Every worker heard of."""
+        """Every worker heard of; one that is looked up is."""
         return self._caches
 
     def cache(self, worker: WorkerId) -> CacheState:
         """One worker's."""
-        state = self._caches.get(worker)
-        if state is None:
-            state = self._caches[worker] = CacheState(self._capacity)
-        return state
+        return self._caches[worker]
 
     def joined(self, worker: Worker) -> None:
         """A worker is there, or its facts are new."""
         self.changes += 1
-        state = self.cache(worker.id)
+        state = self._caches[worker.id]
         state.rules = rules_of(worker.engine)
         state.batch_tokens = worker.batch_tokens
         if state.report is None or state.report.block_tokens is None:
@@ -140,15 +136,15 @@ class Mirror:
 
     def chunk_tokens(self, worker: WorkerId) -> float:
         """What a chunk is worth at a worker, in tokens."""
-        return self._estimates.tokens_per_chunk(self.cache(worker).model)
+        return self._estimates.tokens_per_chunk(self._caches[worker].model)
 
     def in_blocks(self, tokens: int, worker: WorkerId) -> int:
         """What the engine finds of so many tokens: full blocks."""
-        return whole_blocks(tokens, self.cache(worker).block)
+        return whole_blocks(tokens, self._caches[worker].block)
 
     def discount(self, worker: WorkerId, tokens: int) -> int:
         """What a match is to be taken for, while matches there prove to be wrong."""
-        share = self.cache(worker).calibration.discount
+        share = self._caches[worker].calibration.discount
         return tokens if share == 1.0 or not self._tracking.corrects else int(tokens * share)
 
     def dispatched(
@@ -158,16 +154,18 @@ class Mirror:
 
         `turn`: when the worker is expected to begin with it.
         """
-        state = self.cache(worker)
+        state = self._caches[worker]
         state.model = request.model
-        predicted = self._computed_by_then(request, worker, now, matched, turn)
+        predicted = matched
+        if self._tells_computed(request, state):
+            predicted = self._computed_by_then(request, worker, now, matched, turn)
         state.predicted += predicted
         state.prompts += prompt_tokens
         holding = self._tree.holding(worker)
         run = self._runs[request.id] = Run(request, worker, holding, now, predicted, prompt_tokens)
+        replays = self._tracking.replays
         for prompt in run.prompts:
             run.paths.append([_seen(step) for step in self._tree.path(prompt.hashes, worker)])
-            replays = self._tracking.replays
             self._tree.insert(prompt.hashes, worker, now, pin=replays, seal=replays and state.rules.whole_nodes)
         self._grow(run, state)
         self._keep_within(worker, state)
@@ -179,7 +177,7 @@ class Mirror:
         `waiting`: the requests that wait at the worker for their first token, as far as is known.
         """
         state = self._caches.get(worker)
-        if not matched or state is None or not state.batch or not self._tells_computed(request, state):
+        if not matched or state is None or not self._tells_computed(request, state) or not state.batch:
             return matched
         (prompt,) = request.prompts
         found = state.batch.would_find(prompt.hashes, waiting)
@@ -193,13 +191,13 @@ class Mirror:
 
     def started(self, request: RequestId, now: float) -> None:
         """Its first token is there."""
-        self.cache(self._runs[request].worker).batch.started(request, now)
+        self._caches[self._runs[request].worker].batch.started(request, now)
 
     def progressed(self, request: RequestId, output: int) -> None:
         """A request has so many output tokens by now."""
         run = self._runs.get(request)
         if run is not None and output > run.output:
-            state = self.cache(run.worker)
+            state = self._caches[run.worker]
             run.output = output
             if self._grow(run, state):
                 self._keep_within(run.worker, state)
@@ -209,7 +207,7 @@ class Mirror:
     ) -> None:
         """A request is over; `computed`: at least in part, and not turned away."""
         run = self._runs.pop(request)
-        state = self.cache(run.worker)
+        state = self._caches[run.worker]
         state.batch.ended(request)
         state.own -= run.own
         here = self._tree.holding(run.worker) is run.holding
@@ -230,7 +228,7 @@ class Mirror:
     def reported(self, worker: WorkerId, report: CacheReport, now: float) -> None:
         """The engine's metrics say this."""
         self.changes += 1
-        state = self.cache(worker)
+        state = self._caches[worker]
         before, state.report = state.report, report
         if report.block_tokens:
             state.block = report.block_tokens
@@ -243,7 +241,7 @@ class Mirror:
 
     def told(self, worker: WorkerId, capacity: int) -> None:
         """The engine said how much its cache can hold, in tokens."""
-        state = self.cache(worker)
+        state = self._caches[worker]
         if capacity != state.capacity:
             state.capacity = capacity
             self._keep_within(worker, state)
@@ -251,8 +249,8 @@ class Mirror:
     def evict(self, worker: WorkerId, tokens: int, source: str = "told") -> None:
         """Forget this many tokens of a worker, released longest ago first."""
         chunk = self.chunk_tokens(worker)
-        taken = self._tree.evict(worker, round(tokens / chunk), whole=self.cache(worker).rules.whole_nodes)
-        self.cache(worker).evictions[source] += round(taken * chunk)
+        taken = self._tree.evict(worker, round(tokens / chunk), whole=self._caches[worker].rules.whole_nodes)
+        self._caches[worker].evictions[source] += round(taken * chunk)
 
     def drop(self, worker: WorkerId) -> None:
         """A worker's cache is empty."""
@@ -268,9 +266,7 @@ class Mirror:
 
     def _computed_by_then(self, request: Request, worker: WorkerId, now: float, matched: int, turn: float) -> int:
         """What of a match does not stand at the worker's door like the request itself."""
-        state = self.cache(worker)
-        if not self._tells_computed(request, state):
-            return matched
+        state = self._caches[worker]
         (prompt,) = request.prompts
         held = self._tree.match(prompt.hashes).get(worker, 0)
         state.batch.chunks = int((state.batch_tokens or 0) / self._estimates.tokens_per_chunk(request.model))
@@ -327,7 +323,7 @@ class Mirror:
         output = run.output if usage is None else usage.output_tokens
         chunks = round(output / self._estimates.tokens_per_chunk(run.model))
         if not answers and chunks and run.prompts:
-            names = b"".join(next(self._strangers).to_bytes(HASH_BYTES, "big") for _ in range(chunks))
+            names = b"".join([next(self._strangers).to_bytes(HASH_BYTES, "big") for _ in range(chunks)])
             self._tree.insert(run.prompts[0].hashes + names, run.worker, now)
 
     def _compare(self, run: Run, state: CacheState, usage: Usage, *, here: bool) -> None:

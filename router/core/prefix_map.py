@@ -14,7 +14,7 @@ from operator import attrgetter
 from struct import iter_unpack
 from typing import Final
 
-from router.core.cache_rules import FOLLOWED, Tracking
+from router.core.cache_rules import FOLLOWED, Tracking, whole_blocks
 from router.core.estimates import Estimates
 from router.core.mirror import Mirror
 from router.core.model import Request, RequestId, WorkerId
@@ -125,6 +125,8 @@ class PrefixMap:
         self._watches: dict[RequestId, tuple[Watch, ...]] = {}
         """Of each watched request one by prompt."""
         self._edges = Edges()
+        self._fresh: dict[Watch, None] = {}
+        """Watches that are in none of these yet, since the tree has not changed: most of what waits for no time."""
         self._questions = 0
         self._changed: dict[WorkerId, dict[RequestId, None]] = {}
 
@@ -191,14 +193,14 @@ class PrefixMap:
 
     def _tokens(self, request: Request, tree: PrefixTree) -> dict[WorkerId, int]:
         found: dict[WorkerId, int] = {}
-        in_blocks = self.mirror.in_blocks
+        caches = self.mirror.caches
         for prompt in request.prompts:
             if held := tree.match(prompt.hashes):
                 measure = self._estimates.measure(request.model, prompt)
                 # Workers fall into a few groups that hold equally much.
                 worth = {chunks: measure.held(chunks) for chunks in set(held.values())}
                 for worker, chunks in held.items():
-                    found[worker] = found.get(worker, 0) + in_blocks(worth[chunks], worker)
+                    found[worker] = found.get(worker, 0) + whole_blocks(worth[chunks], caches[worker].block)
         least, discount = max(1, self._minimum), self.mirror.discount
         return {worker: discount(worker, tokens) for worker, tokens in found.items() if tokens >= least}
 
@@ -210,6 +212,7 @@ class PrefixMap:
 
     def _gained(self, worker: WorkerId, hashes: bytes, gained: int) -> None:
         """A worker holds so many bytes more of a prefix: watches may lack the first of them."""
+        self._add_fresh()
         start = len(hashes) - gained
         watches = self._edges.lacked.get(hashes[start : start + HASH_BYTES])
         before = start // HASH_BYTES
@@ -219,6 +222,7 @@ class PrefixMap:
 
     def _lost(self, worker: WorkerId, hashes: bytes) -> None:
         """A worker does not hold this run any more."""
+        self._add_fresh()
         held = self._edges.held
         for place, (chunk,) in enumerate(iter_unpack("8s", hashes) if held else ()):
             if chunk in held:
@@ -272,9 +276,16 @@ class PrefixMap:
         """Begin to watch one prompt."""
         found = self.tree.match(hashes)
         watch = Watch(request, hashes, {worker: found.get(worker, 0) for worker in workers})
-        for chunks in set(watch.ends.values()):
-            self._edges.add(watch, chunks)
+        self._fresh[watch] = None
         return watch
+
+    def _add_fresh(self) -> None:
+        """Let changes find all that is watched."""
+        if self._fresh:
+            for watch in self._fresh:
+                for chunks in set(watch.ends.values()):
+                    self._edges.add(watch, chunks)
+            self._fresh.clear()
 
     def _without_short(self, request: Request, matched: dict[WorkerId, int]) -> dict[WorkerId, int]:
         if not any(matched.values()):
@@ -293,6 +304,9 @@ class PrefixMap:
 
     def _take_out(self, request: RequestId) -> None:
         for watch in self._watches.pop(request, ()):
+            if watch in self._fresh:
+                del self._fresh[watch]
+                continue
             for chunks in set(watch.ends.values()):
                 self._edges.remove(watch, chunks)
 
@@ -304,6 +318,7 @@ class PrefixMap:
     def check_integrity(self) -> None:
         """Raise AssertionError where the tree contradicts itself, or the index of the watches what is watched."""
         self.tree.check_integrity()
+        self._add_fresh()
         watches = [watch for watches in self._watches.values() for watch in watches]
         for side, index in enumerate((self._edges.held, self._edges.lacked)):
             indexed = {(watch, chunk) for chunk, there in index.items() for watch in there}

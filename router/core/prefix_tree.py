@@ -172,9 +172,8 @@ class PrefixTree:
 
     def unpin(self, hashes: bytes, worker: WorkerId, now: float, epoch: object) -> None:
         """Take back one pin of a prefix that was pinned in this epoch; where it was the last, that is a touch."""
-        path = self.path(hashes[: self._limit * HASH_BYTES], worker)
-        if path and self.holding(worker).epoch is epoch:
-            end = path[-1].residency.node
+        end = self._end(hashes[: self._limit * HASH_BYTES], worker)
+        if end is not self._root and self.holding(worker).epoch is epoch:
             self._touch_path(end, worker, now, pins=-1)
             if end.may_join_child():
                 (child,) = end.children.values()
@@ -199,9 +198,11 @@ class PrefixTree:
                 self._void_pins(holding)
                 continue
             node = stalest.node
-            if node.chunks > left and not whole:
+            chunks = node.chunks
+            if chunks > left and not whole:
                 self._split(node, len(node.key) - left * HASH_BYTES)
-            left -= node.chunks
+                chunks = left
+            left -= chunks
             self._release(node, worker)
         return before - holding.chunks
 
@@ -237,6 +238,17 @@ class PrefixTree:
         """Forget a worker and all that it holds; O(nodes held by it)."""
         self.evict(worker, self.held(worker))
         self._holdings.pop(worker, None)
+
+    def _end(self, hashes: bytes, worker: WorkerId) -> Node:
+        """Return the deepest node along this prefix that a worker holds, if only in part; or else the root."""
+        node, at = self._root, 0
+        while (child := node.children.get(hashes[at : at + HASH_BYTES])) is not None and worker in child.residencies:
+            node = child
+            shared = node.shared(hashes, at)
+            at += shared
+            if shared < len(node.key):
+                break
+        return node
 
     def _find(self, hashes: bytes, top: Node | None = None) -> tuple[Node, int, int]:
         """Return the deepest node on this path, the bytes of its key on the path, and the bytes of the path found.
@@ -292,7 +304,7 @@ class PrefixTree:
             residency = node.residencies.get(worker)
             if residency is None:
                 residency = node.residencies[worker] = Residency(node, touch)
-                holding.chunks += node.chunks
+                holding.chunks += len(node.key) // HASH_BYTES
             residency.pins += pins
             if pins >= 0 or not residency.pins:
                 residency.touch = touch
@@ -336,9 +348,13 @@ class PrefixTree:
     def _shrink_to_limit(self, worker: WorkerId | None = None, kept: int = 0) -> None:
         """Evict until the limit is kept; of this worker the `kept` freshest chunks stay."""
         while (excess := self._chunks - self._limit) > 0:
-            spare = {each: holding.chunks - kept * (each == worker) for each, holding in self._holdings.items()}
-            most = max(spare, key=spare.__getitem__)
-            self.evict(most, min(excess, spare[most]))
+            most, spare = None, 0
+            for each, holding in self._holdings.items():
+                chunks = holding.chunks - kept if each == worker else holding.chunks
+                if chunks > spare:
+                    most, spare = each, chunks
+            assert most is not None, "chunks that nobody holds"
+            self.evict(most, min(excess, spare))
 
     @staticmethod
     def _void_pins(holding: Holding) -> None:
@@ -363,14 +379,15 @@ class PrefixTree:
     def _release(self, node: Node, worker: WorkerId) -> None:
         """Take a leaf of this worker from it; the node goes when nobody holds it any more."""
         node.residencies.pop(worker).unlink()
-        self._holdings[worker].chunks -= node.chunks
+        chunks = node.chunks
+        self._holdings[worker].chunks -= chunks
         self.changes += 1
         self._lost(worker, node.key)
         changed = node
         if not node.residencies:
             changed = node.parent
             del changed.children[node.first]
-            self._chunks -= node.chunks
+            self._chunks -= chunks
         if changed.may_join_child():
             changed.join_child()
 
