@@ -147,8 +147,10 @@ class Cluster:
 
     def remove(self, request: RequestId, worker: WorkerId, now: float, *, computed: bool) -> None:
         """A dispatched request ended. `computed`: at least in part, and not turned away."""
-        self._states[worker].remove(request, now, computed=computed)
-        self._forget(worker)
+        state = self._states[worker]
+        state.remove(request, now, computed=computed)
+        if state.left:
+            self._forget(worker)
 
     def speed(self, worker: WorkerId) -> float:
         """A worker's service rate over the mean of those known; 1 where its own is about that, or not known.

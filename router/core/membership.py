@@ -113,7 +113,7 @@ class Membership:
 
         What its clients owe there is remembered for the case that it comes back, but not of any number of workers.
         """
-        if worker not in self._cluster:
+        if worker not in self._cluster.states:
             self._fairness.worker_left(worker)
             self._mirror.forget(worker)
             for gone in self._cluster.to_forget():

@@ -103,9 +103,10 @@ class QueuedPolicy(Policy):
             return None
         idle: list[WorkerId] = []
         blocked: dict[WorkerId, int] = {}
+        has_room = self._view.has_room
         for worker, order in self._open.items():
             waiting = len(order)
-            if not self._view.has_room(worker):
+            if not has_room(worker):
                 if waiting:
                     blocked[worker] = waiting
             elif not waiting:

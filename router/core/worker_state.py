@@ -222,17 +222,18 @@ class WorkerState:
         """Look at the load anew."""
         flights, window = self._flights, self.window
         unstarted = len(flights.waiting)
+        ahead, low_at = self._under_way() if unstarted and not self.pace.held_up else (flights.unstarted_tokens, inf)
         growth = self._output * (1 - OUTPUT_MEMORY)
         self.load = load = Load(
             len(flights.requests),
             unstarted,
             flights.unstarted_tokens,
-            self._ahead_tokens() if unstarted else 0,
+            ahead,
             flights.guessed,
             self._forecast.peak(growth, window.kv_limit),
         )
         self.has_room = self._open and window.has_room(load)
-        deadline = min(flights.next_guess, self._low_at()) if unstarted else flights.next_guess
+        deadline = min(flights.next_guess, low_at)
         if self._now < self._pauses.until:
             deadline = min(deadline, self._pauses.until)
         self._due = deadline
@@ -255,19 +256,18 @@ class WorkerState:
         """Output tokens of which it is as likely to have more as fewer: clients ask for more than they get."""
         return output_limit * self._output / self._output_limit if self._output_limit else output_limit
 
-    def _ahead_tokens(self) -> float:
-        """What is left to compute of the unstarted tokens. No more than the first is under way, if that is."""
-        flights = self._flights
-        if self.pace.held_up:
-            return flights.unstarted_tokens
-        done = (self._now - flights.since) / self.pace.prefill_seconds(HASTE)
-        return flights.unstarted_tokens - min(done, flights.first_tokens)
+    def _under_way(self) -> tuple[float, float]:
+        """What is left to compute of the unstarted tokens, and when no more is than the window calls little.
 
-    def _low_at(self) -> float:
-        """When no more is ahead than the window calls little; infinite if only a start can bring that about."""
-        flights = self._flights
+        No more than the first request is under way; the time is infinite if only a start can bring it about.
+        """
+        flights, pace = self._flights, self.pace
+        first = flights.first_tokens
+        done = (self._now - flights.since) / pace.prefill_seconds(HASTE)
+        ahead = flights.unstarted_tokens - min(done, first)
         excess = flights.unstarted_tokens - self.window.low_tokens
-        if not 0 < excess <= flights.first_tokens or self.pace.held_up:
-            return inf
-        time = flights.since + self.pace.prefill_seconds(HASTE * (excess + 1))
-        return time if time > self._now else inf
+        if 0 < excess <= first:
+            time = flights.since + pace.prefill_seconds(HASTE * (excess + 1))
+            if time > self._now:
+                return ahead, time
+        return ahead, inf

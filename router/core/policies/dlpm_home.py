@@ -145,9 +145,10 @@ class DlpmHome(Policy):
         """See `Policy`."""
         if not self._waiting and not any(site.unstarted for site in self._sites.values()):
             self._standings.begin_anew()
-        self._standings.wait(request, self._parameters.quantum, self._input_cost(request))
+        tokens = self._view.input_tokens(request)
+        self._standings.wait(request, self._parameters.quantum, self._input_cost(request, tokens))
         size = sum([prompt.size for prompt in request.prompts])
-        chunk_tokens = self._view.input_tokens(request) * CHUNK_BYTES / max(size, 1)
+        chunk_tokens = tokens * CHUNK_BYTES / max(size, 1)
         waiting = self._waiting[request.id] = Waiting(request, self._arrivals, now, chunk_tokens)
         self._arrivals += 1
         self._watch(waiting)
@@ -168,8 +169,8 @@ class DlpmHome(Policy):
             return None
         self._let_leave(now)
         # The one with the least in flight first, so that what has no home goes there; of equals each in its turn.
-        sites = self._sites.items()
-        loads = sorted([(self._view.in_flight(w), site.sent, w) for w, site in sites if self._view.has_room(w)])
+        view, sites = self._view, self._sites.items()
+        loads = sorted([(view.in_flight(w), site.sent, w) for w, site in sites if view.has_room(w)])
         for load, _, worker in loads:
             relief = loads[0][2] if self._overloaded(load, loads[0][0]) else worker
             if choice := self._next_at(worker, relief, now):
@@ -281,10 +282,10 @@ class DlpmHome(Policy):
     def _let_sparse_go_first(self) -> None:
         self._standings.let_go_first(len(self._sites) if self._parameters.sparse_first else 0)
 
-    def _input_cost(self, request: Request) -> float:
+    def _input_cost(self, request: Request, tokens: int) -> float:
         """Where most of it is cached."""
         cached = max(self._view.match(request).values(), default=0)
-        return self._cost(Tokens(self._view.input_tokens(request) - cached, cached, 0))
+        return self._cost(Tokens(tokens - cached, cached, 0))
 
     def _restand(self, client: ClientId) -> None:
         for site in self._sites.values():
@@ -319,6 +320,8 @@ class DlpmHome(Policy):
         """The workers that hold most of its prefix, at most a few; none where it would lose little anywhere."""
         matched = waiting.matched
         enough = max(matched.values()) - self._parameters.home_loss / waiting.chunk_tokens
+        if not waiting.homes and min(matched.values()) >= enough:
+            return {}
         homes = {worker: None for worker in waiting.homes if worker in matched and matched[worker] >= enough}
         if len(homes) == MOST_HOMES:
             return homes
