@@ -216,6 +216,7 @@ class Connection(asyncio.Protocol):
         self._unwatch()
         if error is None and self._begun and not {b"content-length", b"transfer-encoding"} & self.headers.keys():
             self._complete = True
+        del self._parser  # it refers to this: only a look for cycles would free the two
         self._wake()
 
     # What the parser finds.

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 from experiment_rows import figure, rows_of
 
-from bench.experiments.conditions import FIG7_SEEDS, FIG10_QUANTA
+from bench.experiments.conditions import FIG7_SEEDS, FIG10_QUANTA, SEEDS
 from bench.experiments.experiment import Row
 from bench.experiments.fig7 import WORKLOADS as MAIN_WORKLOADS
 from bench.experiments.fig10 import LEVELS, WORKLOADS
@@ -129,8 +129,11 @@ def first_parts(labels: Mapping[str, str]) -> bool:
 
 
 def test_e2_answers_sooner_than_round_robin() -> None:
-    """Figure 5 of the Preble paper: placing each request by E2 improves the average latency, and saves prefill."""
-    rows = rows_of("preble-ablation", first_parts)
+    """Figure 5 of the Preble paper: placing each request by E2 improves the average latency, and saves prefill.
+
+    Medians of all seeds: how far beyond its limits round robin is depends on them.
+    """
+    rows = rows_of("preble-ablation", first_parts, seeds=SEEDS)
     assert figure(rows, "latency avg", policy="+ E2") < 0.8 * figure(rows, "latency avg", policy="rr+lpm")
     assert figure(rows, "hit rate", policy="+ E2") > 0.08 + figure(rows, "hit rate", policy="rr+lpm")
 

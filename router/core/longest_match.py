@@ -75,6 +75,12 @@ class Backlogged:
             self._order = [each for each in self._order if not each.gone]
             self._first = 0
 
+    def close(self) -> None:
+        """Nothing waits any more: let go of what has gone, which refers to this."""
+        self._order = []
+        self.ranks = []
+        self.offered = [None] * STANDINGS
+
     @property
     def oldest(self) -> Entry:
         """The one that came first, of those that wait."""
@@ -167,7 +173,7 @@ class LongestMatchQueue:
         if not backlog.waiting:
             del self._backlogs[backlog.client]
             self._sidelined.pop(backlog.client, None)
-            backlog.offered = [None] * STANDINGS
+            backlog.close()
         return entry.request
 
     def match_changed(self, requests: Iterable[RequestId]) -> None:

@@ -40,7 +40,9 @@ class RecentPrefixes:
 
     def add(self, hashes: bytes, worker: WorkerId) -> None:
         """A request with this prompt goes to a worker, where its prefix is the freshest now."""
-        order = self._orders.setdefault(worker, Ring())
+        order = self._orders.get(worker)
+        if order is None:
+            order = self._orders[worker] = Ring()
         node = self._end(hashes)
         while node is not self._root:
             residency = node.residencies.get(worker)
