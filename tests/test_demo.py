@@ -273,7 +273,7 @@ def process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 def test_the_whole_demo() -> None:
     """Even in a few seconds every policy serves the load, within its bound where it has one."""
-    with process("bench", "demo", "--json", "--seconds", "5", "--speed", "10") as demo:
+    with process("bench", "demo", "--json", "--seconds", "10", "--speed", "10") as demo:
         output, log = demo.communicate(timeout=PATIENCE)
     assert (demo.returncode, log) == (0, "")
     report = json.loads(output)
