@@ -117,7 +117,7 @@ def tree_of(*held: tuple[str, WorkerId], limit: int = 1000) -> PrefixTree:
 
 
 def nodes(tree: PrefixTree) -> list[Node]:
-    return list(tree._nodes())
+    return list(tree.root.below())
 
 
 def test_a_match_is_as_long_as_each_worker_holds() -> None:
@@ -219,7 +219,7 @@ def test_a_tree_without_room_is_refused(limit: int) -> None:
 
 
 def node_of(tree: PrefixTree, document: str) -> Node:
-    return tree._find(chain(document))[0]
+    return tree.root.find(chain(document))[0]
 
 
 def hold_the_root(tree: PrefixTree) -> None:
@@ -258,7 +258,7 @@ def hold_without_the_parent(tree: PrefixTree) -> None:
 
 
 def leave_two_nodes_that_are_one(tree: PrefixTree) -> None:
-    tree._split(node_of(tree, "xxyy"), HASH_BYTES)
+    node_of(tree, "xxyy").split(HASH_BYTES)
 
 
 def forget_a_worker(tree: PrefixTree) -> None:

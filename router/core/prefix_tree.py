@@ -18,11 +18,11 @@ Counts are in chunks. Dictionaries are iterated in insertion order only: the sam
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from router.core.model import WorkerId
 from router.core.prompt_key import HASH_BYTES
-from router.core.radix_node import Holding, Node, Residency, Step, Touch
+from router.core.radix_node import Holding, Node, Step
 
 
 class PrefixTree:
@@ -122,7 +122,7 @@ class PrefixTree:
 
     def last_touched(self, hashes: bytes, worker: WorkerId) -> float | None:
         """Return when this worker last touched the whole prefix; None where it does not hold it all."""
-        node, _, at = self._find(hashes)
+        node, _, at = self._root.find(hashes)
         residency = node.residencies.get(worker)
         return residency.touch.now if residency is not None and at == len(hashes) else None
 
@@ -137,15 +137,17 @@ class PrefixTree:
         hashes = hashes[: self._limit * HASH_BYTES]
         if not hashes:
             return b""
-        end = self._grow(hashes, seal=seal)
+        end = self._grow(self._root, hashes, seal=seal)
         excessive = self._chunks > self._limit
-        epoch = self.holding(worker).epoch
-        new_chunks = self._touch_path(end, worker, now, pins=1 if pin or excessive else 0)
+        holding = self.holding(worker)
+        epoch = holding.epoch
+        self.changes += 1
+        new_chunks = holding.touch_path(end, worker, now, pins=1 if pin or excessive else 0)
         if excessive:
             self._shrink_to_limit(worker, len(hashes) // HASH_BYTES)
-            if not pin and self.holding(worker).epoch is epoch:
-                self._touch_path(end, worker, now, pins=-1)
-        self._join_path(end)
+            if not pin and holding.epoch is epoch:
+                holding.touch_path(end, worker, now, pins=-1)
+        end.join_path()
         if new_chunks:
             self._gained(worker, hashes, new_chunks * HASH_BYTES)
         return hashes[len(hashes) - new_chunks * HASH_BYTES :]
@@ -163,23 +165,24 @@ class PrefixTree:
                 path.append(number)
                 number = nodes[number][0]
             for below in reversed(path):
-                ends[below] = self._grow(nodes[below][1], seal=False, top=ends[number])
+                ends[below] = self._grow(ends[number], nodes[below][1], seal=False)
                 number = below
-            self._hold_stalest(ends[end], worker, Touch(now))
+            self.holding(worker).hold_stalest(ends[end], worker, now)
         self._shrink_to_limit()
-        self._join_all()
+        self._root.join_below()
         self.changes += 1
 
     def unpin(self, hashes: bytes, worker: WorkerId, now: float, epoch: object) -> None:
         """Take back one pin of a prefix that was pinned in this epoch; where it was the last, that is a touch."""
-        end = self._end(hashes[: self._limit * HASH_BYTES], worker)
-        if end is not self._root and self.holding(worker).epoch is epoch:
-            self._touch_path(end, worker, now, pins=-1)
+        end = self._root.end_held(hashes[: self._limit * HASH_BYTES], worker)
+        if end is not self._root and (holding := self.holding(worker)).epoch is epoch:
+            self.changes += 1
+            holding.touch_path(end, worker, now, pins=-1)
             if end.may_join_child():
                 (child,) = end.children.values()
                 end.join_child()
                 end = child
-            self._join_path(end)
+            end.join_path()
 
     def evict(self, worker: WorkerId, chunks: int, *, whole: bool = False) -> int:
         """Take this many chunks from a worker, or all that it holds: the least recently touched, deepest first.
@@ -195,12 +198,12 @@ class PrefixTree:
         while left > 0:
             stalest = holding.free.oldest
             if stalest is None:
-                self._void_pins(holding)
+                holding.void_pins()
                 continue
             node = stalest.node
             chunks = node.chunks
             if chunks > left and not whole:
-                self._split(node, len(node.key) - left * HASH_BYTES)
+                node.split(len(node.key) - left * HASH_BYTES)
                 chunks = left
             left -= chunks
             self._release(node, worker)
@@ -228,7 +231,7 @@ class PrefixTree:
         beyond = next((step for step in self.path(hashes, worker) if step.end > kept), None)
         if beyond is not None:
             node, rest = beyond.residency.node, kept - beyond.start
-            upper = self._split(node, rest * HASH_BYTES) if rest > 0 else None
+            upper = node.split(rest * HASH_BYTES) if rest > 0 else None
             self._prune(node, worker, before)
             if upper is not None and upper.may_join_child():
                 upper.join_child()
@@ -239,36 +242,11 @@ class PrefixTree:
         self.evict(worker, self.held(worker))
         self._holdings.pop(worker, None)
 
-    def _end(self, hashes: bytes, worker: WorkerId) -> Node:
-        """Return the deepest node along this prefix that a worker holds, if only in part; or else the root."""
-        node, at = self._root, 0
-        while (child := node.children.get(hashes[at : at + HASH_BYTES])) is not None and worker in child.residencies:
-            node = child
-            shared = node.shared(hashes, at)
-            at += shared
-            if shared < len(node.key):
-                break
-        return node
-
-    def _find(self, hashes: bytes, top: Node | None = None) -> tuple[Node, int, int]:
-        """Return the deepest node on this path, the bytes of its key on the path, and the bytes of the path found.
-
-        `top`: where the path begins, if that is not the root.
-        """
-        node = top or self._root
-        shared, at = len(node.key), 0
-        while (child := node.children.get(hashes[at : at + HASH_BYTES])) is not None:
-            node, shared = child, child.shared(hashes, at)
-            at += shared
-            if shared < len(node.key):
-                break
-        return node, shared, at
-
-    def _grow(self, hashes: bytes, *, seal: bool, top: Node | None = None) -> Node:
-        """Make these hashes end with a node, held by nobody yet where it is new, and return it. `top`: see `_find`."""
-        node, shared, at = self._find(hashes, top)
+    def _grow(self, top: Node, hashes: bytes, *, seal: bool) -> Node:
+        """Make these hashes, which begin below `top`, end with a node, held by nobody yet if it is new; return it."""
+        node, shared, at = top.find(hashes)
         if shared < len(node.key):
-            node = self._split(node, shared)
+            node = node.split(shared)
         node.sealed = node.sealed or seal
         if at == len(hashes):
             return node
@@ -277,73 +255,6 @@ class PrefixTree:
         node.children[end.first] = end
         self._chunks += end.chunks
         return end
-
-    def _split(self, node: Node, at: int) -> Node:
-        """Cut the first `at` bytes of a node's key off into a new parent, and return that."""
-        upper = Node(node.key[:at], node.parent)
-        upper.parent.children[upper.first] = upper
-        node.key, node.parent = node.key[at:], upper
-        upper.children[node.first] = node
-        for worker, lower in node.residencies.items():
-            residency = Residency(upper, lower.touch, lower.pins)
-            residency.link_after(lower)
-            upper.residencies[worker] = residency
-        return upper
-
-    def _touch_path(self, end: Node, worker: WorkerId, now: float, pins: int) -> int:
-        """Make a worker hold the path to this node, at the fresh end of its lists; return how many chunks are new.
-
-        `pins`: so many more on each node. Where a pin is taken back and others are left, there is nothing to touch.
-        """
-        holding = self.holding(worker)
-        touch = Touch(now)
-        before = holding.chunks
-        self.changes += 1
-        node = end
-        while node is not self._root:
-            residency = node.residencies.get(worker)
-            if residency is None:
-                residency = node.residencies[worker] = Residency(node, touch)
-                holding.chunks += len(node.key) // HASH_BYTES
-            residency.pins += pins
-            if pins >= 0 or not residency.pins:
-                residency.touch = touch
-                residency.move_to((holding.pinned if residency.pins else holding.free).end)
-            node = node.parent
-        return holding.chunks - before
-
-    def _hold_stalest(self, end: Node, worker: WorkerId, touch: Touch) -> None:
-        """Make a worker hold the path to this node, what it does not hold yet at the stale end of its list."""
-        holding = self.holding(worker)
-        path = []
-        node = end
-        while node is not self._root and worker not in node.residencies:
-            path.append(node)
-            node = node.parent
-        for node in reversed(path):
-            residency = node.residencies[worker] = Residency(node, touch)
-            residency.link_after(holding.free.end)
-            holding.chunks += node.chunks
-
-    def _join_all(self) -> None:
-        """Let all nodes join that may, each run of them at once."""
-        stack = [*self._root.children.values()]
-        while stack:
-            run = [stack.pop()]
-            while run[-1].may_join_child():
-                run += run[-1].children.values()
-            end = run.pop()
-            if run:
-                end.take_over(run)
-            stack += end.children.values()
-
-    def _join_path(self, end: Node) -> None:
-        node = end
-        while node is not self._root:
-            if node.parent.may_join_child():
-                node.parent.join_child()
-            else:
-                node = node.parent
 
     def _shrink_to_limit(self, worker: WorkerId | None = None, kept: int = 0) -> None:
         """Evict until the limit is kept; of this worker the `kept` freshest chunks stay."""
@@ -355,14 +266,6 @@ class PrefixTree:
                     most, spare = each, chunks
             assert most is not None, "chunks that nobody holds"
             self.evict(most, min(excess, spare))
-
-    @staticmethod
-    def _void_pins(holding: Holding) -> None:
-        """Let all of it be evicted: an engine that should hold more than it can has not begun what is to run there."""
-        holding.void_pins()
-        for residency in [*holding.free]:
-            if residency.node.may_join_child():
-                residency.node.join_child()
 
     def _prune(self, top: Node, worker: WorkerId, before: float) -> None:
         """Take what may go of a subtree from a worker, leaves first."""
@@ -394,11 +297,11 @@ class PrefixTree:
     def check_integrity(self) -> None:
         """Raise AssertionError, naming the broken invariant, where the tree contradicts itself; O(nodes x workers)."""
         assert not self._root.residencies, "the root is held by a worker"
-        nodes = list(self._nodes())
+        nodes = list(self._root.below())
         assert sum(node.chunks for node in nodes) == self._chunks, "the count of distinct chunks is wrong"
         assert self._chunks <= self._limit, "there are more chunks than the limit"
         for node in nodes:
-            self._check_node(node)
+            node.check()
         residencies = Counter(worker for node in nodes for worker in node.residencies)
         assert residencies.keys() <= self._holdings.keys(), "an unknown worker holds a node"
         for worker, holding in self._holdings.items():
@@ -407,22 +310,3 @@ class PrefixTree:
                     "a residency is listed that its node does not have"
                 )
             holding.check(residencies[worker])
-
-    def _nodes(self) -> Iterator[Node]:
-        stack = list(self._root.children.values())
-        while stack:
-            node = stack.pop()
-            yield node
-            stack.extend(node.children.values())
-
-    def _check_node(self, node: Node) -> None:
-        parent = node.parent
-        assert node.key, "a node is empty"
-        assert len(node.key) % HASH_BYTES == 0, "a node ends inside a hash"
-        assert parent.children.get(node.first) is node, "a node is not where its parent would find it"
-        assert node.residencies, "a node is held by nobody"
-        if parent is not self._root:
-            assert node.residencies.keys() <= parent.residencies.keys(), "a worker holds a node without its parent"
-            for worker, residency in node.residencies.items():
-                assert residency.pins <= parent.residencies[worker].pins, "a node is pinned more often than its parent"
-        assert not node.may_join_child(), "a node and its only child should be one"

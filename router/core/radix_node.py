@@ -72,7 +72,7 @@ class Ring:
 
 
 class Holding:
-    """All that one worker holds: what may be evicted, and what running requests pin."""
+    """All that one worker holds of one tree: what may be evicted, and what running requests pin."""
 
     __slots__ = ("chunks", "epoch", "free", "pinned")
 
@@ -83,12 +83,51 @@ class Holding:
         self.free = Ring()
         self.pinned = Ring()
 
+    def touch_path(self, end: "Node", worker: WorkerId, now: float, pins: int) -> int:
+        """Take in the path to this node, at the fresh end of the lists; return how many chunks of it are new.
+
+        `pins`: so many more on each node. Where a pin is taken back and others are left, there is nothing to touch.
+        """
+        touch = Touch(now)
+        before = self.chunks
+        node = end
+        while (parent := node.parent) is not node:
+            residency = node.residencies.get(worker)
+            if residency is None:
+                residency = node.residencies[worker] = Residency(node, touch)
+                self.chunks += len(node.key) // HASH_BYTES
+            residency.pins += pins
+            if pins >= 0 or not residency.pins:
+                residency.touch = touch
+                residency.move_to((self.pinned if residency.pins else self.free).end)
+            node = parent
+        return self.chunks - before
+
+    def hold_stalest(self, end: "Node", worker: WorkerId, now: float) -> None:
+        """Take in the path to this node, what of it is not yet held at the stale end of what may be evicted."""
+        touch = Touch(now)
+        path = []
+        node = end
+        while node.parent is not node and worker not in node.residencies:
+            path.append(node)
+            node = node.parent
+        for node in reversed(path):
+            residency = node.residencies[worker] = Residency(node, touch)
+            residency.link_after(self.free.end)
+            self.chunks += node.chunks
+
     def void_pins(self) -> None:
-        """Pin nothing any more; asked only where nothing is free."""
+        """Pin nothing any more; asked only where nothing is free.
+
+        An engine that should hold more than it can has not begun what is to run there.
+        """
         self.epoch = object()
         self.free, self.pinned = self.pinned, self.free
         for residency in self.free:
             residency.pins = 0
+        for residency in [*self.free]:
+            if residency.node.may_join_child():
+                residency.node.join_child()
 
     def check(self, residencies: int) -> None:
         """Raise AssertionError, naming the broken invariant, where the lists are not those of so many residencies."""
@@ -118,6 +157,7 @@ class Node:
         self.key = key
         """The chained hashes of its chunks, one after the other."""
         self.parent = self if parent is None else parent
+        """The root is its own."""
         self.children: dict[bytes, Node] = {}
         """By their first hash."""
         self.residencies: dict[WorkerId, Residency] = {}
@@ -150,9 +190,53 @@ class Node:
                 different = middle
         return same * HASH_BYTES
 
+    def find(self, hashes: bytes) -> tuple["Node", int, int]:
+        """Return the deepest node on a path that begins below this one; changes nothing.
+
+        With it how many bytes of its key are on the path, and how many bytes of the path are found.
+        """
+        node, shared, at = self, len(self.key), 0
+        while (child := node.children.get(hashes[at : at + HASH_BYTES])) is not None:
+            node, shared = child, child.shared(hashes, at)
+            at += shared
+            if shared < len(node.key):
+                break
+        return node, shared, at
+
+    def end_held(self, hashes: bytes, worker: WorkerId) -> "Node":
+        """Return the deepest node along such a path that a worker holds, if only in part; or else this one."""
+        node, at = self, 0
+        while (child := node.children.get(hashes[at : at + HASH_BYTES])) is not None and worker in child.residencies:
+            node = child
+            shared = node.shared(hashes, at)
+            at += shared
+            if shared < len(node.key):
+                break
+        return node
+
+    def below(self) -> Iterator["Node"]:
+        """All nodes below this one, each before its children."""
+        stack = [*self.children.values()]
+        while stack:
+            node = stack.pop()
+            yield node
+            stack += node.children.values()
+
     def is_leaf_of(self, worker: WorkerId) -> bool:
         """Whether a worker that holds this node holds nothing below it."""
         return all(worker not in child.residencies for child in self.children.values())
+
+    def split(self, at: int) -> "Node":
+        """Cut the first `at` bytes of its key off into a new parent, and return that."""
+        upper = Node(self.key[:at], self.parent)
+        upper.parent.children[upper.first] = upper
+        self.key, self.parent = self.key[at:], upper
+        upper.children[self.first] = self
+        for worker, lower in self.residencies.items():
+            residency = Residency(upper, lower.touch, lower.pins)
+            residency.link_after(lower)
+            upper.residencies[worker] = residency
+        return upper
 
     def may_join_child(self) -> bool:
         """Whether it has one child only, which differs from it in no holder, in no touch and in no pin."""
@@ -181,6 +265,40 @@ class Node:
             for residency in node.residencies.values():
                 residency.unlink()
             node.residencies.clear()  # a node and its residencies refer to each other
+
+    def join_path(self) -> None:
+        """Let all nodes join that may, from this one up."""
+        node = self
+        while (parent := node.parent) is not node:
+            if parent.may_join_child():
+                parent.join_child()
+            else:
+                node = parent
+
+    def join_below(self) -> None:
+        """Let all nodes below this one join that may, each run of them at once."""
+        stack = [*self.children.values()]
+        while stack:
+            run = [stack.pop()]
+            while run[-1].may_join_child():
+                run += run[-1].children.values()
+            end = run.pop()
+            if run:
+                end.take_over(run)
+            stack += end.children.values()
+
+    def check(self) -> None:
+        """Raise AssertionError, naming the broken invariant, where it contradicts what is next to it in its tree."""
+        parent = self.parent
+        assert self.key, "a node is empty"
+        assert len(self.key) % HASH_BYTES == 0, "a node ends inside a hash"
+        assert parent.children.get(self.first) is self, "a node is not where its parent would find it"
+        assert self.residencies, "a node is held by nobody"
+        if parent.parent is not parent:
+            assert self.residencies.keys() <= parent.residencies.keys(), "a worker holds a node without its parent"
+            for worker, residency in self.residencies.items():
+                assert residency.pins <= parent.residencies[worker].pins, "a node is pinned more often than its parent"
+        assert not self.may_join_child(), "a node and its only child should be one"
 
 
 class Step(NamedTuple):

@@ -104,13 +104,7 @@ class RecentPrefixes:
 
     def _split(self, node: Node, at: int) -> Node:
         """Cut the first `at` bytes of a node's key off into a new parent, which the same requests share."""
-        upper = Node(node.key[:at], node.parent)
-        upper.parent.children[upper.first] = upper
-        node.key, node.parent = node.key[at:], upper
-        upper.children[node.first] = node
-        for worker, lower in node.residencies.items():
-            residency = upper.residencies[worker] = Residency(upper, UNTIMED)
-            residency.link_after(lower)
+        upper = node.split(at)
         self._requests[upper] = dict(self._requests[node])
         return upper
 
@@ -119,9 +113,5 @@ class RecentPrefixes:
         (child,) = node.children.values()
         if self._requests[child] != self._requests[node]:
             return
-        child.key, child.parent = node.key + child.key, node.parent
-        child.parent.children[child.first] = child
-        for residency in node.residencies.values():
-            residency.unlink()
-        node.residencies.clear()  # a node and its residencies refer to each other
+        node.join_child()
         del self._requests[node]
