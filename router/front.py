@@ -1,42 +1,30 @@
-"""What a client may do to its connection: how much it sends, how slowly, and how slowly it reads its answer.
+"""What a client may do to its connection: how much it sends, when, and what becomes of it and of the connection then.
 
 uvicorn parses HTTP and runs the application; it bounds none of this. What goes beyond a limit is answered in OpenAI's
-shape where an answer can still be understood, and cut otherwise.
+shape (`refusals.py`) where an answer can still be understood, and cut otherwise; so is what is late (`deadlines.py`).
 """
 
 import asyncio
 import socket
 from collections.abc import Callable
-from enum import Enum, auto
 from typing import Any, Final
 
 import httptools
 from uvicorn import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from router.api.error_json import error_body
 from router.connections import LEAVING, Connections, WhenLeft
-from router.errors import BadRequest, HeadTooLarge, Refused, RouterError, TooSlow, UrlTooLong
+from router.deadlines import Deadlines, Owed
+from router.errors import BadRequest, HeadTooLarge, Refused, RouterError, TooSlow
+from router.refusals import not_http, refusal, wrong_head
 
-LINGER: Final = 5.0
-"""Seconds for which what comes is read and thrown away once its call is answered or refused, so that its sender gets to
-read that."""
 EARLY_BYTES: Final = 64 * 1024
 """What may come of later calls while one is under way."""
 EARLY_CALLS: Final = 16
 """How many of these may have come whole."""
 AT_A_TURN: Final = 16
 """Connections that are taken in one turn of the event loop. Whoever connects wakes every door, at 4 µs of CPU each."""
-
-
-class Await(Enum):
-    """What a client owes."""
-
-    HEAD = auto()
-    BODY = auto()
-    REST = auto()
-    """Of what is answered already: nothing more of it is of use."""
 
 
 class Front(HttpToolsProtocol):
@@ -70,13 +58,7 @@ class Front(HttpToolsProtocol):
         self._in_head = False
         self._fields = 0
         """Bytes of the head so far, as it is parsed."""
-        self._content = 0
-        """Bytes of the body so far."""
-        self._content_before = 0
-        """When the body's time began."""
-        self._awaits: Await | None = None
-        self._patience: asyncio.TimerHandle | None = None
-        self._stalled: asyncio.TimerHandle | None = None
+        self._deadlines = Deadlines(self._limits, self.loop)
 
     @property
     def unread_bytes(self) -> int:
@@ -106,10 +88,7 @@ class Front(HttpToolsProtocol):
         self._connections.leave(self, self._address)
         self._refused = True
         self._early = b""
-        for timer in (self._patience, self._stalled):
-            if timer is not None:
-                timer.cancel()
-        self._patience = self._stalled = None
+        self._deadlines.end()
         if self._served is not None:
             self._give_up(self._served)
         self._leaving = None
@@ -131,14 +110,12 @@ class Front(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """See `asyncio.Protocol`: the client does not read what it is sent."""
         super().pause_writing()
-        self._stall()
+        self._deadlines.expect_reading(self.cut)
 
     def resume_writing(self) -> None:
         """See `asyncio.Protocol`."""
         super().resume_writing()
-        if self._stalled is not None:
-            self._stalled.cancel()
-            self._stalled = None
+        self._deadlines.reads()
 
     def timeout_keep_alive_handler(self) -> None:
         """It has been idle for long enough; if it has not even read its last answer, for good."""
@@ -153,7 +130,7 @@ class Front(HttpToolsProtocol):
         self.scope["extensions"] = self._extensions  # type: ignore[typeddict-item]
         self._dangling = max(self._dangling, 1)
         self._in_head = True
-        self._fields = self._content = 0
+        self._fields = self._deadlines.content = 0
 
     def on_url(self, url: bytes) -> None:
         """See httptools."""
@@ -172,24 +149,20 @@ class Front(HttpToolsProtocol):
         self._in_head = False
         if self._deaf or self.parser.should_upgrade():
             return
-        if self._is_coded:
-            said = "A body may come in chunks and in no other transfer encoding."
-            self._refuse(BadRequest(said, code="invalid_http"))
-        elif len(self.url) > self._limits.url_bytes:
-            self._refuse(UrlTooLong(self._limits.url_bytes))
-        elif self._fields > self._limits.head_bytes:
-            self._refuse(HeadTooLarge(self._limits.head_bytes))
-        else:
-            super().on_headers_complete()
-            if self.pipeline:
-                self.flow.resume_reading()
-            if len(self.pipeline) > EARLY_CALLS:
-                self.cut()
+        wrong = wrong_head(self.parser, self.url, self.headers, self._fields, self._limits)
+        if wrong is not None:
+            self._refuse(wrong)
+            return
+        super().on_headers_complete()
+        if self.pipeline:
+            self.flow.resume_reading()
+        if len(self.pipeline) > EARLY_CALLS:
+            self.cut()
 
     def on_body(self, body: bytes) -> None:
         """See httptools."""
         self._dangling = 0
-        self._content += len(body)
+        self._deadlines.content += len(body)
         if not self._deaf:
             super().on_body(body)
             if self._served is not self.cycle:
@@ -239,12 +212,6 @@ class Front(HttpToolsProtocol):
         """Whether what is parsed now is of no use, as there is something wrong before it."""
         return self._refused or self._broken is not None
 
-    @property
-    def _is_coded(self) -> bool:
-        """Whether others could see this body end elsewhere: its coding is not read, or not known in HTTP/1.0."""
-        codings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
-        return bool(codings) and (codings != [b"chunked"] or self.parser.get_http_version() == "1.0")
-
     def _feed(self, data: bytes) -> None:
         self._dangling += len(data)
         try:
@@ -252,8 +219,7 @@ class Front(HttpToolsProtocol):
         except httptools.HttpParserUpgrade as asked:
             self._decline_upgrade(data[asked.args[0] :])
         except httptools.HttpParserError as error:
-            said = f"This is no HTTP request, or an ambiguous one: {_complaint(error)}."
-            self._refuse(BadRequest(said, code="invalid_http"))
+            self._refuse(not_http(error))
         if self._dangling > self._limits.head_bytes:
             self._refuse(HeadTooLarge(self._limits.head_bytes))
         self._look()
@@ -276,18 +242,10 @@ class Front(HttpToolsProtocol):
 
     def _look(self) -> None:
         """See what the client owes now, and until when."""
-        awaits = self._owed()
-        if awaits is None and self._served is None:
+        owed = self._owed()
+        if owed is None and self._served is None:
             self._wait_for_another()
-        if awaits is self._awaits:
-            return
-        self._awaits = awaits
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
-        if awaits is not None:
-            self._content_before = self._content
-            self._patience = self.loop.call_later(self._allowed(awaits), self._lose_patience)
+        self._deadlines.expect(owed, self._late)
 
     def _wait_for_another(self) -> None:
         if self.timeout_keep_alive_task is None and not self.transport.is_closing():
@@ -295,37 +253,23 @@ class Front(HttpToolsProtocol):
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
 
-    def _owed(self) -> Await | None:
+    def _owed(self) -> Owed | None:
         if self.transport.is_closing():
             return None
         if self._refused:
-            return Await.REST
+            return Owed.REST
         if self._served is not None:
-            return Await.BODY if self._served is self.cycle and self.cycle.more_body else None
+            return Owed.BODY if self._served is self.cycle and self.cycle.more_body else None
         if self.cycle is not None and self.cycle.more_body:
-            return Await.REST
-        return Await.HEAD if self.cycle is None or self._dangling else None
+            return Owed.REST
+        return Owed.HEAD if self.cycle is None or self._dangling else None
 
-    def _allowed(self, awaits: Await) -> float:
-        """Seconds for what is owed."""
-        if awaits is Await.REST:
-            return LINGER
-        return self._limits.head_seconds if awaits is Await.HEAD else self._limits.body_seconds
-
-    def _lose_patience(self) -> None:
-        awaits, self._patience = self._awaits, None
-        if awaits is Await.BODY and self._in_time:
-            self._content_before = self._content
-            self._patience = self.loop.call_later(self._allowed(awaits), self._lose_patience)
-        elif awaits is Await.REST or (awaits is Await.HEAD and not self._dangling):
+    def _late(self, owed: Owed) -> None:
+        """It did not come in time."""
+        if owed is Owed.REST or (owed is Owed.HEAD and not self._dangling):
             self.cut()
         else:
-            self._refuse(TooSlow("body" if awaits is Await.BODY else "headers"))
-
-    @property
-    def _in_time(self) -> bool:
-        """Whether the body comes no slower than it may."""
-        return self._content - self._content_before >= self._limits.body_seconds * self._limits.body_rate
+            self._refuse(TooSlow("body" if owed is Owed.BODY else "headers"))
 
     def _refuse(self, error: RouterError) -> None:
         """Answer what came with an error and end, in its turn, or cut, where that would be taken for another answer."""
@@ -362,25 +306,12 @@ class Front(HttpToolsProtocol):
 
     def _answer(self, error: RouterError) -> None:
         self._connections.refused[error.status] += 1
-        body = error_body(error)
-        lines = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), *error.headers()]
-        head = b"".join(b"%b: %b\r\n" % line for line in [*lines, (b"connection", b"close")])
-        self.transport.write(b"%b%b\r\n%b" % (STATUS_LINE[error.status], head, body))
+        self.transport.write(refusal(error))
 
     def _stall_if_unread(self) -> None:
         """A connection that is being closed waits for its client to read what is left, and no longer than it may."""
         if self.transport.is_closing() and self.transport.get_write_buffer_size():
-            self._stall()
-
-    def _stall(self) -> None:
-        if self._stalled is None:
-            self._stalled = self.loop.call_later(self._limits.write_seconds, self.cut)
-
-
-def _complaint(error: httptools.HttpParserError) -> str:
-    if isinstance(error, httptools.HttpParserCallbackError):
-        return "Invalid URL"  # nothing else that is done there can fail
-    return "HTTP/2 is not spoken here" if "PRI" in str(error) else str(error)
+            self._deadlines.expect_reading(self.cut)
 
 
 def doors(listener: socket.socket) -> list[socket.socket]:
