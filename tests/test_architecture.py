@@ -128,7 +128,7 @@ ARROWS: Final[dict[str, tuple[str, ...]]] = {
 }
 """Module or package, and what it may import of the project beside itself."""
 
-NO_CONCRETE_POLICY: Final = ("router.core.scheduler", "router.core.policy")
+NO_CONCRETE_POLICY: Final = ("router.core.scheduler", "router.core.dispatched", "router.core.policy")
 
 PURE: Final = (
     *("router.core", "router.api", "router.sse", "router.engines", "router.event_sources", "router.identity"),

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from router.core.cluster import Cluster
 from router.core.model import Request, RequestId, WorkerId
-from router.core.policy import FleetView
+from router.core.policy import FleetView, Policy
 from router.core.prefix_map import PrefixMap
 
 
@@ -71,6 +71,14 @@ class SchedulerView(FleetView):
     def unwatch(self, request: RequestId) -> None:
         """See `FleetView`."""
         self._prefixes.unwatch(request)
+
+    def tell_changes(self, policy: Policy) -> None:
+        """Report to the policy what `watch` promised; what waits must know its matches at any time, since an order by
+        longest match is wrong with old ones.
+        """
+        if changed := self._prefixes.changed():
+            for worker, requests in changed.items():
+                policy.match_changed(worker, requests)
 
     def models(self, worker: WorkerId) -> Collection[str]:
         """See `FleetView`."""

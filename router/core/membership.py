@@ -11,11 +11,13 @@ from typing import assert_never
 
 from router.core.cluster import Cluster
 from router.core.fairness import Fairness
+from router.core.live import Live
 from router.core.model import (
     BlocksChanged,
     BlocksFollowed,
     BlocksLost,
     Evicted,
+    Fault,
     Request,
     WorkerAnswered,
     WorkerId,
@@ -76,7 +78,22 @@ class Membership:
             case _:
                 assert_never(event)
 
-    def blame(self, worker: WorkerId, now: float) -> None:
+    def failed(self, worker: WorkerId, fault: Fault, now: float) -> None:
+        """A call failed at this worker, and nothing of it is there any more."""
+        if fault is Fault.BROKEN:
+            self._blame(worker, now)
+        elif fault is Fault.FULL and worker in self._cluster:
+            self._cluster[worker].turned_away(now)
+        elif fault is Fault.ERROR and worker in self._cluster:
+            self._cluster[worker].heard(now)
+
+    def blame_suspects(self, live: Live, now: float) -> None:
+        """The workers under suspicion for a request are to blame: another has done it, or there was just one."""
+        suspects, live.suspects = live.suspects, ()
+        for worker in suspects:
+            self._blame(worker, now)
+
+    def _blame(self, worker: WorkerId, now: float) -> None:
         """A call failed by this worker's fault: that may open its breaker, unless it alone serves a model."""
         if not self._is_present(worker):
             return

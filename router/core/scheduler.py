@@ -4,8 +4,9 @@ Theory of operation
 ===================
 `handle(event, now)` takes in what happened and answers what is to be done; the same events at the same times give
 the same commands. It never waits, and never asks what time it is. The policy owns the requests that wait, and says
-which goes next; the window of each worker says whether one may; the scheduler keeps everything else about a request
-from its arrival to its end: its bill, its place in every count, the prefixes that follow from it.
+which goes next; the window of each worker says whether one may. What follows from a request that is at a worker, its
+bill and its place in every count, is moved by `dispatched`. The scheduler keeps what is left: which requests there are
+and where each is in its life, what has to be turned away, what came back, and the alarm.
 
 A request's lifecycle, and who owns it:
 
@@ -18,27 +19,26 @@ A request's lifecycle, and who owns it:
     RETURNED   scheduler  -        -           -         -       -         gone       room elsewhere: Dispatch
                                                                                       too late, no more tries: Reject
 
-"Gone" is one function, `_end`: bill closed, place in the window and in every count given back, nothing left. An
-event about a request that is gone is late news and changes nothing: the gateway's events and ours may cross.
-
-What comes back from a worker ends there as well: its bill is closed, with all that the worker may have computed, and
-the next worker's bill begins without it, so that a client pays once for a prompt and once for each token of output.
-What the next worker computes anew is the router's doing and is charged to nobody.
+"Gone" is gone from every count: from the policy and the waiting room, or by `dispatched` from what its worker has,
+and `_bury` comes last. An event about a request that is gone is late news and changes nothing: the gateway's events and
+ours may cross. What comes back ends at its worker like all else, and is sent again as if it had just been given out.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
-from router.core.accounts import NOTHING, Accounts, Charge, LinearCost
+from router.core.accounts import Accounts, LinearCost
 from router.core.backlog import Backlog
 from router.core.cache_rules import FOLLOWED, Tracking
 from router.core.cluster import DEPARTED, Cluster
+from router.core.dispatched import Dispatched
 from router.core.estimates import Estimates
 from router.core.fairness import Fairness
 from router.core.fleet_view import SchedulerView
 from router.core.health import HealthRules
+from router.core.known_clients import KnownClients
 from router.core.live import Live, ReturnedPool, State
 from router.core.membership import Membership
 from router.core.model import (
@@ -47,11 +47,8 @@ from router.core.model import (
     ClientId,
     Command,
     Credited,
-    Decision,
-    Dispatch,
     Event,
     Failed,
-    Fault,
     Finished,
     Forgotten,
     Progressed,
@@ -62,14 +59,11 @@ from router.core.model import (
     Returned,
     Started,
     Ticked,
-    Usage,
     WakeAt,
 )
 from router.core.policy import Choice, Parameters, PolicyFactory, Surroundings
 from router.core.prefix_map import Oracle, PrefixMap
-from router.core.prompt_key import PromptKey
-from router.core.recent_clients import DEBTORS, RecentClients
-from router.core.service_gap import Outstanding
+from router.core.recent_clients import DEBTORS
 from router.core.shares import Shares
 from router.core.waiting_room import WaitingLimits, WaitingRoom
 from router.core.window import LearnedWindow, Window
@@ -123,12 +117,7 @@ class Scheduler:
         self.cluster = Cluster(settings.window, settings.health, settings.departed_limit)
         self.backlog = Backlog()
         self.prefixes = PrefixMap(
-            settings.prefix_limit,
-            self.estimates,
-            settings.match_minimum,
-            settings.kv_tokens,
-            settings.tracking,
-            oracle,
+            settings.prefix_limit, self.estimates, settings.match_minimum, settings.kv_tokens, settings.tracking, oracle
         )
         self.mirror = self.prefixes.mirror
         self.blocks = self.prefixes.blocks
@@ -142,9 +131,19 @@ class Scheduler:
         self.fairness = Fairness(settings.cost, self.shares, pooled=self.policy.properties.pooled)
         self.backlog.subscribe(self.fairness)
         self.membership = Membership(self.cluster, self.prefixes, self.policy, self.fairness, self._place_anew)
-        self.weights: dict[ClientId, float] = {}
-        """Every client remembered, with the weight it had when it came last."""
-        self._recent = RecentClients(settings.client_limit)
+        self.clients = KnownClients(settings.client_limit, self.shares, self.accounts, self.fairness, self.policy)
+        self.weights: Mapping[ClientId, float] = self.clients.weights
+        self._dispatched = Dispatched(
+            self.cluster,
+            self.prefixes,
+            self._view,
+            self.estimates,
+            self.accounts,
+            self.policy,
+            self.fairness,
+            self.membership,
+            settings.cost,
+        )
         self._live: dict[RequestId, Live] = {}
         self._room = WaitingRoom(settings.waiting)
         self._returned = ReturnedPool(settings.health, settings.waiting.time_to_live)
@@ -175,7 +174,7 @@ class Scheduler:
             self._dispatch(choice, now)
         if isinstance(event, Arrived):
             self._make_room(event.request.id, now)
-            self._forget_clients()
+            self.clients.forget_surplus()
         self._set_alarm(now)
         return self._out
 
@@ -189,74 +188,45 @@ class Scheduler:
         """Those that no worker has yet."""
         return len(self._room) + len(self._returned)
 
-    def meet(self, client: ClientId, weight: float) -> None:
-        """A client is there."""
-        self.weights[client] = weight
-        self._recent.came(client)
-
-    def _forget_clients(self) -> None:
-        """Forget a few of those that have nothing under way, if there are too many."""
-        for client in self._recent.to_forget(self._is_busy):
-            self._forget(client)
-
-    def _forget(self, client: ClientId) -> None:
-        del self.weights[client]
-        self.accounts.forget(client)
-        self.fairness.forget(client)
-        self.policy.forget(client)
-
-    def _is_busy(self, client: ClientId) -> bool:
-        if self.accounts.in_flight(client) or self.backlog.of_client(client):
-            return True
-        return any(live.request.client == client for live in self._returned)
-
     def _take_in(self, event: Event, now: float) -> None:
         match event:
             case Progressed(output_tokens):
-                for request, tokens in output_tokens.items():
-                    self._progress(request, tokens, now)
+                self._progress(output_tokens, now)
             case Arrived(request):
                 self._arrive(request, now)
             case Started(request):
-                self._start(request, now)
+                if (live := self._live.get(request)) is not None:
+                    self._dispatched.start(live, now)
             case Finished(request, usage, answers):
-                self._finish(request, usage, answers, now)
-            case Cancelled(request, usage):
-                self._cancel(request, usage, now)
-            case Failed(request, accepted, usage, fault):
-                self._fail(request, usage, fault, now, accepted=accepted)
+                live = self._live.get(request)
+                if live is not None and self._dispatched.finish(live, usage, answers, now):
+                    self._bury(live.request)
+            case Cancelled():
+                self._cancel(event, now)
+            case Failed():
+                self._fail(event, now)
             case Returned():
                 self._take_back(event, now)
             case Ticked():
                 self._tick(now)
             case Credited() | Forgotten():
-                self._obey(event)
+                self.clients.take_in(event)
             case _:
                 self.membership.take_in(event, now)
-                self._tell_changes()
-
-    def _obey(self, wish: Credited | Forgotten) -> None:
-        """What an operator wants for a client."""
-        match wish:
-            case Credited(client, cost):
-                self.policy.grant(client, cost)
-                self.fairness.granted(client, cost)
-            case Forgotten(client):
-                if client in self.weights and not self._is_busy(client):
-                    self._recent.drop(client)
-                    self._forget(client)
+                self._view.tell_changes(self.policy)
 
     def _arrive(self, request: Request, now: float) -> None:
         if request.id in self._live:
             raise ValueError(f"request {request.id} is live")
-        self.meet(request.client, request.weight)
+        self.clients.meet(request.client, request.weight)
         if not self.cluster.serving(request.model):
             self._out.append(Reject(request.id, Refusal.NO_WORKER))
         else:
             self._bear(Live(request, now))
             self._room.enter(request, now, self.shares.of(request))
             self._returned.arrived()
-            self._enqueue(request, now)
+            self._placed = True
+            self.policy.enqueue(request, now)
 
     def _bear(self, live: Live) -> None:
         """A request is there, be it new or back from a worker."""
@@ -268,10 +238,6 @@ class Scheduler:
         del self._live[request.id]
         self.shares.end(request.client)
 
-    def _enqueue(self, request: Request, now: float) -> None:
-        self._placed = True
-        self.policy.enqueue(request, now)
-
     def _make_room(self, arrival: RequestId, now: float) -> None:
         """Refuse what is too much after an arrival that found no room anywhere.
 
@@ -282,132 +248,66 @@ class Scheduler:
             self._out.append(Reject(request, reason, self._room.retry_after(now)))
 
     def _dispatch(self, choice: Choice, now: float) -> None:
-        self._room.leave(choice.request.id, now, served=True)
-        self._send(choice, now)
+        request = choice.request.id
+        self._room.leave(request, now, served=True)
+        self._out.append(self._dispatched.send(self._live[request], choice, now))
 
     def _resend(self, now: float) -> None:
         """Send what came back to workers that have not failed it, first come, first served."""
         for live in self._returned:
             request = live.request
-            others = [worker for worker in self.cluster.serving(request.model) if worker not in live.failed]
+            serving = self.cluster.serving(request.model)
+            others = [worker for worker in serving if worker not in live.failed]
             if not others:
-                served = self.cluster.serving(request.model)
-                self._abandon(live, Refusal.NO_RETRY if served else Refusal.NO_WORKER)
+                self._abandon(live, Refusal.NO_RETRY if serving else Refusal.NO_WORKER)
                 continue
             size, match = self.prefixes.look(request)
             size += live.paid_output
             if able := [worker for worker in others if self.cluster[worker].admits(size - match.get(worker, 0))]:
                 self._returned.remove(request.id)
                 worker = self.policy.resend(request, able, now)
-                self._send(Choice(request, worker, "tried again"), now)
+                self._out.append(self._dispatched.send(live, Choice(request, worker, "tried again"), now))
 
-    def _send(self, choice: Choice, now: float) -> None:
-        request, worker = choice.request, choice.worker
-        size, match = self.prefixes.look(request)
-        expected = self.estimates.expected_output(request)
-        state = self.cluster[worker]
-        turn = state.turn_of_next(now)
-        cached = self.mirror.dispatched(request, worker, now, match.get(worker, 0), size, turn)
-        live = self._live[request.id]
-        live.state, live.worker = State.IN_FLIGHT, worker
-        if live.paid is None:
-            charge = self.accounts.open(request, worker, size, cached)
-        else:
-            charge = self.accounts.open(request, worker, 0, 0)
-            size += live.paid.output
-            expected = max(0, expected - live.paid.output)
-        live.outstanding = Outstanding(expected, charge.after.cached, charge.after.extend)
-        decision = Decision(
-            request.client,
-            match,
-            self.policy.credit(request.client, worker),
-            state.load,
-            state.window.limits,
-            choice.passed,
-        )
-        state.add(request.id, size - cached, expected, now, streamed=request.streamed)
-        self.fairness.dispatched(request, worker, live.outstanding, now - live.since)
-        self.policy.charged(charge)
-        self._tell_changes()
-        self.blocks.expect(request, worker)
-        self._out.append(Dispatch(request.id, worker, cached, choice.why, decision))
+    def _progress(self, output_tokens: Mapping[RequestId, int], now: float) -> None:
+        for request, tokens in output_tokens.items():
+            if (live := self._live.get(request)) is not None:
+                self._dispatched.progress(live, tokens, now)
 
-    def _start(self, request: RequestId, now: float, *, seen: bool = True) -> None:
-        live = self._live.get(request)
-        if live is not None and live.worker is not None and live.state is State.IN_FLIGHT:
-            live.state = State.STARTED
-            state = self.cluster[live.worker]
-            state.start(request, now, seen=seen)
-            if seen:
-                self.mirror.started(request, now)
-                self._blame_suspects(live, now)
-            self.policy.started(live.request, live.worker)
-            served = self.settings.cost(self.accounts.start(request))
-            state.serve(request, served, 0)
-            self.fairness.served(live.request, live.worker, served, now)
-
-    def _progress(self, request: RequestId, tokens: int, now: float) -> None:
-        live = self._live.get(request)
-        if live is not None and live.worker is not None:
-            if live.state is State.IN_FLIGHT:
-                self._start(request, now)
-            self.cluster[live.worker].heard(now)
-            self._serve(live, self.accounts.progress(request, tokens - live.paid_output), now)
-            self.mirror.progressed(request, tokens)
-            self._tell_changes()
-
-    def _finish(self, request: RequestId, usage: Usage | None, answers: tuple[PromptKey, ...], now: float) -> None:
-        live = self._live.get(request)
-        if live is None or live.worker is None:
-            return
-        if usage is not None:
-            self.estimates.learn(live.request, usage, answers)
-        self.cluster[live.worker].succeeded(request, now)
-        self._blame_suspects(live, now)
-        self._settle(live, usage, now, answers)
-
-    def _cancel(self, request: RequestId, usage: Usage | None, now: float) -> None:
-        live = self._live.get(request)
+    def _cancel(self, event: Cancelled, now: float) -> None:
+        live = self._live.get(event.request)
         if live is None:
             return
-        if live.state is State.RETURNED:
+        if live.worker is not None:
+            self._dispatched.settle(live, event.usage, now)
             self._bury(live.request)
-            self._returned.remove(request)
-        elif live.worker is None:
-            self._withdraw(live, now)
+        elif live.state is State.RETURNED:
+            self._bury(live.request)
+            self._returned.remove(event.request)
         else:
-            self._settle(live, usage, now)
+            self._withdraw(live, now)
 
-    def _fail(
-        self, request: RequestId, usage: Usage | None, fault: Fault, now: float, *, accepted: bool
-    ) -> Live | None:
+    def _fail(self, event: Failed | Returned, now: float) -> Live | None:
         """End a request that failed at a worker; returns what was known of it, and None if it was at none."""
-        live = self._live.get(request)
+        live = self._live.get(event.request)
         if live is None or live.worker is None:
             return None
-        worker = live.worker
-        if accepted:
-            self._settle(live, usage, now)
+        if event.accepted:
+            self._dispatched.settle(live, event.usage, now)
         else:
-            self.mirror.ended(request, None, (), now, computed=False)
-            self._end(live, self.accounts.refund(request), now)
-        if fault is Fault.BROKEN:
-            self.membership.blame(worker, now)
-        elif fault is Fault.FULL and worker in self.cluster:
-            self.cluster[worker].turned_away(now)
-        elif fault is Fault.ERROR and worker in self.cluster:
-            self.cluster[worker].heard(now)
+            self._dispatched.refund(live, now)
+        self._bury(live.request)
+        self.membership.failed(live.worker, event.fault, now)
         return live
 
     def _take_back(self, event: Returned, now: float) -> None:
         """Let a request go to another worker as soon as one has room, if it may."""
-        live = self._fail(event.request, event.usage, event.fault, now, accepted=event.accepted)
+        live = self._fail(event, now)
         if live is None or live.worker is None:
             return
         self._bear(live)
         if not self._returned.add(live, event, now, in_use=self.cluster.in_use(live.worker)):
             if len(live.suspects) == 1:
-                self._blame_suspects(live, now)
+                self.membership.blame_suspects(live, now)
             self._abandon(live, Refusal.NO_RETRY)
 
     def _abandon(self, live: Live, reason: Refusal) -> None:
@@ -416,62 +316,18 @@ class Scheduler:
         self._returned.remove(live.request.id)
         self._out.append(Reject(live.request.id, reason))
 
-    def _blame_suspects(self, live: Live, now: float) -> None:
-        """Another worker does what these did not."""
-        suspects, live.suspects = live.suspects, ()
-        for worker in suspects:
-            self.membership.blame(worker, now)
-
-    def _settle(self, live: Live, usage: Usage | None, now: float, answers: tuple[PromptKey, ...] = ()) -> None:
-        """End a request that was computed, at least in part: what the engine did is paid."""
-        self._start(live.request.id, now, seen=False)
-        if live.paid is not None and usage is not None:
-            usage = Usage(0, max(0, usage.output_tokens - live.paid.output), 0)
-        self.mirror.ended(live.request.id, usage if live.paid is None else None, answers, now, computed=True)
-        charge = self.accounts.settle(live.request.id, usage)
-        live.paid = charge.after.plus(live.paid or NOTHING)
-        self._end(live, charge, now)
-
-    def _end(self, live: Live, charge: Charge, now: float) -> None:
-        """Close a dispatched request: after this, nothing of it is left in any count."""
-        request, worker = live.request, charge.worker
-        if live.state is State.STARTED:
-            self._serve(live, charge, now)
-        else:
-            self.policy.charged(charge)
-        self.policy.ended(request, worker)
-        self.blocks.ended(request.id, stored=live.state is State.STARTED)
-        self.fairness.ended(request, worker, live.outstanding)
-        self.cluster.remove(request.id, worker, now, computed=live.state is State.STARTED)
-        self.membership.forget_if_gone(worker)
-        self._tell_changes()
-        self._bury(request)
-
-    def _serve(self, live: Live, charge: Charge, now: float) -> None:
-        self.policy.charged(charge)
-        cost = charge.at(self.settings.cost)
-        self.cluster[charge.worker].serve(live.request.id, cost, charge.after.output - charge.before.output)
-        self.fairness.served(live.request, charge.worker, cost, now)
-        self.fairness.came_to(charge.worker, live.outstanding, charge.after)
-
     def _withdraw(self, live: Live, now: float) -> None:
         """End a request that waits."""
         self.policy.withdraw(live.request.id, now)
         self._room.leave(live.request.id, now, served=False)
         self._bury(live.request)
 
-    def _tell_changes(self) -> None:
-        """What waits must know its matches at any time: an order by longest match is wrong with old ones."""
-        if changed := self.prefixes.changed():
-            for worker, requests in changed.items():
-                self.policy.match_changed(worker, requests)
-
     def _place_anew(self, requests: Sequence[Request], now: float) -> None:
         """Give requests that the policy gave up back to it, or turn away those that no worker serves."""
         self._placed = True
         for request in requests:
             if self.cluster.serving(request.model):
-                self._enqueue(request, now)
+                self.policy.enqueue(request, now)
             else:
                 self._room.leave(request.id, now, served=False)
                 self._bury(request)

@@ -69,6 +69,10 @@ class Shares:
             self._discount(member)
             del self._members[client]
 
+    def is_active(self, client: ClientId) -> bool:
+        """Whether a client has anything waiting or in flight."""
+        return client in self._members
+
     def of(self, request: Request) -> float:
         """What its client's weight counts now, as the last of its requests said it."""
         member = self._members.get(request.client)

@@ -48,7 +48,7 @@ def restore(scheduler: Scheduler, pieces: Iterable[Piece], now: float) -> None:
         match piece:
             case Clients(rows):
                 for client, weight, served in rows:
-                    scheduler.meet(client, weight)
+                    scheduler.clients.meet(client, weight)
                     if served != NOTHING:
                         scheduler.accounts.restore(client, served)
             case Counters() | Groups():

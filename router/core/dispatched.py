@@ -1,0 +1,167 @@
+"""What a request moves while it is at a worker: from its dispatch to the end of this try, however that comes.
+
+Of each there is a bill (`accounts`), a place in the worker's cache (`mirror`, `token_blocks`), its share of the
+worker's load (`worker_state`), what the policy counts of it and what the bound on the service gap allows for
+(`fairness`). They are moved here and nowhere else, all at once and each once: opened by `send`, moved by `start` and
+`progress`, closed by `_end`, after which nothing of the try is left in any of them.
+
+What comes back from a worker is closed as well, with all that the worker may have computed, and the next worker's bill
+begins without it, so that a client pays once for a prompt and once for each token of output. What the next worker
+computes anew is the router's doing and is charged to nobody.
+"""
+
+from router.core.accounts import NOTHING, Accounts, Charge, LinearCost
+from router.core.cluster import Cluster
+from router.core.estimates import Estimates
+from router.core.fairness import Fairness
+from router.core.fleet_view import SchedulerView
+from router.core.live import Live, State
+from router.core.membership import Membership
+from router.core.model import Decision, Dispatch, Usage
+from router.core.policy import Choice, Policy
+from router.core.prefix_map import PrefixMap
+from router.core.prompt_key import PromptKey
+from router.core.service_gap import Outstanding
+
+
+class Dispatched:
+    """Keeps the books of the requests that workers have."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        prefixes: PrefixMap,
+        view: SchedulerView,
+        estimates: Estimates,
+        accounts: Accounts,
+        policy: Policy,
+        fairness: Fairness,
+        membership: Membership,
+        cost: LinearCost,
+    ) -> None:
+        """`view`: over the same cluster and prefixes; it tells the policy of matches that change."""
+        self._cluster = cluster
+        self._states = cluster.states
+        self._prefixes = prefixes
+        self._mirror = prefixes.mirror
+        self._blocks = prefixes.blocks
+        self._view = view
+        self._estimates = estimates
+        self._accounts = accounts
+        self._policy = policy
+        self._fairness = fairness
+        self._membership = membership
+        self._cost = cost
+
+    def send(self, live: Live, choice: Choice, now: float) -> Dispatch:
+        """It goes to the worker chosen, be it for the first time or after others; returns the command."""
+        request, worker, why, passed = choice
+        size, match = self._prefixes.look(request)
+        expected = self._estimates.expected_output(request)
+        state = self._states[worker]
+        turn = state.turn_of_next(now)
+        cached = self._mirror.dispatched(request, worker, now, match.get(worker, 0), size, turn)
+        live.state, live.worker = State.IN_FLIGHT, worker
+        if live.paid is None:
+            charge = self._accounts.open(request, worker, size, cached)
+        else:
+            charge = self._accounts.open(request, worker, 0, 0)
+            size += live.paid.output
+            expected = max(0, expected - live.paid.output)
+        live.outstanding = Outstanding(expected, charge.after.cached, charge.after.extend)
+        decision = Decision(
+            request.client, match, self._policy.credit(request.client, worker), state.load, state.window.limits, passed
+        )
+        state.add(request.id, size - cached, expected, now, streamed=request.streamed)
+        self._fairness.dispatched(request, worker, live.outstanding, now - live.since)
+        self._policy.charged(charge)
+        self._view.tell_changes(self._policy)
+        self._blocks.expect(request, worker)
+        return Dispatch(request.id, worker, cached, why, decision)
+
+    def start(self, live: Live, now: float, *, seen: bool = True) -> None:
+        """Its prefill is over: what was reserved is served. `seen`: because its first token is here.
+
+        Changes nothing of a request that has started, or is at no worker.
+        """
+        worker = live.worker
+        if worker is None or live.state is not State.IN_FLIGHT:
+            return
+        request = live.request
+        live.state = State.STARTED
+        state = self._states[worker]
+        state.start(request.id, now, seen=seen)
+        if seen:
+            self._mirror.started(request.id, now)
+            if live.suspects:
+                self._membership.blame_suspects(live, now)
+        self._policy.started(request, worker)
+        served = self._cost(self._accounts.start(request.id))
+        state.serve(request.id, served, 0)
+        self._fairness.served(request, worker, served, now)
+
+    def progress(self, live: Live, tokens: int, now: float) -> None:
+        """Its client has so many output tokens by now, whichever workers gave them; nothing if it is at none."""
+        worker = live.worker
+        if worker is None:
+            return
+        if live.state is State.IN_FLIGHT:
+            self.start(live, now)
+        request = live.request.id
+        self._states[worker].heard(now)
+        self._serve(live, self._accounts.progress(request, tokens - live.paid_output), now)
+        self._mirror.progressed(request, tokens)
+        self._view.tell_changes(self._policy)
+
+    def finish(self, live: Live, usage: Usage | None, answers: tuple[PromptKey, ...], now: float) -> bool:
+        """It is answered in full; False, and nothing changes, if it is at no worker."""
+        worker = live.worker
+        if worker is None:
+            return False
+        if usage is not None:
+            self._estimates.learn(live.request, usage, answers)
+        self._states[worker].succeeded(live.request.id, now)
+        if live.suspects:
+            self._membership.blame_suspects(live, now)
+        self.settle(live, usage, now, answers)
+        return True
+
+    def settle(self, live: Live, usage: Usage | None, now: float, answers: tuple[PromptKey, ...] = ()) -> None:
+        """End one that was computed, at least in part: what the engine did is paid."""
+        request, paid = live.request.id, live.paid
+        if live.state is State.IN_FLIGHT:
+            self.start(live, now, seen=False)
+        if paid is not None and usage is not None:
+            usage = Usage(0, max(0, usage.output_tokens - paid.output), 0)
+        self._mirror.ended(request, usage if paid is None else None, answers, now, computed=True)
+        charge = self._accounts.settle(request, usage)
+        live.paid = charge.after.plus(paid or NOTHING)
+        self._end(live, charge, now)
+
+    def refund(self, live: Live, now: float) -> None:
+        """End one that its worker refused before it accepted it: nothing was computed, and nothing is owed."""
+        self._mirror.ended(live.request.id, None, (), now, computed=False)
+        self._end(live, self._accounts.refund(live.request.id), now)
+
+    def _end(self, live: Live, charge: Charge, now: float) -> None:
+        """Close what is still open: after this, nothing of the try is left in any count."""
+        request, worker = live.request, charge.worker
+        computed = live.state is State.STARTED
+        if computed:
+            self._serve(live, charge, now)
+        else:
+            self._policy.charged(charge)
+        self._policy.ended(request, worker)
+        self._blocks.ended(request.id, stored=computed)
+        self._fairness.ended(request, worker, live.outstanding)
+        self._cluster.remove(request.id, worker, now, computed=computed)
+        self._membership.forget_if_gone(worker)
+        self._view.tell_changes(self._policy)
+
+    def _serve(self, live: Live, charge: Charge, now: float) -> None:
+        """A started one's bill changed by what its worker did."""
+        self._policy.charged(charge)
+        cost = charge.at(self._cost)
+        self._states[charge.worker].serve(live.request.id, cost, charge.after.output - charge.before.output)
+        self._fairness.served(live.request, charge.worker, cost, now)
+        self._fairness.came_to(charge.worker, live.outstanding, charge.after)
