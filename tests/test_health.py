@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scenario import Scene
+from scenario import CHUNK_TOKENS, Scene
 
 from router.core.engine_limits import FEWEST_REQUESTS
 from router.core.health import FULL_TRUST, Condition, Health, HealthRules, Patience, PatienceRules, RetryBudget
@@ -227,6 +227,23 @@ def test_a_failed_request_goes_before_those_that_wait() -> None:
     assert waiting not in talk.dispatched
     talk.serve(first)
     assert talk.worker_of(waiting) == W2
+
+
+@pytest.mark.parametrize(("chunks", "output", "goes"), [(19, 0, False), (20, 0, True), (20, 1, False), (21, 1, True)])
+def test_a_failed_request_finds_nothing_of_what_is_being_computed(chunks: int, output: int, goes: bool) -> None:
+    """An SGLang worker computes anew what its batch computes already: the request takes as much of the window as if
+    nothing was cached, and what it had of an answer comes on top; when the batch is over, almost all is found.
+    """
+    talk = Scene("rr+fcfs", workers=(), settings=SchedulerSettings(window=FixedWindow(9, chunks * CHUNK_TOKENS)))
+    for worker in ("w1", "w2"):
+        talk.join(worker, engine="sglang")
+    computed, failed = talk.arrive("ada", "document 1"), talk.arrive("bob", "document 2")
+    if output:
+        talk.progress(failed, output)
+    give_back(talk, failed, begun=output > 0)
+    assert talk.scheduler.waiting == (0 if goes else 1)
+    talk.start(computed)
+    assert talk.worker_of(failed) == talk.worker_of(computed)
 
 
 def test_a_failed_request_waits_no_longer_than_others() -> None:

@@ -29,12 +29,12 @@ class SchedulerView(FleetView):
         """See `FleetView`."""
         return self._states[worker].has_room
 
-    def admits(self, worker: WorkerId, request: Request) -> bool:
-        """See `FleetView`."""
+    def admits(self, worker: WorkerId, request: Request, answered: int = 0) -> bool:
+        """See `FleetView`. `answered`: tokens of its answer that go there too, since another worker broke off."""
         size, match = self._prefixes.look(request)
         state, matched = self._states[worker], match.get(worker, 0)
         found = self._findable(request, worker, matched, state.waiting) if matched else 0
-        return state.admits(size - found)
+        return state.admits(size + answered - found)
 
     def input_tokens(self, request: Request) -> int:
         """See `FleetView`."""

@@ -260,10 +260,7 @@ class Scheduler:
             others = [worker for worker in serving if worker not in live.failed]
             if not others:
                 self._abandon(live, Refusal.NO_RETRY if serving else Refusal.NO_WORKER)
-                continue
-            size, match = self.prefixes.look(request)
-            size += live.paid_output
-            if able := [worker for worker in others if self.cluster[worker].admits(size - match.get(worker, 0))]:
+            elif able := [worker for worker in others if self._view.admits(worker, request, live.paid_output)]:
                 self._returned.remove(request.id)
                 worker = self.policy.resend(request, able, now)
                 self._out.append(self._dispatched.send(live, Choice(request, worker, "tried again"), now))
