@@ -162,6 +162,20 @@ def test_vtc_forgets_who_would_be_lifted_above_its_counter() -> None:
     assert [counters.value(ClientId(name)) for name in ("low", "last", "high")] == [None, 15.0, 18.0]
 
 
+def test_vtc_passes_over_the_place_of_a_client_that_is_forgotten() -> None:
+    """It waited behind another, left, and was forgotten; then the other is served, and would come after it."""
+    counters = VirtualCounters()
+    first, gone, last = clients = [ClientId(name) for name in ("first", "gone", "last")]
+    for client in clients:
+        counters.weigh(client, 1.0)
+        counters.join(client)
+    counters.leave(gone)
+    counters.leave(last)
+    counters.forget(gone)
+    counters.charge(first, 5.0, 1.0)
+    assert counters.least() == first
+
+
 async def test_what_forgotten_clients_were_served_stays_counted() -> None:
     """In the report, and in the metrics as that of others: no count falls."""
     async with scripted_engine() as engine, running_router(engine.url, client_limit=1) as router:

@@ -133,10 +133,9 @@ class VirtualCounters:
         """The client with the least counter of those that wait; of equals, the first to wait; None if nobody does."""
         while self._heap:
             rank = self._heap[0]
-            value = self._counters[rank.client].value
             if self._ranks.get(rank.client) != rank:
                 heappop(self._heap)
-            elif rank.counter < value:
+            elif rank.counter < (value := self._counters[rank.client].value):
                 risen = self._ranks[rank.client] = rank._replace(counter=value)
                 heapreplace(self._heap, risen)
             else:
