@@ -10,7 +10,7 @@ Keys are in it by their hash alone, so that whoever reads it can call in nobody'
 """
 
 import re
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
@@ -29,6 +29,7 @@ from pydantic import (
     model_validator,
 )
 
+from router import plain_yaml
 from router.core.model import ClientId, GroupId
 from router.errors import ConfigError
 from router.identity import UNLIMITED, Anonymous, Book, Entry, Group, Identity, Limits, is_free
@@ -195,7 +196,7 @@ def read_clients(path: Path) -> ClientsFile:
 def parse(text: str) -> ClientsFile:
     """What a file says. Raises ConfigError, with one line that does not name the file."""
     try:
-        document = yaml.load(text, _Loader)
+        document = plain_yaml.read(text)
         return ClientsFile.model_validate({} if document is None else document)
     except yaml.YAMLError as error:
         raise ConfigError(" ".join(str(error).split())) from None
@@ -232,16 +233,3 @@ def _anonymous(entry: AnonymousEntry) -> Anonymous:
     group = Group(GroupId(EVERYBODY), entry.weight, together) if entry.weight or together != UNLIMITED else None
     models = None if entry.models is None else frozenset(entry.models)
     return Anonymous(entry.allowed, group, entry.each.limits, models, entry.new_per_minute)
-
-
-class _Loader(yaml.BaseLoader):
-    """Leaves every scalar a text, and refuses a name that stands twice, of which YAML would take the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
-        """See the base."""
-        seen = set()
-        for key, _ in node.value:
-            if key.value in seen:
-                raise yaml.YAMLError(f"{key.value} is there twice, again in line {key.start_mark.line + 1}")
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)

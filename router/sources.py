@@ -17,6 +17,7 @@ from typing import Final, Literal, NoReturn, get_args, get_origin, get_type_hint
 import yaml
 from pydantic import ValidationError
 
+from router import plain_yaml
 from router.errors import ConfigError
 from router.settings import Settings
 
@@ -168,8 +169,7 @@ def read_yaml(path: str) -> object:
     """A file's document, every scalar as its text. Raises ConfigError."""
     try:
         with open(path, "rb") as file:
-            # This loader leaves every scalar a text; others take `off` for a boolean and 0123 for 83.
-            return yaml.load(file, yaml.BaseLoader)
+            return plain_yaml.read(file)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
     except yaml.YAMLError as error:

@@ -69,6 +69,7 @@ def test_a_key_may_have_an_end_of_its_own() -> None:
         ("clients: [", "line 1"),
         ("clients: 3", "clients"),
         ("- a", "dictionary"),
+        ("? [a]\n: b", "unhashable"),
         ("client: {}", "client: Extra"),
         (f"clients: {{a: {{key: {ALICE}}}, a: {{}}}}", "a is there twice"),
         ("clients: {a: {wieght: 2}}", "clients: a: wieght"),

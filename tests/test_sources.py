@@ -158,6 +158,8 @@ def test_a_wrong_variable_is_named(variable: str, value: str, named: str) -> Non
         ("port: [1", "router.yaml"),
         ("\x01", "router.yaml"),
         ("? [a]\n: b", "router.yaml"),
+        ("port: 1\nhost: a\nport: 2", "router.yaml: port is there twice, again in line 3"),
+        ("dlpm: {quantum: 1, quantum: 2}", "quantum is there twice"),
     ],
 )
 def test_a_wrong_file_is_named(text: str, named: str, file: Path) -> None:
