@@ -217,14 +217,15 @@ def test_every_match_and_home_is_that_of_now(steps: list[tuple[str, int]]) -> No
 def check_homes(talk: Scene, parameters: DlpmHomeParameters) -> None:
     policy, tree = talk.scheduler.policy, talk.scheduler.prefixes.tree
     assert isinstance(policy, DlpmHome)
-    for name, waiting in policy._waiting.items():
+    pool = policy._pool
+    for name, waiting in pool._waiting.items():
         anew = tree.match(waiting.request.prompts[0].hashes)
         assert waiting.matched == {state.worker.id: anew.get(state.worker.id, 0) for state in talk.scheduler.cluster}
         enough = max(waiting.matched.values()) - parameters.home_loss / CHUNK_TOKENS
         near = {worker for worker, chunks in waiting.matched.items() if chunks >= enough}
         assert set(waiting.homes) == (near if len(near) < len(waiting.matched) else set())
-        assert {worker for worker, site in policy._sites.items() if name in site.queue} == set(waiting.homes)
-        anywhere = policy._anywhere.get(waiting.request.model)
+        assert {worker for worker, queue in pool.homes.items() if name in queue} == set(waiting.homes)
+        anywhere = pool._anywhere.get(waiting.request.model)
         assert (waiting.leaves_home is None) == (anywhere is not None and name in anywhere)
         assert waiting.homes or waiting.leaves_home is None
 

@@ -9,24 +9,19 @@ Since there is one queue and one counter for each client, the service of two bac
 fleet, not worker by worker, and a slow worker is given as much as it takes.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from heapq import heappop, heappush
-from typing import Final, NamedTuple
 
 from router.core.accounts import Charge, Tokens
 from router.core.longest_match import LongestMatchQueue, longest
 from router.core.model import ClientId, Deficit, Request, RequestId, WorkerId
+from router.core.policies.home_pool import HomePool, Waiting
 from router.core.policy import Choice, Policy, Properties, Surroundings
-from router.core.prompt_key import CHUNK_BYTES
 from router.core.saved import Counters, Groups, SavedCounter, SavedGroup, in_rows
 from router.core.standings import Standings
 from router.core.unstarted import Unstarted
 from router.core.worker_credits import WorkerCredits
-
-MOST_HOMES: Final = 3
-"""In how many queues a request waits at most: of more that hold its prefix, those with the least to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,44 +62,10 @@ class DlpmHomeParameters:
             raise ValueError("load_ratio must be at least 1, and load_slack not negative")
 
 
-@dataclass(slots=True)
-class Waiting:
-    """A request in the pool."""
-
-    request: Request
-    arrival: int
-    since: float
-    chunk_tokens: float
-    """Estimated tokens of each of its chunks."""
-    matched: Mapping[WorkerId, int] = field(default_factory=dict)
-    """Chunks, by worker."""
-    homes: dict[WorkerId, None] = field(default_factory=dict)
-    """The workers that hold most of its prefix; none where it would lose little anywhere."""
-    leaves_home: float | None = float("inf")
-    """When any worker may take it; None where any may."""
-
-    @property
-    def anywhere(self) -> int:
-        """Its match for a worker that is not its home: chunks that all hold, less what it loses away from home.
-
-        So a worker that none is at home at begins with what is new before it computes anew what another holds.
-        """
-        common = min(self.matched.values())
-        return common - max(self.matched.values()) if self.homes else common
-
-
-class Leaving(NamedTuple):
-    """A request leaves home at this time, unless its home has changed."""
-
-    at: float
-    request: RequestId
-
-
 class Site:
-    """One worker: the requests that are at home there, and those that it has not begun."""
+    """What was sent to one worker."""
 
-    def __init__(self, queue: LongestMatchQueue) -> None:
-        self.queue = queue
+    def __init__(self) -> None:
         self.unstarted = Unstarted()
         self.sent = 0
         """The number of the last request that was sent there, counted over all workers."""
@@ -119,55 +80,44 @@ class DlpmHome(Policy):
         self._view = surroundings.view
         self._cost = surroundings.cost
         self._backlog = surroundings.backlog
+        self._pool = HomePool(
+            surroundings.view, self._new_queue, loss=parameters.home_loss, patience=parameters.home_patience
+        )
         self._standings = Standings(
-            self._restand,
+            self._pool.stand,
             surroundings.shares,
             head_start=parameters.head_start / parameters.quantum,
             debtors=surroundings.debtors,
         )
         self._credits = WorkerCredits(parameters.worker_quantum, surroundings.view.speed, surroundings.shares)
         self._sites: dict[WorkerId, Site] = {}
-        self._anywhere: dict[str, LongestMatchQueue] = {}
-        """What has no home, or has left it, by model."""
-        self._waiting: dict[RequestId, Waiting] = {}
-        self._leaving: list[Leaving] = []
-        self._arrivals = 0
         self._sent = 0
 
     @property
     def next_deadline(self) -> float | None:
         """See `Policy`. The next request that leaves home may find room elsewhere."""
-        while self._leaving and not self._is_due(self._leaving[0]):
-            heappop(self._leaving)
-        return self._leaving[0].at if self._leaving else None
+        return self._pool.next_deadline
 
     def enqueue(self, request: Request, now: float) -> None:
         """See `Policy`."""
-        if not self._waiting and not any(site.unstarted for site in self._sites.values()):
+        if not len(self._pool) and not any(site.unstarted for site in self._sites.values()):
             self._standings.begin_anew()
         tokens = self._view.input_tokens(request)
         self._standings.wait(request, self._parameters.quantum, self._input_cost(request, tokens))
-        size = sum([prompt.size for prompt in request.prompts])
-        chunk_tokens = tokens * CHUNK_BYTES / max(size, 1)
-        waiting = self._waiting[request.id] = Waiting(request, self._arrivals, now, chunk_tokens)
-        self._arrivals += 1
-        self._watch(waiting)
-        self._settle(waiting)
+        self._pool.add(request, tokens, now)
         self._backlog.add(None, request.client, now)
 
     def withdraw(self, request: RequestId, now: float) -> None:
         """See `Policy`."""
-        waiting = self._waiting.pop(request)
-        self._view.unwatch(request)
-        self._take_out(waiting)
-        self._standings.leave(waiting.request)
-        self._backlog.remove(None, waiting.request.client, now)
+        withdrawn = self._pool.remove(request)
+        self._standings.leave(withdrawn)
+        self._backlog.remove(None, withdrawn.client, now)
 
     def next(self, now: float) -> Choice | None:
         """See `Policy`."""
-        if not self._waiting:
+        if not len(self._pool):
             return None
-        self._let_leave(now)
+        self._pool.let_leave(now)
         # The one with the least in flight first, so that what has no home goes there; of equals each in its turn.
         view, sites = self._view, self._sites.items()
         loads = sorted([(view.in_flight(w), site.sent, w) for w, site in sites if view.has_room(w)])
@@ -205,35 +155,21 @@ class DlpmHome(Policy):
 
     def match_changed(self, worker: WorkerId, requests: Iterable[RequestId]) -> None:
         """See `Policy`."""
-        for name in requests:
-            waiting = self._waiting[name]
-            self._watch(waiting)
-            self._settle(waiting)
-            if worker in waiting.homes:
-                self._sites[worker].queue.match_changed((name,))
-            if waiting.leaves_home is None:
-                self._anywhere[waiting.request.model].match_changed((name,))
+        self._pool.match_changed(worker, requests)
 
     def worker_joined(self, worker: WorkerId, now: float) -> None:  # noqa: ARG002 - the protocol's signature
         """See `Policy`. It is home to what has none."""
         if worker not in self._sites:
-            self._sites[worker] = Site(self._new_queue(lambda request: self._waiting[request.id].matched[worker]))
+            self._sites[worker] = Site()
             self._let_sparse_go_first()
-        for waiting in self._waiting.values():
-            if worker in self._view.serving(waiting.request.model):
-                self._rematch(waiting)
+        self._pool.worker_joined(worker)
 
     def worker_left(self, worker: WorkerId, now: float) -> list[Request]:
         """See `Policy`. What was at home there finds another."""
-        orphans = []
-        for waiting in list(self._waiting.values()):
-            if worker not in waiting.matched:
-                continue
-            if len(waiting.matched) == 1:
-                orphans.append(waiting.request)
-                self.withdraw(waiting.request.id, now)
-            else:
-                self._rematch(waiting)
+        orphans = self._pool.served_by_alone(worker)
+        for request in orphans:
+            self.withdraw(request.id, now)
+        self._pool.worker_left(worker)
         del self._sites[worker]
         self._let_sparse_go_first()
         return orphans
@@ -287,96 +223,6 @@ class DlpmHome(Policy):
         cached = max(self._view.match(request).values(), default=0)
         return self._cost(Tokens(tokens - cached, cached, 0))
 
-    def _restand(self, client: ClientId) -> None:
-        for site in self._sites.values():
-            site.queue.stand(client)
-        for queue in self._anywhere.values():
-            queue.stand(client)
-
-    def _watch(self, waiting: Waiting) -> None:
-        waiting.matched = self._view.watch(waiting.request, self._view.serving(waiting.request.model))
-
-    def _rematch(self, waiting: Waiting) -> None:
-        """Let a request wait where it belongs now that the workers are others."""
-        self._watch(waiting)
-        self._settle(waiting)
-        if waiting.leaves_home is None:
-            self._anywhere[waiting.request.model].match_changed((waiting.request.id,))
-
-    def _settle(self, waiting: Waiting) -> None:
-        """Let a request wait where it is at home now; once it may go anywhere, it may for good."""
-        homes = self._find_homes(waiting)
-        for worker in waiting.homes:
-            if worker not in homes:
-                self._sites[worker].queue.remove(waiting.request.id)
-        for worker in homes:
-            if worker not in waiting.homes:
-                self._sites[worker].queue.push(waiting.request, waiting.arrival)
-        waiting.homes = homes
-        if waiting.leaves_home is not None:
-            self._stay(waiting)
-
-    def _find_homes(self, waiting: Waiting) -> dict[WorkerId, None]:
-        """The workers that hold most of its prefix, at most a few; none where it would lose little anywhere."""
-        matched = waiting.matched
-        enough = max(matched.values()) - self._parameters.home_loss / waiting.chunk_tokens
-        if not waiting.homes and min(matched.values()) >= enough:
-            return {}
-        homes = {worker: None for worker in waiting.homes if worker in matched and matched[worker] >= enough}
-        if len(homes) == MOST_HOMES:
-            return homes
-        others = [worker for worker, chunks in matched.items() if chunks >= enough and worker not in homes]
-        if len(homes) + len(others) == len(matched):
-            return {}
-        if len(homes) + len(others) > MOST_HOMES:
-            others.sort(key=self._load)
-        homes.update(dict.fromkeys(others[: MOST_HOMES - len(homes)]))
-        return homes
-
-    def _load(self, worker: WorkerId) -> int:
-        return len(self._sites[worker].queue) + self._view.in_flight(worker)
-
-    def _stay(self, waiting: Waiting) -> None:
-        """Set the time until which a request waits for its home; without one it may go anywhere at once."""
-        if not waiting.homes:
-            self._set_free(waiting)
-            return
-        best = max(waiting.homes, key=waiting.matched.__getitem__)
-        prefix = int(waiting.matched[best] * waiting.chunk_tokens)
-        patience = self._parameters.home_patience * self._view.prefill_seconds(best, prefix)
-        waiting.leaves_home = waiting.since + patience
-        heappush(self._leaving, Leaving(waiting.leaves_home, waiting.request.id))
-
-    def _set_free(self, waiting: Waiting) -> None:
-        """Let any worker take a request; at home it still comes first."""
-        waiting.leaves_home = None
-        model = waiting.request.model
-        if model not in self._anywhere:
-            self._anywhere[model] = self._new_queue(lambda request: self._waiting[request.id].anywhere)
-        self._anywhere[model].push(waiting.request, waiting.arrival)
-
-    def _take_out(self, waiting: Waiting) -> None:
-        """Let a request wait nowhere."""
-        for worker in waiting.homes:
-            self._sites[worker].queue.remove(waiting.request.id)
-        if waiting.leaves_home is None:
-            model = waiting.request.model
-            self._anywhere[model].remove(waiting.request.id)
-            if not len(self._anywhere[model]):
-                del self._anywhere[model]
-
-    def _let_leave(self, now: float) -> None:
-        """Free those that have waited long enough for their home."""
-        while self._leaving and self._leaving[0].at <= now:
-            leaving = heappop(self._leaving)
-            if self._is_due(leaving):
-                self._set_free(self._waiting[leaving.request])
-
-    def _is_due(self, leaving: Leaving) -> bool:
-        """Whether it still waits, and for the same home."""
-        waiting = self._waiting.get(leaving.request)
-        return waiting is not None and waiting.leaves_home == leaving.at
-
     def _overloaded(self, load: int, least: int) -> bool:
         return load > self._parameters.load_ratio * least + self._parameters.load_slack
 
@@ -385,17 +231,15 @@ class DlpmHome(Policy):
 
         And else, of the workers with as much in flight, to that which holds most of it.
         """
-        site, models = self._sites[worker], self._view.models(worker)
-        queues = [queue for model, queue in self._anywhere.items() if model in models]
-        if len(site.queue):
-            queues.append(site.queue)
+        models = self._view.models(worker)
+        queues = self._pool.queues_for(worker, models)
         if not queues:
             return None
         self._refill(worker, models, now)
         turn = longest(queues, partial(self._view.admits, worker))
         if turn is None:
             return None
-        waiting = self._waiting[turn.request.id]
+        waiting = self._pool[turn.request.id]
         why = "home" if worker in waiting.homes else "room"
         if relief != worker and relief in waiting.matched and self._view.admits(relief, turn.request):
             worker, why = relief, "load"
@@ -421,12 +265,13 @@ class DlpmHome(Policy):
 
     def _next_copied(self, worker: WorkerId, now: float) -> Choice | None:
         """The first request of the longest queue elsewhere, if its client has used up its credit there."""
-        blocked = [w for w, site in self._sites.items() if len(site.queue) and not self._view.has_room(w)]
+        homes = self._pool.homes
+        blocked = [each for each, queue in homes.items() if len(queue) and not self._view.has_room(each)]
         if not blocked:
             return None
-        home = max(blocked, key=lambda each: len(self._sites[each].queue))
-        turn = self._sites[home].queue.longest(lambda _: True)
-        if turn is None or worker not in self._waiting[turn.request.id].matched:
+        home = max(blocked, key=lambda each: len(homes[each]))
+        turn = homes[home].longest(lambda _: True)
+        if turn is None or worker not in self._pool[turn.request.id].matched:
             return None
         if not self._view.admits(worker, turn.request) or not self._may_copy(turn.request, home, worker):
             return None
