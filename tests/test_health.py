@@ -357,6 +357,21 @@ def test_a_request_that_every_worker_fails_opens_no_breaker() -> None:
     assert set(talk.scheduler.cluster.barred) == {W1}
 
 
+@pytest.mark.parametrize("streamed", [True, False])
+def test_an_engines_error_counts_as_soon_as_another_answers(streamed: bool) -> None:
+    """At the first token of a stream, which may last long; and at the end of an answer that comes in one piece."""
+    talk = scene("w1", "w2")
+    for letter in "abcdef":
+        request = talk.arrive("ada", letter, streamed=streamed)
+        if talk.worker_of(request) == W1:
+            give_back(talk, request, Fault.ERROR)
+        if streamed:
+            talk.start(request)
+        else:
+            talk.finish(request)
+    assert set(talk.scheduler.cluster.barred) == {W1}
+
+
 def test_a_worker_that_comes_back_is_trusted_little_by_little() -> None:
     """One request first, and more as they start; a new worker is not held back."""
     talk = scene("w1", "w2")
