@@ -15,6 +15,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from router.connections import LEAVING, Connections, WhenLeft
+from router.corked import Corked
 from router.deadlines import Deadlines, Owed
 from router.errors import BadRequest, HeadTooLarge, Refused, RouterError, TooSlow
 from router.refusals import not_http, refusal, wrong_head
@@ -29,6 +30,8 @@ AT_A_TURN: Final = 16
 
 class Front(HttpToolsProtocol):
     """One client's connection."""
+
+    transport: Corked
 
     def __init__(
         self,
@@ -74,7 +77,7 @@ class Front(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See `asyncio.Protocol`."""
-        super().connection_made(transport)
+        super().connection_made(Corked(transport, self.loop.call_soon))
         self._address = self.client[0] if self.client else ""
         if self._connections.enter(self, self._address):
             self._look()
@@ -101,6 +104,7 @@ class Front(HttpToolsProtocol):
             return
         if self._must_wait:
             self._early += data
+            self.transport.holds_next = False
             if len(self._early) > EARLY_BYTES:
                 self.cut()
             return
@@ -155,6 +159,7 @@ class Front(HttpToolsProtocol):
             return
         super().on_headers_complete()
         if self.pipeline:
+            self.transport.holds_next = False
             self.flow.resume_reading()
         if len(self.pipeline) > EARLY_CALLS:
             self.cut()
@@ -179,6 +184,8 @@ class Front(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._served = cycle
+        # The second write fails where the client has left; then what is behind this call is not begun.
+        self.transport.holds_next = not self.pipeline and not self._early
         self._connections.busy(self, self._address)
         super()._start_asgi_task(cycle, app)
 
