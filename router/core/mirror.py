@@ -16,84 +16,18 @@ Chunks are priced by the model's learned tokens per byte. An answer that cannot 
 its text is not what the engine would be sent again) still fills the cache: it is kept under hashes that nothing has.
 """
 
-from collections import Counter, defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Container, Mapping, Sequence
 from itertools import count
 from math import inf
-from typing import Final
 
-from router.core.cache_rules import GENERIC, CacheRules, Tracking, blocks_for, rules_of, whole_blocks
-from router.core.calibration import Calibration
+from router.core.cache_rules import Tracking, blocks_for, rules_of, whole_blocks
+from router.core.cache_state import CacheState, Run
 from router.core.estimates import Estimates
 from router.core.model import CacheReport, Request, RequestId, Usage, Worker, WorkerId
 from router.core.prefix_tree import PrefixTree
 from router.core.prompt_key import HASH_BYTES, PromptKey
-from router.core.radix_node import Holding, Node, Step
-from router.core.same_batch import NextBatch
-
-HITS_REMEMBERED: Final = 32
-"""The oldest of so many hits says what was still cached lately."""
-
-
-class Run:
-    """A request at a worker: what it pins there, what was predicted, and what it holds beside its prompts."""
-
-    __slots__ = (
-        *("chunks", "epoch", "holding", "model", "output", "own", "paths", "predicted", "prompt_tokens", "prompts"),
-        *("since", "worker"),
-    )
-
-    def __init__(
-        self, request: Request, worker: WorkerId, holding: Holding, now: float, predicted: int, prompt_tokens: int
-    ) -> None:
-        self.worker = worker
-        self.model = request.model
-        self.prompts = request.prompts
-        self.chunks = sum([len(prompt.hashes) for prompt in request.prompts]) // HASH_BYTES
-        """Of all its prompts."""
-        self.since = now
-        self.predicted = predicted
-        self.prompt_tokens = prompt_tokens
-        self.output = 0
-        self.own = 0.0
-        """Tokens that it holds and that the tree does not know."""
-        self.holding = holding
-        """Of the worker, another one by now if its cache was emptied."""
-        self.epoch = holding.epoch
-        self.paths: list[list[tuple[int, float | None]]] = []
-        """Of each prompt what was held at dispatch: up to which chunk, and when touched; None where it was pinned."""
-
-
-class CacheState:
-    """One worker's cache, but for what it holds."""
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        """In tokens."""
-        self.rules: CacheRules = GENERIC
-        self.block = GENERIC.block_tokens
-        self.model = ""
-        """That was served last; adapters are of one base."""
-        self.own = 0.0
-        """What its running requests hold beside their prompts, in tokens."""
-        self.batch = NextBatch()
-        self.batch_tokens: int | None = None
-        self.calibration = Calibration()
-        self.evictions: Counter[str] = Counter()
-        """Tokens, by what made them believed gone."""
-        self.report: CacheReport | None = None
-        self.ahead = 0.0
-        """Tokens evicted here and not yet counted by the engine; below zero, the other way round."""
-        self.ages: deque[float] = deque(maxlen=HITS_REMEMBERED)
-        """Of the latest hits: how long before it was found had it been released, in seconds."""
-        self.predicted = self.prompts = 0
-        """Tokens, summed over the requests dispatched since the last report."""
-
-    def empty(self) -> None:
-        """Nothing is cached any more."""
-        self.ahead = 0.0
-        self.ages.clear()
-        self.calibration.begin_anew()
+from router.core.radix_node import Node, Step
 
 
 class Mirror:
