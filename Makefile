@@ -30,7 +30,7 @@ chaos: $(STAMP)
 shapes: $(STAMP)
 	$(VENV)/bin/pytest -n 2 --dist loadfile tests/slow_experiment_shapes.py
 
-# Every experiment in full, for docs/results.md: about 38 minutes of two cores.
+# Every experiment in full, for docs/results.md: about half an hour of two cores.
 results: $(STAMP)
 	$(VENV)/bin/python -m bench experiment all --out docs/results $(ARGS)
 
