@@ -1,8 +1,8 @@
 """Run an experiment of the papers in virtual time, and write its figures, a table and a plot.
 
-The conditions, that is hardware, loads and seeds, stand in `bench/experiments/conditions.py`. `all` runs one after the
-other, but neither `cache`, which takes as long as all of them, nor `neighbour`: that is no paper's, takes the clock's
-time and wants a machine that does nothing else.
+The conditions, that is hardware, loads and seeds, stand in `conditions.py` and `vtc_conditions.py`. `all` runs one
+after the other, but neither `cache`, which takes as long as all of them, nor `neighbour`: that is no paper's, takes the
+clock's time and wants a machine that does nothing else.
 """
 
 import argparse

@@ -5,10 +5,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from bench.experiments.calls import response_times
-from bench.experiments.conditions import (
+from bench.experiments.conditions import PATIENT, Contender
+from bench.experiments.experiment import Cell, Row, Value
+from bench.experiments.traced import TracedExperiment
+from bench.experiments.vtc_conditions import (
     A10G,
     A100_13B,
-    PATIENT,
     POOL_SECONDS,
     POOLS,
     VTC_FORESEEING,
@@ -18,10 +20,7 @@ from bench.experiments.conditions import (
     VTC_SECONDS,
     VTC_SHIFT_SECONDS,
     VTC_WARMUP,
-    Contender,
 )
-from bench.experiments.experiment import Cell, Row, Value
-from bench.experiments.traced import TracedExperiment
 from bench.records import Result
 from bench.scenario import Scenario, WorkerSpec
 from bench.service_difference import difference_line, service_difference, widest
