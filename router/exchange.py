@@ -58,8 +58,6 @@ class Exchange:
         """Told in every answer; set before the first."""
         self.begun = False
         """Whether the status line is out; after that, an error can only be told inside the stream."""
-        self.errors = errors_of(self.path)
-        """How its client reads errors."""
         self._query: bytes = scope.get("query_string", b"")
         self._when_left: WhenLeft | None = (scope.get("extensions") or {}).get(LEAVING)
         self._receive = receive
@@ -143,11 +141,12 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": last})
 
     async def fail(self, error: RouterError) -> None:
-        """Answer with an error: by its status, or inside the stream that has begun."""
+        """Answer with an error, as its client reads them: by its status, or inside the stream that has begun."""
+        shape = errors_of(self.path)
         if self.begun:
-            await self.end(self.errors.event(error))
+            await self.end(shape.event(error))
         else:
-            await self.respond(error.status, [JSON_TYPE, *error.headers()], self.errors.body(error))
+            await self.respond(error.status, [JSON_TYPE, *error.headers()], shape.body(error))
 
 
 def new_request_id() -> str:

@@ -155,7 +155,7 @@ class Gateway:
             id=RequestId(exchange.request_id),
             client=identity.client,
             model=call.model,
-            prompts=tuple(prompt.key for prompt in call.prompts),
+            prompts=tuple([prompt.key for prompt in call.prompts]),
             output_limit=call.output_limit,
             streamed=bool(call.streamed),
             weight=identity.weight,

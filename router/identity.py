@@ -144,10 +144,11 @@ class Identifier:
     ) -> None:
         """`clock`: the wall clock, in seconds since 1970, by which keys expire."""
         try:
-            self._order = tuple(Source(name) for name in order)
+            sources = [Source(name) for name in order]
         except ValueError as error:
             raise ConfigError(f"client identity: {error}; use some of {', '.join(Source)}") from None
         self._trusted = tuple(name.lower().encode() for name in trusted_headers)
+        self._order = tuple(source for source in sources if source is not Source.HEADER or self._trusted)
         self._proxies = tuple(ip_network(network) for network in proxies)
         self.book = book
         self._clock = clock

@@ -110,10 +110,10 @@ def plain_data(block: bytes) -> list[bytes] | None:
 
     That is all that engines send but comments: each ended by LF, and no CR anywhere.
     """
-    if not block.startswith(b"data: ") or not block.endswith(b"\n\n") or block.find(b"\r") >= 0:
+    if not block.startswith(b"data: ") or not block.endswith(b"\n\n") or b"\r" in block:
         return None
     data = block[6:-2].split(b"\n\ndata: ")
-    return data if block.count(b"\n") == 2 * len(data) else None
+    return None if b"\n" in b"".join(data) else data
 
 
 def plain_event(data: bytes) -> bytes:

@@ -65,5 +65,5 @@ def _messages(fields: Fields) -> list[dict[str, Any]]:
 
 def _output_limit(fields: Fields) -> int | None:
     """Engines differ in which of the two names wins, so the larger counts as the most that may come."""
-    limits = [read.count(fields, name) for name in ("max_completion_tokens", "max_tokens")]
-    return max((limit for limit in limits if limit is not None), default=None)
+    names = ("max_completion_tokens", "max_tokens")
+    return max([limit for name in names if (limit := read.count(fields, name)) is not None], default=None)

@@ -1,10 +1,9 @@
 """Which answers another engine can go on with, by what their calls ask for."""
 
-from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from router.api.call import Way
-from router.api.fields import Fields
+from router.api.fields import Fields, objects
 
 UNFIT: Final = frozenset(
     {
@@ -21,7 +20,7 @@ def way_of(fields: Fields, *, streamed: bool, answers: int) -> Way:
     """How a stream of this call may be gone on with; `answers`: over all prompts."""
     if not streamed or answers != 1 or (fields.get("best_of") or 1) != 1:
         return Way.NONE
-    if any(fields[name] for name in UNFIT & fields.keys()):
+    if any(map(fields.get, UNFIT.intersection(fields))):
         return Way.NONE
     form = fields.get("response_format")
     if form is not None and not (isinstance(form, dict) and form.get("type") == "text"):
@@ -38,10 +37,8 @@ def way_of(fields: Fields, *, streamed: bool, answers: int) -> Way:
 
 def _is_text(messages: object) -> bool:
     """Whether these messages have no images or other files."""
-    parts: Sequence[Any] = [
-        part
-        for message in (messages if isinstance(messages, list) else ())
-        if isinstance(message, dict) and isinstance(message.get("content"), list)
-        for part in message["content"]
-    ]
-    return all(not isinstance(part, dict) or part.get("type", "text") == "text" for part in parts)
+    for message in objects(messages):
+        for part in objects(message.get("content")):
+            if part.get("type", "text") != "text":
+                return False
+    return True
