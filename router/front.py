@@ -7,6 +7,7 @@ shape (`refusals.py`) where an answer can still be understood, and cut otherwise
 import asyncio
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import httptools
@@ -19,6 +20,7 @@ from router.corked import Corked
 from router.deadlines import Deadlines, Owed
 from router.errors import BadRequest, HeadTooLarge, Refused, RouterError, TooSlow
 from router.refusals import not_http, refusal, wrong_head
+from router.sending import send
 
 EARLY_BYTES: Final = 64 * 1024
 """What may come of later calls while one is under way."""
@@ -187,7 +189,7 @@ class Front(HttpToolsProtocol):
         # The second write fails where the client has left; then what is behind this call is not begun.
         self.transport.holds_next = not self.pipeline and not self._early
         self._connections.busy(self, self._address)
-        super()._start_asgi_task(cycle, app)
+        super()._start_asgi_task(cycle, lambda scope, receive, _: app(scope, receive, partial(send, cycle)))
 
     def on_response_complete(self) -> None:
         """A call is answered: the next one may be served."""

@@ -1,0 +1,77 @@
+"""What an application sends, put on the wire byte for byte as uvicorn does, at a third of the cost.
+
+uvicorn looks into each header for what anybody may have put there. Ours have lower-case names, as ASGI has it, and
+values that a parser of HTTP has accepted or that are of our own making: all that is looked for is a break of the line.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
+
+WITHOUT_BODY = frozenset({204, 304})
+"""An answer with one of these has neither a length nor chunks."""
+
+
+async def send(cycle: RequestResponseCycle, message: Any) -> None:
+    """See ASGI: the answer to the call of this cycle, message by message. Waits while the client does not read.
+
+    Raises RuntimeError, as uvicorn does, for what comes out of turn or is not as long as it was said to be.
+    """
+    if cycle.flow.write_paused and not cycle.disconnected:
+        await cycle.flow.drain()
+    if cycle.disconnected:
+        return
+    kind = message["type"]
+    if kind == "http.response.start" and not cycle.response_started:
+        _begin(cycle, message["status"], message.get("headers", ()))
+    elif kind == "http.response.body" and cycle.response_started and not cycle.response_complete:
+        _go_on(cycle, message.get("body", b""), last=not message.get("more_body", False))
+    else:
+        raise RuntimeError(f"An application sent {kind!r} out of turn.")
+
+
+def _begin(cycle: RequestResponseCycle, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+    cycle.response_started = True
+    cycle.waiting_for_100_continue = False
+    lines = [*cycle.default_headers, *headers]
+    for name, value in lines:
+        if name == b"content-length":
+            cycle.expected_content_length = int(value)
+            cycle.chunked_encoding = False
+        elif name == b"connection" and value == b"close":
+            cycle.keep_alive = False
+    if not cycle.keep_alive and (b"connection", b"close") not in lines:
+        lines.append((b"connection", b"close"))
+    if cycle.chunked_encoding is None and cycle.scope["method"] != "HEAD" and status not in WITHOUT_BODY:
+        cycle.chunked_encoding = True
+        lines.append((b"transfer-encoding", b"chunked"))
+    head = b"".join([b"%b: %b\r\n" % line for line in lines])
+    if len(head.splitlines()) != len(lines):
+        raise RuntimeError("A header has a line break in it.")
+    cycle.transport.write(b"%b%b\r\n" % (STATUS_LINE[status], head))
+
+
+def _go_on(cycle: RequestResponseCycle, body: bytes, *, last: bool) -> None:
+    if cycle.scope["method"] == "HEAD":
+        cycle.expected_content_length = 0
+    elif cycle.chunked_encoding:
+        block = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+        cycle.transport.write(block + b"0\r\n\r\n" if last else block)
+    else:
+        cycle.expected_content_length -= len(body)
+        if cycle.expected_content_length < 0:
+            raise RuntimeError("The answer is longer than its content-length.")
+        cycle.transport.write(body)
+    if last:
+        _end(cycle)
+
+
+def _end(cycle: RequestResponseCycle) -> None:
+    if cycle.expected_content_length:
+        raise RuntimeError("The answer is shorter than its content-length.")
+    cycle.response_complete = True
+    cycle.message_event.set()
+    if not cycle.keep_alive:
+        cycle.transport.close()
+    cycle.on_response()
