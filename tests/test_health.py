@@ -254,7 +254,7 @@ def test_a_failed_request_waits_no_longer_than_others() -> None:
     give_back(talk, first)
     talk.wait(1000.0)
     assert talk.refusals[first] == Refusal.EXPIRED
-    assert not talk.scheduler._returned
+    assert not talk.scheduler._returned.lives
 
 
 def test_retries_end_with_the_budget_and_continuations_do_not() -> None:

@@ -18,12 +18,6 @@ def loads(draw: st.DrawFn) -> Load:
     return Load(requests, unstarted, draw(st.integers(unstarted, 60)) if unstarted else 0)
 
 
-@given(window=windows, load=loads())
-def test_room_is_room_for_the_smallest(window: FixedWindow, load: Load) -> None:
-    """There is room exactly if a request of one uncached token would be admitted."""
-    assert window.has_room(load) == window.admits(load, 1)
-
-
 @given(window=windows, load=loads(), sizes=st.lists(st.integers(1, 60), min_size=2, max_size=2))
 def test_what_admits_a_larger_request_admits_a_smaller(window: FixedWindow, load: Load, sizes: list[int]) -> None:
     """Size only ever counts against a request."""
@@ -54,7 +48,6 @@ def test_windows_tell_their_limits() -> None:
 @given(load=loads(), tokens=st.integers(0, 10**9))
 def test_without_a_window_everything_goes(load: Load, tokens: int) -> None:
     """The engine's own queue takes all."""
-    assert NoWindow().has_room(load)
     assert NoWindow().admits(load, tokens)
 
 
@@ -86,18 +79,18 @@ def test_a_learned_window_stays_at_what_the_engine_runs_and_one_that_waits() -> 
     window = LearnedWindow()
     reported(window, Load(20, 12, 100, 100), running=8, waiting=12)
     assert window.limits == Limits(9, 4096)
-    assert window.has_room(Load(8))
+    assert window.admits(Load(8), 1)
     assert not window.full(Load(7))
     assert window.full(Load(8))
-    assert not window.has_room(Load(9, 1, 10, 10))
+    assert not window.admits(Load(9, 1, 10, 10), 1)
 
 
 def test_one_may_wait_for_room_in_the_cache() -> None:
     """A second may not; and an empty engine takes any."""
     window = LearnedWindow()
     window.told(1000)
-    assert window.has_room(Load(3, 0, 0, 0, kv_peak=1000))
-    assert not window.has_room(Load(3, 0, 0, 0, kv_peak=1001))
+    assert window.admits(Load(3, 0, 0, 0, kv_peak=1000), 1)
+    assert not window.admits(Load(3, 0, 0, 0, kv_peak=1001), 1)
     assert not window.admits(Load(3, 1, 50, 50, kv_peak=900), 101)
     assert window.admits(Load(0, 0, 0, 0, kv_peak=9000), 9000)
 
@@ -108,20 +101,20 @@ def test_an_engine_without_metrics_gets_few_requests_that_were_not_seen_to_start
     many = Load(30, FEWEST_REQUESTS, 20, 20)
     assert window.admits(many, 1)
     window.unreported()
-    assert not window.has_room(many)
-    assert window.has_room(Load(30, FEWEST_REQUESTS - 1, 20, 20))
+    assert not window.admits(many, 1)
+    assert window.admits(Load(30, FEWEST_REQUESTS - 1, 20, 20), 1)
     window.started(Turnover(20.0, 200.0))
-    assert window.has_room(many)
+    assert window.admits(many, 1)
     window.unreported()
-    assert not window.has_room(Load(120, 80, 90, 90))
+    assert not window.admits(Load(120, 80, 90, 90), 1)
     reported(window, Load(120, 80, 90, 90), running=120, waiting=0)
-    assert window.has_room(Load(120, 80, 90, 90))
+    assert window.admits(Load(120, 80, 90, 90), 1)
 
 
 def test_the_operators_limit_is_never_passed() -> None:
     """Whatever was learned."""
     window = LearnedWindow(requests=4)
-    assert not window.has_room(Load(4))
+    assert not window.admits(Load(4), 1)
     reported(window, Load(4), running=4, waiting=1)
     assert window.limits.requests <= 4
 

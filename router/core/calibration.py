@@ -74,8 +74,10 @@ class Calibration:
         totals.prompt += prompt
         totals.predicted += predicted
         totals.actual += actual
-        totals.false_hit += max(0, predicted - actual)
-        totals.missed_hit += max(0, actual - predicted)
+        if predicted > actual:
+            totals.false_hit += predicted - actual
+        else:
+            totals.missed_hit += actual - predicted
         self._take(Answer(predicted, actual, prompt))
 
     def counted(self, predicted: int, actual: int, prompt: int) -> None:

@@ -10,7 +10,7 @@ begins without it, so that a client pays once for a prompt and once for each tok
 computes anew is the router's doing and is charged to nobody.
 """
 
-from router.core.accounts import NOTHING, Accounts, Charge, LinearCost
+from router.core.accounts import Accounts, Charge, LinearCost
 from router.core.cluster import Cluster
 from router.core.estimates import Estimates
 from router.core.fairness import Fairness
@@ -135,7 +135,7 @@ class Dispatched:
             usage = Usage(0, max(0, usage.output_tokens - paid.output), 0)
         self._mirror.ended(request, usage if paid is None else None, answers, now, computed=True)
         charge = self._accounts.settle(request, usage)
-        live.paid = charge.after.plus(paid or NOTHING)
+        live.paid = charge.after if paid is None else charge.after.plus(paid)
         self._end(live, charge, now)
 
     def refund(self, live: Live, now: float) -> None:

@@ -78,16 +78,18 @@ class UnstartedLimit:
     It does not say that requests wait in it for a place, and where prompts are short, tokens alone are no bound.
     """
 
-    __slots__ = ("_average", "limit")
+    __slots__ = ("_average",)
 
     def __init__(self) -> None:
         self._average = 0.0
-        self.limit = FEWEST_REQUESTS
 
     def learn(self, turnover: Turnover) -> None:
         """A request started; see `TokenLimit.learn`."""
         self._average = max(self._average * PEAK_DECAY, turnover.requests)
-        self.limit = max(FEWEST_REQUESTS, int(REQUEST_STEPS * self._average))
+
+    @property
+    def limit(self) -> int:
+        return max(FEWEST_REQUESTS, int(REQUEST_STEPS * self._average))
 
 
 class RequestLimit:

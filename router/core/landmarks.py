@@ -57,10 +57,12 @@ class Landmarks:
         """A prompt's size, with `ratio` tokens per byte where nothing is known; O(its chunks)."""
         places: list[Place] = [(0, 0.0)]
         told = self._tokens
-        if told and prompt.hashes and not told.keys().isdisjoint(words := _words(prompt.hashes)):
-            for end, here in [(end, told[word]) for end, word in enumerate(words, 1) if word in told]:
-                if here >= places[-1][1]:
-                    places.append((end, here))
+        words = _words(prompt.hashes)
+        end = 0
+        for word in filter(told.__contains__, words):
+            end, here = words.index(word, end) + 1, told[word]
+            if here >= places[-1][1]:
+                places.append((end, here))
         chunk, tokens = places[-1]
         rest = prompt.size - chunk * CHUNK_BYTES
         total = max(1, ceil(tokens + rest * ratio))

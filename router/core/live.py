@@ -1,6 +1,6 @@
 """Requests between their arrival and their end, and those of them that came back from a worker."""
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -53,12 +53,8 @@ class ReturnedPool:
         self._time_to_live = time_to_live
         self._budget = RetryBudget(rules.budget, rules.floor)
         self._lives: dict[RequestId, Live] = {}
-
-    def __len__(self) -> int:
-        return len(self._lives)
-
-    def __iter__(self) -> Iterator[Live]:
-        return iter(list(self._lives.values()))
+        self.lives: Mapping[RequestId, Live] = self._lives
+        """To be looked at only."""
 
     def arrived(self) -> None:
         """A request arrived, which raises the budget of retries."""

@@ -27,7 +27,7 @@ from router.core.estimates import Estimates
 from router.core.model import CacheReport, Request, RequestId, Usage, Worker, WorkerId
 from router.core.prefix_tree import PrefixTree
 from router.core.prompt_key import HASH_BYTES, PromptKey
-from router.core.radix_node import Node, Step
+from router.core.radix_node import Node
 
 
 class Mirror:
@@ -99,7 +99,8 @@ class Mirror:
         run = self._runs[request.id] = Run(request, worker, holding, now, predicted, prompt_tokens)
         replays = self._tracking.replays
         for prompt in run.prompts:
-            run.paths.append([_seen(step) for step in self._tree.path(prompt.hashes, worker)])
+            path = self._tree.path(prompt.hashes, worker)
+            run.paths.append([(end, None if there.pins else there.touch.now) for _, end, there in path])
             self._tree.insert(prompt.hashes, worker, now, pin=replays, seal=replays and state.rules.whole_nodes)
         self._grow(run, state)
         self._keep_within(worker, state)
@@ -254,11 +255,12 @@ class Mirror:
     def _keep_answers(self, run: Run, usage: Usage | None, answers: Sequence[PromptKey], now: float) -> None:
         for answer in answers:
             self._tree.insert(answer.hashes, run.worker, now)
-        output = run.output if usage is None else usage.output_tokens
-        chunks = round(output / self._estimates.tokens_per_chunk(run.model))
-        if not answers and chunks and run.prompts:
+        if not answers and run.prompts:
+            output = run.output if usage is None else usage.output_tokens
+            chunks = round(output / self._estimates.tokens_per_chunk(run.model))
             names = b"".join([next(self._strangers).to_bytes(HASH_BYTES, "big") for _ in range(chunks)])
-            self._tree.insert(run.prompts[0].hashes + names, run.worker, now)
+            if names:
+                self._tree.insert(run.prompts[0].hashes + names, run.worker, now)
 
     def _compare(self, run: Run, state: CacheState, usage: Usage, *, here: bool) -> None:
         """Set what the engine found beside what was predicted."""
@@ -303,10 +305,6 @@ class Mirror:
         hits = _rise(before, report, lambda each: each.hit_tokens)
         if state.calibration.silent and hits is not None:
             state.calibration.counted(state.predicted, round(hits), state.prompts)
-
-
-def _seen(step: Step) -> tuple[int, float | None]:
-    return step.end, None if step.residency.pins else step.residency.touch.now
 
 
 def _rise(before: CacheReport, after: CacheReport, of: Callable[[CacheReport], float | None]) -> float | None:

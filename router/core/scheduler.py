@@ -26,6 +26,7 @@ ours may cross. What comes back ends at its worker like all else, and is sent ag
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from random import Random
 from typing import Final
 
@@ -150,7 +151,8 @@ class Scheduler:
         """It goes before all that waits."""
         self._placed = False
         """Whether the policy was given a request by this event, so that it may have promised it a place."""
-        self._wake: float | None = None
+        self._wake = inf
+        """When the alarm is due that was asked for; no deadline comes before it."""
         self._out: list[Command] = []
 
     def handle(self, event: Event, now: float) -> list[Command]:
@@ -160,13 +162,14 @@ class Scheduler:
         """
         self._out = []
         self._placed = False
-        self.cluster.advance(now)
+        if self._wake <= now:
+            self.cluster.advance(now)
         self._take_in(event, now)
         if self.cluster.barred:
             self.membership.unbar(now)
         if self.cluster.silent:
             self.membership.bar_silent(now)
-        if self._returned:
+        if self._returned.lives:
             if self._placed and (choice := self.policy.next(now)) is not None:
                 self._dispatch(choice, now)
             self._resend(now)
@@ -186,7 +189,7 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         """Those that no worker has yet."""
-        return len(self._room) + len(self._returned)
+        return len(self._room) + len(self._returned.lives)
 
     def _take_in(self, event: Event, now: float) -> None:
         match event:
@@ -254,7 +257,7 @@ class Scheduler:
 
     def _resend(self, now: float) -> None:
         """Send what came back to workers that have not failed it, first come, first served."""
-        for live in self._returned:
+        for live in list(self._returned.lives.values()):
             request = live.request
             serving = self.cluster.serving(request.model)
             others = [worker for worker in serving if worker not in live.failed]
@@ -331,7 +334,7 @@ class Scheduler:
                 self._out.append(Reject(request.id, Refusal.NO_WORKER))
 
     def _tick(self, now: float) -> None:
-        self._wake = None
+        self._wake = inf
         for request in self._room.expired(now):
             self._withdraw(self._live[request], now)
             self._out.append(Reject(request, Refusal.EXPIRED, self._room.retry_after(now)))
@@ -341,10 +344,10 @@ class Scheduler:
     def _set_alarm(self, now: float) -> None:
         """Ask to be woken for the next deadline, unless an earlier alarm is set: a vain waking is cheap."""
         due = self._wake
-        returned = self._returned.next_deadline if self._returned else None
+        returned = self._returned.next_deadline if self._returned.lives else None
         for deadline in (self._room.next_deadline, self.cluster.next_deadline, self.policy.next_deadline, returned):
-            if deadline is not None and (due is None or deadline < due):
+            if deadline is not None and deadline < due:
                 due = max(deadline, now)
-        if due is not None and due != self._wake:
+        if due != self._wake:
             self._wake = due
             self._out.append(WakeAt(due))

@@ -54,9 +54,6 @@ class Window(Protocol):
     def limits(self) -> Limits | None:
         """The limits of now; None without any."""
 
-    def has_room(self, load: Load) -> bool:
-        """Whether any request could go now, however small."""
-
     def admits(self, load: Load, uncached_tokens: int) -> bool:
         """Whether a request with that much uncached input may go now."""
 
@@ -121,10 +118,6 @@ class FixedWindow(_Unlearning):
         """See `Window`."""
         return Limits(self.requests, self.unstarted_tokens)
 
-    def has_room(self, load: Load) -> bool:
-        """See `Window`."""
-        return load.requests < self.requests and (not load.unstarted or load.unstarted_tokens < self.unstarted_tokens)
-
     def admits(self, load: Load, uncached_tokens: int) -> bool:
         """See `Window`. Where nothing waits to start, even a request beyond the limit goes: it could go no better."""
         if load.requests >= self.requests:
@@ -139,10 +132,6 @@ class NoWindow(_Unlearning):
     @property
     def limits(self) -> None:
         """See `Window`."""
-
-    def has_room(self, load: Load) -> bool:  # noqa: ARG002 - the protocol's signature
-        """See `Window`."""
-        return True
 
     def admits(self, load: Load, uncached_tokens: int) -> bool:  # noqa: ARG002 - the protocol's signature
         """See `Window`."""
@@ -203,10 +192,6 @@ class LearnedWindow:
     def limits(self) -> Limits:
         """See `Window`. A few requests more go where none of those in flight waits in the engine."""
         return Limits(int(min(self.requests, self._places.limit)), self._tokens.limit)
-
-    def has_room(self, load: Load) -> bool:
-        """See `Window`."""
-        return self.admits(load, 1)
 
     def admits(self, load: Load, uncached_tokens: int) -> bool:
         """See `Window`.

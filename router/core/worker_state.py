@@ -127,7 +127,7 @@ class WorkerState:
 
     def start(self, request: RequestId, now: float, *, seen: bool) -> None:
         """It waits no more. `seen`: because its first token is here, which says more than that it is over."""
-        flight = self.running[request]
+        flight = self._flights.requests[request]
         if seen:
             self.succeeded(request, now)
         if flight.started:
@@ -142,7 +142,7 @@ class WorkerState:
 
     def serve(self, request: RequestId, cost: float, output_tokens: int) -> None:
         """A started request was served so much, in cost units; of that, so many are new output tokens."""
-        self.running[request].output += output_tokens
+        self._flights.requests[request].output += output_tokens
         self._served += cost
         self._gained += output_tokens
 
@@ -232,12 +232,10 @@ class WorkerState:
             flights.guessed,
             self._forecast.peak(growth, window.kv_limit),
         )
-        self.has_room = self._open and window.has_room(load)
-        deadline = min(flights.next_guess, low_at)
-        if self._now < self._pauses.until:
-            deadline = min(deadline, self._pauses.until)
-        self._due = deadline
-        deadline = min(deadline, self._silent_at())
+        self.has_room = self._open and window.admits(load, 1)
+        resumes = self._pauses.until if self._now < self._pauses.until else inf
+        self._due = min(flights.next_guess, low_at, resumes)
+        deadline = min(self._due, self._silent_at())
         if deadline < inf:
             self._deadlines[self.worker.id] = deadline
         else:
