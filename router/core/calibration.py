@@ -13,11 +13,13 @@ TOLERATED: Final = 0.15
 
 
 class Answer(NamedTuple):
-    """One answered request, in tokens."""
+    """One answered request."""
 
+    error: float
+    """Of its prediction, as a share of the prompt."""
     predicted: int
     actual: int
-    prompt: int
+    """In tokens, as what was predicted."""
 
 
 @dataclass(slots=True)
@@ -78,12 +80,12 @@ class Calibration:
             totals.false_hit += predicted - actual
         else:
             totals.missed_hit += actual - predicted
-        self._take(Answer(predicted, actual, prompt))
+        self._take(predicted, actual, prompt)
 
     def counted(self, predicted: int, actual: int, prompt: int) -> None:
         """A silent engine's counters say what was cached of several prompts; all in sums."""
         if predicted or actual:
-            self._take(Answer(predicted, actual, prompt))
+            self._take(predicted, actual, prompt)
 
     def begin_anew(self) -> None:
         """The cache was emptied: what was wrong about it says nothing about the next one."""
@@ -91,15 +93,15 @@ class Calibration:
         self._error, self._predicted, self._actual = 0.0, 0, 0
         self.discount = 1.0
 
-    def _take(self, answer: Answer) -> None:
-        self._add(answer, 1)
-        self._recent.append(answer)
+    def _take(self, predicted: int, actual: int, prompt: int) -> None:
+        error = abs(predicted - actual) / max(1, prompt)
+        self._recent.append(Answer(error, predicted, actual))
+        self._error += error
+        self._predicted += predicted
+        self._actual += actual
         if len(self._recent) > REMEMBERED:
-            self._add(self._recent.popleft(), -1)
+            error, predicted, actual = self._recent.popleft()
+            self._error -= error
+            self._predicted -= predicted
+            self._actual -= actual
         self.discount = min(1.0, self._actual / max(1, self._predicted)) if self.suspect else 1.0
-
-    def _add(self, answer: Answer, sign: int) -> None:
-        predicted, actual, prompt = answer
-        self._error += sign * (abs(predicted - actual) / max(1, prompt))
-        self._predicted += sign * predicted
-        self._actual += sign * actual

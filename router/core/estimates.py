@@ -88,9 +88,10 @@ class Estimates:
         self.lessons += 1
         self._measured.clear()
         prompts = request.prompts
-        if usage.input_tokens and all(prompt.tokens is None for prompt in prompts):
+        sizes = [prompt.size for prompt in prompts if prompt.tokens is None]
+        if usage.input_tokens and len(sizes) == len(prompts):
             ratio = self._ratio(request.model)
-            ratio.learn(sum([prompt.size for prompt in prompts]), usage.input_tokens)
+            ratio.learn(sum(sizes), usage.input_tokens)
             if len(prompts) == 1:
                 self._landmarks.tell(prompts[0], usage.input_tokens, ratio.value)
                 if len(answers) == 1:

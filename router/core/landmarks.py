@@ -8,6 +8,7 @@ exactly of all that begin so. Between such places tokens are spread evenly.
 from bisect import bisect_right
 from collections.abc import Sequence
 from math import ceil, inf
+from sys import byteorder
 from typing import Final, NamedTuple
 
 from router.core.prompt_key import CHUNK_BYTES, HASH_BYTES, PromptKey
@@ -47,7 +48,7 @@ class Landmarks:
         """An engine counted so many tokens in a prompt; `ratio`: tokens per byte after its last full chunk."""
         if prompt.hashes:
             at = tokens - ratio * (prompt.size - len(prompt.hashes) // HASH_BYTES * CHUNK_BYTES)
-            (last,) = _words(prompt.hashes[-HASH_BYTES:])
+            last = int.from_bytes(prompt.hashes[-HASH_BYTES:], byteorder)
             self._tokens.pop(last, None)
             self._tokens[last] = max(0.0, at)
             if len(self._tokens) > self._limit:
@@ -57,7 +58,8 @@ class Landmarks:
         """A prompt's size, with `ratio` tokens per byte where nothing is known; O(its chunks)."""
         places: list[Place] = [(0, 0.0)]
         told = self._tokens
-        words = _words(prompt.hashes)
+        # One by one, as numbers: looking many of these up takes less than looking up as many pieces of bytes.
+        words = memoryview(prompt.hashes).cast("Q").tolist()
         end = 0
         for word in filter(told.__contains__, words):
             end, here = words.index(word, end) + 1, told[word]
@@ -69,8 +71,3 @@ class Landmarks:
         if rest > 0:
             places.append((prompt.size / CHUNK_BYTES, total))
         return Measure(total, places)
-
-
-def _words(hashes: bytes) -> list[int]:
-    """One by one, as numbers: looking many of these up takes less than looking up as many pieces of bytes."""
-    return memoryview(hashes).cast("Q").tolist()
