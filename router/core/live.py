@@ -93,4 +93,4 @@ class ReturnedPool:
     @property
     def next_deadline(self) -> float | None:
         """When the next one expires."""
-        return min([live.since + self._time_to_live for live in self._lives.values()], default=None)
+        return min([live.since + self._time_to_live for live in self._lives.values()]) if self._lives else None

@@ -164,7 +164,7 @@ class Policy(Protocol):
         """Give up a waiting request: its client left or its time is over."""
 
     def next(self, now: float) -> Choice | None:
-        """Give out one request that its worker's window admits, or None when nothing may go."""
+        """Give out one request that its worker's window admits, or None when nothing may go; asked while any waits."""
 
     def resend(self, request: Request, workers: Sequence[WorkerId], now: float) -> WorkerId:
         """A request that has had its turn and lost its worker goes to one of these, which have room for it.
@@ -174,7 +174,7 @@ class Policy(Protocol):
 
     @property
     def next_deadline(self) -> float | None:
-        """When `next` may have another answer although nothing has happened."""
+        """When `next` may have another answer although nothing has happened; asked while any waits."""
 
     def charged(self, charge: Charge) -> None:
         """A dispatched request's bill changed; the first change comes with its dispatch."""

@@ -122,13 +122,10 @@ class Scheduler:
         )
         self.mirror = self.prefixes.mirror
         self.blocks = self.prefixes.blocks
-        self._view = SchedulerView(self.cluster, self.prefixes)
+        self._view = view = SchedulerView(self.cluster, self.prefixes)
         self.shares = Shares()
-        self.policy = policy(
-            Surroundings(
-                self._view, settings.cost, random, parameters, self.backlog, settings.debtor_limit, self.shares
-            )
-        )
+        around = Surroundings(view, settings.cost, random, parameters, self.backlog, settings.debtor_limit, self.shares)
+        self.policy = policy(around)
         self.fairness = Fairness(settings.cost, self.shares, pooled=self.policy.properties.pooled)
         self.backlog.subscribe(self.fairness)
         self.membership = Membership(self.cluster, self.prefixes, self.policy, self.fairness, self._place_anew)
@@ -152,7 +149,6 @@ class Scheduler:
         self._placed = False
         """Whether the policy was given a request by this event, so that it may have promised it a place."""
         self._wake = inf
-        """When the alarm is due that was asked for; no deadline comes before it."""
         self._out: list[Command] = []
 
     def handle(self, event: Event, now: float) -> list[Command]:
@@ -162,7 +158,7 @@ class Scheduler:
         """
         self._out = []
         self._placed = False
-        if self._wake <= now:
+        if self._wake <= now:  # no deadline comes before the alarm
             self.cluster.advance(now)
         self._take_in(event, now)
         if self.cluster.barred:
@@ -173,7 +169,7 @@ class Scheduler:
             if self._placed and (choice := self.policy.next(now)) is not None:
                 self._dispatch(choice, now)
             self._resend(now)
-        while (choice := self.policy.next(now)) is not None:
+        while self._room.waiters and (choice := self.policy.next(now)) is not None:
             self._dispatch(choice, now)
         if isinstance(event, Arrived):
             self._make_room(event.request.id, now)
@@ -344,8 +340,10 @@ class Scheduler:
     def _set_alarm(self, now: float) -> None:
         """Ask to be woken for the next deadline, unless an earlier alarm is set: a vain waking is cheap."""
         due = self._wake
-        returned = self._returned.next_deadline if self._returned.lives else None
-        for deadline in (self._room.next_deadline, self.cluster.next_deadline, self.policy.next_deadline, returned):
+        deadlines = [self.cluster.next_deadline, self._returned.next_deadline]
+        if self._room.waiters:
+            deadlines += self._room.next_deadline, self.policy.next_deadline
+        for deadline in deadlines:
             if deadline is not None and deadline < due:
                 due = max(deadline, now)
         if due != self._wake:

@@ -1,6 +1,7 @@
 """The bounds on waiting: how much, of whom, and for how long; and when a refused client should try again."""
 
 from collections import OrderedDict, deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
@@ -53,6 +54,8 @@ class WaitingRoom:
         # All wait equally long, so the order of arrival is the order of expiry.
         # A dict finds its first key by walking past all that were deleted before it.
         self._waiters: OrderedDict[RequestId, Waiter] = OrderedDict()
+        self.waiters: Mapping[RequestId, Waiter] = self._waiters
+        """To be looked at only."""
         self._by_client: dict[ClientId, dict[RequestId, None]] = {}
         self._requests: Holdings[ClientId] = Holdings()
         self._bytes: Holdings[ClientId] = Holdings()

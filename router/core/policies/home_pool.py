@@ -111,6 +111,8 @@ class HomePool:
     def remove(self, request: RequestId) -> Request:
         """One waits no more."""
         waiting = self._waiting.pop(request)
+        if not self._waiting:
+            self._leaving.clear()
         self._view.unwatch(request)
         for worker in waiting.homes:
             self._homes[worker].remove(request)
