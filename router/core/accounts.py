@@ -90,6 +90,10 @@ class Account:
 
     charged: Tokens = NOTHING
     reserved: Tokens = NOTHING
+    bills: int = 0
+    """How many are open."""
+    trusted: int = 0
+    """Input tokens that these do not charge because they were predicted to be cached."""
 
     @property
     def served(self) -> Tokens:
@@ -105,9 +109,6 @@ class Accounts:
         self._limit = cached_in_flight_limit
         self._bills: dict[RequestId, Bill] = {}
         self._accounts: defaultdict[ClientId, Account] = defaultdict(Account)
-        self._cached_in_flight: dict[ClientId, int] = {}
-        self._open: dict[ClientId, int] = {}
-        """Bills of each client that has any."""
         self.forgotten = NOTHING
         """What clients were served whose accounts are no more."""
 
@@ -123,7 +124,8 @@ class Accounts:
 
     def in_flight(self, client: ClientId) -> int:
         """How many open bills a client has."""
-        return self._open.get(client, 0)
+        account = self._accounts.get(client)
+        return 0 if account is None else account.bills
 
     def forget(self, client: ClientId) -> None:
         """Close the account of a client that has no open bill."""
@@ -143,13 +145,12 @@ class Accounts:
         reserved as if it were not cached, and given back when the engine's usage shows that it was.
         """
         client = request.client
-        before = self._cached_in_flight.get(client, 0)
-        trusted = min(cached_tokens, max(0, self._limit - before))
+        account = self._accounts[client]
+        trusted = min(cached_tokens, max(0, self._limit - account.trusted))
         tokens = Tokens(input_tokens - trusted, trusted, 0)
         self._bills[request.id] = Bill(client, worker, tokens, trusted)
-        self._open[client] = self._open.get(client, 0) + 1
-        self._cached_in_flight[client] = before + trusted
-        account = self._accounts[client]
+        account.bills += 1
+        account.trusted += trusted
         account.charged = account.charged.plus(tokens)
         account.reserved = account.reserved.plus(tokens)
         return Charge(request.id, client, worker, NOTHING, tokens)
@@ -185,12 +186,9 @@ class Accounts:
 
     def _close(self, request: RequestId, after: Tokens) -> Charge:
         bill = self._bills.pop(request)
-        self._open[bill.client] -= 1
-        if not self._open[bill.client]:
-            del self._open[bill.client]
-        left = self._cached_in_flight.pop(bill.client, 0) - bill.trusted
-        if left:
-            self._cached_in_flight[bill.client] = left
+        account = self._accounts[bill.client]
+        account.bills -= 1
+        account.trusted -= bill.trusted
         return self._revise(request, bill, after)
 
     def _revise(self, request: RequestId, bill: Bill, after: Tokens) -> Charge:
