@@ -75,9 +75,9 @@ def build(settings: Settings, resolve: Resolve = resolve) -> "Router":
         observers.insert(0, journal)
     conductor = Conductor(scheduler, observers, time.monotonic)
     kv_events = exact_map(settings, fleet, conductor.feed, secret)
-    observers.extend(kv_events.observers)
+    conductor.attach(*kv_events.observers)
     workers = _workers(settings, fleet, conductor, resolve)
-    observers.extend((workers.advice, workers.roster))
+    conductor.attach(workers.advice, workers.roster)
     monitor = workers.monitor
     drain, lag = Drain(settings.drain_timeout), LoopLag()
     door = _door(settings, conductor)

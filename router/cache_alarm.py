@@ -1,8 +1,8 @@
 """Says in the log when what is believed of a worker's cache proves wrong, and when it is right again."""
 
 import logging
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Collection, Sequence
+from typing import ClassVar, Final
 
 from router.core.mirror import Mirror
 from router.core.model import Command, Event, WorkerId, WorkerLeft, WorkerReported
@@ -15,6 +15,8 @@ REPEAT_SECONDS: Final = 60.0
 
 class CacheAlarm:
     """Observer: looks at a worker's calibration whenever the worker reports."""
+
+    hears: ClassVar[Collection[type[Event]]] = (WorkerReported, WorkerLeft)
 
     def __init__(self, mirror: Mirror) -> None:
         self._mirror = mirror

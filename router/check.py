@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from typing import Any, Final, NamedTuple, Self
+from collections.abc import Collection, Sequence
+from typing import Any, ClassVar, Final, NamedTuple, Self
 
 import httpx
 import orjson
@@ -111,6 +111,8 @@ class Advice:
 
     No prompt is sent for that: whether answers tell what was cached is seen by the first of them.
     """
+
+    hears: ClassVar[Collection[type[Event]]] = (WorkerJoined,)
 
     def __init__(self, fleet: Fleet, match_minimum: int) -> None:
         """`match_minimum`: see `findings`."""

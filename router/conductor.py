@@ -1,11 +1,12 @@
 """Feeds events to the scheduler and carries out its commands: the one interpreter, and the owner of the one timer."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol, assert_never
+from typing import ClassVar, Protocol, assert_never
 
 from router.core.model import (
+    EVENTS,
     Arrived,
     Cancelled,
     Command,
@@ -32,7 +33,10 @@ PROGRESS_SECONDS = 0.1
 
 
 class Observer(Protocol):
-    """Hears of every event and what came of it; changes nothing."""
+    """Hears of events and what came of them; changes nothing."""
+
+    hears: ClassVar[Collection[type[Event]]] = EVENTS
+    """The types of these events; commands may come of any."""
 
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
         """The scheduler took in an event and gave these commands."""
@@ -53,7 +57,10 @@ class Conductor:
         """`clock` gives seconds and never falls."""
         self.scheduler = scheduler
         self.clock = clock
-        self._observers = observers
+        self._observers: list[Observer] = []
+        self._hearing: dict[type[Event], list[Observer]] = {kind: [] for kind in EVENTS}
+        """The same by what they hear of."""
+        self.attach(*observers)
         self._turns: dict[RequestId, asyncio.Future[Dispatch]] = {}
         self._streams: dict[RequestId, Stream] = {}
         self._gathering: asyncio.TimerHandle | None = None
@@ -63,10 +70,17 @@ class Conductor:
         """Tell the scheduler what happened, and do what it says."""
         now = self.clock()
         commands = self.scheduler.handle(event, now)
-        for observer in self._observers:
+        for observer in self._hearing[type(event)]:
             observer.observe(now, event, commands)
         for command in commands:
             self._carry_out(command, now)
+
+    def attach(self, *observers: Observer) -> None:
+        """From now on these are told, too, after those that were there before."""
+        self._observers += observers
+        for observer in observers:
+            for kind in observer.hears:
+                self._hearing[kind].append(observer)
 
     def __contains__(self, request: RequestId) -> bool:
         """Whether a request of this id is submitted and not settled."""

@@ -1,15 +1,16 @@
 """Why a request went where and when it did: the content of /explain, for the last requests that there were."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Final
+from typing import ClassVar, Final
 
 from pydantic import with_config
 
 from router.core.model import (
+    EVENTS,
     Arrived,
     Cancelled,
     ClientId,
@@ -157,6 +158,8 @@ class Record:
 
 class Explanations:
     """Observer: remembers the last requests, by the id that their clients were told in `x-request-id`."""
+
+    hears: ClassVar[Collection[type[Event]]] = EVENTS
 
     def __init__(self, policy: str, limit: int = REMEMBERED) -> None:
         """`policy`: its name."""

@@ -15,18 +15,18 @@ import io
 import logging
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Final, NamedTuple, Self
+from typing import Annotated, ClassVar, Final, NamedTuple, Self
 
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from router.by_name import JSON, ByName
-from router.core.model import Command, Event
+from router.core.model import EVENTS, Command, Event
 from router.core.saved import Piece
 from router.errors import ConfigError
 
@@ -138,6 +138,8 @@ class Journal:
 
     What goes wrong ends the journal, with one line in the log, and nothing else.
     """
+
+    hears: ClassVar[Collection[type[Event]]] = EVENTS
 
     def __init__(self, file: io.RawIOBase, most_pending: int = MOST_PENDING) -> None:
         """`file` is written as long as this is entered, and closed by it; `most_pending`: see there."""

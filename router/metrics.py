@@ -8,13 +8,14 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from itertools import accumulate
-from typing import Final
+from typing import ClassVar, Final
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from router.core.model import (
+    EVENTS,
     Arrived,
     Cancelled,
     ClientId,
@@ -131,6 +132,8 @@ class Durations:
 
 class RequestMetrics(Collector):
     """Observer: requests by their ending, and the times on the way there."""
+
+    hears: ClassVar[Collection[type[Event]]] = EVENTS
 
     def __init__(self, registry: CollectorRegistry, labels: ClientLabels, workers: int = WORKER_LIMIT) -> None:
         """`workers`: of those that left, how many keep a label of their own."""

@@ -6,10 +6,10 @@ again before that, it stays. What the operator removed stays away until its sour
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import ClassVar, Final
 
-from router.core.model import Command, Event, WorkerId
+from router.core.model import Cancelled, Command, Event, Failed, Finished, Returned, WorkerId, WorkerLeft
 from router.errors import UnknownWorker, WorkerExists
 from router.event_sources import Source
 from router.fleet import Backend, Fleet
@@ -33,6 +33,8 @@ def backend_of(worker: WorkerAddress, settings: Settings) -> Backend:
 
 class Roster:
     """Adds workers to all who must know them, and takes them out again; the only one who does."""
+
+    hears: ClassVar[Collection[type[Event]]] = (Finished, Failed, Returned, Cancelled, WorkerLeft)
 
     def __init__(
         self,

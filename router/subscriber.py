@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Final, Self
+from typing import ClassVar, Final, Self
 from urllib.parse import urlsplit
 
 import httpx
@@ -18,6 +18,7 @@ from router.core.block_key import BlockHasher
 from router.core.block_names import Change
 from router.core.kv_events import EventsReport
 from router.core.model import (
+    EVENTS,
     BlocksChanged,
     BlocksFollowed,
     BlocksLost,
@@ -150,6 +151,8 @@ class Follower:
 
 class Subscriber:
     """All followers, for as long as the context is entered."""
+
+    hears: ClassVar[Collection[type[Event]]] = EVENTS
 
     def __init__(
         self,

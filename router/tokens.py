@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from enum import IntEnum, StrEnum
 from functools import partial
 from hashlib import blake2b
-from typing import Any, Final, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Final, NamedTuple, Protocol, Self, TypeVar
 
 import httpx
 import orjson
@@ -90,6 +90,8 @@ class Declined(Exception):
 
 class Tokens:
     """Gives each call its keys; as an observer, compares the engine's count of tokens with its own."""
+
+    hears: ClassVar[Collection[type[Event]]] = (Arrived, Finished, Failed, Cancelled)
 
     def __init__(
         self,

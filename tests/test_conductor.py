@@ -11,6 +11,7 @@ from running import PATIENCE, until
 
 from router.conductor import Conductor, Observer
 from router.core.model import (
+    Arrived,
     Cancelled,
     ClientId,
     Command,
@@ -22,6 +23,7 @@ from router.core.model import (
     Request,
     RequestId,
     Usage,
+    WakeAt,
     Worker,
     WorkerId,
     WorkerJoined,
@@ -47,6 +49,12 @@ class Diary(Observer):
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:  # noqa: ARG002
         self.events.append(event)
         self.commands += commands
+
+
+class Ends(Diary):
+    """Of these alone."""
+
+    hears = (Finished, Cancelled)
 
 
 class Desk:
@@ -99,6 +107,20 @@ async def test_refusals_come_as_errors() -> None:
     for name in ("3", "2", "1"):
         desk.conductor.settle(Cancelled(RequestId(name)))
     desk.check_rest()
+
+
+async def test_an_observer_hears_of_the_events_it_wants_alone() -> None:
+    """In their order, and with what came of them; one that says nothing hears of all."""
+    desk = Desk()
+    ends = Ends()
+    desk.conductor.attach(ends)
+    desk.submit("1")
+    desk.submit("2")
+    desk.conductor.settle(Finished(RequestId("1")))
+    desk.conductor.settle(Cancelled(RequestId("2")))
+    assert [type(event) for event in ends.events] == [Finished, Cancelled]
+    assert [type(command) for command in ends.commands if not isinstance(command, WakeAt)] == [Dispatch]
+    assert [type(event) for event in desk.diary.events[1:]] == [Arrived, Arrived, Finished, Cancelled]
 
 
 async def test_a_refusal_that_nobody_heard_is_no_forgotten_exception() -> None:

@@ -7,7 +7,7 @@ has reported usage they are estimates (see `estimates`).
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple, NewType
+from typing import Final, NamedTuple, NewType, get_args
 
 from router.core.block_key import BlockKey
 from router.core.prompt_key import PromptKey
@@ -303,6 +303,8 @@ Event = (
     | Forgotten
     | Ticked
 )
+EVENTS: Final[tuple[type[Event], ...]] = get_args(Event)
+"""All types of events."""
 
 
 class Refusal(StrEnum):
