@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from types import TracebackType
 
 from starlette.types import Receive, Scope, Send
@@ -126,19 +126,19 @@ class Exchange:
         await self.begin(status, [*headers, length])
         await self._send({"type": "http.response.body", "body": body})
 
-    async def begin(self, status: int, headers: Headers) -> None:
+    def begin(self, status: int, headers: Headers) -> Awaitable[None]:
         """Send the status line and the headers."""
         self.begun = True
         named = [*headers, (b"x-request-id", self.request_id.encode())]
-        await self._send({"type": "http.response.start", "status": status, "headers": named})
+        return self._send({"type": "http.response.start", "status": status, "headers": named})
 
-    async def write(self, block: bytes) -> None:
+    def write(self, block: bytes) -> Awaitable[None]:
         """Send a part of the body; waits while the client does not read."""
-        await self._send({"type": "http.response.body", "body": block, "more_body": True})
+        return self._send({"type": "http.response.body", "body": block, "more_body": True})
 
-    async def end(self, last: bytes = b"") -> None:
+    def end(self, last: bytes = b"") -> Awaitable[None]:
         """Send the last part of the body."""
-        await self._send({"type": "http.response.body", "body": last})
+        return self._send({"type": "http.response.body", "body": last})
 
     async def fail(self, error: RouterError) -> None:
         """Answer with an error, as its client reads them: by its status, or inside the stream that has begun."""

@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -125,7 +125,7 @@ class Fleet:
         """With a worker's silence, by what it has shown of itself; to be told how fast it is."""
         return self._patience[worker]
 
-    async def forward(
+    def forward(
         self,
         worker: WorkerId,
         path: str,
@@ -135,11 +135,11 @@ class Fleet:
         *,
         method: str = "POST",
         content_type: str = "application/json",
-    ) -> Upstream:
+    ) -> Awaitable[Upstream]:
         """Send a call to a worker; returns when its answer begins.
 
         Raises WorkerUnreachable if none does, and WorkerHung if the worker says nothing for longer than it may.
         """
         backend = self._backends[worker]
         headers = {"content-type": content_type, "x-request-id": request, **backend.authorization}
-        return await self._clients[worker].send(method, path, headers, body, silence)
+        return self._clients[worker].send(method, path, headers, body, silence)

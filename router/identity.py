@@ -198,7 +198,7 @@ class Identifier:
         rules = self.book.anonymous
         if not rules.allowed:
             raise InvalidKey("This takes an API key as a bearer token.")
-        return Identity(client, 1.0, rules.group, rules.limits, rules.models, anonymous=True)
+        return _stranger(client, rules)
 
 
 def address_id(address: str | None) -> ClientId:
@@ -226,6 +226,11 @@ def _key(headers: Mapping[bytes, bytes]) -> bytes:
     if scheme.lower() == b"bearer" and (key := credentials.strip()):
         return key
     return headers.get(b"x-api-key", b"").strip()
+
+
+@lru_cache(maxsize=4096)
+def _stranger(client: ClientId, rules: Anonymous) -> Identity:
+    return Identity(client, 1.0, rules.group, rules.limits, rules.models, anonymous=True)
 
 
 @lru_cache(maxsize=4096)

@@ -110,10 +110,10 @@ def plain_data(block: bytes) -> list[bytes] | None:
 
     That is all that engines send but comments: each ended by LF, and no CR anywhere.
     """
-    if not block.startswith(b"data: ") or not block.endswith(b"\n\n") or b"\r" in block:
+    if not block.startswith(b"data: ") or not block.endswith(b"\n\n") or block.find(b"\r") >= 0:
         return None
     data = block[6:-2].split(b"\n\ndata: ")
-    return None if b"\n" in b"".join(data) else data
+    return data if b"".join(data).find(b"\n") < 0 else None
 
 
 def plain_event(data: bytes) -> bytes:

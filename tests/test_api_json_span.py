@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.api.json_span import cut_member, insert_member, member_span, put_member, replace_member
+from router.api.json_span import cut_member, insert_members, member_span, put_members, replace_member
 
 KEYS = st.sampled_from(["usage", "choices", 'a"usage', "us\\age", "\u00fc", "", ',"usage":', "{", "]"])
 TEXTS = st.one_of(st.text(max_size=8), KEYS, st.sampled_from(['"usage":{', "\\", '\\"', "}],", "\n\n", "data: x"]))
@@ -74,18 +74,23 @@ def test_replaced_value_changes_nothing_else(written: tuple[dict[str, Any], byte
 
 @given(objects(), st.integers(min_value=0, max_value=100))
 def test_inserted_member_goes_to_the_front(written: tuple[dict[str, Any], bytes], spaces: int) -> None:
-    """A new member stands first and every other byte stays, in an empty object too."""
+    """New members stand first, in their order, and every other byte stays, in an empty object too."""
     value, data = written
     data = data.replace(b"{", b"{" + b" " * spaces, 1)
-    inserted = insert_member(data, "new", b"[1]")
-    assert list(json.loads(inserted).items()) == [("new", [1]), *value.items()]
-    assert inserted.replace(b'"new":[1]' + (b"," if value else b""), b"", 1) == data
+    inserted = insert_members(data, {"new": b"[1]", "more": b"2"})
+    assert list(json.loads(inserted).items()) == [("new", [1]), ("more", 2), *value.items()]
+    assert inserted.replace(b'"new":[1],"more":2' + (b"," if value else b""), b"", 1) == data
+    assert insert_members(data, {}) == data
 
 
 def test_a_member_is_put_where_one_is() -> None:
     """One that is there has another value in its place; one that is not stands in front."""
-    for data, put in ((b'{"a":1,"b":2}', b'{"a":1,"b":3}'), (b'{"a":1}', b'{"b":3,"a":1}')):
-        assert put_member(data, "b", b"3", orjson.loads(data)) == put
+    for data, put in (
+        (b'{"a":1,"b":2}', b'{"c":4,"a":1,"b":3}'),
+        (b'{"a":1}', b'{"b":3,"c":4,"a":1}'),
+        (b'{"c":1, "b":2}', b'{"c":4, "b":3}'),
+    ):
+        assert put_members(data, {"b": b"3", "c": b"4"}, orjson.loads(data)) == put
 
 
 def test_key_that_ends_like_another_is_not_taken_for_it() -> None:

@@ -1,6 +1,6 @@
 """Reading an engine's answer on its way to the client.
 
-Usage is asked for in every chunk (`call.ask_for_usage`); the client sees as much of it as it asked for itself
+Usage is asked for in every chunk (`call.usage_request`); the client sees as much of it as it asked for itself
 (`splice`), and the router learns from it what to charge.
 """
 
@@ -50,8 +50,8 @@ class StreamReader:
         self._choices = Choices(call, "delta")
         self._tally = UsageTally(call.choices)
         self._record = Record()
-        self.head: dict[str, Any] | None = None
-        """What the first chunk says of the answer as a whole: its id, time and model."""
+        self._first: dict[str, Any] | bytes | None = None
+        """The first chunk, or its JSON."""
         plain = not (call.continuous_wanted or call.ids_wanted)
         may_be_common = self._expected == 1 and plain and self._choices.chat
         self._common = CommonChunks(call.ids_asked) if may_be_common else None
@@ -92,7 +92,7 @@ class StreamReader:
             if isinstance(part, Run):
                 self._unread.append(part)
                 passed.append(self._show(part.seen))
-            elif self._take(part) and (seen := self._splice.data(part)) is not None:
+            elif (chunk := self._take(part)) is not None and (seen := self._splice.data(part, chunk)) is not None:
                 passed.append(self._show(plain_event(seen)))
         return b"".join(passed)
 
@@ -106,21 +106,21 @@ class StreamReader:
                 return event
             self._held.append(event)
             return b""
-        return self._show(self._splice.event(event)) if self._take(data) else b""
+        return b"" if self._take(data) is None else self._show(self._splice.event(event))
 
-    def _take(self, data: bytes) -> bool:
-        """Note an event's data, to be read later; whether it is that of an answer."""
+    def _take(self, data: bytes) -> dict[str, Any] | None:
+        """Note an event's data, to be read later, and return what it says; None if it is not that of an answer."""
         if data == b"[DONE]":
             self._done = True
-            return True
+            return {}
         chunk = load(data)
         if chunk is None or not is_chunk(chunk):
             self._broken = True
-            return False
+            return None
         self._unread.append(chunk)
-        if self._held is None and (b'"error"' in data or b'"abort"' in data):
+        if self._held is None and (data.find(b'"error"') >= 0 or data.find(b'"abort"') >= 0):
             self._heed(chunk)
-        return True
+        return chunk
 
     def _show(self, seen: bytes) -> bytes:
         """Give this to the client, unless the engine has given up."""
@@ -201,24 +201,23 @@ class StreamReader:
 
     def _read_common(self, runs: list[Run]) -> None:
         """Common chunks in a row: their text, and the usage of the last, which counts for all of them."""
-        if self.head is None:
-            first, _, _ = runs[0].seen.partition(b"\n\n")
-            self._begin(load(first.removeprefix(b"data: ")) or {})
+        if self._first is None:
+            self._first = runs[0].seen.partition(b"\n\n")[0].removeprefix(b"data: ")
         self.started = True
         text = _load_text(b"".join([run.text for run in runs]))
         reasons = [run.finish_reason.decode() for run in runs if run.finish_reason]
         self._choices.add_text(0, text, reasons[-1] if reasons else None)
         for run in runs:
             self._record.add(run.ids, run.silent_ids)
-        if (usage := load(runs[-1].usage)) is not None:
-            self._tally.chunk(0, usage, has_output=bool(text))
+        self._tally.note(runs[-1].usage, has_output=bool(text))
 
     def _read_chunks(self, chunks: list[dict[str, Any]]) -> None:
         for chunk in chunks:
             choices, usage = chunk.get("choices"), chunk.get("usage")
             if choices:
-                if not self.started:
-                    self._begin(chunk)
+                if self._first is None:
+                    self._first = chunk
+                    self._record.prompt(chunk.get("prompt_token_ids"))
                 self.started = True
                 for choice in choices:
                     index = choice.get("index", 0)
@@ -230,10 +229,11 @@ class StreamReader:
                 self._tally.final = read_usage(usage) or self._tally.final
                 self._error = read_error(chunk) or self._error
 
-    def _begin(self, chunk: dict[str, Any]) -> None:
-        """Note what the first chunk says of the whole."""
-        self.head = self.head or {name: chunk[name] for name in HEAD if isinstance(chunk.get(name), str | int)}
-        self._record.prompt(chunk.get("prompt_token_ids"))
+    @property
+    def head(self) -> dict[str, Any] | None:
+        """What the first chunk says of the answer as a whole: its id, time and model."""
+        first = load(self._first) or {} if isinstance(self._first, bytes) else self._first
+        return first and {name: first[name] for name in HEAD if isinstance(first.get(name), str | int)}
 
     @property
     def ids(self) -> tuple[list[int], list[int]] | None:

@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 
 from router.api import fields as read
 from router.api.fields import Fields
-from router.api.json_span import put_member
+from router.api.json_span import put_members
 from router.core.prompt_key import Prompt
 
 IN_EVERY_CHUNK: Final = b'{"include_usage":true,"continuous_usage_stats":true}'
@@ -67,30 +67,42 @@ class Head(NamedTuple):
 
 
 class UsageRequest(NamedTuple):
-    """A body that asks for what we need, and what the client itself had asked for."""
+    """What the client itself asked for of usage, and what is to be asked for instead."""
 
-    body: bytes
-    final: bool
-    continuous: bool
-
-
-def ask_for_ids(body: bytes, fields: Fields) -> bytes:
-    """Ask for the ids of prompt and answer; an engine that does not know the field passes over it."""
-    return put_member(body, "return_token_ids", b"true", fields)
+    options: bytes | None
+    """The `stream_options` by which there is all that we need; None if its own will do."""
+    final: bool = False
+    continuous: bool = False
 
 
-def ask_for_usage(body: bytes, fields: Fields, streamed: bool) -> UsageRequest:
-    """Ask for usage in every chunk of a streamed call, with the least change of bytes.
+ITS_OWN: Final = UsageRequest(None)
+OURS: Final = UsageRequest(IN_EVERY_CHUNK)
+
+
+def asking(body: bytes, fields: Fields, usage: UsageRequest, *, ids: bool) -> bytes:
+    """The body that asks for this usage and, if `ids`, for those of prompt and answer, with the least change of bytes.
+
+    An engine that does not know a field passes over it.
+    """
+    asked = {}
+    if ids:
+        asked["return_token_ids"] = b"true"
+    if usage.options is not None:
+        asked["stream_options"] = usage.options
+    return put_members(body, asked, fields)
+
+
+def usage_request(fields: Fields, streamed: bool) -> UsageRequest:
+    """Ask for usage in every chunk of a streamed call.
 
     vLLM honours `continuous_usage_stats` only together with `include_usage`; SGLang needs no more than the former.
     """
     options = read.mapping(fields, "stream_options")
     if not options:
-        asked = put_member(body, "stream_options", IN_EVERY_CHUNK, fields) if streamed else body
-        return UsageRequest(asked, final=False, continuous=False)
+        return OURS if streamed else ITS_OWN
     final = read.flag(options, "include_usage", "stream_options.include_usage")
     continuous = read.flag(options, "continuous_usage_stats", "stream_options.continuous_usage_stats")
-    if streamed and not (final and continuous):
-        asked = read.dump({**options, "include_usage": True, "continuous_usage_stats": True}, "stream_options")
-        body = put_member(body, "stream_options", asked, fields)
-    return UsageRequest(body, final, continuous)
+    if not streamed or (final and continuous):
+        return UsageRequest(None, final, continuous)
+    both = {**options, "include_usage": True, "continuous_usage_stats": True}
+    return UsageRequest(read.dump(both, "stream_options"), final, continuous)

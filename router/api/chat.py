@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from router.api import fields as read
 from router.api import render
-from router.api.call import Call, Way, ask_for_ids, ask_for_usage
+from router.api.call import Call, Way, asking, usage_request
 from router.api.fields import Fields
 from router.api.ways import way_of
 from router.core.prompt_key import PromptHasher
@@ -25,14 +25,14 @@ def parse_chat(body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:
     limit = _output_limit(fields)
     user = read.text(fields, "user")
     streamed = read.flag(fields, "stream")
-    usage = ask_for_usage(body, fields, streamed)
+    usage = usage_request(fields, streamed)
     way = way_of(fields, streamed=streamed, answers=choices)
     ids_wanted = read.flag(fields, "return_token_ids")
     ids_asked = ids and way is Way.IDS and not ids_wanted
     prompt = hasher.prompt(render.head("chat", model, fields) + render.messages(messages))
     return Call(
         path=PATH,
-        body=ask_for_ids(usage.body, fields) if ids_asked else usage.body,
+        body=asking(body, fields, usage, ids=ids_asked),
         model=model,
         streamed=streamed,
         prompts=(prompt,),

@@ -117,7 +117,7 @@ class Choices:
     def keys(self) -> tuple[PromptKey, ...]:
         """Per choice, in order: the key of prompt and answer, or of the prompt alone where the answer is not kept."""
         count = self._call.choices * len(self._call.prompts)
-        return tuple(self._key(index, self._choices[index]) for index in sorted(self._choices) if 0 <= index < count)
+        return tuple([self._key(index, self._choices[index]) for index in sorted(self._choices) if 0 <= index < count])
 
     def _key(self, index: int, choice: _Choice) -> PromptKey:
         prompt = self._call.prompts[index // self._call.choices]

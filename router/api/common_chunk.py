@@ -88,20 +88,19 @@ class CommonChunks:
     def take_apart(self, data: Iterable[bytes]) -> Iterator[Run | bytes]:
         """Chunks in their order: the common ones run by run, each other by itself and as it is."""
         form = self._form
+        before, _, to_ids, to_usage, _ = form
         texts: list[bytes] = []
         ids: list[bytes] = []
         rest = b""
         for chunk in data:
             # `removeprefix` and `partition` cost a third of what `startswith`, `find` or a regular expression do.
-            if len(said := chunk.removeprefix(form.before)) < len(chunk):
+            if (said := chunk.removeprefix(before)) != chunk:
                 text, _, behind = said.partition(b'"')
-                if to_ids := form.to_ids:
-                    length = len(behind)
-                    listed, _, behind = (told := behind.removeprefix(to_ids)).partition(b"]")
-                    if len(told) == length:
-                        behind = b""
-                usage = behind.removeprefix(form.to_usage)
-                if len(usage) < len(behind) and (usage.partition(b"}")[2] == b"}" or _REST.fullmatch(usage)):
+                if to_ids:
+                    listed, _, after = (told := behind.removeprefix(to_ids)).partition(b"]")
+                    behind = after if told != behind else b""
+                usage = behind.removeprefix(to_usage)
+                if usage != behind and (usage.partition(b"}")[2] == b"}" or _REST.fullmatch(usage)):
                     texts.append(text)
                     if to_ids:
                         ids.append(listed)
@@ -114,7 +113,7 @@ class CommonChunks:
                 yield chunk
             else:
                 form, text, listed, rest = _form_of(common)
-                self._form = form
+                before, _, to_ids, to_usage, _ = self._form = form
                 texts, ids = [text], [listed]
         if texts:
             yield form.run(texts, ids, rest)

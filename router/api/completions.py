@@ -4,7 +4,7 @@ from typing import Final
 
 from router.api import fields as read
 from router.api import render
-from router.api.call import Call, Way, ask_for_ids, ask_for_usage
+from router.api.call import Call, Way, asking, usage_request
 from router.api.texts import prompts_of
 from router.api.ways import way_of
 from router.core.prompt_key import PromptHasher
@@ -25,14 +25,14 @@ def parse_completion(body: bytes, hasher: PromptHasher, *, ids: bool = False) ->
     limit = read.count(fields, "max_tokens") if "max_tokens" in fields else DEFAULT_MAX_TOKENS
     user = read.text(fields, "user")
     streamed = read.flag(fields, "stream")
-    usage = ask_for_usage(body, fields, streamed)
+    usage = usage_request(fields, streamed)
     prompts = prompts_of(fields.get("prompt"), "prompt", lambda kind: render.head(kind, model, fields), hasher)
     way = way_of(fields, streamed=streamed, answers=choices * len(prompts))
     ids_wanted = read.flag(fields, "return_token_ids")
     ids_asked = ids and way is Way.IDS and not ids_wanted
     return Call(
         path=PATH,
-        body=ask_for_ids(usage.body, fields) if ids_asked else usage.body,
+        body=asking(body, fields, usage, ids=ids_asked),
         model=model,
         streamed=streamed,
         prompts=prompts,

@@ -62,9 +62,9 @@ def count(fields: Fields, name: str, least: int = 0) -> int | None:
     value = fields.get(name)
     if value is None:
         return None
-    if isinstance(value, float) and value >= TOO_LARGE:
-        raise BadRequest(f"`{name}` is too large.", param=name, code="invalid_value")
-    if not isinstance(value, int) or isinstance(value, bool):
+    if type(value) is not int:  # a boolean is none
+        if isinstance(value, float) and value >= TOO_LARGE:
+            raise BadRequest(f"`{name}` is too large.", param=name, code="invalid_value")
         raise wrong_type(name, "an integer")
     if value < least:
         raise BadRequest(f"`{name}` must be at least {least}.", param=name, code="invalid_value")

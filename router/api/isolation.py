@@ -12,7 +12,7 @@ from typing import Final
 
 from router.api.error_json import load
 from router.api.fields import dump
-from router.api.json_span import put_member
+from router.api.json_span import put_members
 
 FIELD: Final = "cache_salt"
 
@@ -27,7 +27,7 @@ def isolated(body: bytes, side_of: Callable[[str | None], str], secret: bytes) -
         return body
     user, own = fields.get("user"), fields.get(FIELD)
     salt = _salt(side_of(user if isinstance(user, str) else None), b"" if own is None else dump(own, FIELD), secret)
-    return put_member(body, FIELD, dump(salt, FIELD), fields)
+    return put_members(body, {FIELD: dump(salt, FIELD)}, fields)
 
 
 def _salt(side: str, own: bytes, secret: bytes) -> str:

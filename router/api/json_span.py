@@ -4,7 +4,7 @@ All functions need valid JSON whose root is an object, as a parser has accepted 
 """
 
 import re
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from typing import Final
 
 import orjson
@@ -64,16 +64,25 @@ def replace_member(data: bytes, key: str, value: bytes) -> bytes:
     return data[: span[0]] + orjson.dumps(key) + b":" + value + data[span[1] :]
 
 
-def insert_member(data: bytes, key: str, value: bytes) -> bytes:
-    """`data` with one more top-level member at its front; takes no look at the others."""
-    brace = data.index(b"{") + 1
-    comma = b"" if _EMPTY.match(data, brace) else b","
-    return data[:brace] + orjson.dumps(key) + b":" + value + comma + data[brace:]
+def insert_members(data: bytes, values: Mapping[str, bytes]) -> bytes:
+    """`data` with more top-level members at its front, given as JSON; takes no look at the others."""
+    if not values:
+        return data
+    before, brace, after = data.partition(b"{")
+    new = b",".join([b"%b:%b" % (orjson.dumps(key), value) for key, value in values.items()])
+    comma = b"" if _EMPTY.match(after) else b","
+    return b"".join((before, brace, new, comma, after))
 
 
-def put_member(data: bytes, key: str, value: bytes, members: Container[str]) -> bytes:
-    """`data` with this value, given as JSON, for a top-level member, which is there if it is one of `members`."""
-    return replace_member(data, key, value) if key in members else insert_member(data, key, value)
+def put_members(data: bytes, values: Mapping[str, bytes], members: Container[str]) -> bytes:
+    """`data` with these values, given as JSON, for top-level members; of those, the ones in `members` are there."""
+    new = {}
+    for key, value in values.items():
+        if key in members:
+            data = replace_member(data, key, value)
+        else:
+            new[key] = value
+    return insert_members(data, new)
 
 
 def _members(data: bytes) -> Iterator[tuple[str, int, int]]:

@@ -12,11 +12,10 @@ for byte.
 """
 
 import re
-from typing import Final
-
-import orjson
+from typing import Any, Final
 
 from router.api.call import Call
+from router.api.error_json import load
 from router.api.json_span import cut_member
 from router.sse import event_data, with_data
 
@@ -48,24 +47,24 @@ class UsageSplice:
             return event
         return b"" if seen is None else with_data(event, seen)
 
-    def data(self, data: bytes) -> bytes | None:
-        """An event's data as the client should see it; None where it should not see the event."""
-        if self._hide_ids and b'token_ids"' in data:
+    def data(self, data: bytes, chunk: dict[str, Any] | None = None) -> bytes | None:
+        """An event's data as the client should see it; None where it should not see the event.
+
+        `chunk`: what it says, where that has been parsed already.
+        """
+        if self._hide_ids and data.find(b'token_ids"') >= 0:
             data = _IDS.sub(rb"\1null", data)
         at = data.rfind(_KEY)
         if at < 0 or self._keep_usage:
             return data
         if self._keep_chunks or data.find(b"[]") >= 0 or (last := _LAST_MEMBER.fullmatch(data, at)) is None:
-            return self._parsed(data)
+            return self._parsed(data, chunk)
         before = at - 1 if data[at - 1] == _COMMA else len(data[:at].rstrip()) - 1
-        return data[:before] + data[last.start(1) :] if data[before] == _COMMA else self._parsed(data)
+        return data[:before] + data[last.start(1) :] if data[before] == _COMMA else self._parsed(data, chunk)
 
-    def _parsed(self, data: bytes) -> bytes | None:
-        try:
-            chunk = orjson.loads(data)
-        except orjson.JSONDecodeError:
-            return data
-        if not isinstance(chunk, dict) or chunk.get("usage") is None:
+    def _parsed(self, data: bytes, chunk: dict[str, Any] | None) -> bytes | None:
+        chunk = load(data) if chunk is None else chunk
+        if chunk is None or chunk.get("usage") is None:
             return data
         if chunk.get("choices") == []:
             return data if self._keep_final else None

@@ -3,6 +3,7 @@
 from math import ceil
 from typing import Any, Final
 
+from router.api.error_json import load
 from router.core.model import Usage
 
 MOST_TOKENS: Final = 2**53
@@ -33,32 +34,48 @@ class UsageTally:
     In chunks both engines count per choice: `completion_tokens` of this choice so far, `prompt_tokens` of its prompt.
     """
 
-    __slots__ = ("_choices", "_latest", "_tokens", "final")
+    __slots__ = ("_choices", "_latest", "_noted", "_tokens", "final")
 
     def __init__(self, choices: int) -> None:
         self._choices = choices
         self._tokens: dict[int, int] = {}
         self._latest: dict[int, dict[str, Any]] = {}
+        self._noted: tuple[bytes, bool] | None = None
         self.final: Usage | None = None
         """The sum that the engine sent at the end; it overrules the chunks."""
 
     def chunk(self, index: int, usage: object, has_output: bool) -> None:
         """Count a chunk of choice `index`; without usage a chunk with output is taken for one token."""
+        self._read()
         if isinstance(usage, dict) and (tokens := token_count(usage, "completion_tokens")) is not None:
             self._tokens[index] = tokens
             self._latest[index] = usage
         elif has_output:
             self._tokens[index] = self._tokens.get(index, 0) + 1
 
+    def note(self, usage: bytes, has_output: bool) -> None:
+        """The same of choice 0 and usage as JSON; it is read once that is of use, which the final usage may prevent."""
+        self._read()
+        self._noted = usage, has_output
+
+    def _read(self) -> None:
+        noted, self._noted = self._noted, None
+        if noted is not None and (usage := load(noted[0])) is not None:
+            self.chunk(0, usage, noted[1])
+
     @property
     def output_tokens(self) -> int:
-        return self.final.output_tokens if self.final else sum(self._tokens.values())
+        if self.final:
+            return self.final.output_tokens
+        self._read()
+        return sum(self._tokens.values())
 
     @property
     def usage(self) -> Usage | None:
         """The final usage, else what the chunks tell; cached tokens only where they tell them."""
         if self.final:
             return self.final
+        self._read()
         by_prompt = {index // self._choices: read_usage(latest) for index, latest in self._latest.items()}
         known = [usage for usage in by_prompt.values() if usage]
         if not known:

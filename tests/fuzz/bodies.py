@@ -9,7 +9,7 @@ import orjson
 
 from router.api import FAMILIES
 from router.api.call import Call, Head
-from router.api.json_span import cut_member, insert_member, member_span, replace_member
+from router.api.json_span import cut_member, insert_members, member_span, replace_member
 from router.api.other import parse_other
 from router.api.splice import UsageSplice
 from router.core.prompt_key import PromptHasher
@@ -188,7 +188,7 @@ def change_members(data: bytes, random: Random) -> bool:
     if span is not None:
         assert alike(orjson.loads(replace_member(data, name, b"[1]")), {**fields, name: [1]})
     else:
-        assert alike(orjson.loads(insert_member(data, name, b"[1]")), {**fields, name: [1]})
+        assert alike(orjson.loads(insert_members(data, {name: b"[1]"})), {**fields, name: [1]})
     return True
 
 
