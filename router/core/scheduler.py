@@ -169,7 +169,7 @@ class Scheduler:
             if self._placed and (choice := self.policy.next(now)) is not None:
                 self._dispatch(choice, now)
             self._resend(now)
-        while self._room.waiters and (choice := self.policy.next(now)) is not None:
+        while (self._placed or self._room.waiters) and (choice := self.policy.next(now)) is not None:
             self._dispatch(choice, now)
         if isinstance(event, Arrived):
             self._make_room(event.request.id, now)
