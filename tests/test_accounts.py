@@ -96,6 +96,7 @@ class Ledger(RuleBasedStateMachine):
         for client, account in self.accounts.accounts.items():
             open_bills = [tokens for bill, tokens in self.bills.items() if self.clients[bill] == client]
             assert account.charged == reduce(Tokens.plus, open_bills, self.closed.get(client, Tokens()))
+            assert self.accounts.in_flight(client) == len(open_bills)
 
     @invariant()
     def capped(self) -> None:

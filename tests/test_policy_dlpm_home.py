@@ -56,6 +56,16 @@ def test_a_request_waits_for_its_home_while_another_worker_idles() -> None:
     assert talk.worker_of(second) == talk.worker_of(first)
 
 
+def test_nothing_is_kept_of_how_long_what_was_sent_would_have_waited() -> None:
+    """Once nobody waits, however much patience is left."""
+    talk = scene(settings=SchedulerSettings())
+    for letter in "abc":
+        talk.serve(talk.arrive("ada", DOCUMENT + letter))
+    policy = talk.scheduler.policy
+    assert isinstance(policy, DlpmHome)
+    assert not policy._pool._leaving
+
+
 def test_an_idle_worker_takes_what_is_not_at_home_elsewhere() -> None:
     """Whoever waits for its home is in nobody's way."""
     talk = scene()

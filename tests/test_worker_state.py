@@ -44,6 +44,15 @@ def test_load_counts_what_waits_for_its_first_token() -> None:
     assert (books.state.load.requests, *books.unstarted) == (0, 0, 0)
 
 
+def test_there_is_room_as_long_as_the_smallest_request_would_be_admitted() -> None:
+    """Of one uncached token; a window that is full to the token has none."""
+    books = Books(FixedWindow(8, 100))
+    books.add(A, 99)
+    assert (books.state.has_room, books.state.admits(1)) == (True, True)
+    books.add(B, 1)
+    assert (books.state.has_room, books.state.admits(1)) == (False, False)
+
+
 def test_a_call_that_does_not_stream_is_guessed_to_have_started_when_its_prefill_should_be_over() -> None:
     """With that of all before it; its first token will never be seen."""
     books = Books()
