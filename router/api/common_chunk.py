@@ -8,7 +8,8 @@ JSON.
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from typing import Final
 
 _NULLS: Final = rb'(?:, ?"\w+": ?null)*+'
 # Up to the quote before the text; from the quote behind it.
@@ -24,8 +25,9 @@ _REST: Final = re.compile(rb"\{[^}]*\}(?:[^{}]*\})?\}")
 _COMMON: Final = re.compile(rb'(%b)([^"]*)"(%b)%b(\}\])(, ?"usage": ?)(%b)' % (_BEFORE, _BEHIND, _IDS, _REST.pattern))
 
 
-class Run(NamedTuple):
-    """Chunks of one form in a row."""
+@dataclass(slots=True)
+class Run:
+    """Chunks of one form in a row. Made for every block that comes, and not changed."""
 
     seen: bytes
     """They as plain events, without their usage."""
@@ -40,8 +42,9 @@ class Run(NamedTuple):
     """Of those behind it, whose text is still to come."""
 
 
-class Form(NamedTuple):
-    """What the common chunks of one stream share."""
+@dataclass(slots=True)
+class Form:
+    """What the common chunks of one stream share. Not changed either."""
 
     before: bytes
     """All before the text, its quote included."""
@@ -88,7 +91,7 @@ class CommonChunks:
     def take_apart(self, data: Iterable[bytes]) -> Iterator[Run | bytes]:
         """Chunks in their order: the common ones run by run, each other by itself and as it is."""
         form = self._form
-        before, _, to_ids, to_usage, _ = form
+        before, to_ids, to_usage = form.before, form.to_ids, form.to_usage
         texts: list[bytes] = []
         ids: list[bytes] = []
         rest = b""
@@ -113,7 +116,8 @@ class CommonChunks:
                 yield chunk
             else:
                 form, text, listed, rest = _form_of(common)
-                before, _, to_ids, to_usage, _ = self._form = form
+                before, to_ids, to_usage = form.before, form.to_ids, form.to_usage
+                self._form = form
                 texts, ids = [text], [listed]
         if texts:
             yield form.run(texts, ids, rest)
