@@ -8,7 +8,8 @@ from scenario import CHUNK_TOKENS, MODEL, key
 
 from router.core.estimates import Estimates
 from router.core.model import ClientId, Request, RequestId, Usage, WorkerId
-from router.core.prefix_map import PrefixMap, Watch
+from router.core.prefix_map import PrefixMap
+from router.core.watches import Watch
 
 W1, W2 = WorkerId("w1"), WorkerId("w2")
 WORKERS = (W1, W2)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, dataclass, field
 
 from router.core.accounts import LinearCost
+from router.core.backlog import BacklogWatcher
 from router.core.model import (
     Arrived,
     Cancelled,
@@ -92,7 +93,7 @@ class Queue:
     backlogs: dict[ClientId, Interval] = field(default_factory=dict)
 
 
-class Books:
+class Books(BacklogWatcher):
     """Service, backlogs and what is in flight, by queue and client; a queue is a worker's, or None for a pool."""
 
     def __init__(

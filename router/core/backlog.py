@@ -14,6 +14,11 @@ class BacklogWatcher(Protocol):
     def backlog_ended(self, queue: WorkerId | None, client: ClientId, now: float) -> None:
         """None of this client's waits there any more."""
 
+    def passed_through(self, queue: WorkerId | None, client: ClientId, now: float) -> None:
+        """A request of this client, of which none waited there, had its turn as it came."""
+        self.backlog_began(queue, client, now)
+        self.backlog_ended(queue, client, now)
+
 
 class Backlog:
     """Which clients wait in which queue; a queue is a worker's, or None for a pool."""
@@ -44,6 +49,11 @@ class Backlog:
                 watcher.backlog_ended(queue, client, now)
         if not clients:
             del self._waiting[queue]
+
+    def pass_through(self, queue: WorkerId | None, client: ClientId, now: float) -> None:
+        """A request of this client, who has none there, is given out without having waited."""
+        for watcher in self._watchers:
+            watcher.passed_through(queue, client, now)
 
     def length(self, queue: WorkerId | None) -> int:
         """Requests that wait there."""

@@ -89,6 +89,11 @@ class Fairness:
             del self._queues[client]
             self._recent[client].backlogged_until = now
 
+    def passed_through(self, queue: WorkerId | None, client: ClientId, now: float) -> None:  # noqa: ARG002
+        """See `BacklogWatcher`. No gap opens in no time."""
+        if client not in self._queues:
+            self._recent[client].backlogged_until = now
+
     def dispatched(self, request: Request, worker: WorkerId, outstanding: Outstanding, waited: float) -> None:
         """A request left its queue after so many seconds."""
         self._bound(worker).dispatched(request.client, self._shares.of(request), outstanding)

@@ -72,6 +72,10 @@ class SchedulerView(FleetView):
         """See `FleetView`."""
         self._prefixes.unwatch(request)
 
+    def chunks_held(self, request: Request, workers: Collection[WorkerId]) -> Mapping[WorkerId, int]:
+        """See `FleetView`."""
+        return self._prefixes.chunks_held(request, workers)
+
     def tell_changes(self, policy: Policy) -> None:
         """Report to the policy what `watch` promised; what waits must know its matches at any time, since an order by
         longest match is wrong with old ones.

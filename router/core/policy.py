@@ -118,6 +118,9 @@ class FleetView(Protocol):
     def unwatch(self, request: RequestId) -> None:
         """End a watch."""
 
+    def chunks_held(self, request: Request, workers: Collection[WorkerId]) -> Mapping[WorkerId, int]:
+        """What `watch` would return, of a request that is not to be followed."""
+
     def models(self, worker: WorkerId) -> Collection[str]:
         """Names, adapters included, that the worker answers to."""
 

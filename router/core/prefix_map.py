@@ -21,12 +21,15 @@ from router.core.model import Request, RequestId, WorkerId
 from router.core.prefix_tree import PrefixTree
 from router.core.prompt_key import CHUNK_BYTES, HASH_BYTES, PromptKey
 from router.core.token_blocks import TokenBlocks
+from router.core.watches import Edges, Watch
 
 Oracle = Callable[[Request], Mapping[WorkerId, int]]
 """Says what `PrefixMap.match` should say."""
 
 SEEN_KEPT: Final = 64
 """Requests whose match is remembered while nothing changes."""
+
+_serial = attrgetter("serial")
 
 
 class Seen:
@@ -38,56 +41,6 @@ class Seen:
         self.request = request
         self.size = size
         self.match: Mapping[WorkerId, int] | None = None
-
-
-class Watch:
-    """One prompt of a watched request, and how many of its chunks each worker holds."""
-
-    __slots__ = ("ends", "hashes", "request", "serial")
-
-    def __init__(self, request: RequestId, hashes: bytes, ends: dict[WorkerId, int]) -> None:
-        self.request = request
-        self.hashes = hashes
-        self.ends = ends
-        self.serial = 0
-        """Later for those that were asked about later."""
-
-
-class Edges:
-    """The watches by the chunks at which a match of theirs ends: the last one held, and the first one lacked."""
-
-    def __init__(self) -> None:
-        self.held: dict[bytes, dict[Watch, None]] = {}
-        self.lacked: dict[bytes, dict[Watch, None]] = {}
-
-    def add(self, watch: Watch, chunks: int) -> None:
-        """A match of this length ends there."""
-        held, lacked = _edge(watch, chunks)
-        if held:
-            self.held.setdefault(held, {})[watch] = None
-        if lacked:
-            self.lacked.setdefault(lacked, {})[watch] = None
-
-    def remove(self, watch: Watch, chunks: int) -> None:
-        """None of this length does any more."""
-        held, lacked = _edge(watch, chunks)
-        if held:
-            _remove(self.held, held, watch)
-        if lacked:
-            _remove(self.lacked, lacked, watch)
-
-    def move(self, watch: Watch, worker: WorkerId, chunks: int) -> None:
-        """A worker holds so many chunks now."""
-        ends = watch.ends
-        before = ends[worker]
-        if chunks not in ends.values():
-            self.add(watch, chunks)
-        ends[worker] = chunks
-        if before not in ends.values():
-            self.remove(watch, before)
-
-
-_serial = attrgetter("serial")
 
 
 class PrefixMap:
@@ -218,7 +171,7 @@ class PrefixMap:
         before = start // HASH_BYTES
         for watch in sorted(watches, key=_serial) if watches else ():
             if watch.ends.get(worker) == before:
-                self._move(watch, worker, _shared_chunks(watch.hashes, hashes, before))
+                self._move(watch, worker, watch.shared(hashes, before))
 
     def _lost(self, worker: WorkerId, hashes: bytes) -> None:
         """A worker does not hold this run any more."""
@@ -270,7 +223,17 @@ class PrefixMap:
             matched = watches[0].ends.copy()
         else:
             matched = {worker: sum([watch.ends[worker] for watch in watches]) for worker in workers}
-        return matched if self._minimum == 0 else self._without_short(request, matched)
+        return self._without_short(request, matched)
+
+    def chunks_held(self, request: Request, workers: Iterable[WorkerId]) -> dict[WorkerId, int]:
+        """What `watch` would return, of a request that is not to be followed."""
+        if len(request.prompts) == 1:
+            found = self.tree.match(request.prompts[0].hashes)
+            matched = {worker: found.get(worker, 0) for worker in workers}
+        else:
+            finds = [self.tree.match(prompt.hashes) for prompt in request.prompts]
+            matched = {worker: sum([found.get(worker, 0) for found in finds]) for worker in workers}
+        return self._without_short(request, matched)
 
     def _follow(self, request: RequestId, hashes: bytes, workers: tuple[WorkerId, ...]) -> Watch:
         """Begin to watch one prompt."""
@@ -288,7 +251,8 @@ class PrefixMap:
             self._fresh.clear()
 
     def _without_short(self, request: Request, matched: dict[WorkerId, int]) -> dict[WorkerId, int]:
-        if not any(matched.values()):
+        """Take a match below the minimum for none."""
+        if self._minimum == 0 or not any(matched.values()):
             return matched
         size = sum([prompt.size for prompt in request.prompts])
         tokens = self._estimates.input_tokens(request) * CHUNK_BYTES / max(size, 1)
@@ -322,27 +286,6 @@ class PrefixMap:
         watches = [watch for watches in self._watches.values() for watch in watches]
         for side, index in enumerate((self._edges.held, self._edges.lacked)):
             indexed = {(watch, chunk) for chunk, there in index.items() for watch in there}
-            edges = {(watch, _edge(watch, chunks)[side]) for watch in watches for chunks in watch.ends.values()}
+            edges = {(watch, watch.edge(chunks)[side]) for watch in watches for chunks in watch.ends.values()}
             assert indexed == {(watch, chunk) for watch, chunk in edges if chunk}, "the watches are not those indexed"
             assert all(index.values()), "a chunk is indexed at which nobody's match ends"
-
-
-def _edge(watch: Watch, chunks: int) -> tuple[bytes, bytes]:
-    """The last chunk of a match of this length, and the first one after it; empty where there is none."""
-    end = chunks * HASH_BYTES
-    return watch.hashes[max(0, end - HASH_BYTES) : end], watch.hashes[end : end + HASH_BYTES]
-
-
-def _remove(index: dict[bytes, dict[Watch, None]], chunk: bytes, watch: Watch) -> None:
-    watches = index[chunk]
-    del watches[watch]
-    if not watches:
-        del index[chunk]
-
-
-def _shared_chunks(one: bytes, other: bytes, least: int) -> int:
-    """How many chunks two prompts begin with alike, of which so many are known to be."""
-    end = least * HASH_BYTES
-    while end < len(one) and one[end : end + HASH_BYTES] == other[end : end + HASH_BYTES]:
-        end += HASH_BYTES
-    return end // HASH_BYTES

@@ -172,7 +172,7 @@ class Scheduler:
         while (self._placed or self._room.waiters) and (choice := self.policy.next(now)) is not None:
             self._dispatch(choice, now)
         if isinstance(event, Arrived):
-            self._make_room(event.request.id, now)
+            self._make_room(event.request, now)
             self.clients.forget_surplus()
         self._set_alarm(now)
         return self._out
@@ -222,7 +222,6 @@ class Scheduler:
             self._out.append(Reject(request.id, Refusal.NO_WORKER))
         else:
             self._bear(Live(request, now))
-            self._room.enter(request, now, self.shares.of(request))
             self._returned.arrived()
             self._placed = True
             self.policy.enqueue(request, now)
@@ -237,19 +236,21 @@ class Scheduler:
         del self._live[request.id]
         self.shares.end(request.client)
 
-    def _make_room(self, arrival: RequestId, now: float) -> None:
-        """Refuse what is too much after an arrival that found no room anywhere.
+    def _make_room(self, arrival: Request, now: float) -> None:
+        """Let an arrival that found no room anywhere wait, and refuse what is too much then.
 
         Asked after the turns are given: a full waiting room must not keep an idle worker idle.
         """
-        for request, reason in self._room.surplus(arrival):
+        if (live := self._live.get(arrival.id)) is None or live.state is not State.WAITING:
+            return
+        self._room.enter(arrival, now, self.shares.of(arrival))
+        for request, reason in self._room.surplus(arrival.id):
             self._withdraw(self._live[request], now)
             self._out.append(Reject(request, reason, self._room.retry_after(now)))
 
     def _dispatch(self, choice: Choice, now: float) -> None:
-        request = choice.request.id
-        self._room.leave(request, now, served=True)
-        self._out.append(self._dispatched.send(self._live[request], choice, now))
+        self._room.leave(choice.request.id, now, served=True)
+        self._out.append(self._dispatched.send(self._live[choice.request.id], choice, now))
 
     def _resend(self, now: float) -> None:
         """Send what came back to workers that have not failed it, first come, first served."""
@@ -270,8 +271,7 @@ class Scheduler:
                 self._dispatched.progress(live, tokens, now)
 
     def _cancel(self, event: Cancelled, now: float) -> None:
-        live = self._live.get(event.request)
-        if live is None:
+        if (live := self._live.get(event.request)) is None:
             return
         if live.worker is not None:
             self._dispatched.settle(live, event.usage, now)
@@ -297,8 +297,7 @@ class Scheduler:
 
     def _take_back(self, event: Returned, now: float) -> None:
         """Let a request go to another worker as soon as one has room, if it may."""
-        live = self._fail(event, now)
-        if live is None or live.worker is None:
+        if (live := self._fail(event, now)) is None or live.worker is None:
             return
         self._bear(live)
         if not self._returned.add(live, event, now, in_use=self.cluster.in_use(live.worker)):

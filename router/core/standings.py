@@ -157,10 +157,16 @@ class Standings:
 
         `models`: only those count that wait for one of these.
         """
-        contended = self._credited if models is None else any(self._contenders.get(model) for model in models)
-        if not contended and (client := self._dues.first(lambda each: self._counts(each, models))) is not None:
+        if (
+            not self.contended(models)
+            and (client := self._dues.first(lambda each: self._counts(each, models))) is not None
+        ):
             self._refill_for(client)
             self._admit()
+
+    def contended(self, models: Collection[str] | None = None) -> bool:
+        """Whether a client with credit waits, for one of these models."""
+        return bool(self._credited) if models is None else not self._contenders.keys().isdisjoint(models)
 
     def begin_anew(self) -> None:
         """Give every client one quantum, as at its first request: whoever used an idle machine owes nothing for it, and

@@ -71,8 +71,7 @@ class WaitingRoom:
     @property
     def next_deadline(self) -> float | None:
         """When the request that waits longest expires."""
-        first = next(iter(self._waiters.values()), None)
-        return None if first is None else first.deadline
+        return next(iter(self._waiters.values())).deadline if self._waiters else None
 
     def enter(self, request: Request, now: float, weight: float) -> None:
         """A request begins to wait, of a client of this weight. Whether it may, `surplus` tells."""
@@ -81,9 +80,10 @@ class WaitingRoom:
         self._hold(request.id)
 
     def leave(self, request: RequestId, now: float, *, served: bool) -> None:
-        """A request waits no more; if it was `served`, the drain rate learns of it."""
-        self._drop(request)
-        del self._waiters[request]
+        """A request waits no more, if it ever did; if it was `served`, the drain rate learns of it."""
+        if request in self._waiters:
+            self._drop(request)
+            del self._waiters[request]
         if served:
             self._departures.append(now)
 

@@ -15,7 +15,7 @@ from functools import partial
 
 from router.core.accounts import Charge, Tokens
 from router.core.longest_match import LongestMatchQueue, longest
-from router.core.model import ClientId, Deficit, Request, RequestId, WorkerId
+from router.core.model import ClientId, Deficit, PassedOver, Request, RequestId, WorkerId
 from router.core.policies.home_pool import HomePool, Waiting
 from router.core.policy import Choice, Policy, Properties, Surroundings
 from router.core.saved import Counters, Groups, SavedCounter, SavedGroup, in_rows
@@ -92,6 +92,8 @@ class DlpmHome(Policy):
         self._credits = WorkerCredits(parameters.worker_quantum, surroundings.view.speed, surroundings.shares)
         self._sites: dict[WorkerId, Site] = {}
         self._sent = 0
+        self._newcomer: Waiting | None = None
+        """One that found nobody waiting, until the `next` that follows its arrival lets it go or wait."""
 
     @property
     def next_deadline(self) -> float | None:
@@ -100,35 +102,79 @@ class DlpmHome(Policy):
 
     def enqueue(self, request: Request, now: float) -> None:
         """See `Policy`."""
-        if not len(self._pool) and not any(site.unstarted for site in self._sites.values()):
+        self._let_newcomer_wait(now)
+        placed = self._pool.place(request, self._view.input_tokens(request), now)
+        if len(self._pool):
+            self._wait(placed, now)
+            return
+        if not any(site.unstarted for site in self._sites.values()):
             self._standings.begin_anew()
-        tokens = self._view.input_tokens(request)
-        self._standings.wait(request, self._parameters.quantum, self._input_cost(request, tokens))
-        self._pool.add(request, tokens, now)
+        self._newcomer = placed
+
+    def _wait(self, placed: Waiting, now: float) -> None:
+        request = placed.request
+        self._standings.wait(request, self._parameters.quantum, self._input_cost(request))
+        self._pool.enter(placed)
         self._backlog.add(None, request.client, now)
+
+    def _let_newcomer_wait(self, now: float) -> None:
+        """It may not go, or something comes before its turn: another request, or another worker."""
+        if self._newcomer is not None:
+            newcomer, self._newcomer = self._newcomer, None
+            self._wait(newcomer, now)
 
     def withdraw(self, request: RequestId, now: float) -> None:
         """See `Policy`."""
+        self._let_newcomer_wait(now)
         withdrawn = self._pool.remove(request)
         self._standings.leave(withdrawn)
         self._backlog.remove(None, withdrawn.client, now)
 
     def next(self, now: float) -> Choice | None:
         """See `Policy`."""
+        if self._newcomer is not None and (choice := self._pass_through(self._newcomer, now)):
+            return choice
         if not len(self._pool):
             return None
         self._pool.let_leave(now)
-        # The one with the least in flight first, so that what has no home goes there; of equals each in its turn.
-        view, sites = self._view, self._sites.items()
-        loads = sorted([(view.in_flight(w), site.sent, w) for w, site in sites if view.has_room(w)])
-        for load, _, worker in loads:
-            relief = loads[0][2] if self._overloaded(load, loads[0][0]) else worker
+        with_room = self._with_room()
+        for worker, relief in with_room:
             if choice := self._next_at(worker, relief, now):
                 return choice
-        for _, _, worker in loads:
+        for worker, _ in with_room:
             if choice := self._next_copied(worker, now):
                 return choice
         return None
+
+    def _pass_through(self, newcomer: Waiting, now: float) -> Choice | None:
+        """Let a newcomer go, if it may, as if it had waited for no time; else it waits.
+
+        So does one whose client has no credit: whether that is refilled depends on the worker.
+        """
+        request = newcomer.request
+        if self._standings.visit(request, self._parameters.quantum, refill=False):
+            for worker, relief in self._with_room():
+                if newcomer.may_go(worker, now) and self._view.admits(worker, request):
+                    self._newcomer = None
+                    self._backlog.pass_through(None, request.client, now)
+                    choice = self._choose(newcomer, worker, relief)
+                    self._send(request, choice.worker, now)
+                    return choice
+        self._let_newcomer_wait(now)
+        return None
+
+    def _with_room(self) -> list[tuple[WorkerId, WorkerId]]:
+        """The workers that have room, each with its relief: the first of them for one that is overloaded, else itself.
+
+        The one with the least in flight is first, so that what has no home goes there; of equals each in its turn.
+        """
+        view, sites = self._view, self._sites.items()
+        loads = sorted([(view.in_flight(w), site.sent, w) for w, site in sites if view.has_room(w)])
+        if not loads:
+            return []
+        least, _, first = loads[0]
+        most = self._parameters.load_ratio * least + self._parameters.load_slack
+        return [(worker, first if load > most else worker) for load, _, worker in loads]
 
     def resend(self, request: Request, workers: Sequence[WorkerId], now: float) -> WorkerId:
         """See `Policy`. The one that holds most of its prefix; of equals, that with the fewest requests in flight."""
@@ -157,8 +203,9 @@ class DlpmHome(Policy):
         """See `Policy`."""
         self._pool.match_changed(worker, requests)
 
-    def worker_joined(self, worker: WorkerId, now: float) -> None:  # noqa: ARG002 - the protocol's signature
+    def worker_joined(self, worker: WorkerId, now: float) -> None:
         """See `Policy`. It is home to what has none."""
+        self._let_newcomer_wait(now)
         if worker not in self._sites:
             self._sites[worker] = Site()
             self._let_sparse_go_first()
@@ -166,6 +213,7 @@ class DlpmHome(Policy):
 
     def worker_left(self, worker: WorkerId, now: float) -> list[Request]:
         """See `Policy`. What was at home there finds another."""
+        self._let_newcomer_wait(now)
         orphans = self._pool.served_by_alone(worker)
         for request in orphans:
             self.withdraw(request.id, now)
@@ -218,13 +266,10 @@ class DlpmHome(Policy):
     def _let_sparse_go_first(self) -> None:
         self._standings.let_go_first(len(self._sites) if self._parameters.sparse_first else 0)
 
-    def _input_cost(self, request: Request, tokens: int) -> float:
+    def _input_cost(self, request: Request) -> float:
         """Where most of it is cached."""
         cached = max(self._view.match(request).values(), default=0)
-        return self._cost(Tokens(tokens - cached, cached, 0))
-
-    def _overloaded(self, load: int, least: int) -> bool:
-        return load > self._parameters.load_ratio * least + self._parameters.load_slack
+        return self._cost(Tokens(self._view.input_tokens(request) - cached, cached, 0))
 
     def _next_at(self, worker: WorkerId, relief: WorkerId, now: float) -> Choice | None:
         """The next request for which a worker is home, or that has none any more; it goes to `relief` if it can.
@@ -239,13 +284,18 @@ class DlpmHome(Policy):
         turn = longest(queues, partial(self._view.admits, worker))
         if turn is None:
             return None
-        waiting = self._pool[turn.request.id]
+        return self._take(self._choose(self._pool[turn.request.id], worker, relief, turn.passed), now)
+
+    def _choose(
+        self, waiting: Waiting, worker: WorkerId, relief: WorkerId, passed: tuple[PassedOver, ...] = ()
+    ) -> Choice:
+        """Where a request goes that this worker may take."""
         why = "home" if worker in waiting.homes else "room"
-        if relief != worker and relief in waiting.matched and self._view.admits(relief, turn.request):
+        if relief != worker and relief in waiting.matched and self._view.admits(relief, waiting.request):
             worker, why = relief, "load"
         else:
             worker = self._best_equal(worker, waiting)
-        return self._take(Choice(turn.request, worker, why, turn.passed), now)
+        return Choice(waiting.request, worker, why, passed)
 
     def _best_equal(self, worker: WorkerId, waiting: Waiting) -> WorkerId:
         """The worker that holds most of a request, of those that have room and as much in flight as this one."""
@@ -257,6 +307,8 @@ class DlpmHome(Policy):
 
     def _refill(self, worker: WorkerId, models: Collection[str], now: float) -> None:
         """CHECKREFILL among the clients of the models that a worker serves."""
+        if self._standings.contended(models):
+            return
         if self._view.reorders(worker):
             since = now - self._parameters.engine_lpm_seconds
             if self._sites[worker].unstarted.hold_up(since, self._standings.of):

@@ -27,7 +27,7 @@ class Waiting:
     since: float
     chunk_tokens: float
     """Estimated tokens of each of its chunks."""
-    matched: Mapping[WorkerId, int] = field(default_factory=dict)
+    matched: Mapping[WorkerId, int]
     """Chunks, by worker."""
     homes: dict[WorkerId, None] = field(default_factory=dict)
     """The workers that hold most of its prefix; none where it would lose little anywhere."""
@@ -42,6 +42,12 @@ class Waiting:
         """
         common = min(self.matched.values())
         return common - max(self.matched.values()) if self.homes else common
+
+    def may_go(self, worker: WorkerId, now: float) -> bool:
+        """Whether this worker may take it."""
+        if self.leaves_home is None or self.leaves_home <= now:
+            return worker in self.matched
+        return worker in self.homes
 
 
 class Leaving(NamedTuple):
@@ -99,14 +105,24 @@ class HomePool:
             queues.append(home)
         return queues
 
-    def add(self, request: Request, tokens: int, now: float) -> None:
-        """One more waits, with so many input tokens."""
+    def place(self, request: Request, tokens: int, now: float) -> Waiting:
+        """Find its homes for one that came now, with so many input tokens. It does not wait before it is to `enter`."""
         size = sum([prompt.size for prompt in request.prompts])
         chunk_tokens = tokens * CHUNK_BYTES / max(size, 1)
-        waiting = self._waiting[request.id] = Waiting(request, self._arrivals, now, chunk_tokens)
+        matched = self._view.chunks_held(request, self._view.serving(request.model))
         self._arrivals += 1
-        self._watch(waiting)
-        self._settle(waiting)
+        waiting = Waiting(request, self._arrivals, now, chunk_tokens, matched)
+        waiting.homes = self._find_homes(waiting)
+        waiting.leaves_home = self._patient_until(waiting)
+        return waiting
+
+    def enter(self, waiting: Waiting) -> None:
+        """One more waits, where it was placed; since then no match has changed."""
+        self._waiting[waiting.request.id] = waiting
+        self._view.watch(waiting.request, waiting.matched)
+        for worker in waiting.homes:
+            self._homes[worker].push(waiting.request, waiting.arrival)
+        self._stay(waiting)
 
     def remove(self, request: RequestId) -> Request:
         """One waits no more."""
@@ -188,6 +204,7 @@ class HomePool:
                 self._homes[worker].push(waiting.request, waiting.arrival)
         waiting.homes = homes
         if waiting.leaves_home is not None:
+            waiting.leaves_home = self._patient_until(waiting)
             self._stay(waiting)
 
     def _find_homes(self, waiting: Waiting) -> dict[WorkerId, None]:
@@ -211,15 +228,19 @@ class HomePool:
         return len(self._homes[worker]) + self._view.in_flight(worker)
 
     def _stay(self, waiting: Waiting) -> None:
-        """Set the time until which a request waits for its home; without one it may go anywhere at once."""
-        if not waiting.homes:
+        """Note when a request leaves its home; without one it may go anywhere at once."""
+        if waiting.leaves_home is None:
             self._set_free(waiting)
-            return
+        else:
+            heappush(self._leaving, Leaving(waiting.leaves_home, waiting.request.id))
+
+    def _patient_until(self, waiting: Waiting) -> float | None:
+        """When a request has waited long enough for its home; None without one."""
+        if not waiting.homes:
+            return None
         best = max(waiting.homes, key=waiting.matched.__getitem__)
         prefix = int(waiting.matched[best] * waiting.chunk_tokens)
-        patience = self._patience * self._view.prefill_seconds(best, prefix)
-        waiting.leaves_home = waiting.since + patience
-        heappush(self._leaving, Leaving(waiting.leaves_home, waiting.request.id))
+        return waiting.since + self._patience * self._view.prefill_seconds(best, prefix)
 
     def _set_free(self, waiting: Waiting) -> None:
         """Let any worker take a request; at home it still comes first."""
