@@ -60,9 +60,6 @@ class Front(HttpToolsProtocol):
         """What is wrong with what came behind the call under way, to be told once that is answered."""
         self._dangling = 0
         """Bytes that came since the last that were of use, which is the end of a head or a part of a body."""
-        self._in_head = False
-        self._fields = 0
-        """Bytes of the head so far, as it is parsed."""
         self._deadlines = Deadlines(self._limits, self.loop)
 
     @property
@@ -134,31 +131,19 @@ class Front(HttpToolsProtocol):
         """See httptools."""
         super().on_message_begin()
         self.scope["extensions"] = self._extensions  # type: ignore[typeddict-item]
-        self._dangling = max(self._dangling, 1)
-        self._in_head = True
-        self._fields = self._deadlines.content = 0
-
-    def on_url(self, url: bytes) -> None:
-        """See httptools."""
-        self._fields += len(url)
-        super().on_url(url)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """See httptools. Those that follow a body are of no use to anybody."""
-        if self._in_head:
-            self._fields += len(name) + len(value) + 4
-            super().on_header(name, value)
+        self._dangling = self._dangling or 1
+        self._deadlines.content = 0
 
     def on_headers_complete(self) -> None:
         """See httptools."""
         self._dangling = 0
-        self._in_head = False
         if self._deaf or self.parser.should_upgrade():
             return
-        wrong = wrong_head(self.parser, self.url, self.headers, self._fields, self._limits)
+        wrong = wrong_head(self.parser, self.url, self.headers, self._limits)
         if wrong is not None:
             self._refuse(wrong)
             return
+        self.headers = []  # the call has its own; those that follow a body are of no use to anybody
         super().on_headers_complete()
         if self.pipeline:
             self.transport.holds_next = False

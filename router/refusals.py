@@ -14,16 +14,16 @@ def wrong_head(
     parser: httptools.HttpRequestParser,
     url: bytes,
     headers: Sequence[tuple[bytes, bytes]],
-    size: int,
     limits: FrontLimits,
 ) -> RouterError | None:
-    """What is wrong with a head of so many bytes that was parsed; None if its call may be served."""
+    """What is wrong with a head that was parsed; None if its call may be served."""
     codings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
     if codings and (codings != [b"chunked"] or parser.get_http_version() == "1.0"):
         # Others could see this body end elsewhere: its coding is not read, or not known in HTTP/1.0.
         return BadRequest("A body may come in chunks and in no other transfer encoding.", code="invalid_http")
     if len(url) > limits.url_bytes:
         return UrlTooLong(limits.url_bytes)
+    size = len(url) + sum([len(name) + len(value) + 4 for name, value in headers])
     return HeadTooLarge(limits.head_bytes) if size > limits.head_bytes else None
 
 

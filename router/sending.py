@@ -11,6 +11,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCy
 
 WITHOUT_BODY = frozenset({204, 304})
 """An answer with one of these has neither a length nor chunks."""
+CLOSING = (b"connection", b"close")
+IN_CHUNKS = (b"transfer-encoding", b"chunked")
 
 
 async def send(cycle: RequestResponseCycle, message: Any) -> None:
@@ -34,22 +36,22 @@ async def send(cycle: RequestResponseCycle, message: Any) -> None:
 def _begin(cycle: RequestResponseCycle, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
     cycle.response_started = True
     cycle.waiting_for_100_continue = False
-    lines = [*cycle.default_headers, *headers]
-    for name, value in lines:
+    named = [*cycle.default_headers, *headers]
+    for name, value in named:
         if name == b"content-length":
             cycle.expected_content_length = int(value)
             cycle.chunked_encoding = False
         elif name == b"connection" and value == b"close":
             cycle.keep_alive = False
-    if not cycle.keep_alive and (b"connection", b"close") not in lines:
-        lines.append((b"connection", b"close"))
+    if not cycle.keep_alive and CLOSING not in named:
+        named.append(CLOSING)
     if cycle.chunked_encoding is None and cycle.scope["method"] != "HEAD" and status not in WITHOUT_BODY:
         cycle.chunked_encoding = True
-        lines.append((b"transfer-encoding", b"chunked"))
-    head = b"".join([b"%b: %b\r\n" % line for line in lines])
-    if len(head.splitlines()) != len(lines):
+        named.append(IN_CHUNKS)
+    head = b"\r\n".join([STATUS_LINE[status].removesuffix(b"\r\n"), *map(b": ".join, named), b"", b""])
+    if len(head.splitlines()) != len(named) + 2:
         raise RuntimeError("A header has a line break in it.")
-    cycle.transport.write(b"%b%b\r\n" % (STATUS_LINE[status], head))
+    cycle.transport.write(head)
 
 
 def _go_on(cycle: RequestResponseCycle, body: bytes, *, last: bool) -> None:

@@ -38,14 +38,8 @@ ARROWS: Final[dict[str, tuple[str, ...]]] = {
         *("router.api", "router.errors", "router.core"),
     ),
     "router.front": (
-        *(
-            "router.corked",
-            "router.sending",
-            "router.deadlines",
-            "router.refusals",
-            "router.connections",
-            "router.errors",
-        ),
+        *("router.corked", "router.sending", "router.deadlines"),
+        *("router.refusals", "router.connections", "router.errors"),
     ),
     "router.corked": (),
     "router.sending": (),
