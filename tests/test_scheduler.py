@@ -317,6 +317,16 @@ def test_a_flood_costs_the_flooder() -> None:
     assert talk.scheduler.accounts.accounts.keys() == {"flood", "light"}
 
 
+def test_what_waits_behind_a_head_that_is_displaced_goes_at_once() -> None:
+    """The head of a queue did not fit, and makes room for a newcomer, which fits."""
+    window, waiting = FixedWindow(requests=9, unstarted_tokens=4 * CHUNK_TOKENS), WaitingLimits(requests=1)
+    talk = Scene("pooled_fcfs", settings=SchedulerSettings(window=window, waiting=waiting))
+    first, head = (talk.arrive("ada", prompt, weight=0.5) for prompt in ("one", "large"))
+    newcomer = talk.arrive("bob", "1")
+    assert talk.refusals == {head: Refusal.DISPLACED}
+    assert talk.order == [first, newcomer]
+
+
 def test_what_was_displaced_is_gone() -> None:
     """Whatever is said of it afterwards, by its client or by the clock, changes nothing."""
     talk = scene(FEW_MAY_WAIT)

@@ -169,8 +169,7 @@ class Scheduler:
             if self._placed and (choice := self.policy.next(now)) is not None:
                 self._dispatch(choice, now)
             self._resend(now)
-        while (self._placed or self._room.waiters) and (choice := self.policy.next(now)) is not None:
-            self._dispatch(choice, now)
+        self._give_turns(now)
         if isinstance(event, Arrived):
             self._make_room(event.request, now)
             self.clients.forget_surplus()
@@ -244,9 +243,17 @@ class Scheduler:
         if (live := self._live.get(arrival.id)) is None or live.state is not State.WAITING:
             return
         self._room.enter(arrival, now, self.shares.of(arrival))
-        for request, reason in self._room.surplus(arrival.id):
+        surplus = self._room.surplus(arrival.id)
+        for request, reason in surplus:
             self._withdraw(self._live[request], now)
             self._out.append(Reject(request, reason, self._room.retry_after(now)))
+        if surplus:  # what was behind the head of a queue may fit where that did not
+            self._give_turns(now)
+
+    def _give_turns(self, now: float) -> None:
+        """Send what the policy lets go; asked only while anything waits."""
+        while (self._placed or self._room.waiters) and (choice := self.policy.next(now)) is not None:
+            self._dispatch(choice, now)
 
     def _dispatch(self, choice: Choice, now: float) -> None:
         self._room.leave(choice.request.id, now, served=True)
