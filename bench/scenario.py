@@ -5,7 +5,7 @@ from math import inf
 
 from bench.traffic import Workload
 from router.core.policies import POLICIES
-from router.core.scheduler import SchedulerSettings
+from router.core.scheduler_settings import SchedulerSettings
 from workers.engine import DEFAULT_HARDWARE, Engine, create_engine, default_config
 from workers.hardware import HARDWARE, Batch, Hardware
 from workers.model import Dialect, EngineConfig, Order

@@ -27,7 +27,7 @@ from bench.traffic import Rated, Workload
 from bench.workloads import WORKLOADS
 from router.core.model import Command, Event
 from router.core.policies import PARAMETERS, POLICIES
-from router.core.scheduler import SchedulerSettings
+from router.core.scheduler_settings import SchedulerSettings
 from router.core.window import FixedWindow, LearnedWindow, NoWindow, Window
 from workers.engine import DEFAULT_HARDWARE
 from workers.hardware import HARDWARE

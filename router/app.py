@@ -28,7 +28,8 @@ from router.core.policies import POLICIES
 from router.core.policy import Parameters
 from router.core.prompt_key import PromptHasher
 from router.core.saved import Piece
-from router.core.scheduler import Scheduler, SchedulerSettings
+from router.core.scheduler import Scheduler
+from router.core.scheduler_settings import SchedulerSettings
 from router.core.snapshot import restore, snapshot
 from router.core.waiting_room import WaitingLimits
 from router.core.window import FixedWindow, LearnedWindow, NoWindow, Window

@@ -35,7 +35,8 @@ from router.core.model import (
 from router.core.policies import POLICIES
 from router.core.policy import Parameters
 from router.core.prompt_key import CHUNK_BYTES, PromptHasher, PromptKey
-from router.core.scheduler import Scheduler, SchedulerSettings
+from router.core.scheduler import Scheduler
+from router.core.scheduler_settings import SchedulerSettings
 from router.core.window import FixedWindow
 
 CHUNK_TOKENS = 32

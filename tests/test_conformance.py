@@ -64,7 +64,8 @@ from router.core.policies.rpm import RpmParameters
 from router.core.policies.vtc_foresight import OracleParameters
 from router.core.policy import Parameters
 from router.core.prompt_key import PromptKey
-from router.core.scheduler import Scheduler, SchedulerSettings
+from router.core.scheduler import Scheduler
+from router.core.scheduler_settings import SchedulerSettings
 from router.core.waiting_room import WaitingLimits
 from router.core.window import FixedWindow
 

@@ -16,7 +16,7 @@ from router.core.model import Command, Event, Evicted, WorkerId, WorkerReported
 from router.core.policies.d2lpm import D2lpmParameters
 from router.core.policies.dlpm import DlpmParameters
 from router.core.policies.dlpm_home import DlpmHomeParameters
-from router.core.scheduler import SchedulerSettings
+from router.core.scheduler_settings import SchedulerSettings
 from router.core.snapshot import restore, snapshot
 from router.explain import Explanations
 from router.metrics import OTHER, ClientLabels, RequestMetrics

@@ -8,7 +8,7 @@ from scenario import CHUNK_TOKENS, Scene
 from router.core.engine_limits import FEWEST_REQUESTS
 from router.core.health import FULL_TRUST, Condition, Health, HealthRules, Patience, PatienceRules, RetryBudget
 from router.core.model import Fault, Refusal, RequestId, Returned, WorkerAnswered, WorkerId
-from router.core.scheduler import SchedulerSettings
+from router.core.scheduler_settings import SchedulerSettings
 from router.core.window import FixedWindow
 
 R = [RequestId(f"r{number}") for number in range(100)]

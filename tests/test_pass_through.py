@@ -9,7 +9,8 @@ from router.core.health import HealthRules
 from router.core.model import Command, Event, Fault, Request, RequestId, Returned
 from router.core.policies.dlpm_home import DlpmHome, DlpmHomeParameters
 from router.core.policy import Choice, Parameters, Surroundings
-from router.core.scheduler import Scheduler, SchedulerSettings
+from router.core.scheduler import Scheduler
+from router.core.scheduler_settings import SchedulerSettings
 from router.core.waiting_room import WaitingLimits
 from router.core.window import FixedWindow
 

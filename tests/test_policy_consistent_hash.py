@@ -8,7 +8,7 @@ from scenario import ONE_AT_A_TIME, Scene
 
 from router.core.model import WorkerId
 from router.core.policies.consistent_hash import ConsistentHashParameters
-from router.core.scheduler import SchedulerSettings
+from router.core.scheduler_settings import SchedulerSettings
 from router.core.window import NoWindow
 
 W = ("w1", "w2", "w3", "w4")

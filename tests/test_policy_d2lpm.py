@@ -17,7 +17,7 @@ from router.core.model import ClientId, Refusal, Request, RequestId, WorkerId
 from router.core.policies.d2lpm import D2lpm, D2lpmParameters
 from router.core.policy import Candidate, Parameters, PlacementFactory, Surroundings
 from router.core.prefix_map import PrefixMap
-from router.core.scheduler import SchedulerSettings
+from router.core.scheduler_settings import SchedulerSettings
 from router.core.window import FixedWindow
 
 W = ("w1", "w2")

@@ -6,7 +6,7 @@ import pytest
 from scenario import CHUNK_TOKENS, ONE_AT_A_TIME, Scene
 
 from router.core.policies.dlpm import DlpmParameters
-from router.core.scheduler import SchedulerSettings
+from router.core.scheduler_settings import SchedulerSettings
 from router.core.window import FixedWindow
 
 TWO_AT_A_TIME = SchedulerSettings(window=FixedWindow(requests=2))

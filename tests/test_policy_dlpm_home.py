@@ -7,7 +7,7 @@ from scenario import CHUNK_TOKENS, Scene
 
 from router.core.policies.d2lpm import D2lpmParameters
 from router.core.policies.dlpm_home import DlpmHome, DlpmHomeParameters
-from router.core.scheduler import SchedulerSettings
+from router.core.scheduler_settings import SchedulerSettings
 from router.core.window import FixedWindow
 
 ONE_EACH = SchedulerSettings(window=FixedWindow(requests=1))

@@ -3,7 +3,7 @@
 from scenario import MODEL, ONE_AT_A_TIME, Scene
 
 from router.core.model import Refusal
-from router.core.scheduler import SchedulerSettings
+from router.core.scheduler_settings import SchedulerSettings
 from router.core.window import FixedWindow
 
 

@@ -4,7 +4,7 @@ import pytest
 from scenario import CHUNK_TOKENS, ONE_AT_A_TIME, Scene
 
 from router.core.policies.lpm import LpmParameters
-from router.core.scheduler import SchedulerSettings
+from router.core.scheduler_settings import SchedulerSettings
 from router.core.window import FixedWindow
 
 

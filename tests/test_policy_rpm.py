@@ -7,7 +7,7 @@ from scenario import ONE_AT_A_TIME, Scene
 
 from router.core.model import ClientId
 from router.core.policies.rpm import MINUTE, RpmParameters
-from router.core.scheduler import SchedulerSettings
+from router.core.scheduler_settings import SchedulerSettings
 from router.core.waiting_room import WaitingLimits
 
 PATIENT = SchedulerSettings(waiting=WaitingLimits(time_to_live=10 * MINUTE))

@@ -11,7 +11,7 @@ from scenario import CHUNK_TOKENS, ONE_AT_A_TIME, Scene
 from router.core.accounts import LinearCost
 from router.core.model import ClientId
 from router.core.policies.vtc import VirtualCounters
-from router.core.scheduler import SchedulerSettings
+from router.core.scheduler_settings import SchedulerSettings
 from router.core.window import FixedWindow
 
 FULL = LinearCost(cached=1.0)

@@ -9,7 +9,7 @@ from scenario import CHUNK_TOKENS, ONE_AT_A_TIME, Scene
 
 from router.core.model import ClientId
 from router.core.policies.vtc_foresight import OracleParameters
-from router.core.scheduler import SchedulerSettings
+from router.core.scheduler_settings import SchedulerSettings
 from router.core.window import FixedWindow
 
 ADA = ClientId("ada")

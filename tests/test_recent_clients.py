@@ -15,7 +15,7 @@ from router.core.policies.dlpm import DlpmParameters
 from router.core.policies.dlpm_home import DlpmHomeParameters
 from router.core.policies.vtc import VirtualCounters
 from router.core.recent_clients import SAMPLE, Debtors, RecentClients
-from router.core.scheduler import SchedulerSettings
+from router.core.scheduler_settings import SchedulerSettings
 from router.core.window import FixedWindow
 
 LIMIT = 20

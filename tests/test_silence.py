@@ -26,7 +26,7 @@ from router.core.model import (
     WorkerReported,
 )
 from router.core.pace import FIRST_SECONDS_PER_TOKEN
-from router.core.scheduler import SchedulerSettings
+from router.core.scheduler_settings import SchedulerSettings
 from router.core.window import FixedWindow
 from router.core.worker_state import SLACK
 

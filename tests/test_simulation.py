@@ -15,7 +15,7 @@ from bench.workloads import WORKLOADS
 from bench.workloads.documents import SharedDocuments
 from bench.workloads.unrelated import Unrelated
 from router.core.model import Arrived, Dispatch, Progressed, Started, WorkerReported
-from router.core.scheduler import SchedulerSettings
+from router.core.scheduler_settings import SchedulerSettings
 from router.core.waiting_room import WaitingLimits
 from router.core.window import FixedWindow, NoWindow
 from workers.hardware import HARDWARE, Batch

@@ -30,7 +30,8 @@ from router.core.saved import (
     SavedTouch,
 )
 from router.core.saved_prefixes import restore_prefixes, saved_prefixes
-from router.core.scheduler import Scheduler, SchedulerSettings
+from router.core.scheduler import Scheduler
+from router.core.scheduler_settings import SchedulerSettings
 from router.core.snapshot import restore, snapshot
 
 CLIENTS = ("ann", "bob", "cy")

@@ -21,7 +21,7 @@ from bench.workloads.combined import Misbehaving
 from bench.workloads.shared_prefix import SharedPrefix
 from router.core.policies.dlpm import DlpmParameters
 from router.core.policies.dlpm_home import DlpmHomeParameters
-from router.core.scheduler import SchedulerSettings
+from router.core.scheduler_settings import SchedulerSettings
 from router.core.window import LearnedWindow, NoWindow
 
 SLOTS = 8

@@ -26,7 +26,8 @@ from router.core.policies.dlpm import Dlpm, DlpmParameters
 from router.core.policies.dlpm_home import DlpmHome, DlpmHomeParameters
 from router.core.policy import Parameters, Policy, PolicyFactory, Properties, Surroundings
 from router.core.queued_policy import QueuedPolicy
-from router.core.scheduler import Scheduler, SchedulerSettings
+from router.core.scheduler import Scheduler
+from router.core.scheduler_settings import SchedulerSettings
 from router.core.shares import Shares
 from router.core.standings import Standings
 from router.core.waiting_room import WaitingLimits

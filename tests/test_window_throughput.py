@@ -11,7 +11,7 @@ from bench.scenario import Scenario, WorkerSpec
 from bench.simulation import Simulation
 from bench.summary import summarise
 from bench.workloads.unrelated import Unrelated
-from router.core.scheduler import SchedulerSettings
+from router.core.scheduler_settings import SchedulerSettings
 from router.core.window import LearnedWindow, NoWindow, Window
 from workers.model import Dialect
 

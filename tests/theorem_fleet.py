@@ -36,7 +36,8 @@ from router.core.model import (
     WorkerLeft,
 )
 from router.core.policy import Parameters, PolicyFactory
-from router.core.scheduler import Scheduler, SchedulerSettings
+from router.core.scheduler import Scheduler
+from router.core.scheduler_settings import SchedulerSettings
 
 STEP_SECONDS = 0.05
 MODELS = ("llama", "adapter")

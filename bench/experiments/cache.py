@@ -19,7 +19,7 @@ from bench.records import Record, Result
 from bench.scenario import Scenario, WorkerSpec
 from bench.summary import Summary
 from router.core.cache_rules import Tracking
-from router.core.scheduler import SchedulerSettings
+from router.core.scheduler_settings import SchedulerSettings
 from workers.model import Dialect
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from router.core.policies.d2lpm import D2lpmParameters
 from router.core.policies.dlpm import DlpmParameters
 from router.core.policies.lpm import LpmParameters
 from router.core.policies.preble import PrebleParameters
-from router.core.scheduler import SchedulerSettings
+from router.core.scheduler_settings import SchedulerSettings
 from router.core.waiting_room import WaitingLimits
 
 SEEDS: Final = (0, 1, 2, 3, 4)

@@ -22,7 +22,7 @@ from bench.summary import Summary
 from router.core.policies.d2lpm import D2lpmParameters
 from router.core.policies.dlpm import DlpmParameters
 from router.core.policies.dlpm_home import DlpmHomeParameters
-from router.core.scheduler import SchedulerSettings
+from router.core.scheduler_settings import SchedulerSettings
 from router.core.window import FixedWindow, NoWindow
 
 if TYPE_CHECKING:

@@ -25,20 +25,17 @@ ours may cross. What comes back ends at its worker like all else, and is sent ag
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from math import inf
 from random import Random
 from typing import Final
 
-from router.core.accounts import Accounts, LinearCost
+from router.core.accounts import Accounts
 from router.core.backlog import Backlog
-from router.core.cache_rules import FOLLOWED, Tracking
-from router.core.cluster import DEPARTED, Cluster
+from router.core.cluster import Cluster
 from router.core.dispatched import Dispatched
 from router.core.estimates import Estimates
 from router.core.fairness import Fairness
 from router.core.fleet_view import SchedulerView
-from router.core.health import HealthRules
 from router.core.known_clients import KnownClients
 from router.core.live import Live, ReturnedPool, State
 from router.core.membership import Membership
@@ -64,40 +61,12 @@ from router.core.model import (
 )
 from router.core.policy import Choice, Parameters, PolicyFactory, Surroundings
 from router.core.prefix_map import Oracle, PrefixMap
-from router.core.recent_clients import DEBTORS
+from router.core.scheduler_settings import SchedulerSettings
 from router.core.shares import Shares
-from router.core.waiting_room import WaitingLimits, WaitingRoom
-from router.core.window import LearnedWindow, Window
+from router.core.waiting_room import WaitingRoom
 
 CHUNKS_OF_A_LANDMARK: Final = 80
 """Of chunks in the prefix tree, for each place that is remembered of a prompt: 50,000 by default."""
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerSettings:
-    """What the core can be told, apart from the policy's own parameters."""
-
-    cost: LinearCost = field(default_factory=LinearCost)
-    waiting: WaitingLimits = field(default_factory=WaitingLimits)
-    window: Window = field(default_factory=LearnedWindow)
-    """The limit of each worker, which has one like this of its own."""
-    health: HealthRules = field(default_factory=HealthRules)
-    prefix_limit: int = 4_000_000
-    """Chunks in the prefix tree, over all workers; and as many blocks of those whose events tell what they hold."""
-    match_minimum: int = 64
-    """Tokens; a shorter match is no match."""
-    kv_tokens: int = 400_000
-    """Capacity believed of a worker that does not tell its own, in tokens."""
-    tracking: Tracking = FOLLOWED
-    """What is followed of the workers' caches."""
-    client_limit: int = 10_000
-    """Clients remembered that have nothing under way; of others, only what they owe ..."""
-    debtor_limit: int = DEBTORS
-    """... of so many in each queue, and if more owe anything, not of those that owe least."""
-    departed_limit: int = DEPARTED
-    """Workers remembered that left."""
-    cached_in_flight: int = 1_000_000
-    """Predicted-cached tokens that one client may have in flight uncharged."""
 
 
 class Scheduler:

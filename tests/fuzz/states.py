@@ -22,7 +22,8 @@ from router.core.saved import (
     SavedNode,
     SavedTouch,
 )
-from router.core.scheduler import Scheduler, SchedulerSettings
+from router.core.scheduler import Scheduler
+from router.core.scheduler_settings import SchedulerSettings
 from router.core.snapshot import restore, snapshot
 from router.state import decode, encode, usable
 
