@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -69,7 +70,8 @@ class TreeAgainstNaive(RuleBasedStateMachine):
 
     @initialize(limit=st.integers(1, 30))
     def begin(self, limit: int) -> None:
-        self.tree = PrefixTree(limit)
+        self.gained: list[tuple[WorkerId, bytes, int]] = []
+        self.tree = PrefixTree(limit, gained=lambda *gained: self.gained.append(gained))
         self.naive = NaiveTree(limit)
         self.now = 0.0
 
@@ -78,7 +80,9 @@ class TreeAgainstNaive(RuleBasedStateMachine):
         self.now += wait
         new = self.naive.insert(document, worker, self.now)
         kept = chain(document[: self.naive.limit])
-        assert self.tree.insert(chain(document), worker, self.now) == kept[len(kept) - new * HASH_BYTES :]
+        self.tree.insert(chain(document), worker, self.now)
+        assert self.gained == ([(worker, kept, new * HASH_BYTES)] if new else [])
+        self.gained.clear()
 
     @rule(document=documents, worker=workers)
     def look(self, document: str, worker: WorkerId) -> None:
@@ -135,11 +139,16 @@ def test_a_match_changes_nothing() -> None:
 
 
 @given(document=documents, known=documents)
-def test_insert_returns_what_the_worker_did_not_hold(document: str, known: str) -> None:
-    """The new hashes are the suffix after what the worker held, whatever other workers hold of it."""
-    tree = tree_of((known, A), (document, B))
-    held = tree.match(chain(document)).get(A, 0)
-    assert tree.insert(chain(document), A, 2.0) == chain(document)[held * HASH_BYTES :]
+def test_what_an_insertion_adds_is_what_the_worker_did_not_hold(document: str, known: str) -> None:
+    """And it ends where it is found afterwards, whether it was looked at before or not."""
+    hashes = chain(document)
+    tree, unseen = tree_of((known, A), (document, B)), tree_of((known, A), (document, B))
+    tree.match(hashes)
+    for each in (tree, unseen):
+        end = each.insert(hashes, A, 2.0)
+        assert each.root.find(hashes) == (end, len(end.key), len(hashes))
+        each.check_integrity()
+    assert [node.key for node in nodes(tree)] == [node.key for node in nodes(unseen)]
 
 
 def test_eviction_takes_the_stalest_leaf_first_and_cuts_it_to_measure() -> None:
@@ -175,9 +184,9 @@ def test_the_worker_that_holds_most_makes_room() -> None:
 
 
 def test_a_prefix_longer_than_the_limit_keeps_its_front() -> None:
-    """The tail that does not fit is neither held nor returned as new."""
+    """The tail that does not fit is not held."""
     tree = tree_of(("y", A), limit=4)
-    assert tree.insert(chain("xxxxxx"), A, 1.0) == chain("xxxx")
+    assert tree.insert(chain("xxxxxx"), A, 1.0).key == chain("xxxx")
     assert tree.match(chain("xxxxxx")) == {A: 4}
 
 
@@ -206,7 +215,7 @@ def test_a_branch_is_not_found_from_inside_its_parent() -> None:
     tree = tree_of(("xxx", A), ("xxy", A))
     strange = chain("x") + chain("xxx")[-HASH_BYTES:]
     assert tree.match(strange) == {A: 1}
-    assert tree.insert(strange, B, 2.0) == strange
+    tree.insert(strange, B, 2.0)
     tree.check_integrity()
     assert tree.match(strange) == {A: 1, B: 2}
 
@@ -328,11 +337,11 @@ def test_what_is_pinned_goes_last_and_until_then_others_do() -> None:
     """A pin holds all of its prefix; taken back, the prefix is the freshest."""
     tree = PrefixTree(1000)
     epoch = tree.holding(A).epoch
-    tree.insert(chain("xxx"), A, 0.0, pin=True)
+    end = tree.insert(chain("xxx"), A, 0.0, pin=True)
     tree.insert(chain("yyy"), A, 1.0)
     assert tree.evict(A, 2) == 2
     assert (tree.match(chain("xxx"))[A], tree.match(chain("yyy"))[A]) == (3, 1)
-    tree.unpin(chain("xxx"), A, 2.0, epoch)
+    tree.unpin(end, A, 2.0, epoch)
     tree.check_integrity()
     assert tree.evict(A, 2) == 2
     assert tree.match(chain("xxx")) == {A: 2}
@@ -342,19 +351,37 @@ def test_pins_are_void_where_nothing_else_is_left() -> None:
     """And are not taken back twice: what was pinned since stays so."""
     tree = PrefixTree(1000)
     epoch = tree.holding(A).epoch
-    tree.insert(chain("xxyy"), A, 0.0, pin=True)
+    void = tree.insert(chain("xxyy"), A, 0.0, pin=True)
     tree.insert(chain("xx"), A, 1.0, pin=True)
     assert tree.evict(A, 1) == 1
     tree.check_integrity()
     later = tree.holding(A).epoch
-    tree.insert(chain("xxy"), A, 2.0, pin=True)
-    tree.unpin(chain("xxyy"), A, 3.0, epoch)
+    end = tree.insert(chain("xxy"), A, 2.0, pin=True)
+    tree.unpin(void, A, 3.0, epoch)
     tree.insert(chain("zz"), A, 4.0)
     tree.evict(A, 2)
     assert tree.match(chain("xxy")) == {A: 3}
-    tree.unpin(chain("xxy"), A, 5.0, later)
+    tree.unpin(end, A, 5.0, later)
     tree.check_integrity()
     assert tree.holding(A).pinned.oldest is None
+
+
+@given(runs=st.lists(st.tuples(documents, workers), max_size=8), order=st.randoms(use_true_random=False))
+def test_a_pinned_prefix_ends_with_the_node_that_it_was_inserted_with(
+    runs: list[tuple[str, WorkerId]], order: Random
+) -> None:
+    """Whatever is pinned, held, unpinned and evicted around it; once all pins are taken back, none is left."""
+    tree = PrefixTree(1000)
+    ends = [(tree.insert(chain(document), worker, 0.0, pin=True), worker, document) for document, worker in runs]
+    order.shuffle(ends)
+    while ends:
+        assert all(tree.root.find(chain(document))[0] is end for end, _, document in ends)
+        end, worker, document = ends.pop()
+        tree.unpin(end, worker, 1.0, tree.holding(worker).epoch)
+        tree.insert(chain(document + order.choice(["", "x", "xyx"])), order.choice([A, B, C]), 1.0)
+        tree.evict(worker, min(order.randrange(3), sum(node.node.chunks for node in tree.holding(worker).free)))
+        tree.check_integrity()
+    assert all(tree.holding(worker).pinned.oldest is None for worker in (A, B, C))
 
 
 def test_pruning_takes_what_goes_on_from_a_place() -> None:

@@ -7,7 +7,7 @@ from router.core.cache_rules import GENERIC, CacheRules
 from router.core.calibration import Calibration
 from router.core.model import CacheReport, Request, WorkerId
 from router.core.prompt_key import HASH_BYTES
-from router.core.radix_node import Holding
+from router.core.radix_node import Holding, Node
 from router.core.same_batch import NextBatch
 
 HITS_REMEMBERED: Final = 32
@@ -18,8 +18,8 @@ class Run:
     """A request at a worker: what it pins there, what was predicted, and what it holds beside its prompts."""
 
     __slots__ = (
-        *("chunks", "epoch", "holding", "model", "output", "own", "paths", "predicted", "prompt_tokens", "prompts"),
-        *("since", "worker"),
+        *("chunks", "ends", "epoch", "holding", "model", "output", "own", "paths", "predicted", "prompt_tokens"),
+        *("prompts", "since", "worker"),
     )
 
     def __init__(
@@ -41,6 +41,8 @@ class Run:
         self.epoch = holding.epoch
         self.paths: list[list[tuple[int, float | None]]] = []
         """Of each prompt what was held at dispatch: up to which chunk, and when touched; None where it was pinned."""
+        self.ends: list[Node] = []
+        """Of each prompt the node that it ends with."""
 
 
 class CacheState:

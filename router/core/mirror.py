@@ -99,12 +99,12 @@ class Mirror:
         run = self._runs[request.id] = Run(request, worker, holding, now, predicted, prompt_tokens)
         replays = self._tracking.replays
         for prompt in run.prompts:
-            path = self._tree.path(prompt.hashes, worker)
-            run.paths.append([(end, None if there.pins else there.touch.now) for _, end, there in path])
-            self._tree.insert(prompt.hashes, worker, now, pin=replays, seal=replays and state.rules.whole_nodes)
+            run.paths.append(self._tree.touches(prompt.hashes, worker))
+            whole = replays and state.rules.whole_nodes
+            run.ends.append(self._tree.insert(prompt.hashes, worker, now, pin=replays, seal=whole))
         self._grow(run, state)
         self._keep_within(worker, state)
-        return min(matched, predicted)
+        return predicted
 
     def findable(self, request: Request, worker: WorkerId, matched: int, waiting: Container[RequestId]) -> int:
         """How many of these tokens, which a worker holds, a request would find there if it was sent now.
@@ -150,7 +150,7 @@ class Mirror:
             self._compare(run, state, usage, here=here)
         for place, prompt in enumerate(run.prompts if here else ()):
             if self._tracking.replays:
-                self._tree.unpin(prompt.hashes, run.worker, now, run.epoch)
+                self._tree.unpin(run.ends[place], run.worker, now, run.epoch)
             if not computed:
                 path = run.paths[place]
                 held = path[-1][0] if path else 0

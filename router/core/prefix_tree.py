@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from router.core.model import WorkerId
 from router.core.prompt_key import HASH_BYTES
-from router.core.radix_node import Holding, Node, Step
+from router.core.radix_node import Holding, Node, PathEnd
 
 
 class PrefixTree:
@@ -49,10 +49,10 @@ class PrefixTree:
         self._root = Node(b"")
         self._holdings: dict[WorkerId, Holding] = {}
         self._chunks = 0
-        self._matched: tuple[bytes, int, dict[WorkerId, int]] = (b"", -1, {})
+        self._matched: tuple[bytes, int, dict[WorkerId, int], PathEnd] = (b"", -1, {}, (self._root, 0, 0))
         """What was matched last, after how many changes, and how: one decision asks several times about it."""
         self.changes = 0
-        """Rises with whatever may change a match."""
+        """Rises with whatever may change a match, or the nodes that it leads to."""
 
     @property
     def chunks(self) -> int:
@@ -78,39 +78,39 @@ class PrefixTree:
 
         O(nodes on the path), and O(workers) where some of them end.
         """
-        last, changes, found = self._matched
+        last, changes, found, _ = self._matched
         if last is hashes and changes == self.changes:
             return found
         found = {}
-        at = 0
-        holders = self._root.residencies
-        node = self._root.children.get(hashes[:HASH_BYTES])
-        while node is not None:
+        node, shared, at = self._root, 0, 0
+        holders = node.residencies
+        while (child := node.children.get(hashes[at : at + HASH_BYTES])) is not None:
             # Holders only become fewer on the way down, so an equal count means the same ones.
-            if len(node.residencies) < len(holders):
+            if len(child.residencies) < len(holders):
                 found.update(dict.fromkeys(holders, at // HASH_BYTES))
-            holders = node.residencies
+            node, holders = child, child.residencies
             shared = node.shared(hashes, at)
             at += shared
             if shared < len(node.key):
                 break
-            node = node.children.get(hashes[at : at + HASH_BYTES])
         found.update(dict.fromkeys(holders, at // HASH_BYTES))
-        self._matched = hashes, self.changes, found
+        self._matched = hashes, self.changes, found, (node, shared, at)
         return found
 
-    def path(self, hashes: bytes, worker: WorkerId) -> list[Step]:
-        """The nodes along this prefix that a worker holds, from the first on; changes nothing."""
-        found = []
-        at = 0
-        node = self._root.children.get(hashes[:HASH_BYTES])
-        while node is not None and (residency := node.residencies.get(worker)) is not None:
-            shared = node.shared(hashes, at)
-            found.append(Step(at // HASH_BYTES, (at + shared) // HASH_BYTES, residency))
-            at += shared
-            if shared < len(node.key):
-                break
-            node = node.children.get(hashes[at : at + HASH_BYTES])
+    def touches(self, hashes: bytes, worker: WorkerId) -> list[tuple[int, float | None]]:
+        """Of each node along this prefix that a worker holds, from the first on: up to which chunk, and when touched.
+
+        None for when, where it is pinned. Changes nothing.
+        """
+        node, shared, at = self._find(hashes)
+        found: list[tuple[int, float | None]] = []
+        while node is not self._root:
+            if (residency := node.residencies.get(worker)) is not None:
+                found.append((at // HASH_BYTES, None if residency.pins else residency.touch.now))
+            at -= shared
+            node = node.parent
+            shared = len(node.key)
+        found.reverse()
         return found
 
     def holding(self, worker: WorkerId) -> Holding:
@@ -126,8 +126,8 @@ class PrefixTree:
         residency = node.residencies.get(worker)
         return residency.touch.now if residency is not None and at == len(hashes) else None
 
-    def insert(self, hashes: bytes, worker: WorkerId, now: float, *, pin: bool = False, seal: bool = False) -> bytes:
-        """Note that a worker holds this prefix, touched at `now`; return the hashes, a suffix, that it did not hold.
+    def insert(self, hashes: bytes, worker: WorkerId, now: float, *, pin: bool = False, seal: bool = False) -> Node:
+        """Note that a worker holds this prefix, touched at `now`; return the node that it ends with.
 
         Of a prefix longer than the limit, the front is kept. Where the limit would be passed, the worker that holds
         the most, this prefix aside, loses as many of its stalest chunks, until all is within the limit; `now` never
@@ -136,8 +136,8 @@ class PrefixTree:
         """
         hashes = hashes[: self._limit * HASH_BYTES]
         if not hashes:
-            return b""
-        end = self._grow(self._root, hashes, seal=seal)
+            return self._root
+        end = self._grow(self._find(hashes), hashes, seal=seal)
         excessive = self._chunks > self._limit
         holding = self.holding(worker)
         epoch = holding.epoch
@@ -150,7 +150,7 @@ class PrefixTree:
         end.join_path()
         if new_chunks:
             self._gained(worker, hashes, new_chunks * HASH_BYTES)
-        return hashes[len(hashes) - new_chunks * HASH_BYTES :]
+        return end
 
     def restore(self, nodes: Sequence[tuple[int, bytes]], touches: Iterable[tuple[WorkerId, int, float]]) -> None:
         """Be what was saved: each touch, the newest first, is a worker that holds all down to a node, and a time.
@@ -165,16 +165,20 @@ class PrefixTree:
                 path.append(number)
                 number = nodes[number][0]
             for below in reversed(path):
-                ends[below] = self._grow(ends[number], nodes[below][1], seal=False)
+                hashes = nodes[below][1]
+                ends[below] = self._grow(ends[number].find(hashes), hashes, seal=False)
                 number = below
             self.holding(worker).hold_stalest(ends[end], worker, now)
         self._shrink_to_limit()
         self._root.join_below()
         self.changes += 1
 
-    def unpin(self, hashes: bytes, worker: WorkerId, now: float, epoch: object) -> None:
-        """Take back one pin of a prefix that was pinned in this epoch; where it was the last, that is a touch."""
-        end = self._root.end_held(hashes[: self._limit * HASH_BYTES], worker)
+    def unpin(self, end: Node, worker: WorkerId, now: float, epoch: object) -> None:
+        """Take back one pin of a prefix that was pinned in this epoch; where it was the last, that is a touch.
+
+        `end`: what `insert` returned. Until the epoch is over or this pin taken back, the prefix ends with this node:
+        it is not evicted, keeps the lower part where it is split, and is pinned more often than a child it might join.
+        """
         if end is not self._root and (holding := self.holding(worker)).epoch is epoch:
             self.changes += 1
             holding.touch_path(end, worker, now, pins=-1)
@@ -228,10 +232,9 @@ class PrefixTree:
         if holding is None:
             return 0
         held = holding.chunks
-        beyond = next((step for step in self.path(hashes, worker) if step.end > kept), None)
-        if beyond is not None:
-            node, rest = beyond.residency.node, kept - beyond.start
-            upper = node.split(rest * HASH_BYTES) if rest > 0 else None
+        node, shared, at = self._root.find(hashes[: (kept + 1) * HASH_BYTES])
+        if at > kept * HASH_BYTES and worker in node.residencies:
+            upper = node.split(shared - HASH_BYTES) if shared > HASH_BYTES else None
             self._prune(node, worker, before)
             if upper is not None and upper.may_join_child():
                 upper.join_child()
@@ -242,9 +245,14 @@ class PrefixTree:
         self.evict(worker, self.held(worker))
         self._holdings.pop(worker, None)
 
-    def _grow(self, top: Node, hashes: bytes, *, seal: bool) -> Node:
-        """Make these hashes, which begin below `top`, end with a node, held by nobody yet if it is new; return it."""
-        node, shared, at = top.find(hashes)
+    def _find(self, hashes: bytes) -> PathEnd:
+        """Where the path of this prefix ends; what was matched last is not looked for again."""
+        last, changes, _, end = self._matched
+        return end if last is hashes and changes == self.changes else self._root.find(hashes)
+
+    def _grow(self, path: PathEnd, hashes: bytes, *, seal: bool) -> Node:
+        """Make these hashes, found as far as `path`, end with a node, held by nobody yet if it is new; return it."""
+        node, shared, at = path
         if shared < len(node.key):
             node = node.split(shared)
         node.sealed = node.sealed or seal

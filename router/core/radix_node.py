@@ -1,7 +1,7 @@
 """What the prefix tree is made of: nodes, and who holds them how recently."""
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Self
+from typing import Self
 
 from router.core.model import WorkerId
 from router.core.prompt_key import HASH_BYTES
@@ -190,11 +190,8 @@ class Node:
                 different = middle
         return same * HASH_BYTES
 
-    def find(self, hashes: bytes) -> tuple["Node", int, int]:
-        """Return the deepest node on a path that begins below this one; changes nothing.
-
-        With it how many bytes of its key are on the path, and how many bytes of the path are found.
-        """
+    def find(self, hashes: bytes) -> "PathEnd":
+        """How far the nodes below this one go along a path that begins there; changes nothing."""
         node, shared, at = self, len(self.key), 0
         while (child := node.children.get(hashes[at : at + HASH_BYTES])) is not None:
             node, shared = child, child.shared(hashes, at)
@@ -202,17 +199,6 @@ class Node:
             if shared < len(node.key):
                 break
         return node, shared, at
-
-    def end_held(self, hashes: bytes, worker: WorkerId) -> "Node":
-        """Return the deepest node along such a path that a worker holds, if only in part; or else this one."""
-        node, at = self, 0
-        while (child := node.children.get(hashes[at : at + HASH_BYTES])) is not None and worker in child.residencies:
-            node = child
-            shared = node.shared(hashes, at)
-            at += shared
-            if shared < len(node.key):
-                break
-        return node
 
     def below(self) -> Iterator["Node"]:
         """All nodes below this one, each before its children."""
@@ -301,10 +287,6 @@ class Node:
         assert not self.may_join_child(), "a node and its only child should be one"
 
 
-class Step(NamedTuple):
-    """A node on the path of a prefix that a worker holds; places in chunks from the prefix's beginning."""
-
-    start: int
-    end: int
-    """The node's own end, or where the prefix leaves it."""
-    residency: Residency
+PathEnd = tuple[Node, int, int]
+"""How far nodes go along a prefix: the deepest, how many bytes of its key are on the path, how many of the path there
+are."""
