@@ -2,7 +2,7 @@
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 REMEMBERED: Final = 200
 """Answers whose error counts."""
@@ -12,14 +12,8 @@ TOLERATED: Final = 0.15
 """Mean error, as a share of the prompt, above which predictions are discounted."""
 
 
-class Answer(NamedTuple):
-    """One answered request."""
-
-    error: float
-    """Of its prediction, as a share of the prompt."""
-    predicted: int
-    actual: int
-    """In tokens, as what was predicted."""
+Answer = tuple[float, int, int]
+"""The error of a prediction, as a share of the prompt; what was predicted and what was found, in tokens."""
 
 
 @dataclass(slots=True)
@@ -95,7 +89,7 @@ class Calibration:
 
     def _take(self, predicted: int, actual: int, prompt: int) -> None:
         error = abs(predicted - actual) / max(1, prompt)
-        self._recent.append(Answer(error, predicted, actual))
+        self._recent.append((error, predicted, actual))
         self._error += error
         self._predicted += predicted
         self._actual += actual

@@ -70,6 +70,8 @@ class PrefixMap:
         self._limit = limit
         self._estimates = estimates
         self._minimum = minimum
+        self._least = max(1, minimum)
+        """Tokens of the shortest match that is one."""
         self._seen: dict[RequestId, Seen] = {}
         """What was looked at since anything changed: one decision asks several times about what may go."""
         self._seen_at = 0
@@ -107,7 +109,7 @@ class PrefixMap:
             for worker, tokens in told.items()
         }
         both = {**believed, **known}
-        return {worker: min(tokens, size - 1) for worker, tokens in both.items() if tokens >= max(1, self._minimum)}
+        return {worker: min(tokens, size - 1) for worker, tokens in both.items() if tokens >= self._least}
 
     def promise(self, request: Request, worker: WorkerId, now: float) -> None:
         """A request waits for a worker, which will hold its prompts: what begins like it had best wait there too."""
@@ -154,7 +156,7 @@ class PrefixMap:
                 worth = {chunks: measure.held(chunks) for chunks in set(held.values())}
                 for worker, chunks in held.items():
                     found[worker] = found.get(worker, 0) + whole_blocks(worth[chunks], caches[worker].block)
-        least, discount = max(1, self._minimum), self.mirror.discount
+        least, discount = self._least, self.mirror.discount
         return {worker: discount(worker, tokens) for worker, tokens in found.items() if tokens >= least}
 
     def insert(self, model: str, prompts: Iterable[PromptKey], worker: WorkerId, now: float) -> None:
@@ -252,11 +254,12 @@ class PrefixMap:
 
     def _without_short(self, request: Request, matched: dict[WorkerId, int]) -> dict[WorkerId, int]:
         """Take a match below the minimum for none."""
-        if self._minimum == 0 or not any(matched.values()):
+        held = [chunks for chunks in matched.values() if chunks]
+        if self._minimum == 0 or not held:
             return matched
         size = sum([prompt.size for prompt in request.prompts])
         tokens = self._estimates.input_tokens(request) * CHUNK_BYTES / max(size, 1)
-        if min([chunks for chunks in matched.values() if chunks]) * tokens >= self._minimum:
+        if min(held) * tokens >= self._minimum:
             return matched
         return {worker: chunks if chunks * tokens >= self._minimum else 0 for worker, chunks in matched.items()}
 

@@ -211,8 +211,6 @@ class HomePool:
         """The workers that hold most of its prefix, at most a few; none where it would lose little anywhere."""
         matched = waiting.matched
         enough = max(matched.values()) - self._loss / waiting.chunk_tokens
-        if not waiting.homes and min(matched.values()) >= enough:
-            return {}
         homes = {worker: None for worker in waiting.homes if worker in matched and matched[worker] >= enough}
         if len(homes) == MOST_HOMES:
             return homes
