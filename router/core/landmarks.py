@@ -50,7 +50,7 @@ class Landmarks:
             at = tokens - ratio * (prompt.size - len(prompt.hashes) // HASH_BYTES * CHUNK_BYTES)
             last = int.from_bytes(prompt.hashes[-HASH_BYTES:], byteorder)
             self._tokens.pop(last, None)
-            self._tokens[last] = max(0.0, at)
+            self._tokens[last] = at if at > 0.0 else 0.0
             if len(self._tokens) > self._limit:
                 del self._tokens[next(iter(self._tokens))]
 

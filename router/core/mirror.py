@@ -20,6 +20,7 @@ from collections import defaultdict
 from collections.abc import Callable, Container, Mapping, Sequence
 from itertools import count
 from math import inf
+from typing import Final
 
 from router.core.cache_rules import Tracking, blocks_for, rules_of, whole_blocks
 from router.core.cache_state import CacheState, Run
@@ -39,15 +40,12 @@ class Mirror:
         self._tracking = tracking
         self._estimates = estimates
         self._caches: defaultdict[WorkerId, CacheState] = defaultdict(lambda: CacheState(capacity))
+        self.caches: Final[Mapping[WorkerId, CacheState]] = self._caches
+        """Every worker heard of; one that is looked up is."""
         self._runs: dict[RequestId, Run] = {}
         self._strangers = count(1 << 63)
         self.changes = 0
         """Rises with whatever may change what a match in the tree is worth."""
-
-    @property
-    def caches(self) -> Mapping[WorkerId, CacheState]:
-        """Every worker heard of; one that is looked up is."""
-        return self._caches
 
     def cache(self, worker: WorkerId) -> CacheState:
         """One worker's."""
@@ -98,9 +96,9 @@ class Mirror:
         holding = self._tree.holding(worker)
         run = self._runs[request.id] = Run(request, worker, holding, now, predicted, prompt_tokens)
         replays = self._tracking.replays
+        whole = replays and state.rules.whole_nodes
         for prompt in run.prompts:
             run.paths.append(self._tree.touches(prompt.hashes, worker))
-            whole = replays and state.rules.whole_nodes
             run.ends.append(self._tree.insert(prompt.hashes, worker, now, pin=replays, seal=whole))
         self._grow(run, state)
         self._keep_within(worker, state)
@@ -226,10 +224,10 @@ class Mirror:
         if not self._tracking.evicts:
             return
         chunk = self._estimates.tokens_per_chunk(state.model)
-        excess = self._tree.held(worker) - max(0, int((state.capacity - state.own) / chunk))
-        if excess > 0:
+        held, room = self._tree.held(worker), (state.capacity - state.own) / chunk
+        if held and held > room:
             whole = self._tracking.replays and state.rules.whole_nodes
-            taken = self._tree.evict(worker, excess, whole=whole) * chunk
+            taken = self._tree.evict(worker, held - max(0, int(room)), whole=whole) * chunk
             state.evictions["replayed"] += round(taken)
             state.ahead += taken
 

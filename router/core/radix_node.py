@@ -255,7 +255,7 @@ class Node:
     def join_path(self) -> None:
         """Let all nodes join that may, from this one up."""
         node = self
-        while (parent := node.parent) is not node:
+        while (parent := node.parent) is not parent.parent:  # the root stays
             if parent.may_join_child():
                 parent.join_child()
             else:

@@ -215,9 +215,10 @@ class HomePool:
         if len(homes) == MOST_HOMES:
             return homes
         others = [worker for worker, chunks in matched.items() if chunks >= enough and worker not in homes]
-        if len(homes) + len(others) == len(matched):
+        found = len(homes) + len(others)
+        if found == len(matched):
             return {}
-        if len(homes) + len(others) > MOST_HOMES:
+        if found > MOST_HOMES:
             others.sort(key=self._load)
         homes.update(dict.fromkeys(others[: MOST_HOMES - len(homes)]))
         return homes
