@@ -172,14 +172,15 @@ def test_bills_without_a_cached_token_are_closed_one_by_one() -> None:
 
 
 def test_a_broken_account_is_found() -> None:
-    """The check fails when a reservation has no bill, and when more is reserved than charged."""
+    """The check fails when a reservation has no bill, and when less than nothing is served."""
     accounts = ledger()
     accounts.open(request(1), WORKER, 50, 0)
     account = accounts.accounts[ClientId("ada")]
-    account.reserved = Tokens()
+    account.unstarted[RequestId("r2")] = Tokens(50)
     with pytest.raises(AssertionError, match="reserved without a bill"):
         accounts.check_conservation()
-    account.reserved, account.charged = Tokens(50), Tokens(40)
+    del account.unstarted[RequestId("r2")]
+    account.served = Tokens(-1)
     with pytest.raises(AssertionError, match="ada"):
         accounts.check_conservation()
 

@@ -7,7 +7,8 @@ as a `Charge`, from which each policy keeps its own counters at its own price.
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import reduce
 from typing import Final, NamedTuple
 
 from router.core.model import ClientId, Request, RequestId, Usage, WorkerId
@@ -23,10 +24,6 @@ class Tokens(NamedTuple):
     def plus(self, other: "Tokens") -> "Tokens":
         """Add member by member."""
         return Tokens(self.extend + other.extend, self.cached + other.cached, self.output + other.output)
-
-    def minus(self, other: "Tokens") -> "Tokens":
-        """Subtract member by member."""
-        return Tokens(self.extend - other.extend, self.cached - other.cached, self.output - other.output)
 
     def moved(self, before: "Tokens", after: "Tokens") -> "Tokens":
         """Add what lies between these two, member by member."""
@@ -78,27 +75,32 @@ class Bill:
     client: ClientId
     worker: WorkerId
     tokens: Tokens
-    """Charged so far. Until `started`, its input part is reserved; then all of it is served."""
+    """Charged so far."""
     trusted: int
     """Input tokens that were not charged because they were predicted to be cached."""
-    started: bool = False
 
 
 @dataclass(slots=True)
 class Account:
     """One client's totals over all its requests: charged = served + reserved, always."""
 
-    charged: Tokens = NOTHING
-    reserved: Tokens = NOTHING
+    served: Tokens = NOTHING
+    unstarted: dict[RequestId, Tokens] = field(default_factory=dict)
+    """What is only reserved: the input of requests whose prefill is not over."""
     bills: int = 0
     """How many are open."""
     trusted: int = 0
     """Input tokens that these do not charge because they were predicted to be cached."""
 
     @property
-    def served(self) -> Tokens:
-        """What of the charges is no reservation."""
-        return self.charged.minus(self.reserved)
+    def reserved(self) -> Tokens:
+        """What of the charges is not served."""
+        return reduce(Tokens.plus, self.unstarted.values(), NOTHING)
+
+    @property
+    def charged(self) -> Tokens:
+        """What its bills came to, open ones included."""
+        return self.served.plus(self.reserved)
 
 
 class Accounts:
@@ -131,7 +133,7 @@ class Accounts:
         """Close the account of a client that has no open bill."""
         account = self._accounts.pop(client, None)
         if account is not None:
-            self.forgotten = self.forgotten.plus(account.charged)
+            self.forgotten = self.forgotten.plus(account.served)
 
     def restore(self, client: ClientId, served: Tokens) -> None:
         """Begin a client's account at what it was served before a restart."""
@@ -151,25 +153,24 @@ class Accounts:
         self._bills[request.id] = Bill(client, worker, tokens, trusted)
         account.bills += 1
         account.trusted += trusted
-        account.charged = account.charged.plus(tokens)
-        account.reserved = account.reserved.plus(tokens)
+        account.unstarted[request.id] = tokens
         return Charge(request.id, client, worker, NOTHING, tokens)
 
     def start(self, request: RequestId) -> Tokens:
         """Count the reserved input as served: the prefill is over. Returns what became served."""
-        bill = self._bills[request]
-        if bill.started:
-            return NOTHING
-        bill.started = True
-        account = self._accounts[bill.client]
-        account.reserved = account.reserved.minus(bill.tokens)
-        return bill.tokens
+        account = self._accounts[self._bills[request].client]
+        reserved = account.unstarted.pop(request, NOTHING)
+        account.served = account.served.plus(reserved)
+        return reserved
 
     def progress(self, request: RequestId, output_tokens: int) -> Charge:
         """Charge a started request's output up to this cumulative count; a count that fell stays as it was."""
         bill = self._bills[request]
-        extend, cached, before = bill.tokens
-        return self._revise(request, bill, Tokens(extend, cached, max(before, output_tokens)))
+        before = bill.tokens
+        bill.tokens = after = Tokens(before.extend, before.cached, max(before.output, output_tokens))
+        account = self._accounts[bill.client]
+        account.served = account.served.moved(before, after)
+        return Charge(request, bill.client, bill.worker, before, after)
 
     def settle(self, request: RequestId, usage: Usage | None) -> Charge:
         """Close a started request's bill at what the engine says; without its word, at what was charged so far."""
@@ -189,25 +190,15 @@ class Accounts:
         account = self._accounts[bill.client]
         account.bills -= 1
         account.trusted -= bill.trusted
-        return self._revise(request, bill, after)
-
-    def _revise(self, request: RequestId, bill: Bill, after: Tokens) -> Charge:
-        charge = Charge(request, bill.client, bill.worker, bill.tokens, after)
-        if after == bill.tokens:
-            return charge
-        account = self._accounts[bill.client]
-        account.charged = account.charged.moved(bill.tokens, after)
-        if not bill.started:
-            account.reserved = account.reserved.moved(bill.tokens, after)
-        bill.tokens = after
-        return charge
+        served = bill.tokens if account.unstarted.pop(request, None) is None else NOTHING
+        account.served = account.served.moved(served, after)
+        return Charge(request, bill.client, bill.worker, bill.tokens, after)
 
     def check_conservation(self) -> None:
         """Raise AssertionError unless what is reserved is that of open bills, and none was served less than nothing."""
-        reserved: dict[ClientId, Tokens] = {}
-        for bill in self._bills.values():
-            if not bill.started:
-                reserved[bill.client] = reserved.get(bill.client, NOTHING).plus(bill.tokens)
         for client, account in self._accounts.items():
-            assert account.reserved == reserved.get(client, NOTHING), f"{client}: reserved without a bill"
+            for request, tokens in account.unstarted.items():
+                bill = self._bills.get(request)
+                billed = bill is not None and (bill.client, bill.tokens) == (client, tokens)
+                assert billed, f"{client}: reserved without a bill"
             assert min(account.served) >= 0, f"{client}: {account}"
