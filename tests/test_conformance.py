@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from random import Random
 from typing import ClassVar
@@ -367,8 +368,8 @@ class Fleet(RuleBasedStateMachine):
         """
         policy = self.scheduler.policy
         assert policy.next(self.now) is None
-        assert policy.next_deadline is None or policy.next_deadline > self.now
-        pooled = policy.properties.pooled and policy.next_deadline is None
+        assert policy.next_deadline > self.now
+        pooled = policy.properties.pooled and policy.next_deadline == inf
         for worker, facts in self.workers.items():
             state = self.scheduler.cluster[worker]
             load = state.load
@@ -387,7 +388,7 @@ class Fleet(RuleBasedStateMachine):
             self.tell(Finished(request))
         # What still waits has a time to wait for, or is given up as too late.
         deadlines = (self.scheduler.policy.next_deadline, self.scheduler.cluster.next_deadline)
-        assert not self.waiting or deadlines != (None, None)
+        assert not self.waiting or min(deadlines) < inf
         assert not self.running
         self.now += 2 * TIGHT.waiting.time_to_live
         self.tell(Ticked())

@@ -1,6 +1,7 @@
 """Bounds on waiting, and who gives way where they are reached."""
 
 from collections.abc import Sequence
+from math import inf
 
 import pytest
 from hypothesis import given
@@ -158,7 +159,7 @@ def test_an_empty_room_has_no_deadline() -> None:
     waiting = room()
     waiting.enter(A, 0, 1.0)
     waiting.leave(A.id, 1, served=False)
-    assert (len(waiting), waiting.next_deadline) == (0, None)
+    assert (len(waiting), waiting.next_deadline) == (0, inf)
 
 
 def test_retry_follows_the_drain_rate() -> None:

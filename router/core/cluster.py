@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
+from math import inf
 
 from router.core.health import DEFAULT_RULES, Condition, HealthRules
 from router.core.model import RequestId, Worker, WorkerId, WorkerReported
@@ -34,7 +35,7 @@ class Cluster:
         """
         self.barred: dict[WorkerId, float] = {}
         """Those that are sent nothing, and until when at least: while their breaker is open, or until they speak."""
-        self._silent: list[WorkerId] = []
+        self.quiet: list[WorkerId] = []
         """Those that said nothing for too long; some may have spoken since, or be gone."""
 
     def __iter__(self) -> Iterator[WorkerState]:
@@ -90,14 +91,11 @@ class Cluster:
             or not all(self.serving(model) for model in self._states[worker].worker.models)
         ]
 
-    @property
-    def silent(self) -> Sequence[WorkerId]:
+    def to_bar(self) -> list[WorkerId]:
         """Those that are silent and not barred for it."""
-        if not self._silent:
-            return ()
         states = self._states
-        self._silent = [worker for worker in self._silent if worker in states and states[worker].silent]
-        return [each for each in self._silent if each not in self.barred and not states[each].left]
+        self.quiet = [worker for worker in self.quiet if worker in states and states[worker].silent]
+        return [each for each in self.quiet if each not in self.barred and not states[each].left]
 
     def join(self, worker: Worker, *, back: bool = True) -> None:
         """Add a worker, or take new facts of one that is known; a capacity once told stays.
@@ -171,11 +169,11 @@ class Cluster:
         return 1.0 if 1 / ALIKE < speed < ALIKE else speed
 
     @property
-    def next_deadline(self) -> float | None:
-        """When something here changes by time alone; None if nothing does."""
-        deadline = min(self._deadlines.values(), default=None)
+    def next_deadline(self) -> float:
+        """When something here changes by time alone; infinite if nothing does."""
+        deadline = min(self._deadlines.values(), default=inf)
         for worker, until in self.barred.items():
-            if not self._states[worker].silent and (deadline is None or until < deadline):
+            if until < deadline and not self._states[worker].silent:
                 deadline = until
         return deadline
 
@@ -187,8 +185,8 @@ class Cluster:
         for worker in [worker for worker, deadline in deadlines.items() if deadline <= now]:
             state = self._states[worker]
             state.advance(now)
-            if state.silent and worker not in self._silent:
-                self._silent.append(worker)
+            if state.silent and worker not in self.quiet:
+                self.quiet.append(worker)
 
     def _forget(self, worker: WorkerId) -> None:
         state = self._states[worker]

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from math import inf
 
 from router.core.accounts import Tokens
 from router.core.health import HealthRules, RetryBudget
@@ -28,7 +29,8 @@ class Live:
     """When it began to wait, for its turn or for another worker."""
     state: State = State.WAITING
     worker: WorkerId | None = None
-    outstanding: Outstanding = field(default_factory=Outstanding)
+    outstanding: Outstanding = field(init=False, repr=False)
+    """What was believed of it at its dispatch; there from then on."""
     paid: Tokens | None = None
     """What workers that it came back from were paid for it; None while its prompt is not paid."""
     failed: tuple[WorkerId, ...] = ()
@@ -91,6 +93,6 @@ class ReturnedPool:
         return [live for live in self._lives.values() if live.since + self._time_to_live <= now]
 
     @property
-    def next_deadline(self) -> float | None:
-        """When the next one expires."""
-        return min([live.since + self._time_to_live for live in self._lives.values()]) if self._lives else None
+    def next_deadline(self) -> float:
+        """When the next one expires; infinite without any."""
+        return min([live.since + self._time_to_live for live in self._lives.values()], default=inf)

@@ -111,7 +111,7 @@ class Membership:
 
     def bar_silent(self, now: float) -> None:
         """Let what waits for a worker that says nothing go to others, if there are any."""
-        for worker in self._cluster.silent:
+        for worker in self._cluster.to_bar():
             self._bar(worker, now, now)
 
     def _bar(self, worker: WorkerId, until: float, now: float) -> bool:

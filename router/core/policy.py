@@ -176,8 +176,8 @@ class Policy(Protocol):
         """
 
     @property
-    def next_deadline(self) -> float | None:
-        """When `next` may have another answer although nothing has happened; asked while any waits."""
+    def next_deadline(self) -> float:
+        """When `next` may have another answer although nothing has happened, or infinite; asked while any waits."""
 
     def charged(self, charge: Charge) -> None:
         """A dispatched request's bill changed; the first change comes with its dispatch."""

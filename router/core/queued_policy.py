@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from math import inf
 from typing import NamedTuple
 
 from router.core.accounts import Charge
@@ -24,7 +25,7 @@ class QueuedPolicy(Policy):
     the placement allows it: then the request is placed anew there, with its booking.
     """
 
-    next_deadline = None
+    next_deadline = inf
 
     def __init__(
         self,

@@ -132,7 +132,7 @@ class Scheduler:
         self._take_in(event, now)
         if self.cluster.barred:
             self.membership.unbar(now)
-        if self.cluster.silent:
+        if self.cluster.quiet:
             self.membership.bar_silent(now)
         if self._returned.lives:
             if self._placed and (choice := self.policy.next(now)) is not None:
@@ -314,13 +314,11 @@ class Scheduler:
 
     def _set_alarm(self, now: float) -> None:
         """Ask to be woken for the next deadline, unless an earlier alarm is set: a vain waking is cheap."""
-        due = self._wake
-        deadlines = [self.cluster.next_deadline, self._returned.next_deadline]
+        deadline = self.cluster.next_deadline
+        if self._returned.lives:
+            deadline = min(deadline, self._returned.next_deadline)
         if self._room.waiters:
-            deadlines += self._room.next_deadline, self.policy.next_deadline
-        for deadline in deadlines:
-            if deadline is not None and deadline < due:
-                due = max(deadline, now)
-        if due != self._wake:
+            deadline = min(deadline, self._room.next_deadline, self.policy.next_deadline)
+        if deadline < self._wake and (due := max(deadline, now)) != self._wake:
             self._wake = due
             self._out.append(WakeAt(due))

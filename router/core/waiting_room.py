@@ -3,7 +3,7 @@
 from collections import OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 from typing import NamedTuple
 
 from router.core.holdings import Holdings
@@ -69,9 +69,9 @@ class WaitingRoom:
         return self._requests.of(client)
 
     @property
-    def next_deadline(self) -> float | None:
-        """When the request that waits longest expires."""
-        return next(iter(self._waiters.values())).deadline if self._waiters else None
+    def next_deadline(self) -> float:
+        """When the request that waits longest expires; infinite without any."""
+        return next(iter(self._waiters.values())).deadline if self._waiters else inf
 
     def enter(self, request: Request, now: float, weight: float) -> None:
         """A request begins to wait, of a client of this weight. Whether it may, `surplus` tells."""

@@ -96,7 +96,7 @@ class DlpmHome(Policy):
         """One that found nobody waiting, until the `next` that follows its arrival lets it go or wait."""
 
     @property
-    def next_deadline(self) -> float | None:
+    def next_deadline(self) -> float:
         """See `Policy`. The next request that leaves home may find room elsewhere."""
         return self._pool.next_deadline
 

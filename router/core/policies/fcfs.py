@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from router.core.accounts import Charge
 from router.core.model import ClientId, Deficit, Request, RequestId, WorkerId
@@ -54,7 +55,7 @@ class PooledFcfs(Policy):
     """One queue for all workers; whichever serves the model and has room takes the request that waits longest."""
 
     properties = Properties(pooled=True, work_conserving=True)
-    next_deadline = None
+    next_deadline = inf
 
     def __init__(self, surroundings: Surroundings) -> None:
         self._view = surroundings.view

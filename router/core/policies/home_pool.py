@@ -7,6 +7,7 @@ times as long as its prefix takes to compute anew: then any worker may take it, 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from math import inf
 from typing import Final, NamedTuple
 
 from router.core.longest_match import LongestMatchQueue
@@ -31,7 +32,7 @@ class Waiting:
     """Chunks, by worker."""
     homes: dict[WorkerId, None] = field(default_factory=dict)
     """The workers that hold most of its prefix; none where it would lose little anywhere."""
-    leaves_home: float | None = float("inf")
+    leaves_home: float | None = inf
     """When any worker may take it; None where any may."""
 
     @property
@@ -92,11 +93,11 @@ class HomePool:
         return self._waiting[request]
 
     @property
-    def next_deadline(self) -> float | None:
-        """When the next request leaves home; None if none will."""
+    def next_deadline(self) -> float:
+        """When the next request leaves home; infinite if none will."""
         while self._leaving and not self._is_due(self._leaving[0]):
             heappop(self._leaving)
-        return self._leaving[0].at if self._leaving else None
+        return self._leaving[0].at if self._leaving else inf
 
     def queues_for(self, worker: WorkerId, models: Collection[str]) -> list[LongestMatchQueue]:
         """Those that are not empty of which a worker may take, that of what is at home there last."""

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from math import inf
 from typing import Final, NamedTuple
 
 from router.core.accounts import Charge
@@ -87,9 +88,9 @@ class Rpm(Policy):
         return self._pool.resend(request, workers, now)
 
     @property
-    def next_deadline(self) -> float | None:
+    def next_deadline(self) -> float:
         """See `Policy`."""
-        return (self._minute + 1) * MINUTE if self._held else None
+        return (self._minute + 1) * MINUTE if self._held else inf
 
     def _reach(self, now: float) -> None:
         """Begin the minute of `now`, unless it has begun: let pass, in order of arrival, what it has room for."""
