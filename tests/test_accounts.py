@@ -180,7 +180,7 @@ def test_a_broken_account_is_found() -> None:
     with pytest.raises(AssertionError, match="reserved without a bill"):
         accounts.check_conservation()
     del account.unstarted[RequestId("r2")]
-    account.served = Tokens(-1)
+    account.serve(Tokens(1), Tokens())
     with pytest.raises(AssertionError, match="ada"):
         accounts.check_conservation()
 

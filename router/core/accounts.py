@@ -25,14 +25,6 @@ class Tokens(NamedTuple):
         """Add member by member."""
         return Tokens(self.extend + other.extend, self.cached + other.cached, self.output + other.output)
 
-    def moved(self, before: "Tokens", after: "Tokens") -> "Tokens":
-        """Add what lies between these two, member by member."""
-        return Tokens(
-            self.extend + after.extend - before.extend,
-            self.cached + after.cached - before.cached,
-            self.output + after.output - before.output,
-        )
-
 
 NOTHING: Final = Tokens()
 
@@ -84,13 +76,27 @@ class Bill:
 class Account:
     """One client's totals over all its requests: charged = served + reserved, always."""
 
-    served: Tokens = NOTHING
+    extend: int = 0
+    cached: int = 0
+    output: int = 0
+    """What it was served."""
     unstarted: dict[RequestId, Tokens] = field(default_factory=dict)
     """What is only reserved: the input of requests whose prefill is not over."""
     bills: int = 0
     """How many are open."""
     trusted: int = 0
     """Input tokens that these do not charge because they were predicted to be cached."""
+
+    def serve(self, before: Tokens, after: Tokens) -> None:
+        """It was served what lies between these two."""
+        self.extend += after.extend - before.extend
+        self.cached += after.cached - before.cached
+        self.output += after.output - before.output
+
+    @property
+    def served(self) -> Tokens:
+        """What of the charges is no reservation."""
+        return Tokens(self.extend, self.cached, self.output)
 
     @property
     def reserved(self) -> Tokens:
@@ -137,7 +143,7 @@ class Accounts:
 
     def restore(self, client: ClientId, served: Tokens) -> None:
         """Begin a client's account at what it was served before a restart."""
-        self._accounts[client] = Account(served)
+        self._accounts[client] = Account(*served)
 
     def open(self, request: Request, worker: WorkerId, input_tokens: int, cached_tokens: int) -> Charge:
         """Reserve a dispatched request's input.
@@ -160,7 +166,7 @@ class Accounts:
         """Count the reserved input as served: the prefill is over. Returns what became served."""
         account = self._accounts[self._bills[request].client]
         reserved = account.unstarted.pop(request, NOTHING)
-        account.served = account.served.plus(reserved)
+        account.serve(NOTHING, reserved)
         return reserved
 
     def progress(self, request: RequestId, output_tokens: int) -> Charge:
@@ -168,8 +174,7 @@ class Accounts:
         bill = self._bills[request]
         before = bill.tokens
         bill.tokens = after = Tokens(before.extend, before.cached, max(before.output, output_tokens))
-        account = self._accounts[bill.client]
-        account.served = account.served.moved(before, after)
+        self._accounts[bill.client].serve(before, after)
         return Charge(request, bill.client, bill.worker, before, after)
 
     def settle(self, request: RequestId, usage: Usage | None) -> Charge:
@@ -191,7 +196,7 @@ class Accounts:
         account.bills -= 1
         account.trusted -= bill.trusted
         served = bill.tokens if account.unstarted.pop(request, None) is None else NOTHING
-        account.served = account.served.moved(served, after)
+        account.serve(served, after)
         return Charge(request, bill.client, bill.worker, bill.tokens, after)
 
     def check_conservation(self) -> None:
