@@ -171,7 +171,7 @@ class Cluster:
     @property
     def next_deadline(self) -> float:
         """When something here changes by time alone; infinite if nothing does."""
-        deadline = min(self._deadlines.values(), default=inf)
+        deadline = min(self._deadlines.values()) if self._deadlines else inf
         for worker, until in self.barred.items():
             if until < deadline and not self._states[worker].silent:
                 deadline = until

@@ -1,6 +1,6 @@
 """The one window through which policies see the fleet and the prefix map."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from router.core.cluster import Cluster
 from router.core.model import Request, RequestId, WorkerId
@@ -28,6 +28,11 @@ class SchedulerView(FleetView):
     def has_room(self, worker: WorkerId) -> bool:
         """See `FleetView`."""
         return self._states[worker].has_room
+
+    def with_room(self, workers: Iterable[WorkerId]) -> Mapping[WorkerId, int]:
+        """See `FleetView`."""
+        states = self._states
+        return {worker: state.load.requests for worker in workers if (state := states[worker]).has_room}
 
     def admits(self, worker: WorkerId, request: Request, answered: int = 0) -> bool:
         """See `FleetView`. `answered`: tokens of its answer that go there too, since another worker broke off."""

@@ -88,6 +88,9 @@ class FleetView(Protocol):
     def has_room(self, worker: WorkerId) -> bool:
         """Whether the worker's window has room for anything."""
 
+    def with_room(self, workers: Iterable[WorkerId]) -> Mapping[WorkerId, int]:
+        """Those of these workers that have room for anything, each with what is `in_flight` there."""
+
     def admits(self, worker: WorkerId, request: Request) -> bool:
         """Whether the worker's window has room for this request."""
 

@@ -116,7 +116,8 @@ class Scheduler:
         self._returned = ReturnedPool(settings.health, settings.waiting.time_to_live)
         """It goes before all that waits."""
         self._placed = False
-        """Whether the policy was given a request by this event, so that it may have promised it a place."""
+        """Whether the policy was given a request by this event, so that it may have promised it a place; until it goes.
+        """
         self._wake = inf
         self._out: list[Command] = []
 
@@ -225,8 +226,10 @@ class Scheduler:
             self._dispatch(choice, now)
 
     def _dispatch(self, choice: Choice, now: float) -> None:
-        self._room.leave(choice.request.id, now, served=True)
-        self._out.append(self._dispatched.send(self._live[choice.request.id], choice, now))
+        request = choice.request.id
+        self._placed = self._placed and request in self._room.waiters
+        self._room.leave(request, now, served=True)
+        self._out.append(self._dispatched.send(self._live[request], choice, now))
 
     def _resend(self, now: float) -> None:
         """Send what came back to workers that have not failed it, first come, first served."""

@@ -168,8 +168,8 @@ class DlpmHome(Policy):
 
         The one with the least in flight is first, so that what has no home goes there; of equals each in its turn.
         """
-        view, sites = self._view, self._sites.items()
-        loads = sorted([(view.in_flight(w), site.sent, w) for w, site in sites if view.has_room(w)])
+        sites = self._sites
+        loads = sorted([(load, sites[worker].sent, worker) for worker, load in self._view.with_room(sites).items()])
         if not loads:
             return []
         least, _, first = loads[0]
