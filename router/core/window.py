@@ -163,6 +163,7 @@ class LearnedWindow:
     _places: RequestLimit = field(init=False)
     _kv: KvLimit = field(init=False)
     _starts: UnstartedLimit = field(init=False)
+    _limits: Limits = field(default=Limits(0, 0), init=False)
     _reports: bool = field(default=True, init=False)
     """Whether the engine tells what it has to do; until it was asked, it is taken to."""
     _typical_tokens: float = field(default=1.0, init=False)
@@ -190,8 +191,14 @@ class LearnedWindow:
 
     @property
     def limits(self) -> Limits:
-        """See `Window`. A few requests more go where none of those in flight waits in the engine."""
-        return Limits(int(min(self.requests, self._places.limit)), self._tokens.limit)
+        """See `Window`. A few requests more go where none of those in flight waits in the engine.
+
+        While they are the same, they are one object: each of the last requests is remembered with its own.
+        """
+        requests, tokens = int(min(self.requests, self._places.limit)), self._tokens.limit
+        if requests != self._limits.requests or tokens != self._limits.unstarted_tokens:
+            self._limits = Limits(requests, tokens)
+        return self._limits
 
     def admits(self, load: Load, uncached_tokens: int) -> bool:
         """See `Window`.
