@@ -27,7 +27,6 @@ from router.core.model import (
     Finished,
     Refusal,
     Reject,
-    Request,
     RequestId,
     Returned,
     Started,
@@ -142,8 +141,8 @@ class RequestMetrics(Collector):
         self._left: dict[WorkerId, None] = {}
         """Those that left and have such a label, the last of them last."""
         self._models = ModelLabels()
-        self._seen: dict[RequestId, tuple[Request, float]] = {}
-        """Requests on their way, with the time of their arrival."""
+        self._seen: dict[RequestId, tuple[ClientId, str, float]] = {}
+        """Of requests on their way, the client, the model's label and the time of their arrival."""
         self._begun: set[RequestId] = set()
         """Those of them whose first token came from a worker before the one that they are at."""
         self._requests = Totals("d2lpm_requests", "Requests by how they ended.", "client", "model", "outcome")
@@ -177,12 +176,12 @@ class RequestMetrics(Collector):
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
         """See `Observer`."""
         match event:
-            case Arrived():
-                self._seen[event.request.id] = event.request, now
-            case Started():
-                if (seen := self._seen.get(event.request)) and event.request not in self._begun:
-                    request, arrived = seen
-                    self._first.add(self._models.of(request.model), now - arrived)
+            case Arrived(request):
+                self._seen[request.id] = request.client, self._models.of(request.model), now
+            case Started(started):
+                if (seen := self._seen.get(started)) and started not in self._begun:
+                    _, model, arrived = seen
+                    self._first.add(model, now - arrived)
             case Returned():
                 self._returned[event.fault,] += 1
                 if event.begun:
@@ -212,17 +211,16 @@ class RequestMetrics(Collector):
             self._predicted.fold(oldest)
 
     def _dispatch(self, command: Dispatch, now: float) -> None:
-        request, arrived = self._seen[command.request]
-        self._queue.add(self._models.of(request.model), now - arrived)
+        _, model, arrived = self._seen[command.request]
+        self._queue.add(model, now - arrived)
         self._dispatches[command.worker, command.why] += 1
         self._predicted[command.worker,] += command.cached_tokens
 
-    def _end(self, request_id: RequestId, outcome: str, now: float) -> None:
+    def _end(self, request: RequestId, outcome: str, now: float) -> None:
         """Count the first ending of a request; what is said of it after a refusal is no second one."""
-        self._begun.discard(request_id)
-        if seen := self._seen.pop(request_id, None):
-            request, arrived = seen
-            model = self._models.of(request.model)
-            self._requests[self._labels.of(request.client), model, outcome] += 1
+        self._begun.discard(request)
+        if seen := self._seen.pop(request, None):
+            client, model, arrived = seen
+            self._requests[self._labels.of(client), model, outcome] += 1
             if outcome == ENDINGS[Finished]:
                 self._whole.add(model, now - arrived)
