@@ -82,6 +82,15 @@ class Outstanding:
     extend: int = 0
     requests: int = 1
 
+    def within(self, most: "Outstanding") -> bool:
+        """Whether nothing of it is more than this."""
+        return (
+            self.expected_output <= most.expected_output
+            and self.cached <= most.cached
+            and self.extend <= most.extend
+            and self.requests <= most.requests
+        )
+
 
 class BoundMeter:
     """The largest terms of the bound that were seen in one queue."""
@@ -100,10 +109,11 @@ class BoundMeter:
         _add(total, request, 1)
         self._least_weight = min(self._least_weight, weight)
         self._largest_input = max(self._largest_input, request.cached + request.extend)
-        largest.expected_output = max(largest.expected_output, total.expected_output)
-        largest.cached = max(largest.cached, total.cached)
-        largest.extend = max(largest.extend, total.extend)
-        largest.requests = max(largest.requests, total.requests)
+        if not total.within(largest):
+            largest.expected_output = max(largest.expected_output, total.expected_output)
+            largest.cached = max(largest.cached, total.cached)
+            largest.extend = max(largest.extend, total.extend)
+            largest.requests = max(largest.requests, total.requests)
 
     def came_to(self, request: Outstanding, tokens: Tokens) -> None:
         """A request was served so much, all told."""
