@@ -8,19 +8,12 @@ from bisect import bisect_left
 from itertools import accumulate, count
 from math import inf
 from operator import add, mul
-from typing import NamedTuple
 
 from router.core.model import RequestId
 
-
-class Span(NamedTuple):
-    """One request's hold, on the clock of the engine's steps."""
-
-    end: float
-    """When it is expected to end."""
-    base: float
-    """Until then it holds this and the clock's time."""
-    request: RequestId
+Span = tuple[float, float, RequestId]
+"""One request's hold, on the clock of the engine's steps: when it is expected to end, and what it holds until then
+besides the clock's time."""
 
 
 class KvForecast:
@@ -40,11 +33,12 @@ class KvForecast:
     def put(self, request: RequestId, tokens: int, growth: float) -> None:
         """A request holds so many tokens now and is expected to grow by so many; replaces what was put before."""
         self.remove(request)
-        span = self._by_request[request] = Span(self.clock + growth, tokens - self.clock, request)
+        end, base = self.clock + growth, tokens - self.clock
+        span = self._by_request[request] = end, base, request
         place = bisect_left(self._spans, span)
         self._spans.insert(place, span)
-        self._ends.insert(place, span.end)
-        self._bases.insert(place, span.base)
+        self._ends.insert(place, end)
+        self._bases.insert(place, base)
         self._total += tokens + growth
 
     def remove(self, request: RequestId) -> None:
@@ -54,7 +48,8 @@ class KvForecast:
             return
         place = bisect_left(self._spans, span)
         del self._spans[place], self._ends[place], self._bases[place]
-        self._total = self._total - span.end - span.base if self._spans else 0.0
+        end, base, _ = span
+        self._total = self._total - end - base if self._spans else 0.0
 
     def peak(self, growth: float, enough: float) -> float:
         """Tokens held at the highest point, with one more request that begins with nothing and grows by `growth`.

@@ -1,24 +1,16 @@
 """Requests that were dispatched and have no first token yet."""
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 from router.core.model import ClientId, Request, RequestId
-
-
-class Sent(NamedTuple):
-    """A request that an engine has not begun to answer."""
-
-    client: ClientId
-    at: float
-    """The time of its dispatch."""
 
 
 class Unstarted:
     """Those of one queue, in the order of their dispatch."""
 
     def __init__(self) -> None:
-        self._sent: dict[RequestId, Sent] = {}
+        self._sent: dict[RequestId, tuple[ClientId, float]] = {}
+        """The client of each, and when it was dispatched."""
 
     def __len__(self) -> int:
         return len(self._sent)
@@ -26,7 +18,7 @@ class Unstarted:
     def add(self, request: Request, now: float) -> None:
         """It was dispatched now; one that does not stream never shows its start, so it does not count."""
         if request.streamed:
-            self._sent[request.id] = Sent(request.client, now)
+            self._sent[request.id] = request.client, now
 
     def discard(self, request: RequestId) -> None:
         """It has started or ended, whether it is here or not."""
@@ -38,4 +30,4 @@ class Unstarted:
         An engine that orders by longest match would put every request that a refill lets through before that one, for
         ever; so at such an engine CHECKREFILL (DLPM paper, Algorithm 1) is to wait for it as for one in our queue.
         """
-        return any(sent.at > since and standing(sent.client) is not None for sent in self._sent.values())
+        return any(at > since and standing(client) is not None for client, at in self._sent.values())
