@@ -7,7 +7,6 @@ Usage is asked for in every chunk (`call.usage_request`); the client sees as muc
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any, Final
 
 import orjson
@@ -193,41 +192,47 @@ class StreamReader:
         if not self._unread:
             return
         unread, self._unread = self._unread, []
-        for kind, group in groupby(unread, key=type):
-            if kind is Run:
-                self._read_common([each for each in group if isinstance(each, Run)])
+        runs: list[Run] = []
+        for each in unread:
+            if isinstance(each, Run):
+                runs.append(each)
             else:
-                self._read_chunks([each for each in group if isinstance(each, dict)])
+                self._read_common(runs)
+                self._read_chunk(each)
+                runs = []
+        self._read_common(runs)
 
     def _read_common(self, runs: list[Run]) -> None:
         """Common chunks in a row: their text, and the usage of the last, which counts for all of them."""
+        if not runs:
+            return
         if self._first is None:
             self._first = runs[0].seen.partition(b"\n\n")[0].removeprefix(b"data: ")
         self.started = True
         text = _load_text(b"".join([run.text for run in runs]))
-        reasons = [run.finish_reason.decode() for run in runs if run.finish_reason]
-        self._choices.add_text(0, text, reasons[-1] if reasons else None)
+        reason = None
         for run in runs:
+            reason = run.finish_reason or reason
             self._record.add(run.ids, run.silent_ids)
+        self._choices.add_text(0, text, None if reason is None else reason.decode())
         self._tally.note(runs[-1].usage, has_output=bool(text))
 
-    def _read_chunks(self, chunks: list[dict[str, Any]]) -> None:
-        for chunk in chunks:
-            choices, usage = chunk.get("choices"), chunk.get("usage")
-            if choices:
-                if self._first is None:
-                    self._first = chunk
-                    self._record.prompt(chunk.get("prompt_token_ids"))
-                self.started = True
-                for choice in choices:
-                    index = choice.get("index", 0)
-                    said = self._choices.add(index, choice)
-                    self._tally.chunk(index, usage, said)
-                    self._record.prompt(choice.get("prompt_token_ids"))
-                    self._record.add_list(choice.get("token_ids"), text=said)
-            else:
-                self._tally.final = read_usage(usage) or self._tally.final
-                self._error = read_error(chunk) or self._error
+    def _read_chunk(self, chunk: dict[str, Any]) -> None:
+        choices, usage = chunk.get("choices"), chunk.get("usage")
+        if not choices:
+            self._tally.final = read_usage(usage) or self._tally.final
+            self._error = read_error(chunk) or self._error
+            return
+        if self._first is None:
+            self._first = chunk
+            self._record.prompt(chunk.get("prompt_token_ids"))
+        self.started = True
+        for choice in choices:
+            index = choice.get("index", 0)
+            said = self._choices.add(index, choice)
+            self._tally.chunk(index, usage, said)
+            self._record.prompt(choice.get("prompt_token_ids"))
+            self._record.add_list(choice.get("token_ids"), text=said)
 
     @property
     def head(self) -> dict[str, Any] | None:

@@ -65,5 +65,7 @@ def _messages(fields: Fields) -> list[dict[str, Any]]:
 
 def _output_limit(fields: Fields) -> int | None:
     """Engines differ in which of the two names wins, so the larger counts as the most that may come."""
-    names = ("max_completion_tokens", "max_tokens")
-    return max([limit for name in names if (limit := read.count(fields, name)) is not None], default=None)
+    newer, older = read.count(fields, "max_completion_tokens"), read.count(fields, "max_tokens")
+    if newer is None or older is None:
+        return older if newer is None else newer
+    return max(newer, older)

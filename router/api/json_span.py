@@ -69,7 +69,7 @@ def insert_members(data: bytes, values: Mapping[str, bytes]) -> bytes:
     if not values:
         return data
     before, brace, after = data.partition(b"{")
-    new = b",".join([b"%b:%b" % (orjson.dumps(key), value) for key, value in values.items()])
+    new = b",".join([orjson.dumps(key) + b":" + value for key, value in values.items()])
     comma = b"" if _EMPTY.match(after) else b","
     return b"".join((before, brace, new, comma, after))
 

@@ -30,7 +30,7 @@ class Record:
 
     def add(self, said: bytes | None, silent: bytes = b"") -> None:
         """More of the answer: the ids up to the last text of a few chunks, and those behind it; None for text alone."""
-        if said is None:
+        if self._complete and said is None:
             self._give_up()
         elif self._complete:
             if said:

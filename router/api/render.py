@@ -83,6 +83,10 @@ def _message(pieces: list[bytes], message: Mapping[str, Any]) -> None:
 
 def _content(pieces: list[bytes], content: object) -> None:
     """A list with one text part is the same as that text; an empty text is the same as none."""
+    if isinstance(content, str):
+        if content:
+            pieces += (TEXT, content.encode())
+        return
     for part in content if isinstance(content, list) else [content]:
         text = part
         if isinstance(part, dict) and "text" in part and part.get("type", "text") == "text":

@@ -38,7 +38,7 @@ def way_of(fields: Fields, *, streamed: bool, answers: int) -> Way:
 def _is_text(messages: object) -> bool:
     """Whether these messages have no images or other files."""
     for message in objects(messages):
-        for part in objects(message.get("content")):
-            if part.get("type", "text") != "text":
-                return False
+        content = message.get("content")
+        if not isinstance(content, str) and any(part.get("type", "text") != "text" for part in objects(content)):
+            return False
     return True
