@@ -89,7 +89,8 @@ class Gateway:
                 raise UnknownPath(exchange.path)
             if exchange.method not in family.methods:
                 raise MethodNotAllowed(exchange.method, ", ".join(family.methods))
-            self._identify(exchange, None)  # so that nobody's body is read whose key is wrong
+            if self._admission.identifier.may_refuse:  # so that nobody's body is read whose key is wrong
+                self._identify(exchange, None)
             body = await exchange.body(self._intake)
             arrived = self._conductor.clock()
             if self._isolation is not None:

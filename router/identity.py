@@ -153,6 +153,11 @@ class Identifier:
         self.book = book
         self._clock = clock
 
+    @property
+    def may_refuse(self) -> bool:
+        """Whether a call may be refused for who makes it: not where everybody is taken in."""
+        return self.book.checks or bool(self.book.names) or not self.book.anonymous.allowed
+
     def identify(self, headers: Mapping[bytes, bytes], user: str | None, address: str | None) -> Identity:
         """`headers` have lower-case names. Raises InvalidKey for a bad key, and where there must be one."""
         for source in self._order:
