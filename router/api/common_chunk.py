@@ -14,9 +14,7 @@ from typing import Final
 _NULLS: Final = rb'(?:, ?"\w+": ?null)*+'
 # Up to the quote before the text, with no brace or bracket before those of the choices: one is looked for after the
 # other, since a class of two characters takes ten times as long as one of a single one. From the quote behind the text.
-_BEFORE: Final = (
-    rb'\{(?=[^\[]*+\[\{)[^{]*"choices": ?\[\{"index": ?0, ?"delta": ?\{(?:"\w+": ?null, ?)*+"content": ?"'
-)
+_BEFORE: Final = rb'\{(?=[^\[]*+\[\{)[^{]*"choices": ?\[\{"index": ?0, ?"delta": ?\{(?:"\w+": ?null, ?)*+"content": ?"'
 _BEHIND: Final = _NULLS + rb"\}" + _NULLS + rb'(?:, ?"finish_reason": ?"(?!abort")(\w+)")?' + _NULLS
 # What the text consists of, where we asked for that.
 _IDS: Final = rb'(?:(, ?"token_ids": ?)\[([\d, ]*+)\])?'
