@@ -1,7 +1,6 @@
 """What is wrong with a request before it is a call, and how that is told: in HTTP's own bytes, by no application."""
 
 from collections.abc import Sequence
-from itertools import chain
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
@@ -24,7 +23,7 @@ def wrong_head(
         return BadRequest("A body may come in chunks and in no other transfer encoding.", code="invalid_http")
     if len(url) > limits.url_bytes:
         return UrlTooLong(limits.url_bytes)
-    size = len(url) + sum(map(len, chain.from_iterable(headers))) + 4 * len(headers)
+    size = len(url) + sum([len(name) + len(value) + 4 for name, value in headers])
     return HeadTooLarge(limits.head_bytes) if size > limits.head_bytes else None
 
 

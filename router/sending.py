@@ -37,12 +37,13 @@ def _begin(cycle: RequestResponseCycle, status: int, headers: Iterable[tuple[byt
     cycle.response_started = True
     cycle.waiting_for_100_continue = False
     named = [*cycle.default_headers, *headers]
-    if (length := dict(named).get(b"content-length")) is not None:
-        cycle.expected_content_length = int(length)
-        cycle.chunked_encoding = False
-    if CLOSING in named:
-        cycle.keep_alive = False
-    elif not cycle.keep_alive:
+    for name, value in named:
+        if name == b"content-length":
+            cycle.expected_content_length = int(value)
+            cycle.chunked_encoding = False
+        elif name == b"connection" and value == b"close":
+            cycle.keep_alive = False
+    if not cycle.keep_alive and CLOSING not in named:
         named.append(CLOSING)
     if cycle.chunked_encoding is None and cycle.scope["method"] != "HEAD" and status not in WITHOUT_BODY:
         cycle.chunked_encoding = True
