@@ -75,8 +75,7 @@ def build(settings: Settings, resolve: Resolve = resolve) -> "Router":
     if journal is not None:
         observers.insert(0, journal)
     conductor = Conductor(scheduler, observers, time.monotonic)
-    kv_events = exact_map(settings, fleet, conductor.feed, secret)
-    conductor.attach(*kv_events.observers)
+    kv_events = exact_map(settings, fleet, conductor, secret)
     workers = _workers(settings, fleet, conductor, resolve)
     conductor.attach(workers.advice, workers.roster)
     monitor = workers.monitor

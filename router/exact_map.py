@@ -1,15 +1,15 @@
 """What it takes to know by KV events what workers hold: their subscriber, and the tokens of calls. Or nothing of it."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
-from router.conductor import Observer
+from router.conductor import Conductor
 from router.core.block_key import BlockHasher, BlockKey
 from router.core.kv_events import EventsReport
-from router.core.model import Event, WorkerId
+from router.core.model import WorkerId
 from router.errors import ConfigError
 from router.fleet import Fleet
 from router.settings import Settings
@@ -31,11 +31,6 @@ class ExactMap:
 
     def __init__(self, parts: "tuple[Subscriber, Tokens] | None" = None) -> None:
         self._parts = parts
-
-    @property
-    def observers(self) -> Sequence[Observer]:
-        """Who has to hear of events, for this to work."""
-        return self._parts or ()
 
     async def keys(self, path: str, body: bytes, model: str) -> tuple[BlockKey, ...]:
         """See `Tokens.keys`."""
@@ -62,14 +57,17 @@ class ExactMap:
         await self._opened.aclose()
 
 
-def exact_map(settings: Settings, fleet: Fleet, feed: Callable[[Event], None], secret: bytes) -> ExactMap:
-    """The parts that the settings ask for. Raises ConfigError for a tokenizer that cannot be used."""
+def exact_map(settings: Settings, fleet: Fleet, conductor: Conductor, secret: bytes) -> ExactMap:
+    """The parts that the settings ask for. Raises ConfigError for a tokenizer that cannot be used.
+
+    They hear of requests from the time on at which some worker is found to publish events.
+    """
     if settings.kv_events == "off":
         return ExactMap()
     tokenizer = None if settings.tokenizer is None else _tokenizer(settings.tokenizer)
     try:
         from router.event_stream import StreamLimits  # noqa: PLC0415 - they need an optional extra
-        from router.subscriber import Subscriber  # noqa: PLC0415
+        from router.subscriber import Fills, Subscriber  # noqa: PLC0415
     except ModuleNotFoundError as error:
         _check_extra(error)
         log.info("KV events are not followed: the extra d2lpm-router[events] is not installed")
@@ -77,8 +75,14 @@ def exact_map(settings: Settings, fleet: Fleet, feed: Callable[[Event], None], s
     hasher = BlockHasher(secret)
     fewest = FEWEST if settings.worker_dns or settings.workers_file is not None else 1
     limits = StreamLimits(blocks=settings.prefix_limit // max(fewest, len(settings.worker)))
-    subscriber = Subscriber(fleet, feed, hasher, limits)
-    return ExactMap((subscriber, Tokens(fleet, hasher, subscriber.block_sizes, tokenizer, settings.token_budget)))
+
+    def hear_of_requests() -> None:
+        conductor.attach(Fills(subscriber.filled), tokens)
+
+    subscriber = Subscriber(fleet, conductor.feed, hasher, limits, hear_of_requests)
+    tokens = Tokens(fleet, hasher, subscriber.block_sizes, tokenizer, settings.token_budget)
+    conductor.attach(subscriber)
+    return ExactMap((subscriber, tokens))
 
 
 def _tokenizer(folder: Path) -> Tokenizer:

@@ -57,11 +57,14 @@ class Follower:
         feed: Callable[[Event], None],
         hasher: BlockHasher,
         limits: StreamLimits,
+        publishes: Callable[[], None],
     ) -> None:
+        """`publishes`: called when the worker is found to publish any."""
         self.backend: Final = backend
         self._feed = feed
         self._hasher = hasher
         self._limits = limits
+        self._publishes = publishes
         self._complaints = Complaints(backend.id, limits.log_seconds)
         self._streams: list[EventStream] = []
         self._told: BlocksFollowed | None = None
@@ -94,6 +97,7 @@ class Follower:
             )
             return
         self._streams = [self._stream(source, rank, context) for rank, source in enumerate(sources)]
+        self._publishes()
         log.info("worker %s publishes KV events: %s", self.backend.id, ", ".join(s.endpoint for s in sources))
         await asyncio.gather(*(stream.run() for stream in self._streams))
 
@@ -149,10 +153,33 @@ class Follower:
         return ()
 
 
+class Fills:
+    """Observer: says which worker must have filled blocks, by the requests that it has finished."""
+
+    hears: ClassVar[Collection[type[Event]]] = EVENTS
+
+    def __init__(self, filled: Callable[[WorkerId], None]) -> None:
+        self._filled = filled
+        self._at: dict[RequestId, WorkerId] = {}
+
+    def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:  # noqa: ARG002 - no clock here
+        """See `Observer`."""
+        match event:
+            case Finished(request, usage):
+                worker = self._at.pop(request, None)
+                if worker and usage and usage.input_tokens - (usage.cached_tokens or 0) >= FILLS_BLOCKS:
+                    self._filled(worker)
+            case Failed(request) | Cancelled(request):
+                self._at.pop(request, None)
+        for command in commands:
+            if isinstance(command, Dispatch):
+                self._at[command.request] = command.worker
+
+
 class Subscriber:
     """All followers, for as long as the context is entered."""
 
-    hears: ClassVar[Collection[type[Event]]] = EVENTS
+    hears: ClassVar[Collection[type[Event]]] = (WorkerJoined, WorkerLeft)
 
     def __init__(
         self,
@@ -160,12 +187,15 @@ class Subscriber:
         feed: Callable[[Event], None],
         hasher: BlockHasher,
         limits: StreamLimits,
+        publishes: Callable[[], None],
     ) -> None:
+        """`publishes`: called once, when the first worker is found to publish any events."""
         self._fleet = fleet
-        self._follower = partial(Follower, feed=feed, hasher=hasher, limits=limits)
+        self._follower = partial(Follower, feed=feed, hasher=hasher, limits=limits, publishes=self._found)
+        self._publishes = publishes
+        self._publishing = False
         self._followers: dict[WorkerId, Follower] = {}
         self._tasks: dict[WorkerId, asyncio.Task[None]] = {}
-        self._at: dict[RequestId, WorkerId] = {}
 
     async def __aenter__(self) -> Self:
         """Workers that join from now on are followed."""
@@ -182,20 +212,18 @@ class Subscriber:
         await self._client.aclose()
         self._context.destroy(linger=0)
 
-    def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:  # noqa: ARG002 - no clock here
+    def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:  # noqa: ARG002 - nothing else counts
         """See `Observer`."""
         match event:
             case WorkerJoined(worker):
                 self._start(worker.id)
             case WorkerLeft(worker_id):
                 self._stop(worker_id)
-            case Finished(request):
-                self._finished(event, self._at.pop(request, None))
-            case Failed(request) | Cancelled(request):
-                self._at.pop(request, None)
-        for command in commands:
-            if isinstance(command, Dispatch):
-                self._at[command.request] = command.worker
+
+    def filled(self, worker: WorkerId) -> None:
+        """A worker must have filled blocks."""
+        if worker in self._tasks:
+            self._followers[worker].expects_news()
 
     def block_sizes(self, model: str) -> Collection[int]:
         """The block sizes of the workers that are followed and serve this model."""
@@ -233,10 +261,11 @@ class Subscriber:
             task.cancel()
             self._followers[worker].stop()
 
-    def _finished(self, event: Finished, worker: WorkerId | None) -> None:
-        usage = event.usage
-        if worker in self._tasks and usage and usage.input_tokens - (usage.cached_tokens or 0) >= FILLS_BLOCKS:
-            self._followers[worker].expects_news()
+    def _found(self) -> None:
+        """A worker publishes."""
+        if not self._publishing:
+            self._publishing = True
+            self._publishes()
 
 
 def _log_failure(task: "asyncio.Task[None]") -> None:

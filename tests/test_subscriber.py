@@ -21,18 +21,28 @@ from router.core.model import (
     BlocksChanged,
     BlocksFollowed,
     BlocksLost,
+    ClientId,
+    Decision,
+    Deficit,
+    Dispatch,
     Event,
     Evicted,
+    Failed,
+    Finished,
+    RequestId,
+    Ticked,
+    Usage,
     WorkerId,
     WorkerJoined,
     WorkerLeft,
 )
+from router.core.window import Load
 from router.errors import WorkerBroke
 from router.event_sources import Source, reachable, read_sglang_sources, read_vllm_sources
 from router.event_stream import END, StreamLimits
 from router.fleet import Backend
 from router.replay import replay_file
-from router.subscriber import Follower
+from router.subscriber import Fills, Follower
 
 HASHER = BlockHasher(b"secret")
 WORKER = WorkerId("w")
@@ -164,7 +174,7 @@ async def following(*, replays: bool = True, before: int = 0, limits: StreamLimi
         await publisher.publish(block(100 + number), lost=True)
     scene = Scene(publisher=publisher, told=[], held=set())
     scene.follower = Follower(
-        Backend(WORKER, "http://127.0.0.1:1", sources=(publisher.source,)), scene.feed, HASHER, limits
+        Backend(WORKER, "http://127.0.0.1:1", sources=(publisher.source,)), scene.feed, HASHER, limits, lambda: None
     )
     async with httpx.AsyncClient() as client:
         task = asyncio.create_task(scene.follower.run(context, client))
@@ -469,3 +479,22 @@ async def test_the_state_is_in_the_metrics() -> None:
             (worker,) = [state.worker.id for state in router.scheduler.cluster]
             assert f'd2lpm_kv_events_complete{{worker="{worker}"}} 1.0' in text
             assert 'd2lpm_token_lookups_total{outcome="known"} 1.0' in text
+
+
+def test_a_worker_fills_blocks_by_what_it_computes() -> None:
+    """A long prompt that was not cached fills some; one that was, that is short, or that failed, may fill none."""
+    filled: list[WorkerId] = []
+    fills = Fills(filled.append)
+    endings: list[Finished | Failed] = [
+        Finished(RequestId("computed"), Usage(1024, 1)),
+        Finished(RequestId("cached"), Usage(1024, 1, 1)),
+        Finished(RequestId("unknown")),
+        Failed(RequestId("failed"), accepted=True, usage=Usage(1024, 1)),
+        Finished(RequestId("elsewhere"), Usage(1024, 1)),
+    ]
+    for ending in endings[:-1]:
+        decision = Decision(ClientId("ann"), {}, Deficit(), Load(), None, ())
+        fills.observe(0.0, Ticked(), [Dispatch(ending.request, WORKER, 0, "room", decision)])
+    for ending in endings:
+        fills.observe(1.0, ending, [])
+    assert filled == [WORKER]
