@@ -481,6 +481,20 @@ async def test_the_state_is_in_the_metrics() -> None:
             assert 'd2lpm_token_lookups_total{outcome="known"} 1.0' in text
 
 
+async def test_requests_are_heard_of_once_a_worker_publishes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then a long prompt's end says that news must come."""
+    expected: list[WorkerId] = []
+    monkeypatch.setattr(Follower, "expects_news", lambda follower: expected.append(follower.backend.id))
+    with emulated_workers(1, "--kv-events=0") as urls:
+        async with running_router(*urls) as router:
+            await ask(router, "a long story ")
+            await until(lambda: bool(router.scheduler.blocks.blocks))
+            assert not expected
+            await ask(router, "a long story " * 1000)
+            await until(lambda: bool(expected))
+            assert expected == [state.worker.id for state in router.scheduler.cluster]
+
+
 def test_a_worker_fills_blocks_by_what_it_computes() -> None:
     """A long prompt that was not cached fills some; one that was, that is short, or that failed, may fill none."""
     filled: list[WorkerId] = []
