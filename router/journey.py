@@ -201,7 +201,9 @@ class Journey:
                 method=self._call.method,
                 content_type=self._call.content_type,
             )
-            headers += [(name, value) for name in PASSED_ON if (value := upstream.headers.get(name)) is not None]
+            for name in PASSED_ON:
+                if (value := upstream.headers.get(name)) is not None:
+                    headers.append((name, value))
             if upstream.status == 200 and self._is_stream(upstream):
                 return await self._relay(upstream, dispatch, headers)
             return await self._pass_on(upstream, headers)
