@@ -254,12 +254,12 @@ class PrefixMap:
 
     def _without_short(self, request: Request, matched: dict[WorkerId, int]) -> dict[WorkerId, int]:
         """Take a match below the minimum for none."""
-        held = [chunks for chunks in matched.values() if chunks]
-        if self._minimum == 0 or not held:
+        shortest = min(filter(None, matched.values()), default=0)
+        if self._minimum == 0 or not shortest:
             return matched
         size = sum([prompt.size for prompt in request.prompts])
         tokens = self._estimates.input_tokens(request) * CHUNK_BYTES / max(size, 1)
-        if min(held) * tokens >= self._minimum:
+        if shortest * tokens >= self._minimum:
             return matched
         return {worker: chunks if chunks * tokens >= self._minimum else 0 for worker, chunks in matched.items()}
 
