@@ -116,8 +116,7 @@ class Scheduler:
         self._returned = ReturnedPool(settings.health, settings.waiting.time_to_live)
         """It goes before all that waits."""
         self._placed = False
-        """Whether the policy was given a request by this event, so that it may have promised it a place; until it goes.
-        """
+        """Whether this event gave the policy a request, which may be promised a place and has not gone yet."""
         self._wake = inf
         self._out: list[Command] = []
 
