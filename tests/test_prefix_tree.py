@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable
+from functools import cache
 from random import Random
 
 import pytest
@@ -20,8 +21,12 @@ documents = st.text("xy", max_size=9)
 workers = st.sampled_from([A, B, C])
 
 
+@cache
 def chain(document: str) -> bytes:
-    """Hash a document of one letter per chunk as prompt keys are: each hash covers all before it."""
+    """Hash a document of one letter per chunk as prompt keys are: each hash covers all before it.
+
+    Equal documents have one object, as a request has: by that the tree knows what it matched last.
+    """
     ends = range(1, len(document) + 1)
     return b"".join(hashlib.sha256(document[:end].encode()).digest()[:HASH_BYTES] for end in ends)
 
@@ -149,6 +154,21 @@ def test_what_an_insertion_adds_is_what_the_worker_did_not_hold(document: str, k
         assert each.root.find(hashes) == (end, len(end.key), len(hashes))
         each.check_integrity()
     assert [node.key for node in nodes(tree)] == [node.key for node in nodes(unseen)]
+
+
+@pytest.mark.parametrize("others", ["", "xy"])
+def test_a_place_matched_before_a_change_is_looked_for_again(others: str) -> None:
+    """Whether the nodes there are gone or split since."""
+    tree, hashes = tree_of(("xxyy", A)), chain("xxyxx")
+    assert tree.match(hashes) == {A: 3}
+    if others:
+        tree.insert(chain(others), B, 1.0)
+    else:
+        tree.evict(A, 4)
+    tree.insert(hashes, A, 2.0)
+    tree.check_integrity()
+    assert tree.match(hashes)[A] == 5
+    assert tree.held(A) == (6 if others else 5)
 
 
 def test_eviction_takes_the_stalest_leaf_first_and_cuts_it_to_measure() -> None:
