@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
-from running import RunningRouter, chat, emulated_workers, running_router, until
+from running import PATIENCE, RunningRouter, chat, emulated_workers, running_router, until
 from scripted_engine import ScriptedEngine, scripted_engine
 
 from router.keys import hash_of
@@ -95,8 +96,23 @@ async def test_who_has_no_good_key_is_refused(path: Path, key: str | None) -> No
         for other in ("/v1/embeddings", "/v1/anything"):
             async with router.post({"model": "m", "input": "x"}, other, **(bearer(key) if key else {})) as post:
                 assert (await post.response()).status == 401
+        assert b"401" in await status_line_without_body(router, key)
         assert engine.calls.empty()
         assert not router.scheduler.weights
+
+
+async def status_line_without_body(router: RunningRouter, key: str | None) -> bytes:
+    """How a call is answered of which no more than the head is sent."""
+    address = urlsplit(router.url)
+    lines = ["POST /v1/chat/completions HTTP/1.1", f"host: {address.netloc}", "content-length: 100"]
+    lines += [f"authorization: Bearer {key}"] if key else []
+    async with asyncio.timeout(PATIENCE):
+        reader, writer = await asyncio.open_connection(address.hostname, address.port)
+        writer.write("\r\n".join([*lines, "", ""]).encode())
+        line = await reader.readline()
+        writer.close()
+        await writer.wait_closed()
+    return line
 
 
 async def test_limits_and_models_hold_on_every_path(path: Path) -> None:
