@@ -122,6 +122,7 @@ def test_the_operators_limit_is_never_passed() -> None:
 def test_each_worker_learns_for_itself() -> None:
     """A fresh window has the limits of the one that it is made from, and nothing of what that learned."""
     window = LearnedWindow(requests=7)
+    assert window.limits == Limits(7, 4096)
     window.started(Turnover(3.0, 3000.0))
     assert window.limits == Limits(7, 7500)
     assert window.fresh().limits == Limits(7, 4096)
