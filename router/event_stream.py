@@ -270,7 +270,8 @@ class EventStream:
         left = self._limits.burst_bytes
         for replayed in range(self._limits.replay_messages):
             try:
-                frames = await asyncio.wait_for(dealer.recv_multipart(), self._limits.replay_seconds)
+                async with asyncio.timeout(self._limits.replay_seconds):
+                    frames = await dealer.recv_multipart()
             except TimeoutError:
                 return
             left -= sum(map(len, frames))

@@ -154,7 +154,8 @@ async def test_the_alarm_ends_what_waits_too_long() -> None:
     for name in ("2", "3"):
         turn = desk.submit(name)
         with pytest.raises(Refused):
-            await asyncio.wait_for(turn, PATIENCE)
+            async with asyncio.timeout(PATIENCE):
+                await turn
         desk.conductor.settle(Cancelled(RequestId(name)))
     desk.conductor.settle(Finished(RequestId("1")))
     desk.check_rest()

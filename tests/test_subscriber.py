@@ -183,7 +183,8 @@ async def following(*, replays: bool = True, before: int = 0, limits: StreamLimi
             yield scene
         finally:
             task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            async with asyncio.timeout(PATIENCE):
+                await asyncio.gather(task, return_exceptions=True)
             await scene.publisher.close()
             context.destroy(linger=0)
 
@@ -209,6 +210,21 @@ async def test_a_gap_is_repaired() -> None:
         await scene.publisher.publish(block(4))
         await until(scene.holds(2, 3, 4))
         assert (scene.complete, scene.faults, scene.publisher.asked) == (True, {Fault.GAP: 1}, [0, 1])
+
+
+async def test_a_follower_that_is_stopped_amid_a_repair_stops() -> None:
+    """However fast past messages come in: it ends, and takes in no more of them."""
+    lost = range(2, 2000)
+    async with following() as scene:
+        await scene.publisher.publish(block(1))
+        await until(scene.holds(1))
+        for number in lost:
+            await scene.publisher.publish(block(number), lost=True)
+        await scene.publisher.publish(block(lost.stop))
+        async with asyncio.timeout(PATIENCE):
+            while len(scene.held) == 1:  # noqa: ASYNC110 - a turn of the loop at a time, or it may be over
+                await asyncio.sleep(0)
+    assert 1 < len(scene.held) < len(lost)
 
 
 async def test_a_gap_that_stays_empties_the_view() -> None:

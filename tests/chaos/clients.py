@@ -81,7 +81,8 @@ class Crowd:
     async def pause(self, seconds: float) -> None:
         """Wait so long, or until it is over."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self.over.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self.over.wait()
 
     async def ask(self, client: Client, ask: Ask, name: str, stays: float | None) -> Ending:
         """Send a call and follow it to its end, or leave it after `stays` seconds."""
