@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import json
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -18,6 +18,7 @@ from router.metrics import CLIENT_LIMIT
 
 MOST = 0.02
 """Seconds of CPU time that one callback may take."""
+ROUNDS = 3
 STREAMS = 60
 CLIENTS = 20
 MANY = CLIENT_LIMIT
@@ -32,6 +33,23 @@ def seldom_collecting() -> Iterator[None]:
     yield
     gc.set_threshold(*before)
     gc.unfreeze()
+
+
+async def worst(loop: TimedLoop, once: Callable[[], Awaitable[object]]) -> tuple[float, str]:
+    """The callback that took longest, in the median of some rounds.
+
+    What takes long does so in each of them. What takes long in one does for the machine's sake: fresh memory, for one,
+    costs much on some, the first time that so much is asked for.
+    """
+    rounds = []
+    for _ in range(ROUNDS):
+        await asyncio.sleep(0)  # what the test has done so far is not the router's
+        loop.costs.clear()
+        loop.measuring = True
+        await once()
+        loop.measuring = False
+        rounds.append(max(loop.costs))
+    return sorted(rounds)[ROUNDS // 2]
 
 
 def grow(router: RunningRouter) -> None:
@@ -61,7 +79,7 @@ async def scrape(router: RunningRouter) -> None:
             await response.read()
 
 
-async def under_load(loop: TimedLoop, workers: list[str], directory: Path) -> None:
+async def under_load(loop: TimedLoop, workers: list[str], directory: Path) -> tuple[float, str]:
     """Streams with long prompts, while the state is saved and the metrics are read all the time."""
     settings = {"state": directory / "state", "state_interval": 0.05, "journal": directory / "journal"}
     async with running_router(*workers, **settings) as router:
@@ -71,16 +89,18 @@ async def under_load(loop: TimedLoop, workers: list[str], directory: Path) -> No
         saved = directory / "state" / "state"
         await until(saved.exists)
         long = json.dumps(chat("A long prompt. " * 270_000, max_tokens=5)).encode()
-        await asyncio.sleep(0)  # what the test has done so far is not the router's
-        loop.measuring = True
-        streams = [asyncio.ensure_future(ask(router, number)) for number in range(STREAMS)]
-        streams += [asyncio.ensure_future(ask_much(router, long)) for _ in range(2)]
-        while not all(stream.done() for stream in streams):
-            await scrape(router)
-        await asyncio.gather(*streams)
-        before = saved.stat().st_mtime_ns
-        await until(lambda: saved.stat().st_mtime_ns != before)
-        loop.measuring = False
+
+        async def once() -> None:
+            streams = [asyncio.ensure_future(ask(router, number)) for number in range(STREAMS)]
+            streams += [asyncio.ensure_future(ask_much(router, long)) for _ in range(2)]
+            while not all(stream.done() for stream in streams):
+                await scrape(router)
+            await asyncio.gather(*streams)
+            before = saved.stat().st_mtime_ns
+            await until(lambda: saved.stat().st_mtime_ns != before)
+            assert len(loop.costs) > 10 * STREAMS
+
+        return await worst(loop, once)
 
 
 def test_no_callback_takes_long(tmp_path: Path) -> None:
@@ -88,10 +108,8 @@ def test_no_callback_takes_long(tmp_path: Path) -> None:
     with emulated_workers(2) as workers, seldom_collecting(), asyncio.Runner(loop_factory=TimedLoop) as runner:
         loop = runner.get_loop()
         assert isinstance(loop, TimedLoop)
-        runner.run(under_load(loop, workers, tmp_path))
-        worst = sorted(loop.costs, reverse=True)[:5]
-    assert len(loop.costs) > 10 * STREAMS
-    assert worst[0][0] < MOST, worst
+        longest = runner.run(under_load(loop, workers, tmp_path))
+    assert longest[0] < MOST, longest
 
 
 def populate(router: RunningRouter) -> None:
@@ -109,18 +127,16 @@ def populate(router: RunningRouter) -> None:
         scheduler.fairness._waits[client].extend(random.random() for _ in range(WAITS_KEPT))
 
 
-async def scrape_many(loop: TimedLoop) -> None:
+async def scrape_many(loop: TimedLoop) -> tuple[float, str]:
     settings = {"policy": "d2lpm", "client_limit": MANY, "window": "off"}
     async with running_router("http://127.0.0.1:9", **settings) as router:
         await scrape(router)
         populate(router)
-        await asyncio.sleep(0)
-        loop.measuring = True
-        await scrape(router)
-        loop.measuring = False
+        longest = await worst(loop, lambda: scrape(router))
         async with router.http.get("/metrics") as response:
             assert (await response.text()).count("\nd2lpm_deficit") == 16 * MANY
         assert len((await router.fairness())["clients"]) == MANY
+    return longest
 
 
 def test_no_callback_takes_long_with_many_clients_and_workers() -> None:
@@ -128,9 +144,8 @@ def test_no_callback_takes_long_with_many_clients_and_workers() -> None:
     with seldom_collecting(), asyncio.Runner(loop_factory=TimedLoop) as runner:
         loop = runner.get_loop()
         assert isinstance(loop, TimedLoop)
-        runner.run(scrape_many(loop))
-        worst = sorted(loop.costs, reverse=True)[:5]
-    assert worst[0][0] < MOST, worst
+        longest = runner.run(scrape_many(loop))
+    assert longest[0] < MOST, longest
 
 
 def test_a_callback_that_takes_long_is_seen() -> None:
