@@ -14,10 +14,10 @@ from statistics import median
 from time import process_time_ns
 from typing import Final
 
+from router.core.commands import Dispatch
 from router.core.model import (
     Arrived,
     ClientId,
-    Dispatch,
     Event,
     Finished,
     Request,
@@ -29,10 +29,10 @@ from router.core.model import (
     WorkerJoined,
 )
 from router.core.policies import POLICIES
-from router.core.policy import Parameters
 from router.core.prompt_key import CHUNK_BYTES, PromptHasher, PromptKey
 from router.core.scheduler import Scheduler
 from router.core.scheduler_settings import SchedulerSettings
+from router.core.surroundings import Parameters
 from router.core.waiting_room import WaitingLimits
 from router.core.window import FixedWindow
 

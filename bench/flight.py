@@ -2,7 +2,8 @@
 
 from bench.emulated_worker import Progress
 from bench.traffic import Call, Client
-from router.core.model import Dispatch, Request, Usage, WorkerId
+from router.core.commands import Dispatch
+from router.core.model import Request, Usage, WorkerId
 from router.core.prompt_key import PromptKey
 
 

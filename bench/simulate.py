@@ -25,7 +25,8 @@ from bench.summary import Summary, summarise
 from bench.traces import READERS, parse_trace
 from bench.traffic import Rated, Workload
 from bench.workloads import WORKLOADS
-from router.core.model import Command, Event
+from router.core.commands import Command
+from router.core.model import Event
 from router.core.policies import PARAMETERS, POLICIES
 from router.core.scheduler_settings import SchedulerSettings
 from router.core.window import FixedWindow, LearnedWindow, NoWindow, Window

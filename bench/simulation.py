@@ -20,24 +20,21 @@ from bench.prompts import BLOCK_HASHER
 from bench.records import Result
 from bench.scenario import Scenario, WorkerSpec
 from bench.traffic import Call, Client, Ending, Outcome
+from router.core.commands import Command, Dispatch, Reject, WakeAt
 from router.core.model import (
     Arrived,
     CacheReport,
     Cancelled,
     ClientId,
-    Command,
-    Dispatch,
     Event,
     Failed,
     Finished,
     GroupId,
     Progressed,
-    Reject,
     Request,
     RequestId,
     Started,
     Ticked,
-    WakeAt,
     Worker,
     WorkerId,
     WorkerJoined,
@@ -45,8 +42,8 @@ from router.core.model import (
     WorkerReported,
 )
 from router.core.policies import POLICIES
-from router.core.policy import Parameters
 from router.core.scheduler import Scheduler
+from router.core.surroundings import Parameters
 from workers.model import QueueFull, RequestTooLarge
 from workers.model import Request as EngineRequest
 

@@ -25,12 +25,12 @@ from router.core.accounts import LinearCost
 from router.core.health import HealthRules, PatienceRules
 from router.core.model import WorkerId
 from router.core.policies import POLICIES
-from router.core.policy import Parameters
 from router.core.prompt_key import PromptHasher
 from router.core.saved import Piece
 from router.core.scheduler import Scheduler
 from router.core.scheduler_settings import SchedulerSettings
 from router.core.snapshot import restore, snapshot
+from router.core.surroundings import Parameters
 from router.core.waiting_room import WaitingLimits
 from router.core.window import FixedWindow, LearnedWindow, NoWindow, Window
 from router.discovery import Discovery, DnsSource, FileSource, Resolve, WorkerSource, read_workers, resolve

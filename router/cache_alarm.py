@@ -4,8 +4,9 @@ import logging
 from collections.abc import Collection, Sequence
 from typing import ClassVar, Final
 
+from router.core.commands import Command
 from router.core.mirror import Mirror
-from router.core.model import Command, Event, WorkerId, WorkerLeft, WorkerReported
+from router.core.model import Event, WorkerId, WorkerLeft, WorkerReported
 
 log = logging.getLogger(__name__)
 

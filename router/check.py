@@ -8,7 +8,8 @@ from typing import Any, ClassVar, Final, NamedTuple, Self
 import httpx
 import orjson
 
-from router.core.model import Command, Event, WorkerId, WorkerJoined
+from router.core.commands import Command
+from router.core.model import Event, WorkerId, WorkerJoined
 from router.engines import MODELS_PATH, read_models, recognise
 from router.errors import WorkerBroke
 from router.fit import Answers, Finding, facts, findings

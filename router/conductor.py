@@ -5,25 +5,21 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, assert_never
 
+from router.core.commands import Command, Dispatch, Refusal, Reject, WakeAt
 from router.core.model import (
     EVENTS,
     Arrived,
     Cancelled,
-    Command,
-    Dispatch,
     Event,
     Failed,
     Finished,
     Progressed,
-    Refusal,
-    Reject,
     Request,
     RequestId,
     Returned,
     Started,
     Ticked,
     Usage,
-    WakeAt,
 )
 from router.core.scheduler import Scheduler
 from router.errors import NoWorker, Refused, RouterError

@@ -9,21 +9,16 @@ from typing import ClassVar, Final
 
 from pydantic import with_config
 
+from router.core.commands import Command, Decision, Deficit, Dispatch, Refusal, Reject
 from router.core.model import (
     EVENTS,
     Arrived,
     Cancelled,
     ClientId,
-    Command,
-    Decision,
-    Deficit,
-    Dispatch,
     Event,
     Failed,
     Finished,
     Progressed,
-    Refusal,
-    Reject,
     Request,
     RequestId,
     Returned,

@@ -26,7 +26,8 @@ from typing import Annotated, ClassVar, Final, NamedTuple, Self
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from router.by_name import JSON, ByName
-from router.core.model import EVENTS, Command, Event
+from router.core.commands import Command
+from router.core.model import EVENTS, Event
 from router.core.saved import Piece
 from router.errors import ConfigError
 

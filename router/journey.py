@@ -9,19 +9,8 @@ from router.api.call import Call
 from router.api.continuation import Continuation, Rewriter, continuation, last_events
 from router.api.family import Family, Reader
 from router.conductor import Conductor
-from router.core.model import (
-    Cancelled,
-    Dispatch,
-    Failed,
-    Fault,
-    Finished,
-    Refusal,
-    Request,
-    Returned,
-    Usage,
-    WorkerId,
-    WorkerLeft,
-)
+from router.core.commands import Dispatch, Refusal
+from router.core.model import Cancelled, Failed, Fault, Finished, Request, Returned, Usage, WorkerId, WorkerLeft
 from router.errors import NoWorker, RouterError, WorkerBroke, WorkerHung, WorkerUnreachable
 from router.exchange import JSON_TYPE, Exchange
 from router.fleet import Fleet

@@ -14,19 +14,16 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from router.core.commands import Command, Dispatch, Refusal, Reject
 from router.core.model import (
     EVENTS,
     Arrived,
     Cancelled,
     ClientId,
-    Command,
-    Dispatch,
     Event,
     Failed,
     Fault,
     Finished,
-    Refusal,
-    Reject,
     RequestId,
     Returned,
     Started,

@@ -8,7 +8,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from router.app import new_scheduler
-from router.core.model import Arrived, Command
+from router.core.commands import Command
+from router.core.model import Arrived
 from router.core.scheduler import Scheduler
 from router.core.snapshot import restore
 from router.errors import ConfigError

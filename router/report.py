@@ -9,8 +9,9 @@ from typing import Final, TypeVar
 from pydantic import TypeAdapter
 
 from router.core.accounts import NOTHING, Account, Tokens
+from router.core.commands import Deficit
 from router.core.health import Condition
-from router.core.model import ClientId, Deficit, GroupId, WorkerId
+from router.core.model import ClientId, GroupId, WorkerId
 from router.core.scheduler import Scheduler
 from router.core.window import Limits
 from router.fleet import Backend, Fleet

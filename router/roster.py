@@ -9,7 +9,8 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import ClassVar, Final
 
-from router.core.model import Cancelled, Command, Event, Failed, Finished, Returned, WorkerId, WorkerLeft
+from router.core.commands import Command
+from router.core.model import Cancelled, Event, Failed, Finished, Returned, WorkerId, WorkerLeft
 from router.errors import UnknownWorker, WorkerExists
 from router.event_sources import Source
 from router.fleet import Backend, Fleet

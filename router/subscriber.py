@@ -16,6 +16,7 @@ import zmq.asyncio
 
 from router.core.block_key import BlockHasher
 from router.core.block_names import Change
+from router.core.commands import Command, Dispatch
 from router.core.kv_events import EventsReport
 from router.core.model import (
     EVENTS,
@@ -23,8 +24,6 @@ from router.core.model import (
     BlocksFollowed,
     BlocksLost,
     Cancelled,
-    Command,
-    Dispatch,
     Event,
     Evicted,
     Failed,

@@ -20,7 +20,8 @@ import httpx
 import orjson
 
 from router.core.block_key import BlockHasher, BlockKey
-from router.core.model import Arrived, Cancelled, Command, Event, Failed, Finished, RequestId
+from router.core.commands import Command
+from router.core.model import Arrived, Cancelled, Event, Failed, Finished, RequestId
 from router.errors import WorkerBroke
 from router.fleet import Backend, Fleet
 from router.polls import ask, polling_client

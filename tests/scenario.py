@@ -6,37 +6,32 @@ A prompt is written with one letter per chunk of 32 tokens: "doc?" and "doc!" sh
 from collections.abc import Collection
 from random import Random
 
+from router.core.commands import Command, Deficit, Dispatch, Refusal, Reject, WakeAt
 from router.core.model import (
     Arrived,
     Cancelled,
     ClientId,
-    Command,
-    Deficit,
-    Dispatch,
     Event,
     Evicted,
     Failed,
     Finished,
     GroupId,
     Progressed,
-    Refusal,
-    Reject,
     Request,
     RequestId,
     Started,
     Ticked,
     Usage,
-    WakeAt,
     Worker,
     WorkerId,
     WorkerJoined,
     WorkerLeft,
 )
 from router.core.policies import POLICIES
-from router.core.policy import Parameters
 from router.core.prompt_key import CHUNK_BYTES, PromptHasher, PromptKey
 from router.core.scheduler import Scheduler
 from router.core.scheduler_settings import SchedulerSettings
+from router.core.surroundings import Parameters
 from router.core.window import FixedWindow
 
 CHUNK_TOKENS = 32

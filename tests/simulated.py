@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from bench.prompts import Prompt, Text
 from bench.traffic import Call, Client
-from router.core.model import Command, Event
+from router.core.commands import Command
+from router.core.model import Event
 
 TEXTS = [Text(range(100_000 * number, 100_000 * number + 5000)) for number in range(3)]
 

@@ -10,12 +10,11 @@ import pytest
 from running import PATIENCE, until
 
 from router.conductor import Conductor, Observer
+from router.core.commands import Command, Dispatch, WakeAt
 from router.core.model import (
     Arrived,
     Cancelled,
     ClientId,
-    Command,
-    Dispatch,
     Event,
     Failed,
     Finished,
@@ -23,16 +22,15 @@ from router.core.model import (
     Request,
     RequestId,
     Usage,
-    WakeAt,
     Worker,
     WorkerId,
     WorkerJoined,
 )
 from router.core.policies import POLICIES
-from router.core.policy import Parameters
 from router.core.prompt_key import PromptHasher
 from router.core.scheduler import Scheduler
 from router.core.scheduler_settings import SchedulerSettings
+from router.core.surroundings import Parameters
 from router.core.waiting_room import WaitingLimits
 from router.core.window import FixedWindow
 from router.errors import NoWorker, Refused

@@ -24,28 +24,24 @@ from hypothesis.stateful import (
 from scenario import CHUNK_TOKENS, ONE_AT_A_TIME, Scene, key
 
 from router.core.accounts import Tokens
+from router.core.commands import Command, Dispatch, Refusal, Reject, WakeAt
 from router.core.health import HealthRules
 from router.core.model import (
     Arrived,
     Cancelled,
     ClientId,
-    Command,
-    Dispatch,
     Event,
     Evicted,
     Failed,
     Fault,
     Finished,
     Progressed,
-    Refusal,
-    Reject,
     Request,
     RequestId,
     Returned,
     Started,
     Ticked,
     Usage,
-    WakeAt,
     Worker,
     WorkerId,
     WorkerJoined,
@@ -63,10 +59,10 @@ from router.core.policies.preble import PrebleParameters
 from router.core.policies.preble_queue import PriorityGroupsParameters
 from router.core.policies.rpm import RpmParameters
 from router.core.policies.vtc_foresight import OracleParameters
-from router.core.policy import Parameters
 from router.core.prompt_key import PromptKey
 from router.core.scheduler import Scheduler
 from router.core.scheduler_settings import SchedulerSettings
+from router.core.surroundings import Parameters
 from router.core.waiting_room import WaitingLimits
 from router.core.window import FixedWindow
 

@@ -11,8 +11,9 @@ from scenario import Scene
 from scripted_engine import scripted_engine
 
 from router.cache_alarm import CacheAlarm
+from router.core.commands import Command
 from router.core.health import Condition
-from router.core.model import Command, Event, Evicted, WorkerId, WorkerReported
+from router.core.model import Event, Evicted, WorkerId, WorkerReported
 from router.core.policies.d2lpm import D2lpmParameters
 from router.core.policies.dlpm import DlpmParameters
 from router.core.policies.dlpm_home import DlpmHomeParameters

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from router.core.model import Refusal
+from router.core.commands import Refusal
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))

@@ -7,20 +7,15 @@ import pytest
 from running import RunningRouter, chat, running_router, until
 from scripted_engine import scripted_engine
 
+from router.core.commands import Decision, Deficit, Dispatch, PassedOver, Refusal, Reject
 from router.core.model import (
     Arrived,
     Cancelled,
     ClientId,
-    Decision,
-    Deficit,
-    Dispatch,
     Event,
     Failed,
     Fault,
     Finished,
-    PassedOver,
-    Refusal,
-    Reject,
     Request,
     RequestId,
     Returned,

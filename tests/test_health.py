@@ -5,9 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scenario import CHUNK_TOKENS, Scene
 
+from router.core.commands import Refusal
 from router.core.engine_limits import FEWEST_REQUESTS
 from router.core.health import FULL_TRUST, Condition, Health, HealthRules, Patience, PatienceRules, RetryBudget
-from router.core.model import Fault, Refusal, RequestId, Returned, WorkerAnswered, WorkerId
+from router.core.model import Fault, RequestId, Returned, WorkerAnswered, WorkerId
 from router.core.scheduler_settings import SchedulerSettings
 from router.core.window import FixedWindow
 

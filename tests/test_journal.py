@@ -13,10 +13,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from running import until
 
+from router.core.commands import Command, WakeAt
 from router.core.model import (
     Arrived,
     ClientId,
-    Command,
     Event,
     Finished,
     Progressed,
@@ -24,7 +24,6 @@ from router.core.model import (
     RequestId,
     Started,
     Ticked,
-    WakeAt,
     WorkerId,
     WorkerLeft,
 )

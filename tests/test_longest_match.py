@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from scenario import CHUNK_TOKENS, MODEL, key
 
+from router.core.commands import PassedOver
 from router.core.estimates import Estimates
 from router.core.longest_match import LongestMatchQueue, longest
-from router.core.model import ClientId, PassedOver, Request, RequestId, Usage, WorkerId
+from router.core.model import ClientId, Request, RequestId, Usage, WorkerId
 from router.core.policy import Turn
 from router.core.prefix_map import PrefixMap
 

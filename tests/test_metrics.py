@@ -6,19 +6,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from running import RunningRouter, chat, running_router
 from scripted_engine import scripted_engine
 
-from router.core.model import (
-    Arrived,
-    Cancelled,
-    ClientId,
-    Finished,
-    Refusal,
-    Reject,
-    Request,
-    RequestId,
-    Worker,
-    WorkerId,
-    WorkerJoined,
-)
+from router.core.commands import Refusal, Reject
+from router.core.model import Arrived, Cancelled, ClientId, Finished, Request, RequestId, Worker, WorkerId, WorkerJoined
 from router.metrics import OTHER, ClientLabels, Durations, ModelLabels, RequestMetrics
 from router.report import ClientReport, FairnessReport, Service
 from router.state_metrics import StateCollector

@@ -5,12 +5,14 @@ from random import Random
 import pytest
 from scenario import CHUNK_TOKENS, MODEL, Scene
 
+from router.core.commands import Command
 from router.core.health import HealthRules
-from router.core.model import Command, Event, Fault, Request, RequestId, Returned
+from router.core.model import Event, Fault, Request, RequestId, Returned
 from router.core.policies.dlpm_home import DlpmHome, DlpmHomeParameters
-from router.core.policy import Choice, Parameters, Surroundings
+from router.core.policy import Choice
 from router.core.scheduler import Scheduler
 from router.core.scheduler_settings import SchedulerSettings
+from router.core.surroundings import Parameters, Surroundings
 from router.core.waiting_room import WaitingLimits
 from router.core.window import FixedWindow
 

@@ -11,13 +11,15 @@ from scenario import CHUNK_TOKENS, MODEL, ONE_AT_A_TIME, Scene
 from router.core.accounts import LinearCost, Tokens
 from router.core.backlog import Backlog
 from router.core.cluster import Cluster
+from router.core.commands import Refusal
 from router.core.estimates import Estimates
 from router.core.fleet_view import SchedulerView
-from router.core.model import ClientId, Refusal, Request, RequestId, WorkerId
+from router.core.model import ClientId, Request, RequestId, WorkerId
 from router.core.policies.d2lpm import D2lpm, D2lpmParameters
-from router.core.policy import Candidate, Parameters, PlacementFactory, Surroundings
+from router.core.policy import Candidate, PlacementFactory
 from router.core.prefix_map import PrefixMap
 from router.core.scheduler_settings import SchedulerSettings
+from router.core.surroundings import Parameters, Surroundings
 from router.core.window import FixedWindow
 
 W = ("w1", "w2")

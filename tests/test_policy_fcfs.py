@@ -2,7 +2,7 @@
 
 from scenario import MODEL, ONE_AT_A_TIME, Scene
 
-from router.core.model import Refusal
+from router.core.commands import Refusal
 from router.core.scheduler_settings import SchedulerSettings
 from router.core.window import FixedWindow
 

@@ -12,7 +12,8 @@ from router.core.backlog import Backlog
 from router.core.model import ClientId, Request, RequestId, WorkerId
 from router.core.policies import PLACEMENTS
 from router.core.policies.preble import PrebleParameters
-from router.core.policy import Candidate, FleetView, Parameters, Surroundings
+from router.core.policy import Candidate
+from router.core.surroundings import FleetView, Parameters, Surroundings
 
 W = ("w1", "w2", "w3")
 

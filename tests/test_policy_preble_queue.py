@@ -12,8 +12,8 @@ from router.core.backlog import Backlog
 from router.core.model import ClientId, Request, RequestId, WorkerId
 from router.core.policies import ORDERS
 from router.core.policies.preble_queue import PriorityGroupsParameters
-from router.core.policy import FleetView, Parameters, Surroundings
 from router.core.scheduler_settings import SchedulerSettings
+from router.core.surroundings import FleetView, Parameters, Surroundings
 from router.core.window import FixedWindow
 
 POLICY = "rr+priority_groups"

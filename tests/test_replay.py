@@ -10,18 +10,8 @@ from running import COMPLETIONS, RunningRouter, chat, emulated_workers, running_
 from scripted_engine import chunk, scripted_engine
 
 from router.__main__ import main
-from router.core.model import (
-    Arrived,
-    Cancelled,
-    ClientId,
-    Dispatch,
-    Failed,
-    Finished,
-    Progressed,
-    Reject,
-    Started,
-    WorkerLeft,
-)
+from router.core.commands import Dispatch, Reject
+from router.core.model import Arrived, Cancelled, ClientId, Failed, Finished, Progressed, Started, WorkerLeft
 from router.errors import ConfigError
 from router.journal import Entry, read
 from router.replay import replay, replay_file

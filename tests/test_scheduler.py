@@ -7,7 +7,8 @@ import pytest
 from scenario import CHUNK_TOKENS, ONE_AT_A_TIME, Scene
 
 from router.core.accounts import Tokens
-from router.core.model import Arrived, Finished, Refusal, Reject, RequestId, Started, Ticked, WakeAt, WorkerId
+from router.core.commands import Refusal, Reject, WakeAt
+from router.core.model import Arrived, Finished, RequestId, Started, Ticked, WorkerId
 from router.core.scheduler_settings import SchedulerSettings
 from router.core.waiting_room import LONGEST_RETRY, WaitingLimits
 from router.core.window import FixedWindow

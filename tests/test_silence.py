@@ -9,9 +9,9 @@ from running import chat, running_router, until
 from scenario import MODEL, Scene
 from scripted_engine import scripted_engine
 
+from router.core.commands import Dispatch
 from router.core.health import Condition, HealthRules
 from router.core.model import (
-    Dispatch,
     Event,
     Failed,
     Fault,

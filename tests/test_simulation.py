@@ -14,7 +14,8 @@ from bench.traffic import Call, Ending, Outcome
 from bench.workloads import WORKLOADS
 from bench.workloads.documents import SharedDocuments
 from bench.workloads.unrelated import Unrelated
-from router.core.model import Arrived, Dispatch, Progressed, Started, WorkerReported
+from router.core.commands import Dispatch
+from router.core.model import Arrived, Progressed, Started, WorkerReported
 from router.core.scheduler_settings import SchedulerSettings
 from router.core.waiting_room import WaitingLimits
 from router.core.window import FixedWindow, NoWindow

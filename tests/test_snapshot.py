@@ -10,12 +10,12 @@ from scenario import MODEL, ONE_AT_A_TIME, Scene, key
 from test_prefix_tree import A, B, C, chain
 
 from router.core.accounts import Tokens
-from router.core.model import CacheReport, ClientId, Deficit, GroupId, RequestId, WorkerId, WorkerReported
+from router.core.commands import Deficit
+from router.core.model import CacheReport, ClientId, GroupId, RequestId, WorkerId, WorkerReported
 from router.core.model import Request as CoreRequest
 from router.core.policies import POLICIES
 from router.core.policies.dlpm import DlpmParameters
 from router.core.policies.dlpm_home import DlpmHomeParameters
-from router.core.policy import Parameters
 from router.core.prefix_tree import PrefixTree
 from router.core.saved import (
     Clients,
@@ -33,6 +33,7 @@ from router.core.saved_prefixes import restore_prefixes, saved_prefixes
 from router.core.scheduler import Scheduler
 from router.core.scheduler_settings import SchedulerSettings
 from router.core.snapshot import restore, snapshot
+from router.core.surroundings import Parameters
 
 CLIENTS = ("ann", "bob", "cy")
 GROUPS = {"bob": "g", "cy": "g"}

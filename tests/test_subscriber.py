@@ -16,15 +16,13 @@ import zmq.asyncio
 from running import PATIENCE, RunningRouter, chat, emulated_workers, running_router, until
 
 from router.core.block_key import ROOT, BlockHasher
+from router.core.commands import Decision, Deficit, Dispatch
 from router.core.kv_events import Fault
 from router.core.model import (
     BlocksChanged,
     BlocksFollowed,
     BlocksLost,
     ClientId,
-    Decision,
-    Deficit,
-    Dispatch,
     Event,
     Evicted,
     Failed,

@@ -24,12 +24,13 @@ from router.core.policies import ORDERS, PLACEMENTS, POLICIES
 from router.core.policies.d2lpm import D2lpmParameters
 from router.core.policies.dlpm import Dlpm, DlpmParameters
 from router.core.policies.dlpm_home import DlpmHome, DlpmHomeParameters
-from router.core.policy import Parameters, Policy, PolicyFactory, Properties, Surroundings
+from router.core.policy import Policy, PolicyFactory, Properties
 from router.core.queued_policy import QueuedPolicy
 from router.core.scheduler import Scheduler
 from router.core.scheduler_settings import SchedulerSettings
 from router.core.shares import Shares
 from router.core.standings import Standings
+from router.core.surroundings import Parameters, Surroundings
 from router.core.waiting_room import WaitingLimits
 from router.core.window import FixedWindow
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.model import ClientId, Refusal, Request, RequestId
+from router.core.commands import Refusal
+from router.core.model import ClientId, Request, RequestId
 from router.core.waiting_room import LONGEST_RETRY, Surplus, WaitingLimits, WaitingRoom
 
 

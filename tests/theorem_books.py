@@ -19,17 +19,15 @@ from dataclasses import astuple, dataclass, field
 
 from router.core.accounts import LinearCost
 from router.core.backlog import BacklogWatcher
+from router.core.commands import Command, Dispatch, Reject
 from router.core.model import (
     Arrived,
     Cancelled,
     ClientId,
-    Command,
-    Dispatch,
     Event,
     Failed,
     Finished,
     Progressed,
-    Reject,
     Request,
     RequestId,
     Started,

@@ -13,31 +13,30 @@ from random import Random
 from scenario import CHUNK_TOKENS, key
 from theorem_books import Books
 
+from router.core.commands import Dispatch, Reject, WakeAt
 from router.core.model import (
     Arrived,
     Cancelled,
     ClientId,
-    Dispatch,
     Event,
     Evicted,
     Failed,
     Finished,
     Progressed,
-    Reject,
     Request,
     RequestId,
     Started,
     Ticked,
     Usage,
-    WakeAt,
     Worker,
     WorkerId,
     WorkerJoined,
     WorkerLeft,
 )
-from router.core.policy import Parameters, PolicyFactory
+from router.core.policy import PolicyFactory
 from router.core.scheduler import Scheduler
 from router.core.scheduler_settings import SchedulerSettings
+from router.core.surroundings import Parameters
 
 STEP_SECONDS = 0.05
 MODELS = ("llama", "adapter")

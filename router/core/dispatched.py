@@ -12,12 +12,13 @@ computes anew is the router's doing and is charged to nobody.
 
 from router.core.accounts import Accounts, Charge, LinearCost
 from router.core.cluster import Cluster
+from router.core.commands import Decision, Dispatch
 from router.core.estimates import Estimates
 from router.core.fairness import Fairness
 from router.core.fleet_view import SchedulerView
 from router.core.live import Live, State
 from router.core.membership import Membership
-from router.core.model import Decision, Dispatch, Usage
+from router.core.model import Usage
 from router.core.policy import Choice, Policy
 from router.core.prefix_map import PrefixMap
 from router.core.prompt_key import PromptKey

@@ -4,8 +4,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from router.core.cluster import Cluster
 from router.core.model import Request, RequestId, WorkerId
-from router.core.policy import FleetView, Policy
+from router.core.policy import Policy
 from router.core.prefix_map import PrefixMap
+from router.core.surroundings import FleetView
 
 
 class SchedulerView(FleetView):

@@ -13,7 +13,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Final, NamedTuple
 
-from router.core.model import ClientId, PassedOver, Request, RequestId
+from router.core.commands import PassedOver
+from router.core.model import ClientId, Request, RequestId
 from router.core.policy import Fits, Turn
 from router.core.standings import STANDINGS
 

@@ -6,9 +6,11 @@ from math import inf
 from typing import NamedTuple
 
 from router.core.accounts import Charge
-from router.core.model import ClientId, Deficit, Request, RequestId, WorkerId
-from router.core.policy import Candidate, Choice, Order, Placed, Placement, Policy, Properties, Surroundings
+from router.core.commands import Deficit
+from router.core.model import ClientId, Request, RequestId, WorkerId
+from router.core.policy import Candidate, Choice, Order, Placed, Placement, Policy, Properties
 from router.core.saved import Counters, Groups, SavedCounter, SavedGroup, in_rows
+from router.core.surroundings import Surroundings
 
 
 class Ticket(NamedTuple):

@@ -32,6 +32,7 @@ from typing import Final
 from router.core.accounts import Accounts
 from router.core.backlog import Backlog
 from router.core.cluster import Cluster
+from router.core.commands import Command, Refusal, Reject, WakeAt
 from router.core.dispatched import Dispatched
 from router.core.estimates import Estimates
 from router.core.fairness import Fairness
@@ -43,26 +44,23 @@ from router.core.model import (
     Arrived,
     Cancelled,
     ClientId,
-    Command,
     Credited,
     Event,
     Failed,
     Finished,
     Forgotten,
     Progressed,
-    Refusal,
-    Reject,
     Request,
     RequestId,
     Returned,
     Started,
     Ticked,
-    WakeAt,
 )
-from router.core.policy import Choice, Parameters, PolicyFactory, Surroundings
+from router.core.policy import Choice, PolicyFactory
 from router.core.prefix_map import Oracle, PrefixMap
 from router.core.scheduler_settings import SchedulerSettings
 from router.core.shares import Shares
+from router.core.surroundings import Parameters, Surroundings
 from router.core.waiting_room import WaitingRoom
 
 CHUNKS_OF_A_LANDMARK: Final = 80

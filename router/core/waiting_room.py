@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from math import ceil, inf
 from typing import NamedTuple
 
+from router.core.commands import Refusal
 from router.core.holdings import Holdings
-from router.core.model import ClientId, Refusal, Request, RequestId
+from router.core.model import ClientId, Request, RequestId
 
 RATE_MEMORY = 64
 """How many departures the measured drain rate looks back on."""

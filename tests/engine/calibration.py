@@ -23,7 +23,8 @@ from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
-from router.core.model import BlocksLost, Dispatch, Evicted, RequestId, WorkerLeft
+from router.core.commands import Dispatch
+from router.core.model import BlocksLost, Evicted, RequestId, WorkerLeft
 from router.journal import Entry, read
 
 from .environment import is_complete

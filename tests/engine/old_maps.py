@@ -5,8 +5,9 @@ They see what the router saw, in the same order: each prompt at its dispatch, ea
 
 from pathlib import Path
 
+from router.core.commands import Dispatch
 from router.core.estimates import TokenRatio
-from router.core.model import Arrived, Cancelled, Dispatch, Event, Failed, Finished, Request, RequestId, WorkerId
+from router.core.model import Arrived, Cancelled, Event, Failed, Finished, Request, RequestId, WorkerId
 from router.core.prefix_tree import PrefixTree
 from router.core.prompt_key import CHUNK_BYTES
 from router.journal import Entry, read

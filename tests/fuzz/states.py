@@ -8,7 +8,6 @@ from typing import Any, Final
 from router.core.accounts import Tokens
 from router.core.model import CacheReport, ClientId, GroupId, WorkerId
 from router.core.policies import POLICIES
-from router.core.policy import Parameters
 from router.core.saved import (
     Cache,
     Clients,
@@ -25,6 +24,7 @@ from router.core.saved import (
 from router.core.scheduler import Scheduler
 from router.core.scheduler_settings import SchedulerSettings
 from router.core.snapshot import restore, snapshot
+from router.core.surroundings import Parameters
 from router.state import decode, encode, usable
 
 from .engine import Target

@@ -22,8 +22,9 @@ from router.core.policies.preble_queue import PriorityGroups, PriorityGroupsPara
 from router.core.policies.rpm import Rpm, RpmParameters
 from router.core.policies.vtc import Lcf, Vtc
 from router.core.policies.vtc_foresight import OracleParameters, OracleVtc, PredictingVtc
-from router.core.policy import OrderFactory, PlacementFactory, Policy, PolicyFactory, Properties, Surroundings
+from router.core.policy import OrderFactory, PlacementFactory, Policy, PolicyFactory, Properties
 from router.core.queued_policy import QueuedPolicy
+from router.core.surroundings import Surroundings
 
 PLACEMENTS: Final[Mapping[str, PlacementFactory]] = {
     "d2lpm": D2lpm,

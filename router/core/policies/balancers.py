@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from router.core.model import ClientId, Request
-from router.core.policy import Candidate, Placed, Placement, Surroundings
+from router.core.policy import Candidate, Placed, Placement
+from router.core.surroundings import Surroundings
 
 
 class RoundRobin(Placement):

@@ -11,7 +11,8 @@ from typing import ClassVar
 
 from router.core.model import Request, WorkerId
 from router.core.policies.balancers import lightest
-from router.core.policy import Candidate, Placed, Placement, Surroundings
+from router.core.policy import Candidate, Placed, Placement
+from router.core.surroundings import Surroundings
 
 
 @dataclass(frozen=True, slots=True)

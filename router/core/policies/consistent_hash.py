@@ -14,8 +14,9 @@ from math import ceil, inf
 from typing import ClassVar
 
 from router.core.model import Request
-from router.core.policy import Candidate, Placed, Placement, Surroundings
+from router.core.policy import Candidate, Placed, Placement
 from router.core.prompt_key import HASH_BYTES
+from router.core.surroundings import Surroundings
 
 
 @dataclass(frozen=True, slots=True)

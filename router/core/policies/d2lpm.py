@@ -14,8 +14,9 @@ from typing import ClassVar, NamedTuple
 from router.core.accounts import Charge, LinearCost, Tokens
 from router.core.model import ClientId, Request, RequestId, WorkerId
 from router.core.policies.balancers import lightest
-from router.core.policy import Candidate, Placed, Placement, Surroundings
+from router.core.policy import Candidate, Placed, Placement
 from router.core.saved import SavedCounter
+from router.core.surroundings import Surroundings
 from router.core.worker_credits import WorkerCredits
 
 

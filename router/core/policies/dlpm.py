@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from router.core.accounts import Charge, Tokens
 from router.core.longest_match import LongestMatchQueue
 from router.core.model import ClientId, GroupId, Request, RequestId, WorkerId
-from router.core.policy import Fits, Order, Surroundings, Turn
+from router.core.policy import Fits, Order, Turn
 from router.core.standings import Standings
+from router.core.surroundings import Surroundings
 from router.core.unstarted import Unstarted
 
 

@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from functools import partial
 
 from router.core.accounts import Charge, Tokens
+from router.core.commands import Deficit, PassedOver
 from router.core.longest_match import LongestMatchQueue, longest
-from router.core.model import ClientId, Deficit, PassedOver, Request, RequestId, WorkerId
+from router.core.model import ClientId, Request, RequestId, WorkerId
 from router.core.policies.home_pool import HomePool, Waiting
-from router.core.policy import Choice, Policy, Properties, Surroundings
+from router.core.policy import Choice, Policy, Properties
 from router.core.saved import Counters, Groups, SavedCounter, SavedGroup, in_rows
 from router.core.standings import Standings
+from router.core.surroundings import Surroundings
 from router.core.unstarted import Unstarted
 from router.core.worker_credits import WorkerCredits
 

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from math import inf
 
 from router.core.accounts import Charge
-from router.core.model import ClientId, Deficit, Request, RequestId, WorkerId
+from router.core.commands import Deficit
+from router.core.model import ClientId, Request, RequestId, WorkerId
 from router.core.policies.balancers import lightest
-from router.core.policy import Candidate, Choice, Fits, Order, Policy, Properties, Surroundings, Turn
+from router.core.policy import Candidate, Choice, Fits, Order, Policy, Properties, Turn
+from router.core.surroundings import Surroundings
 
 
 class Fcfs(Order):

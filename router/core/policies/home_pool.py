@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 
 from router.core.longest_match import LongestMatchQueue
 from router.core.model import ClientId, Request, RequestId, WorkerId
-from router.core.policy import FleetView
 from router.core.prompt_key import CHUNK_BYTES
+from router.core.surroundings import FleetView
 
 MOST_HOMES: Final = 3
 """In how many queues a request waits at most: of more that hold its prefix, those with the least to do."""

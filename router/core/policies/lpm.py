@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from router.core.longest_match import LongestMatchQueue
 from router.core.model import Request, RequestId, WorkerId
-from router.core.policy import Fits, Order, Surroundings, Turn
+from router.core.policy import Fits, Order, Turn
+from router.core.surroundings import Surroundings
 
 
 @dataclass(frozen=True, slots=True)

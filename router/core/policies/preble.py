@@ -21,7 +21,8 @@ from router.core.accounts import Charge
 from router.core.model import Request, RequestId, WorkerId
 from router.core.policies.balancers import lightest
 from router.core.policies.preble_history import History, chunks_of
-from router.core.policy import Candidate, Placed, Placement, Surroundings
+from router.core.policy import Candidate, Placed, Placement
+from router.core.surroundings import Surroundings
 
 VICTIMS: Final = 64
 """Runs of chunks that the cost of eviction looks at most at, so that no decision costs more than so much."""

@@ -12,8 +12,9 @@ from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from router.core.model import Request, RequestId, WorkerId
-from router.core.policy import Fits, Order, Surroundings, Turn
+from router.core.policy import Fits, Order, Turn
 from router.core.prompt_key import HASH_BYTES
+from router.core.surroundings import Surroundings
 
 
 @dataclass(frozen=True, slots=True)

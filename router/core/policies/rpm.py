@@ -14,9 +14,11 @@ from math import inf
 from typing import Final, NamedTuple
 
 from router.core.accounts import Charge
-from router.core.model import ClientId, Deficit, Request, RequestId, WorkerId
+from router.core.commands import Deficit
+from router.core.model import ClientId, Request, RequestId, WorkerId
 from router.core.policies.fcfs import PooledFcfs
-from router.core.policy import Choice, Policy, Properties, Surroundings
+from router.core.policy import Choice, Policy, Properties
+from router.core.surroundings import Surroundings
 
 MINUTE: Final = 60.0
 """Seconds."""

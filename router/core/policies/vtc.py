@@ -22,8 +22,9 @@ from typing import ClassVar, NamedTuple
 
 from router.core.accounts import Charge, LinearCost
 from router.core.model import ClientId, GroupId, Request, RequestId, WorkerId
-from router.core.policy import Fits, Order, Surroundings, Turn
+from router.core.policy import Fits, Order, Turn
 from router.core.recent_clients import DEBTORS, Debtors
+from router.core.surroundings import Surroundings
 
 
 class Rank(NamedTuple):

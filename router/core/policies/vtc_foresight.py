@@ -13,7 +13,7 @@ from typing import Final
 from router.core.accounts import NOTHING, Charge
 from router.core.model import ClientId, Request, RequestId, WorkerId
 from router.core.policies.vtc import Vtc
-from router.core.policy import Surroundings
+from router.core.surroundings import Surroundings
 
 NEWEST: Final = 0.2
 """Weight of a client's newest answer in its mean, which begins at zero: about the last five count."""
