@@ -198,6 +198,21 @@ def test_a_home_with_far_more_to_do_than_another_worker_is_left() -> None:
     assert talk.dispatched[talk.order[-1]].why == "load"
 
 
+def test_a_worker_without_room_relieves_no_home() -> None:
+    """Another one does, though no less is in flight there."""
+    settings = SchedulerSettings(window=FixedWindow(unstarted_tokens=4 * CHUNK_TOKENS))
+    talk = scene(settings=settings, workers=("w1", "w2", "w3"))
+    talk.start(talk.arrive("ada", DOCUMENT))
+    full, open_ = talk.arrive("bob", "full"), talk.arrive("bob", "open")
+    talk.start(open_)
+    assert (talk.worker_of(full), talk.worker_of(open_)) == ("w2", "w3")
+    homes = []
+    for number in "1234567":
+        homes.append(talk.worker_of(talk.arrive("ada", DOCUMENT + number)))
+        talk.start(talk.order[-1])
+    assert homes == ["w1"] * 6 + ["w3"]
+
+
 STEPS = st.sampled_from(["arrive", "arrive", "arrive", "serve", "serve", "evict", "drop", "flap", "wait"])
 
 

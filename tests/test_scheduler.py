@@ -8,7 +8,7 @@ from scenario import CHUNK_TOKENS, ONE_AT_A_TIME, Scene
 
 from router.core.accounts import Tokens
 from router.core.commands import Refusal, Reject, WakeAt
-from router.core.model import Arrived, Finished, RequestId, Started, Ticked, WorkerId
+from router.core.model import Arrived, Failed, Fault, Finished, RequestId, Started, Ticked, WorkerId
 from router.core.scheduler_settings import SchedulerSettings
 from router.core.waiting_room import LONGEST_RETRY, WaitingLimits
 from router.core.window import FixedWindow
@@ -316,6 +316,17 @@ def test_a_flood_costs_the_flooder() -> None:
     assert set(talk.order) == {*flood[:2], light}
     assert (talk.scheduler.live, talk.scheduler.waiting) == (0, 0)
     assert talk.scheduler.accounts.accounts.keys() == {"flood", "light"}
+
+
+def test_an_arrival_goes_with_the_last_that_waited() -> None:
+    """Room for both came by time alone, and no timer has rung yet."""
+    talk = Scene("pooled_fcfs")
+    talk.tell(Failed(talk.arrive("ada", "one"), accepted=False, fault=Fault.FULL))
+    waits = talk.arrive("ada", "two")
+    assert talk.scheduler.waiting == 1
+    talk.now += 10
+    newcomer = talk.arrive("bob", "three")
+    assert talk.order[1:] == [waits, newcomer]
 
 
 def test_what_waits_behind_a_head_that_is_displaced_goes_at_once() -> None:
