@@ -120,9 +120,14 @@ class Running:
     worker: WorkerId
     input_tokens: int
     uncached: int
-    unstarted: bool
     output: int = 0
     failed: tuple[WorkerId, ...] = ()
+    started: bool = False
+
+    @property
+    def unstarted(self) -> bool:
+        """Whether it fills the window, for certain; when the others start is guessed."""
+        return self.request.streamed is not False and not self.started
 
 
 class Fleet(RuleBasedStateMachine):
@@ -171,7 +176,7 @@ class Fleet(RuleBasedStateMachine):
         unstarted = [running.uncached for running in there if running.unstarted]
         assert len(there) < WINDOW.requests
         assert not unstarted or sum(unstarted) + uncached <= WINDOW.unstarted_tokens
-        self.running[request.id] = Running(request, command.worker, size, uncached, request.streamed, output, failed)
+        self.running[request.id] = Running(request, command.worker, size, uncached, output, failed)
 
     def end(self, request: RequestId) -> None:
         self.waiting.pop(request, None)
@@ -241,7 +246,7 @@ class Fleet(RuleBasedStateMachine):
     @rule(data=st.data())
     def start(self, data: st.DataObject) -> None:
         request = self.any_of(data, self.running)
-        self.running[request].unstarted = False
+        self.running[request].started = True
         self.tell(Started(request))
 
     @precondition(lambda self: self.running)
@@ -250,7 +255,7 @@ class Fleet(RuleBasedStateMachine):
         grown = data.draw(st.lists(st.sampled_from(list(self.running)), min_size=1, unique=True))
         for request in grown:
             self.running[request].output += data.draw(st.integers(0, 9))
-            self.running[request].unstarted = False
+            self.running[request].started = True
         self.tell(Progressed({request: self.running[request].output for request in grown}))
 
     @precondition(lambda self: self.running)
@@ -342,6 +347,8 @@ class Fleet(RuleBasedStateMachine):
         assert scheduler.waiting == len(self.waiting) + len(self.back)
         assert scheduler.live == len(self.waiting) + len(self.back) + len(self.running)
         assert scheduler.accounts.bills.keys() == self.running.keys()
+        reserved = [request for account in scheduler.accounts.accounts.values() for request in account.unstarted]
+        assert sorted(reserved) == sorted(request for request, it in self.running.items() if not it.started)
         for state in scheduler.cluster:
             there = [running for running in self.running.values() if running.worker == state.worker.id]
             shown = [running.uncached for running in there if running.unstarted]

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from scenario import CHUNK_TOKENS, MODEL, Scene, key
 
 from router.core.cache_rules import Tracking
@@ -26,9 +26,11 @@ counts = st.none() | st.integers(0, 2000)
 class Caches:
     """A mirror, and requests that come and go."""
 
-    def __init__(self, chunks: int = 100, tracking: Tracking | None = None, engine: str = "") -> None:
-        """`chunks`: the capacity of each worker's cache."""
-        self.tree = PrefixTree(1000)
+    def __init__(
+        self, chunks: int = 100, tracking: Tracking | None = None, engine: str = "", limit: int = 1000
+    ) -> None:
+        """`chunks`: the capacity of each worker's cache; `limit`: that of the tree."""
+        self.tree = PrefixTree(limit)
         self.mirror = Mirror(self.tree, Estimates(), chunks * CHUNK_TOKENS, tracking or Tracking())
         self.now = 0.0
         self.arrived = 0
@@ -70,12 +72,12 @@ class Caches:
 class AnyHistory(RuleBasedStateMachine):
     """Requests, reports, corrections, evictions and restarts in any order."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.caches = Caches(chunks=12)
+    @initialize(limit=st.sampled_from([3, 12, 1000]))
+    def begin(self, limit: int) -> None:
+        self.caches = Caches(chunks=12, limit=limit)
         self.mirror = self.caches.mirror
 
-    @rule(prompts=st.lists(texts, min_size=1, max_size=2), worker=workers, wait=st.sampled_from([0.0, 1.0]))
+    @rule(prompts=st.lists(texts, min_size=1, max_size=3), worker=workers, wait=st.sampled_from([0.0, 1.0]))
     def send(self, prompts: list[str], worker: WorkerId, wait: float) -> None:
         self.caches.send(*prompts, worker=worker, after=wait)
 
@@ -146,6 +148,13 @@ class AnyHistory(RuleBasedStateMachine):
 
 TestAnyHistory = AnyHistory.TestCase
 TestAnyHistory.settings = settings(max_examples=60)
+
+
+def test_prompts_of_one_request_that_void_each_others_pins_leave_none() -> None:
+    """The tree has no room for all of them: what is pinned after that is released at its end like the rest."""
+    caches = Caches(limit=3)
+    caches.end(caches.send("xx", "yy", "zz"))
+    assert caches.tree.holding(W1).pinned.oldest is None
 
 
 def test_what_runs_is_not_evicted() -> None:

@@ -122,7 +122,7 @@ class Accounts:
 
     @property
     def accounts(self) -> Mapping[ClientId, Account]:
-        """Every client that was ever charged."""
+        """Every client that was charged, and was not forgotten since."""
         return self._accounts
 
     @property

@@ -18,8 +18,8 @@ class Run:
     """A request at a worker: what it pins there, what was predicted, and what it holds beside its prompts."""
 
     __slots__ = (
-        *("chunks", "ends", "epoch", "holding", "model", "output", "own", "paths", "predicted", "prompt_tokens"),
-        *("prompts", "since", "worker"),
+        *("chunks", "holding", "model", "output", "own", "paths", "pins", "predicted", "prompt_tokens", "prompts"),
+        *("since", "worker"),
     )
 
     def __init__(
@@ -38,11 +38,10 @@ class Run:
         """Tokens that it holds and that the tree does not know."""
         self.holding = holding
         """Of the worker, another one by now if its cache was emptied."""
-        self.epoch = holding.epoch
         self.paths: list[list[tuple[int, float | None]]] = []
         """Of each prompt what was held at dispatch: up to which chunk, and when touched; None where it was pinned."""
-        self.ends: list[Node] = []
-        """Of each prompt the node that it ends with."""
+        self.pins: list[tuple[Node, object]] = []
+        """Of each prompt the node that it ends with, and the epoch in which that was pinned."""
 
 
 class CacheState:

@@ -99,7 +99,8 @@ class Mirror:
         whole = replays and state.rules.whole_nodes
         for prompt in run.prompts:
             run.paths.append(self._tree.touches(prompt.hashes, worker))
-            run.ends.append(self._tree.insert(prompt.hashes, worker, now, pin=replays, seal=whole))
+            epoch = holding.epoch  # as it was before: this may void all pins, its own among them
+            run.pins.append((self._tree.insert(prompt.hashes, worker, now, pin=replays, seal=whole), epoch))
         self._grow(run, state)
         self._keep_within(worker, state)
         return predicted
@@ -148,7 +149,8 @@ class Mirror:
             self._compare(run, state, usage, here=here)
         for place, prompt in enumerate(run.prompts if here else ()):
             if self._tracking.replays:
-                self._tree.unpin(run.ends[place], run.worker, now, run.epoch)
+                end, epoch = run.pins[place]
+                self._tree.unpin(end, run.worker, now, epoch)
             if not computed:
                 path = run.paths[place]
                 held = path[-1][0] if path else 0

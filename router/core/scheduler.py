@@ -114,7 +114,7 @@ class Scheduler:
         self._returned = ReturnedPool(settings.health, settings.waiting.time_to_live)
         """It goes before all that waits."""
         self._placed = False
-        """Whether this event gave the policy a request, which may be promised a place and has not gone yet."""
+        """Whether this event gave the policy requests, which may be promised a place and may not have gone yet."""
         self._wake = inf
         self._out: list[Command] = []
 
