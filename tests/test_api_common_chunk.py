@@ -5,8 +5,11 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from router.api.answer import StreamReader
+from router.api.chat import parse_chat
 from router.api.common_chunk import CommonChunks, Run
 from router.api.record import Record
+from router.core.prompt_key import PromptHasher
 
 USAGE = {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12, "completion_tokens_details": None}
 NULLS = st.dictionaries(st.sampled_from(["reasoning_content", "stop_reason", "token_ids", "matched_stop"]), st.none())
@@ -119,6 +122,42 @@ def test_chunks_in_a_row_are_taken_apart_as_each_alone(
     stream = CommonChunks()
     together = [*stream.take_apart(sent[:cut]), *stream.take_apart(sent[cut:])]
     assert joined(together) == joined(alone)
+
+
+SAYS = st.one_of(
+    st.builds(lambda text: {"content": text}, st.sampled_from(["", "", "a", "b"])),
+    st.sampled_from([{"reasoning": "hm"}, {"reasoning_content": "hm"}, {"content": "a", "reasoning": "hm"}, {}]),
+)
+STREAMS = st.lists(
+    st.tuples(
+        SAYS,
+        st.sampled_from([{}, {"token_ids": None}, {"token_ids": [5]}, {"token_ids": [6, 7]}]),
+        st.sampled_from([{}, {}, {"finish_reason": "stop"}]),
+        st.sampled_from([{"usage": USAGE}, {"usage": USAGE}, {"usage": None}]),
+        st.sampled_from([{}, {}, {"sglext": {"x": 1}}]),
+    ),
+    max_size=6,
+)
+
+
+BODY = b'{"model": "m", "messages": [{"role": "user", "content": "Hi"}], "stream": true}'
+FIRST: tuple[dict[str, Any], ...] = ({"role": "assistant"}, {}, {}, {"usage": None}, {"prompt_token_ids": [1]})
+
+
+@given(STREAMS)
+def test_a_stream_says_the_same_where_no_chunk_is_common(stream: list[tuple[dict[str, Any], ...]]) -> None:
+    """Usage counts and goes, all else stays, and the same rest is asked for if the worker dies: whoever reads it."""
+    read = []
+    for common in (True, False):
+        reader = StreamReader(parse_chat(BODY, PromptHasher(b"secret"), ids=True))
+        shown = []
+        for delta, ids, finish, usage, more in [FIRST, *stream]:
+            said = {"id": "c", "choices": [{"index": 0, "delta": delta, **ids, **finish}]}
+            chunk = said | usage | more if common else usage | said | more  # usage is last in what is common
+            shown.append(json.loads(reader.feed(b"data: %b\n\n" % dump(chunk)).removeprefix(b"data: ")))
+        going_on = (reader.continuable, reader.ids, reader.text)
+        read.append((shown, reader.usage, reader.answers(), going_on))
+    assert read[0] == read[1]
 
 
 def test_chunks_of_one_form_are_one_run() -> None:

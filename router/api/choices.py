@@ -69,7 +69,8 @@ class Choices:
         choice = self._choices.get(index)
         if choice is None:
             choice = self._choices[index] = _Choice()
-        self._keep(choice, choice.pieces, text)
+        if text:
+            self._keep(choice, choice.pieces, text)
 
     def _add_more(self, choice: _Choice, message: dict[str, Any]) -> bool:
         """Everything but plain text. Templates drop reasoning from earlier turns, so no later prompt has it."""

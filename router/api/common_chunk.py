@@ -18,12 +18,12 @@ _BEFORE: Final = rb'\{(?=[^\[]*+\[\{)[^{]*"choices": ?\[\{"index": ?0, ?"delta":
 _BEHIND: Final = _NULLS + rb"\}" + _NULLS + rb'(?:, ?"finish_reason": ?"(?!abort")(\w+)")?' + _NULLS
 # What the text consists of, where we asked for that.
 _IDS: Final = rb'(?:(, ?"token_ids": ?)\[([\d, ]*+)\])?'
-# Usage, which holds at most one object, and the end of the root.
-_REST: Final = re.compile(rb"\{[^}]*\}(?:[^{}]*\})?\}")
+# Usage behind its first brace, which holds at most one object, and the end of the root.
+_REST: Final = re.compile(rb"[^}]*\}(?:[^{}]*\})?\}")
 # Before the choices there is no other brace, so they are a member of the root, and so is the usage after them: of valid
 # JSON the last brace closes the root. A raw quote cannot stand inside a string, so names are names; and an escaped one
 # in the text would be followed by more of the text.
-_COMMON: Final = re.compile(rb'(%b)([^"]*)"(%b)%b(\}\])(, ?"usage": ?)(%b)' % (_BEFORE, _BEHIND, _IDS, _REST.pattern))
+_COMMON: Final = re.compile(rb'(%b)([^"]*)"(%b)%b(\}\])(, ?"usage": ?\{)(%b)' % (_BEFORE, _BEHIND, _IDS, _REST.pattern))
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class Run:
     """The usage of the last, as JSON: it counts for all of them."""
     finish_reason: bytes | None
     ids: bytes | None = None
-    """Of the tokens up to the last text, each with a comma behind; None where chunks have no ids."""
+    """Of the tokens up to the last text, each with a comma behind; None where text has no ids."""
     silent_ids: bytes = b""
     """Of those behind it, whose text is still to come."""
 
@@ -54,20 +54,21 @@ class Form:
     to_ids: bytes
     """From that quote to the first id; empty where chunks have none."""
     to_usage: bytes
-    """From there to the usage, its name included."""
+    """From there to the usage, its name and its first brace included."""
     finish_reason: bytes | None
 
     def run(self, texts: list[bytes], ids: list[bytes], rest: bytes) -> Run:
-        """The chunks that say these texts; `rest` is what the last has from its usage on."""
+        """The chunks that say these texts; `rest` is what the last has behind the first brace of its usage."""
         end = b'"' + self.behind + b"}\n\n"
         start = b"data: " + self.before
         seen = start + (end + start).join(texts) + end
+        text, usage = b"".join(texts), b"{" + rest[:-1]
         if not self.to_ids:
-            return Run(seen, b"".join(texts), rest[:-1], self.finish_reason)
+            return Run(seen, text, usage, self.finish_reason, None if text else b"")
         said = len(texts)
         while said and not texts[said - 1]:
             said -= 1
-        return Run(seen, b"".join(texts), rest[:-1], self.finish_reason, _listed(ids[:said]), _listed(ids[said:]))
+        return Run(seen, text, usage, self.finish_reason, _listed(ids[:said]), _listed(ids[said:]))
 
 
 def _listed(ids: list[bytes]) -> bytes:
@@ -125,7 +126,7 @@ class CommonChunks:
 
 
 def _form_of(common: re.Match[bytes]) -> tuple[Form, bytes, bytes, bytes]:
-    """The form of a common chunk, and what it has of its own: text, ids, and what stands from the usage on."""
+    """The form of a common chunk, and what it has of its own: text, ids, all behind the first brace of its usage."""
     before, text, behind, finish_reason, name, ids, end, to_usage, rest = common.groups()
     if name is None:
         return Form(before, behind + end, b"", behind + end + to_usage, finish_reason), text, b"", rest
