@@ -138,8 +138,6 @@ STREAMS = st.lists(
     ),
     max_size=6,
 )
-
-
 BODY = b'{"model": "m", "messages": [{"role": "user", "content": "Hi"}], "stream": true}'
 FIRST: tuple[dict[str, Any], ...] = ({"role": "assistant"}, {}, {}, {"usage": None}, {"prompt_token_ids": [1]})
 

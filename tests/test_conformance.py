@@ -127,7 +127,7 @@ class Running:
     @property
     def unstarted(self) -> bool:
         """Whether it fills the window, for certain; when the others start is guessed."""
-        return self.request.streamed is not False and not self.started
+        return self.request.streamed and not self.started
 
 
 class Fleet(RuleBasedStateMachine):
