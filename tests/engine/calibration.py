@@ -31,7 +31,7 @@ from .environment import is_complete
 from .fleet import BLOCK_TOKENS, ENGINE_START_SECONDS, Engine, Router, launched_engine, make_model
 from .old_maps import predictions
 from .programs import ANSWER_TOKENS, Program, Question, programs
-from .wire import CHAT, COMPLETIONS, Answer, Json, call, listed, mapped
+from .wire import CHAT, Answer, Json, call, listed, mapped
 
 BLOCKS = 600
 CAPACITY = (BLOCKS - 1) * BLOCK_TOKENS
@@ -160,14 +160,14 @@ def engines(model: Path, folder: Path) -> Iterator[tuple[Engine, Engine]]:
 
     def small(name: str) -> Engine:
         flags = (f"--num-gpu-blocks-override={BLOCKS}", "--max-num-seqs=16")
-        return launched_engine(name, model, folder / name, flags, {"VLLM_SERVER_DEV_MODE": "1"})
+        return launched_engine("vllm", name, model, folder / name, flags, {"VLLM_SERVER_DEV_MODE": "1"})
 
     pair = small("first"), small("second")
     try:
         for engine in pair:
             engine.start()
         for engine in pair:
-            engine.wait_ready("/health", ENGINE_START_SECONDS)
+            engine.wait_ready(engine.ready_path, ENGINE_START_SECONDS)
         yield pair
     finally:
         for engine in pair:
@@ -178,10 +178,7 @@ def engines(model: Path, folder: Path) -> Iterator[tuple[Engine, Engine]]:
 def router(name: str, pair: Sequence[Engine], folder: Path, *flags: str) -> Iterator[tuple[Router, Path]]:
     """A router that keeps a journal, before engines whose caches are empty."""
     for engine in pair:
-        # Of an emptied cache vLLM tells with the next step only, so there has to be one.
-        step: Json = {"model": "tiny", "prompt": [7], "max_tokens": 1}
-        answers = call(engine.url, "/reset_prefix_cache", {}), call(engine.url, COMPLETIONS, step)
-        assert [answer.status for answer in answers] == [200, 200], answers
+        engine.flush()
     journal = folder / f"{name}.journal"
     started = Router(name, pair, (f"--journal={journal}", *flags), folder / name)
     started.start()
@@ -246,8 +243,7 @@ def restart(name: str, started: Router, journal: Path, victim: Engine, words: Se
         _wait(lambda: len(run.results) >= 100, 60)
         killed = time.monotonic()
         victim.kill()
-        victim.start()
-        victim.wait_ready("/health", ENGINE_START_SECONDS)
+        victim.start_and_wait()
         back = time.monotonic()
         _wait(lambda: sum(r.worker == id_ and r.asked_at > back for r in list(run.results)) >= AFTER_RESTART, 120)
     finally:

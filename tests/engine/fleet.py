@@ -8,10 +8,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import ClassVar
 
-from .environment import PYTHON, ROOT
+from .environment import ROOT, SGLANG, VLLM
 from .processes import Server, free_ports
-from .wire import WORKER_KEY, Json, get, listed, mapped
+from .wire import COMPLETIONS, WORKER_KEY, Json, call, get, listed, mapped
 
 SEQUENCES = 4
 """Requests that an engine runs at once; more wait inside it."""
@@ -19,13 +20,17 @@ NARROW = 2
 """Requests that the narrow router lets an engine have. One is too few to tell a client that has some in flight
 from one that has none: at each choice nobody has."""
 BLOCK_TOKENS = 32
+"""Of vLLM's blocks; SGLang's pages are `SglangEngine.block_tokens` long."""
 BLOCKS = 1100
 """Room for `SEQUENCES` of full length, so that none is ever preempted."""
 CONTEXT = 8192
 ENGINE_START_SECONDS = 180.0
 """A bound: half a minute is usual on two idle cores, alone or two at a time."""
+LAUNCH = ROOT / "workers" / "launch"
 
-ENGINE_ENVIRONMENT = {
+OFFLINE = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+VLLM_ENVIRONMENT = {
+    **OFFLINE,
     "VLLM_TARGET_DEVICE": "cpu",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -33,14 +38,10 @@ ENGINE_ENVIRONMENT = {
     # With the flag below: the model runs inside the engine's process. Else the two wait for each other in loops of
     # sched_yield, which on two cores can keep every other process from running for seconds.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",
 }
-ENGINE_FLAGS = (
-    "--served-model-name=tiny",
-    "--host=127.0.0.1",
-    "--port={port}",
-    f"--api-key={WORKER_KEY}",
+COMMON_FLAGS = ("--served-model-name=tiny", "--host=127.0.0.1", "--port={port}", f"--api-key={WORKER_KEY}")
+VLLM_FLAGS = (
+    *COMMON_FLAGS,
     "--dtype=float32",
     "--enforce-eager",
     "--distributed-executor-backend=uni",
@@ -51,13 +52,38 @@ ENGINE_FLAGS = (
     f"--block-size={BLOCK_TOKENS}",
     f"--num-gpu-blocks-override={BLOCKS}",
 )
+SGLANG_ENVIRONMENT = {
+    **OFFLINE,
+    "SGLANG_USE_CPU_ENGINE": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+    "TRANSFORMERS_OFFLINE": "1",
+}
+SGLANG_FLAGS = (
+    *COMMON_FLAGS,
+    "--device=cpu",
+    "--dtype=float32",
+    "--attention-backend=torch_native",
+    "--sampling-backend=pytorch",
+    "--grammar-backend=none",
+    "--disable-overlap-schedule",
+    "--disable-cuda-graph",
+    "--mem-fraction-static=0.3",
+    "--skip-server-warmup",
+    "--sleep-on-idle",  # else its scheduler spins, and takes a whole core while it has nothing to do
+    "--enable-metrics",
+    "--enable-cache-report",
+    f"--context-length={CONTEXT}",
+    f"--max-running-requests={SEQUENCES}",
+    "--page-size={page}",
+    f"--max-total-tokens={(BLOCKS - 1) * BLOCK_TOKENS}",
+)
 
 
 def make_model() -> Path:
     """The model's folder, made anew when its source has changed."""
     source = Path(__file__).with_name("tiny_model.py")
     folder = ROOT / ".engine" / f"model-{sha256(source.read_bytes()).hexdigest()[:12]}"
-    subprocess.run([PYTHON, source, folder], check=True)
+    subprocess.run([VLLM.python, source, folder], check=True)
     return folder
 
 
@@ -70,7 +96,33 @@ class Load:
 
 
 class Engine(Server):
+    """A real engine; `VllmEngine` or `SglangEngine`."""
+
+    dialect: ClassVar[str]
+    """By which the router knows this kind."""
+    block_tokens: ClassVar[int]
+    """The part of a prefix that its cache keeps whole or not at all."""
+    ready_path: ClassVar[str]
+
+    def start_and_wait(self) -> None:
+        self.start()
+        self.wait_ready(self.ready_path, ENGINE_START_SECONDS)
+
+    def load(self) -> Load:
+        """What it has to do at this moment."""
+        raise NotImplementedError
+
+    def flush(self) -> None:
+        """Empty its cache; it must be idle."""
+        raise NotImplementedError
+
+
+class VllmEngine(Engine):
     """A vLLM server."""
+
+    dialect = "vllm"
+    block_tokens = BLOCK_TOKENS
+    ready_path = "/health"
 
     def __init__(
         self,
@@ -80,14 +132,21 @@ class Engine(Server):
         flags: Iterable[str] = (),
         environment: Mapping[str, str] | None = None,
         *,
-        launch: Iterable[str | Path] = (PYTHON.with_name("vllm"), "serve"),
+        launch: Iterable[str | Path] = (VLLM.python.with_name("vllm"), "serve"),
     ) -> None:
         """`flags` and `environment` count before the usual ones; `launch` is what stands before the model."""
-        command = [*map(str, launch), str(model), *ENGINE_FLAGS, *flags]
-        super().__init__(name, command, {**ENGINE_ENVIRONMENT, **(environment or {})}, log)
+        command = [*map(str, launch), str(model), *VLLM_FLAGS, *flags]
+        super().__init__(name, command, {**VLLM_ENVIRONMENT, **(environment or {})}, log)
 
     def load(self) -> Load:
         return Load(self._metric("num_requests_running"), self._metric("num_requests_waiting"))
+
+    def flush(self) -> None:
+        """Needs VLLM_SERVER_DEV_MODE=1."""
+        # Of an emptied cache vLLM tells with the next step only, so there has to be one.
+        step: Json = {"model": "tiny", "prompt": [7], "max_tokens": 1}
+        answers = call(self.url, "/reset_prefix_cache", {}), call(self.url, COMPLETIONS, step)
+        assert [answer.status for answer in answers] == [200, 200], answers
 
     def _metric(self, name: str) -> int:
         text = get(f"{self.url}/metrics").body.decode()
@@ -96,16 +155,54 @@ class Engine(Server):
         return int(float(found[1]))
 
 
+class SglangEngine(Engine):
+    """An SGLang server."""
+
+    dialect = "sglang"
+    block_tokens = 16
+    ready_path = "/ready"
+
+    def __init__(
+        self,
+        name: str,
+        model: Path,
+        log: Path,
+        flags: Iterable[str] = (),
+        environment: Mapping[str, str] | None = None,
+        *,
+        launch: Iterable[str | Path] = (SGLANG.python, "-m", "sglang.launch_server", "--model-path"),
+    ) -> None:
+        """`flags` and `environment` count before the usual ones; `launch` is what stands before the model."""
+        usual = [flag.replace("{page}", str(self.block_tokens)) for flag in SGLANG_FLAGS]
+        command = [*map(str, launch), str(model), *usual, *flags]
+        super().__init__(name, command, {**SGLANG_ENVIRONMENT, **(environment or {})}, log)
+
+    def load(self) -> Load:
+        ranks = listed(get(f"{self.url}/v1/loads", WORKER_KEY).json["loads"])
+        running, waiting = (
+            sum(int(str(rank[count])) for rank in ranks) for count in ("num_running_reqs", "num_waiting_reqs")
+        )
+        return Load(running, waiting)
+
+    def flush(self) -> None:
+        answer = call(self.url, "/flush_cache", {})
+        assert answer.status == 200, answer
+
+
+ENGINES: Mapping[str, type[VllmEngine | SglangEngine]] = {kind.dialect: kind for kind in (VllmEngine, SglangEngine)}
+
+
 def launched_engine(
-    name: str, model: Path, log: Path, flags: Iterable[str], environment: Mapping[str, str] | None = None
+    dialect: str, name: str, model: Path, log: Path, flags: Iterable[str], environment: Mapping[str, str] | None = None
 ) -> Engine:
     """A server as workers/launch starts it: with all flags that the router reads, and publishing its KV events."""
+    programs = (VLLM if dialect == VllmEngine.dialect else SGLANG).python.parent
     ours = {
-        "PATH": f"{PYTHON.parent}:{os.environ['PATH']}",
+        "PATH": f"{programs}:{os.environ['PATH']}",
         "KV_EVENTS_PORT": str(free_ports(2)),
         **(environment or {}),
     }
-    return Engine(name, model, log, flags, ours, launch=("sh", ROOT / "workers" / "launch" / "vllm.sh"))
+    return ENGINES[dialect](name, model, log, flags, ours, launch=("sh", LAUNCH / f"{dialect}.sh"))
 
 
 class Router(Server):

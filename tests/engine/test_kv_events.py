@@ -10,7 +10,7 @@ from router.local_tokenizer import LocalTokenizer
 
 from . import prompts
 from .conftest import StartRouter
-from .fleet import BLOCK_TOKENS, ENGINE_START_SECONDS, Engine, Router, launched_engine
+from .fleet import BLOCK_TOKENS, Engine, Router, launched_engine
 from .processes import Server, wait_until
 from .test_prefixes import BODY, ask, predicted, usage
 from .wire import CHAT, Json, call, get
@@ -27,10 +27,9 @@ EXACT = ("--token-budget=5", "--min-match-tokens=0")
 def engine(servers: list[Server], model: Path, logs: Path) -> Engine:
     """An engine with a small cache that tells of it, started as the compose file starts its own."""
     flags = (f"--num-gpu-blocks-override={BLOCKS}", "--max-model-len=4096")
-    small = launched_engine("publishing engine", model, logs / "publishing", flags)
+    small = launched_engine("vllm", "publishing engine", model, logs / "publishing", flags)
     servers.append(small)
-    small.start()
-    small.wait_ready("/health", ENGINE_START_SECONDS)
+    small.start_and_wait()
     return small
 
 
@@ -94,8 +93,7 @@ def test_a_restarted_engine_has_nothing(engine: Engine, router: Router) -> None:
     errors(router, iter(range(4)))
     engine.kill()
     wait_until(lambda: not router.worker(engine)["healthy"], 5, "the engine's death is seen")
-    engine.start()
-    engine.wait_ready("/health", ENGINE_START_SECONDS)
+    engine.start_and_wait()
     wait_until(lambda: bool(router.worker(engine)["healthy"]), 10, "the engine is back")
     answer = ask(router, next(documents(iter([3]))), "And?")
     assert (predicted(answer), usage(answer)[1]) == (0, 0)

@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from . import prompts
-from .conftest import StartRouter
-from .fleet import ENGINE_START_SECONDS, Engine, Router
+from .conftest import StartRouter, started
+from .fleet import Engine, Router, SglangEngine, VllmEngine
 from .processes import Server, wait_until
 from .wire import CHAT, COMPLETIONS, Json, event_data, joined, loads, mapped
 
@@ -23,7 +23,7 @@ STREAMS = 8
 TOKENS = 300
 KILLED_AFTER = 60
 """Events that each stream of the victim has by then, at least."""
-WIDE = ("--max-num-seqs=16",)
+WIDE = {"vllm": ("--max-num-seqs=16",), "sglang": ("--max-running-requests=16",)}
 """Room for the streams of both."""
 
 
@@ -59,17 +59,15 @@ class Stream:
 
 
 @pytest.fixture(scope="module")
-def wide_pair(servers: list[Server], model: Path, logs: Path) -> Iterator[tuple[Engine, Engine]]:
+def wide_pair(
+    servers: list[Server], kind: type[VllmEngine | SglangEngine], model: Path, logs: Path
+) -> Iterator[tuple[Engine, Engine]]:
     """Two engines that run all streams at once."""
-    pair = tuple(Engine(f"{which} wide engine", model, logs / f"wide-{which}", WIDE) for which in ("first", "second"))
-    servers.extend(pair)
-    for engine in pair:
-        engine.start()
-    for engine in pair:
-        engine.wait_ready("/health", ENGINE_START_SECONDS)
-    yield pair[0], pair[1]
-    for engine in pair:
-        engine.stop()
+    first, second = (
+        kind(f"{which} wide {kind.dialect}", model, logs / f"wide-{which}-{kind.dialect}", WIDE[kind.dialect])
+        for which in ("first", "second")
+    )
+    yield from started(servers, first, second)
 
 
 @pytest.fixture
@@ -77,8 +75,7 @@ def wide_engines(wide_pair: tuple[Engine, Engine]) -> tuple[Engine, Engine]:
     """Both, started again where a test has killed one."""
     for engine in wide_pair:
         if not engine.alive:
-            engine.start()
-            engine.wait_ready("/health", ENGINE_START_SECONDS)
+            engine.start_and_wait()
     return wide_pair
 
 

@@ -4,7 +4,7 @@ import httpx
 import pytest
 
 from . import prompts
-from .fleet import ENGINE_START_SECONDS, Engine, Router
+from .fleet import Engine, Router
 from .processes import wait_until
 from .wire import COMPLETIONS, Answer, Json, call, event_data, loads, mapped
 
@@ -37,8 +37,7 @@ def test_idle_worker_dies_and_returns(router: Router, engines: tuple[Engine, Eng
     assert [answer.status for answer in after] == [200] * 8, [answer.body for answer in after]
     assert {answer.headers["x-d2lpm-worker"] for answer in after} == {ids[survivor]}
 
-    victim.start()
-    victim.wait_ready("/health", ENGINE_START_SECONDS)
+    victim.start_and_wait()
     wait_healthy(router, victim, healthy=True)
     again = [ask(router, f"again {number}") for number in range(8)]
     assert [answer.status for answer in again] == [200] * 8

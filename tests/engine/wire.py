@@ -61,8 +61,8 @@ def call(url: str, path: str, body: Mapping[str, object] | bytes, key: str = WOR
     return _answer(_HTTP.post(url + path, content=content, headers=headers))
 
 
-def get(url: str) -> Answer:
-    return _answer(_HTTP.get(url))
+def get(url: str, key: str | None = None) -> Answer:
+    return _answer(_HTTP.get(url, headers={} if key is None else {"authorization": f"Bearer {key}"}))
 
 
 def _answer(response: httpx.Response) -> Answer:
