@@ -2,25 +2,39 @@
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final, NamedTuple, Self
 
 import httpx
 import orjson
 
+from router.accepted_fields import BAD_REQUEST, AcceptedFields
+from router.api.additions import NOTHING, Addition, Additions, named_in
+from router.api.chat import PATH as CHAT
+from router.api.completions import PATH as COMPLETIONS
 from router.core.commands import Command
 from router.core.model import Event, WorkerId, WorkerJoined
-from router.engines import MODELS_PATH, read_models, recognise
+from router.engines import MODELS_PATH, About, read_about, read_models, recognise
 from router.errors import WorkerBroke
 from router.fit import Answers, Finding, facts, findings
 from router.fleet import Backend, Fleet
-from router.polls import ask, polling_client
+from router.polls import ask, polling_client, reply_to
 
 log = logging.getLogger(__name__)
 
 PROMPT: Final = "The same words, again and again, so that the second time some of them are in the cache. " * 16
 """Some hundred tokens: more than a block of any engine's."""
-COMPLETIONS: Final = "/v1/completions"
+STREAMS: Final[Mapping[str, Mapping[str, object]]] = {
+    CHAT: {"messages": [{"role": "user", "content": "Hi"}]},
+    COMPLETIONS: {"prompt": "Hi"},
+}
+"""By path: what a short call asks."""
+WITHOUT: Final = {
+    Addition.USAGE: "clients are charged by what is predicted and by the chunks of their answers",
+    Addition.CHUNK_USAGE: "until an answer ends, its output is counted by its chunks",
+    Addition.TOKEN_IDS: "where it dies amid a stream, another worker goes on by the text and not by the tokens",
+}
+"""What it means where a field is not added."""
 
 
 class Examined(NamedTuple):
@@ -30,6 +44,8 @@ class Examined(NamedTuple):
     card: str
     """Which engine it is and what it serves, in a line; empty where it does not answer."""
     findings: Sequence[Finding]
+    notes: Sequence[str] = ()
+    """What it cannot do, and what the router does instead; no flag changes that."""
 
 
 async def examine(backend: Backend, client: httpx.AsyncClient, match_minimum: int, *, generate: bool) -> Examined:
@@ -42,21 +58,27 @@ async def examine(backend: Backend, client: httpx.AsyncClient, match_minimum: in
         body = await _get(backend, client, MODELS_PATH)
         models = sorted(read_models(body))
         dialect = recognise(body)
+        page = await _page(backend, client, dialect.about_path)
+        about = About() if page is None else read_about(page)
+        generate = generate and bool(models) and not about.disaggregated
         answers = Answers(
             dialect,
             await _page(backend, client, dialect.cache_path),
-            await _page(backend, client, dialect.arguments_path),
-            await _usage(backend, client, models) if generate else None,
+            page,
+            await _usage(backend, client, models[0]) if generate else None,
         )
+        fields = AcceptedFields(dialect.name, about.version)
+        if generate:
+            await _try_fields(backend, client, models[0], fields)
     except (httpx.HTTPError, WorkerBroke) as error:
         return Examined(backend.id, "", [_unanswered(backend, error)])
     sizes = facts(answers)
-    told = [f"{dialect.name} serves {', '.join(models) or 'no model'}"]
+    told = [" ".join([dialect.name, about.version or "of unknown version", "serves", ", ".join(models) or "no model"])]
     if sizes.kv_tokens is not None:
         told.append(f"its cache holds {sizes.kv_tokens} tokens")
     if sizes.block_tokens is not None:
         told.append(f"in blocks of {sizes.block_tokens}")
-    return Examined(backend.id, ", ".join(told), findings(answers, match_minimum))
+    return Examined(backend.id, ", ".join(told), findings(answers, match_minimum), [*_notes(fields)])
 
 
 def _unanswered(backend: Backend, error: Exception) -> Finding:
@@ -82,11 +104,9 @@ async def _page(backend: Backend, client: httpx.AsyncClient, path: str | None) -
         return None
 
 
-async def _usage(backend: Backend, client: httpx.AsyncClient, models: Sequence[str]) -> object:
+async def _usage(backend: Backend, client: httpx.AsyncClient, model: str) -> object:
     """The usage of a prompt that it has seen before; None where it does not complete texts."""
-    if not models:
-        return None
-    post = orjson.dumps({"model": models[0], "prompt": PROMPT, "max_tokens": 1})
+    post = orjson.dumps({"model": model, "prompt": PROMPT, "max_tokens": 1})
     headers = {"content-type": "application/json", **backend.authorization}
     answer: Any = None
     try:
@@ -95,6 +115,27 @@ async def _usage(backend: Backend, client: httpx.AsyncClient, models: Sequence[s
     except (httpx.HTTPStatusError, orjson.JSONDecodeError):
         return None
     return answer.get("usage") if isinstance(answer, dict) else None
+
+
+async def _try_fields(backend: Backend, client: httpx.AsyncClient, model: str, fields: AcceptedFields) -> None:
+    """Send a streamed call of each kind with what the router adds, and take note of what is refused."""
+    headers = {"content-type": "application/json", **backend.authorization}
+    for path, asked in STREAMS.items():
+        body = orjson.dumps({"model": model, "max_tokens": 1, "stream": True, **asked})
+        for _ in Addition:
+            post = Additions().put(body, fields[path])
+            reply = await reply_to(client, backend.url + path, headers, post=post)
+            refused = named_in(reply.body, fields[path]) if reply.response.status_code in BAD_REQUEST else NOTHING
+            if not refused:
+                break
+            fields.refuse(path, refused)
+
+
+def _notes(fields: AcceptedFields) -> Iterator[str]:
+    for path, missing in fields.missing.items():
+        for field in sorted(missing, key=lambda each: each.value):
+            verb = "refuses" if field in fields.refused.get(path, NOTHING) else "does not accept"
+            yield f"{verb} {field.value} on {path}, which is not added there: {WITHOUT[field]}"
 
 
 async def examine_all(backends: Sequence[Backend], match_minimum: int) -> list[Examined]:

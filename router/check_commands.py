@@ -58,10 +58,12 @@ def explained(file: str, settings: Settings) -> Iterator[str]:
 
 
 def told(examined: Sequence[Examined]) -> Iterator[str]:
-    """A line for each worker that answers, and one for each thing that should be changed."""
-    for worker, card, findings in examined:
+    """A line for each worker that answers, one for each thing that it cannot do, and one for each to be changed."""
+    for worker, card, findings, notes in examined:
         if card:
             yield f"{worker}: {card}{'' if findings else '; its flags fit'}"
+        for note in notes:
+            yield f"{worker}: {note}"
         for seen, change in findings:
             yield f"{worker}: {seen}; {change}"
 

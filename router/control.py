@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse
 
 from router.admin import Operations, administration
+from router.api.additions import AddedFields
 from router.api.document import with_calls
 from router.api.error_json import error_body
 from router.core.model import WorkerId
@@ -194,9 +195,17 @@ def _card(backend: Backend, told: WorkerReport, *, drained: bool) -> dict[str, A
         "healthy": backend.healthy,
         "drained": drained,
         "models": sorted(backend.models),
+        "engine": backend.fields.engine,
+        "version": backend.fields.version,
+        "not_added_fields": _names(backend.fields.missing),
+        "refused_fields": _names(backend.fields.refused),
         "breaker": told.breaker,
         "cache": told.cache,
     }
+
+
+def _names(fields: Mapping[str, AddedFields]) -> dict[str, list[str]]:
+    return {path: sorted(each.value for each in some) for path, some in fields.items()}
 
 
 def _error(error: RouterError) -> Response:

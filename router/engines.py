@@ -28,6 +28,19 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class About:
+    """How an engine was built and started. What it does not say is as by default."""
+
+    version: str | None = None
+    reorders: bool = False
+    """Whether it serves in another order than that of arrival."""
+    batch_tokens: int | None = None
+    """The most prompt tokens that it computes in one step."""
+    disaggregated: bool = False
+    """Whether it does the prefill or the decode alone, so that a call to it by itself may hang."""
+
+
+@dataclass(frozen=True, slots=True)
 class Dialect:
     """What one kind of engine calls things."""
 
@@ -36,8 +49,8 @@ class Dialect:
     """Answers 200 at once, and computes nothing, where the engine can serve."""
     load_readers: Mapping[str, Callable[[bytes], Load]]
     """Where it tells its load, best first; the next one is for engines that answer 404."""
-    arguments_path: str | None = None
-    """Where it tells in what order it serves, for `reorders`; None if it serves in order of arrival."""
+    about_path: str | None = None
+    """Where it tells its version, and with what it was started, for `read_about`."""
     cache_path: str | None = None
     """Where it tells about its prefix cache, for `read_cache`."""
     read_cache: Callable[[bytes], CacheReport] = lambda _body: CacheReport()
@@ -68,15 +81,16 @@ def recognise(body: bytes) -> Dialect:
     return next((dialect for dialect in (VLLM, SGLANG) if dialect.name in owners), GENERIC)
 
 
-def reorders(body: bytes) -> bool:
-    """Whether an engine serves in another order than that of arrival, by the answer to its `arguments_path`."""
-    return bool(read_object(body).get("schedule_policy", "fcfs") != "fcfs")
-
-
-def batch_tokens(body: bytes) -> int | None:
-    """The most prompt tokens that an engine computes in one step, by the answer to its `arguments_path`."""
-    size = read_object(body).get("chunked_prefill_size")
-    return size if type(size) is int and size > 0 else None
+def read_about(body: bytes) -> About:
+    """What an engine says of itself, by the answer to its `about_path`."""
+    told = read_object(body)
+    version, batch = told.get("version"), told.get("chunked_prefill_size")
+    return About(
+        version=version if isinstance(version, str) else None,
+        reorders=told.get("schedule_policy", "fcfs") != "fcfs",
+        batch_tokens=batch if type(batch) is int and batch > 0 else None,
+        disaggregated=told.get("disaggregation_mode") in ("prefill", "decode"),
+    )
 
 
 def _model_cards(body: bytes) -> list[dict[str, Any]]:
@@ -159,6 +173,7 @@ VLLM: Final = Dialect(
     "vllm",
     "/health",
     {"/metrics": _vllm_metrics},
+    about_path="/version",
     cache_path="/metrics",
     read_cache=_vllm_cache,
     flush_path="/reset_prefix_cache",
@@ -167,7 +182,7 @@ SGLANG: Final = Dialect(
     "sglang",
     "/ready",  # its /health generates a token and sleeps a second
     {"/v1/loads": _sglang_loads, "/metrics": _sglang_metrics},
-    arguments_path="/server_info",
+    about_path="/server_info",
     cache_path="/metrics",
     read_cache=_sglang_cache,
     flush_path="/flush_cache",

@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
+from router.accepted_fields import AcceptedFields
+from router.api.additions import AddedFields
 from router.core.health import DEFAULT_PATIENCE, Patience, PatienceRules
 from router.core.model import RequestId, WorkerId
 from router.errors import NoWorker
@@ -29,6 +31,8 @@ class Backend:
     """Of these names that are adapters, the models that they are on."""
     context_tokens: int | None = None
     """How long prompt and answer together may be; None where the engine does not tell."""
+    fields: AcceptedFields = field(default_factory=AcceptedFields)
+    """Which fields of the router's own it accepts."""
     sources: tuple[Source, ...] = ()
     """Where it publishes its KV events; none where it is to be asked."""
 
@@ -124,6 +128,16 @@ class Fleet:
     def patience(self, worker: WorkerId) -> Patience:
         """With a worker's silence, by what it has shown of itself; to be told how fast it is."""
         return self._patience[worker]
+
+    def accepted(self, worker: WorkerId, path: str) -> AddedFields:
+        """Which fields of the router's own may be added to a call to a worker."""
+        return self._backends[worker].fields[path]
+
+    def refused(self, worker: WorkerId, path: str, fields: AddedFields) -> None:
+        """A worker has refused fields that the router added: it is sent none of them any more."""
+        names = ", ".join(sorted(each.value for each in fields))
+        log.warning("worker %s refuses %s on %s, which the router adds no more", worker, names, path)
+        self._backends[worker].fields.refuse(path, fields)
 
     def forward(
         self,

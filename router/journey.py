@@ -4,6 +4,8 @@ import asyncio
 from dataclasses import dataclass
 from typing import Literal
 
+from router.accepted_fields import BAD_REQUEST
+from router.api.additions import AddedFields, named_in
 from router.api.answer import StreamReader
 from router.api.call import Call
 from router.api.continuation import Continuation, Rewriter, continuation, last_events
@@ -80,6 +82,8 @@ class Journey:
         self._reader: Reader | None = None
         self._rest: Continuation | None = None
         """What is left to ask for, where the client has a part of the answer."""
+        self._upstream: Upstream | None = None
+        """The answer of the worker that has the call."""
         self._sent = False
         self._ending: Finished | Failed | None = None
         """How it ended; None while that is open, and to the end if the client leaves first."""
@@ -183,13 +187,9 @@ class Journey:
         limit = self._request.output_limit
         first = patience.first_token if self._call.streamed else patience.whole(limit)
         silence = Silence(first, patience.between_tokens)
-        upstream = None
+        added = self._call.additions.wanted & self._fleet.accepted(dispatch.worker, path)
         try:
-            upstream = await self._fleet.forward(
-                *(dispatch.worker, path, body, self._request.id, silence),
-                method=self._call.method,
-                content_type=self._call.content_type,
-            )
+            upstream = await self._send(dispatch.worker, path, body, added, silence)
             for name in PASSED_ON:
                 if (value := upstream.headers.get(name)) is not None:
                     headers.append((name, value))
@@ -207,8 +207,35 @@ class Journey:
         except NoWorker as error:
             return Lost(Fault.CALL, False, error)
         finally:
-            if upstream is not None:
-                upstream.close()
+            self._hang_up()
+
+    async def _send(self, worker: WorkerId, path: str, body: bytes, added: AddedFields, silence: Silence) -> Upstream:
+        """Send the call with the fields that the router adds; once more without those by which it is refused.
+
+        What the second sending proves is remembered, so that no client can make a worker seem to refuse a field by
+        naming it in a bad call.
+        """
+        upstream = self._upstream = await self._fleet.forward(
+            *(worker, path, self._call.additions.put(body, added), self._request.id, silence),
+            method=self._call.method,
+            content_type=self._call.content_type,
+        )
+        if not added or upstream.status not in BAD_REQUEST:
+            return upstream
+        refused = named_in(await upstream.read_all(), added)
+        if not refused:
+            return upstream
+        self._hang_up()
+        again = await self._send(worker, path, body, added - refused, silence)
+        if again.status not in BAD_REQUEST:
+            self._fleet.refused(worker, path, refused)
+        return again
+
+    def _hang_up(self) -> None:
+        """End the call to a worker, if there is one."""
+        if self._upstream is not None:
+            self._upstream.close()
+            self._upstream = None
 
     def _is_stream(self, upstream: Upstream) -> bool:
         """Whether the answer comes in events: as was asked for or, where that tells nothing, as it says itself."""

@@ -21,14 +21,14 @@ from router.core.model import (
 )
 from router.engines import (
     MODELS_PATH,
+    About,
     Dialect,
     Load,
-    batch_tokens,
     context_tokens,
+    read_about,
     read_models,
     read_parents,
     recognise,
-    reorders,
 )
 from router.errors import WorkerBroke
 from router.fleet import Backend, Fleet
@@ -164,28 +164,32 @@ class Probe:
     async def _serves(self, client: httpx.AsyncClient, models: frozenset[str]) -> None:
         """A worker joins by its list of models once it is healthy; a new list is told like a new worker."""
         if models != self._backend.models or not self._backend.healthy:
-            reorders, batch = await self._read_arguments(client)
+            about = await self._read_about(client)
             if not self._backend.healthy:
                 log.info("worker %s is up and serves %s", self._backend.id, ", ".join(sorted(models)))
             self._backend.models, self._backend.healthy = models, True
             engine = "" if self._dialect is None else self._dialect.name
+            self._backend.fields.identify(engine, about.version)
             self._feed(
-                WorkerJoined(Worker(self._backend.id, models, reorders=reorders, engine=engine, batch_tokens=batch))
+                WorkerJoined(
+                    Worker(
+                        self._backend.id,
+                        models,
+                        reorders=about.reorders,
+                        engine=engine,
+                        batch_tokens=about.batch_tokens,
+                    )
+                )
             )
 
-    async def _read_arguments(self, client: httpx.AsyncClient) -> tuple[bool, int | None]:
-        """Whether the engine serves in another order than that of arrival, and what it computes in a step.
-
-        One that does not tell is taken to serve in order.
-        """
-        if self._dialect is None or self._dialect.arguments_path is None:
-            return False, None
+    async def _read_about(self, client: httpx.AsyncClient) -> About:
+        if self._dialect is None or self._dialect.about_path is None:
+            return About()
         try:
-            body = await self._get(client, self._dialect.arguments_path)
-            return reorders(body), batch_tokens(body)
+            return read_about(await self._get(client, self._dialect.about_path))
         except (httpx.HTTPError, WorkerBroke) as error:
             log.debug("%s: %s", self._backend.id, error)
-            return False, None
+            return About()
 
     async def _read_health(self, client: httpx.AsyncClient, *, listed: bool) -> None:
         """`listed`: whether it has just told its models."""

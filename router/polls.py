@@ -3,7 +3,7 @@
 import asyncio
 import ssl
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 import httpx
 
@@ -23,19 +23,34 @@ def polling_client() -> httpx.AsyncClient:
     return httpx.AsyncClient(timeout=ANSWER_SECONDS, limits=unlimited, trust_env=False, verify=trusted)
 
 
+class Reply(NamedTuple):
+    """An answer that was read to its end."""
+
+    response: httpx.Response
+    body: bytes
+
+
 async def ask(client: httpx.AsyncClient, url: str, headers: Mapping[str, str], *, post: bytes | None = None) -> bytes:
     """The body of the answer to a GET, or to a POST of these bytes.
 
     Raises WorkerBroke for an answer that is too long or takes too long; httpx.HTTPError for none, or another status
     than 200 to 299.
     """
+    reply = await reply_to(client, url, headers, post=post)
+    reply.response.raise_for_status()
+    return reply.body
+
+
+async def reply_to(
+    client: httpx.AsyncClient, url: str, headers: Mapping[str, str], *, post: bytes | None = None
+) -> Reply:
+    """The same for an answer of any status."""
     method, blocks, size = "GET" if post is None else "POST", [], 0
     try:
         async with (
             asyncio.timeout(ANSWER_SECONDS),
             client.stream(method, url, headers=headers, content=post) as response,
         ):
-            response.raise_for_status()
             async for block in response.aiter_bytes():
                 blocks.append(block)
                 size += len(block)
@@ -43,4 +58,4 @@ async def ask(client: httpx.AsyncClient, url: str, headers: Mapping[str, str], *
                     raise WorkerBroke(f"{response.url.path} is longer than {MOST_BYTES} bytes.")
     except TimeoutError:
         raise WorkerBroke(f"{url} did not answer in full within {ANSWER_SECONDS:g} s.") from None
-    return b"".join(blocks)
+    return Reply(response, b"".join(blocks))

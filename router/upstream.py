@@ -247,6 +247,7 @@ class Upstream:
         self.read = connection.read
         self._connection = connection
         self._release = release
+        self._whole: bytes | None = None
 
     @property
     def read_up(self) -> bool:
@@ -254,11 +255,13 @@ class Upstream:
         return self._connection.read_up
 
     async def read_all(self) -> bytes:
-        """The rest of the answer. Raises WorkerBroke if it breaks off."""
-        blocks = []
-        while block := await self.read():
-            blocks.append(block)
-        return b"".join(blocks)
+        """The rest of the answer, the same each time. Raises WorkerBroke if it breaks off."""
+        if self._whole is None:
+            blocks = []
+            while block := await self.read():
+                blocks.append(block)
+            self._whole = b"".join(blocks)
+        return self._whole
 
     def started(self) -> None:
         """The first token is here: from now on the silence between tokens counts."""

@@ -169,6 +169,7 @@ class ScriptedEngine:
         self.serve(*models)
         self.polled["/health"] = (200, b"")
         self.polled["/metrics"] = (200, VLLM_METRICS)
+        self.polled["/version"] = (200, b'{"version":"0.32.0"}')
         self.polled["/kv_event_sources"] = (200, b"{}")
         self.host = host
         self.port = port

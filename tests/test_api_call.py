@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.api import FAMILIES
-from router.api.call import Head
+from router.api.additions import EVERYTHING, NOTHING, AddedFields, Addition, named_in
+from router.api.call import Call, Head
 from router.api.chat import PATH as CHAT
 from router.api.chat import parse_chat
 from router.api.completions import PATH as COMPLETIONS
@@ -27,6 +28,11 @@ def chat(**fields: Any) -> bytes:
 
 def completion(**fields: Any) -> bytes:
     return orjson.dumps({"model": "m", "prompt": "Hello", **fields})
+
+
+def sent(call: Call, accepted: AddedFields = EVERYTHING) -> bytes:
+    """What a worker is sent that accepts these fields of the router's own."""
+    return call.additions.put(call.body, call.additions.wanted & accepted)
 
 
 def test_endpoints_parse_their_own_path() -> None:
@@ -213,7 +219,7 @@ def test_streamed_call_asks_for_usage(path: str, options: Any, wanted: tuple[boo
     call = FAMILIES[path].parse(Head(path), orjson.dumps(fields), HASHER)
     assert (call.usage_wanted, call.continuous_wanted) == wanted
     kept = options if isinstance(options, dict) else {}
-    assert orjson.loads(call.body) == {**fields, "stream_options": {**kept, **BOTH}}
+    assert orjson.loads(sent(call)) == {**fields, "stream_options": {**kept, **BOTH}}
 
 
 def test_bytes_around_the_usage_request_stay() -> None:
@@ -221,15 +227,45 @@ def test_bytes_around_the_usage_request_stay() -> None:
     start = b' {"model" : "m", "seed": 123456789012345678901234567890, "t": 1.10e0,\n "stream": true, '
     end = b'"messages": [{"role": "user", "content": "\\u0041 \\"stream_options\\": 1"}]}\n'
     asked = b'"stream_options":{"include_usage":true,"continuous_usage_stats":true}'
-    assert parse_chat(start + end, HASHER).body == start.replace(b"{", b"{" + asked + b",", 1) + end
+    assert sent(parse_chat(start + end, HASHER)) == start.replace(b"{", b"{" + asked + b",", 1) + end
     for given_ in (b'"stream_options" : null, ', b'"\\u0073tream_options": {"include_usage": true}, '):
-        assert parse_chat(start + given_ + end, HASHER).body == start + asked + b", " + end
+        assert sent(parse_chat(start + given_ + end, HASHER)) == start + asked + b", " + end
 
 
 def test_body_that_asks_for_all_usage_is_unchanged() -> None:
     """A client that asked for both kinds gets its own bytes forwarded."""
     body = chat(stream=True, stream_options=BOTH)
-    assert parse_chat(body, HASHER).body is body
+    assert sent(parse_chat(body, HASHER)) is body
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("own", [{}, {"stream_options": None}, {"stream_options": {"other": 7}}])
+@given(accepted=st.frozensets(st.sampled_from(Addition)))
+def test_a_worker_is_sent_the_fields_that_it_accepts(path: str, own: dict[str, Any], accepted: AddedFields) -> None:
+    """Each accepted field is set, no other one is there, and what the client wrote stays."""
+    fields = {"model": "m", "messages": [HELLO], "prompt": "x", "stream": True, **own}
+    body = orjson.loads(sent(FAMILIES[path].parse(Head(path), orjson.dumps(fields), HASHER, ids=True), accepted))
+    options = body.pop("stream_options", None) or {}
+    told = {f"stream_options.{name}": value for name, value in options.items() if name != "other"}
+    told |= {"return_token_ids": body.pop("return_token_ids")} if "return_token_ids" in body else {}
+    assert told == {field.value: True for field in accepted}
+    assert options.get("other") == (own.get("stream_options") or {}).get("other")
+    assert {**body, **own} == {**fields, **own}
+
+
+@pytest.mark.parametrize(
+    ("refusal", "named"),
+    [
+        (b"return_token_ids is not supported with streaming on /v1/chat/completions.", {Addition.TOKEN_IDS}),
+        (b'{"error":{"param":"stream_options.continuous_usage_stats"}}', {Addition.CHUNK_USAGE}),
+        (b"Unrecognized request argument supplied: stream_options", {Addition.USAGE, Addition.CHUNK_USAGE}),
+        (b"temperature must be at most 2", set()),
+    ],
+)
+def test_a_refusal_names_the_fields_that_were_added(refusal: bytes, named: set[Addition]) -> None:
+    """By their own names, or by that of the object around them; and never a field that was not added."""
+    assert named_in(refusal, EVERYTHING) == named
+    assert named_in(refusal, NOTHING) == NOTHING
 
 
 @pytest.mark.parametrize("fields", [{"echo": True}, {"continue_final_message": True}])

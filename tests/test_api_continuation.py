@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from router.api.additions import Addition
 from router.api.answer import StreamReader
 from router.api.call import Call, Way
 from router.api.chat import parse_chat
@@ -75,7 +76,7 @@ def test_which_chats_can_be_gone_on_with(fields: dict[str, Any], way: Way) -> No
     """Ids are asked for only where they would be used."""
     call = chat(**fields)
     assert call.way is way
-    assert (b"return_token_ids" in call.body) == call.ids_asked == (way is Way.IDS)
+    assert (Addition.TOKEN_IDS in call.additions.wanted) == call.hides_ids == (way is Way.IDS)
 
 
 @pytest.mark.parametrize("fields", [{"prompt": ["a", "b"]}, {"best_of": 2}, {"suffix": "x"}, {"logprobs": 1}])
@@ -94,7 +95,7 @@ def test_ids_that_the_client_wants_stay() -> None:
         for number in (5, 6)
     )
     assert [json.loads(each[6:])["choices"][0]["token_ids"] for each in shown.split(b"\n\n")[:-1]] == [[5], [6]]
-    assert not call.ids_asked
+    assert not call.hides_ids
 
 
 def test_a_record_is_bounded() -> None:
@@ -142,7 +143,7 @@ def test_limits_are_less_what_came() -> None:
     assert rest is not None
     body = json.loads(rest.body(None) or b"")
     assert (body["prompt"], body["max_tokens"], body["min_tokens"]) == ([1, 2, 7, 8, 9], 6, 0)
-    assert (body["temperature"], body["stream"], body["stream_options"]["include_usage"]) == (0.5, True, True)
+    assert (body["temperature"], body["stream"]) == (0.5, True)
     assert not body.keys() & {"messages", "max_completion_tokens", "tools"}
 
 

@@ -34,7 +34,7 @@ ARROWS: Final[dict[str, tuple[str, ...]]] = {
         *("router.api", "router.identity", "router.limits", "router.errors", "router.core"),
     ),
     "router.journey": (
-        *("router.exchange", "router.conductor", "router.fleet", "router.upstream"),
+        *("router.exchange", "router.conductor", "router.fleet", "router.upstream", "router.accepted_fields"),
         *("router.api", "router.errors", "router.core"),
     ),
     "router.front": (
@@ -66,7 +66,11 @@ ARROWS: Final[dict[str, tuple[str, ...]]] = {
     "router.admission_metrics": (),
     "router.state": ("router.atomic_file", "router.background", "router.by_name", "router.errors", "router.core"),
     "router.conductor": ("router.errors", "router.core"),
-    "router.fleet": ("router.upstream", "router.event_sources", "router.errors", "router.core"),
+    "router.accepted_fields": ("router.api",),
+    "router.fleet": (
+        *("router.upstream", "router.event_sources", "router.accepted_fields", "router.api"),
+        *("router.errors", "router.core"),
+    ),
     "router.upstream": ("router.errors",),
     "router.monitor": ("router.polls", "router.fleet", "router.engines", "router.errors", "router.core"),
     "router.exact_map": (
@@ -106,7 +110,8 @@ ARROWS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "router.history": ("router.report", "router.background", "router.core"),
     "router.check": (
-        *("router.fit", "router.engines", "router.polls", "router.fleet", "router.errors", "router.core"),
+        *("router.fit", "router.engines", "router.polls", "router.fleet", "router.accepted_fields", "router.api"),
+        *("router.errors", "router.core"),
     ),
     "router.fit": ("router.engines", "router.errors"),
     "router.check_commands": (

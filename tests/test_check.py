@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -57,7 +58,7 @@ async def test_a_worker_started_as_it_should_be_fits(dialect: str) -> None:
     with worker(dialect=dialect, block_size=16, kv_tokens=4096) as url:
         told = await examined(url)
     assert told.findings == []
-    assert told.card.startswith(f"{dialect} serves tiny, its cache holds 4")
+    assert re.match(rf"{dialect} [\d.]+ serves tiny, its cache holds 4", told.card)
     assert told.card.endswith("in blocks of 16")
 
 
@@ -75,6 +76,41 @@ async def test_an_emulated_worker_that_does_not_fit_is_found(flags: dict[str, ob
     with worker(**flags) as url:
         (change,) = await changes(url, generate=False)
     assert flag in change
+
+
+async def test_a_field_that_is_refused_is_told_with_what_it_means() -> None:
+    """By the engine's version, or as the worker says when it is tried; neither is something to change."""
+    with worker(dialect="sglang", block_size=16, kv_tokens=4096) as url:
+        told = await examined(url)
+    assert told.findings == []
+    (note,) = told.notes
+    assert note.startswith("does not accept return_token_ids on /v1/chat/completions")
+    async with scripted_engine() as engine:
+
+        async def refuse() -> None:
+            while True:
+                call = await engine.call()
+                assert call.json["max_tokens"] == 1
+                refused = "continuous_usage_stats" in call.body.decode()
+                await call.respond(*((422, b"continuous_usage_stats?") if refused else (200, b"data: [DONE]\n\n")))
+
+        task = asyncio.create_task(refuse())
+        notes = (await examined(engine.url)).notes
+        task.cancel()
+    paths = ("/v1/chat/completions", "/v1/completions")
+    assert [note.partition(",")[0] for note in notes] == [
+        f"refuses stream_options.continuous_usage_stats on {path}" for path in paths
+    ]
+
+
+async def test_half_of_a_disaggregated_pair_is_sent_nothing() -> None:
+    """A prefill or decode worker may never answer a call of its own."""
+    async with scripted_engine() as engine:
+        engine.polled["/v1/models"] = (200, json.dumps(SGLANG).encode())
+        engine.polled["/metrics"] = (200, SGLANG_METRICS)
+        engine.polled["/server_info"] = (200, json.dumps(FITTING | {"disaggregation_mode": "prefill"}).encode())
+        assert (await examined(engine.url)).findings == []
+        assert engine.calls.empty()
 
 
 async def test_answers_that_do_not_tell_what_was_cached_are_found() -> None:

@@ -7,11 +7,10 @@ from router.engines import (
     VLLM,
     Dialect,
     Load,
-    batch_tokens,
+    read_about,
     read_models,
     read_parents,
     recognise,
-    reorders,
 )
 from router.errors import WorkerBroke
 
@@ -142,10 +141,22 @@ def test_sglang_is_asked_in_the_cheap_way() -> None:
 @pytest.mark.parametrize("policy", ["lpm", "dfs-weight", "hrrn"])
 def test_an_engine_that_reorders_is_recognised(policy: str) -> None:
     """Anything but the order of arrival works against the router's own."""
-    assert reorders(b'{"schedule_policy":"%s"}' % policy.encode())
-    assert not reorders(b'{"schedule_policy":"fcfs"}')
+    assert read_about(b'{"schedule_policy":"%s"}' % policy.encode()).reorders
+    assert not read_about(b'{"schedule_policy":"fcfs"}').reorders
     with pytest.raises(WorkerBroke):
-        reorders(b"[]")
+        read_about(b"[]")
+
+
+@pytest.mark.parametrize(("told", "version"), [(b'"0.5.23"', "0.5.23"), (b"5", None), (b"null", None)])
+def test_the_version_is_read_where_there_is_one(told: bytes, version: str | None) -> None:
+    """As text; anything else is none."""
+    assert read_about(b'{"version": ' + told + b"}").version == version
+
+
+@pytest.mark.parametrize(("mode", "half"), [(b'"prefill"', True), (b'"decode"', True), (b'"null"', False)])
+def test_half_of_a_disaggregated_pair_is_recognised(mode: bytes, half: bool) -> None:
+    """SGLang calls a worker that does both "null"."""
+    assert read_about(b'{"disaggregation_mode": ' + mode + b"}").disaggregated is half
 
 
 VLLM_CACHE = b"""\
@@ -201,7 +212,7 @@ def test_a_count_that_is_none_is_refused(value: bytes) -> None:
 )
 def test_the_size_of_a_batch_is_read_where_there_is_one(size: bytes, tokens: int | None) -> None:
     """SGLang's -1 means that it has no limit."""
-    assert batch_tokens(b'{"chunked_prefill_size": ' + size + b"}") == tokens
+    assert read_about(b'{"chunked_prefill_size": ' + size + b"}").batch_tokens == tokens
 
 
 @pytest.mark.parametrize("size", ["9" * 5000, "²", "-1", "1.5", ""])

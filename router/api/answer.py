@@ -1,6 +1,6 @@
 """Reading an engine's answer on its way to the client.
 
-Usage is asked for in every chunk (`call.usage_request`); the client sees as much of it as it asked for itself
+Usage is asked for in every chunk (`additions`); the client sees as much of it as it asked for itself
 (`splice`), and the router learns from it what to charge.
 """
 
@@ -53,7 +53,7 @@ class StreamReader:
         """The first chunk, or its JSON."""
         plain = not (call.continuous_wanted or call.ids_wanted)
         may_be_common = self._expected == 1 and plain and self._choices.chat
-        self._common = CommonChunks(call.ids_asked) if may_be_common else None
+        self._common = CommonChunks(call.hides_ids) if may_be_common else None
         """Where chunks may have the common form, they are read without their JSON."""
         self._unread: list[dict[str, Any] | Run] = []
         """Chunks that were passed on and not looked at yet."""

@@ -4,7 +4,8 @@ from typing import Any, Final
 
 from router.api import fields as read
 from router.api import render
-from router.api.call import Call, Way, asking, usage_request
+from router.api.additions import additions, usage_wish
+from router.api.call import Call, Way
 from router.api.fields import Fields
 from router.api.ways import way_of
 from router.core.prompt_key import PromptHasher
@@ -25,24 +26,23 @@ def parse_chat(body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:
     limit = _output_limit(fields)
     user = read.text(fields, "user")
     streamed = read.flag(fields, "stream")
-    usage = usage_request(fields, streamed)
+    usage = usage_wish(fields)
     way = way_of(fields, streamed=streamed, answers=choices)
     ids_wanted = read.flag(fields, "return_token_ids")
-    ids_asked = ids and way is Way.IDS and not ids_wanted
     prompt = hasher.prompt(render.head("chat", model, fields) + render.messages(messages))
     return Call(
         path=PATH,
-        body=asking(body, fields, usage, ids=ids_asked),
+        body=body,
         model=model,
         streamed=streamed,
         prompts=(prompt,),
         output_limit=None if limit is None else limit * choices,
         user=user,
         usage_wanted=usage.final,
-        continuous_wanted=usage.continuous,
+        continuous_wanted=usage.in_chunks,
         choices=choices,
         way=way,
-        ids_asked=ids_asked,
+        additions=additions(fields, usage, streamed=streamed, ids=ids and way is Way.IDS and not ids_wanted),
         ids_wanted=ids_wanted,
         # These make the answer repeat or go on with the last message instead of adding one.
         extendable=not (fields.get("echo") or fields.get("continue_final_message")),

@@ -4,7 +4,8 @@ from typing import Final
 
 from router.api import fields as read
 from router.api import render
-from router.api.call import Call, Way, asking, usage_request
+from router.api.additions import additions, usage_wish
+from router.api.call import Call, Way
 from router.api.texts import prompts_of
 from router.api.ways import way_of
 from router.core.prompt_key import PromptHasher
@@ -25,24 +26,23 @@ def parse_completion(body: bytes, hasher: PromptHasher, *, ids: bool = False) ->
     limit = read.count(fields, "max_tokens") if "max_tokens" in fields else DEFAULT_MAX_TOKENS
     user = read.text(fields, "user")
     streamed = read.flag(fields, "stream")
-    usage = usage_request(fields, streamed)
+    usage = usage_wish(fields)
     prompts = prompts_of(fields.get("prompt"), "prompt", lambda kind: render.head(kind, model, fields), hasher)
     way = way_of(fields, streamed=streamed, answers=choices * len(prompts))
     ids_wanted = read.flag(fields, "return_token_ids")
-    ids_asked = ids and way is Way.IDS and not ids_wanted
     return Call(
         path=PATH,
-        body=asking(body, fields, usage, ids=ids_asked),
+        body=body,
         model=model,
         streamed=streamed,
         prompts=prompts,
         output_limit=None if limit is None else limit * choices * len(prompts),
         user=user,
         usage_wanted=usage.final,
-        continuous_wanted=usage.continuous,
+        continuous_wanted=usage.in_chunks,
         choices=choices,
         way=way,
-        ids_asked=ids_asked,
+        additions=additions(fields, usage, streamed=streamed, ids=ids and way is Way.IDS and not ids_wanted),
         ids_wanted=ids_wanted,
         # The answer comes as text: after token ids, or with the prompt before or a suffix behind it, it has no place.
         extendable=prompts[0].key.tokens is None and not (fields.get("echo") or fields.get("suffix")),

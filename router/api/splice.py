@@ -33,7 +33,7 @@ class UsageSplice:
     def __init__(self, call: Call) -> None:
         self._keep_final = call.usage_wanted
         self._keep_chunks = call.continuous_wanted
-        self._hide_ids = call.ids_asked
+        self._hide_ids = call.hides_ids
         self._keep_usage = call.usage_wanted and call.continuous_wanted
         """The client asked for all of it: none is ever taken out."""
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 import orjson
 
 from router.api import FAMILIES
+from router.api.additions import Addition
 from router.api.call import Call, Head
 from router.api.json_span import cut_member, insert_members, member_span, replace_member
 from router.api.other import parse_other
@@ -100,13 +101,16 @@ def read_body(data: bytes, random: Random) -> bool:
         call = FAMILIES[path].parse(Head(path), data, HASHER, ids=random.random() < 0.5)
     except BadRequest:
         return False
-    fields, sent = orjson.loads(data), orjson.loads(call.body)
-    if not call.streamed:
-        assert call.body is data
+    assert call.body is data
+    added = frozenset(each for each in call.additions.wanted if random.random() < 0.8)
+    body = call.additions.put(data, added)
+    assert (body is data) == (not added)
+    fields, sent = orjson.loads(data), orjson.loads(body)
+    for each in added:
+        assert value_at(sent, each) is True
     for name in ("stream_options", "return_token_ids"):
         fields.pop(name, None)
-        asked = sent.pop(name, None)
-        assert asked is not None or not call.streamed or name == "return_token_ids"
+        sent.pop(name, None)
     assert alike(sent, fields)
     assert call.prompts
     assert all(prompt.key.size for prompt in call.prompts)
@@ -114,6 +118,14 @@ def read_body(data: bytes, random: Random) -> bool:
     assert IDENTIFIER.identify({}, call.user, "127.0.0.1").client.isprintable()
     _ask_for_tokens(call)
     return True
+
+
+def value_at(fields: Mapping[str, Any], field: Addition) -> object:
+    """What a body says of a field that the router adds."""
+    value: Any = fields
+    for name in field.value.split("."):
+        value = value[name]
+    return value
 
 
 def _ask_for_tokens(call: Call) -> None:

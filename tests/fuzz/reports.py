@@ -9,7 +9,7 @@ import msgpack
 from router.core.block_key import BlockHasher
 from router.core.block_names import BlockNames, TooManyBlocks
 from router.core.kv_events import read_batch
-from router.engines import SGLANG, VLLM, batch_tokens, context_tokens, read_models, recognise, reorders
+from router.engines import SGLANG, VLLM, context_tokens, read_about, read_models, recognise
 from router.errors import WorkerBroke
 from router.event_sources import READERS as SOURCES
 
@@ -80,7 +80,7 @@ ADDRESSES: Final = (
     "http://x:1",
 )
 READERS: Final[tuple[Callable[[bytes], object], ...]] = (
-    *(read_models, context_tokens, recognise, reorders, batch_tokens, VLLM.read_cache, SGLANG.read_cache),
+    *(read_models, context_tokens, recognise, read_about, VLLM.read_cache, SGLANG.read_cache),
     *VLLM.load_readers.values(),
     *SGLANG.load_readers.values(),
     *(lambda body, read=read: read(body, "host") for read in SOURCES.values()),
