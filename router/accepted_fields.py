@@ -11,6 +11,8 @@ from typing import Final
 from router.api.additions import EVERYTHING, NOTHING, AddedFields, Addition
 from router.api.chat import PATH as CHAT
 from router.api.completions import PATH as COMPLETIONS
+from router.api.messages import PATH as MESSAGES
+from router.api.responses import PATH as RESPONSES
 
 BAD_REQUEST: Final = frozenset({400, 422})
 """By these an engine refuses what stands in a body."""
@@ -32,6 +34,20 @@ SINCE: Final[Mapping[str, Mapping[str, Mapping[Addition, Version]]]] = {
     "generic": {CHAT: {Addition.USAGE: ()}, COMPLETIONS: {Addition.USAGE: ()}},
 }
 """By engine and path: the first version that accepts a field."""
+
+
+SALTED_SINCE: Final[Mapping[str, Mapping[str, Version | None]]] = {
+    "vllm": {CHAT: (0, 9, 0), COMPLETIONS: (0, 10, 0), RESPONSES: (0, 10, 0), MESSAGES: (0, 32, 0)},
+    "sglang": {CHAT: (0, 5, 3), COMPLETIONS: (0, 5, 3), RESPONSES: (0, 5, 3), MESSAGES: None},
+}
+"""By engine and path: the first version that keeps prefixes apart by `cache_salt`; None where no version does."""
+
+
+def shares_prefixes(engine: str, version: str | None) -> list[str]:
+    """The paths on which an engine passes over `cache_salt`, so that clients find each other's prefixes there."""
+    known = parse_version(version)
+    since = SALTED_SINCE.get(engine, dict.fromkeys((CHAT, COMPLETIONS, RESPONSES, MESSAGES)))
+    return [path for path, first in since.items() if first is None or (known is not None and known < first)]
 
 
 def parse_version(told: str | None) -> Version | None:

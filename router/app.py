@@ -39,6 +39,7 @@ from router.exact_map import ExactMap, exact_map
 from router.exchange import Intake
 from router.explain import Explanation, Explanations
 from router.exposition import exposition
+from router.fit import Wanted
 from router.fleet import Fleet
 from router.gateway import Gateway, Isolation
 from router.history import FairnessHistory
@@ -266,7 +267,7 @@ def _workers(settings: Settings, fleet: Fleet, conductor: Conductor, resolve: Re
     monitor = Monitor(fleet, drain.feed, settings.poll_interval)
     runs = conductor.scheduler.cluster.__contains__
     roster = Roster(fleet, monitor, drain, runs, lambda worker: backend_of(worker, settings))
-    advice = Advice(fleet, settings.min_match_tokens)
+    advice = Advice(fleet, Wanted(settings.min_match_tokens, settings.isolate != "none"))
     return Workers(monitor, drain, roster, _discovery(settings, roster, resolve), advice)
 
 

@@ -16,7 +16,7 @@ from router.core.commands import Command
 from router.core.model import Event, WorkerId, WorkerJoined
 from router.engines import MODELS_PATH, About, read_about, read_models, recognise
 from router.errors import WorkerBroke
-from router.fit import Answers, Finding, facts, findings
+from router.fit import Answers, Finding, Wanted, facts, findings
 from router.fleet import Backend, Fleet
 from router.polls import ask, polling_client, reply_to
 
@@ -48,8 +48,8 @@ class Examined(NamedTuple):
     """What it cannot do, and what the router does instead; no flag changes that."""
 
 
-async def examine(backend: Backend, client: httpx.AsyncClient, match_minimum: int, *, generate: bool) -> Examined:
-    """Ask a worker about itself. `match_minimum`: see `findings`.
+async def examine(backend: Backend, client: httpx.AsyncClient, wanted: Wanted, *, generate: bool) -> Examined:
+    """Ask a worker about itself.
 
     `generate`: also have it answer a prompt, twice, by one token each, to see what its usage tells. That is a load on
     it, if a small one, and leaves some hundred tokens in its cache.
@@ -78,7 +78,7 @@ async def examine(backend: Backend, client: httpx.AsyncClient, match_minimum: in
         told.append(f"its cache holds {sizes.kv_tokens} tokens")
     if sizes.block_tokens is not None:
         told.append(f"in blocks of {sizes.block_tokens}")
-    return Examined(backend.id, ", ".join(told), findings(answers, match_minimum), [*_notes(fields)])
+    return Examined(backend.id, ", ".join(told), findings(answers, wanted), [*_notes(fields)])
 
 
 def _unanswered(backend: Backend, error: Exception) -> Finding:
@@ -138,11 +138,11 @@ def _notes(fields: AcceptedFields) -> Iterator[str]:
             yield f"{verb} {field.value} on {path}, which is not added there: {WITHOUT[field]}"
 
 
-async def examine_all(backends: Sequence[Backend], match_minimum: int) -> list[Examined]:
+async def examine_all(backends: Sequence[Backend], wanted: Wanted) -> list[Examined]:
     """All of them at once, each with a prompt."""
     client = polling_client()
     try:
-        asked = [examine(backend, client, match_minimum, generate=True) for backend in backends]
+        asked = [examine(backend, client, wanted, generate=True) for backend in backends]
         return list(await asyncio.gather(*asked))
     finally:
         await client.aclose()
@@ -156,10 +156,9 @@ class Advice:
 
     hears: ClassVar[Collection[type[Event]]] = (WorkerJoined,)
 
-    def __init__(self, fleet: Fleet, match_minimum: int) -> None:
-        """`match_minimum`: see `findings`."""
+    def __init__(self, fleet: Fleet, wanted: Wanted) -> None:
         self._fleet = fleet
-        self._match_minimum = match_minimum
+        self._wanted = wanted
         self._told: dict[WorkerId, Sequence[Finding]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -184,7 +183,7 @@ class Advice:
 
     async def _advise(self, backend: Backend) -> None:
         """Warn of what is other than the last time."""
-        examined = await examine(backend, self._client, self._match_minimum, generate=False)
+        examined = await examine(backend, self._client, self._wanted, generate=False)
         if not examined.card or examined.findings == self._told.get(backend.id, []):
             return
         self._told = {known.id: told for known in self._fleet.backends if (told := self._told.get(known.id))}

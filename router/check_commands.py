@@ -9,7 +9,7 @@ from router.check import Examined, examine_all
 from router.commented import commented, given
 from router.discovery import DnsSource, read_workers, resolve
 from router.errors import ConfigError
-from router.fit import Finding
+from router.fit import Finding, Wanted
 from router.roster import backend_of
 from router.settings import Settings, WorkerAddress
 from router.sources import ABOUT, add_flags, load
@@ -42,7 +42,7 @@ def _check(file: str) -> int:
     for finding in findings:
         print(f"{finding.seen}; {finding.change}")
     backends = [backend_of(worker, settings) for worker in workers]
-    examined = asyncio.run(examine_all(backends, settings.min_match_tokens))
+    examined = asyncio.run(examine_all(backends, Wanted(settings.min_match_tokens, settings.isolate != "none")))
     for line in told(examined):
         print(line)
     return 1 if findings or any(worker.findings for worker in examined) else 0

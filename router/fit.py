@@ -9,7 +9,8 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from router.engines import SGLANG, VLLM, Dialect
+from router.accepted_fields import shares_prefixes
+from router.engines import SGLANG, VLLM, Dialect, read_about
 from router.errors import WorkerBroke
 
 WHOLE_BLOCKS: Final = 16
@@ -25,6 +26,15 @@ class Finding(NamedTuple):
     """What to do about it, with the exact flag."""
 
 
+class Wanted(NamedTuple):
+    """What the router's settings want of its workers."""
+
+    match_minimum: int
+    """Tokens of a common prefix that the router takes for a match."""
+    isolated: bool = False
+    """Whether clients' prefixes are to be kept apart."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answers:
     """What one worker says of itself."""
@@ -32,8 +42,8 @@ class Answers:
     dialect: Dialect
     metrics: bytes | None
     """None where there are none."""
-    arguments: bytes | None = None
-    """Of an engine that tells with what it was started."""
+    about: bytes | None = None
+    """How it was built and started."""
     usage: object = None
     """Of a prompt that was sent before, as the engine puts it; None where that was not asked."""
 
@@ -58,16 +68,16 @@ def facts(answers: Answers) -> Facts:
         return Facts(None, None)
 
 
-def findings(answers: Answers, match_minimum: int) -> list[Finding]:
-    """What does not fit; `match_minimum`: tokens of a common prefix that the router takes for a match."""
+def findings(answers: Answers, wanted: Wanted) -> list[Finding]:
+    """What does not fit."""
     match answers.dialect:
         case dialect if dialect is VLLM:
             found = _vllm(answers)
         case dialect if dialect is SGLANG:
             found = _sglang(answers)
         case _:
-            return [_NEITHER]
-    return [*found, *_blocks(answers, match_minimum)]
+            found = [_NEITHER]
+    return [*found, *_blocks(answers, wanted.match_minimum), *(_shared(answers) if wanted.isolated else ())]
 
 
 _NEITHER: Final = Finding(
@@ -93,7 +103,7 @@ def _sglang(answers: Answers) -> list[Finding]:
     found = []
     if not _tells_load(answers):
         found.append(Finding("tells no metrics, so not what it evicts", "start it with --enable-metrics"))
-    told = _object(answers.arguments)
+    told = _object(answers.about)
     if told is None:
         found.append(Finding("does not tell with what it was started", "let the router read its /server_info"))
         told = {}
@@ -126,6 +136,21 @@ def _blocks(answers: Answers, match_minimum: int) -> list[Finding]:
             f"finds prefixes only in whole blocks of {size} tokens, where {match_minimum} count as a match",
             f"start it with {flag} {WHOLE_BLOCKS}, or set min_match_tokens to {size}",
         )
+    ]
+
+
+def _shared(answers: Answers) -> list[Finding]:
+    """Paths on which the engine does not keep prefixes apart."""
+    try:
+        version = None if answers.about is None else read_about(answers.about).version
+    except WorkerBroke:
+        version = None
+    return [
+        Finding(
+            f"passes over cache_salt on {path}, so clients find each other's prefixes there in spite of --isolate",
+            f"start a version that keeps them apart, or let nobody reach {path}",
+        )
+        for path in shares_prefixes(answers.dialect.name, version)
     ]
 
 

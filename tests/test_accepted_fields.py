@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.accepted_fields import SINCE, AcceptedFields, parse_version
+from router.accepted_fields import SINCE, AcceptedFields, parse_version, shares_prefixes
 from router.api.additions import EVERYTHING, NOTHING, Addition
 from router.api.chat import PATH as CHAT
 from router.api.completions import PATH as COMPLETIONS
@@ -70,3 +70,11 @@ def test_a_refusal_is_remembered_for_its_path_and_version() -> None:
         assert fields[CHAT] == EVERYTHING
         assert not fields.refused
         fields.refuse(CHAT, frozenset({Addition.CHUNK_USAGE}))
+
+
+def test_where_an_engine_does_not_keep_prefixes_apart() -> None:
+    """Where no version does, where this one is too old, and everywhere at an engine that nobody knows."""
+    assert shares_prefixes("vllm", "0.32.0") == []
+    assert shares_prefixes("vllm", "0.9.2") == [COMPLETIONS, "/v1/responses", "/v1/messages"]
+    assert shares_prefixes("sglang", None) == ["/v1/messages"]
+    assert shares_prefixes("generic", None) == [CHAT, COMPLETIONS, "/v1/responses", "/v1/messages"]

@@ -113,7 +113,7 @@ ARROWS: Final[dict[str, tuple[str, ...]]] = {
         *("router.fit", "router.engines", "router.polls", "router.fleet", "router.accepted_fields", "router.api"),
         *("router.errors", "router.core"),
     ),
-    "router.fit": ("router.engines", "router.errors"),
+    "router.fit": ("router.engines", "router.accepted_fields", "router.errors"),
     "router.check_commands": (
         *("router.check", "router.fit", "router.commented", "router.discovery", "router.roster", "router.settings"),
         *("router.sources", "router.errors"),
@@ -143,7 +143,7 @@ NO_CONCRETE_POLICY: Final = ("router.core.scheduler", "router.core.dispatched", 
 
 PURE: Final = (
     *("router.core", "router.api", "router.sse", "router.engines", "router.event_sources", "router.identity"),
-    *("router.limits", "router.fit", "router.worker_json"),
+    *("router.limits", "router.fit", "router.worker_json", "router.accepted_fields"),
 )
 IMPURE: Final = (
     *("aiohttp", "fastapi", "httpx", "starlette", "uvicorn", "uvloop", "yaml", "zmq"),

@@ -15,6 +15,7 @@ from workers_http import worker
 from router.__main__ import main
 from router.check import Examined, examine
 from router.core.model import WorkerId
+from router.fit import Wanted
 from router.fleet import Backend
 from router.polls import polling_client
 
@@ -39,10 +40,10 @@ async def answering(details: object = None) -> AsyncIterator[ScriptedEngine]:
         task.cancel()
 
 
-async def examined(url: str, *, generate: bool = True) -> Examined:
+async def examined(url: str, *, generate: bool = True, isolated: bool = False) -> Examined:
     client = polling_client()
     try:
-        return await examine(Backend(WorkerId("w"), url), client, 64, generate=generate)
+        return await examine(Backend(WorkerId("w"), url), client, Wanted(64, isolated), generate=generate)
     finally:
         await client.aclose()
 
@@ -101,6 +102,15 @@ async def test_a_field_that_is_refused_is_told_with_what_it_means() -> None:
     assert [note.partition(",")[0] for note in notes] == [
         f"refuses stream_options.continuous_usage_stats on {path}" for path in paths
     ]
+
+
+@pytest.mark.parametrize(("dialect", "paths"), [("vllm", []), ("sglang", ["/v1/messages"])])
+async def test_paths_on_which_prefixes_are_not_kept_apart_are_found(dialect: str, paths: list[str]) -> None:
+    """Where the operator wants them apart; else there is nothing to say."""
+    with worker(dialect=dialect, block_size=16, kv_tokens=4096) as url:
+        found = (await examined(url, isolated=True)).findings
+        assert (await examined(url)).findings == []
+    assert [finding.seen.split(",")[0] for finding in found] == [f"passes over cache_salt on {path}" for path in paths]
 
 
 async def test_half_of_a_disaggregated_pair_is_sent_nothing() -> None:
