@@ -2,7 +2,7 @@
 
 Whoever has a key of the book goes by its name there. The id of anybody else begins with its source (`key-`, `header-`,
 `user-`, `address-`), so that nobody can pose as another by choosing a name; the book has no name that begins like that.
-A key shows only as the start of its SHA-256.
+A key shows only as the first 128 bits of its SHA-256: enough that nobody finds a second key with the same id.
 
 Keys are known by their SHA-256, found in one step of a dict. No slower hash is needed: a key is 256 random bits, which
 nobody guesses, however fast a guess can be tried; and what a look-up's time tells is a part of a hash, which opens
@@ -21,6 +21,8 @@ from router.core.model import ClientId, GroupId
 from router.errors import ConfigError, InvalidKey
 
 ID_LENGTH: Final = 64
+DIGEST_LENGTH: Final = 32
+"""Hexadecimal digits of the digest in an id: 128 bits, so that nobody finds a second name with the same one."""
 ANONYMOUS: Final = ClientId("anonymous")
 """Whoever no source names; it has no prefix, so no name can be made to equal it."""
 KEY_PREFIX: Final = b"sk-"
@@ -240,7 +242,7 @@ def _stranger(client: ClientId, rules: Anonymous) -> Identity:
 
 @lru_cache(maxsize=4096)
 def _key_id(key: bytes) -> ClientId:
-    return ClientId(f"key-{sha256(key).hexdigest()[:12]}")
+    return ClientId(f"key-{sha256(key).hexdigest()[:DIGEST_LENGTH]}")
 
 
 @lru_cache(maxsize=4096)
@@ -249,6 +251,6 @@ def _named_id(source: Source, name: bytes) -> ClientId:
     client = f"{source}-{quote(name, safe='@:')}"
     if len(client) > ID_LENGTH:
         # quote() escapes "+", so a short name cannot be made to look like a shortened one.
-        digest = sha256(name).hexdigest()[:16]
-        client = f"{client[: ID_LENGTH - 17]}+{digest}"
+        digest = sha256(name).hexdigest()[:DIGEST_LENGTH]
+        client = f"{client[: ID_LENGTH - 1 - DIGEST_LENGTH]}+{digest}"
     return ClientId(client)

@@ -22,7 +22,7 @@ from router.identity import (
 )
 
 KEY = b"sk-very-secret"
-KEY_ID = f"key-{sha256(KEY).hexdigest()[:12]}"
+KEY_ID = f"key-{sha256(KEY).hexdigest()[:32]}"
 SAFE = set(string.ascii_letters + string.digits + "-_.~@:%+")
 
 Headers = list[tuple[bytes, bytes]]
