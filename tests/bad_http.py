@@ -181,7 +181,11 @@ NAMES: Final = (
     BadInput("no key", post(GOOD), passed_on()),
     BadInput("a key of no letter", post(GOOD, b"authorization: Bearer "), passed_on()),
     BadInput("a user and password", post(GOOD, b"authorization: Basic YTpi"), passed_on()),
-    BadInput("a key that is not ASCII", post(GOOD, b"authorization: Bearer \xff\xfe"), passed_on("key-b3d510ef04275ca8e698e5b3cbb0ece3")),
+    BadInput(
+        "a key that is not ASCII",
+        post(GOOD, b"authorization: Bearer \xff\xfe"),
+        passed_on("key-b3d510ef04275ca8e698e5b3cbb0ece3"),
+    ),
     BadInput("a forged address", post(GOOD, b"x-forwarded-for: 10.0.0.1", b"forwarded: for=10.0.0.1"), passed_on()),
     BadInput("a forged name, in a header that nobody trusts", post(GOOD, b"x-d2lpm-client: key-1"), passed_on()),
     BadInput(

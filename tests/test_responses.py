@@ -67,3 +67,18 @@ async def test_what_is_wrong_is_told_in_openais_shape() -> None:
         await (await engine.call()).respond(404, b'{"detail":"Not Found"}')
         with pytest.raises(openai.NotFoundError, match="Not Found"):
             await pending
+
+
+async def test_a_background_response_is_refused() -> None:
+    """Its answer would come at once and its work go on uncounted, so no engine sees the call; others are served."""
+    async with scripted_engine() as engine, running_router(engine.url) as router, client_of(router.url) as client:
+        for streamed in (False, True):
+            with pytest.raises(openai.BadRequestError, match="Background responses") as refused:
+                await client.responses.create(model="m", input="Hi", background=True, stream=streamed)
+            assert refused.value.param == "background"
+        assert engine.calls.empty()
+        pending = asyncio.ensure_future(client.responses.create(model="m", input="Hi", background=False))
+        await (await engine.call()).respond(404, b'{"detail":"Not Found"}')
+        with pytest.raises(openai.NotFoundError):
+            await pending
+        await router.check_at_rest()

@@ -16,7 +16,7 @@ from router.api.fields import Fields
 from router.api.plain import model_or_any, plain_call
 from router.api.usage import whole_usage
 from router.core.prompt_key import PromptHasher, PromptKey
-from router.errors import RouterError, WorkerBroke
+from router.errors import BadRequest, RouterError, WorkerBroke
 
 PATH: Final = "/v1/responses"
 CALLS: Final = ("function_call", "custom_tool_call")
@@ -28,6 +28,9 @@ STATUS: Final = {"rate_limit_exceeded": 429, "invalid_prompt": 400}
 def parse_response(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:  # noqa: ARG001
     """Check what the router needs to know and leave the rest to the engine. Raises BadRequest."""
     fields = read.load_fields(body)
+    if fields.get("background"):
+        # Its answer comes at once, and the engine computes on: nobody would hold its place, or its bill.
+        raise BadRequest("Background responses are not served here.", param="background", code="invalid_value")
     model = model_or_any(fields)
     instructions, before = fields.get("instructions"), read.text(fields, "previous_response_id")
     chat = [*([{"role": "system", "content": instructions}] if instructions else []), *as_chat(fields.get("input"))]
