@@ -74,7 +74,7 @@ async def test_a_background_response_is_refused() -> None:
     async with scripted_engine() as engine, running_router(engine.url) as router, client_of(router.url) as client:
         for streamed in (False, True):
             with pytest.raises(openai.BadRequestError, match="Background responses") as refused:
-                await client.responses.create(model="m", input="Hi", background=True, stream=streamed)
+                await client.responses.create(model="m", input="Hi", background=True, stream=streamed, timeout=30)
             assert refused.value.param == "background"
         assert engine.calls.empty()
         pending = asyncio.ensure_future(client.responses.create(model="m", input="Hi", background=False))
