@@ -1,0 +1,159 @@
+"""Clients that ask the questions of programs through a router, and what each answer tells of the engine's cache."""
+
+import random
+import re
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from tokenizers import Tokenizer
+
+from router.core.model import RequestId
+
+from .programs import ANSWER_TOKENS, Program, Question, programs
+from .wire import CHAT, Answer, Json, call, listed, mapped
+
+AT_ONCE = 8
+"""Requests under way."""
+ACTIVE = 40
+"""Programs that are asked in turn."""
+WORDS = 100
+"""Different words in answers: enough to tell answers apart, and few, since each request names all of them."""
+CERTAIN = 100
+"""A logit bias that no token without one can make up for; the largest that vLLM takes."""
+
+
+class Result(NamedTuple):
+    """One request and its answer, in tokens."""
+
+    request: RequestId
+    kind: str
+    worker: str
+    asked_at: float
+    prompt: int
+    predicted: int
+    actual: int
+
+    @property
+    def error(self) -> float:
+        """As a share of the prompt."""
+        return abs(self.predicted - self.actual) / self.prompt
+
+
+class Clients:
+    """Threads that ask what programs have to ask, in an order that is drawn."""
+
+    def __init__(self, url: str, every: Iterator[Program], bias: Mapping[str, int]) -> None:
+        """`bias`: of the tokens that answers are made of, so that both engines answer in these alone."""
+        self.results: list[Result] = []
+        self.failed = 0
+        self._url = url
+        self._left = every
+        self._bias = bias
+        self._active: list[Program] = []
+        self._draw = random.Random("turns")
+        self._changed = threading.Condition()
+        self._stopped = False
+
+    def start(self) -> list[threading.Thread]:
+        """Begin; it is over when all of these are."""
+        threads = [threading.Thread(target=self._ask_on) for _ in range(AT_ONCE)]
+        for thread in threads:
+            thread.start()
+        return threads
+
+    def stop(self) -> None:
+        """Ask nothing more."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+    def _ask_on(self) -> None:
+        while (turn := self._turn()) is not None:
+            program, question = turn
+            text = self._ask(question)
+            with self._changed:
+                program.answered(question, text)
+                self._changed.notify_all()
+
+    def _turn(self) -> tuple[Program, Question] | None:
+        with self._changed:
+            while not self._stopped:
+                self._active = [program for program in self._active if not program.over]
+                while len(self._active) < ACTIVE and (new := next(self._left, None)) is not None:
+                    self._active.append(new)
+                if not self._active:
+                    return None
+                for program in self._draw.sample(self._active, len(self._active)):
+                    if (question := program.take()) is not None:
+                        return program, question
+                self._changed.wait(1.0)
+            return None
+
+    def _ask(self, question: Question) -> str:
+        body: Json = {
+            **{"model": "tiny", "temperature": 0, "ignore_eos": True, "max_tokens": ANSWER_TOKENS, "stream": True},
+            **{"stream_options": {"include_usage": True}, "messages": question.messages},
+            "logit_bias": self._bias,
+        }
+        asked_at = time.monotonic()
+        answer = call(self._url, CHAT, body, question.client)
+        if answer.status != 200 or b'"error"' in answer.body:
+            with self._changed:
+                self.failed += 1
+            time.sleep(0.2)  # not to run through all programs while nobody serves
+            return "none"
+        result, text = _read(answer, question.kind, asked_at)
+        if result is not None:
+            with self._changed:
+                self.results.append(result)
+        return text
+
+
+def _read(answer: Answer, kind: str, asked_at: float) -> tuple[Result | None, str]:
+    """The result and the text; None for one that another worker went on with, which tells nothing of the first."""
+    events = answer.events()
+    usage = mapped(events[-1]["usage"])
+    details = usage.get("prompt_tokens_details")
+    deltas = [mapped(part["delta"]) for event in events for part in listed(event["choices"])]
+    text = "".join(str(delta.get("content") or "") for delta in deltas)
+    if not details:
+        return None, text
+    headers = answer.headers
+    result = Result(
+        RequestId(headers["x-request-id"]),
+        kind,
+        headers["x-d2lpm-worker"],
+        asked_at,
+        int(str(usage["prompt_tokens"])),
+        int(headers["x-d2lpm-predicted-cached-tokens"]),
+        int(str(mapped(details)["cached_tokens"])),
+    )
+    return result, text
+
+
+def play(url: str, scale: float, bias: Mapping[str, int]) -> list[Result]:
+    """Ask all that there is to ask, and return all answers. AssertionError if a request fails."""
+    clients = Clients(url, programs(scale), bias)
+    for thread in clients.start():
+        thread.join()
+    assert not clients.failed, f"{clients.failed} requests failed"
+    return clients.results
+
+
+def words_alone(model: Path) -> dict[str, int]:
+    """A logit bias for tokens that are a word each, and stay one when their text comes back in the next turn.
+
+    A trained model answers in such; the tokens of a random one are not those into which its text is cut, so that no
+    answer would be found in any cache.
+    """
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    texts = {number: tokenizer.decode([number]) for number in range(tokenizer.get_vocab_size())}
+    words = [
+        number
+        for number, text in texts.items()
+        if re.fullmatch(r" [a-z]{3,}", text) and tokenizer.encode(text).ids == [number]
+    ]
+    return {str(number): CERTAIN for number in words[:: len(words) // WORDS]}
