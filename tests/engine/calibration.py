@@ -41,14 +41,11 @@ class Kind:
 
     flags: tuple[str, ...]
     environment: Mapping[str, str]
-    router_flags: tuple[str, ...] = ()
 
 
 ENGINE_KINDS: Mapping[str, Kind] = {
     "vllm": Kind((f"--num-gpu-blocks-override={BLOCKS}", "--max-num-seqs=16"), {"VLLM_SERVER_DEV_MODE": "1"}),
-    "sglang": Kind(
-        (f"--max-total-tokens={CAPACITY}", "--max-running-requests=16"), {}, router_flags=("--continuation=text",)
-    ),
+    "sglang": Kind((f"--max-total-tokens={CAPACITY}", "--max-running-requests=16"), {}),
 }
 
 
@@ -83,8 +80,7 @@ def router(name: str, pair: Sequence[Engine], folder: Path, *flags: str) -> Iter
     for engine in pair:
         engine.flush()
     journal = folder / f"{name}.journal"
-    common = ENGINE_KINDS[pair[0].dialect].router_flags
-    started = Router(name, pair, (f"--journal={journal}", *common, *flags), folder / name)
+    started = Router(name, pair, (f"--journal={journal}", *flags), folder / name)
     started.start()
     try:
         started.wait_ready("/ready", 20.0)
