@@ -5,7 +5,7 @@ from math import ceil
 
 from router.core.landmarks import LANDMARKS, Landmarks, Measure
 from router.core.model import ClientId, Request, Usage
-from router.core.prompt_key import CHUNK_BYTES, PromptKey
+from router.core.prompt_key import CHUNK_BYTES, HASH_BYTES, PromptKey
 
 FIRST_RATIO = 0.25
 """Tokens per byte before anything was learned: English text under the usual BPE vocabularies."""
@@ -15,6 +15,8 @@ FIRST_OUTPUT = 256
 """Output tokens expected of the first request of a model that sets no limit."""
 OUTPUT_WEIGHT = 0.2
 """Weight of the newest length in the running mean (VTC's predictor averages over five)."""
+SPREAD = 0.25
+"""By how much a prompt's tokens per byte may differ from the mean, as a share of it."""
 MEASURES_KEPT = 64
 """Prompts whose measure is remembered."""
 
@@ -95,11 +97,32 @@ class Estimates:
             if len(prompts) == 1:
                 self._landmarks.tell(prompts[0], usage.input_tokens, ratio.value)
                 if len(answers) == 1:
-                    self._landmarks.tell(answers[0], usage.input_tokens + usage.output_tokens, ratio.value)
+                    self._tell_answer(answers[0], usage.input_tokens + usage.output_tokens, ratio.value)
         if request.output_limit == 0:
             return  # as for an embedding: it says nothing about the answers that there can be
         self._average((None, request.model), usage.output_tokens)
         self._average((request.client, request.model), usage.output_tokens)
+
+    def found(self, model: str, prompt: PromptKey, chunks: int, tokens: int) -> None:
+        """An engine found so many tokens of a prompt, of which it was believed to hold so many chunks and no more.
+
+        Passed over where it held more, or less, than was believed: that says nothing about what chunks are worth.
+        """
+        if prompt.tokens is not None:
+            return
+        believed = self.measure(model, prompt).held(chunks)
+        if (1 - SPREAD) * believed <= tokens <= (1 + SPREAD) * believed + self.tokens_per_chunk(model):
+            self.lessons += 1
+            self._measured.clear()
+            self._landmarks.reach(prompt, chunks, tokens)
+
+    def _tell_answer(self, answer: PromptKey, tokens: int, ratio: float) -> None:
+        """The key of a prompt with its answer, and how many tokens both have.
+
+        The next turn repeats both and is found cached up to the last token, which no engine computes.
+        """
+        self._landmarks.tell(answer, tokens, ratio)
+        self._landmarks.reach(answer, len(answer.hashes) // HASH_BYTES, tokens - 1)
 
     def _ratio(self, model: str) -> TokenRatio:
         ratio = self._ratios.get(model)

@@ -3,6 +3,10 @@
 A mean of tokens per byte is off by some percent for any one prompt: code, names and other languages take more. But
 prompts come back longer, turn by turn, and others begin like them; what an engine counted up to the end of one is known
 exactly of all that begin so. Between such places tokens are spread evenly.
+
+A match ends where prompts begin to differ, which is seldom the end of a chunk. What an engine found of one prompt there
+(`reach`), it finds of the next that shares as many chunks: the questions about a document part from each other within
+the same chunk. And the next turn of a conversation goes on from the end of an answer, to the last token of it.
 """
 
 from bisect import bisect_right
@@ -15,6 +19,8 @@ from router.core.prompt_key import CHUNK_BYTES, HASH_BYTES, PromptKey
 
 LANDMARKS: Final = 50_000
 """Kept, unless told otherwise."""
+SHARED_BEHIND: Final = CHUNK_BYTES / 2
+"""Bytes that prompts share behind the last chunk that they have in common, on average."""
 Place = tuple[float, float]
 """Chunks, and how many tokens there are up to their end."""
 
@@ -41,33 +47,53 @@ class Landmarks:
     """Of all models' prompts, by the hash of the last chunk before; the least recently told go first."""
 
     def __init__(self, limit: int = LANDMARKS) -> None:
+        """`limit`: places of either kind that are kept."""
         self._limit = limit
-        self._tokens: dict[int, float] = {}
+        self._counted: dict[int, float] = {}
+        """Tokens up to the end of a chunk."""
+        self._reached: dict[int, float] = {}
+        """Tokens that an engine finds of a prompt which begins like another one up to the end of this chunk, and then
+        like it for less than a chunk more."""
 
     def tell(self, prompt: PromptKey, tokens: int, ratio: float) -> None:
         """An engine counted so many tokens in a prompt; `ratio`: tokens per byte after its last full chunk."""
-        if prompt.hashes:
-            at = tokens - ratio * (prompt.size - len(prompt.hashes) // HASH_BYTES * CHUNK_BYTES)
-            last = int.from_bytes(prompt.hashes[-HASH_BYTES:], byteorder)
-            self._tokens.pop(last, None)
-            self._tokens[last] = at if at > 0.0 else 0.0
-            if len(self._tokens) > self._limit:
-                del self._tokens[next(iter(self._tokens))]
+        chunks = len(prompt.hashes) // HASH_BYTES
+        if chunks:
+            at = tokens - ratio * (prompt.size - chunks * CHUNK_BYTES)
+            self._keep(self._counted, _last(prompt, chunks), at if at > 0.0 else 0.0)
+
+    def reach(self, prompt: PromptKey, chunks: int, tokens: int) -> None:
+        """An engine finds so many tokens of a prompt that begins like this one for so many chunks, and no more."""
+        if chunks:
+            self._keep(self._reached, _last(prompt, chunks), tokens)
+
+    def _keep(self, places: dict[int, float], chunk: int, tokens: float) -> None:
+        places.pop(chunk, None)
+        places[chunk] = tokens
+        if len(places) > self._limit:
+            del places[next(iter(places))]
 
     def measure(self, prompt: PromptKey, ratio: float) -> Measure:
         """A prompt's size, with `ratio` tokens per byte where nothing is known; O(its chunks)."""
         places: list[Place] = [(0, 0.0)]
-        told = self._tokens
         # One by one, as numbers: looking many of these up takes less than looking up as many pieces of bytes.
         words = memoryview(prompt.hashes).cast("Q").tolist()
-        end = 0
-        for word in filter(told.__contains__, words):
-            end, here = words.index(word, end) + 1, told[word]
+        counted, reached = self._counted, self._reached
+        end, behind = 0, 0.0
+        for word in [word for word in words if word in counted or word in reached]:
+            end = words.index(word, end) + 1
+            here = reached.get(word, counted.get(word, 0.0))
             if here >= places[-1][1]:
                 places.append((end, here))
+                behind = SHARED_BEHIND if word in reached else 0.0
         chunk, tokens = places[-1]
         rest = prompt.size - chunk * CHUNK_BYTES
-        total = max(1, ceil(tokens + rest * ratio))
+        total = max(1, ceil(tokens + max(0.0, rest - behind) * ratio))
         if rest > 0:
             places.append((prompt.size / CHUNK_BYTES, total))
         return Measure(total, places)
+
+
+def _last(prompt: PromptKey, chunks: int) -> int:
+    """The hash of the last of its first chunks."""
+    return int.from_bytes(prompt.hashes[(chunks - 1) * HASH_BYTES : chunks * HASH_BYTES], byteorder)

@@ -271,6 +271,8 @@ class Mirror:
         state.calibration.told(run.predicted, actual, usage.input_tokens)
         if here and self._tracking.corrects and len(run.prompts) == 1:
             chunk = self._estimates.tokens_per_chunk(run.model)
+            if run.paths[0]:
+                self._estimates.found(run.model, run.prompts[0], run.paths[0][-1][0], actual)
             if run.predicted - actual > chunk + state.block:
                 self._correct(run, state, int(actual / chunk) + 1)
             elif run.paths[0] and (released := run.paths[0][-1][1]) is not None:
@@ -300,7 +302,8 @@ class Mirror:
         seconds = _rise(before, report, lambda each: each.idle_seconds)
         blocks = _rise(before, report, lambda each: each.idle_blocks)
         if seconds is not None and blocks:
-            taken = self._tree.evict_older(worker, now - seconds / blocks)
+            # vLLM counts blocks that were never cached as well, which are young: what was found that old is no lie.
+            taken = self._tree.evict_older(worker, now - max(seconds / blocks, *state.ages, 0.0))
             state.evictions["aged"] += round(taken * self.chunk_tokens(worker))
         hits = _rise(before, report, lambda each: each.hit_tokens)
         if state.calibration.silent and hits is not None:
