@@ -6,6 +6,7 @@ from typing import Final
 from router.core.cache_rules import GENERIC, CacheRules
 from router.core.calibration import Calibration
 from router.core.model import CacheReport, Request, WorkerId
+from router.core.occupancy import Occupancy
 from router.core.prompt_key import HASH_BYTES
 from router.core.radix_node import Holding, Node
 from router.core.same_batch import NextBatch
@@ -18,8 +19,8 @@ class Run:
     """A request at a worker: what it pins there, what was predicted, and what it holds beside its prompts."""
 
     __slots__ = (
-        *("chunks", "holding", "model", "output", "own", "paths", "pins", "predicted", "prompt_tokens", "prompts"),
-        *("since", "worker"),
+        *("chunks", "gained", "holding", "model", "output", "own", "paths", "pins", "predicted", "prompt_tokens"),
+        *("prompts", "since", "worker"),
     )
 
     def __init__(
@@ -30,6 +31,8 @@ class Run:
         self.prompts = request.prompts
         self.chunks = sum([len(prompt.hashes) for prompt in request.prompts]) // HASH_BYTES
         """Of all its prompts."""
+        self.gained = 0
+        """Chunks that its prompts brought."""
         self.since = now
         self.predicted = predicted
         self.prompt_tokens = prompt_tokens
@@ -59,6 +62,7 @@ class CacheState:
         self.batch = NextBatch()
         self.batch_tokens: int | None = None
         self.calibration = Calibration()
+        self.occupancy = Occupancy()
         self.evictions: Counter[str] = Counter()
         """Tokens, by what made them believed gone."""
         self.report: CacheReport | None = None

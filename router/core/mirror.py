@@ -67,8 +67,9 @@ class Mirror:
         return self._tree.held(worker) * self.chunk_tokens(worker)
 
     def chunk_tokens(self, worker: WorkerId) -> float:
-        """What a chunk is worth at a worker, in tokens."""
-        return self._estimates.tokens_per_chunk(self._caches[worker].model)
+        """What a chunk takes of a worker's cache, in tokens."""
+        state = self._caches[worker]
+        return state.occupancy.chunk_tokens(self._estimates.tokens_per_chunk(state.model))
 
     def in_blocks(self, tokens: int, worker: WorkerId) -> int:
         """What the engine finds of so many tokens: full blocks."""
@@ -97,10 +98,12 @@ class Mirror:
         run = self._runs[request.id] = Run(request, worker, holding, now, predicted, prompt_tokens)
         replays = self._tracking.replays
         whole = replays and state.rules.whole_nodes
+        before = self._tree.held(worker)
         for prompt in run.prompts:
             run.paths.append(self._tree.touches(prompt.hashes, worker))
             epoch = holding.epoch  # as it was before: this may void all pins, its own among them
             run.pins.append((self._tree.insert(prompt.hashes, worker, now, pin=replays, seal=whole), epoch))
+        run.gained = self._tree.held(worker) - before
         self._grow(run, state)
         self._keep_within(worker, state)
         return predicted
@@ -157,7 +160,11 @@ class Mirror:
                 self._tree.prune(prompt.hashes, run.worker, held, inf)
                 self._hand_down(run.worker, prompt.hashes, held)
         if computed and here:
+            before = self._tree.held(run.worker)
             self._keep_answers(run, usage, answers, now)
+            if usage is not None and usage.cached_tokens is not None and self._tracking.corrects:
+                stored = whole_blocks(usage.input_tokens + usage.output_tokens - 1, state.block) - usage.cached_tokens
+                state.occupancy.learn(stored, run.gained + self._tree.held(run.worker) - before)
         self._keep_within(run.worker, state)
 
     def reported(self, worker: WorkerId, report: CacheReport, now: float) -> None:
@@ -225,7 +232,7 @@ class Mirror:
         """Evict what exceeds the worker's capacity."""
         if not self._tracking.evicts:
             return
-        chunk = self._estimates.tokens_per_chunk(state.model)
+        chunk = self.chunk_tokens(worker)
         held, room = self._tree.held(worker), (state.capacity - state.own) / chunk
         if held and held > room:
             whole = self._tracking.replays and state.rules.whole_nodes
@@ -286,7 +293,7 @@ class Mirror:
         taken = self._tree.prune(run.prompts[0].hashes, run.worker, found, run.since)
         if run.since - missing > max(state.ages, default=0.0):
             taken += self._tree.evict_older(run.worker, missing)
-        state.evictions["corrected"] += round(taken * self._estimates.tokens_per_chunk(run.model))
+        state.evictions["corrected"] += round(taken * self.chunk_tokens(run.worker))
 
     def _take_counts(self, worker: WorkerId, state: CacheState, before: CacheReport, now: float) -> None:
         """Counters that rose since the report before."""
