@@ -1,8 +1,11 @@
 """Estimates of input and output, and how they learn."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scenario import HASHER
 
 from router.core.estimates import FIRST_OUTPUT, Estimates
 from router.core.model import ClientId, Request, RequestId, Usage
@@ -111,3 +114,29 @@ def test_a_prompt_of_a_guessed_size_teaches_no_ratio() -> None:
     assert estimates.input_tokens(guessed) == 7
     estimates.learn(guessed, Usage(100_000, 1))
     assert estimates.tokens_per_chunk("llama") == before
+
+
+def test_the_next_turn_is_found_up_to_the_last_token_of_the_answer() -> None:
+    """Which no engine has computed; the bytes of it that fill no chunk count as well."""
+    estimates = Estimates()
+    asked, answered, again = (HASHER.prompt(b"x" * size).key for size in (400, 700, 1400))
+    estimates.learn(replace(request(400), prompts=(asked,)), Usage(100, 90), (answered,))
+    assert estimates.measure("llama", again).held(5) == 189
+
+
+@pytest.mark.parametrize(("found", "learned"), [(100, 100), (40, 64), (400, 64)])
+def test_a_find_teaches_only_where_it_can_be_what_was_believed(found: int, learned: int) -> None:
+    """Far less was evicted in part, and far more was there without our knowledge: neither says what a chunk has."""
+    estimates = Estimates()
+    prompt = HASHER.prompt(b"x" * 1000).key
+    assert estimates.measure("llama", prompt).held(2) == 64
+    estimates.found("llama", prompt, 2, found)
+    assert estimates.measure("llama", prompt).held(2) == learned
+
+
+def test_a_find_says_nothing_of_a_prompt_of_token_ids() -> None:
+    """Its chunks are exact without."""
+    estimates = Estimates()
+    prompt = replace(HASHER.prompt(b"x" * 1024).key, tokens=256)
+    estimates.found("llama", prompt, 2, 80)
+    assert (estimates.measure("llama", prompt).held(2), estimates.lessons) == (64, 0)

@@ -6,13 +6,25 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from scenario import CHUNK_TOKENS, MODEL, Scene, key
+from scenario import CHUNK_TOKENS, HASHER, MODEL, Scene, key
 
 from router.core.cache_rules import Tracking
 from router.core.calibration import FEWEST
+from router.core.commands import Dispatch
 from router.core.estimates import Estimates
 from router.core.mirror import Mirror
-from router.core.model import CacheReport, ClientId, Request, RequestId, Usage, Worker, WorkerId, WorkerReported
+from router.core.model import (
+    Arrived,
+    CacheReport,
+    ClientId,
+    Finished,
+    Request,
+    RequestId,
+    Usage,
+    Worker,
+    WorkerId,
+    WorkerReported,
+)
 from router.core.prefix_tree import PrefixTree
 
 W1, W2 = WorkerId("w1"), WorkerId("w2")
@@ -288,6 +300,43 @@ def test_an_age_at_which_blocks_are_evicted_ends_what_is_older() -> None:
         caches.serve(prompt)
     caches.report(CacheReport(idle_seconds=16.0, idle_blocks=6))
     assert [caches.held(text) for text in ("xx", "yy", "zz")] == [0, 2, 2]
+
+
+def test_nothing_that_was_found_lately_is_too_old_to_be_there() -> None:
+    """VLLM's ages are also those of blocks that were never cached, which are young."""
+    caches = Caches()
+    caches.report(CacheReport(idle_seconds=10.0, idle_blocks=4))
+    for prompt in ("old", "xx", "yy"):
+        caches.serve(prompt)
+    caches.serve("old!", cached=3)
+    caches.report(CacheReport(idle_seconds=10.5, idle_blocks=5))
+    assert [caches.held(text) for text in ("old", "xx", "yy")] == [3, 2, 2]
+
+
+def test_a_cache_holds_as_much_as_its_engine_stores() -> None:
+    """If a prompt of eight chunks takes the room of five, more of them are there before any is evicted."""
+    caches = Caches(chunks=80)
+    for number in range(200):
+        name = chr(ord("a") + number % 26) * 2 + chr(ord("A") + number // 26)
+        request = caches.send(f"{name}xxxxx")
+        caches.running.pop(request)
+        caches.mirror.ended(request, Usage(5 * CHUNK_TOKENS + 1, 0, 0), [], caches.now, computed=True)
+    assert 120 <= caches.tree.held(W1) <= 128
+    assert caches.mirror.held(W1) <= 80 * CHUNK_TOKENS
+
+
+def test_the_next_match_is_as_long_as_the_engine_found_the_last() -> None:
+    """What two prompts share behind their last common chunk is found of the third as well."""
+    scene = Scene("round_robin")
+    texts = [b"d" * 1000 + question * 600 for question in (b"1", b"2", b"3")]
+    predicted = []
+    for number, text in enumerate(texts):
+        request = Request(RequestId(f"q{number}"), ClientId("ada"), MODEL, (HASHER.prompt(text).key,))
+        (sent,) = [c for c in scene.tell(Arrived(request)) if isinstance(c, Dispatch)]
+        predicted.append(sent.cached_tokens)
+        scene.now += 1.0
+        scene.tell(Finished(request.id, Usage(400, 1, 248 if number else 0)))
+    assert predicted == [0, 224, 248]
 
 
 @pytest.mark.parametrize(

@@ -22,14 +22,17 @@ class Occupancy:
     def __init__(self) -> None:
         self._tokens = 0.0
         self._chunks = 0.0
-        """Decaying sums."""
+        self._prior = PRIOR_CHUNKS
+        """Chunks that are believed to be of the usual size; like the sums, it decays."""
 
     def learn(self, tokens: int, chunks: int) -> None:
         """The engine stored so many tokens for a request for which the tree grew by so many chunks."""
         self._tokens = self._tokens * MEMORY + max(0, tokens)
         self._chunks = self._chunks * MEMORY + max(0, chunks)
+        self._prior *= MEMORY
 
     def chunk_tokens(self, usual: float) -> float:
         """What a chunk takes of the cache, in tokens; `usual`: what it has of a prompt, on average."""
-        learned = (self._tokens + PRIOR_CHUNKS * usual) / (self._chunks + PRIOR_CHUNKS)
+        chunks = self._chunks + self._prior
+        learned = (self._tokens + self._prior * usual) / chunks if chunks else usual
         return min(MOST * usual, max(usual / MOST, learned))
