@@ -158,14 +158,20 @@ def _vllm_cache(body: bytes) -> CacheReport:
 
 
 def _sglang_cache(body: bytes) -> CacheReport:
+    """Of its schedulers, each rank of which repeats what it counts, and of its tokenizer, whose series are parts."""
     text = _whole_lines(body)
     pages = _by_rank(text, b"sglang:page_size")
+    # A counter is shown from its first increment on; gauges are always there.
+    uncounted = 0.0 if pages and body.endswith(b"\n") else None
+    prompts = _sum(text, b"sglang:prompt_tokens_total")  # streamed ones apart from others
+    hits = _sum(text, b"sglang:cached_tokens_total")  # of device, host and storage
+    evicted = _by_rank(text, b"sglang:evicted_tokens_total")
     return CacheReport(
         block_tokens=max(pages.values(), default=0) or None,
         born=_sum(text, b"sglang:prompt_tokens_created"),
-        computed_tokens=_sum_of_ranks(text, b"sglang:prompt_tokens_total"),
-        hit_tokens=_sum_of_ranks(text, b"sglang:cached_tokens_total"),
-        evicted_tokens=_sum_of_ranks(text, b"sglang:evicted_tokens_total"),
+        computed_tokens=uncounted if prompts is None else prompts,
+        hit_tokens=uncounted if hits is None else hits,
+        evicted_tokens=sum(evicted.values()) if evicted else uncounted,
     )
 
 
@@ -228,11 +234,6 @@ def _sum(text: bytes, name: bytes) -> float | None:
     """Of all series of this metric; None where there is none."""
     values = [_amount(value) for _, value in _samples(text, name)]
     return sum(values) if values else None
-
-
-def _sum_of_ranks(text: bytes, name: bytes) -> float | None:
-    ranks = _by_rank(text, name)
-    return sum(ranks.values()) if ranks else None
 
 
 def _amount(value: bytes) -> float:

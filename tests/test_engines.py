@@ -173,11 +173,17 @@ vllm:engine_sleep_state{engine="0",sleep_state="weights_offloaded"} 1.0
 """
 SGLANG_CACHE = b"""\
 sglang:page_size{dp_rank="0",tp_rank="0"} 16.0
-sglang:prompt_tokens_total{model_name="m"} 1000.0
-sglang:cached_tokens_total{cache_source="device",model_name="m"} 300.0
-sglang:evicted_tokens_total{dp_rank="0",priority="",tp_rank="0"} 64.0
-sglang:evicted_tokens_total{dp_rank="0",priority="",tp_rank="1"} 64.0
-sglang:evicted_tokens_total{dp_rank="1",priority="",tp_rank="0"} 16.0
+sglang:prompt_tokens_total{is_streaming="false",model_name="m"} 900.0
+sglang:prompt_tokens_total{is_streaming="true",model_name="m"} 100.0
+sglang:cached_tokens_total{cache_source="device",model_name="m"} 200.0
+sglang:cached_tokens_total{cache_source="host",model_name="m"} 100.0
+sglang:evicted_tokens_total{cache_type="UnifiedRadixCache",dp_rank="0",pp_rank="0",tp_rank="0"} 64.0
+sglang:evicted_tokens_total{cache_type="UnifiedRadixCache",dp_rank="0",pp_rank="0",tp_rank="1"} 64.0
+sglang:evicted_tokens_total{cache_type="UnifiedRadixCache",dp_rank="1",pp_rank="0",tp_rank="0"} 16.0
+"""
+SGLANG_BEGINS = b"""\
+sglang:page_size{tp_rank="0"} 16.0
+sglang:max_total_num_tokens{tp_rank="0"} 19168.0
 """
 
 
@@ -186,12 +192,14 @@ sglang:evicted_tokens_total{dp_rank="1",priority="",tp_rank="0"} 16.0
     [
         (VLLM, VLLM_CACHE, CacheReport(32, 1.5e9, 1500.0, 300.0, None, 50.5, 4.0, asleep=True)),
         (SGLANG, SGLANG_CACHE, CacheReport(16, None, 1000.0, 300.0, 80.0)),
+        (SGLANG, SGLANG_BEGINS, CacheReport(16, None, 0.0, 0.0, 0.0)),
+        (SGLANG, SGLANG_BEGINS + b"sglang:cac", CacheReport(16)),
         (VLLM, b"", CacheReport()),
         (SGLANG, b"", CacheReport()),
     ],
 )
 def test_what_an_engine_tells_of_its_cache(dialect: Dialect, body: bytes, report: CacheReport) -> None:
-    """Each tells other things, and may tell none of them."""
+    """Each tells other things, and may tell none of them; SGLang shows a counter when it has counted something."""
     assert dialect.read_cache(body) == report
 
 
