@@ -95,7 +95,7 @@ def table(columns: Columns) -> Iterator[str]:
     for kind in (*KINDS, "all"):
         cells = []
         for results in columns.values():
-            chosen = [result for result in results if kind in ("all", result.kind)]
+            chosen = of_kind(results, kind)
             tokens = fmean(abs(result.predicted - result.actual) for result in chosen)
             cells.append(f"{error(chosen):>12.2%} {tokens:>6.1f} tok")
         yield f"{kind:12}" + "".join(f"{cell:>22}" for cell in cells)
@@ -104,6 +104,11 @@ def table(columns: Columns) -> Iterator[str]:
     for name, sign in (("false hits", 1), ("missed hits", -1)):
         tokens_off = [sum(max(0, sign * (r.predicted - r.actual)) for r in results) for results in columns.values()]
         yield f"{name:12}" + "".join(f"{tokens:>18} tok" for tokens in tokens_off)
+
+
+def of_kind(results: Sequence[Result], kind: str) -> list[Result]:
+    """Those of one kind, or "all"."""
+    return [result for result in results if kind in ("all", result.kind)]
 
 
 def error(results: Sequence[Result]) -> float:
@@ -140,8 +145,16 @@ def measure(pair: Sequence[Engine], model: Path, folder: Path, scale: float) -> 
     return columns
 
 
+def medians(runs: Sequence[Columns]) -> Iterator[str]:
+    """By kind, of the mean errors of all runs."""
+    yield f"{'':12}" + "".join(f"{name:>14}" for name in runs[0])
+    for kind in (*KINDS, "all"):
+        each = {name: [error(of_kind(columns[name], kind)) for columns in runs] for name in runs[0]}
+        yield f"{kind:12}" + "".join(f"{median(errors):>14.2%}" for errors in each.values())
+
+
 def verdicts(runs: Sequence[Columns]) -> Iterator[str]:
-    """The error of each run, their median, and whether that keeps the target."""
+    """The error of each run, and whether their median keeps the target."""
     for name, target in TARGETS.items():
         errors = [error(columns[name]) for columns in runs]
         middle = median(errors)
@@ -165,6 +178,8 @@ def calibrate(dialect: str, folder: Path, scale: float, runs: int) -> None:
             with router(f"restart-{name}", pair, folder, *flags) as (started, journal):
                 for line in restart(name, started, journal, pair[0], words_alone(model)):
                     print(line, flush=True)
+    print(f"{dialect}, median of {runs} runs:")
+    print("\n".join(medians(done)))
     for line in verdicts(done):
         print(f"{dialect}: {line}", flush=True)
 
