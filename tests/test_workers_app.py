@@ -175,7 +175,7 @@ async def test_sglang_aborts_some_time_after_the_client_left(http: aiohttp.Clien
             response.close()
 
         async def aborted() -> bool:
-            return (await series(http, url))["sglang:num_aborted_requests_total"] == 1
+            return (await series(http, url)).get("sglang:num_aborted_requests_total") == 1
 
         await eventually(aborted)
         steps = (await series(http, url))["sglang:realtime_tokens_total"] - before

@@ -104,7 +104,8 @@ async def test_sglang_errors_are_flat(sglang: str, http: aiohttp.ClientSession) 
         assert list(error) == ["object", "message", "type", "param", "code"]
         assert (error["object"], error["code"]) == ("error", 400)
         assert words in error["message"]
-    assert (await call(http, f"{sglang}/nowhere", {}, 404))["object"] == "error"
+    assert await call(http, f"{sglang}/nowhere", {}, 404) == {"detail": "Not Found"}
+    assert await call(http, f"{sglang}/v1/models", {}, 405) == {"detail": "Method Not Allowed"}
 
 
 async def test_sglang_information(sglang: str, http: aiohttp.ClientSession) -> None:
@@ -145,3 +146,20 @@ async def test_sglang_gauges_lag_and_loads_do_not(http: aiohttp.ClientSession) -
         assert (await series(http, url))["sglang:num_running_reqs"] == 1
         async with http.get(f"{url}/v1/loads") as response:
             assert (await response.json())["loads"][0]["num_running_reqs"] == 0
+
+
+async def test_sglang_refuses_ids_in_a_streamed_chat(sglang: str, http: aiohttp.ClientSession) -> None:
+    """In the words of the real one, before anything is streamed; a whole chat and completions have them."""
+    refused = await call(http, sglang + CHAT, chat(return_token_ids=True, stream=True), 400)
+    assert refused == {
+        "object": "error",
+        "message": "return_token_ids is not supported with streaming on /v1/chat/completions. "
+        "Please set stream=false when using return_token_ids=true.",
+        "type": "BadRequest",
+        "param": None,
+        "code": 400,
+    }
+    (choice,) = (await call(http, sglang + CHAT, chat(return_token_ids=True)))["choices"]
+    assert len(choice["response_token_ids"]) == 3
+    events = await stream(http, sglang + TEXT, text([9, 8, 7], return_token_ids=True))
+    assert [event["choices"][0].get("prompt_token_ids") for event in events] == [[9, 8, 7], None, None]

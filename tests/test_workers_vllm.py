@@ -71,10 +71,17 @@ async def test_vllm_reports_the_hit_in_the_last_usage(vllm: str, http: aiohttp.C
     body = text("a prompt that nobody else in this file sends, of some length", stream_options=USAGE)
     first, again = [await stream(http, vllm + TEXT, body) for _ in range(2)]
     tokens = len(encode(body["prompt"]))
-    blocks = tokens // 4 * 4
-    assert first[-1]["usage"]["prompt_tokens_details"] == {"cached_tokens": 0, "created_cache_tokens": blocks}
+    assert first[-1]["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
     assert again[-1]["usage"]["prompt_tokens_details"]["cached_tokens"] == (tokens - 1) // 4 * 4
     assert content(first) == content(again)
+
+
+async def test_vllm_tells_of_a_chat_what_it_put_into_the_cache(vllm: str, http: aiohttp.ClientSession) -> None:
+    """In whole blocks, where a completion's usage has no such count."""
+    events = await stream(http, vllm + CHAT, chat("of this chat nobody else in this file thinks", stream_options=USAGE))
+    usage = events[-1]["usage"]
+    details = usage["prompt_tokens_details"]
+    assert sum(details.values()) == usage["prompt_tokens"] // 4 * 4
 
 
 async def test_vllm_two_choices(vllm: str, http: aiohttp.ClientSession) -> None:
@@ -106,13 +113,13 @@ async def test_vllm_completion_stream(vllm: str, http: aiohttp.ClientSession) ->
 
 async def test_vllm_errors(vllm: str, http: aiohttp.ClientSession) -> None:
     """Status, type and param of what a client gets wrong."""
-    cases: list[tuple[Json, int, str, str]] = [
+    cases: list[tuple[Json, int, str, str | None]] = [
         (chat(model="nope"), 404, "NotFoundError", "model"),
         (chat(max_tokens=0), 400, "BadRequestError", "max_tokens"),
         (chat(max_tokens=40_000), 400, "BadRequestError", "max_tokens"),
-        (chat(max_tokens="3"), 400, "Bad Request", "body.max_tokens"),
+        (chat(max_tokens="three"), 400, "Bad Request", "body.max_tokens"),
         (chat(messages="hi"), 400, "Bad Request", "body.messages"),
-        (chat(messages=[]), 400, "BadRequestError", "messages"),
+        (chat(messages=[]), 400, "BadRequestError", None),
         (chat("word " * 33_000), 400, "BadRequestError", "input_tokens"),
     ]
     for body, status, kind, param in cases:

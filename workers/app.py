@@ -6,7 +6,7 @@ comes, aborts in the engine whatever has not finished. A second task per call wa
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -18,12 +18,14 @@ from workers.dialects.vllm import VllmWire
 from workers.dialects.vllm_status import VllmStatus
 from workers.dialects.wire import DONE, StreamWriter, Wire
 from workers.engine import Engine, create_engine
-from workers.forms import FORMS, Form
+from workers.forms import Form
 from workers.hardware import HARDWARE
 from workers.http import HttpRequest, Receive, Response, Routes, Scope, Send, json_response, read_request, send_response
 from workers.loop import CallEnded, EngineLoop, Mailbox
+from workers.messages import MessagesForm
 from workers.model import QueueFull
 from workers.pooling import POOLED, Pooled
+from workers.responses import ResponsesForm
 from workers.settings import WorkerSettings
 from workers.sglang_engine import SglangEngine
 
@@ -46,6 +48,10 @@ class WorkerApp:
         max_model_len = min(settings.max_model_len, engine.max_request_tokens)
         self._settings = settings
         self._calls: dict[str, Mailbox] = {}
+        self._forms: Mapping[str, Form] = {
+            "/v1/messages": MessagesForm(settings.dialect, engine.config.block_size),
+            "/v1/responses": ResponsesForm(settings.dialect),
+        }
         self._wire: Wire
         self._routes: Routes
         self.publisher = _publisher(settings, engine)
@@ -72,7 +78,7 @@ class WorkerApp:
         except (ConnectionResetError, CallEnded):
             return
         except ApiError as error:
-            form = FORMS.get(scope["path"].removesuffix("/count_tokens"), self._wire)
+            form = self._forms.get(scope["path"].removesuffix("/count_tokens"), self._wire)
             await send_response(send, Response(form.error(error), error.status))
         except Exception:
             log.exception("%s failed", scope["path"])
@@ -82,32 +88,38 @@ class WorkerApp:
         if not self._authorized(request):
             await send_response(send, json_response({"error": "Unauthorized"}, 401))
         elif request.method == "POST" and request.path in GENERATION:
-            call = parse_call(request.json(), GENERATION[request.path])
+            body = request.json()
+            self._wire.check(body, request.path)
+            call = parse_call(body, GENERATION[request.path])
             await self._generate(request, call, self._wire, receive, send)
-        elif request.method == "POST" and (form := FORMS.get(request.path)) is not None:
-            await self._generate(request, form.parse(request.json()), form, receive, send)
+        elif request.method == "POST" and (form := self._forms.get(request.path)) is not None:
+            body = request.json()
+            self._wire.check(body, request.path)
+            await self._generate(request, form.parse(body), form, receive, send)
         elif request.method == "POST" and (pooled := POOLED.get(request.path)) is not None:
             await self._pool(request, pooled, receive, send)
         elif handler := self._routes.get((request.method, request.path)):
             await send_response(send, handler(request))
         else:
-            await send_response(send, self._not_found())
+            await send_response(send, self._nowhere(request.path))
 
     def _authorized(self, request: HttpRequest) -> bool:
-        """The key guards /v1 alone on vLLM, everything but health and metrics on SGLang."""
+        """The key guards the APIs' paths alone on vLLM, everything but health and metrics on SGLang."""
         if self._settings.api_key is None or self._open_to_all(request.path):
             return True
         return request.headers.get("authorization") == f"Bearer {self._settings.api_key}"
 
     def _open_to_all(self, path: str) -> bool:
         if self._settings.dialect == "vllm":
-            return not path.startswith("/v1")
+            return not path.startswith(("/v1", "/v2", "/inference", "/cohere"))
         return path.startswith(("/health", "/ready", "/metrics"))
 
-    def _not_found(self) -> Response:
-        if self._settings.dialect == "vllm":
-            return json_response({"detail": "Not Found"}, 404)
-        return Response(self._wire.error(ApiError(404, "Not Found", "404")), 404)
+    def _nowhere(self, path: str) -> Response:
+        """What both engines' web framework says of a path, or of a method, that is not served."""
+        posted = {*GENERATION, *self._forms, *POOLED}
+        if path in posted or any(served == path for _, served in self._routes):
+            return json_response({"detail": "Method Not Allowed"}, 405)
+        return json_response({"detail": "Not Found"}, 404)
 
     async def _generate(
         self, request: HttpRequest, call: Call, form: "Wire | Form", receive: Receive, send: Send

@@ -1,5 +1,6 @@
 """One API call, read from an OpenAI body: what both dialects accept, before either's own limits. PURE."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -8,6 +9,9 @@ from workers.tokenizer import encode, render_chat
 Body = Mapping[str, object]
 MAX_CHOICES = 128
 MAX_TOKEN_ID = (1 << 57) - 1
+TRUE = frozenset({"true", "yes", "on", "t", "y", "1", "1.0"})
+FALSE = frozenset({"false", "no", "off", "f", "n", "0", "0.0"})
+_INTEGER = re.compile(r"\s*[+-]?[0-9]{1,18}\s*")
 
 
 class ApiError(Exception):
@@ -46,20 +50,20 @@ def parse_call(body: Body, chat: bool) -> Call:
     """Read a call. Raises ApiError 400 where a field has the wrong type or an impossible value."""
     options = body.get("stream_options") or {}
     if not isinstance(options, dict):
-        raise _wrong_type("stream_options", "an object")
+        raise wrong_type("stream_options", "an object")
     return Call(
         chat=chat,
-        model=_string(body, "model"),
+        model=string(body, "model"),
         prompts=[encode(_chat_text(body))] if chat else prompt_list(body.get("prompt")),
         n=_integer(body, "n", 1, MAX_CHOICES) or 1,
         max_tokens=_max_tokens(body, chat),
-        ignore_eos=_boolean(body, "ignore_eos"),
-        stream=_boolean(body, "stream"),
-        include_usage=_boolean(options, "include_usage"),
-        continuous_usage=_boolean(options, "continuous_usage_stats"),
-        return_token_ids=_boolean(body, "return_token_ids"),
+        ignore_eos=boolean(body, "ignore_eos"),
+        stream=boolean(body, "stream"),
+        include_usage=boolean(options, "include_usage"),
+        continuous_usage=boolean(options, "continuous_usage_stats"),
+        return_token_ids=boolean(body, "return_token_ids"),
         stream_interval=_integer(body, "stream_interval", 1) or 1,
-        rid=_string(body, "rid"),
+        rid=string(body, "rid"),
     )
 
 
@@ -69,16 +73,18 @@ def text_tokens(body: Body) -> list[int]:
         return encode(_chat_text(body))
     prompt = body.get("prompt")
     if not isinstance(prompt, str):
-        raise _wrong_type("prompt", "a string")
+        raise wrong_type("prompt", "a string")
     return encode(prompt)
 
 
 def token_list(value: object, field: str) -> list[int]:
     """Token ids. Raises ApiError 400 for anything else."""
     if not isinstance(value, list) or not all(type(token) is int for token in value):
-        raise _wrong_type(field, "a list of token ids")
-    if value and not 0 <= min(value) <= max(value) <= MAX_TOKEN_ID:
-        raise ApiError(400, f"Token id is out of vocabulary in {field}", param=field)
+        raise wrong_type(field, "a list of token ids")
+    if value and min(value) < 0:
+        raise wrong_type(f"{field}.0", "a token id")
+    if value and max(value) > MAX_TOKEN_ID:
+        raise ApiError(400, f"Token id is out of vocabulary in {field}")
     return value
 
 
@@ -92,10 +98,12 @@ def _max_tokens(body: Body, chat: bool) -> int | None:
 def _chat_text(body: Body) -> str:
     messages = body.get("messages")
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        raise _wrong_type("messages", "a list of objects")
-    if not messages or not all(isinstance(message.get("role"), str) for message in messages):
-        raise ApiError(400, "messages must not be empty and each needs a role", param="messages")
-    return render_chat(messages, body.get("tools"), go_on=_boolean(body, "continue_final_message"))
+        raise wrong_type("messages", "a list of objects")
+    if not messages:
+        raise ApiError(400, "A chat needs at least one message.")
+    if not all(isinstance(message.get("role"), str) for message in messages):
+        raise wrong_type("messages.0.role", "a string")
+    return render_chat(messages, body.get("tools"), go_on=boolean(body, "continue_final_message"))
 
 
 def prompt_list(prompt: object) -> list[list[int]]:
@@ -108,35 +116,49 @@ def prompt_list(prompt: object) -> list[list[int]]:
         prompts = [token_list(tokens, "prompt") for tokens in prompt]
     else:
         prompts = [token_list(prompt, "prompt")]
-    if not all(prompts):
-        raise ApiError(400, "Either prompt or prompt_embeds must be provided and non-empty.", param="prompt")
+    if not prompts or not all(prompts):
+        raise ApiError(400, "A prompt must not be empty.")
     return prompts
 
 
-def _wrong_type(field: str, wanted: str) -> ApiError:
+def wrong_type(field: str, wanted: str) -> ApiError:
     return ApiError(400, f"Input should be {wanted}: {field}", "Bad Request", f"body.{field}")
 
 
-def _string(body: Body, field: str) -> str | None:
+def string(body: Body, field: str) -> str | None:
     value = body.get(field)
     if value is not None and not isinstance(value, str):
-        raise _wrong_type(field, "a string")
+        raise wrong_type(field, "a string")
     return value
 
 
-def _boolean(body: Body, field: str) -> bool:
+def boolean(body: Body, field: str) -> bool:
+    """A flag; both engines take words and 0 or 1 for one. Raises ApiError 400 for anything else."""
     value = body.get(field)
-    if value is not None and not isinstance(value, bool):
-        raise _wrong_type(field, "a boolean")
-    return bool(value)
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    word = str(value).lower() if isinstance(value, str | int | float) else ""
+    if word not in TRUE | FALSE:
+        raise wrong_type(field, "a boolean")
+    return word in TRUE
 
 
 def _integer(body: Body, field: str, low: int, high: int | None = None) -> int | None:
-    value = body.get(field)
+    value = _whole(body.get(field), field)
     if value is None:
         return None
-    if type(value) is not int:
-        raise _wrong_type(field, "an integer")
     if value < low or (high is not None and value > high):
-        raise ApiError(400, f"{field} must be at least {low}" + (f", at most {high}" if high else ""), param=field)
+        message = f"{field} must be at least {low}" + (f", at most {high}" if high else "")
+        raise ApiError(400, message, param=None if field == "n" else field)  # of `n` vLLM names no field
     return value
+
+
+def _whole(value: object, field: str) -> int | None:
+    """An integer; both engines take one that is written as a text, or as a float without a fraction."""
+    if value is None or isinstance(value, int):
+        return value if value is None else int(value)
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, str) and _INTEGER.fullmatch(value):
+        return int(value)
+    raise wrong_type(field, "an integer")

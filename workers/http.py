@@ -70,6 +70,8 @@ async def read_request(scope: Scope, receive: Receive) -> HttpRequest:
 
 
 async def send_response(send: Send, response: Response) -> None:
-    headers = [(b"content-type", response.content_type), (b"content-length", b"%d" % len(response.body))]
+    headers = [(b"content-length", b"%d" % len(response.body))]
+    if response.body:
+        headers.append((b"content-type", response.content_type))
     await send({"type": "http.response.start", "status": response.status, "headers": headers})
     await send({"type": "http.response.body", "body": response.body})

@@ -110,6 +110,7 @@ class KvPublisher:
                     "block_size": self._engine.config.block_size,
                     "lora_id": None,
                     **self._place(),
+                    **(_of_vllm(len(hashes)) if self._vllm else {}),
                 }
 
     def _place(self) -> dict[str, Any]:
@@ -118,6 +119,11 @@ class KvPublisher:
     def _names(self, hashes: Any) -> list[int]:
         """Without a sign in vLLM, with one in SGLang."""
         return [hash_ % 2**64 for hash_ in hashes] if self._vllm else list(hashes)
+
+
+def _of_vllm(blocks: int) -> dict[str, Any]:
+    """What vLLM tells of stored blocks, and SGLang not."""
+    return {"lora_name": None, "extra_keys": [None] * blocks, "kv_cache_spec_kind": "full_attention"}
 
 
 def _bind(socket: zmq.Socket[Any], host: str, port: int) -> int:

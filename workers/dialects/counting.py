@@ -1,10 +1,9 @@
-"""Counting a message's tokens, which both dialects answer alike."""
+"""Counting a message's tokens, which both dialects do alike."""
 
-from workers.call import text_tokens
-from workers.forms import messages_as_chat
-from workers.http import HttpRequest, Response, json_response
+from workers.call import Body, text_tokens
+from workers.messages import messages_as_chat
 
 
-def count_message_tokens(request: HttpRequest) -> Response:
-    """POST /v1/messages/count_tokens. Raises ApiError."""
-    return json_response({"input_tokens": len(text_tokens(messages_as_chat(request.json())))})
+def count_message_tokens(body: Body) -> int:
+    """What /v1/messages/count_tokens counts. Raises ApiError."""
+    return len(text_tokens(messages_as_chat(body)))

@@ -18,7 +18,7 @@ class Exposition:
         self._sample(name, "counter", value, labels)
 
     def text(self) -> bytes:
-        return ("\n".join(self._lines) + "\n").encode()
+        return "".join(f"{line}\n" for line in self._lines).encode()
 
     def _sample(self, name: str, kind: str, value: float, labels: dict[str, str]) -> None:
         full = self._prefix + name

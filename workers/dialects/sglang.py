@@ -1,4 +1,4 @@
-"""SGLang's wire format: `sglang/srt/entrypoints/openai`, as of 0.5.23. PURE.
+"""SGLang's wire format: `sglang/srt/entrypoints/openai`, as seen on 0.5.23. PURE.
 
 Chat chunks carry reasoning_content always, a step without text yields no chunk, finish is a chunk of its own after all
 content, and usage per chunk works without include_usage and tells the cached tokens (--enable-cache-report is
@@ -13,8 +13,9 @@ from uuid import uuid4
 
 import orjson
 
-from workers.call import ApiError, Call
+from workers.call import ApiError, Body, Call
 from workers.choice import Choice
+from workers.dialects.refusals import refuse_for_sglang
 from workers.dialects.wire import DONE, FINISH, Answer, StreamWriter, now_seconds, usage_totals
 from workers.tokenizer import EOS
 
@@ -27,6 +28,11 @@ def _usage(prompt: int, completion: int, cached: int | None) -> dict[str, object
         "prompt_tokens_details": None if cached is None else {"cached_tokens": cached},
         "reasoning_tokens": 0,
     }
+
+
+def _spelt_out(usage: dict[str, object]) -> dict[str, object]:
+    """A usage as it is everywhere but at the end of a stream of completions."""
+    return usage | {"completion_tokens_details": None}
 
 
 def _matched_stop(choice: Choice) -> int | None:
@@ -43,8 +49,9 @@ class _Writer:
     def end(self, choices: Sequence[Choice]) -> bytes:
         if not self._call.include_usage:
             return DONE
-        usage = orjson.dumps(_usage(*usage_totals(choices, self._call.n)))
-        return self._opening + b'],"usage":%b}\n\n' % usage + DONE
+        usage = _usage(*usage_totals(choices, self._call.n))
+        told = orjson.dumps(_spelt_out(usage) if self._call.chat else usage)
+        return self._opening + b'],"usage":%b}\n\n' % told + DONE
 
 
 class ChatWriter(_Writer):
@@ -70,7 +77,7 @@ class ChatWriter(_Writer):
 
     def _usage(self, choice: Choice) -> bytes:
         usage = _usage(len(choice.prompt), choice.completion_tokens, choice.cached_tokens)
-        return b'"usage":' + orjson.dumps(usage)
+        return b'"usage":' + orjson.dumps(_spelt_out(usage))
 
     def _finish(self, choice: Choice) -> bytes:
         return (
@@ -88,7 +95,7 @@ class CompletionWriter(_Writer):
             return b""
         usage: object = None
         if self._call.continuous_usage:
-            usage = _usage(len(choice.prompt), choice.completion_tokens, None)
+            usage = _spelt_out(_usage(len(choice.prompt), choice.completion_tokens, None))
         return self._opening + b'{"index":%d,"text":%b,"logprobs":null,"finish_reason":%b,%b}],"usage":%b}\n\n' % (
             choice.index,
             orjson.dumps(choice.text),
@@ -100,8 +107,8 @@ class CompletionWriter(_Writer):
     def _token_ids(self, choice: Choice) -> bytes:
         if not self._call.return_token_ids:
             return b""
-        prompt = None if choice.sent else choice.prompt
-        return b',"token_ids":%b,"prompt_token_ids":%b' % (orjson.dumps(choice.token_ids), orjson.dumps(prompt))
+        ids = b',"token_ids":' + orjson.dumps(choice.token_ids)
+        return ids if choice.sent else ids + b',"prompt_token_ids":' + orjson.dumps(choice.prompt)
 
 
 class SglangWire:
@@ -113,6 +120,10 @@ class SglangWire:
 
     def __init__(self, max_model_len: int) -> None:
         self._max_model_len = max_model_len
+
+    def check(self, body: Body, path: str) -> None:
+        """See `Wire`."""
+        refuse_for_sglang(body, path)
 
     def answer(self, call: Call, request_id: str | None) -> Answer:
         """Any model name is served and echoed; `request_id` is the x-override-rid header, read on chat alone."""
@@ -145,13 +156,14 @@ class SglangWire:
             "created": answer.created,
             "model": answer.model,
             "choices": [_full_choice(choice, call) for choice in choices],
-            "usage": _usage(*usage_totals(choices, call.n)),
-            "metadata": {"weight_version": "default"},
+            "usage": _spelt_out(_usage(*usage_totals(choices, call.n))),
+            "metadata": {"weight_version": "default", "weight_versions": [_weights(choices)]},
         }
         return orjson.dumps(body)
 
     def error(self, error: ApiError) -> bytes:
-        detail = {"message": error.message, "type": error.kind, "param": error.param, "code": error.status}
+        """Flat, and never with the name of a field but in its message."""
+        detail = {"message": error.message, "type": error.kind, "param": None, "code": error.status}
         return orjson.dumps({"object": "error"} | detail)
 
     def stream_error(self, error: ApiError) -> bytes:
@@ -160,12 +172,17 @@ class SglangWire:
         return b"data: %b\n\n" % orjson.dumps({"error": detail})
 
 
+def _weights(choices: Sequence[Choice]) -> dict[str, object]:
+    """Which weights made which tokens."""
+    return {"version": "default", "start": 0, "end": max(choice.completion_tokens for choice in choices)}
+
+
 def _full_choice(choice: Choice, call: Call) -> dict[str, object]:
-    if call.chat:
-        message = {"role": "assistant", "content": choice.text, "reasoning_content": None, "tool_calls": None}
-        answer: dict[str, object] = {"message": message}
-    else:
-        answer = {"text": choice.text}
     ends = {"logprobs": None, "finish_reason": choice.finish, "matched_stop": _matched_stop(choice)}
-    ids = {"token_ids": choice.token_ids} if call.return_token_ids and not call.chat else {}
-    return {"index": choice.index} | answer | ends | ids
+    prompt = {"prompt_token_ids": choice.prompt} if call.return_token_ids else {}
+    if call.chat:
+        message = {"role": "assistant", "content": choice.text, "reasoning_content": None}
+        ids = {"response_token_ids": choice.token_ids} if call.return_token_ids else {}
+        return {"index": choice.index, "message": message, **ends, **prompt, **ids}
+    ids = {"token_ids": choice.token_ids} if call.return_token_ids else {}
+    return {"index": choice.index, "text": choice.text, **ends, **ids, **prompt}

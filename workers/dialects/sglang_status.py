@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from workers.block_log import refreshes_after_step
-from workers.call import text_tokens, token_list
+from workers.call import ApiError, boolean, text_tokens, token_list
 from workers.dialects.counting import count_message_tokens
 from workers.dialects.exposition import Exposition
 from workers.http import PLAIN, Handler, HttpRequest, Response, Routes, json_response
@@ -22,6 +22,7 @@ from workers.tokenizer import decode
 
 VERSION = "0.5.23"
 IDLE_LOG_SECONDS = 30.0
+ONE_ACCELERATOR: Mapping[str, object] = {"accelerator": None, "num_accelerators": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +78,10 @@ class SglangStatus:
             ("GET", "/get_model_info"): self._model_info,
             ("GET", "/server_info"): self._server_info,
             ("GET", "/get_server_info"): self._server_info,
-            ("POST", "/v1/messages/count_tokens"): count_message_tokens,
+            ("POST", "/v1/messages/count_tokens"): self._count_message_tokens,
             ("GET", "/v1/loads"): self._loads,
             ("GET", "/v1/models"): self._models,
+            ("GET", f"/v1/models/{self._settings.model}"): lambda _: json_response(self._model()),
             ("GET", "/metrics"): lambda _: Response(self.metrics(), content_type=PLAIN),
             ("GET", "/flush_cache"): self._flush_cache,
             ("POST", "/flush_cache"): self._flush_cache,
@@ -93,14 +95,18 @@ class SglangStatus:
         scheduler = Exposition("sglang:", **names, tp_rank="0", pp_rank="0", moe_ep_rank="0")
         self._scheduler_gauges(scheduler)
         self._scheduler_counters(scheduler)
-        tokenizer = Exposition("sglang:", **names)
-        counts = self._engine.counters
-        tokenizer.counter("prompt_tokens_total", counts.finished_prompt_tokens)
-        tokenizer.counter("generation_tokens_total", counts.finished_generation_tokens)
-        tokenizer.counter("cached_tokens_total", counts.prefix_hits, cache_source="device")
-        tokenizer.counter("num_requests_total", counts.submitted_requests)
-        tokenizer.counter("num_aborted_requests_total", counts.aborted_requests)
-        return scheduler.text() + tokenizer.text()
+        return scheduler.text() + self._tokenizer_counters(names)
+
+    def _tokenizer_counters(self, names: Mapping[str, str]) -> bytes:
+        """SGLang counts streams and whole answers apart; here all count as streams."""
+        exposition, counts = Exposition("sglang:", **names), self._engine.counters
+        streams = {"is_streaming": "true"}
+        _counted(exposition, "prompt_tokens_total", counts.finished_prompt_tokens, **streams)
+        _counted(exposition, "generation_tokens_total", counts.finished_generation_tokens, **streams)
+        _counted(exposition, "cached_tokens_total", counts.prefix_hits, cache_source="device")
+        _counted(exposition, "num_requests_total", counts.submitted_requests, **streams)
+        _counted(exposition, "num_aborted_requests_total", counts.aborted_requests)
+        return exposition.text()
 
     def _scheduler_gauges(self, exposition: Exposition) -> None:
         gauges, config = self._gauges, self._engine.config
@@ -124,12 +130,12 @@ class SglangStatus:
 
     def _scheduler_counters(self, exposition: Exposition) -> None:
         counts = self._engine.counters
-        exposition.counter("evicted_tokens_total", counts.evicted_tokens)
+        _counted(exposition, "evicted_tokens_total", counts.evicted_tokens)
         exposition.counter("realtime_tokens_total", counts.prefilled_tokens, mode="prefill_compute")
         exposition.counter("realtime_tokens_total", counts.prefix_hits, mode="prefill_cache")
         exposition.counter("realtime_tokens_total", counts.generation_tokens, mode="decode")
-        exposition.counter("num_retracted_input_tokens_total", counts.preempted_input_tokens)
-        exposition.counter("num_retracted_output_tokens_total", counts.preempted_output_tokens)
+        _counted(exposition, "num_retracted_input_tokens_total", counts.preempted_input_tokens)
+        _counted(exposition, "num_retracted_output_tokens_total", counts.preempted_output_tokens)
 
     def _refresh(self) -> None:
         engine, counts, now = self._engine, self._engine.counters, self._clock()
@@ -150,12 +156,15 @@ class SglangStatus:
         engine, counts = self._engine, self._engine.counters
         waiting = engine.waiting_uncached_tokens()
         load: dict[str, object] = {
+            "timestamp": time.time(),
             "dp_rank": 0,
             "num_running_reqs": engine.running,
             "num_waiting_reqs": engine.waiting,
             "num_waiting_uncached_tokens": waiting,
             "num_used_tokens": engine.used_tokens,
             "num_total_tokens": engine.used_tokens + waiting,
+            "num_active_tokens": engine.used_tokens,
+            "utilization": engine.running / engine.config.max_running,
             "gen_throughput": self._gauges.throughput,
             "cache_hit_rate": self._gauges.hit_rate,
             "total_prefill_uncached_tokens": counts.prefilled_tokens,
@@ -166,7 +175,7 @@ class SglangStatus:
             load["max_running_requests"] = engine.config.max_running
             load["token_usage"] = engine.used_tokens / engine.capacity
         now = datetime.now(UTC).isoformat()
-        return json_response({"timestamp": now, "version": VERSION, "dp_rank_count": 1, "loads": [load]})
+        return json_response({"timestamp": now, "version": VERSION, "loads": [load], **ONE_ACCELERATOR})
 
     def _server_info(self, _request: HttpRequest) -> Response:
         config = self._engine.config
@@ -193,7 +202,10 @@ class SglangStatus:
         return json_response({"model_path": model, "tokenizer_path": model, "is_generation": True})
 
     def _models(self, _request: HttpRequest) -> Response:
-        model = {
+        return json_response({"object": "list", "data": [self._model()]})
+
+    def _model(self) -> dict[str, object]:
+        return {
             "id": self._settings.model,
             "object": "model",
             "created": self._created,
@@ -202,7 +214,6 @@ class SglangStatus:
             "parent": None,
             "max_model_len": self._max_model_len,
         }
-        return json_response({"object": "list", "data": [model]})
 
     def _flush_cache(self, _request: HttpRequest) -> Response:
         if self._engine.has_work:
@@ -213,9 +224,21 @@ class SglangStatus:
     def _texts(self) -> list[tuple[str, Handler]]:
         return [("tokenize", self._tokenize), ("detokenize", self._detokenize)]
 
+    def _count_message_tokens(self, request: HttpRequest) -> Response:
+        return json_response({"input_tokens": count_message_tokens(request.json())})
+
     def _tokenize(self, request: HttpRequest) -> Response:
-        tokens = text_tokens(request.json())
+        body = request.json()
+        if boolean(body, "continue_final_message") and body.get("add_generation_prompt") is False:
+            raise ApiError(400, "continue_final_message needs add_generation_prompt to open the assistant turn.")
+        tokens = text_tokens(body)
         return json_response({"tokens": tokens, "count": len(tokens), "max_model_len": self._max_model_len})
 
     def _detokenize(self, request: HttpRequest) -> Response:
         return json_response({"text": decode(token_list(request.json().get("tokens"), "tokens"))})
+
+
+def _counted(exposition: Exposition, name: str, value: float, **labels: str) -> None:
+    """Tell a counter once it has counted anything: SGLang's are not there before."""
+    if value:
+        exposition.counter(name, value, **labels)

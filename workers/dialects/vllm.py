@@ -1,7 +1,8 @@
-"""vLLM's wire format: `vllm/entrypoints/openai`, as of 0.33. PURE.
+"""vLLM's wire format: `vllm/entrypoints/openai`, as seen on 0.32. PURE.
 
 The role chunks come with the first token, the finish rides on the last token's chunk, usage per chunk needs
-include_usage too and is per choice, cached tokens are only in the last usage. Emulates --enable-prompt-tokens-details.
+include_usage too and is per choice, cached tokens are only in the last usage. The fingerprint comes with that, or where
+no usage was asked for with each choice's last chunk. Emulates --enable-prompt-tokens-details.
 Left out: log probabilities, stop strings, tool and reasoning parsers, the system fingerprint's real value.
 """
 
@@ -10,20 +11,28 @@ from uuid import uuid4
 
 import orjson
 
-from workers.call import ApiError, Call
+from workers.call import ApiError, Body, Call
 from workers.choice import Choice
+from workers.dialects.refusals import refuse_for_vllm
 from workers.dialects.wire import DONE, FINISH, Answer, StreamWriter, now_seconds, usage_totals
 
 FINGERPRINT = "vllm-emulated"
+UNSET = dict.fromkeys(("kv_transfer_params", "ec_transfer_params", "metrics"))
+MARK = b',"system_fingerprint":"%b"' % FINGERPRINT.encode()
 
 
-def _usage_bytes(choice: Choice) -> bytes:
+def _usage_bytes(choice: Choice, more: bytes = b"") -> bytes:
     prompt, completion = len(choice.prompt), choice.completion_tokens
-    return b'"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d}' % (
+    return b',"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d%b}' % (
         prompt,
         prompt + completion,
         completion,
+        more,
     )
+
+
+def _chat_usage_bytes(choice: Choice) -> bytes:
+    return _usage_bytes(choice, b',"completion_tokens_details":null')
 
 
 def _ids(tokens: list[int] | None) -> bytes:
@@ -43,7 +52,11 @@ class _Writer:
         if not self._call.include_usage:
             return DONE
         usage = orjson.dumps(_usage(self._call, choices, self._block_size))
-        return self._opening + b'],"usage":%b,"system_fingerprint":"%b"}\n\n' % (usage, FINGERPRINT.encode()) + DONE
+        return self._opening + b'],"usage":%b%b}\n\n' % (usage, MARK) + DONE
+
+    def _mark(self, choice: Choice) -> bytes:
+        """What stands after a chunk's choices if it is the last of its choice."""
+        return MARK if choice.finish and not self._call.include_usage else b""
 
 
 class ChatWriter(_Writer):
@@ -53,19 +66,21 @@ class ChatWriter(_Writer):
 
     def update(self, choice: Choice) -> bytes:
         ids = choice.token_ids if self._call.return_token_ids else None
-        event = self._opening + b'{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":%b%b}]%b}\n\n' % (
+        rest = b'{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":%b%b}]%b%b}\n\n' % (
             choice.index,
             orjson.dumps(choice.text),
             FINISH[choice.finish],
             (b',"stop_reason":null,"token_ids":' if choice.finish else b',"token_ids":') + _ids(ids),
-            b"," + _usage_bytes(choice) if self._continuous else b"",
+            _chat_usage_bytes(choice) if self._continuous else b"",
+            self._mark(choice),
         )
+        event = self._opening + rest
         return event if self._roles_sent else self._roles(choice) + event
 
     def _roles(self, first: Choice) -> bytes:
         """A role chunk for every choice, as soon as one of them has its first token."""
         self._roles_sent = True
-        usage = b"," + _usage_bytes(Choice(0, first.prompt)) if self._continuous else b""
+        usage = _chat_usage_bytes(Choice(0, first.prompt)) if self._continuous else b""
         ids = _ids(first.prompt if self._call.return_token_ids else None)
         return b"".join(
             self._opening + b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,'
@@ -82,14 +97,15 @@ class CompletionWriter(_Writer):
         wanted = self._call.return_token_ids
         return (
             self._opening + b'{"index":%d,"text":%b,"logprobs":null,"finish_reason":%b,"stop_reason":null,'
-            b'"prompt_token_ids":%b,"token_ids":%b}],%b}\n\n'
+            b'"prompt_token_ids":%b,"token_ids":%b}]%b%b}\n\n'
             % (
                 choice.index,
                 orjson.dumps(choice.text),
                 FINISH[choice.finish],
                 _ids(choice.prompt if wanted and not choice.sent else None),
                 _ids(choice.token_ids if wanted else None),
-                _usage_bytes(choice) if self._continuous else b'"usage":null',
+                _usage_bytes(choice) if self._continuous else b"",
+                self._mark(choice),
             )
         )
 
@@ -105,6 +121,10 @@ class VllmWire:
         self._model = model
         self._max_model_len = max_model_len
         self._block_size = block_size
+
+    def check(self, body: Body, path: str) -> None:
+        """See `Wire`."""
+        refuse_for_vllm(body, path)
 
     def answer(self, call: Call, request_id: str | None) -> Answer:
         if call.model is not None and call.model != self._model:
@@ -141,12 +161,13 @@ class VllmWire:
             "choices": [(_chat_choice if call.chat else _text_choice)(choice, call) for choice in choices],
             "service_tier": None,
             "system_fingerprint": FINGERPRINT,
-            "usage": _usage(call, choices, self._block_size),
+            "usage": _whole_usage(call, choices, self._block_size),
+            **UNSET,
         }
         if call.chat:
-            body["prompt_logprobs"] = None
+            body |= {"prompt_logprobs": None, "prompt_text": None}
             body["prompt_token_ids"] = choices[0].prompt if call.return_token_ids else None
-        return orjson.dumps(body | {"kv_transfer_params": None})
+        return orjson.dumps(body)
 
     def error(self, error: ApiError) -> bytes:
         detail = {"message": error.message, "type": error.kind, "param": error.param, "code": error.status}
@@ -157,25 +178,39 @@ class VllmWire:
 
 
 def _usage(call: Call, choices: Sequence[Choice], block_size: int) -> dict[str, object]:
+    """That of a stream's end."""
     prompt, completion, cached = usage_totals(choices, call.n)
-    full_blocks = sum(len(choice.prompt) // block_size * block_size for choice in choices[:: call.n])
+    details = {"cached_tokens": cached}
+    if call.chat:
+        full_blocks = sum(len(choice.prompt) // block_size * block_size for choice in choices[:: call.n])
+        details["created_cache_tokens"] = max(0, full_blocks - cached)
     return {
         "prompt_tokens": prompt,
         "total_tokens": prompt + completion,
         "completion_tokens": completion,
-        "prompt_tokens_details": {"cached_tokens": cached, "created_cache_tokens": full_blocks - cached},
+        "prompt_tokens_details": details,
     }
+
+
+def _whole_usage(call: Call, choices: Sequence[Choice], block_size: int) -> dict[str, object]:
+    """The same of a whole answer, which spells out what is not there."""
+    usage = _usage(call, choices, block_size)
+    details = usage["prompt_tokens_details"]
+    assert isinstance(details, dict)
+    unset = dict.fromkeys(("created_cache_tokens", "multimodal_tokens"))
+    return usage | {"prompt_tokens_details": {**unset, **details}, "completion_tokens_details": None}
 
 
 def _chat_choice(choice: Choice, call: Call) -> dict[str, object]:
     message = {"role": "assistant", "content": choice.text, "refusal": None, "annotations": None, "audio": None}
     return {
         "index": choice.index,
-        "message": message | {"function_call": None, "tool_calls": [], "reasoning": None},
+        "message": message | {"function_call": None, "reasoning": None},
         "logprobs": None,
         "finish_reason": choice.finish,
         "stop_reason": None,
         "token_ids": choice.token_ids if call.return_token_ids else None,
+        "routed_experts": None,
     }
 
 
@@ -189,4 +224,5 @@ def _text_choice(choice: Choice, call: Call) -> dict[str, object]:
         "token_ids": choice.token_ids if call.return_token_ids else None,
         "prompt_logprobs": None,
         "prompt_token_ids": choice.prompt if call.return_token_ids else None,
+        "routed_experts": None,
     }

@@ -1,21 +1,28 @@
 """What a vLLM server tells about itself: health, version, models, tokens and metrics.
 
 Gauges are as fresh as the last step. Each counter has a *_created gauge, by which a restart can be told.
-Left out: histograms, /load and the development endpoints, which a production server does not have.
+Left out: histograms and the development endpoints, which a production server does not have.
 """
 
 import time
 from collections.abc import Mapping
 
-from workers.call import text_tokens, token_list
+from workers.call import ApiError, Body, text_tokens, token_list
 from workers.dialects.counting import count_message_tokens
 from workers.dialects.exposition import Exposition
+from workers.dialects.refusals import refuse_chat_ends
 from workers.engine import Engine
-from workers.http import PLAIN, HttpRequest, Response, Routes, json_response
+from workers.http import HttpRequest, Response, Routes, json_response
 from workers.settings import WorkerSettings
 from workers.tokenizer import decode
 
 VERSION = "0.33.0"
+TEXT = b"text/plain; version=1.0.0; charset=utf-8"
+PERMISSION: dict[str, object] = {
+    **dict.fromkeys(("allow_sampling", "allow_logprobs", "allow_view"), True),
+    **dict.fromkeys(("allow_create_engine", "allow_search_indices", "allow_fine_tuning", "is_blocking"), False),
+    **{"id": "modelperm-emulated", "object": "model_permission", "organization": "*", "group": None},
+}
 
 
 class VllmStatus:
@@ -37,12 +44,13 @@ class VllmStatus:
             ("GET", "/ping"): lambda _: Response(),
             ("POST", "/ping"): lambda _: Response(),
             ("GET", "/version"): lambda _: json_response({"version": VERSION}),
+            ("GET", "/load"): lambda _: json_response({"server_load": 0}),  # it counts only where it is told to
             ("GET", "/kv_event_sources"): lambda _: json_response(self._sources),
             ("GET", "/v1/models"): self._models,
-            ("GET", "/metrics"): lambda _: Response(self.metrics(), content_type=PLAIN),
+            ("GET", "/metrics"): lambda _: Response(self.metrics(), content_type=TEXT),
             ("POST", "/tokenize"): self._tokenize,
             ("POST", "/detokenize"): self._detokenize,
-            ("POST", "/v1/messages/count_tokens"): count_message_tokens,
+            ("POST", "/v1/messages/count_tokens"): self._count_message_tokens,
         }
 
     def metrics(self) -> bytes:
@@ -100,14 +108,27 @@ class VllmStatus:
             "root": self._settings.model,
             "parent": None,
             "max_model_len": self._max_model_len,
+            "permission": [{**PERMISSION, "created": int(self._created)}],
         }
         return json_response({"object": "list", "data": [model]})
 
+    def _count_message_tokens(self, request: HttpRequest) -> Response:
+        tokens = count_message_tokens(request.json())
+        return json_response({"input_tokens": tokens, "context_management": {"original_input_tokens": tokens}})
+
     def _tokenize(self, request: HttpRequest) -> Response:
-        tokens = text_tokens(request.json())
+        body = request.json()
+        self._check_model(body)
+        refuse_chat_ends(body)
+        tokens = text_tokens(body)
         return json_response(
             {"count": len(tokens), "max_model_len": self._max_model_len, "tokens": tokens, "token_strs": None}
         )
 
     def _detokenize(self, request: HttpRequest) -> Response:
         return json_response({"prompt": decode(token_list(request.json().get("tokens"), "tokens"))})
+
+    def _check_model(self, body: Body) -> None:
+        name = body.get("model")
+        if name not in (None, self._settings.model):
+            raise ApiError(404, f"The model `{name}` does not exist.", "NotFoundError", "model")

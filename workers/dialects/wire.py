@@ -7,7 +7,7 @@ from typing import Protocol
 
 import orjson
 
-from workers.call import ApiError, Call
+from workers.call import ApiError, Body, Call
 from workers.choice import Choice
 from workers.model import FinishReason
 
@@ -52,6 +52,9 @@ class Wire(Protocol):
     abort_delay: float  # emulated seconds between a client's disconnect and the engine's abort
     headers_at_once: bool  # a stream's headers do not wait for its first token
     queue_full_in_band: bool  # a stream is told in its events, not by its status, that the queue is full
+
+    def check(self, body: Body, path: str) -> None:
+        """Raises ApiError where the engine refuses a generation call by its body alone."""
 
     def answer(self, call: Call, request_id: str | None) -> Answer:
         """The identity of the answer. Raises ApiError for a model that is not served."""
