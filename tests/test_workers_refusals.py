@@ -40,7 +40,7 @@ async def test_numbers_written_as_text(http: aiohttp.ClientSession, dialect: str
 
 async def test_vllm_alone_refuses_these(http: aiohttp.ClientSession) -> None:
     """Stream options of a whole answer, an empty salt, two greedy answers, and both ways to end a chat's prompt."""
-    gone_on = {"continue_final_message": True}
+    gone_on: Json = {"continue_final_message": True}
     only: list[tuple[Json, str | None]] = [
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"cache_salt": ""}, "cache_salt"),
