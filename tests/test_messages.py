@@ -43,8 +43,8 @@ async def test_the_official_client_reads_a_message(engines: list[str]) -> None:
             block.model_dump(include={"type", "text"}) for block in whole.content
         ]
         counted = await ours.messages.count_tokens(model="m", system=SYSTEM, messages=TURN)
-        read = whole.usage.cache_read_input_tokens or 0
-        assert counted.input_tokens == whole.usage.input_tokens + read
+        beside = (whole.usage.cache_read_input_tokens or 0) + (whole.usage.cache_creation_input_tokens or 0)
+        assert counted.input_tokens == whole.usage.input_tokens + beside
         assert await whole_service(router) == (3 * counted.input_tokens, 24)
         (client,) = (await router.fairness())["clients"]
         assert client.startswith("key-")
