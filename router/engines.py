@@ -116,12 +116,15 @@ def _vllm_metrics(body: bytes) -> Load:
 
 
 def _sglang_metrics(body: bytes) -> Load:
-    """Gauges that may be seconds old: they change with prefill batches and every 40th decode step."""
+    """Gauges that may be seconds old: they change with prefill batches and every 40th decode step.
+
+    Those of requests are not there before the first of these; that of the capacity always is.
+    """
     text = b"\n" + body
     capacity = _by_rank(text, b"sglang:max_total_num_tokens")
     running = _by_rank(text, b"sglang:num_running_reqs")
     waiting = _by_rank(text, b"sglang:num_queue_reqs")
-    if not running or not waiting:
+    if not capacity and not (running and waiting):
         raise WorkerBroke("A worker's metrics lack sglang:num_running_reqs or sglang:num_queue_reqs.")
     return Load(
         running=sum(running.values()),

@@ -203,6 +203,11 @@ def test_what_an_engine_tells_of_its_cache(dialect: Dialect, body: bytes, report
     assert dialect.read_cache(body) == report
 
 
+def test_an_sglang_that_has_computed_nothing_has_nothing_to_do() -> None:
+    """Its gauges of requests come with the first batch; without them it would never get one."""
+    assert SGLANG.load_readers["/metrics"](SGLANG_BEGINS) == Load(0, 0, 19168)
+
+
 def test_a_number_that_was_cut_off_is_not_taken_for_a_smaller_one() -> None:
     """A counter that seems to fall would mean that the engine started anew."""
     assert VLLM.read_cache(b"vllm:prompt_tokens_total 123\nvllm:prefix_cache_hits_total 4").hit_tokens is None

@@ -4,6 +4,8 @@
 # An SGLang server with the flags that the router reads, as of SGLang 0.5.23. Other flags are SGLang's own, as --port,
 # --api-key or --tp-size; given here again, they count. KV_EVENTS_PORT (5557) and the port after it must be open to
 # the router, and to nobody else: who reaches them reads the prompts' tokens.
+# With data-parallel ranks, each of which publishes at the next port, --kv-events-config has to be given again, with a
+# replay endpoint behind all of these.
 set -eu
 model=${1:?usage: sglang.sh MODEL [FLAG ...]}
 shift
