@@ -14,6 +14,8 @@ from workers.dialects.wire import Answer, StreamWriter, usage_totals
 from workers.forms import named_event, with_stream_options
 from workers.model import Dialect
 
+WRONG_VALUE = "invalid_request_error"
+"""What SGLang calls that here; a value of a wrong type it calls what it calls it everywhere."""
 UNSET = dict.fromkeys(("previous_response_id", "reasoning", "text", "user"))
 ALWAYS: dict[str, object] = {"parallel_tool_calls": True, "tools": [], "truncation": "disabled", **UNSET}
 VLLM_UNSET = dict.fromkeys(
@@ -55,8 +57,10 @@ class ResponsesForm:
         return orjson.dumps(_response(answer, self._dialect, choice, choice.text))
 
     def error(self, error: ApiError) -> bytes:
-        param = error.param if self._dialect == "vllm" else None
-        detail = {"message": error.message, "type": error.kind, "param": param, "code": error.status}
+        kind, param = error.kind, error.param
+        if self._dialect != "vllm":
+            kind, param = (WRONG_VALUE if kind == "BadRequestError" else kind), None
+        detail = {"message": error.message, "type": kind, "param": param, "code": error.status}
         return orjson.dumps({"error": detail})
 
     def stream_error(self, error: ApiError) -> bytes:
