@@ -19,7 +19,6 @@ from workers.dialects.vllm_status import VllmStatus
 from workers.dialects.wire import DONE, StreamWriter, Wire
 from workers.engine import Engine, create_engine
 from workers.forms import Form
-from workers.hardware import HARDWARE
 from workers.http import HttpRequest, Receive, Response, Routes, Scope, Send, json_response, read_request, send_response
 from workers.loop import CallEnded, EngineLoop, Mailbox
 from workers.messages import MessagesForm
@@ -44,7 +43,7 @@ class WorkerApp:
     """One worker. `loop.run()` must be running for calls to be answered."""
 
     def __init__(self, settings: WorkerSettings) -> None:
-        engine = create_engine(settings.engine_config(), HARDWARE[settings.hardware])
+        engine = create_engine(settings.engine_config(), settings.machine())
         max_model_len = min(settings.max_model_len, engine.max_request_tokens)
         self._settings = settings
         self._calls: dict[str, Mailbox] = {}

@@ -98,6 +98,16 @@ def _instant(_batch: Batch) -> float:
     return 1e-4
 
 
+def linear(kv_tokens: int, step: float, prefilled_token: float, decoded_sequence: float) -> Hardware:
+    """Steps of so many ms, and so many more per prefilled token and per sequence that computes one token."""
+
+    def step_seconds(batch: Batch) -> float:
+        prefilled = batch.new_tokens - batch.decodes
+        return (step + prefilled_token * prefilled + decoded_sequence * batch.decodes) / 1000
+
+    return Hardware("linear", kv_tokens, step_seconds)
+
+
 HARDWARE: Mapping[str, Hardware] = {
     model.name: model
     for model in (

@@ -7,7 +7,7 @@ from types import UnionType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from workers.engine import DEFAULT_HARDWARE, default_config
-from workers.hardware import HARDWARE
+from workers.hardware import HARDWARE, Hardware, linear
 from workers.model import Dialect, EngineConfig, Order
 
 
@@ -20,6 +20,9 @@ class WorkerSettings:
     port: Annotated[int, "port to listen on; 0 takes a free one"] = 8000
     model: Annotated[str, "served model name"] = "emulated"
     hardware: Annotated[str, f"step-time model: {', '.join(HARDWARE)}"] = DEFAULT_HARDWARE
+    step_times: Annotated[
+        str | None, "ms of a step, and more per prefilled token and per decoded sequence, A,B,C: not the hardware's"
+    ] = None
     kv_tokens: Annotated[int | None, "KV pool, tokens (default: the hardware's)"] = None
     block_size: Annotated[int | None, "tokens per block or page (default: vllm 16, sglang 1)"] = None
     max_running: Annotated[int | None, "requests in one batch (default: 256)"] = None
@@ -41,11 +44,21 @@ class WorkerSettings:
     )
     exit_with_parent: Annotated[bool, "end when standard input reaches its end"] = False
 
+    def machine(self) -> Hardware:
+        """What the engine runs on. Raises ValueError where the step times make no sense."""
+        hardware = HARDWARE[self.hardware]
+        if self.step_times is None:
+            return hardware
+        times = [float(part) for part in self.step_times.split(",")]
+        if len(times) != 3 or not all(0 <= time < float("inf") for time in times):
+            raise ValueError("step_times must be three numbers of milliseconds, none of them negative")
+        return linear(hardware.kv_tokens, *times)
+
     def engine_config(self) -> EngineConfig:
         """Raises ValueError where a size makes no sense."""
         return default_config(
             self.dialect,
-            HARDWARE[self.hardware],
+            self.machine(),
             kv_tokens=self.kv_tokens,
             block_size=self.block_size,
             max_running=self.max_running,

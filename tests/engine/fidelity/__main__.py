@@ -1,0 +1,110 @@
+"""Fidelity of the emulated engines: `python -m tests.engine.fidelity [--engine vllm]`, ends with 1 where one misses.
+
+The same recorded load goes directly, `AT_ONCE` calls at a time, to a real engine three times and to its emulation of
+equal capacity, block size and batch limits, each newly started. The first run of the real one is the reference; the
+other two say how much it differs from itself, and the emulation may differ by that and a margin. How long the real
+engine's steps take on this machine is measured first and given to the emulation, since the order of events, and with it
+what is evicted, follows from it. Needs the engine environments (`make test-engine`).
+
+This is no test of the suite: it takes several minutes for each engine, on a machine with nothing else to do.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from ..environment import is_complete
+from ..fleet import make_model
+from .figures import Difference, Run, difference, verdicts
+from .load import Call, prefix_tokens, recorded
+from .pace import measured, typical
+from .play import play
+from .servers import BLOCK_TOKENS, CAPACITY, DIALECTS, RUNNING, STEP_TOKENS, Dialect, Target, emulated, real
+
+AT_ONCE = 16
+CALLS = 640
+REAL_RUNS = "real", "real again", "real a third time"
+
+
+def main() -> int:
+    options = _options()
+    if not is_complete():
+        print("there is no engine environment; `make test-engine` makes it", file=sys.stderr)
+        return 2
+    calls = recorded(options.calls)
+    cancelled = sum(call.cancelled_after is not None for call in calls)
+    say(f"{len(calls)} calls, {cancelled} of them cancelled, {AT_ONCE} at once")
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(options.out or folder)
+        out.mkdir(parents=True, exist_ok=True)
+        kept = [compare(dialect, calls, out) for dialect in options.engine or DIALECTS]
+    return 0 if all(kept) else 1
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.engine.fidelity", description="Emulated beside real.")
+    parser.add_argument("--engine", action="append", choices=DIALECTS, help="one engine alone (default: both)")
+    parser.add_argument("--calls", type=int, default=CALLS, help="how many of the recorded calls")
+    parser.add_argument("--out", help="folder for the servers' logs and what became of each call")
+    return parser.parse_args()
+
+
+def compare(dialect: Dialect, calls: list[Call], out: Path) -> bool:
+    """Whether the emulation of this engine keeps all bounds."""
+    prefixes = prefix_tokens(calls, BLOCK_TOKENS[dialect])
+    say(f"\n{dialect}: {CAPACITY} tokens of KV, prefixes of {prefixes} ({prefixes / CAPACITY:.1f} times that)")
+    say(f"  {RUNNING} running requests and {STEP_TOKENS} new tokens in a step at most")
+    runs = real_runs(dialect, calls, out)
+    with emulated(dialect, typical([each.times for each in runs]), out) as target:
+        runs.append(run("emulated", target, calls, out))
+    *itself, emulation = [difference(runs[0], other) for other in runs[1:]]
+    for other, each in zip(runs[1:], (*itself, emulation), strict=True):
+        say(f"  {other.name} beside {runs[0].name}: {described(each)}")
+    kept = True
+    for verdict in verdicts(itself, emulation):
+        kept = kept and verdict.kept
+        say(f"  {verdict}")
+    return kept
+
+
+def real_runs(dialect: Dialect, calls: list[Call], out: Path) -> list[Run]:
+    """One on each of several new servers."""
+    model, runs = make_model(), []
+    for name in REAL_RUNS:
+        with real(dialect, model, out) as target:
+            runs.append(run(name, target, calls, out))
+    return runs
+
+
+def run(name: str, target: Target, calls: list[Call], out: Path) -> Run:
+    """Measure a server's steps, play the load to it, and say what came of it."""
+    times = asyncio.run(measured(target.url, RUNNING))
+    began = time.monotonic()
+    outcomes = asyncio.run(play(target.url, calls, AT_ONCE))
+    seconds = time.monotonic() - began
+    done = Run(name, outcomes, target.evicted_tokens(), times)
+    kept = out / f"{target.dialect}-{name.replace(' ', '-')}.json"
+    kept.write_text(json.dumps([asdict(outcome) for outcome in outcomes]))
+    say(f"  {name}: hit rate {done.hit_rate:.4f}, {done.evicted_tokens} tokens evicted, {seconds:.0f} s;")
+    say(f"    a step took {times} ms: each, more per prefilled token, more per decoded sequence")
+    return done
+
+
+def described(each: Difference) -> str:
+    return (
+        f"hit rate differs by {each.hit_rate:.4f}, equal cached tokens in {each.equal_calls:.4f} of calls, "
+        f"tau {each.tau:.4f}, evictions differ by {each.evictions:.4f}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""How long the steps of a real engine take on this machine, measured, so that its emulation takes as long."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+from .. import prompts
+from .load import Call
+from .play import Outcome, ask, play
+
+ROUNDS = 8
+SHORT, LONG = 32, 480
+"""Tokens of prompts that are each computed in one step."""
+DECODED = 48
+"""Tokens of an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Milliseconds of a step that computes nothing, and what each prefilled token and each decoded sequence adds."""
+
+    step: float
+    prefilled_token: float
+    decoded_sequence: float
+
+    def __str__(self) -> str:
+        return f"{self.step:.3f},{self.prefilled_token:.5f},{self.decoded_sequence:.3f}"
+
+
+def typical(every: Sequence[StepTimes]) -> StepTimes:
+    """The median of each."""
+    return StepTimes(
+        median(each.step for each in every),
+        median(each.prefilled_token for each in every),
+        median(each.decoded_sequence for each in every),
+    )
+
+
+async def measured(url: str, at_once: int) -> StepTimes:
+    """Fitted to a probe of the engine, which must be idle: lone prompts of two lengths, and answers at once."""
+    names = iter(range(10**6))
+    short, long = [], []
+    for _ in range(ROUNDS):
+        short.append(_first_token(await ask(url, _probe(names, SHORT, 1))))
+        long.append(_first_token(await ask(url, _probe(names, LONG, 1))))
+    prefilled_token = max(0.0, (median(long) - median(short)) / (LONG - SHORT))
+    alone = median(_gaps(await play(url, [_probe(names, SHORT, DECODED)], 1)))
+    together = median(_gaps(await play(url, [_probe(names, SHORT, DECODED) for _ in range(at_once)], at_once)))
+    decoded = max(0.0, (together - alone) / (at_once - 1))
+    return StepTimes(1e3 * max(0.0, alone - decoded), 1e3 * prefilled_token, 1e3 * decoded)
+
+
+def _probe(names: Iterator[int], length: int, answer: int) -> Call:
+    return Call(0, tuple(prompts.tokens(f"probe {next(names)}", length)), answer, None)
+
+
+def _first_token(outcome: Outcome) -> float:
+    return outcome.token_times[0] - outcome.began
+
+
+def _gaps(outcomes: Sequence[Outcome]) -> list[float]:
+    """Seconds from one token to the next of each."""
+    return [after - before for outcome in outcomes for before, after in pairwise(outcome.token_times)]

@@ -1,0 +1,96 @@
+"""A real engine and its emulation with the same capacity, block size and batch limits, and how each is started."""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ..fleet import CONTEXT, ENGINE_START_SECONDS, ENGINES, launched_engine
+from ..processes import Server, free_ports
+from ..wire import WORKER_KEY
+from .evictions import evicted_by_metric, removed_blocks
+from .pace import StepTimes
+
+Dialect = Literal["vllm", "sglang"]
+DIALECTS: Sequence[Dialect] = ("vllm", "sglang")
+BLOCK_TOKENS = {dialect: ENGINES[dialect].block_tokens for dialect in DIALECTS}
+CAPACITY = 599 * 32
+"""Tokens of KV that either engine can use."""
+RUNNING = 12
+"""Requests that run at once; the others of those under way wait in the engine."""
+STEP_TOKENS = 512
+"""New tokens of a step, less than most prompts have: most prefills are cut."""
+EMULATION_START_SECONDS = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A server under load."""
+
+    dialect: Dialect
+    url: str
+    evicted_tokens: Callable[[], int]
+    """Since it was started; to be asked once, when all calls are over."""
+
+
+@contextmanager
+def _target(dialect: Dialect, url: str, events_port: int) -> Iterator[Target]:
+    if dialect == "sglang":
+        yield Target(dialect, url, lambda: evicted_by_metric(url))
+        return
+    with removed_blocks(events_port) as removed:
+        yield Target(dialect, url, lambda: removed() * BLOCK_TOKENS["vllm"])
+
+
+@contextmanager
+def real(dialect: Dialect, model: Path, folder: Path) -> Iterator[Target]:
+    """A new server of the real engine."""
+    flags = {
+        "vllm": (
+            f"--num-gpu-blocks-override={CAPACITY // BLOCK_TOKENS['vllm'] + 1}",  # one of them is never used
+            f"--max-num-seqs={RUNNING}",
+            f"--max-num-batched-tokens={STEP_TOKENS}",
+        ),
+        "sglang": (
+            f"--max-total-tokens={CAPACITY}",
+            f"--max-running-requests={RUNNING}",
+            f"--chunked-prefill-size={STEP_TOKENS}",
+        ),
+    }[dialect]
+    port = free_ports(2)
+    events = {"KV_EVENTS_PORT": str(port)}
+    engine = launched_engine(dialect, f"real {dialect}", model, folder / f"real-{dialect}.log", flags, events)
+    with _running(engine, engine.ready_path, ENGINE_START_SECONDS), _target(dialect, engine.url, port) as target:
+        yield target
+
+
+@contextmanager
+def emulated(dialect: Dialect, times: StepTimes, folder: Path) -> Iterator[Target]:
+    """A new server of the emulation, whose steps take these times."""
+    port = free_ports(2)
+    # An emulated vLLM keeps a block of its pool unused, as the real one does.
+    capacity = CAPACITY + (BLOCK_TOKENS["vllm"] if dialect == "vllm" else 0)
+    command = [
+        *(sys.executable, "-m", "workers", f"--dialect={dialect}", "--model=tiny", "--port={port}"),
+        *(f"--kv-tokens={capacity}", f"--block-size={BLOCK_TOKENS[dialect]}", f"--max-running={RUNNING}"),
+        *(f"--max-batched-tokens={STEP_TOKENS}", f"--max-model-len={CONTEXT}", f"--api-key={WORKER_KEY}"),
+        *(f"--step-times={times}", f"--kv-events={port}"),
+    ]
+    server = Server(f"emulated {dialect}", command, {}, folder / f"emulated-{dialect}.log")
+    with (
+        _running(server, ENGINES[dialect].ready_path, EMULATION_START_SECONDS),
+        _target(dialect, server.url, port) as target,
+    ):
+        yield target
+
+
+@contextmanager
+def _running(server: Server, ready_path: str, seconds: float) -> Iterator[None]:
+    server.start()
+    try:
+        server.wait_ready(ready_path, seconds)
+        yield
+    finally:
+        server.stop()
