@@ -84,12 +84,15 @@ def step_until_preempted(emulated: Engine, record: Record, limit: int = 200) -> 
 
 
 def overcommitted(emulated: Engine) -> Record:
-    """Two requests that are both admitted by 95 tokens of KV and need 100 when both are near their ends."""
+    """Two requests that are both admitted by 95 tokens of KV and need 100 when both are near their ends.
+
+    They might end earlier: else SGLang would keep room for all that they may say.
+    """
     record = Record()
-    emulated.submit(request("a", [1] * 10, 45))
+    emulated.submit(replace(request("a", [1] * 10, 45), ignore_eos=False))
     for _ in range(5):
         step(emulated, record)
-    emulated.submit(request("b", [2] * 5, 40))
+    emulated.submit(replace(request("b", [2] * 5, 40), ignore_eos=False))
     return record
 
 

@@ -1,9 +1,9 @@
 """SGLang's radix cache over a pool of KV tokens: page-aligned, locked by running requests, LRU by whole leaves.
 
-After `sglang/srt/mem_cache/radix_cache.py`. Matching splits nodes and refreshes their access time. Eviction takes the
-least recently used leaf that nobody locks and drops the whole node, so it may free more than was asked; a parent
-without children left becomes a leaf. Only counts are kept of the pool: a token is available, in the tree, or private to
-one request.
+After `sglang/srt/mem_cache/unified_radix_cache.py`. Matching splits nodes and refreshes the access time of those that
+it passes, and of the rest of a node that it splits. Eviction takes the least recently used leaf that nobody locks and
+drops the whole node, so it may free more than was asked; a parent without children left becomes a leaf. Only counts are
+kept of the pool: a token is available, in the tree, or private to one request.
 Left out: host and disk tiers, the other eviction orders, LoRA and cache-salt namespaces.
 """
 
@@ -63,7 +63,7 @@ class RadixCache:
 
     def match(self, tokens: Sequence[int], limit: int) -> tuple[Node, int]:
         """Deepest node, and its length, of the cached prefix of `tokens[:limit]`. Splits nodes and refreshes them."""
-        self._clock += 1
+        self._clock += 2  # the rest of a node that is split was used just before the nodes on the way
         node, length = self._root, 0
         limit -= limit % self.page
         while length < limit and (child := node.children.get(self._key(tokens, length))):
@@ -123,9 +123,13 @@ class RadixCache:
         """Take `tokens` from the pool, evicting as needed. Raises MemoryError beyond `reclaimable`."""
         if tokens > self.reclaimable:
             raise MemoryError(f"{tokens} tokens wanted, {self.reclaimable} reclaimable")
-        while self.available < tokens:
-            self._evict_leaf()
+        self.make_room(tokens)
         self.available -= tokens
+
+    def make_room(self, tokens: int) -> None:
+        """Evict until so many tokens are available, or nothing can be evicted any more."""
+        while self.available < tokens and self.evictable:
+            self._evict_leaf()
 
     def free(self, tokens: int) -> None:
         self.available += tokens
@@ -165,9 +169,10 @@ class RadixCache:
         return low - low % self.page
 
     def _split(self, node: Node, length: int) -> Node:
-        """Put a new node above `node` that takes the first `length` tokens of its edge."""
+        """Put a new node above `node` that takes the first `length` tokens of its edge; both count as used now."""
         parent = node.parent
         assert parent is not None
+        node.access = self._clock - 1
         upper = Node(node.tokens[:length], parent, node.access, node.locks)
         parent.children[self._key(node.tokens, 0)] = upper
         node.tokens = node.tokens[length:]

@@ -2,18 +2,20 @@
 
 After `sglang/srt/managers/scheduler.py`, `schedule_policy.py` and `schedule_batch.py`. A step is either a prefill batch
 or a decode of everything that runs. A prefill batch goes first whenever it can be formed: the rest of the chunked
-request, then waiting requests in order until one does not fit. To fit, a request needs room for the tokens to prefill
-and min(max_tokens left, 4096) more, beside what running requests are expected to need: the same minimum times
-`new_token_ratio`, which starts at 0.7, decays to 14 % of that over 600 decode steps and is raised by a retraction. When
-decoding runs out of memory, the request with the shortest answer is retracted to the end of the queue and starts anew.
-LPM order sorts the queue by matched prefix, unless more than 128 requests wait. KV of answers enters the tree when a
-request ends, of prompts after each chunk.
+request, then waiting requests in order until one does not fit. To fit, a request needs room for the tokens to prefill,
+a page, and min(max_tokens left, 4096) more, beside what the batch has reserved and what running requests are expected
+to need: the same minimum, times `new_token_ratio` if they may end earlier. That starts at 0.7, decays to 14 % of it
+over 600 decode steps and is raised by a retraction. When decoding runs out of memory, the request with the shortest
+answer is retracted to the end of the queue and starts anew. With pages of more than a token, a step evicts as if every
+request in it needed a further page. LPM order sorts the queue by matched prefix, unless more than 128 requests wait. KV
+of answers enters the tree when a request ends, of prompts after each chunk.
 Left out: in-batch prefix de-duplication of LPM, mixed prefill and decode batches, the overlap schedule (which delays
 each token by a step), priorities, speculative decoding, disaggregation.
 """
 
 from collections import Counter, deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from workers.batching import Batching, Sequence
 from workers.block_log import Cleared
@@ -43,8 +45,17 @@ class RadixSequence(Sequence):
         self.chunk = 0  # tokens that the batch being formed prefills
 
     @property
-    def reserved_output(self) -> int:
+    def output_left(self) -> int:
+        """Tokens to expect at most, as far as the engine looks ahead."""
         return min(self.request.max_tokens - self.generated, RESERVED_OUTPUT_LIMIT)
+
+
+@dataclass(slots=True)
+class Room:
+    """What is left for a prefill batch that is being formed: tokens to compute; KV tokens that are spoken for."""
+
+    budget: int
+    reserved: float
 
 
 class SglangEngine(Batching[RadixSequence]):
@@ -63,7 +74,7 @@ class SglangEngine(Batching[RadixSequence]):
 
     @property
     def max_request_tokens(self) -> int:
-        return self.capacity - self._cache.page
+        return self.capacity - self._cache.page - 1
 
     @property
     def used_tokens(self) -> int:
@@ -101,28 +112,24 @@ class SglangEngine(Batching[RadixSequence]):
         return RadixSequence(request, self.config.seed)
 
     def _schedule(self) -> tuple[Batch, list[RadixSequence]]:
-        if not self._running:
+        # Who did not fit is tried again when the batch is empty, and while a prompt is prefilled in parts.
+        if not self._running or self._chunked:
             self._full = False
-            self._ratio = INITIAL_NEW_TOKEN_RATIO
         prefill = self._form_prefill()
         batch, sampled = self._prefill(prefill) if prefill else self._decode()
         self.counters.evicted_tokens = self._cache.evicted
         return batch, sampled
 
     def _form_prefill(self) -> list[RadixSequence]:
-        batch, reserved = [], self._expected_output()
         budget = min(self.config.max_batched_tokens, MAX_PREFILL_TOKENS)
-        if chunked := self._chunked:
-            chunked.chunk = min(len(chunked.tokens) - chunked.computed, budget - budget % self._cache.page)
-            budget -= self._paged(chunked.chunk)
-            reserved += self._paged(chunked.chunk) + chunked.reserved_output
-            batch.append(chunked)
+        room = Room(budget, self._expected_output())
+        batch = [] if self._chunked is None else [self._continue(self._chunked, room)]
         if self._full or not self._waiting:
             return batch
         self._full = len(self._running) >= self.config.max_running
         if not self._full:
             self._sort_waiting()
-            batch += self._admit(budget, reserved)
+            batch += self._admit(room)
         return batch
 
     def _sort_waiting(self) -> None:
@@ -131,28 +138,54 @@ class SglangEngine(Batching[RadixSequence]):
 
     def _expected_output(self) -> float:
         running = (sequence for sequence in self._running if sequence is not self._chunked)
-        return sum(sequence.reserved_output for sequence in running) * self._ratio
+        return sum(sequence.output_left * (1.0 if sequence.request.ignore_eos else self._ratio) for sequence in running)
 
-    def _admit(self, budget: int, reserved: float) -> list[RadixSequence]:
+    def _continue(self, chunked: RadixSequence, room: Room) -> RadixSequence:
+        """Take the next part of its prompt; even where nothing is left for it, since it must end to free memory."""
+        left = int(self._cache.reclaimable - room.reserved)
+        chunked.chunk = min(len(chunked.tokens) - chunked.computed, min(room.budget, left) if left > 0 else room.budget)
+        self._take(room, chunked)
+        return chunked
+
+    def _admit(self, room: Room) -> list[RadixSequence]:
         """Move waiting requests that fit to `_running`, at most one of them with only a part of its prompt."""
         admitted: list[RadixSequence] = []
-        while self._waiting and len(self._running) < self.config.max_running and budget >= self._cache.page:
+        while self._waiting and (room.budget > 0 or self._exhausted(room)):
+            if len(self._running) >= self.config.max_running:
+                self._full = True
+                break
             sequence = self._waiting[0]
             node, hit = self._match(sequence)
             extend = len(sequence.tokens) - hit
             self._cache.lock(node)
-            if self._paged(extend) + sequence.reserved_output >= self._cache.reclaimable - reserved:
+            if extend + sequence.output_left + self._cache.page >= self._cache.reclaimable - room.reserved:
                 self._cache.unlock(node)
                 self._full = bool(self._running)
                 break
-            sequence.node, sequence.in_tree, sequence.computed = node, hit, hit
-            sequence.chunk = extend if self._paged(extend) <= budget else budget - budget % self._cache.page
-            budget -= self._paged(sequence.chunk)
-            reserved += self._paged(sequence.chunk) + (sequence.reserved_output if sequence.chunk == extend else 0)
+            chunk = extend if self._paged(extend) <= room.budget else room.budget - room.budget % self._cache.page
+            if not chunk:
+                self._cache.unlock(node)
+                break
+            sequence.node, sequence.in_tree, sequence.computed, sequence.chunk = node, hit, hit, chunk
+            self._take(room, sequence)
             self._first_scheduled(sequence, hit)
             self._running.append(self._waiting.popleft())
             admitted.append(sequence)
+            if self._exhausted(room):
+                self._full = True
+                break
         return admitted
+
+    def _take(self, room: Room, sequence: RadixSequence) -> None:
+        """Count what the batch being formed needs for this request."""
+        paged = self._paged(sequence.chunk)
+        room.budget -= paged
+        room.reserved += paged + self._cache.page
+        if sequence.computed + sequence.chunk == len(sequence.tokens):
+            room.reserved += min(sequence.request.max_tokens, RESERVED_OUTPUT_LIMIT)
+
+    def _exhausted(self, room: Room) -> bool:
+        return self._cache.reclaimable <= room.reserved
 
     def _match(self, sequence: RadixSequence) -> tuple[Node, int]:
         """The last token is always computed, since its logits are needed."""
@@ -160,6 +193,7 @@ class SglangEngine(Batching[RadixSequence]):
 
     def _prefill(self, sequences: list[RadixSequence]) -> tuple[Batch, list[RadixSequence]]:
         batch = Batch()
+        self._make_room(sum(sequence.chunk for sequence in sequences), len(sequences))
         for sequence in sequences:
             self._cache.allocate(self._grow_private(sequence, sequence.computed + sequence.chunk))
             sequence.computed += sequence.chunk
@@ -193,6 +227,7 @@ class SglangEngine(Batching[RadixSequence]):
             missing = self._retract(missing)
         else:
             self._ratio = max(self._ratio - RATIO_DECAY, MIN_NEW_TOKEN_RATIO)
+        self._make_room(0, len(self._running))
         self._cache.allocate(missing * self._cache.page)
         context = 0
         for sequence in self._running:
@@ -201,6 +236,10 @@ class SglangEngine(Batching[RadixSequence]):
             sequence.computed += 1
             context += sequence.computed
         return Batch(decodes=len(self._running), decode_context=context), list(self._running)
+
+    def _make_room(self, tokens: int, requests: int) -> None:
+        """Evict what a step may need: with pages of several tokens, a page more for each request, needed or not."""
+        self._cache.make_room(tokens + (requests * self._cache.page if self._cache.page > 1 else 0))
 
     def _missing_pages(self) -> int:
         """Pages that the next token of every running request needs."""
@@ -245,6 +284,9 @@ class SglangEngine(Batching[RadixSequence]):
     def _take_memory(self, steps: int) -> None:
         for _ in range(steps):
             self._ratio = max(self._ratio - RATIO_DECAY, MIN_NEW_TOKEN_RATIO)
+        # The last of these steps asks for the most: all that those before it took, and its own.
+        *before, _ = self._missing_of_each(steps)
+        self._make_room(sum(before) * self._cache.page, len(self._running))
         for sequence in self._running:
             self._cache.allocate(self._grow_private(sequence, sequence.computed + steps))
         self.counters.evicted_tokens = self._cache.evicted
@@ -259,6 +301,8 @@ class SglangEngine(Batching[RadixSequence]):
         self._full = False
         if sequence is self._chunked:
             self._chunked = None
+        if not self._sequences:
+            self._ratio = INITIAL_NEW_TOKEN_RATIO
 
     def _unlock(self, sequence: RadixSequence) -> None:
         assert sequence.node is not None

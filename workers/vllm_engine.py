@@ -1,10 +1,11 @@
 """vLLM's scheduler (v1): one token budget per step, running requests first, preemption by recomputation.
 
 After `vllm/v1/core/sched/scheduler.py`: running requests in order take one token each, or the next chunk of their
-prompt; then waiting requests in order take what is left, unless this step preempted somebody. A request that cannot be
-allocated stops the queue behind it. When a running request cannot grow, the last running one is preempted: it loses all
-its blocks, goes to the head of the queue and recomputes, often from its own cached blocks. Blocks become findable when
-they are scheduled, generated ones too.
+prompt; then waiting requests in order take what is left, unless this step preempted somebody. A waiting request is let
+in when there is room for all its tokens, though it gets blocks only for those that the step computes; one that is not
+stops the queue behind it. When a running request cannot grow, the last running one is preempted: it loses all its
+blocks, goes to the head of the queue and recomputes, often from its own cached blocks. Blocks become findable when they
+are scheduled, generated ones too.
 Left out: priorities, speculative decoding, encoder inputs, KV connectors, pipeline and asynchronous scheduling.
 """
 
@@ -127,8 +128,8 @@ class VllmEngine(Batching[BlockSequence]):
     def _admit_waiting(self, budget: int, batch: Batch, sampled: list[BlockSequence]) -> None:
         while self._waiting and budget > 0 and len(self._running) < self.config.max_running:
             sequence = self._waiting[0]
-            wanted, hits = self._wanted(sequence, budget)
-            blocks = self._pool.allocate(wanted, hits)
+            hits = self._hits(sequence)
+            blocks = self._allocate_part(sequence, hits, budget) if self._fits(sequence, hits) else None
             if blocks is None:
                 return
             hit = len(hits) * self._block_size
@@ -139,11 +140,15 @@ class VllmEngine(Batching[BlockSequence]):
             self._compute(sequence, new, batch, sampled)
             budget -= new
 
-    def _wanted(self, sequence: BlockSequence, budget: int) -> tuple[int, list[int]]:
-        """Blocks that a waiting request needs to compute what the budget allows, and those that it finds cached."""
-        hits = self._hits(sequence)
+    def _fits(self, sequence: BlockSequence, hits: list[int]) -> bool:
+        """Whether all tokens of a waiting request find memory, beside the blocks that are cached."""
+        blocks = -(-len(sequence.tokens) // self._block_size)
+        return self._pool.can_allocate(blocks - len(hits), hits)
+
+    def _allocate_part(self, sequence: BlockSequence, hits: list[int], budget: int) -> list[int] | None:
+        """Blocks for what the budget allows to compute of a waiting request, and those that are cached."""
         end = min(len(sequence.tokens), len(hits) * self._block_size + budget)
-        return -(-end // self._block_size) - len(hits), hits
+        return self._pool.allocate(-(-end // self._block_size) - len(hits), hits)
 
     def _hits(self, sequence: BlockSequence) -> list[int]:
         """Cached leading blocks."""
@@ -193,8 +198,7 @@ class VllmEngine(Batching[BlockSequence]):
 
     def _head_blocked(self) -> bool:
         """Whether the head of the queue would find no memory."""
-        blocks, hits = self._wanted(self._waiting[0], self.config.max_batched_tokens - len(self._running))
-        return not self._pool.can_allocate(blocks, hits)
+        return not self._fits(self._waiting[0], self._hits(self._waiting[0]))
 
     def _undisturbed(self, steps: int) -> int:
         # Evictions cannot let in who found no memory: a prefix loses its tail first, a block for each that is taken.
