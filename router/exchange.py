@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import Awaitable, Mapping, Sequence
 from types import TracebackType
+from typing import Final
 
 from starlette.types import Receive, Scope, Send
 
@@ -15,6 +16,8 @@ from router.errors import BadRequest, BodyTooLarge, Refused, RouterError, Unsupp
 
 Headers = Sequence[tuple[bytes, bytes]]
 JSON_TYPE = (b"content-type", b"application/json")
+AT_ONCE: Final = 64 * 1024
+"""Bytes of a body that is worked on at once, in a millisecond or less; a longer one is given to a thread."""
 
 
 class ClientGone(Exception):

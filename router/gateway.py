@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from starlette.types import Receive, Scope, Send
 
@@ -23,16 +23,13 @@ from router.core.block_key import BlockKey
 from router.core.model import Request, RequestId
 from router.core.prompt_key import PromptHasher
 from router.errors import MethodNotAllowed, RouterError, ShuttingDown, UnknownModel, UnknownPath
-from router.exchange import ClientGone, Exchange, Intake, new_request_id
+from router.exchange import AT_ONCE, ClientGone, Exchange, Intake, new_request_id
 from router.fleet import Fleet
 from router.identity import Identity
 from router.journey import Journey, JourneySettings
 from router.limits import Admission
 
 log = logging.getLogger(__name__)
-
-AT_ONCE: Final = 64 * 1024
-"""Bytes of a body that is parsed and hashed at once, in a millisecond or less; for a longer one, nobody waits."""
 
 
 class Isolation(NamedTuple):

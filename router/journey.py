@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from router.accepted_fields import BAD_REQUEST
@@ -14,7 +15,7 @@ from router.conductor import Conductor
 from router.core.commands import Dispatch, Refusal
 from router.core.model import Cancelled, Failed, Fault, Finished, Request, Returned, Usage, WorkerId, WorkerLeft
 from router.errors import NoWorker, RouterError, WorkerBroke, WorkerHung, WorkerUnreachable
-from router.exchange import JSON_TYPE, Exchange
+from router.exchange import AT_ONCE, JSON_TYPE, Exchange
 from router.fleet import Fleet
 from router.upstream import Silence, Upstream
 
@@ -215,8 +216,10 @@ class Journey:
         What the second sending proves is remembered, so that no client can make a worker seem to refuse a field by
         naming it in a bad call.
         """
+        put = partial(self._call.additions.put, body, added)
+        sent = put() if len(body) <= AT_ONCE else await asyncio.to_thread(put)
         upstream = self._upstream = await self._fleet.forward(
-            *(worker, path, self._call.additions.put(body, added), self._request.id, silence),
+            *(worker, path, sent, self._request.id, silence),
             method=self._call.method,
             content_type=self._call.content_type,
         )
