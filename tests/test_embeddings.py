@@ -13,12 +13,15 @@ from served import service, whole_service
 EMBEDDINGS = "/v1/embeddings"
 CALLS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/rerank", {"query": "where is it", "documents": ["here", {"text": "there"}]}),
-    ("/rerank", {"query": "where is it", "documents": ["here"], "model": "m"}),
     ("/v1/score", {"text_1": "one", "text_2": ["one", "two"]}),
-    ("/score", {"text_1": ["one", "two"], "text_2": ["one", "two"], "model": "m"}),
     (EMBEDDINGS, {"input": [[1, 2, 3], [4]]}),
     (EMBEDDINGS, {"input": "what engines pass over", "stream": True}),
 ]
+OF_VLLM: list[tuple[str, dict[str, Any]]] = [
+    ("/rerank", {"query": "where is it", "documents": ["here"], "model": "m"}),
+    ("/score", {"text_1": ["one", "two"], "text_2": ["one", "two"], "model": "m"}),
+]
+"""Paths that SGLang does not have."""
 
 
 @pytest.fixture(scope="module", params=["vllm", "sglang"])
@@ -57,6 +60,15 @@ async def test_whatever_scores_is_charged_by_its_usage(engines: list[str], path:
         answer = await call(router, path, body)
         assert answer["model"] in ("m", "default")
         assert await whole_service(router) == (answer["usage"]["prompt_tokens"], 0)
+
+
+@pytest.mark.parametrize(("path", "body"), OF_VLLM, ids=[path for path, _ in OF_VLLM])
+async def test_so_is_what_vllm_alone_serves(path: str, body: dict[str, Any]) -> None:
+    """On its own paths."""
+    with emulated_workers(1, "--dialect", "vllm") as urls:
+        async with running_router(*urls) as router:
+            answer = await call(router, path, body)
+            assert await whole_service(router) == (answer["usage"]["prompt_tokens"], 0)
 
 
 async def test_tokens_are_charged_as_they_are_counted(engines: list[str]) -> None:

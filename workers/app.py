@@ -47,6 +47,7 @@ class WorkerApp:
         max_model_len = min(settings.max_model_len, engine.max_request_tokens)
         self._settings = settings
         self._calls: dict[str, Mailbox] = {}
+        self._pooled = POOLED[settings.dialect]
         self._forms: Mapping[str, Form] = {
             "/v1/messages": MessagesForm(settings.dialect, engine.config.block_size),
             "/v1/responses": ResponsesForm(settings.dialect),
@@ -59,7 +60,7 @@ class WorkerApp:
             told = None if self.publisher is None else self.publisher.descriptor()
             status = SglangStatus(settings, engine, max_model_len, told)
             self.loop = EngineLoop(engine, settings.speed, (*steps, status.after_step), measure=settings.measure)
-            self._wire = SglangWire(max_model_len)
+            self._wire = SglangWire(settings.model, max_model_len)
             self._routes = {**status.routes(), ("POST", "/abort_request"): self._abort_request}
         else:
             self.loop = EngineLoop(engine, settings.speed, steps, measure=settings.measure)
@@ -95,7 +96,7 @@ class WorkerApp:
             body = request.json()
             self._wire.check(body, request.path)
             await self._generate(request, form.parse(body), form, receive, send)
-        elif request.method == "POST" and (pooled := POOLED.get(request.path)) is not None:
+        elif request.method == "POST" and (pooled := self._pooled.get(request.path)) is not None:
             await self._pool(request, pooled, receive, send)
         elif handler := self._routes.get((request.method, request.path)):
             await send_response(send, handler(request))
@@ -115,7 +116,7 @@ class WorkerApp:
 
     def _nowhere(self, path: str) -> Response:
         """What both engines' web framework says of a path, or of a method, that is not served."""
-        posted = {*GENERATION, *self._forms, *POOLED}
+        posted = {*GENERATION, *self._forms, *self._pooled}
         if path in posted or any(served == path for _, served in self._routes):
             return json_response({"detail": "Method Not Allowed"}, 405)
         return json_response({"detail": "Not Found"}, 404)

@@ -12,6 +12,7 @@ import orjson
 from workers.call import ApiError, Body, prompt_list
 from workers.choice import Choice
 from workers.dialects.wire import now_seconds
+from workers.model import Dialect
 from workers.tokenizer import encode
 
 DIMENSIONS = 8
@@ -73,11 +74,12 @@ class Rerank:
         return orjson.dumps({"id": f"rerank-{uuid4().hex}", "model": model, "usage": usage, "results": results})
 
 
-POOLED: Mapping[str, Pooled] = {
-    "/v1/embeddings": Embeddings(),
-    **dict.fromkeys(("/v1/score", "/score"), Score()),
-    **dict.fromkeys(("/v1/rerank", "/rerank", "/v2/rerank"), Rerank()),
+SGLANG_POOLED: Mapping[str, Pooled] = {"/v1/embeddings": Embeddings(), "/v1/score": Score(), "/v1/rerank": Rerank()}
+POOLED: Mapping[Dialect, Mapping[str, Pooled]] = {
+    "sglang": SGLANG_POOLED,
+    "vllm": {**SGLANG_POOLED, "/score": Score(), **dict.fromkeys(("/rerank", "/v2/rerank"), Rerank())},
 }
+"""By path. A real engine serves them where its model is one for that, and then it generates nothing."""
 
 
 def _texts(value: object, field: str) -> list[str]:

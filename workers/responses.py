@@ -1,7 +1,7 @@
 """POST /v1/responses, as vLLM 0.32 and SGLang 0.5.23 answer it.
 
-Left out: that SGLang makes two tokens less than `max_output_tokens` says and serves no other model here, and that
-both repeat `instructions` and the temperature. PURE.
+Left out: that SGLang makes two tokens less than `max_output_tokens` says, and that both repeat `instructions` and the
+temperature. PURE.
 """
 
 from collections.abc import Sequence
@@ -59,7 +59,8 @@ class ResponsesForm:
     def error(self, error: ApiError) -> bytes:
         kind, param = error.kind, error.param
         if self._dialect != "vllm":
-            kind, param = (WRONG_VALUE if kind == "BadRequestError" else kind), None
+            kind = WRONG_VALUE if kind == "BadRequestError" else kind
+            param = param if param == "model" else None
         detail = {"message": error.message, "type": kind, "param": param, "code": error.status}
         return orjson.dumps({"error": detail})
 

@@ -15,7 +15,7 @@ import orjson
 
 from workers.call import ApiError, Body, Call
 from workers.choice import Choice
-from workers.dialects.refusals import refuse_for_sglang
+from workers.dialects.refusals import RESPONSES, refuse_for_sglang
 from workers.dialects.wire import DONE, FINISH, Answer, StreamWriter, now_seconds, usage_totals
 from workers.tokenizer import EOS
 
@@ -118,12 +118,15 @@ class SglangWire:
     headers_at_once = False
     queue_full_in_band = True
 
-    def __init__(self, max_model_len: int) -> None:
+    def __init__(self, model: str, max_model_len: int) -> None:
+        self._model = model
         self._max_model_len = max_model_len
 
     def check(self, body: Body, path: str) -> None:
         """See `Wire`."""
         refuse_for_sglang(body, path)
+        if path == RESPONSES and body.get("model") not in (None, self._model):
+            raise ApiError(404, f"The model '{body['model']}' is not served.", "invalid_request_error", "model")
 
     def answer(self, call: Call, request_id: str | None) -> Answer:
         """Any model name is served and echoed; `request_id` is the x-override-rid header, read on chat alone."""

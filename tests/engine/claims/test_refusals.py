@@ -91,6 +91,7 @@ CASES: dict[str, Case] = {
     "other model of a message": Case(
         {"model": "nope"}, {"vllm": 404, "sglang": 200}, (MESSAGES, "/tokenize"), (False,)
     ),
+    "other model of a response": Case({"model": "nope"}, {"vllm": 404, "sglang": 404}, (RESPONSES,)),
     # Prompts.
     "no messages": Case({"messages": []}, EITHER, (CHAT, MESSAGES)),
     "messages that are a text": Case({"messages": "x"}, EITHER, ON_CHAT),
