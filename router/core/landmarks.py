@@ -47,48 +47,50 @@ class Landmarks:
     """Of all models' prompts, by the hash of the last chunk before; the least recently told go first."""
 
     def __init__(self, limit: int = LANDMARKS) -> None:
-        """`limit`: places of either kind that are kept."""
         self._limit = limit
-        self._counted: dict[int, float] = {}
-        """Tokens up to the end of a chunk."""
-        self._reached: dict[int, float] = {}
-        """Tokens that an engine finds of a prompt which begins like another one up to the end of this chunk, and then
-        like it for less than a chunk more."""
+        self._told: dict[int, tuple[float, float]] = {}
+        """Tokens up to a place, and how many bytes behind the chunk it is."""
 
     def tell(self, prompt: PromptKey, tokens: int, ratio: float) -> None:
-        """An engine counted so many tokens in a prompt; `ratio`: tokens per byte after its last full chunk."""
+        """An engine counted so many tokens in a prompt; `ratio`: tokens per byte after its last full chunk.
+
+        What an engine found there says more, and stays.
+        """
         chunks = len(prompt.hashes) // HASH_BYTES
         if chunks:
             at = tokens - ratio * (prompt.size - chunks * CHUNK_BYTES)
-            self._keep(self._counted, _last(prompt, chunks), at if at > 0.0 else 0.0)
+            last = _last(prompt, chunks)
+            known = self._told.get(last)
+            self._keep(last, known if known is not None and known[1] else (max(0.0, at), 0.0))
 
     def reach(self, prompt: PromptKey, chunks: int, tokens: int) -> None:
         """An engine finds so many tokens of a prompt that begins like this one for so many chunks, and no more."""
         if chunks:
-            self._keep(self._reached, _last(prompt, chunks), tokens)
+            self._keep(_last(prompt, chunks), (tokens, SHARED_BEHIND))
 
-    def _keep(self, places: dict[int, float], chunk: int, tokens: float) -> None:
-        places.pop(chunk, None)
-        places[chunk] = tokens
-        if len(places) > self._limit:
-            del places[next(iter(places))]
+    def _keep(self, chunk: int, place: tuple[float, float]) -> None:
+        told = self._told
+        told.pop(chunk, None)
+        told[chunk] = place
+        if len(told) > self._limit:
+            del told[next(iter(told))]
 
     def measure(self, prompt: PromptKey, ratio: float) -> Measure:
         """A prompt's size, with `ratio` tokens per byte where nothing is known; O(its chunks)."""
         places: list[Place] = [(0, 0.0)]
+        told = self._told
         # One by one, as numbers: looking many of these up takes less than looking up as many pieces of bytes.
         words = memoryview(prompt.hashes).cast("Q").tolist()
-        counted, reached = self._counted, self._reached
-        end, behind = 0, 0.0
-        for word in [word for word in words if word in counted or word in reached]:
+        end, last_behind = 0, 0.0
+        for word in filter(told.__contains__, words):
             end = words.index(word, end) + 1
-            here = reached.get(word, counted.get(word, 0.0))
+            here, behind = told[word]
             if here >= places[-1][1]:
                 places.append((end, here))
-                behind = SHARED_BEHIND if word in reached else 0.0
+                last_behind = behind
         chunk, tokens = places[-1]
         rest = prompt.size - chunk * CHUNK_BYTES
-        total = max(1, ceil(tokens + max(0.0, rest - behind) * ratio))
+        total = max(1, ceil(tokens + max(0.0, rest - last_behind) * ratio))
         if rest > 0:
             places.append((prompt.size / CHUNK_BYTES, total))
         return Measure(total, places)
