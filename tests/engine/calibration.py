@@ -5,8 +5,8 @@ times both of them: conversations, shared documents and trees of thoughts. Each 
 dispatch, is set beside the `cached_tokens` of its answer. The same requests go through the router twice: with the
 mirror alone and with KV events. What the map of plain LRU and a map without eviction would have predicted is computed
 from the journal of the former, for the same dispatches. Then a worker is killed and started again amid requests, and
-the time is taken until nothing is believed of it any more. Needs the engine environments (`make test-engine`); takes
-about four minutes an engine.
+the time is taken until nothing is believed of it any more. At the end stands why predictions failed, by the journals.
+Needs the engine environments (`make test-engine`); takes about four minutes an engine, and two more for each more run.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from statistics import fmean, median
 
 from router.core.model import RequestId
 
+from .causes import Cause, causes
 from .clients import Result, play, words_alone
 from .environment import is_complete
 from .fleet import BLOCK_TOKENS, ENGINE_START_SECONDS, ENGINES, Engine, Router, launched_engine, make_model
@@ -153,6 +154,19 @@ def medians(runs: Sequence[Columns]) -> Iterator[str]:
         yield f"{kind:12}" + "".join(f"{median(errors):>14.2%}" for errors in each.values())
 
 
+def explained(journals: Mapping[str, Sequence[Path]]) -> Iterator[str]:
+    """Of all runs, by way and cause: how many calls, and how many tokens were falsely predicted and missed."""
+    yield f"{'':66}" + "".join(f"{name + ': calls':>16}{'false':>8}{'missed':>8}" for name in journals)
+    told = {name: [each for path in paths for each in causes(path)] for name, paths in journals.items()}
+    for cause in Cause:
+        cells = []
+        for each in told.values():
+            wrong = [tokens for reason, tokens in each if reason is cause]
+            false, missed = sum(max(0, tokens) for tokens in wrong), sum(max(0, -tokens) for tokens in wrong)
+            cells.append(f"{len(wrong):>16}{false:>8}{missed:>8}")
+        yield f"{cause:66}" + "".join(cells)
+
+
 def verdicts(runs: Sequence[Columns]) -> Iterator[str]:
     """The error of each run, and whether their median keeps the target."""
     for name, target in TARGETS.items():
@@ -180,6 +194,8 @@ def calibrate(dialect: str, folder: Path, scale: float, runs: int) -> None:
                     print(line, flush=True)
     print(f"{dialect}, median of {runs} runs:")
     print("\n".join(medians(done)))
+    kept_runs = [folder / f"run-{run}" for run in range(1, runs + 1)]
+    print("\n".join(explained({name: [kept / f"{name}.journal" for kept in kept_runs] for name in TARGETS})))
     for line in verdicts(done):
         print(f"{dialect}: {line}", flush=True)
 

@@ -1,0 +1,117 @@
+"""Why predictions of a cache were wrong, as far as the journal of a router tells."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import NamedTuple
+
+from router.core.commands import Dispatch
+from router.core.model import Arrived, BlocksChanged, Finished, Request, RequestId, Started, Usage, WorkerId
+from router.core.prompt_key import CHUNK_BYTES, HASH_BYTES
+from router.journal import Entry, read
+
+from .fleet import BLOCK_TOKENS
+
+LATE = 0.35
+"""Seconds by which an engine's word may come after what it tells of: events, and first tokens."""
+FEW = 2 * BLOCK_TOKENS
+"""Tokens that are about what is between the end of a chunk of text and where prompts part."""
+
+
+class Cause(StrEnum):
+    """In the order in which they are looked for."""
+
+    RIGHT = "right to the token"
+    AT_ONCE = "another call with that prefix was computed at about the same time"
+    TURN = "evicted between its dispatch and its turn"
+    FEW = f"up to {FEW} tokens: where prompts part, or what is told late"
+    ORDER = "other than predicted was evicted"
+
+
+class Removed(NamedTuple):
+    """Blocks that an engine said it evicted."""
+
+    at: float
+    worker: WorkerId
+    blocks: frozenset[int]
+
+
+@dataclass(slots=True)
+class Call:
+    """One that was dispatched."""
+
+    request: Request
+    worker: WorkerId
+    dispatched: float
+    predicted: int
+    started: float = float("inf")
+    usage: Usage | None = None
+
+    def shared(self, other: "Call") -> int:
+        """Bytes that both prompts begin with, in whole chunks."""
+        ours, theirs = (call.request.prompts[0].hashes for call in (self, other))
+        end = 0
+        while end < len(ours) and ours[end : end + HASH_BYTES] == theirs[end : end + HASH_BYTES]:
+            end += HASH_BYTES
+        return end // HASH_BYTES * CHUNK_BYTES
+
+    def blocks(self, start: int, end: int) -> set[int]:
+        """The hashes of its blocks between two places, in tokens; none where its tokens are not known."""
+        found: set[int] = set()
+        for key in self.request.blocks:
+            for size, hashes in key.hashes.items():
+                found.update(memoryview(hashes).cast("Q").tolist()[start // size : end // size])
+        return found
+
+
+def causes(journal: Path) -> Iterator[tuple[Cause, int]]:
+    """Of each answered call why its prediction was wrong, and by how many tokens: too many, or, negative, too few."""
+    calls, removed = _heard(journal)
+    for call in calls.values():
+        if call.usage is not None and call.usage.cached_tokens is not None:
+            wrong = call.predicted - call.usage.cached_tokens
+            yield _cause(call, call.usage.cached_tokens, calls.values(), removed), wrong
+
+
+def _heard(journal: Path) -> tuple[dict[RequestId, Call], list[Removed]]:
+    requests: dict[RequestId, Request] = {}
+    calls: dict[RequestId, Call] = {}
+    removed: list[Removed] = []
+    with journal.open("rb") as lines:
+        for entry in (item for item in read(lines) if isinstance(item, Entry)):
+            match entry.event:
+                case Arrived(request):
+                    requests[request.id] = request
+                case Started(id_):
+                    calls[id_].started = entry.at
+                case Finished(id_, usage):
+                    calls[id_].usage = usage
+                    calls[id_].started = min(calls[id_].started, entry.at)
+                case BlocksChanged(worker=worker, removed=blocks):
+                    removed.append(Removed(entry.at, worker, frozenset(memoryview(blocks).cast("Q").tolist())))
+            for command in entry.commands:
+                if isinstance(command, Dispatch):
+                    request = requests[command.request]
+                    calls[request.id] = Call(request, command.worker, entry.at, command.cached_tokens)
+    return calls, removed
+
+
+def _cause(call: Call, found: int, calls: Iterable[Call], removed: Iterable[Removed]) -> Cause:
+    wrong = call.predicted - found
+    if not wrong:
+        return Cause.RIGHT
+    assert call.usage is not None, "it is answered"
+    size = call.request.prompts[0].size / call.usage.input_tokens
+    certain = min(call.predicted, found) * size + CHUNK_BYTES
+    if any(
+        other.shared(call) > certain and other.dispatched < call.started and other.started > call.dispatched
+        for other in calls
+        if other is not call and other.worker == call.worker
+    ):
+        return Cause.AT_ONCE
+    lost = call.blocks(found, call.predicted)
+    told = [each.blocks for each in removed if each.worker == call.worker and -LATE < each.at - call.started < LATE]
+    if any(not lost.isdisjoint(blocks) for blocks in told):
+        return Cause.TURN
+    return Cause.FEW if abs(wrong) <= FEW else Cause.ORDER
