@@ -7,7 +7,7 @@ comes, aborts in the engine whatever has not finished. A second task per call wa
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 from workers.call import ApiError, Call, parse_call
@@ -131,7 +131,7 @@ class WorkerApp:
         except QueueFull as error:
             await self._refuse(call, form, str(error), send)
             return
-        async with self._answering(answer.id, mailbox, receive):
+        async with self._answering(answer.id, mailbox, receive, streams=call.stream):
             if call.stream:
                 await self._stream(form.writer(answer), call, mailbox, choices, send)
             else:
@@ -149,15 +149,16 @@ class WorkerApp:
             mailbox, choices = self._submit(call)
         except QueueFull as error:
             raise ApiError(503, str(error), "Service Unavailable") from error
-        async with self._answering(answer.id, mailbox, receive):
+        async with self._answering(answer.id, mailbox, receive, streams=False):
             await _finish(mailbox, choices)
             await send_response(send, Response(pooled.answer(body, answer.model, choices)))
 
     @asynccontextmanager
-    async def _answering(self, name: str, mailbox: Mailbox, receive: Receive) -> AsyncIterator[None]:
+    async def _answering(self, name: str, mailbox: Mailbox, receive: Receive, *, streams: bool) -> AsyncIterator[None]:
         """While this is entered, the call can be aborted, and is when its client leaves; in any case at the end."""
         self._calls[name] = mailbox
-        watch = asyncio.create_task(_watch(receive, mailbox, self.loop.scaled(self._wire.abort_delay)))
+        seconds = self.loop.scaled(self._wire.disconnect_poll)
+        watch = asyncio.create_task(_watch(receive, mailbox, seconds, streams))
         try:
             yield
         finally:
@@ -248,11 +249,20 @@ async def _finish(mailbox: Mailbox, choices: list[Choice]) -> None:
         unfinished -= sum(choice.finish is not None for choice in touched)
 
 
-async def _watch(receive: Receive, mailbox: Mailbox, delay: float) -> None:
-    """End the call `delay` seconds after the client has gone."""
+async def _watch(receive: Receive, mailbox: Mailbox, poll: float, streams: bool) -> None:
+    """End the call after its client has gone.
+
+    At once where `poll` is 0 or an answer streams. Before it streams, and where it is sent whole, the engine looks for
+    its client every `poll` seconds.
+    """
+    clock = asyncio.get_running_loop().time
+    began = clock()
     while (await receive())["type"] != "http.disconnect":
         pass
-    await asyncio.sleep(delay)
+    if poll:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(poll - (clock() - began) % poll):
+                await (mailbox.begun.wait() if streams else asyncio.sleep(poll))
     mailbox.hang_up()
 
 

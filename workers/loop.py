@@ -24,12 +24,15 @@ class Mailbox:
 
     def __init__(self) -> None:
         self.ids: list[str] = []
+        self.begun = asyncio.Event()
+        """Set with the first token."""
         self._deliveries: list[tuple[int, Output]] = []
         self._waiter: asyncio.Future[None] | None = None
         self._gone = False
 
     def put(self, choice: int, output: Output) -> None:
         self._deliveries.append((choice, output))
+        self.begun.set()
         self._wake()
 
     def hang_up(self) -> None:

@@ -114,7 +114,7 @@ class CompletionWriter(_Writer):
 class SglangWire:
     """The generation endpoints of an SGLang server of one model."""
 
-    abort_delay = 2.0
+    disconnect_poll = 4.0
     headers_at_once = False
     queue_full_in_band = True
 

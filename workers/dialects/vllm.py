@@ -113,7 +113,7 @@ class CompletionWriter(_Writer):
 class VllmWire:
     """The generation endpoints of a vLLM server of one model."""
 
-    abort_delay = 0.0
+    disconnect_poll = 0.0
     headers_at_once = True
     queue_full_in_band = False
 

@@ -49,7 +49,7 @@ class StreamWriter(Protocol):
 class Wire(Protocol):
     """How one engine speaks on the generation endpoints."""
 
-    abort_delay: float  # emulated seconds between a client's disconnect and the engine's abort
+    disconnect_poll: float  # emulated seconds between looks for a client to whom nothing streams; 0: it is seen at once
     headers_at_once: bool  # a stream's headers do not wait for its first token
     queue_full_in_band: bool  # a stream is told in its events, not by its status, that the queue is full
 
