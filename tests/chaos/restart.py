@@ -88,7 +88,7 @@ class Restart:
     @property
     def late(self) -> list[str]:
         """What took too long."""
-        allowed = {"vllm": SLACK, "sglang": SglangWire.abort_delay / self.load.speed + SLACK}
+        allowed = {"vllm": SLACK, "sglang": SglangWire.disconnect_poll / self.load.speed + SLACK}
         found = [f"{name} had work for {took:.2f} s" for name, took in self.orphaned.items() if took > allowed[name]]
         if self.ready > READY:
             found.append(f"ready after {self.ready:.2f} s")
