@@ -23,6 +23,7 @@ class Cause(StrEnum):
     """In the order in which they are looked for."""
 
     RIGHT = "right to the token"
+    EARLY = "sent before the router had read all events from before its start"
     AT_ONCE = "another call with that prefix was computed at about the same time"
     TURN = "evicted between its dispatch and its turn"
     FEW = f"up to {FEW} tokens: where prompts part, or what is told late"
@@ -68,10 +69,12 @@ class Call:
 def causes(journal: Path) -> Iterator[tuple[Cause, int]]:
     """Of each answered call why its prediction was wrong, and by how many tokens: too many, or, negative, too few."""
     calls, removed = _heard(journal)
+    followed = any(call.request.blocks for call in calls.values())
     for call in calls.values():
         if call.usage is not None and call.usage.cached_tokens is not None:
             wrong = call.predicted - call.usage.cached_tokens
-            yield _cause(call, call.usage.cached_tokens, calls.values(), removed), wrong
+            early = wrong and followed and not call.request.blocks
+            yield Cause.EARLY if early else _cause(call, call.usage.cached_tokens, calls.values(), removed), wrong
 
 
 def _heard(journal: Path) -> tuple[dict[RequestId, Call], list[Removed]]:
