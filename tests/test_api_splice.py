@@ -7,6 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from router.api.chat import parse_chat
+from router.api.completions import parse_completion
 from router.api.splice import UsageSplice
 from router.core.prompt_key import PromptHasher
 
@@ -82,3 +83,17 @@ def test_client_sees_the_usage_that_it_asked_for(
     final = event({"choices": [], "usage": USAGE})
     assert ("usage" in chunk_of(through(client, chunk))) is chunk_keeps
     assert through(client, final) == (final if final_stays else b"")
+
+
+@pytest.mark.parametrize("continuous", [False, True])
+def test_sglangs_completion_is_as_for_whoever_asks_for_nothing(continuous: bool) -> None:
+    """Its `usage` is null where the client asked for none, and members with token ids are not there."""
+    options = {"include_usage": False, "continuous_usage_stats": continuous}
+    body = {"model": "m", "prompt": "Hi", "stream": True, "stream_options": options}
+    client = UsageSplice(parse_completion(orjson.dumps(body), PromptHasher(b"secret"), ids=True))
+    choice = {"index": 0, "text": ',"token_ids":[1]', "finish_reason": None, "matched_stop": None}
+    sent = {"choices": [{**choice, "token_ids": [3, 4], "prompt_token_ids": [1]}], "usage": USAGE}
+    wanted = {"choices": [choice], "usage": USAGE if continuous else None}
+    assert chunk_of(through(client, event(sent))) == wanted
+    assert through(client, event({"choices": [], "usage": USAGE})) == b""
+    assert chunk_of(through(client, event({**sent, "usage": None}))) == {**wanted, "usage": None}

@@ -7,20 +7,25 @@
     yes            yes                      as it came  as it came
 
 vLLM ignores continuous_usage_stats alone and SGLang honours it; here it is honoured. A `usage` of null is the engine's
-own and stays. Ids become null, which is what engines send to whoever asks for none. Everything else goes through byte
-for byte.
+own and stays. Ids become null, which is what vLLM sends to whoever asks for none. SGLang sends them no ids at all, and
+in a completion `usage` is null: there ids are cut out, and usage becomes null. Everything else goes through byte for
+byte.
 """
 
 import re
 from typing import Any, Final
 
 from router.api.call import Call
+from router.api.completions import PATH as COMPLETIONS
 from router.api.error_json import load
-from router.api.json_span import cut_member
+from router.api.json_span import cut_member, replace_member
 from router.sse import event_data, with_data
 
 _KEY: Final = b'"usage"'
 _IDS: Final = re.compile(rb'("(?:prompt_)?token_ids"\s*+:\s*+)\[[\d,\s]*+\]')
+_IDS_MEMBER: Final = re.compile(rb',\s*+"(?:prompt_)?token_ids"\s*+:\s*+\[[\d,\s]*+\]')
+_SGLANG: Final = b'"matched_stop"'
+"""A member of each choice of an SGLang, and of no vLLM's."""
 _COMMA: Final = ord(",")
 # The last member of a chunk's root, from its name to the brace that closes the root. A raw quote cannot stand inside a
 # string, so what looks like the name of a member is one.
@@ -34,6 +39,7 @@ class UsageSplice:
         self._keep_final = call.usage_wanted
         self._keep_chunks = call.continuous_wanted
         self._hide_ids = call.hides_ids
+        self._completion = call.path == COMPLETIONS
         self._keep_usage = call.usage_wanted and call.continuous_wanted
         """The client asked for all of it: none is ever taken out."""
 
@@ -52,6 +58,8 @@ class UsageSplice:
 
         `chunk`: what it says, where that has been parsed already.
         """
+        if self._completion and data.find(_SGLANG) >= 0:
+            return self._of_sglang(data, chunk)
         if self._hide_ids and data.find(b'token_ids"') >= 0:
             data = _IDS.sub(rb"\1null", data)
         at = data.rfind(_KEY)
@@ -61,6 +69,15 @@ class UsageSplice:
             return self._parsed(data, chunk)
         before = at - 1 if data[at - 1] == _COMMA else len(data[:at].rstrip()) - 1
         return data[:before] + data[last.start(1) :] if data[before] == _COMMA else self._parsed(data, chunk)
+
+    def _of_sglang(self, data: bytes, chunk: dict[str, Any] | None) -> bytes:
+        """A completion's chunk with a choice."""
+        if self._hide_ids:
+            data = _IDS_MEMBER.sub(b"", data)
+        if self._keep_chunks or data.rfind(_KEY) < 0:
+            return data
+        chunk = load(data) if chunk is None else chunk
+        return data if chunk is None or chunk.get("usage") is None else replace_member(data, "usage", b"null")
 
     def _parsed(self, data: bytes, chunk: dict[str, Any] | None) -> bytes | None:
         chunk = load(data) if chunk is None else chunk
