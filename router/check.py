@@ -60,13 +60,10 @@ async def examine(backend: Backend, client: httpx.AsyncClient, wanted: Wanted, *
         dialect = recognise(body)
         page = await _page(backend, client, dialect.about_path)
         about = About() if page is None else read_about(page)
-        generate = generate and bool(models) and not about.disaggregated
-        answers = Answers(
-            dialect,
-            await _page(backend, client, dialect.cache_path),
-            page,
-            await _usage(backend, client, models[0]) if generate else None,
-        )
+        generate = generate and bool(models) and not (about.disaggregated or about.embeds)
+        usage = await _usage(backend, client, models[0]) if generate else None
+        # Only now, because SGLang's metrics tell of its cache from the first prompt on.
+        answers = Answers(dialect, await _page(backend, client, dialect.cache_path), page, usage)
         fields = AcceptedFields(dialect.name, about.version)
         if generate:
             await _try_fields(backend, client, models[0], fields)

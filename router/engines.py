@@ -38,6 +38,8 @@ class About:
     """The most prompt tokens that it computes in one step."""
     disaggregated: bool = False
     """Whether it does the prefill or the decode alone, so that a call to it by itself may hang."""
+    embeds: bool = False
+    """Whether it makes embeddings alone; an SGLang that does dies of a chat or completion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,7 @@ def read_about(body: bytes) -> About:
         reorders=told.get("schedule_policy", "fcfs") != "fcfs",
         batch_tokens=batch if type(batch) is int and batch > 0 else None,
         disaggregated=told.get("disaggregation_mode") in ("prefill", "decode"),
+        embeds=told.get("is_embedding") is True,
     )
 
 

@@ -101,7 +101,7 @@ def _vllm(answers: Answers) -> list[Finding]:
 
 def _sglang(answers: Answers) -> list[Finding]:
     found = []
-    if not _tells_load(answers):
+    if b"sglang:" not in (answers.metrics or b""):  # its gauges are not there before its first prompt
         found.append(Finding("tells no metrics, so not what it evicts", "start it with --enable-metrics"))
     told = _object(answers.about)
     if told is None:

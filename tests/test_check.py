@@ -113,12 +113,13 @@ async def test_paths_on_which_prefixes_are_not_kept_apart_are_found(dialect: str
     assert [finding.seen.split(",")[0] for finding in found] == [f"passes over cache_salt on {path}" for path in paths]
 
 
-async def test_half_of_a_disaggregated_pair_is_sent_nothing() -> None:
-    """A prefill or decode worker may never answer a call of its own."""
+@pytest.mark.parametrize("role", [{"disaggregation_mode": "prefill"}, {"is_embedding": True}])
+async def test_a_worker_that_generates_nothing_is_sent_nothing(role: dict[str, object]) -> None:
+    """A prefill or decode worker may never answer a call of its own, and an SGLang that only embeds dies of it."""
     async with scripted_engine() as engine:
         engine.polled["/v1/models"] = (200, json.dumps(SGLANG).encode())
         engine.polled["/metrics"] = (200, SGLANG_METRICS)
-        engine.polled["/server_info"] = (200, json.dumps(FITTING | {"disaggregation_mode": "prefill"}).encode())
+        engine.polled["/server_info"] = (200, json.dumps(FITTING | role).encode())
         assert (await examined(engine.url)).findings == []
         assert engine.calls.empty()
 
@@ -168,6 +169,19 @@ async def test_an_sglang_says_itself_with_what_it_was_started(told: dict[str, ob
         assert [str(flag) in change for change in found] == ([] if flag is None else [True])
         engine.polled |= {"/metrics": (404, b""), "/server_info": (404, b"")}
         assert ["--enable-metrics" in change for change in await changes(engine.url, generate=False)] == [True, False]
+
+
+async def test_an_sglang_that_has_served_nothing_yet_fits() -> None:
+    """Until its first prompt its metrics lack its load and its cache."""
+    async with scripted_engine() as engine:
+        engine.polled |= {
+            "/v1/models": (200, json.dumps(SGLANG).encode()),
+            "/server_info": (200, json.dumps(FITTING).encode()),
+            "/metrics": (200, b"sglang:context_len 8192.0\n"),
+        }
+        assert await changes(engine.url, generate=False) == []
+        engine.polled["/metrics"] = (200, b"other:context_len 8192.0\n")
+        assert ["--enable-metrics" in change for change in await changes(engine.url, generate=False)] == [True]
 
 
 async def test_a_worker_that_is_away_or_wants_a_key_is_found() -> None:
