@@ -56,7 +56,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
 	@touch $@
 
-# Target test-engine: the same router before real vLLM servers.
+# Target test-engine: the same router before real vLLM and SGLang servers.
 -include tests/engine/engine.mk
 # Target test-litellm: LiteLLM's client at the router.
 -include tests/litellm_client/client.mk

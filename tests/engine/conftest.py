@@ -1,7 +1,7 @@
-"""Two real vLLM servers with a tiny random model, then two SGLang servers, and routers before them.
+"""Fleets of real vLLM and SGLang servers with a tiny random model, one fleet after the other, and routers before them.
 
-`make test-engine` runs this folder. A test that takes `kind`, or what depends on it, runs once for each engine.
-pytest runs all of vLLM's first, and ends those servers before it starts SGLang's.
+`make test-engine` runs this folder. A test that takes `engines`, or what depends on it, runs with two vLLM servers and
+with two SGLang servers, or with those fleets that its mark names: `@pytest.mark.fleets("vllm", "mixed")`.
 """
 
 from collections.abc import Callable, Generator, Iterator
@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from .environment import is_complete
-from .fleet import ENGINE_START_SECONDS, ENGINES, NARROW, Engine, Load, Router, SglangEngine, VllmEngine, make_model
+from .fleet import ENGINE_START_SECONDS, FLEETS, NARROW, Engine, Load, Router, make_model
 from .processes import Server, wait_until
 
 StartRouter = Callable[..., Router]
 """Takes a name, the engines, and flags."""
 HERE = Path(__file__).parent
 ROUTER_START_SECONDS = 20.0
+USUAL_FLEETS = "vllm", "sglang"
 SERVERS: pytest.StashKey[list[Server]] = pytest.StashKey()
 """All that were started in this session."""
 
@@ -28,13 +29,36 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None if asked or HERE not in collection_path.parents else True
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out tests with fleets that they are not for, and put the others in the order of the fleets."""
+    left_out = [item for item in items if not is_for_its_fleet(item)]
+    config.hook.pytest_deselected(items=left_out)
+    order = list(FLEETS)
+    items[:] = [item for item in items if item not in set(left_out)]
+    items.sort(key=lambda item: order.index(name) if (name := fleet_of(item)) else -1)
+
+
+def fleet_of(item: pytest.Item) -> str | None:
+    """The fleet that a test runs with."""
+    if not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
+        return None
+    name = item.callspec.params.get("fleet")
+    return name if isinstance(name, str) else None
+
+
+def is_for_its_fleet(item: pytest.Item) -> bool:
+    mark = item.get_closest_marker("fleets")
+    return fleet_of(item) in (None, *(mark.args if mark else USUAL_FLEETS))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Show the end of every server's log beside a failure."""
     report = yield
     if report.failed:
-        for server in item.config.stash.get(SERVERS, []):
-            report.sections.append((f"log of the {server.name}", server.log_tail()))
+        named = {server.name: server for server in item.config.stash.get(SERVERS, [])}
+        report.sections += [(f"log of the {name}", server.log_tail()) for name, server in named.items()]
     return report
 
 
@@ -62,34 +86,28 @@ def model() -> Path:
     return make_model()
 
 
-@pytest.fixture(scope="session", params=ENGINES)
-def kind(request: pytest.FixtureRequest) -> type[VllmEngine | SglangEngine]:
-    """Which engine."""
-    return ENGINES[request.param]
+@pytest.fixture(scope="session", params=FLEETS)
+def fleet(request: pytest.FixtureRequest) -> str:
+    """Which engines run: a name in `FLEETS`."""
+    name: str = request.param
+    return name
 
 
 @pytest.fixture(scope="session")
-def engine_pair(
-    servers: list[Server], kind: type[VllmEngine | SglangEngine], model: Path, logs: Path
-) -> Iterator[tuple[Engine, Engine]]:
-    """Two of that kind."""
-    first, second = (
-        kind(f"{which} {kind.dialect}", model, logs / f"{which}-{kind.dialect}") for which in ("first", "second")
-    )
-    yield from started(servers, first, second)
-
-
-def started(servers: list[Server], first: Engine, second: Engine) -> Iterator[tuple[Engine, Engine]]:
-    """Engines that are ready, for as long as a fixture lasts."""
-    engines = first, second
+def running_fleet(fleet: str, servers: list[Server], model: Path, logs: Path) -> Iterator[tuple[Engine, ...]]:
+    """Its engines, as long as tests for this fleet run."""
+    engines = FLEETS[fleet].engines(fleet, model, logs)
     servers.extend(engines)
-    for engine in engines:
-        engine.start()
-    for engine in engines:
-        engine.wait_ready(engine.ready_path, ENGINE_START_SECONDS)
-    yield engines
-    for engine in engines:
-        engine.stop()
+    try:
+        for engine in engines:
+            engine.start()
+        for engine in engines:
+            engine.wait_ready(engine.ready_path, ENGINE_START_SECONDS)
+        yield engines
+    finally:
+        for engine in engines:
+            engine.kill()  # an SGLang takes longer to end than one may wait for it
+            servers.remove(engine)
 
 
 @pytest.fixture(scope="session")
@@ -107,49 +125,57 @@ def start_router(servers: list[Server], logs: Path) -> StartRouter:
 
 
 @pytest.fixture
-def engines(engine_pair: tuple[Engine, Engine]) -> tuple[Engine, Engine]:
-    """Both engines, started again where a test has killed one."""
-    for engine in engine_pair:
+def engines(running_fleet: tuple[Engine, ...]) -> tuple[Engine, ...]:
+    """All engines of the fleet, started again where a test has killed one."""
+    for engine in running_fleet:
         if not engine.alive:
             engine.start_and_wait()
-    return engine_pair
+    return running_fleet
 
 
 @pytest.fixture(scope="session")
-def router_of_both(start_router: StartRouter, engine_pair: tuple[Engine, Engine]) -> Router:
-    return start_router("router", engine_pair)
+def router_of_all(start_router: StartRouter, fleet: str, running_fleet: tuple[Engine, ...]) -> Iterator[Router]:
+    router = start_router(f"router of the {fleet}", running_fleet)
+    yield router
+    router.stop()
 
 
 @pytest.fixture
-def router(router_of_both: Router, engines: tuple[Engine, Engine]) -> Iterator[Router]:
-    """The router with its default settings before both engines. The test fails if it leaves anything behind."""
-    wait_until(lambda: all(router_of_both.worker(engine)["healthy"] for engine in engines), 10, "both are healthy")
-    yield router_of_both
-    assert_nothing_left(router_of_both, engines)
+def router(router_of_all: Router, engines: tuple[Engine, ...]) -> Iterator[Router]:
+    """The router with its default settings before all engines. The test fails if it leaves anything behind."""
+    wait_until(lambda: all(router_of_all.worker(engine)["healthy"] for engine in engines), 10, "all are healthy")
+    yield router_of_all
+    assert_nothing_left(router_of_all, engines)
 
 
 @pytest.fixture(scope="session")
-def narrow_router_of_first(start_router: StartRouter, engine_pair: tuple[Engine, Engine]) -> Router:
-    return start_router("narrow router", engine_pair[:1], f"--max-inflight={NARROW}")
+def narrow_router_of_first(
+    start_router: StartRouter, fleet: str, running_fleet: tuple[Engine, ...]
+) -> Iterator[Router]:
+    router = start_router(f"narrow router of the {fleet}", running_fleet[:1], f"--max-inflight={NARROW}")
+    yield router
+    router.stop()
 
 
 @pytest.fixture
-def narrow_router(narrow_router_of_first: Router, engines: tuple[Engine, Engine]) -> Iterator[Router]:
+def narrow_router(narrow_router_of_first: Router, engines: tuple[Engine, ...]) -> Iterator[Router]:
     """A router that gives the first engine `NARROW` requests at a time. The test fails if it leaves anything behind."""
     yield narrow_router_of_first
     assert_nothing_left(narrow_router_of_first, engines[:1])
 
 
 @pytest.fixture
-def unpolled_router(start_router: StartRouter, engines: tuple[Engine, Engine]) -> Iterator[Router]:
-    """A router that has polled both engines once and does not again: what happens later, it sees by its calls alone."""
+def unpolled_router(start_router: StartRouter, engines: tuple[Engine, ...]) -> Iterator[Router]:
+    """A router that has polled all engines once and does not again: what happens later, it sees by its calls alone."""
     router = start_router("unpolled router", engines, "--poll-interval=3600")
     yield router
     assert_nothing_left(router, engines)
+    router.stop()
 
 
 def assert_nothing_left(router: Router, engines: tuple[Engine, ...]) -> None:
     """Soon after the last answer, neither the router nor an engine counts a request."""
     wait_until(lambda: router.unfinished() == 0, 5, f"the {router.name} counts nothing as queued or running")
     alive = [engine for engine in engines if engine.alive]
-    wait_until(lambda: all(engine.load() == Load(0, 0) for engine in alive), 5, "the engines are idle")
+    wait = max([engine.drop_seconds for engine in alive], default=0)
+    wait_until(lambda: all(engine.load() == Load(0, 0) for engine in alive), wait, "the engines are idle")

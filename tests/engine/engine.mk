@@ -1,4 +1,4 @@
-# The router before two real vLLM servers for CPU, which live in an environment of their own (3.4 GB, made once).
+# The router before real vLLM and SGLang servers for CPU, whose environments (3.7 GB) are made once.
 .PHONY: test-engine
 
 test-engine: $(STAMP) .venv-litellm/.installed

@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import ClassVar
@@ -26,6 +26,11 @@ BLOCKS = 1100
 CONTEXT = 8192
 ENGINE_START_SECONDS = 180.0
 """A bound: half a minute is usual on two idle cores, alone or two at a time."""
+WIDE_SEQUENCES = 40
+"""Requests that an engine of a wide fleet runs at once: all streams of a test, also those of a killed one."""
+SMALL_TOKENS = 299 * BLOCK_TOKENS
+"""The cache of an engine in a small fleet."""
+SMALL_CONTEXT = 4096
 LAUNCH = ROOT / "workers" / "launch"
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
@@ -103,6 +108,11 @@ class Engine(Server):
     block_tokens: ClassVar[int]
     """The part of a prefix that its cache keeps whole or not at all."""
     ready_path: ClassVar[str]
+    drop_seconds: ClassVar[float]
+    """In which it stops a request whose client has left, in whatever state that is, with two seconds to spare."""
+
+    events_port = 0
+    """Where it publishes KV events; 0 if nowhere. What is past can be had at the next port."""
 
     def start_and_wait(self) -> None:
         self.start()
@@ -123,6 +133,7 @@ class VllmEngine(Engine):
     dialect = "vllm"
     block_tokens = BLOCK_TOKENS
     ready_path = "/health"
+    drop_seconds = 2.0
 
     def __init__(
         self,
@@ -161,6 +172,7 @@ class SglangEngine(Engine):
     dialect = "sglang"
     block_tokens = 16
     ready_path = "/ready"
+    drop_seconds = 4.0 + 2.0  # of a request of which nothing comes, it asks every 4 s whether the client is there
 
     def __init__(
         self,
@@ -196,13 +208,64 @@ def launched_engine(
     dialect: str, name: str, model: Path, log: Path, flags: Iterable[str], environment: Mapping[str, str] | None = None
 ) -> Engine:
     """A server as workers/launch starts it: with all flags that the router reads, and publishing its KV events."""
+    port = free_ports(2)
     programs = (VLLM if dialect == VllmEngine.dialect else SGLANG).python.parent
     ours = {
         "PATH": f"{programs}:{os.environ['PATH']}",
-        "KV_EVENTS_PORT": str(free_ports(2)),
+        "KV_EVENTS_PORT": str(port),
         **(environment or {}),
     }
-    return ENGINES[dialect](name, model, log, flags, ours, launch=("sh", LAUNCH / f"{dialect}.sh"))
+    engine = ENGINES[dialect](name, model, log, flags, ours, launch=("sh", LAUNCH / f"{dialect}.sh"))
+    engine.events_port = port
+    return engine
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Engines that run at the same time."""
+
+    kinds: tuple[type[VllmEngine | SglangEngine], ...]
+    flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By dialect, beside the usual ones."""
+    launched: bool = False
+    """By workers/launch: with all flags that the router reads, and publishing KV events."""
+
+    def engines(self, name: str, model: Path, logs: Path) -> tuple[Engine, ...]:
+        """Not started yet."""
+        names = [f"{name} engine {number}" for number in range(1, len(self.kinds) + 1)]
+        return tuple(self._engine(kind, each, model, logs) for kind, each in zip(self.kinds, names, strict=True))
+
+    def _engine(self, kind: type[VllmEngine | SglangEngine], name: str, model: Path, logs: Path) -> Engine:
+        flags, log = self.flags.get(kind.dialect, ()), logs / name
+        if self.launched:
+            return launched_engine(kind.dialect, name, model, log, flags, {"VLLM_SERVER_DEV_MODE": "1"})
+        return kind(name, model, log, flags)
+
+
+WIDE: Mapping[str, tuple[str, ...]] = {
+    "vllm": (f"--max-num-seqs={WIDE_SEQUENCES}",),
+    "sglang": (f"--max-running-requests={WIDE_SEQUENCES}",),
+}
+SMALL: Mapping[str, tuple[str, ...]] = {
+    "vllm": (f"--num-gpu-blocks-override={SMALL_TOKENS // BLOCK_TOKENS + 1}", f"--max-model-len={SMALL_CONTEXT}"),
+    "sglang": (f"--max-total-tokens={SMALL_TOKENS}", f"--context-length={SMALL_CONTEXT}"),
+}
+EMBEDDING: Mapping[str, tuple[str, ...]] = {
+    "vllm": ("--runner=pooling", "--no-enable-prefix-caching"),
+    "sglang": ("--is-embedding", "--schedule-policy=lpm"),
+}
+"""The second flag of each does not fit; `d2lpm check` has to say so."""
+FLEETS: Mapping[str, Fleet] = {
+    "vllm": Fleet((VllmEngine, VllmEngine)),
+    "wide vllm": Fleet((VllmEngine, VllmEngine), WIDE),
+    "small vllm": Fleet((VllmEngine,), SMALL, launched=True),
+    "sglang": Fleet((SglangEngine, SglangEngine)),
+    "wide sglang": Fleet((SglangEngine, SglangEngine), WIDE),
+    "small sglang": Fleet((SglangEngine,), SMALL, launched=True),
+    "mixed": Fleet((VllmEngine, SglangEngine), WIDE),
+    "embedding": Fleet((VllmEngine, SglangEngine), EMBEDDING),
+}
+"""In the order in which they run: one ends before the next one starts."""
 
 
 class Router(Server):

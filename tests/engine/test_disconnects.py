@@ -15,7 +15,8 @@ from .wire import COMPLETIONS, WORKER_KEY, Json, call, mapped
 
 pytestmark = pytest.mark.engine
 
-FREE_SECONDS = 2.0
+ROUTER_SECONDS = 2.0
+"""In which the router knows that a client has left."""
 STATE_SECONDS = 30.0
 """For a state to come about that a test begins with; on a busy machine a step may take long."""
 LONG: Json = {"model": "tiny", "temperature": 0, "ignore_eos": True, "max_tokens": 8000}
@@ -23,7 +24,7 @@ LONG: Json = {"model": "tiny", "temperature": 0, "ignore_eos": True, "max_tokens
 
 
 @pytest.fixture
-def engine(engines: tuple[Engine, Engine]) -> Engine:
+def engine(engines: tuple[Engine, ...]) -> Engine:
     """The one behind the narrow router."""
     return engines[0]
 
@@ -78,11 +79,11 @@ def test_queued_in_the_router(narrow_router: Router, engine: Engine, stream: boo
         with asked(narrow_router, "queued", stream):
             wait_until(lambda: narrow_router.queued() == 1, STATE_SECONDS, "the last one waits in the router")
             expect_load(engine, NARROW, 0)
-        wait_until(lambda: narrow_router.queued() == 0, FREE_SECONDS, "the queue is empty")
+        wait_until(lambda: narrow_router.queued() == 0, ROUTER_SECONDS, "the queue is empty")
         for connection in before:
             read_events(connection, 2)
         expect_load(engine, NARROW, 0)
-    expect_load(engine, 0, 0, FREE_SECONDS)
+    expect_load(engine, 0, 0, engine.drop_seconds)
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -94,7 +95,7 @@ def test_before_the_first_token(narrow_router: Router, engine: Engine, stream: b
         expect_load(engine, SEQUENCES, 0)
         with asked(narrow_router, "waiting", stream):
             expect_load(engine, SEQUENCES, 1)
-        expect_load(engine, SEQUENCES, 0, FREE_SECONDS)
+        expect_load(engine, SEQUENCES, 0, engine.drop_seconds)
 
 
 def test_in_the_stream(narrow_router: Router, engine: Engine) -> None:
@@ -102,8 +103,8 @@ def test_in_the_stream(narrow_router: Router, engine: Engine) -> None:
     with asked(narrow_router, "stream", stream=True, key="leaver") as connection:
         client = client_of(read_events(connection, 3))
         expect_load(engine, 1, 0)
-    expect_load(engine, 0, 0, FREE_SECONDS)
-    wait_until(lambda: narrow_router.unfinished() == 0, FREE_SECONDS, "the router has settled")
+    expect_load(engine, 0, 0, engine.drop_seconds)
+    wait_until(lambda: narrow_router.unfinished() == 0, ROUTER_SECONDS, "the router has settled")
     charged = {name: int(str(tokens)) for name, tokens in narrow_router.service(client).items() if name != "cost"}
     assert charged["extend"] + charged["cached"] == prompt_tokens(engine, "stream")
     assert 3 <= charged["output"] < 8000
@@ -118,4 +119,4 @@ def test_not_streamed(narrow_router: Router, engine: Engine) -> None:
     """Who leaves while an answer in one piece is computed frees the engine."""
     with asked(narrow_router, "whole", stream=False):
         expect_load(engine, 1, 0)
-    expect_load(engine, 0, 0, FREE_SECONDS)
+    expect_load(engine, 0, 0, engine.drop_seconds)

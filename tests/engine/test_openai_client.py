@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 import openai
 import pytest
@@ -24,7 +25,7 @@ def client(router: Router) -> Iterator[openai.OpenAI]:
 
 
 @pytest.fixture
-def direct(engines: tuple[Engine, Engine]) -> Iterator[openai.OpenAI]:
+def direct(engines: tuple[Engine, ...]) -> Iterator[openai.OpenAI]:
     """The same client at an engine itself."""
     with openai.OpenAI(base_url=f"{engines[0].url}/v1", api_key=WORKER_KEY, max_retries=0, timeout=30) as client:
         yield client
@@ -87,13 +88,13 @@ def test_completion_and_its_stream(client: openai.OpenAI) -> None:
     assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason == "length"
 
 
-def test_request_id(client: openai.OpenAI) -> None:
-    """A client's own request id comes back in the header and names the answer in the engine's log."""
+def test_request_id(client: openai.OpenAI, fleet: str) -> None:
+    """A client's own request id comes back in the header, and names the answer at a vLLM, which takes it over."""
     raw = client.completions.with_raw_response.create(
         model="tiny", prompt="hello", max_tokens=1, extra_headers={"x-request-id": "the-clients-own"}
     )
     assert raw.headers["x-request-id"] == "the-clients-own"
-    assert raw.parse().id == "cmpl-the-clients-own"
+    assert (raw.parse().id == "cmpl-the-clients-own") == (fleet == "vllm")
 
 
 def test_models(client: openai.OpenAI) -> None:
@@ -109,11 +110,44 @@ def test_unknown_model(client: openai.OpenAI) -> None:
     assert caught.value.param == "model"
 
 
-def test_prompt_too_long(client: openai.OpenAI) -> None:
-    """An engine's refusal is the client library's BadRequestError, with the engine's parameter."""
+def test_prompt_too_long(client: openai.OpenAI, fleet: str) -> None:
+    """An engine's refusal is the client library's BadRequestError, with the parameter if the engine names one."""
     with pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(model="tiny", prompt=prompts.tokens("long", 8193), max_tokens=1)
-    assert caught.value.param == "input_tokens"
+    assert caught.value.param == ("input_tokens" if fleet == "vllm" else None)
+    assert "8192" in str(caught.value)
+
+
+IDS = {**FIXED, "return_token_ids": True}
+"""Asked for by the client itself."""
+
+
+def test_ids_of_a_completion(client: openai.OpenAI) -> None:
+    """A client that asks for token ids of a completion gets the same in a stream as in one piece."""
+    more: dict[str, Any] = {"model": "tiny", "prompt": prompts.text("ids", words=30), "max_tokens": 10}
+    whole = client.completions.create(**more, temperature=0, extra_body=IDS)
+    chunks = list(client.completions.create(**more, temperature=0, stream=True, extra_body=IDS))
+    told = [id_ for chunk in chunks for id_ in ids_of(chunk.choices[0])]
+    assert told == ids_of(whole.choices[0])
+    assert len(ids_of(whole.choices[0])) == 10
+
+
+def ids_of(choice: Any) -> list[int]:
+    """Of the answer's tokens; SGLang's name for those of a whole answer is another."""
+    ids: list[int] = getattr(choice, "response_token_ids", None) or choice.token_ids
+    return ids
+
+
+@pytest.mark.fleets("sglang")
+def test_ids_of_a_streamed_chat_are_refused_by_the_engine(client: openai.OpenAI, direct: openai.OpenAI) -> None:
+    """SGLang's own refusal is what the client gets, and nobody takes its wish away."""
+    told = []
+    for one in (client, direct):
+        with pytest.raises(openai.BadRequestError) as caught:
+            one.chat.completions.create(model="tiny", messages=question("refused"), stream=True, extra_body=IDS)
+        told.append(caught.value.body)
+    assert told[0] == told[1]
+    assert "return_token_ids" in str(told[0])
 
 
 async def test_many_at_once(router: Router, direct: openai.OpenAI) -> None:

@@ -6,16 +6,19 @@ from . import prompts
 from .fleet import BLOCK_TOKENS, BLOCKS, Engine, Router
 from .wire import CHAT, COMPLETIONS, Answer, Json, call, listed, mapped
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.fleets("vllm", "sglang", "mixed")]
 
 BODY: Json = {"model": "tiny", "temperature": 0, "ignore_eos": True, "max_tokens": 6}
 
 
 def ask(router: Router, document: str, question: str, key: str = "reader") -> Answer:
-    messages = [{"role": "system", "content": document}, {"role": "user", "content": question}]
-    answer = call(router.url, CHAT, {**BODY, "messages": messages}, key)
+    answer = call(router.url, CHAT, {**BODY, "messages": messages(document, question)}, key)
     assert answer.status == 200, answer.body
     return answer
+
+
+def messages(document: str, question: str) -> list[Json]:
+    return [{"role": "system", "content": document}, {"role": "user", "content": question}]
 
 
 def usage(answer: Answer) -> tuple[int, int, int]:
@@ -78,12 +81,13 @@ def test_conversation_stays(router: Router) -> None:
     assert len(homes) == 1
 
 
-def test_token_prompts_meet_the_cache(router: Router) -> None:
+def test_token_prompts_meet_the_cache(router: Router, engines: tuple[Engine, ...]) -> None:
     """A prompt of token ids has a prefix like any other."""
     ids = prompts.tokens("ids", 600)
     answers = [call(router.url, COMPLETIONS, {**BODY, "prompt": [*ids, *end]}, "ids") for end in ([300], [301, 302])]
     assert worker(answers[0]) == worker(answers[1])
-    assert usage(answers[1])[1] == 600 // BLOCK_TOKENS * BLOCK_TOKENS
+    (block,) = {engine.block_tokens for engine in engines if router.worker(engine)["id"] == worker(answers[0])}
+    assert usage(answers[1])[1] == 600 // block * block
 
 
 def test_account_is_the_engines_usage(router: Router) -> None:
@@ -97,18 +101,22 @@ def test_account_is_the_engines_usage(router: Router) -> None:
     assert charged["output"] == sum(output for _, _, output in told)
 
 
-def test_stream_is_accounted_without_being_asked(router: Router, engines: tuple[Engine, Engine]) -> None:
-    """A stream whose client wants no usage is charged like any other, over all its prompts and choices."""
+def test_stream_is_accounted_without_being_asked(router: Router, engines: tuple[Engine, ...]) -> None:
+    """A stream whose client wants no usage is charged like any other, over all its prompts and choices.
+
+    A prompt of two choices counts once; SGLang computes it before it makes them, and finds it in its cache then.
+    """
     texts = [prompts.text(f"streamed account {number}", words=60) for number in range(2)]
     body: Json = {**BODY, "temperature": 0.5, "prompt": texts, "n": 2}
     answer = call(router.url, COMPLETIONS, {**body, "stream": True}, "streamer")
     prompt = usage(call(engines[0].url, COMPLETIONS, body))[0]
     charged = router.service(answer.headers["x-d2lpm-client"])
-    assert (charged["extend"], charged["cached"], charged["output"]) == (prompt, 0, 6 * 2 * 2)
+    assert int(str(charged["extend"])) + int(str(charged["cached"])) == prompt
+    assert charged["output"] == 6 * 2 * 2
 
 
-def test_size_of_the_cache(router: Router, engines: tuple[Engine, Engine]) -> None:
-    """The router knows how much an engine's cache holds: every block but the one that vLLM keeps for itself."""
+def test_size_of_the_cache(router: Router, engines: tuple[Engine, ...]) -> None:
+    """The router knows how much an engine's cache holds; of vLLM's blocks, all but the one that it keeps for itself."""
     workers = mapped(router.get("/fairness")["workers"])
     ids = [str(router.worker(engine)["id"]) for engine in engines]
     assert [mapped(workers[id])["kv_tokens"] for id in ids] == [(BLOCKS - 1) * BLOCK_TOKENS] * 2

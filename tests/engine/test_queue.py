@@ -6,7 +6,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from . import prompts
-from .fleet import NARROW, Engine, Router
+from .conftest import StartRouter
+from .fleet import NARROW, SEQUENCES, Engine, Load, Router
 from .processes import wait_until
 from .wire import COMPLETIONS, Answer, Json, call
 
@@ -14,6 +15,9 @@ pytestmark = pytest.mark.engine
 
 BODY: Json = {"model": "tiny", "temperature": 0, "ignore_eos": True, "max_tokens": 250}
 HEAVY_CALLS = 12
+BACKLOG = 90
+LEARNED_AFTER = 40
+"""Calls; before, the engine has what was sent while nothing was known of its places."""
 
 
 @pytest.fixture
@@ -35,9 +39,7 @@ def backlog(threads: ThreadPoolExecutor, router: Router, finished: list[str]) ->
     return calls
 
 
-def test_engine_has_no_queue(
-    narrow_router: Router, engines: tuple[Engine, Engine], threads: ThreadPoolExecutor
-) -> None:
+def test_engine_has_no_queue(narrow_router: Router, engines: tuple[Engine, ...], threads: ThreadPoolExecutor) -> None:
     """However many wait, the engine never has more requests than the window lets through."""
     calls = backlog(threads, narrow_router, [])
     seen = []
@@ -46,6 +48,27 @@ def test_engine_has_no_queue(
         seen.append(load.running + load.waiting)
     assert max(seen) == NARROW
     assert [one.result().status for one in calls] == [200] * HEAVY_CALLS
+
+
+def test_learned_window(start_router: StartRouter, engines: tuple[Engine, ...]) -> None:
+    """Told nothing of an engine's places, a router finds them out: all are taken, and few calls wait in the engine."""
+    router = start_router("learning router", engines[:1])
+    seen: list[Load] = []
+
+    def ask_shortly(number: int) -> int:
+        body = {**BODY, "max_tokens": 50, "prompt": prompts.text(f"learned {number}")}
+        return call(router.url, COMPLETIONS, body, "learner").status
+
+    with ThreadPoolExecutor(BACKLOG) as pool:
+        calls = [pool.submit(ask_shortly, number) for number in range(BACKLOG)]
+        wait_until(lambda: sum(one.done() for one in calls) >= LEARNED_AFTER, 60, "the window has learned")
+        while router.queued():
+            seen.append(engines[0].load())
+        assert [one.result() for one in calls] == [200] * BACKLOG
+    router.stop()
+    busy = [load.running + load.waiting for load in seen[:-1]]
+    assert min(busy) >= SEQUENCES - 1, "places were empty while calls waited in the router"
+    assert max(busy) <= 2 * SEQUENCES, "more wait in the engine than run there"
 
 
 def test_newcomer_does_not_wait_for_a_backlog(narrow_router: Router, threads: ThreadPoolExecutor) -> None:

@@ -24,7 +24,7 @@ def wait_healthy(router: Router, engine: Engine, healthy: bool) -> None:
     wait_until(lambda: router.worker(engine)["healthy"] is healthy, SEEN_SECONDS, what)
 
 
-def test_idle_worker_dies_and_returns(router: Router, engines: tuple[Engine, Engine]) -> None:
+def test_idle_worker_dies_and_returns(router: Router, engines: tuple[Engine, ...]) -> None:
     """The death of a worker is seen, then everything goes to the other one, and to both once it is back."""
     victim, survivor = engines
     ids = {engine: router.worker(engine)["id"] for engine in engines}
@@ -44,7 +44,7 @@ def test_idle_worker_dies_and_returns(router: Router, engines: tuple[Engine, Eng
     assert {answer.headers["x-d2lpm-worker"] for answer in again} == set(ids.values())
 
 
-def test_worker_dies_in_a_stream(router: Router, engines: tuple[Engine, Engine]) -> None:
+def test_worker_dies_in_a_stream(router: Router, engines: tuple[Engine, ...]) -> None:
     """A stream that nobody can go on with, here for its logprobs, ends at once, with an error in it that says so."""
     body = {**BODY, "prompt": prompts.text("doomed"), "max_tokens": 8000, "stream": True, "logprobs": 1}
     with httpx.stream("POST", router.url + COMPLETIONS, json=body, timeout=10) as stream:
@@ -58,7 +58,7 @@ def test_worker_dies_in_a_stream(router: Router, engines: tuple[Engine, Engine])
     assert done == b"[DONE]"
 
 
-def test_death_that_no_poll_has_seen(unpolled_router: Router, engines: tuple[Engine, Engine]) -> None:
+def test_death_that_no_poll_has_seen(unpolled_router: Router, engines: tuple[Engine, ...]) -> None:
     """A worker that refuses connections costs no request: each is served by the other one."""
     victim, survivor = engines
     ids = {engine: unpolled_router.worker(engine)["id"] for engine in engines}

@@ -104,7 +104,7 @@ class Choice:
     """Finish reason and stop reason, which should be there once."""
     logprobs: list[object] = field(default_factory=list)
     usage: object = None
-    """That of the last event, where usage comes with each."""
+    """The last that came with a part of it, where usage comes with each."""
 
 
 def joined(events: Iterable[Json]) -> dict[object, Choice]:
@@ -119,10 +119,15 @@ def joined(events: Iterable[Json]) -> dict[object, Choice]:
             delta = mapped(part.get("delta", {}))
             choice.text += str(part.get("text") or delta.get("content") or "")
             choice.roles += [delta["role"]] if "role" in delta else []
-            choice.endings += [(part["finish_reason"], part["stop_reason"])] if part["finish_reason"] else []
+            choice.endings += [(part["finish_reason"], _stop(part))] if part["finish_reason"] else []
             choice.logprobs += _token_logprobs(part["logprobs"])
-            choice.usage = event.get("usage")
+            choice.usage = event.get("usage") or choice.usage
     return choices
+
+
+def _stop(part: Json) -> object:
+    """What a choice ended at, by vLLM's name or by SGLang's."""
+    return part["stop_reason"] if "stop_reason" in part else part["matched_stop"]
 
 
 def _token_logprobs(logprobs: object) -> list[object]:

@@ -1,0 +1,100 @@
+"""Long greedy streams that run at once, and what is left of them where their worker is killed."""
+
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import httpx
+
+from . import prompts
+from .fleet import Engine, Router
+from .processes import wait_until
+from .wire import CHAT, COMPLETIONS, Json, event_data, joined, listed, loads, mapped
+
+TOKENS = 300
+KILLED_AFTER = 300
+"""Characters that each stream has said when its worker is killed, at least; a token is some five, and no event's own,
+for a vLLM puts several tokens into one event when its reader is slow."""
+_SAID = re.compile(rb'"(?:content|text)": ?"((?:[^"\\]|\\.)*+)"')
+COMMON: Json = {
+    **{"model": "tiny", "temperature": 0, "max_tokens": TOKENS, "ignore_eos": True, "stream": True},
+    "stream_options": {"include_usage": True},
+}
+
+
+class Said(NamedTuple):
+    """What a stream adds up to."""
+
+    text: str
+    roles: list[object]
+    endings: list[object]
+    usage: list[object]
+    """Tokens of the prompt, of the answer, and of both."""
+
+
+@dataclass
+class Stream:
+    """One call, as its client sees it."""
+
+    path: str
+    body: Json
+    worker: str = ""
+    """Once it is known."""
+    received: bytes = b""
+    said_characters: int = 0
+    over: bool = False
+
+    def run(self, url: str) -> None:
+        """Read it to its end."""
+        with httpx.stream("POST", url + self.path, json=self.body, timeout=120) as response:
+            self.worker = response.headers["x-d2lpm-worker"]
+            for block in response.iter_bytes():
+                self.received += block
+                self.said_characters += sum(map(len, _SAID.findall(block)))
+        self.over = True
+
+    @property
+    def said(self) -> Said:
+        """AssertionError unless the stream is complete."""
+        *events, done = event_data(self.received)
+        assert done == b"[DONE]"
+        *chunks, last = [loads(each) for each in events]
+        assert all(listed(chunk["choices"]) for chunk in chunks), "something else than its usage has no choice"
+        (choice,) = joined(chunks).values()
+        usage = mapped(last["usage"])
+        counts = [usage[name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")]
+        return Said(choice.text, choice.roles, [reason for reason, _ in choice.endings], counts)
+
+
+def chats(count: int) -> list[Stream]:
+    messages = [[{"role": "user", "content": prompts.text(f"chat {number}", 40)}] for number in range(count)]
+    return [Stream(CHAT, {**COMMON, "messages": each}) for each in messages]
+
+
+def texts(count: int) -> list[Stream]:
+    return [Stream(COMPLETIONS, {**COMMON, "prompt": prompts.text(f"text {number}", 40)}) for number in range(count)]
+
+
+def run_all(streams: Sequence[tuple[Router, Stream]], victim: Engine | None = None) -> None:
+    """Run each at its router, all at once, and kill the victim when all that it has, half of them, are under way."""
+    with ThreadPoolExecutor(len(streams)) as pool:
+        runs = [pool.submit(stream.run, router.url) for router, stream in streams]
+        if victim is not None:
+            _kill_amid(streams, victim)
+        for run in runs:
+            run.result()
+
+
+def _kill_amid(streams: Sequence[tuple[Router, Stream]], victim: Engine) -> None:
+    name = streams[0][0].worker(victim)["id"]
+
+    def under_way() -> bool:
+        theirs = [stream for _, stream in streams if stream.worker == name]
+        assert not any(stream.over for stream in theirs), "it was too fast"
+        return len(theirs) == len(streams) / 2 and all(stream.said_characters >= KILLED_AFTER for stream in theirs)
+
+    wait_until(under_way, 60, "each of its streams is under way")
+    victim.kill()
+    assert not any(stream.over for _, stream in streams if stream.worker == name)
