@@ -13,6 +13,7 @@ from .fleet import Engine, Router
 from .processes import wait_until
 from .wire import CHAT, COMPLETIONS, Json, event_data, joined, listed, loads, mapped
 
+_HTTP = httpx.Client(timeout=120, verify=False, trust_env=False, limits=httpx.Limits(max_connections=None))
 TOKENS = 300
 KILLED_AFTER = 300
 """Characters that each stream has said when its worker is killed, at least; a token is some five, and no event's own,
@@ -48,7 +49,7 @@ class Stream:
 
     def run(self, url: str) -> None:
         """Read it to its end."""
-        with httpx.stream("POST", url + self.path, json=self.body, timeout=120) as response:
+        with _HTTP.stream("POST", url + self.path, json=self.body) as response:
             self.worker = response.headers["x-d2lpm-worker"]
             for block in response.iter_bytes():
                 self.received += block
@@ -68,13 +69,14 @@ class Stream:
         return Said(choice.text, choice.roles, [reason for reason, _ in choice.endings], counts)
 
 
-def chats(count: int) -> list[Stream]:
+def chats(count: int, tokens: int = TOKENS) -> list[Stream]:
     messages = [[{"role": "user", "content": prompts.text(f"chat {number}", 40)}] for number in range(count)]
-    return [Stream(CHAT, {**COMMON, "messages": each}) for each in messages]
+    return [Stream(CHAT, {**COMMON, "max_tokens": tokens, "messages": each}) for each in messages]
 
 
-def texts(count: int) -> list[Stream]:
-    return [Stream(COMPLETIONS, {**COMMON, "prompt": prompts.text(f"text {number}", 40)}) for number in range(count)]
+def texts(count: int, tokens: int = TOKENS) -> list[Stream]:
+    asked = [prompts.text(f"text {number}", 40) for number in range(count)]
+    return [Stream(COMPLETIONS, {**COMMON, "max_tokens": tokens, "prompt": each}) for each in asked]
 
 
 def run_all(streams: Sequence[tuple[Router, Stream]], victim: Engine | None = None) -> None:

@@ -40,6 +40,7 @@ def test_servers_with_a_flag_that_does_not_fit(engines: tuple[Engine, ...], tmp_
     done = checked(engines, tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
     for engine in engines:
-        found = [line for line in done.stdout.splitlines() if line.startswith(f"127.0.0.1:{engine.port}: ")][1:]
+        told = [line for line in done.stdout.splitlines() if line.startswith(f"127.0.0.1:{engine.port}: ")]
+        found = [line for line in told if "; start it with" in line]
         assert [CHANGES[engine.dialect] in line for line in found] == [True], found
         assert get(engine.url + "/v1/models", WORKER_KEY).status == 200
