@@ -4,7 +4,8 @@ The same recorded load goes directly, `AT_ONCE` calls at a time, to a real engin
 equal capacity, block size and batch limits, each newly started. The first run of the real one is the reference; the
 other two say how much it differs from itself, and the emulation may differ by that and a margin. How long the real
 engine's steps take on this machine is measured first and given to the emulation, since the order of events, and with it
-what is evicted, follows from it. Needs the engine environments (`make test-engine`).
+what is evicted, follows from it. All that is done with memory for all that runs, and with less, where requests wait for
+it and are preempted. Needs the engine environments (`make test-engine`).
 
 This is no test of the suite: it takes several minutes for each engine, on a machine with nothing else to do.
 """
@@ -24,7 +25,7 @@ from .figures import Difference, Run, difference, verdicts
 from .load import Call, prefix_tokens, recorded
 from .pace import measured, typical
 from .play import play
-from .servers import BLOCK_TOKENS, CAPACITY, DIALECTS, RUNNING, STEP_TOKENS, Dialect, Target, emulated, real
+from .servers import BLOCK_TOKENS, CAPACITIES, DIALECTS, RUNNING, STEP_TOKENS, Dialect, Target, emulated, real
 
 AT_ONCE = 16
 CALLS = 640
@@ -42,7 +43,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(options.out or folder)
         out.mkdir(parents=True, exist_ok=True)
-        kept = [compare(dialect, calls, out) for dialect in options.engine or DIALECTS]
+        kept = [
+            compare(dialect, memory, calls, out)
+            for dialect in options.engine or DIALECTS
+            for memory in options.memory or CAPACITIES
+        ]
     return 0 if all(kept) else 1
 
 
@@ -53,19 +58,21 @@ def say(line: str) -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.engine.fidelity", description="Emulated beside real.")
     parser.add_argument("--engine", action="append", choices=DIALECTS, help="one engine alone (default: both)")
+    parser.add_argument("--memory", action="append", choices=CAPACITIES, help="one size alone (default: both)")
     parser.add_argument("--calls", type=int, default=CALLS, help="how many of the recorded calls")
     parser.add_argument("--out", help="folder for the servers' logs and what became of each call")
     return parser.parse_args()
 
 
-def compare(dialect: Dialect, calls: list[Call], out: Path) -> bool:
+def compare(dialect: Dialect, memory: str, calls: list[Call], out: Path) -> bool:
     """Whether the emulation of this engine keeps all bounds."""
-    prefixes = prefix_tokens(calls, BLOCK_TOKENS[dialect])
-    say(f"\n{dialect}: {CAPACITY} tokens of KV, prefixes of {prefixes} ({prefixes / CAPACITY:.1f} times that)")
+    capacity, prefixes = CAPACITIES[memory], prefix_tokens(calls, BLOCK_TOKENS[dialect])
+    times_that = f"{prefixes / capacity:.1f} times that"
+    say(f"\n{dialect}, {memory} memory: {capacity} tokens, prefixes of {prefixes} ({times_that})")
     say(f"  {RUNNING} running requests and {STEP_TOKENS} new tokens in a step at most")
-    runs = real_runs(dialect, calls, out)
-    with emulated(dialect, typical([each.times for each in runs]), out) as target:
-        runs.append(run("emulated", target, calls, out))
+    runs = real_runs(dialect, memory, calls, out)
+    with emulated(dialect, capacity, typical([each.times for each in runs]), out) as target:
+        runs.append(run("emulated", memory, target, calls, out))
     *itself, emulation = [difference(runs[0], other) for other in runs[1:]]
     for other, each in zip(runs[1:], (*itself, emulation), strict=True):
         say(f"  {other.name} beside {runs[0].name}: {described(each)}")
@@ -76,23 +83,23 @@ def compare(dialect: Dialect, calls: list[Call], out: Path) -> bool:
     return kept
 
 
-def real_runs(dialect: Dialect, calls: list[Call], out: Path) -> list[Run]:
+def real_runs(dialect: Dialect, memory: str, calls: list[Call], out: Path) -> list[Run]:
     """One on each of several new servers."""
     model, runs = make_model(), []
     for name in REAL_RUNS:
-        with real(dialect, model, out) as target:
-            runs.append(run(name, target, calls, out))
+        with real(dialect, CAPACITIES[memory], model, out) as target:
+            runs.append(run(name, memory, target, calls, out))
     return runs
 
 
-def run(name: str, target: Target, calls: list[Call], out: Path) -> Run:
+def run(name: str, memory: str, target: Target, calls: list[Call], out: Path) -> Run:
     """Measure a server's steps, play the load to it, and say what came of it."""
     times = asyncio.run(measured(target.url, RUNNING))
     began = time.monotonic()
     outcomes = asyncio.run(play(target.url, calls, AT_ONCE))
     seconds = time.monotonic() - began
     done = Run(name, outcomes, target.evicted_tokens(), times)
-    kept = out / f"{target.dialect}-{name.replace(' ', '-')}.json"
+    kept = out / f"{target.dialect}-{memory}-{name.replace(' ', '-')}.json"
     kept.write_text(json.dumps([asdict(outcome) for outcome in outcomes]))
     say(f"  {name}: hit rate {done.hit_rate:.4f}, {done.evicted_tokens} tokens evicted, {seconds:.0f} s;")
     say(f"    a step took {times} ms: each, more per prefilled token, more per decoded sequence")

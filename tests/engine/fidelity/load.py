@@ -71,7 +71,7 @@ def thoughts(name: str, branches: int, depth: int) -> Iterator[Prompt]:
 
 
 def recorded(count: int) -> list[Call]:
-    """The first so many calls of the load, which has 640; their prefixes are three times `servers.CAPACITY`."""
+    """The first so many calls of the load, which has 640; their prefixes take 60,000 tokens."""
     draw = random.Random("recorded load")
     programs = [conversation(f"chat {number}", turns=6) for number in range(36)]
     programs += [questions(f"reader {number}", documents=42, count=6) for number in range(36)]

@@ -1,7 +1,7 @@
 """A real engine and its emulation with the same capacity, block size and batch limits, and how each is started."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +16,8 @@ from .pace import StepTimes
 Dialect = Literal["vllm", "sglang"]
 DIALECTS: Sequence[Dialect] = ("vllm", "sglang")
 BLOCK_TOKENS = {dialect: ENGINES[dialect].block_tokens for dialect in DIALECTS}
-CAPACITY = 599 * 32
-"""Tokens of KV that either engine can use."""
+CAPACITIES: Mapping[str, int] = {"ample": 599 * 32, "short": 160 * 32}
+"""Tokens of KV that either engine can use: more than what runs needs, or less, so that requests wait for memory."""
 RUNNING = 12
 """Requests that run at once; the others of those under way wait in the engine."""
 STEP_TOKENS = 512
@@ -45,16 +45,16 @@ def _target(dialect: Dialect, url: str, events_port: int) -> Iterator[Target]:
 
 
 @contextmanager
-def real(dialect: Dialect, model: Path, folder: Path) -> Iterator[Target]:
+def real(dialect: Dialect, capacity: int, model: Path, folder: Path) -> Iterator[Target]:
     """A new server of the real engine."""
     flags = {
         "vllm": (
-            f"--num-gpu-blocks-override={CAPACITY // BLOCK_TOKENS['vllm'] + 1}",  # one of them is never used
+            f"--num-gpu-blocks-override={capacity // BLOCK_TOKENS['vllm'] + 1}",  # one of them is never used
             f"--max-num-seqs={RUNNING}",
             f"--max-num-batched-tokens={STEP_TOKENS}",
         ),
         "sglang": (
-            f"--max-total-tokens={CAPACITY}",
+            f"--max-total-tokens={capacity}",
             f"--max-running-requests={RUNNING}",
             f"--chunked-prefill-size={STEP_TOKENS}",
         ),
@@ -67,14 +67,14 @@ def real(dialect: Dialect, model: Path, folder: Path) -> Iterator[Target]:
 
 
 @contextmanager
-def emulated(dialect: Dialect, times: StepTimes, folder: Path) -> Iterator[Target]:
+def emulated(dialect: Dialect, capacity: int, times: StepTimes, folder: Path) -> Iterator[Target]:
     """A new server of the emulation, whose steps take these times."""
     port = free_ports(2)
     # An emulated vLLM keeps a block of its pool unused, as the real one does.
-    capacity = CAPACITY + (BLOCK_TOKENS["vllm"] if dialect == "vllm" else 0)
+    pool = capacity + (BLOCK_TOKENS["vllm"] if dialect == "vllm" else 0)
     command = [
         *(sys.executable, "-m", "workers", f"--dialect={dialect}", "--model=tiny", "--port={port}"),
-        *(f"--kv-tokens={capacity}", f"--block-size={BLOCK_TOKENS[dialect]}", f"--max-running={RUNNING}"),
+        *(f"--kv-tokens={pool}", f"--block-size={BLOCK_TOKENS[dialect]}", f"--max-running={RUNNING}"),
         *(f"--max-batched-tokens={STEP_TOKENS}", f"--max-model-len={CONTEXT}", f"--api-key={WORKER_KEY}"),
         *(f"--step-times={times}", f"--kv-events={port}"),
     ]

@@ -1,0 +1,78 @@
+"""Plays operations to SGLang's own prefix tree. Run by the SGLang environment's Python.
+
+Standard input: for each of several trees a page's size and a list of operations, as JSON; standard output: what each of
+them gives. `insert` tokens; `match` tokens, and lock what is found; `unlock` the oldest lock; `evict` so many tokens,
+which gives the leaves that are evicted.
+"""
+
+import json
+import sys
+from array import array
+
+import torch  # type: ignore[import-not-found]
+from sglang.srt.mem_cache.rust_tree_core.extension import bindings  # type: ignore[import-not-found]
+
+FULL = 0
+"""The tree's component that holds KV."""
+
+
+class Tree:
+    """The tree alone, without a pool: the value of a token is the token."""
+
+    def __init__(self, page: int) -> None:
+        settings = {
+            **{"eviction_policy": "lru", "page_size": page, "device": "cpu", "is_write_back": False},
+            **{"slru_protected_threshold": 2, "tlru_tail_budget": 0, "tlru_float_config": None},
+            **{"enable_hicache": False, "write_through_threshold": 256, "swa_sliding_window_size": None},
+            **{"swa_req_ring": False, "enable_kv_cache_events": False, "dynamo_kv_event_format": False},
+            **{"mamba_cache_chunk_size": None, "mamba_max_states_per_path": None},
+        }
+        self._core = bindings.RustUnifiedTreeCoreBinding(bindings.TreeCoreInitParamsBinding(**settings), [FULL])
+        self._locks: list[int] = []
+
+    def insert(self, tokens: list[int]) -> None:
+        settings = {
+            **{"key": array("q", tokens), "value": torch.tensor(tokens, dtype=torch.int64), "extra_key": None},
+            **{"cache_salt": None, "session_id": None, "mamba_value": None, "prev_prefix_len": 0, "inserted_len": 0},
+            **{"swa_evicted_seqlen": 0, "swa_branching_seqlen": None, "priority": 0, "track_adopted_ranges": False},
+            "rotation_base": None,
+        }
+        self._core.begin_insert(bindings.InsertParamsBinding(**settings))
+        while self._core.has_ongoing_insert():
+            self._core.resume_insert()
+        self._core.end_insert()
+
+    def match(self, tokens: list[int]) -> int:
+        key = bindings.MatchParamsBinding(key=array("q", tokens), extra_key=None, cache_salt=None)
+        found = self._core.match_prefix(key)
+        self._core.inc_lock_ref(found.last_device_node_id, [])
+        self._locks.append(found.last_device_node_id)
+        return int(found.device_prefix_len)
+
+    def unlock(self) -> None:
+        node = self._locks.pop(0)
+        params = bindings.DecLockRefParamsBinding(
+            node_id=node, skipped_lock_components=[], component_lock_uuids={}, component_host_lock_uuids={}
+        )
+        self._core.dec_lock_ref(node, params, False)
+
+    def evict(self, tokens: int) -> list[list[int]]:
+        leaves: list[list[int]] = []
+        freed = 0
+        self._core.evict_device_start(FULL, tokens)
+        while (leaf := self._core.evict_device_next_node(FULL, {FULL: freed}).node_id) is not None:
+            values = self._core.evict_device_leaf(leaf).new_device_frees[FULL]
+            leaves.append([int(token) for value in values for token in value.tolist()])
+            freed += len(leaves[-1])
+        self._core.evict_device_end(FULL)
+        return leaves
+
+
+def results(page: int, program: list[list[object]]) -> list[object]:
+    """What each operation gives."""
+    tree = Tree(page)
+    return [getattr(tree, str(name))(*arguments) for name, *arguments in program]
+
+
+if __name__ == "__main__":
+    print(json.dumps([results(page, program) for page, program in json.load(sys.stdin)]))
