@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.hardware import HARDWARE, Batch
+from workers.hardware import HARDWARE, Batch, linear
 
 chunks = st.lists(st.tuples(st.integers(1, 4096), st.integers(0, 16_384)).map(lambda pair: (pair[0], sum(pair))))
 batches = st.builds(
@@ -75,3 +75,9 @@ def test_more_work_never_takes_less_time(name: str, batch: Batch, decodes: int, 
     if name != "a6000-mistral-7b":
         assert step(batch) <= step(more)
         assert step(batch) <= step(longer)
+
+
+def test_measured_step_times_add_up() -> None:
+    """A step, its prefilled tokens and its decoded sequences, whatever their lengths."""
+    step = linear(1000, step=2.0, prefilled_token=0.01, decoded_sequence=0.1).step_seconds
+    assert step(Batch([(100, 500), (50, 50)], 3, 900)) == pytest.approx((2 + 1.5 + 0.3) / 1000)

@@ -83,7 +83,10 @@ def test_every_setting_is_a_flag() -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["--hardware abacus", "--dialect trt", "--order lpm", "--speed -1", "--max-model-len 1", "--kv-tokens 10", "--x 1"],
+    [
+        *("--hardware abacus", "--dialect trt", "--order lpm", "--speed -1", "--max-model-len 1", "--kv-tokens 10"),
+        *("--x 1", "--step-times 1,2", "--step-times 1,-2,3", "--step-times 1,2,x"),
+    ],
 )
 def test_mistakes_end_with_status_2(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     """And with a message that names the program."""

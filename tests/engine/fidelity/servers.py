@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ..fleet import CONTEXT, ENGINE_START_SECONDS, ENGINES, launched_engine
+from ..fleet import ENGINE_START_SECONDS, ENGINES, launched_engine
 from ..processes import Server, free_ports
 from ..wire import WORKER_KEY
 from .evictions import evicted_by_metric, removed_blocks
@@ -18,6 +18,8 @@ DIALECTS: Sequence[Dialect] = ("vllm", "sglang")
 BLOCK_TOKENS = {dialect: ENGINES[dialect].block_tokens for dialect in DIALECTS}
 CAPACITIES: Mapping[str, int] = {"ample": 599 * 32, "short": 160 * 32}
 """Tokens of KV that either engine can use: more than what runs needs, or less, so that requests wait for memory."""
+CONTEXT = 2048
+"""Tokens of the longest call, and less than either capacity, as vLLM requires."""
 RUNNING = 12
 """Requests that run at once; the others of those under way wait in the engine."""
 STEP_TOKENS = 512
@@ -50,11 +52,13 @@ def real(dialect: Dialect, capacity: int, model: Path, folder: Path) -> Iterator
     flags = {
         "vllm": (
             f"--num-gpu-blocks-override={capacity // BLOCK_TOKENS['vllm'] + 1}",  # one of them is never used
+            f"--max-model-len={CONTEXT}",
             f"--max-num-seqs={RUNNING}",
             f"--max-num-batched-tokens={STEP_TOKENS}",
         ),
         "sglang": (
             f"--max-total-tokens={capacity}",
+            f"--context-length={CONTEXT}",
             f"--max-running-requests={RUNNING}",
             f"--chunked-prefill-size={STEP_TOKENS}",
         ),
