@@ -99,7 +99,7 @@ def test_predictions_are_exact_amid_evictions(router: Router, engine: Engine) ->
     seen = visit(router, some())
     assert not seen.wrong
     assert seen.found > 10 * engine.block_tokens
-    assert seen.lost > 3
+    assert seen.lost
 
 
 @pytest.mark.fleets("small vllm")
@@ -112,7 +112,7 @@ def test_reported_hits_do_not_mislead(router: Router, engine: Engine) -> None:
     seen = visit(router, some())
     assert not seen.wrong
     assert seen.found > 10 * engine.block_tokens
-    assert seen.lost > 3
+    assert seen.lost
 
 
 def test_a_router_that_comes_late_hears_of_all_before(engine: Engine, model: Path, start_router: StartRouter) -> None:
@@ -166,7 +166,7 @@ def test_the_mirror_is_nearly_right_amid_evictions(start_router: StartRouter, en
     print(json.dumps({"engine": engine.dialect, "mirror's error": seen.off / seen.prompts, "lost": seen.lost}))
     assert seen.off <= MIRROR_ERROR * seen.prompts
     assert seen.found > 10 * engine.block_tokens
-    assert seen.lost > 3
+    assert seen.lost
 
 
 def test_a_restarted_engine_has_nothing(engine: Engine, router: Router) -> None:
