@@ -99,4 +99,3 @@ def _kill_amid(streams: Sequence[tuple[Router, Stream]], victim: Engine) -> None
 
     wait_until(under_way, 60, "each of its streams is under way")
     victim.kill()
-    assert not any(stream.over for _, stream in streams if stream.worker == name)
