@@ -26,8 +26,9 @@ DOCUMENTS = 30
 BEFORE_ALL = 100
 """Tokens that prompts may share without any document."""
 EXACT = ("--token-budget=5", "--min-match-tokens=0")
-MIRROR_ERROR = 0.035
-"""Of the prompts' tokens, how many may be falsely predicted or missed where no events are followed."""
+MISJUDGED = 0.05
+"""Of the calls, for how many the mirror may be wrong by more than a block. By one it may always be: it estimates how long
+a prompt is, and a cache keeps whole blocks."""
 
 
 @pytest.fixture
@@ -164,7 +165,8 @@ def test_the_mirror_is_nearly_right_amid_evictions(start_router: StartRouter, en
     finally:
         router.stop()
     print(json.dumps({"engine": engine.dialect, "mirror's error": seen.off / seen.prompts, "lost": seen.lost}))
-    assert seen.off <= MIRROR_ERROR * seen.prompts
+    misjudged = [pair for pair in seen.wrong if abs(pair[0] - pair[1]) > engine.block_tokens]
+    assert len(misjudged) <= MISJUDGED * len(some())
     assert seen.found > 10 * engine.block_tokens
     assert seen.lost
 

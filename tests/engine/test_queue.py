@@ -15,8 +15,8 @@ pytestmark = pytest.mark.engine
 
 BODY: Json = {"model": "tiny", "temperature": 0, "ignore_eos": True, "max_tokens": 250}
 HEAVY_CALLS = 12
-BACKLOG = 90
-LEARNED_AFTER = 40
+BACKLOG = 200
+LEARNED_AFTER = 110
 """Calls; before, the engine has what was sent while nothing was known of its places."""
 
 
@@ -56,7 +56,7 @@ def test_learned_window(start_router: StartRouter, engines: tuple[Engine, ...]) 
     seen: list[Load] = []
 
     def ask_shortly(number: int) -> int:
-        body = {**BODY, "max_tokens": 50, "prompt": prompts.text(f"learned {number}")}
+        body = {**BODY, "max_tokens": 20, "prompt": prompts.text(f"learned {number}")}
         return call(router.url, COMPLETIONS, body, "learner").status
 
     with ThreadPoolExecutor(BACKLOG) as pool:
