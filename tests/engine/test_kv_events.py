@@ -27,8 +27,8 @@ BEFORE_ALL = 100
 """Tokens that prompts may share without any document."""
 EXACT = ("--token-budget=5", "--min-match-tokens=0")
 MISJUDGED = 0.05
-"""Of the calls, for how many the mirror may be wrong by more than a block. By one it may always be: it estimates how long
-a prompt is, and a cache keeps whole blocks."""
+"""Of the calls, for how many the mirror may be wrong by more than a block. By one it may always be: it estimates how
+long a prompt is, and a cache keeps whole blocks."""
 
 
 @pytest.fixture
