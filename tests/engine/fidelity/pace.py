@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from statistics import median
 
 from .. import prompts
@@ -45,10 +44,11 @@ async def measured(url: str, at_once: int) -> StepTimes:
         short.append(_first_token(await ask(url, _probe(names, SHORT, 1))))
         long.append(_first_token(await ask(url, _probe(names, LONG, 1))))
     prefilled_token = max(0.0, (median(long) - median(short)) / (LONG - SHORT))
-    alone = median(_gaps(await play(url, [_probe(names, SHORT, DECODED)], 1)))
-    together = median(_gaps(await play(url, [_probe(names, SHORT, DECODED) for _ in range(at_once)], at_once)))
-    decoded = max(0.0, (together - alone) / (at_once - 1))
-    return StepTimes(1e3 * max(0.0, alone - decoded), 1e3 * prefilled_token, 1e3 * decoded)
+    alone = [await play(url, [_probe(names, SHORT, DECODED)], 1) for _ in range(ROUNDS)]
+    together = [await play(url, [_probe(names, SHORT, DECODED) for _ in range(at_once)], at_once) for _ in range(2)]
+    one, many = _token_seconds(alone), _token_seconds(together)
+    decoded = max(0.0, (many - one) / (at_once - 1))
+    return StepTimes(1e3 * max(0.0, one - decoded), 1e3 * prefilled_token, 1e3 * decoded)
 
 
 def _probe(names: Iterator[int], length: int, answer: int) -> Call:
@@ -59,6 +59,7 @@ def _first_token(outcome: Outcome) -> float:
     return outcome.token_times[0] - outcome.began
 
 
-def _gaps(outcomes: Sequence[Outcome]) -> list[float]:
-    """Seconds from one token to the next of each."""
-    return [after - before for outcome in outcomes for before, after in pairwise(outcome.token_times)]
+def _token_seconds(rounds: Sequence[Sequence[Outcome]]) -> float:
+    """From one token of a probe to the next, in the middle one of all; several may have been read at once."""
+    calls = [outcome.token_times for outcomes in rounds for outcome in outcomes]
+    return median((times[-1] - times[0]) / (DECODED - 1) for times in calls)
