@@ -80,7 +80,9 @@ class AcceptedFields:
 
     @property
     def missing(self) -> Mapping[str, AddedFields]:
-        """What the router would add and this worker does not accept, by path."""
+        """What the router would add and this worker does not accept, by path; nothing before it is known what it is."""
+        if not self.engine:
+            return {}
         lacking = {path: EVERYTHING - self[path] for path in (CHAT, COMPLETIONS)}
         return {path: fields for path, fields in lacking.items() if fields}
 

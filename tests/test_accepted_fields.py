@@ -54,6 +54,7 @@ def test_an_unknown_engine_is_sent_what_openai_documents() -> None:
     assert AcceptedFields("generic")[CHAT] == {Addition.USAGE}
     assert AcceptedFields("vllm", "0.32.0")["/v1/responses"] == NOTHING
     assert AcceptedFields()[CHAT] == NOTHING
+    assert AcceptedFields().missing == {}
 
 
 def test_a_refusal_is_remembered_for_its_path_and_version() -> None:

@@ -46,10 +46,13 @@ async def test_workers_are_told_with_their_models_and_without_their_keys() -> No
             assert [card.pop("breaker") for card in told["workers"]] == ["closed", None]
             assert told == {
                 "workers": [
-                    {"id": "here", "url": engine.url, "healthy": True, "drained": False, "models": ["m"]},
                     {
-                        **{"id": "away", "url": "http://127.0.0.1:9", "healthy": False, "drained": False},
-                        **{"models": [], "cache": None},
+                        **{"id": "here", "url": engine.url, "healthy": True, "drained": False, "models": ["m"]},
+                        **{"engine": "vllm", "version": "0.32.0", "not_added_fields": {}, "refused_fields": {}},
+                    },
+                    {
+                        **{"id": "away", "url": "http://127.0.0.1:9", "healthy": False, "drained": False, "models": []},
+                        **{"engine": "", "version": None, "not_added_fields": {}, "refused_fields": {}, "cache": None},
                     },
                 ]
             }
