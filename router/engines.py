@@ -25,6 +25,8 @@ class Load:
     waiting: int
     kv_tokens: int | None = None
     """Capacity of its KV cache in tokens, where it tells."""
+    places: int | None = None
+    """The most requests that it runs at a time, where it tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +146,7 @@ def _sglang_loads(body: bytes) -> Load:
         running=sum(_count(rank.get("num_running_reqs")) for rank in ranks),
         waiting=sum(_count(rank.get("num_waiting_reqs")) for rank in ranks),
         kv_tokens=sum(_count(rank.get("max_total_num_tokens", 0)) for rank in ranks) or None,
+        places=sum(_count(rank.get("max_running_requests", 0)) for rank in ranks) or None,
     )
 
 

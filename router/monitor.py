@@ -233,7 +233,7 @@ class Probe:
 
     def _tell(self, load: Load, cache: CacheReport | None) -> None:
         self._tells = True
-        self._feed(WorkerReported(self._backend.id, load.running, load.waiting, load.kv_tokens, cache))
+        self._feed(WorkerReported(self._backend.id, load.running, load.waiting, load.kv_tokens, cache, load.places))
 
     def _complain(self, error: Exception) -> None:
         """Its metrics are of no use this time; it is served on."""

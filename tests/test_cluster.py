@@ -79,7 +79,7 @@ def busy(made: Cluster, worker: WorkerId, rate: float) -> None:
     state.start(A, 0.0, seen=True)
     for second in range(1, 31):
         state.serve(A, rate, 1)
-        state.report(1, 0, float(second))
+        state.report(1, 0, None, float(second))
 
 
 def test_speed_is_the_rate_of_service_over_the_fleets_mean() -> None:

@@ -25,10 +25,29 @@ def report(
     new: int = 0,
     guessed: int = 0,
     kv_tokens: int = 0,
+    places: int | None = None,
 ) -> EngineReport:
     """Unless told otherwise, all that the engine has is from here."""
     here = running + waiting if requests is None else requests
-    return EngineReport(running, waiting, here, unstarted, new, guessed, kv_tokens, kv_tokens)
+    return EngineReport(running, waiting, here, unstarted, new, guessed, kv_tokens, kv_tokens, places)
+
+
+def test_an_engine_that_tells_its_places_is_sent_a_few_requests_more() -> None:
+    """From its first report on, though none of its reports shows a request that runs beside those that wait."""
+    limit = RequestLimit()
+    limit.reported(report(places=4))
+    spare = limit.limit - 4
+    assert spare <= 2
+    for waiting in (2, 9, 0):
+        limit.reported(report(0, waiting, requests=waiting + 4, places=4))
+        assert limit.limit - 4 == spare
+
+
+def test_a_share_of_the_places_stays_a_share() -> None:
+    """Where another router's requests run too, there are fewer than the engine tells."""
+    limit = RequestLimit()
+    limit.reported(report(4, 4, requests=4, places=4))
+    assert limit.places == 2
 
 
 def test_until_something_is_learned_two_steps_of_prefill_may_wait() -> None:

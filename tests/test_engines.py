@@ -41,8 +41,10 @@ sglang:page_size{dp_rank="0",model_name="m",tp_rank="0"} 16.0
 """
 
 SGLANG_LOADS = b"""{"timestamp": "2026-01-01T00:00:00+00:00", "version": "0.5.23", "num_accelerators": 1, "loads": [
-    {"dp_rank": 0, "num_running_reqs": 3, "num_waiting_reqs": 1, "max_total_num_tokens": 1000, "token_usage": 0.5},
-    {"dp_rank": 1, "num_running_reqs": 4, "num_waiting_reqs": 0, "max_total_num_tokens": 2000, "token_usage": 0.1}]}"""
+    {"dp_rank": 0, "num_running_reqs": 3, "num_waiting_reqs": 1,
+     "max_total_num_tokens": 1000, "max_running_requests": 8, "token_usage": 0.5},
+    {"dp_rank": 1, "num_running_reqs": 4, "num_waiting_reqs": 0,
+     "max_total_num_tokens": 2000, "max_running_requests": 4, "token_usage": 0.1}]}"""
 
 
 def models(*cards: str) -> bytes:
@@ -54,7 +56,7 @@ def models(*cards: str) -> bytes:
     [
         (VLLM, "/metrics", VLLM_METRICS, Load(7, 5, 599 * 32 + 100 * 32)),
         (SGLANG, "/metrics", SGLANG_METRICS, Load(4, 5, 2000)),
-        (SGLANG, "/v1/loads", SGLANG_LOADS, Load(7, 1, 3000)),
+        (SGLANG, "/v1/loads", SGLANG_LOADS, Load(7, 1, 3000, 12)),
     ],
 )
 def test_load_is_summed_over_ranks_and_nothing_else(dialect: Dialect, path: str, body: bytes, load: Load) -> None:

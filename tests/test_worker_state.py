@@ -106,7 +106,7 @@ def test_no_more_than_the_first_prompt_is_taken_to_be_computed() -> None:
     books = Books()
     books.add(A, 3000)
     books.add(B, 4000)
-    books.state.report(0, 2, 60.0)
+    books.state.report(0, 2, None, 60.0)
     assert books.state.load.ahead_tokens == 4000
 
 

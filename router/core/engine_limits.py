@@ -48,6 +48,8 @@ class EngineReport(NamedTuple):
     """Held by what started."""
     most_kv_tokens: int
     """The highest that this was since the report before."""
+    places: int | None = None
+    """The most requests that it runs at a time, where it tells."""
 
 
 class TokenLimit:
@@ -141,6 +143,10 @@ class RequestLimit:
             if report.running < self.places:
                 self._reach = min(MOST_REACH, self._reach * REACH_GROWTH)
             self.places = max(self.places, min(report.running, report.requests)) + 1.0
+        if report.places is not None:
+            # SGLang's reports come with its prefills, and then count none of what was prefilled as running: they may
+            # never show how many run.
+            self.places = min(self.places, report.places)
         self._set()
 
     def turned_away(self, requests: int) -> None:

@@ -197,6 +197,8 @@ class WorkerReported:
     waiting: int
     kv_tokens: int | None = None
     cache: CacheReport | None = None
+    places: int | None = None
+    """The most requests that it runs at a time, where it tells."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,8 +165,8 @@ class WorkerState:
         self.window.told(kv_tokens)
         self._changed()
 
-    def report(self, running: int, waiting: int, now: float) -> None:
-        """The engine said how many requests it has."""
+    def report(self, running: int, waiting: int, places: int | None, now: float) -> None:
+        """The engine said how many requests it has and, where it tells, how many it runs at most."""
         self._pass(now)
         self._changed()
         flights, load = self._flights, self.load
@@ -179,6 +179,7 @@ class WorkerState:
             load.guessed,
             flights.kv_tokens,
             self._most_kv_tokens,
+            places,
         )
         self.window.reported(load, report)
         self._most_kv_tokens = flights.kv_tokens

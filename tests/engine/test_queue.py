@@ -51,7 +51,6 @@ def test_engine_has_no_queue(narrow_router: Router, engines: tuple[Engine, ...],
     assert [one.result().status for one in calls] == [200] * HEAVY_CALLS
 
 
-@pytest.mark.fleets("vllm")  # an SGLang had 64 of 200 calls in its queue for long; why is not known yet
 def test_learned_window(start_router: StartRouter, engines: tuple[Engine, ...]) -> None:
     """Told nothing of an engine's places, a router finds them out: all are taken, and few calls wait in the engine."""
     router = start_router("learning router", engines[:1])
