@@ -290,6 +290,10 @@ class Router(Server):
         """Requests that wait here, inside no engine."""
         return self._total("clients", "queued")
 
+    def in_flight(self) -> int:
+        """Requests that were sent to an engine and have not ended."""
+        return self._total("workers", "running")
+
     def unfinished(self) -> int:
         """Requests, and tokens reserved for them, that the router still counts anywhere."""
         return self._total("clients", "queued", "running") + self._total(

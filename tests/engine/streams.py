@@ -14,8 +14,8 @@ from .processes import wait_until
 from .wire import CHAT, COMPLETIONS, Json, event_data, joined, listed, loads, mapped
 
 _HTTP = httpx.Client(timeout=120, verify=False, trust_env=False, limits=httpx.Limits(max_connections=None))
-TOKENS = 300
-KILLED_AFTER = 300
+TOKENS = 600
+KILLED_AFTER = 100
 """Characters that each stream has said when its worker is killed, at least; a token is some five, and no event's own,
 for a vLLM puts several tokens into one event when its reader is slow."""
 _SAID = re.compile(rb'"(?:content|text)": ?"((?:[^"\\]|\\.)*+)"')
@@ -69,14 +69,14 @@ class Stream:
         return Said(choice.text, choice.roles, [reason for reason, _ in choice.endings], counts)
 
 
-def chats(count: int, tokens: int = TOKENS) -> list[Stream]:
+def chats(count: int) -> list[Stream]:
     messages = [[{"role": "user", "content": prompts.text(f"chat {number}", 40)}] for number in range(count)]
-    return [Stream(CHAT, {**COMMON, "max_tokens": tokens, "messages": each}) for each in messages]
+    return [Stream(CHAT, {**COMMON, "messages": each}) for each in messages]
 
 
-def texts(count: int, tokens: int = TOKENS) -> list[Stream]:
+def texts(count: int) -> list[Stream]:
     asked = [prompts.text(f"text {number}", 40) for number in range(count)]
-    return [Stream(COMPLETIONS, {**COMMON, "max_tokens": tokens, "prompt": each}) for each in asked]
+    return [Stream(COMPLETIONS, {**COMMON, "prompt": each}) for each in asked]
 
 
 def run_all(streams: Sequence[tuple[Router, Stream]], victim: Engine | None = None) -> None:

@@ -9,7 +9,7 @@ from . import prompts
 from .conftest import StartRouter
 from .fleet import Engine, Router
 from .processes import wait_until
-from .streams import Stream, chats, run_all, texts
+from .streams import TOKENS, Stream, chats, run_all, texts
 from .test_prefixes import worker
 from .wire import CHAT, COMPLETIONS, Json, call, joined, without
 
@@ -17,7 +17,6 @@ pytestmark = [pytest.mark.engine, pytest.mark.fleets("mixed")]
 
 ON_THE_VICTIM = 10
 """Streams there when it is killed; as many run at the other engine."""
-TOKENS = 600
 BODY: Json = {"model": "tiny", "temperature": 0, "ignore_eos": True, "max_tokens": 12}
 ASKED: dict[str, Json] = {
     CHAT: {**BODY, "messages": [{"role": "user", "content": prompts.text("mixed chat")}]},
@@ -72,5 +71,5 @@ def test_either_goes_on_for_the_other(in_turn: Router, engines: tuple[Engine, ..
 
 def streams(router: Router) -> list[tuple[Router, Stream]]:
     """Chats and completions by turns."""
-    pairs = zip(chats(ON_THE_VICTIM, TOKENS), texts(ON_THE_VICTIM, TOKENS), strict=True)
+    pairs = zip(chats(ON_THE_VICTIM), texts(ON_THE_VICTIM), strict=True)
     return [(router, stream) for pair in pairs for stream in pair]
