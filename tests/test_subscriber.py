@@ -52,7 +52,7 @@ async def test_a_worker_that_leaves_and_joins_is_followed_anew() -> None:
             router.conductor.feed(WorkerLeft(worker.id))
             assert not blocks.blocks
             router.conductor.feed(WorkerJoined(worker))
-            await until(lambda: blocks.blocks == held)
+            await until(lambda: blocks.blocks >= held)  # the answer's last block may have come after the look
 
 
 async def test_a_journal_with_events_replays(tmp_path: Path) -> None:
