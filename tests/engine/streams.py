@@ -79,23 +79,34 @@ def texts(count: int) -> list[Stream]:
     return [Stream(COMPLETIONS, {**COMMON, "prompt": each}) for each in asked]
 
 
-def run_all(streams: Sequence[tuple[Router, Stream]], victim: Engine | None = None) -> None:
-    """Run each at its router, all at once, and kill the victim when all that it has, half of them, are under way."""
+def run_all(streams: Sequence[tuple[Router, Stream]], victim: Engine | None = None) -> bool:
+    """Run each at its router, all at once, and kill the victim when all that it has, half of them, are under way.
+
+    Returns whether the victim was killed. It is not if one of its streams ends before the last has begun, as happens
+    where the machine is busy with something else.
+    """
     with ThreadPoolExecutor(len(streams)) as pool:
         runs = [pool.submit(stream.run, router.url) for router, stream in streams]
-        if victim is not None:
-            _kill_amid(streams, victim)
+        killed = victim is not None and _kill_amid(streams, victim)
         for run in runs:
             run.result()
+    return killed
 
 
-def _kill_amid(streams: Sequence[tuple[Router, Stream]], victim: Engine) -> None:
+def _kill_amid(streams: Sequence[tuple[Router, Stream]], victim: Engine) -> bool:
     name = streams[0][0].worker(victim)["id"]
 
-    def under_way() -> bool:
-        theirs = [stream for _, stream in streams if stream.worker == name]
-        assert not any(stream.over for stream in theirs), "it was too fast"
-        return len(theirs) == len(streams) / 2 and all(stream.said_characters >= KILLED_AFTER for stream in theirs)
+    def theirs() -> list[Stream]:
+        return [stream for _, stream in streams if stream.worker == name]
 
-    wait_until(under_way, 60, "each of its streams is under way")
+    def late() -> bool:
+        return any(stream.over for stream in theirs())
+
+    def under_way() -> bool:
+        return len(theirs()) == len(streams) / 2 and all(each.said_characters >= KILLED_AFTER for each in theirs())
+
+    wait_until(lambda: late() or under_way(), 60, "each of its streams is under way")
+    if late():
+        return False
     victim.kill()
+    return True
