@@ -22,6 +22,7 @@ from bench.experiments.cache import CacheTruth
 from bench.experiments.conditions import QUICK_SEEDS, SEEDS
 from bench.experiments.defaults import Defaults
 from bench.experiments.experiment import Experiment, Row
+from bench.experiments.felt import Felt
 from bench.experiments.fig1 import Figure1
 from bench.experiments.fig7 import Figure7
 from bench.experiments.fig8 import Figure8
@@ -59,10 +60,11 @@ EXPERIMENTS: Final[Mapping[str, Experiment]] = {
     "defaults": Defaults(),
     "saturation": Saturation(),
     "cache": CacheTruth(),
+    "felt": Felt(),
 }
 """By name; a new one is a file and a line here. Beside these there is `fig4`, which measures instead of simulating."""
 NAMES: Final = (*EXPERIMENTS, "fig4")
-SWEEPS: Final = ("saturation", "policies", "defaults", "cache")
+SWEEPS: Final = ("saturation", "policies", "defaults", "cache", "felt")
 """Of many cells under one seed, for choices of our own; all others repeat what a paper measured, or a claim of ours."""
 LIVE: Final = "neighbour"
 OUT: Final = Path("results")

@@ -1,7 +1,7 @@
 """The table of workloads: each is a small frozen set of parameters that makes up seeded clients.
 
 A new one is a file, and a line here for each set of parameters that deserves a name; those of the papers stand in
-`preble.py`, `dlpm.py` and `vtc.py`.
+`preble.py`, `dlpm.py` and `vtc.py`, those of crowds and floods in `crowds.py`.
 """
 
 from collections.abc import Mapping
@@ -10,6 +10,7 @@ from typing import Final
 
 from bench.traffic import Workload
 from bench.workloads.chat import Chat
+from bench.workloads.crowds import CROWDS
 from bench.workloads.dlpm import DLPM
 from bench.workloads.documents import SharedDocuments
 from bench.workloads.heavy_light import HeavyAndLight
@@ -33,6 +34,7 @@ WORKLOADS: Final[Mapping[str, Workload]] = MappingProxyType(
         "many-clients": Unrelated(client_count=500, input=300, output=100, rate=40.0),
         "heavy-light": HeavyAndLight(),
         "generated-shared-prefix": SharedPrefix(rate=8.0),
+        **CROWDS,
         **PREBLE,
         **DLPM,
         **VTC_SUITES,

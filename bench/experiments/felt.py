@@ -1,0 +1,235 @@
+"""What clients feel: who is not served, how long light ones wait, and what honest ones get beside a flood."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from bench.experiments.conditions import Contender, Span, fleet
+from bench.experiments.experiment import Cell, Experiment, Row, Value
+from bench.experiments.measures import LIGHT
+from bench.experiments.neighbour import max_min
+from bench.meters import censored_percentile
+from bench.records import Record, Result
+from bench.scenario import Scenario, WorkerSpec
+from bench.summary import Summary
+from bench.traffic import Outcome, Workload
+from bench.unserved import longest_unserved, never_served
+from bench.workloads.crowds import CHATS, COLD, CROWDS, DOCUMENTS, Crowd, Flood
+from bench.workloads.crowds import LIGHT as LIGHT_CLIENTS
+from router.core.fairness import jain_index
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+CONTENDERS: Final[Mapping[str, Contender]] = {
+    "dlpm_home": Contender("dlpm_home"),
+    "d2lpm": Contender("d2lpm"),
+    "vtc": Contender("vtc"),
+    "cache_aware": Contender("cache_aware"),
+    "pooled_fcfs": Contender("pooled_fcfs"),
+}
+"""By the name in the table; another set of parameters is another line."""
+
+WORKERS: Final = 2
+SMALL: Final = WorkerSpec(max_running=16)
+"""Before which a crowd of 60 waits."""
+LARGE: Final = WorkerSpec()
+FEW_DOCUMENTS: Final = WorkerSpec(kv_tokens=round(0.7 * DOCUMENTS.documents * DOCUMENTS.tokens / WORKERS))
+"""The caches hold 70 % of the documents."""
+CROWD_SPAN: Final = Span(140.0, 40.0)
+"""Prefixes that no cache holds yet take 30 s of the fleet."""
+SPAN: Final = Span(90.0, 20.0)
+HONEST: Final = "honest"
+
+
+class Load:
+    """A workload, before which workers, and how long."""
+
+    __slots__ = ("span", "spec", "workload")
+
+    def __init__(self, workload: Workload, spec: WorkerSpec = LARGE, span: Span = SPAN) -> None:
+        self.workload = workload
+        self.spec = spec
+        self.span = span
+
+
+def crowd(clients: int) -> Load:
+    """So many polite clients."""
+    whole = CROWDS["crowd"]
+    assert isinstance(whole, Crowd)
+    return Load(replace(whole, crowd=replace(whole.crowd, client_count=clients)), SMALL, CROWD_SPAN)
+
+
+def cold_flood(open_calls: int) -> Load:
+    """One client with so many cold prompts open beside four with 32 chat calls each."""
+    return Load(Flood(heavy=replace(COLD, concurrency=open_calls), honest=CHATS, light=LIGHT_CLIENTS))
+
+
+def chat_flood(calls: int) -> Load:
+    """One client with 200 chat calls open beside four with so many each."""
+    heavy = replace(CHATS, client_count=1, concurrency=200)
+    return Load(Flood(heavy=heavy, honest=replace(CHATS, concurrency=calls), light=LIGHT_CLIENTS))
+
+
+def documents_flood(calls: int) -> Load:
+    """Eight clients with questions about documents beside four with so many chat calls each."""
+    return Load(Flood(heavy=DOCUMENTS, honest=replace(CHATS, concurrency=calls), light=LIGHT_CLIENTS), FEW_DOCUMENTS)
+
+
+LOADS: Final[Mapping[str, Load]] = {
+    "crowd of 20": crowd(20),
+    "crowd of 60": crowd(60),
+    "crowd of 200": crowd(200),
+    "documents": Load(CROWDS["documents-crowd"], FEW_DOCUMENTS),
+    "documents, 4x16 chats": documents_flood(16),
+    "documents, 4x4 chats": documents_flood(4),
+    "4 cold prompts, 4x32 chats": cold_flood(4),
+    "16 cold prompts, 4x32 chats": cold_flood(16),
+    "32 cold prompts, 4x32 chats": cold_flood(32),
+    "200 chats, 4x4": chat_flood(4),
+    "200 chats, 4x24": chat_flood(24),
+    "200 chats, 4x64": chat_flood(64),
+}
+QUICK_LOADS: Final = ("crowd of 200", "documents", "32 cold prompts, 4x32 chats", "200 chats, 4x24")
+
+
+@dataclass(frozen=True)
+class Felt(Experiment):
+    """See the module."""
+
+    title: ClassVar[str] = "What clients feel: crowds, floods and documents, two A100"
+    published: ClassVar[str] = (
+        "Of no paper. A fair round is the time in which every client with calls could be served a call of mean cost."
+        " A wait goes on until the first token; one that has not ended counts with what it has lasted so far."
+    )
+    decimals: ClassVar[Mapping[str, int]] = {
+        "unserved": 0,
+        "unserved rounds": 1,
+        "fair round": 1,
+        "light longest": 1,
+        "light p95": 1,
+        "others longest": 1,
+        "calls/s": 1,
+        "hit rate": 3,
+        "Jain": 2,
+        "service/s": 0,
+        "honest/s": 0,
+        "least/fair": 2,
+        "TPOT": 0,
+    }
+
+    def cells(self, *, quick: bool) -> Sequence[Cell]:
+        """See `Experiment`."""
+        return [
+            cell(name, contender, load)
+            for load in (QUICK_LOADS if quick else LOADS)
+            for name, contender in CONTENDERS.items()
+        ]
+
+    def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:
+        """See `Experiment`."""
+        return figures(result, summary)
+
+    def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
+        """See `Experiment`. How long light clients wait at most, and the service, by load and policy."""
+        loads = list(dict.fromkeys(row.labels["load"] for row in rows))
+        names = list(dict.fromkeys(row.labels["policy"] for row in rows))
+        for axes, shown in zip(figure.subplots(1, 2, sharey=True), ("light longest", "service/s"), strict=True):
+            for place, name in enumerate(names):
+                medians = [row.median(shown) or 0.0 for row in rows if row.labels["policy"] == name]
+                heights = [number + place / (len(names) + 1) for number in range(len(medians))]
+                axes.barh(heights, medians, height=1 / (len(names) + 1), label=name)
+            axes.set_yticks(range(len(loads)), loads)
+            axes.set_xlabel(shown)
+        figure.axes[0].legend()
+
+
+def cell(name: str, contender: Contender, load: str) -> Cell:
+    """The simulation of a contender under a load."""
+    chosen = LOADS[load]
+    return Cell(
+        (("load", load), ("policy", name)),
+        Scenario(
+            contender.policy,
+            chosen.workload,
+            fleet(chosen.spec, WORKERS),
+            chosen.span.seconds,
+            chosen.span.warmup,
+            parameters=contender.parameters,
+        ),
+    )
+
+
+def figures(result: Result, summary: Summary) -> Mapping[str, Value]:
+    """Of one simulation. Times in seconds, TPOT in milliseconds, service in cost units.
+
+    unserved, and the longest time that any client was not served (in fair rounds): of the whole run. All else: of the
+    time measured, waits also of calls that came before it and waited on. Jain: of the service of all but the light.
+    honest/s and least/fair: what the honest clients got each, and the one that got least over its max-min share.
+    """
+    seconds = result.seconds - result.warmup
+    service = {client: each["service"] / seconds for client, each in summary["clients"].items()}
+    others = [client for client in service if not client.startswith(LIGHT)]
+    honest = [client for client in service if client.startswith(HONEST)]
+    waits = {kind: _waits(result, clients) for kind, clients in (("light", set(service) - set(others)), ("", others))}
+    whole, calls = sum(service.values()), summary["requests_per_s"]
+    fair_round = len(service) / calls if calls else None
+    fair = max_min(_asked(result, service), whole)
+    unserved = max(longest_unserved(result.records, result.seconds).values(), default=0.0)
+    return {
+        "unserved": float(never_served(result.records)),
+        "unserved rounds": unserved / fair_round if fair_round else None,
+        "fair round": fair_round,
+        "light longest": max(waits["light"], default=None),
+        "light p95": censored_percentile([(wait, True) for wait in waits["light"]], 0.95),
+        "others longest": max(waits[""], default=None),
+        "calls/s": calls,
+        "hit rate": summary["hit_rate"],
+        "Jain": jain_index([service[client] for client in others]),
+        "service/s": whole,
+        "honest/s": sum(service[client] for client in honest) / len(honest) if honest else None,
+        "least/fair": min((service[client] / fair[client] for client in honest if fair[client]), default=None),
+        "TPOT": _token_time(result, honest or others),
+    }
+
+
+def _waits(result: Result, clients: Iterable[str]) -> Sequence[float]:
+    """To the first token, of these clients' calls that waited at any time measured."""
+    asked = set(clients)
+    spans = [(r, _first(r, result.seconds)) for r in result.records if r.client in asked]
+    return [first - record.arrived for record, first in spans if first >= result.warmup]
+
+
+def _first(record: Record, end: float) -> float:
+    """When the call waited no more."""
+    ends = [time for time in (record.started, record.finished) if time is not None]
+    return min([end, *ends])
+
+
+def _asked(result: Result, clients: Iterable[str]) -> Mapping[str, float]:
+    """Service a second: of light clients what their calls come to at their mean cost, of all others all there is."""
+    seconds = result.seconds - result.warmup
+    measured = [r for r in result.records if result.warmup <= r.arrived < result.seconds]
+    came = Counter(record.client for record in measured)
+    costs = [_cost(r) for r in measured if r.client.startswith(LIGHT) and r.outcome is Outcome.DONE]
+    mean = sum(costs) / len(costs) if costs else 0.0
+    return {client: came[client] * mean / seconds if client.startswith(LIGHT) else inf for client in clients}
+
+
+def _cost(record: Record) -> float:
+    return record.input_tokens - (record.cached_tokens or 0) + 2 * record.output_tokens
+
+
+def _token_time(result: Result, clients: Iterable[str]) -> float | None:
+    """Mean time between these clients' tokens, of answers that ended in the time measured."""
+    asked = set(clients)
+    spans = [
+        (r.finished - r.started, r.output_tokens - 1)
+        for r in result.records
+        if r.client in asked and r.outcome is Outcome.DONE and r.started is not None and r.finished is not None
+        if result.warmup <= r.finished < result.seconds
+    ]
+    tokens = sum(more for _, more in spans)
+    return 1000 * sum(span for span, _ in spans) / tokens if tokens else None

@@ -1,0 +1,61 @@
+"""Loads under which clients feel what a queue's books do not show: polite crowds, floods, documents beside chats.
+
+In each of them two light clients ask one short thing at a time. What they wait is what anybody waits who asks little.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from bench.lengths import Lengths
+from bench.traffic import Workload
+from bench.workloads.combined import Combined
+from bench.workloads.documents import SharedDocuments
+from bench.workloads.pace import Pace
+from bench.workloads.shared_prefix import SharedPrefix
+from bench.workloads.unrelated import Unrelated
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crowd(Combined):
+    """Equal clients, beside light ones."""
+
+    crowd: Pace
+    light: Pace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flood(Combined):
+    """One or more that ask for much, honest clients that would take their share, and light ones."""
+
+    heavy: Pace
+    honest: Pace
+    light: Pace
+
+
+LIGHT: Final = Unrelated(client_count=2, input=300, output=50, concurrency=1, think=1.0)
+POLITE: Final = SharedPrefix(
+    client_count=200,
+    concurrency=1,
+    groups=1,
+    own=True,
+    prefix=Lengths(3000),
+    question=Lengths(60),
+    output=Lengths(100),
+)
+"""Each has one call open and a prefix of its own: a call costs 3,260 units at first and 260 from then on."""
+CHATS: Final = Unrelated(client_count=4, input=500, output=150, spread=0.5, concurrency=32)
+"""Single questions; as many open as `concurrency` says."""
+COLD: Final = Unrelated(client_count=1, input=20_000, output=16, concurrency=32)
+DOCUMENTS: Final = SharedDocuments(client_count=8, documents=32, tokens=8000, concurrency=16)
+
+CROWDS: Final[Mapping[str, Workload]] = {
+    "crowd": Crowd(crowd=POLITE, light=LIGHT),
+    "flood": Flood(heavy=COLD, honest=CHATS, light=LIGHT),
+    "chat-flood": Flood(
+        heavy=replace(CHATS, client_count=1, concurrency=200), honest=replace(CHATS, concurrency=24), light=LIGHT
+    ),
+    "documents-crowd": Crowd(crowd=DOCUMENTS, light=LIGHT),
+    "documents-flood": Flood(heavy=DOCUMENTS, honest=replace(CHATS, concurrency=16), light=LIGHT),
+}
+"""By name; how many there are and what each has open is a parameter, as in `crowd:crowd.client_count=60`."""
