@@ -85,7 +85,15 @@ def groups() -> dict[str, type]:
 
 
 def _docstrings(kind: type) -> dict[str, str]:
-    """The text right below each field in a class's source: a dataclass does not keep it."""
+    """The text right below each field in the source of a class or of a class above it: a dataclass does not keep it."""
+    about = {}
+    for each in reversed(kind.__mro__):
+        if is_dataclass(each):
+            about.update(_own_docstrings(each))
+    return about
+
+
+def _own_docstrings(kind: type) -> dict[str, str]:
     definition = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     assert isinstance(definition, ast.ClassDef)
     return {

@@ -56,7 +56,7 @@ def test_the_groups_clock_gives_what_a_loop_would(debts: list[int], steps: list[
         elif what == "refill":
             before = table.rounds
             table.let_pass(client)
-            for _ in range(table.rounds - before):
+            for _ in range(round(table.rounds - before)):
                 for each, credit in looped.items():
                     quantum = QUANTUM * shares.of(request(each))
                     looped[each] = max(credit, min(credit + quantum, quantum))

@@ -24,7 +24,7 @@ def scene(
     patience: int = 32,
     settings: SchedulerSettings = ONE_AT_A_TIME,
 ) -> Scene:
-    parameters = DlpmParameters(quantum, sparse_first, head_start, patience)
+    parameters = DlpmParameters(quantum, sparse_first, head_start, patience=patience)
     return Scene("rr+dlpm", parameters, settings=settings)
 
 

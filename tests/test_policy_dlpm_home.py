@@ -25,7 +25,7 @@ def scene(
     settings: SchedulerSettings = ONE_EACH,
     workers: tuple[str, ...] = W,
 ) -> Scene:
-    parameters = DlpmHomeParameters(quantum, worker_quantum, home_patience=patience)
+    parameters = DlpmHomeParameters(quantum, worker_quantum=worker_quantum, home_patience=patience)
     return Scene("dlpm_home", parameters, workers=workers, settings=settings)
 
 
@@ -220,7 +220,7 @@ STEPS = st.sampled_from(["arrive", "arrive", "arrive", "serve", "serve", "evict"
 @given(steps=st.lists(st.tuples(STEPS, st.integers(0, 99)), max_size=60))
 def test_every_match_and_home_is_that_of_now(steps: list[tuple[str, int]]) -> None:
     """After whatever happened, what is noted of each waiting request is what matching it anew gives."""
-    parameters = DlpmHomeParameters(300, 600, home_loss=CHUNK_TOKENS, home_patience=20.0)
+    parameters = DlpmHomeParameters(300, worker_quantum=600, home_loss=CHUNK_TOKENS, home_patience=20.0)
     tight = SchedulerSettings(window=FixedWindow(requests=1), prefix_limit=30, match_minimum=0)
     talk = Scene("dlpm_home", parameters, workers=("w1", "w2", "w3"), settings=tight)
     for step, number in steps:

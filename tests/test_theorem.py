@@ -141,7 +141,7 @@ def test_whoever_waits_falls_no_further_behind_than_the_bound(policy: str) -> No
     @given(scenario=scenarios())
     def holds(scenario: Scenario) -> None:
         fleet = Fleet(scenario, POLICIES[policy])
-        assert {fleet.quantum} == {p.quantum for p in scenario.parameters if isinstance(p, Ordering)}
+        assert {fleet.quantum} == {p.reach for p in scenario.parameters if isinstance(p, Ordering)}
         for _ in fleet.run():
             pass
 
@@ -234,11 +234,11 @@ def shed_by_churn(standings: Standings, request: Request, waiting: int) -> None:
 class Saved(ClientDeficits):
     """A refill that gives to those with credit too."""
 
-    def refill(self, contenders: Iterable[ClientId]) -> int:
+    def refill(self, contenders: Iterable[ClientId], part: float = 1.0) -> int:
         rich = [client for client in self if self.credit(client) > 0]
-        rounds = super().refill(contenders)
+        rounds = super().refill(contenders, part)
         for client in rich:
-            self.charge(client, -rounds * QUANTUM)
+            self.charge(client, -rounds * part * QUANTUM)
         return rounds
 
 

@@ -80,14 +80,12 @@ class ClientDeficits(DeficitTable[ClientId]):
         """
         counter = self._counters[client]
         credit = self._catch_up(counter)
-        if counter.group is None:
-            return self.rounds + self.rounds_to_credit(client)
         return max(counter.rounds - credit / counter.quantum, nextafter(counter.rounds, inf))
 
-    def let_pass(self, client: ClientId) -> None:
-        """Refill until this client has credit."""
+    def let_pass(self, client: ClientId, part: float = 1.0) -> None:
+        """Refill until this client has credit, by this part of a quantum a round."""
         before = self.rounds
-        self.refill((client,))
+        self.refill((client,), part)
         for group, pace in self._paces.items():
             pace.clock += (self.rounds - before) * self._shares.scale(group)
 

@@ -1,6 +1,6 @@
 """The workers as the core knows them, and the models that they serve."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from math import inf
@@ -149,6 +149,15 @@ class Cluster:
         state.remove(request, now, computed=computed)
         if state.left:
             self._forget(worker)
+
+    def rate(self, workers: Collection[WorkerId]) -> float | None:
+        """Cost units that these workers serve in a second without room for more; None before that was seen.
+
+        Those of which it was not seen are taken to be like the mean of the others.
+        """
+        paces = [self._states[worker].pace for worker in workers]
+        rates = [rate for pace in paces if (rate := pace.rate or pace.least_rate) is not None]
+        return sum(rates) * len(paces) / len(rates) if rates else None
 
     def speed(self, worker: WorkerId) -> float:
         """A worker's service rate over the mean of those known; 1 where its own is about that, or not known.

@@ -1,8 +1,8 @@
 """Deficit counters with closed-form refill, for DLPM's clients and for D²LPM's workers alike.
 
-A refill adds quanta to every counter, up to one quantum of credit. It is counted here in one number for the whole
-table, and each counter takes in what it missed when it is next looked at; so a refill costs the same however many
-there are.
+A refill adds quanta, or parts of quanta, to every counter, up to one quantum of credit. It is counted here in one
+number for the whole table, and each counter takes in what it missed when it is next looked at; so a refill costs the
+same however many there are.
 """
 
 from collections.abc import Hashable, Iterable, Iterator
@@ -23,7 +23,7 @@ class Counter:
     credit: float
     quantum: float
     rounds: float
-    """How many refill rounds it has taken in."""
+    """How many refill rounds it has taken in, each counted as the part of a quantum that it added."""
     beginning: int
     """Since which of the table's beginnings it counts."""
     group: GroupId | None = None
@@ -42,8 +42,8 @@ class DeficitTable(Generic[K]):
         self._counters: dict[K, Counter] = {}
         self._debtors: Debtors[K] = Debtors(debtors)
         """Those whose counters are kept for their debts alone."""
-        self.rounds = 0
-        """Refill rounds so far."""
+        self.rounds = 0.0
+        """Refill rounds so far, each counted as the part of a quantum that it added."""
         self._beginning = 0
 
     def __contains__(self, key: K) -> bool:
@@ -120,24 +120,39 @@ class DeficitTable(Generic[K]):
         if counter is not None:
             counter.credit = self._catch_up(counter) - cost
 
-    def rounds_to_credit(self, key: K) -> int:
-        """After how many refill rounds this counter has credit, unless it is charged until then."""
+    def rounds_to_credit(self, key: K, part: float = 1.0) -> int:
+        """After how many refill rounds this counter has credit, unless it is charged until then.
+
+        `part`: of a quantum, that each of them adds; in (0, 1].
+        """
         counter = self._counters[key]
-        return _rounds(self._catch_up(counter), self._step(counter))
+        return _rounds(self._catch_up(counter), part * self._step(counter))
 
-    def refill(self, contenders: Iterable[K]) -> int:
-        """Add quanta until some contender has credit; returns the number of rounds.
+    def lacks(self, key: K) -> float:
+        """How many quanta, not counted in whole ones, a counter is away from having credit; negative with credit."""
+        counter = self._counters[key]
+        return -self._catch_up(counter) / self._step(counter)
 
-        CHECKREFILL of Alg. 1, and the loop of Alg. 2's SELECTWORKER: each round adds one quantum to every counter,
-        contender or not, so that debts also shrink in absence, but never beyond one quantum. The rounds are counted,
-        not run: a debt may be thousands of quanta deep.
+    def limit(self, key: K, part: float) -> None:
+        """Leave a counter no more credit than this part of its quantum; but what an operator gave beyond a quantum."""
+        counter = self._counters[key]
+        credit, step = self._catch_up(counter), self._step(counter)
+        if part * step < credit <= step:
+            counter.credit = part * step
+
+    def refill(self, contenders: Iterable[K], part: float = 1.0) -> int:
+        """Add this part of a quantum until some contender has credit; returns the number of rounds.
+
+        CHECKREFILL of Alg. 1, and the loop of Alg. 2's SELECTWORKER: each round adds the same part of its quantum to
+        every counter, contender or not, so that debts also shrink in absence, but never beyond one quantum. The rounds
+        are counted, not run: a debt may be thousands of quanta deep.
 
         Alg. 1 leaves what is positive as it is. Then a client that asks for half of what it might have is out of
         credit in the middle of every second round, and waits for its end. Here it begins each round with a whole
         quantum; the bounds of the theorem hold as before, for they rest on q <= Q^u and on what those get that wait.
         """
-        rounds = min([self.rounds_to_credit(key) for key in contenders], default=0)
-        self.rounds += rounds
+        rounds = min([self.rounds_to_credit(key, part) for key in contenders], default=0)
+        self.rounds += rounds * part
         return rounds
 
     def begin_anew(self) -> None:

@@ -46,7 +46,7 @@ class Dues:
         firsts = [first for group in list(self._heaps) if (first := self._first_of(group, counts)) is not None]
         if len(firsts) < 2:
             return firsts[0] if firsts else None
-        return min(firsts, key=self._deficits.rounds_to_credit)
+        return min(firsts, key=self._deficits.lacks)
 
     def come(self) -> list[ClientId]:
         """Take out those whose time has come."""

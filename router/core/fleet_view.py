@@ -50,6 +50,10 @@ class SchedulerView(FleetView):
         """See `FleetView`."""
         return self._states[worker].pace.prefill_seconds(tokens)
 
+    def rate(self, workers: Collection[WorkerId]) -> float | None:
+        """See `FleetView`."""
+        return self._cluster.rate(workers)
+
     def speed(self, worker: WorkerId) -> float:
         """See `FleetView`."""
         return self._cluster.speed(worker)

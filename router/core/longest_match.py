@@ -11,20 +11,25 @@ now and then a client's oldest goes.
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
+from sys import maxsize
 from typing import Final, NamedTuple
 
 from router.core.commands import PassedOver
 from router.core.model import ClientId, Request, RequestId
 from router.core.policy import Fits, Turn
-from router.core.standings import STANDINGS
+from router.core.standings import IN_TURN, STANDINGS
 
 LOOK_PAST: Final = 8
 """Requests that do not fit which one choice looks past at most."""
+NO_TURN: Final = maxsize
+"""Later than any."""
 
 
 class Rank(NamedTuple):
-    """The sort key of a request: longer match first, then earlier arrival."""
+    """The sort key of a request: its client's turn, where that counts, then longer match, then earlier arrival."""
 
+    turn: int
+    """0 where clients do not go in turn."""
     unmatched: int
     arrival: int
     push: int
@@ -117,17 +122,20 @@ class LongestMatchQueue:
         standing: Callable[[ClientId], int | None],
         patience: int = 32,
         oldest_every: int = 0,
+        turn: Callable[[ClientId], int] | None = None,
     ) -> None:
         """`watch` answers a request's match of now, in chunks, and begins to report its changes (`match_changed`).
 
         A request that does not fit is passed over `patience` times; then room is kept for it. Every so manieth time
-        that a client has its turn, `oldest_every`, its oldest request goes, whatever its match; with 0 never.
+        that a client has its turn, `oldest_every`, its oldest request goes, whatever its match; with 0 never. `turn`:
+        when a client had its last turn, by which those of the standings `IN_TURN` go; a turn never becomes earlier.
         """
         self._watch = watch
         self._unwatch = unwatch
         self._standing = standing
         self._patience = patience
         self._oldest_every = oldest_every
+        self._turn = turn
         self._entries: dict[RequestId, Entry] = {}
         self._unmatched: dict[RequestId, Entry] = {}
         """Those that nothing was compared with yet: whoever waits alone is served without a match."""
@@ -192,7 +200,7 @@ class LongestMatchQueue:
         if backlog is not None and backlog.ranks:
             for standing, offered in enumerate(backlog.offered):
                 if offered is None:
-                    self._offer(backlog.ranks[0], standing)
+                    self._offer(self._in_turn(backlog.ranks[0], standing), standing)
 
     def longest(self, fits: Fits) -> Turn | None:
         """See the function of this name."""
@@ -215,14 +223,14 @@ class LongestMatchQueue:
         firsts = self._firsts[standing]
         while firsts:
             rank = firsts[0]
-            if before is not None and rank[:2] > before[:2]:
+            if before is not None and rank[:3] > before[:3]:
                 break
             backlog = rank.entry.backlog
             if backlog.offered[standing] is not rank:
                 heappop(firsts)
                 continue
             backlog.clean()
-            if (head := backlog.ranks[0]) is not rank:
+            if (head := self._in_turn(backlog.ranks[0], standing)) != rank:
                 backlog.offered[standing] = head
                 heapreplace(firsts, head)
             elif self._standing(backlog.client) != standing:
@@ -257,13 +265,25 @@ class LongestMatchQueue:
 
     def _rank(self, entry: Entry, unmatched: int) -> None:
         """Give a request its place among its client's."""
-        rank = entry.rank = Rank(unmatched, entry.arrival, entry.push, entry)
+        rank = entry.rank = Rank(0, unmatched, entry.arrival, entry.push, entry)
         backlog = entry.backlog
         backlog.rank(rank)
         if backlog.ranks[0] is rank:
             for standing, offered in enumerate(backlog.offered):
-                if rank < offered if offered is not None else backlog.client not in self._sidelined:
-                    self._offer(rank, standing)
+                placed = self._in_turn(rank, standing)
+                if placed < offered if offered is not None else backlog.client not in self._sidelined:
+                    self._offer(placed, standing)
+
+    def _in_turn(self, rank: Rank, standing: int) -> Rank:
+        """What a request is ranked by among those of a standing.
+
+        Where clients go in turn, one that loses some of its prefix here, as its negative match says, comes after all
+        that lose none.
+        """
+        if self._turn is None or standing not in IN_TURN:
+            return rank
+        turn = NO_TURN if rank.unmatched > 0 else self._turn(rank.entry.request.client)
+        return Rank(turn, *rank[1:])
 
     def _offer(self, rank: Rank, standing: int) -> None:
         """Let a client be found by this rank, and by no other."""

@@ -1,26 +1,37 @@
 """Whose turn it may be: DLPM's deficit counters, and who of their clients waits or has something in flight.
 
 "Locality-aware Fair Scheduling in LLM Serving", Algorithm 1, CHECKREFILL and line 13, for one queue or for a pool. A
-client with credit may go. The theorem leaves the order among those free, and two things decide it before the longest
-match does. First those go that are *fresh*: what they began to wait with costs no more than a head start, and they were
-not charged more than that since. Among these, and then among the rest, those go first that are *sparse*: they have
-nothing in flight (in a pool, less than one request for each worker). Else a client that seldom asks for anything would
-wait until the long matches of a heavy one have used up a quantum, and before many heavy ones with little in flight
-each, until all of them have.
+client with credit may go. The theorem leaves the order among those free. Four things decide it, in this order:
+
+1. A client is *overdue* that has nothing in flight while, since it began to wait or last had a turn, so many requests
+   went that each active client could have had one. It goes first, and even with a small debt: a client that paid for a
+   long prompt at once is not to wait until all others have paid as much.
+2. A client is *fresh* if the input that it began to wait with costs no more than a head start, and it was not charged
+   more than that since; and *sparse* if it has nothing in flight, or in a pool less than one request for each worker.
+   Else a client that seldom asks for anything would wait until the long matches of a heavy one have used up a quantum.
+   Clients that are both have their turn one after the other, as new flows in FQ-CoDel (RFC 8290, section 4.2): by
+   longest match, some of many clients with one call open each would wait until all others have used up a quantum.
+3. Fresh clients go before others, and then sparse ones: of each the longest match first.
+4. So does it among all the rest.
 """
 
 from collections.abc import Callable, Collection, Iterator
 from typing import Final
 
+from router.core.active_clients import ActiveClients
 from router.core.client_deficits import ClientDeficits
+from router.core.deficit_parameters import DeficitParameters
 from router.core.dues import Dues
 from router.core.model import ClientId, GroupId, Request, RequestId
 from router.core.recent_clients import DEBTORS
+from router.core.rounds import Rounds
 from router.core.shares import Shares
 
-FRESH_AND_SPARSE, FRESH, SPARSE, CREDITED = range(4)
-"""Where a client with credit stands: lower goes first."""
+OVERDUE, FRESH_AND_SPARSE, FRESH, SPARSE, CREDITED = range(5)
+"""Where a client that may go stands: lower goes first."""
 STANDINGS: Final = CREDITED + 1
+IN_TURN: Final = frozenset((OVERDUE, FRESH_AND_SPARSE))
+"""Those of which the client goes first that had its last turn before the others."""
 
 
 class Standings:
@@ -29,21 +40,23 @@ class Standings:
     def __init__(
         self,
         changed: Callable[[ClientId], None],
+        parameters: DeficitParameters,
+        rate: Callable[[], float | None],
         shares: Shares,
-        *,
-        sparse_below: int = 1,
-        head_start: float = 0.0,
         debtors: int = DEBTORS,
     ) -> None:
         """`changed` is told of each waiting client whose standing is another than before.
 
-        `sparse_below`: who has fewer requests in flight is sparse; 0 for nobody. `head_start`: for how many quanta a
-        client is fresh. `debtors`: how many debts are kept of who is forgotten.
+        `rate`: see `Rounds`, of the workers that this queue is for. `debtors`: how many debts are kept of who is
+        forgotten. Nobody is sparse until `let_go_first`.
         """
         self._changed = changed
-        self._sparse_below = sparse_below
-        self._head_start = head_start
+        self._parameters = parameters
+        self._part = Rounds(parameters, rate).part
+        self._sparse_below = 0
+        self._shares = shares
         self._deficits = ClientDeficits(shares, debtors)
+        self._active = ActiveClients()
         self._waiting: dict[ClientId, dict[str, int]] = {}
         """How many requests of each client wait, by model."""
         self._credited: dict[ClientId, int] = {}
@@ -54,6 +67,17 @@ class Standings:
         """How many clients with credit wait, by model."""
         self._dues = Dues(self._deficits, self._is_poor)
         self._in_flight: dict[ClientId, dict[RequestId, None]] = {}
+        self._turns: dict[ClientId, int] = {}
+        """When each client that waits last had a turn, or began to wait, the latest last; no two have the same."""
+        self.turn: Final = self._turns.__getitem__
+        """That of a client that waits."""
+        self._clock = 0
+        """Turns so far, and beginnings of waits."""
+        self._gone = 0
+        """Requests dispatched so far."""
+        self._looked_at: dict[ClientId, int] = {}
+        """For each client that waits how many had gone when it was last looked at for being overdue, in this order."""
+        self._overdue: set[ClientId] = set()
         self._fresh: dict[ClientId, float] = {}
         """What is left of their head start, in cost units, of those that wait and have some."""
         self._restored = False
@@ -64,12 +88,15 @@ class Standings:
         return self._deficits.known(client)
 
     def of(self, client: ClientId) -> int | None:
-        """A client's standing; None without credit."""
-        if self._deficits.credit(client) <= 0:
-            return None
-        return self._rank(client)
+        """A client's standing; None if it may not go."""
+        return self._rank(client) if self._may_go(client) else None
+
+    def _may_go(self, client: ClientId) -> bool:
+        return self._deficits.credit(client) > 0 or client in self._overdue
 
     def _rank(self, client: ClientId) -> int:
+        if client in self._overdue:
+            return OVERDUE
         sparse = len(self._in_flight.get(client, ())) < self._sparse_below
         if client in self._fresh:
             return FRESH_AND_SPARSE if sparse else FRESH
@@ -81,20 +108,20 @@ class Standings:
         for client in self._credited:
             self._tell(client)
 
-    def wait(self, request: Request, quantum: float, cost: float = 0.0) -> None:
-        """One more request waits; its client has this quantum times its weight, and the first time as much credit.
+    def wait(self, request: Request, cost: float = 0.0) -> None:
+        """One more request waits; its client has Q^u times its weight, and the first time what a round adds to that.
 
         `cost`: what its input would cost now, in cost units. A client is not fresh if that is more than a head start.
 
         In a group, it has no more than its part of what that has when it begins to wait or to have something in flight.
         """
         client = request.client
-        reweighted = self._deficits.meet(request, quantum, active=self._is_active(client))
+        reweighted = self._deficits.meet(request, self._parameters.quantum, active=client in self._active)
         if reweighted and client in self._waiting and client not in self._credited:
             self._expect(client)
-        head_start = self._head_start * self._deficits.quantum(client)
-        if head_start > cost and client not in self._waiting:
-            self._fresh[client] = head_start
+        self._active.begin(client, self._shares.of(request))
+        if client not in self._waiting:
+            self._begin_to_wait(client, cost)
         models = self._waiting.setdefault(client, {})
         self._restored = self._restored and len(self._waiting) == 1
         models[request.model] = models.get(request.model, 0) + 1
@@ -106,16 +133,41 @@ class Standings:
                 if client not in self._credited:
                     self._expect(client)
 
-    def visit(self, request: Request, quantum: float, *, refill: bool) -> bool:
+    def _begin_to_wait(self, client: ClientId, cost: float) -> None:
+        part = self._part(self._active.weight)
+        self._deficits.limit(client, part)
+        head_start = self._parameters.head_start * self._weight(client)
+        if head_start > cost:
+            self._fresh[client] = head_start
+        self._take_turn(client)
+
+    def _take_turn(self, client: ClientId) -> None:
+        """A client that waits is behind the others from now on, where they go in turn."""
+        self._clock += 1
+        self._turns.pop(client, None)
+        self._turns[client] = self._clock
+        self._look_again(client)
+        if client in self._overdue:
+            self._overdue.discard(client)
+            self._review(client)
+            if client not in self._credited:
+                self._expect(client)
+            self._tell(client)
+
+    def visit(self, request: Request, *, refill: bool) -> bool:
         """Whether a client has credit that comes while nobody waits; after a refill, if that is allowed."""
-        self._deficits.meet(request, quantum, active=self._is_active(request.client))
+        self._deficits.meet(request, self._parameters.quantum, active=request.client in self._active)
+        self._active.begin(request.client, self._shares.of(request))
+        self._deficits.limit(request.client, self._part(self._active.weight))
         if refill:
             self._refill_for(request.client)
+        self._active.end(request.client)
         return self._deficits.credit(request.client) > 0
 
     def leave(self, request: Request) -> None:
         """One waits no more."""
         client = request.client
+        self._active.end(client)
         models = self._waiting[client]
         models[request.model] -= 1
         if not models[request.model]:
@@ -124,21 +176,28 @@ class Standings:
                 self._count(request.model, -1)
             if not models:
                 del self._waiting[client]
-                self._credited.pop(client, None)
-                self._fresh.pop(client, None)
+                for each in (self._credited, self._fresh, self._turns, self._looked_at):
+                    each.pop(client, None)
+                self._overdue.discard(client)
 
     def dispatched(self, request: Request) -> None:
         """It is in flight."""
-        requests = self._in_flight.setdefault(request.client, {})
+        client = request.client
+        self._active.begin(client, self._shares.of(request))
+        self._gone += 1
+        requests = self._in_flight.setdefault(client, {})
         requests[request.id] = None
-        self._tell(request.client)
+        if client in self._waiting:
+            self._take_turn(client)
+        self._tell(client)
 
     def ended(self, request: Request) -> None:
         """It is in flight no more."""
-        requests = self._in_flight.get(request.client, {})
-        requests.pop(request.id, None)
+        requests = self._in_flight[request.client]
+        del requests[request.id]
         if not requests:
-            self._in_flight.pop(request.client, None)
+            del self._in_flight[request.client]
+        self._active.end(request.client)
         self._tell(request.client)
 
     def charge(self, client: ClientId, cost: float) -> None:
@@ -202,10 +261,31 @@ class Standings:
     def _refill_for(self, client: ClientId) -> None:
         """Add quanta until this client has credit: rounding may leave it at the edge, and then one more is needed."""
         while self._deficits.credit(client) <= 0:
-            self._deficits.let_pass(client)
+            self._deficits.let_pass(client, self._part(self._active.weight))
 
-    def _is_active(self, client: ClientId) -> bool:
-        return client in self._waiting or client in self._in_flight
+    def let_overdue_go(self) -> None:
+        """Note who of those that wait is overdue, if all have been looked at that were to be before."""
+        if not self._parameters.overdue_after:
+            return
+        due = self._gone - self._parameters.overdue_after * len(self._active)
+        while self._looked_at:
+            client, at = next(iter(self._looked_at.items()))
+            if at > due:
+                return
+            self._look_again(client)
+            lacking = self._deficits.lacks(client)
+            if client not in self._in_flight and lacking <= self._parameters.overdraft:
+                self._overdue.add(client)
+                self._review(client)
+                self._tell(client)
+
+    def _weight(self, client: ClientId) -> float:
+        return self._deficits.quantum(client) / self._parameters.quantum
+
+    def _look_again(self, client: ClientId) -> None:
+        """Look at a client for being overdue once more, when as many requests as that takes have gone from now on."""
+        self._looked_at.pop(client, None)
+        self._looked_at[client] = self._gone
 
     def _is_poor(self, client: ClientId) -> bool:
         return client in self._waiting and client not in self._credited
@@ -227,7 +307,7 @@ class Standings:
 
     def _review(self, client: ClientId) -> None:
         """Note whether a waiting client has credit, and tell if that changed."""
-        credited = self._deficits.credit(client) > 0
+        credited = self._may_go(client)
         if credited == (client in self._credited):
             return
         if credited:

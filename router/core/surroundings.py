@@ -41,6 +41,9 @@ class FleetView(Protocol):
     def prefill_seconds(self, worker: WorkerId, tokens: int) -> float:
         """How long the worker takes over so many uncached input tokens, when nothing else waits there."""
 
+    def rate(self, workers: Collection[WorkerId]) -> float | None:
+        """Cost units that these workers serve in a second without room for more; None before that was seen."""
+
     def speed(self, worker: WorkerId) -> float:
         """The worker's measured service rate over the mean of those known in the fleet; 1 where its own is not."""
 

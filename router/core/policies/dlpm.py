@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from router.core.accounts import Charge, Tokens
+from router.core.deficit_parameters import DeficitParameters
 from router.core.longest_match import LongestMatchQueue
 from router.core.model import ClientId, GroupId, Request, RequestId, WorkerId
 from router.core.policy import Fits, Order, Turn
@@ -20,28 +21,19 @@ from router.core.unstarted import Unstarted
 
 
 @dataclass(frozen=True, slots=True)
-class DlpmParameters:
+class DlpmParameters(DeficitParameters):
     """DLPM order (Algorithm 1)."""
 
-    quantum: float = 20_000.0
-    """Q^u, in cost units: what a refill adds to a client's credit. More: better locality, looser fairness."""
-    sparse_first: bool = True
-    """Among clients with credit, those with nothing in flight at the worker go before the longest match."""
+    # At one worker many clients have nothing in flight; these rules would make light ones wait longer there.
     head_start: float = 2_000.0
     """For how much, in cost units, a client that begins to wait goes before those with credit that waited already; not
     if the input that it begins with costs more. 0: never."""
-    patience: int = 32
-    """How many may go in the turn of a request that does not fit its worker's window; then room is kept for it."""
-    oldest_every: int = 16
-    """Every so manieth request of a client that waits is its oldest, whatever its match; 0 for none."""
-    engine_lpm_seconds: float = 10.0
-    """At a worker whose engine itself orders by longest match, how long one that it has not begun holds up a refill."""
-
-    def __post_init__(self) -> None:
-        if self.quantum <= 0:
-            raise ValueError("quantum must be positive")
-        if self.head_start < 0:
-            raise ValueError("head_start must not be negative")
+    round_seconds: float = 0.0
+    """T: a round adds no more to each client's credit than its share of what the worker serves in this time. 0: a round
+    adds Q^u, however long that lasts."""
+    overdue_after: float = 0.0
+    """A client with nothing in flight here goes first when, since its last turn, so many requests went for each active
+    client. 0: never."""
 
 
 class Dlpm(Order):
@@ -53,18 +45,16 @@ class Dlpm(Order):
         self._view = view = surroundings.view
         self._worker = worker
         self._standings = Standings(
-            self._restand,
-            surroundings.shares,
-            sparse_below=int(self._parameters.sparse_first),
-            head_start=self._parameters.head_start / self._parameters.quantum,
-            debtors=surroundings.debtors,
+            self._restand, self._parameters, self._rate, surroundings.shares, surroundings.debtors
         )
+        self._standings.let_go_first(int(self._parameters.sparse_first))
         self._queue = LongestMatchQueue(
             lambda request: view.watch(request, (worker,))[worker],
             view.unwatch,
             self._standings.of_waiting,
             self._parameters.patience,
             self._parameters.oldest_every,
+            self._standings.turn if self._parameters.overdue_after else None,
         )
         self._unstarted = Unstarted()
 
@@ -79,7 +69,7 @@ class Dlpm(Order):
         """See `Order`."""
         if not self._queue and not self._unstarted:
             self._standings.begin_anew()
-        self._standings.wait(request, self._parameters.quantum, self._input_cost(request))
+        self._standings.wait(request, self._input_cost(request))
         self._queue.push(request)
 
     def remove(self, request: RequestId) -> Request:
@@ -93,10 +83,11 @@ class Dlpm(Order):
         if not self._unstarted:
             self._standings.begin_anew()
         contends = not self._held_up(now)
-        return self._standings.visit(request, self._parameters.quantum, refill=contends)
+        return self._standings.visit(request, refill=contends)
 
     def select(self, fits: Fits, now: float) -> Turn | None:
         """See `Order`. Refills the counters when no client that waits has credit."""
+        self._standings.let_overdue_go()
         if not self._held_up(now):
             self._standings.refill()
         return self._queue.longest(fits)
@@ -154,11 +145,14 @@ class Dlpm(Order):
     @classmethod
     def gap_quantum(cls, surroundings: Surroundings) -> float | None:
         """See `Properties`."""
-        return surroundings.parameters.of(DlpmParameters).quantum
+        return surroundings.parameters.of(DlpmParameters).reach
 
     def _input_cost(self, request: Request) -> float:
         cached = self._view.match(request).get(self._worker, 0)
         return self._cost(Tokens(self._view.input_tokens(request) - cached, cached, 0))
+
+    def _rate(self) -> float | None:
+        return self._view.rate((self._worker,))
 
     def _restand(self, client: ClientId) -> None:
         self._queue.stand(client)

@@ -15,6 +15,7 @@ from functools import partial
 
 from router.core.accounts import Charge, Tokens
 from router.core.commands import Deficit, PassedOver
+from router.core.deficit_parameters import DeficitParameters
 from router.core.longest_match import LongestMatchQueue, longest
 from router.core.model import ClientId, Request, RequestId, WorkerId
 from router.core.policies.home_pool import HomePool, Waiting
@@ -27,11 +28,9 @@ from router.core.worker_credits import WorkerCredits
 
 
 @dataclass(frozen=True, slots=True)
-class DlpmHomeParameters:
+class DlpmHomeParameters(DeficitParameters):
     """DLPM from one pool, with homes."""
 
-    quantum: float = 20_000.0
-    """Q^u, in cost units: what a refill adds to a client's credit. More: better locality, looser fairness."""
     worker_quantum: float = 100_000.0
     """Q^w, in cost units: what a refill adds to a client's credit at each worker. More: fewer copies of a prefix."""
     home_loss: int = 256
@@ -42,24 +41,11 @@ class DlpmHomeParameters:
     """A home with more than this many times as many requests in flight as the worker with the fewest is left ..."""
     load_slack: int = 4
     """... if it has this many more besides."""
-    sparse_first: bool = True
-    """Among clients with credit, those with fewer requests in flight than there are workers go before the longest
-    match: each might have nothing at the worker that has room."""
-    head_start: float = 2_000.0
-    """For how much, in cost units, a client that begins to wait goes before those with credit that waited already; not
-    if the input that it begins with costs more. 0: never."""
-    patience: int = 32
-    """How many may go in the turn of a request that does not fit a worker's window; then room is kept for it."""
-    oldest_every: int = 16
-    """Every so manieth request of a client that waits is its oldest, whatever its match; 0 for none."""
-    engine_lpm_seconds: float = 10.0
-    """At a worker whose engine itself orders by longest match, how long one that it has not begun holds up a refill."""
 
     def __post_init__(self) -> None:
-        if self.quantum <= 0 or self.worker_quantum <= 0:
-            raise ValueError("quantum and worker_quantum must be positive")
-        if self.head_start < 0:
-            raise ValueError("head_start must not be negative")
+        DeficitParameters.__post_init__(self)
+        if self.worker_quantum <= 0:
+            raise ValueError("worker_quantum must be positive")
         if self.load_ratio < 1 or self.load_slack < 0:
             raise ValueError("load_ratio must be at least 1, and load_slack not negative")
 
@@ -78,19 +64,14 @@ class DlpmHome(Policy):
 
     def __init__(self, surroundings: Surroundings) -> None:
         self._parameters = parameters = surroundings.parameters.of(DlpmHomeParameters)
-        self.properties = Properties(parameters.quantum, locality=True, pooled=True, work_conserving=True)
+        self.properties = Properties(parameters.reach, locality=True, pooled=True, work_conserving=True)
         self._view = surroundings.view
         self._cost = surroundings.cost
         self._backlog = surroundings.backlog
         self._pool = HomePool(
             surroundings.view, self._new_queue, loss=parameters.home_loss, patience=parameters.home_patience
         )
-        self._standings = Standings(
-            self._pool.stand,
-            surroundings.shares,
-            head_start=parameters.head_start / parameters.quantum,
-            debtors=surroundings.debtors,
-        )
+        self._standings = Standings(self._pool.stand, parameters, self._rate, surroundings.shares, surroundings.debtors)
         self._credits = WorkerCredits(parameters.worker_quantum, surroundings.view.speed, surroundings.shares)
         self._sites: dict[WorkerId, Site] = {}
         self._sent = 0
@@ -115,7 +96,7 @@ class DlpmHome(Policy):
 
     def _wait(self, placed: Waiting, now: float) -> None:
         request = placed.request
-        self._standings.wait(request, self._parameters.quantum, self._input_cost(request))
+        self._standings.wait(request, self._input_cost(request))
         self._pool.enter(placed)
         self._backlog.add(None, request.client, now)
 
@@ -154,7 +135,7 @@ class DlpmHome(Policy):
         So does one whose client has no credit: whether that is refilled depends on the worker.
         """
         request = newcomer.request
-        if self._standings.visit(request, self._parameters.quantum, refill=False):
+        if self._standings.visit(request, refill=False):
             for worker, relief in self._with_room():
                 if newcomer.may_go(worker, now) and self._view.admits(worker, request):
                     self._newcomer = None
@@ -263,7 +244,11 @@ class DlpmHome(Policy):
 
     def _new_queue(self, matched: Callable[[Request], int]) -> LongestMatchQueue:
         standing, parameters = self._standings.of_waiting, self._parameters
-        return LongestMatchQueue(matched, lambda _: None, standing, parameters.patience, parameters.oldest_every)
+        patience, oldest_every, turn = parameters.patience, parameters.oldest_every, self._standings.turn
+        return LongestMatchQueue(matched, lambda _: None, standing, patience, oldest_every, turn)
+
+    def _rate(self) -> float | None:
+        return self._view.rate(self._sites)
 
     def _let_sparse_go_first(self) -> None:
         self._standings.let_go_first(len(self._sites) if self._parameters.sparse_first else 0)
@@ -309,6 +294,7 @@ class DlpmHome(Policy):
 
     def _refill(self, worker: WorkerId, models: Collection[str], now: float) -> None:
         """CHECKREFILL among the clients of the models that a worker serves."""
+        self._standings.let_overdue_go()
         if self._standings.contended(models):
             return
         if self._view.reorders(worker):
