@@ -2,22 +2,21 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from bench.experiments.conditions import Contender, Span, fleet
+from bench.experiments.conditions import Contender, fleet
 from bench.experiments.experiment import Cell, Experiment, Row, Value
-from bench.experiments.measures import LIGHT
+from bench.experiments.felt_loads import FELT_LOADS, WORKERS
+from bench.experiments.measures import LIGHT, modest, service_seen
 from bench.experiments.neighbour import max_min
 from bench.meters import censored_percentile
 from bench.records import Record, Result
-from bench.scenario import Scenario, WorkerSpec
+from bench.scenario import Scenario
 from bench.summary import Summary
-from bench.traffic import Outcome, Workload
+from bench.traffic import Outcome
 from bench.unserved import longest_unserved, never_served
-from bench.workloads.crowds import CHATS, COLD, CROWDS, DOCUMENTS, Crowd, Flood
-from bench.workloads.crowds import LIGHT as LIGHT_CLIENTS
 from router.core.fairness import jain_index
 
 if TYPE_CHECKING:
@@ -32,66 +31,8 @@ CONTENDERS: Final[Mapping[str, Contender]] = {
 }
 """By the name in the table; another set of parameters is another line."""
 
-WORKERS: Final = 2
-SMALL: Final = WorkerSpec(max_running=16)
-"""Before which a crowd of 60 waits."""
-LARGE: Final = WorkerSpec()
-FEW_DOCUMENTS: Final = WorkerSpec(kv_tokens=round(0.7 * DOCUMENTS.documents * DOCUMENTS.tokens / WORKERS))
-"""The caches hold 70 % of the documents."""
-CROWD_SPAN: Final = Span(140.0, 40.0)
-"""Prefixes that no cache holds yet take 30 s of the fleet."""
-SPAN: Final = Span(90.0, 20.0)
 HONEST: Final = "honest"
-
-
-class Load:
-    """A workload, before which workers, and how long."""
-
-    __slots__ = ("span", "spec", "workload")
-
-    def __init__(self, workload: Workload, spec: WorkerSpec = LARGE, span: Span = SPAN) -> None:
-        self.workload = workload
-        self.spec = spec
-        self.span = span
-
-
-def crowd(clients: int) -> Load:
-    """So many polite clients."""
-    whole = CROWDS["crowd"]
-    assert isinstance(whole, Crowd)
-    return Load(replace(whole, crowd=replace(whole.crowd, client_count=clients)), SMALL, CROWD_SPAN)
-
-
-def cold_flood(open_calls: int) -> Load:
-    """One client with so many cold prompts open beside four with 32 chat calls each."""
-    return Load(Flood(heavy=replace(COLD, concurrency=open_calls), honest=CHATS, light=LIGHT_CLIENTS))
-
-
-def chat_flood(calls: int) -> Load:
-    """One client with 200 chat calls open beside four with so many each."""
-    heavy = replace(CHATS, client_count=1, concurrency=200)
-    return Load(Flood(heavy=heavy, honest=replace(CHATS, concurrency=calls), light=LIGHT_CLIENTS))
-
-
-def documents_flood(calls: int) -> Load:
-    """Eight clients with questions about documents beside four with so many chat calls each."""
-    return Load(Flood(heavy=DOCUMENTS, honest=replace(CHATS, concurrency=calls), light=LIGHT_CLIENTS), FEW_DOCUMENTS)
-
-
-LOADS: Final[Mapping[str, Load]] = {
-    "crowd of 20": crowd(20),
-    "crowd of 60": crowd(60),
-    "crowd of 200": crowd(200),
-    "documents": Load(CROWDS["documents-crowd"], FEW_DOCUMENTS),
-    "documents, 4x16 chats": documents_flood(16),
-    "documents, 4x4 chats": documents_flood(4),
-    "4 cold prompts, 4x32 chats": cold_flood(4),
-    "16 cold prompts, 4x32 chats": cold_flood(16),
-    "32 cold prompts, 4x32 chats": cold_flood(32),
-    "200 chats, 4x4": chat_flood(4),
-    "200 chats, 4x24": chat_flood(24),
-    "200 chats, 4x64": chat_flood(64),
-}
+"""How the names of the clients begin that would take their share beside others."""
 QUICK_LOADS: Final = ("crowd of 200", "documents", "32 cold prompts, 4x32 chats", "200 chats, 4x24")
 
 
@@ -115,6 +56,7 @@ class Felt(Experiment):
         "hit rate": 3,
         "Jain": 2,
         "service/s": 0,
+        "seen/s": 0,
         "honest/s": 0,
         "least/fair": 2,
         "TPOT": 0,
@@ -124,7 +66,7 @@ class Felt(Experiment):
         """See `Experiment`."""
         return [
             cell(name, contender, load)
-            for load in (QUICK_LOADS if quick else LOADS)
+            for load in (QUICK_LOADS if quick else FELT_LOADS)
             for name, contender in CONTENDERS.items()
         ]
 
@@ -148,7 +90,7 @@ class Felt(Experiment):
 
 def cell(name: str, contender: Contender, load: str) -> Cell:
     """The simulation of a contender under a load."""
-    chosen = LOADS[load]
+    chosen = FELT_LOADS[load]
     return Cell(
         (("load", load), ("policy", name)),
         Scenario(
@@ -167,13 +109,15 @@ def figures(result: Result, summary: Summary) -> Mapping[str, Value]:
 
     unserved, and the longest time that any client was not served (in fair rounds): of the whole run. All else: of the
     time measured, waits also of calls that came before it and waited on. Jain: of the service of all but the light.
+    seen/s: service as clients see it, input + 2 · output.
     honest/s and least/fair: what the honest clients got each, and the one that got least over its max-min share.
     """
     seconds = result.seconds - result.warmup
     service = {client: each["service"] / seconds for client, each in summary["clients"].items()}
-    others = [client for client in service if not client.startswith(LIGHT)]
+    light = modest(result)
+    others = [client for client in service if client not in light] or list(service)
     honest = [client for client in service if client.startswith(HONEST)]
-    waits = {kind: _waits(result, clients) for kind, clients in (("light", set(service) - set(others)), ("", others))}
+    light_waits, other_waits = _waits(result, light), _waits(result, others)
     whole, calls = sum(service.values()), summary["requests_per_s"]
     fair_round = len(service) / calls if calls else None
     fair = max_min(_asked(result, service), whole)
@@ -182,13 +126,14 @@ def figures(result: Result, summary: Summary) -> Mapping[str, Value]:
         "unserved": float(never_served(result.records)),
         "unserved rounds": unserved / fair_round if fair_round else None,
         "fair round": fair_round,
-        "light longest": max(waits["light"], default=None),
-        "light p95": censored_percentile([(wait, True) for wait in waits["light"]], 0.95),
-        "others longest": max(waits[""], default=None),
+        "light longest": max(light_waits, default=None),
+        "light p95": censored_percentile([(wait, True) for wait in light_waits], 0.95),
+        "others longest": max(other_waits, default=None),
         "calls/s": calls,
         "hit rate": summary["hit_rate"],
         "Jain": jain_index([service[client] for client in others]),
         "service/s": whole,
+        "seen/s": service_seen(summary) / seconds,
         "honest/s": sum(service[client] for client in honest) / len(honest) if honest else None,
         "least/fair": min((service[client] / fair[client] for client in honest if fair[client]), default=None),
         "TPOT": _token_time(result, honest or others),

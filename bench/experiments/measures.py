@@ -16,6 +16,20 @@ def service_seen(summary: Summary) -> float:
     return sum(client["client_service"] for client in summary["clients"].values())
 
 
+def modest(result: Result) -> Sequence[str]:
+    """The clients called light; where none is, those that asked for no more than twice the mean.
+
+    What a client asked for is the input of its calls and twice the output that they had.
+    """
+    named = [client for client in result.weights if client.startswith(LIGHT)]
+    if named:
+        return named
+    asked = dict.fromkeys(result.weights, 0.0)
+    for record in result.records:
+        asked[record.client] += record.input_tokens + 2 * record.output_tokens
+    return [client for client in asked if asked[client] <= 2 * sum(asked.values()) / len(asked)]
+
+
 def light_records(result: Result) -> Sequence[Record]:
     """The calls of the well-behaved clients."""
     return [record for record in result.records if record.client.startswith(LIGHT)]

@@ -15,6 +15,7 @@ from bench.workloads.dlpm import DLPM
 from bench.workloads.documents import SharedDocuments
 from bench.workloads.heavy_light import HeavyAndLight
 from bench.workloads.preble import PREBLE
+from bench.workloads.servegen import SERVEGEN_MID
 from bench.workloads.shared_prefix import SharedPrefix
 from bench.workloads.unrelated import Unrelated
 from bench.workloads.vtc import VTC_SUITES
@@ -34,6 +35,7 @@ WORKLOADS: Final[Mapping[str, Workload]] = MappingProxyType(
         "many-clients": Unrelated(client_count=500, input=300, output=100, rate=40.0),
         "heavy-light": HeavyAndLight(),
         "generated-shared-prefix": SharedPrefix(rate=8.0),
+        "servegen-mid": SERVEGEN_MID,
         **CROWDS,
         **PREBLE,
         **DLPM,

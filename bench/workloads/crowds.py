@@ -1,4 +1,5 @@
-"""Loads under which clients feel what a queue's books do not show: polite crowds, floods, documents beside chats.
+"""Loads under which clients feel what a queue's books do not show: polite crowds, floods, documents beside chats,
+clients that give up, that hold the KV caches, that let agents work.
 
 In each of them two light clients ask one short thing at a time. What they wait is what anybody waits who asks little.
 """
@@ -9,6 +10,7 @@ from typing import Final
 
 from bench.lengths import Lengths
 from bench.traffic import Workload
+from bench.workloads.chat import Chat
 from bench.workloads.combined import Combined
 from bench.workloads.documents import SharedDocuments
 from bench.workloads.pace import Pace
@@ -48,6 +50,30 @@ CHATS: Final = Unrelated(client_count=4, input=500, output=150, spread=0.5, conc
 """Single questions; as many open as `concurrency` says."""
 COLD: Final = Unrelated(client_count=1, input=20_000, output=16, concurrency=32)
 DOCUMENTS: Final = SharedDocuments(client_count=8, documents=32, tokens=8000, concurrency=16)
+GIVING_UP: Final = Unrelated(client_count=4, input=1500, output=600, spread=0.5, concurrency=24, patience=6.0)
+"""Most of their calls are given up, many of them after the prompt and half of the answer were computed."""
+HOLDERS: Final = SharedPrefix(
+    client_count=1,
+    concurrency=3,
+    groups=3,
+    own=True,
+    prefix=Lengths(60_000, most=60_000),
+    question=Lengths(100),
+    output=Lengths(2000),
+)
+"""Few calls, cheap once their contexts are cached, that fill the KV caches with these."""
+AGENTS: Final = Chat(
+    client_count=12,
+    concurrency=10,
+    systems=4,
+    system=14_300,
+    turns=Lengths(17, 10, most=45),
+    question=Lengths(900, 1200, most=8000),
+    output=Lengths(350, 450, most=3000),
+    reading=12.0,
+)
+"""Coding agents: a tool's result follows each answer. Lengths are those of the sessions that `bench.sessions` reads, up
+to contexts of 60,000 tokens; the time that tools take is their median, since their mean of minutes would idle."""
 
 CROWDS: Final[Mapping[str, Workload]] = {
     "crowd": Crowd(crowd=POLITE, light=LIGHT),
@@ -56,6 +82,9 @@ CROWDS: Final[Mapping[str, Workload]] = {
         heavy=replace(CHATS, client_count=1, concurrency=200), honest=replace(CHATS, concurrency=24), light=LIGHT
     ),
     "documents-crowd": Crowd(crowd=DOCUMENTS, light=LIGHT),
+    "cancellers": Flood(heavy=GIVING_UP, honest=replace(CHATS, concurrency=16), light=LIGHT),
+    "kv-holders": Flood(heavy=HOLDERS, honest=CHATS, light=LIGHT),
+    "coding-agents": Crowd(crowd=AGENTS, light=LIGHT),
     "documents-flood": Flood(heavy=DOCUMENTS, honest=replace(CHATS, concurrency=16), light=LIGHT),
 }
 """By name; how many there are and what each has open is a parameter, as in `crowd:crowd.client_count=60`."""

@@ -6,7 +6,7 @@ from random import Random
 
 from bench.prompts import EMPTY, Prompt, random_tokens
 from bench.traffic import Call, Client, Draw
-from bench.workloads.pace import Pace, varied
+from bench.workloads.pace import Pace, pause, varied
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +17,8 @@ class Unrelated(Pace):
     output: int = 8
     spread: float = 0.0
     """By how much of themselves prompts and answers may be shorter or longer."""
+    patience: float | None = None
+    """Mean seconds after which a client gives a call up, if it is not answered by then; exponentially distributed."""
 
     def clients(self, seed: int) -> Sequence[Client]:
         """See `Workload`."""
@@ -26,6 +28,7 @@ class Unrelated(Pace):
         def draw(at: float) -> Sequence[Call]:
             prompt = Prompt(EMPTY, random_tokens(random, varied(random, self.input, self.spread)))
             output = varied(random, self.output, self.spread)
-            return [Call(at, prompt, output, output, self.stream)]
+            patience = None if self.patience is None else pause(random, self.patience)
+            return [Call(at, prompt, output, output, self.stream, cancel_after=patience)]
 
         return draw
