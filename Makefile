@@ -4,7 +4,7 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 ARGS ?=
 
-.PHONY: serve demo test lint chaos shapes results sweeps bench clean
+.PHONY: serve demo test lint chaos shapes results sweeps results-full bench clean
 
 serve: $(STAMP)
 	@exec $(VENV)/bin/d2lpm serve --emulate 2 $(ARGS)
@@ -37,6 +37,11 @@ results: $(STAMP)
 # What the defaults rest on: every policy and parameter on every workload, and the workers' caches; half an hour.
 sweeps: $(STAMP)
 	$(VENV)/bin/python -m bench experiment sweeps --out docs/results $(ARGS)
+
+# The default and the best five policies at four loads, with programs run to their end: hours. What was run is kept in
+# .results-full, and run again only where the code or the conditions changed.
+results-full: $(STAMP)
+	$(VENV)/bin/python -m bench experiment full --resume .results-full --out docs/results $(ARGS)
 
 bench: $(STAMP)
 	@$(VENV)/bin/python -m bench decision-cost $(ARGS)

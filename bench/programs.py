@@ -30,22 +30,36 @@ class ProgramSummary(TypedDict):
 
 def summarise_programs(records: Iterable[Record], begin: float, end: float) -> ProgramSummary:
     """Figures of these clients' programs in the time measured, from `begin` to `end`."""
-    programs: dict[tuple[str, str], list[Record]] = {}
-    for record in records:
-        own = f"call {record.id}" if record.program is None else f"program {record.program}"
-        programs.setdefault((record.client, own), []).append(record)
-    measured = [calls for calls in programs.values() if begin <= calls[0].arrived < end]
-    whole = [calls for calls in measured if all(r.outcome in (Outcome.DONE, Outcome.UNFINISHED) for r in calls)]
-    spans = [_span(calls, end) for calls in whole]
+    measured = _measured(records, begin, end)
+    spans = _spans(measured, end)
     done = sum(ended for _, ended in spans)
     return ProgramSummary(
         done=done,
         unfinished=len(spans) - done,
-        broken=len(measured) - len(whole),
+        broken=len(measured) - len(spans),
         latency_p50_s=censored_percentile(spans, 0.50),
         latency_p99_s=censored_percentile(spans, 0.99),
         latency_mean_s=censored_mean(spans),
     )
+
+
+def program_spans(records: Iterable[Record], begin: float, end: float) -> Sequence[tuple[float, bool]]:
+    """How long each of these programs took, and whether that was all of it; broken ones are left out."""
+    return _spans(_measured(records, begin, end), end)
+
+
+def _measured(records: Iterable[Record], begin: float, end: float) -> Sequence[Sequence[Record]]:
+    """The calls of each program that began in that time."""
+    programs: dict[tuple[str, str], list[Record]] = {}
+    for record in records:
+        own = f"call {record.id}" if record.program is None else f"program {record.program}"
+        programs.setdefault((record.client, own), []).append(record)
+    return [calls for calls in programs.values() if begin <= calls[0].arrived < end]
+
+
+def _spans(programs: Iterable[Sequence[Record]], end: float) -> Sequence[tuple[float, bool]]:
+    whole = [calls for calls in programs if all(r.outcome in (Outcome.DONE, Outcome.UNFINISHED) for r in calls)]
+    return [_span(calls, end) for calls in whole]
 
 
 def _span(calls: Sequence[Record], end: float) -> tuple[float, bool]:

@@ -93,7 +93,7 @@ class Scenario:
     parameters: tuple[object, ...] = ()
     """Of the policy's families, for `router.core.policy.Parameters`."""
     drain: bool = False
-    """Whether calls that came before the end are then run to theirs, though no more arrive."""
+    """Whether calls that came before the end are then run to theirs, and programs that began, though no more arrive."""
     latency: float = 0.0005
     """Seconds from the router to an engine, and as many back."""
     progress_seconds: float = 0.1

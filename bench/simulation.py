@@ -84,6 +84,8 @@ class Simulation:
         self._numbers = count(1)
         self._gathering = False
         self._alarm = 0
+        self._to_come = 0
+        """Calls of programs that have begun, each to come at a time that is known."""
         clients = scenario.workload.clients(scenario.seed)
         self._observation = Observation(self.scheduler, self.workers, {c.name: c.weight for c in clients})
         self._set_up(clients)
@@ -112,7 +114,9 @@ class Simulation:
 
     def _is_busy(self) -> bool:
         """An engine may be busy with a call whose end the router has seen: news of a cancellation takes its time."""
-        return bool(self._flights) or any(worker.engine.has_work for worker in self.workers.values())
+        if self._flights or self._to_come:
+            return True
+        return any(worker.engine.has_work for worker in self.workers.values())
 
     def _set_up(self, clients: Sequence[Client]) -> None:
         for number, spec in enumerate(self.scenario.workers, 1):
@@ -163,9 +167,15 @@ class Simulation:
         self._await_next(client, calls)
         self._arrive(client, call)
 
-    def _arrive(self, client: Client, call: Call) -> None:
+    def _continue(self, client: Client, call: Call) -> None:
+        """The next call of a program, which is run to its end where calls are."""
+        self._to_come -= 1
+        self._arrive(client, call, late=self.scenario.drain)
+
+    def _arrive(self, client: Client, call: Call, *, late: bool = False) -> None:
+        """`late`: even if no more calls come of themselves."""
         now = self._agenda.now
-        if now >= self.scenario.seconds:
+        if now >= self.scenario.seconds and not late:
             return
         name = RequestId(f"r{next(self._numbers)}")
         request = Request(
@@ -263,7 +273,9 @@ class Simulation:
         if flight.call.then is not None:
             answer = flight.answer if outcome is Outcome.DONE else ()
             for call in flight.call.then(flight.call, Ending(outcome, now, answer)):
-                self._agenda.at(call.at, partial(self._arrive, flight.client, call))
+                goes_on = call.program is not None and call.program == flight.call.program
+                self._to_come += goes_on
+                self._agenda.at(call.at, partial(self._continue if goes_on else self._arrive, flight.client, call))
 
     def _join(self, worker: WorkerId, place: int, spec: WorkerSpec) -> None:
         scenario = self.scenario

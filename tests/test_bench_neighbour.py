@@ -20,6 +20,7 @@ from workers_http import eventually, series, worker
 from bench.__main__ import main
 from bench.experiments import contestants
 from bench.experiments.experiment import Row, Value
+from bench.experiments.measures import max_min
 from bench.experiments.neighbour import (
     DIRECT,
     FIGURES,
@@ -27,7 +28,6 @@ from bench.experiments.neighbour import (
     NoisyNeighbour,
     Plan,
     doubts,
-    max_min,
     run,
     undisturbed,
 )

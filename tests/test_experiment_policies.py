@@ -7,6 +7,7 @@ import pytest
 from bench.experiments.conditions import FIG7_SESSIONS, ON_A100, OVERLOAD, PLAIN_SESSIONS, SATURATING
 from bench.experiments.experiment import Row
 from bench.experiments.loads import loaded
+from bench.experiments.measures import LIGHT_TIMES
 from bench.experiments.policies import PolicyTable
 from bench.experiments.report import as_markdown, write
 from bench.experiments.saturation import Saturation
@@ -15,7 +16,8 @@ from bench.workloads.pace import Pace
 
 
 def row(workload: str, policy: str, service: float | None, jain: float = 1.0, wait: float = 0.0) -> Row:
-    figures = {"service/s": service, "hit rate": 0.5, "Jain": jain, "light TTFT p50": 0.0, "light TTFT p99": wait}
+    waits = dict.fromkeys(LIGHT_TIMES, wait)
+    figures = {"service/s": service, "hit rate": 0.5, "Jain": jain, "Jain of shares": jain, **waits}
     return Row({"workload": workload, "policy": policy}, {name: [value] for name, value in figures.items()})
 
 

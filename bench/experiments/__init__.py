@@ -1,8 +1,8 @@
 """Run an experiment of the papers in virtual time, and write its figures, a table and a plot.
 
 The conditions, that is hardware, loads and seeds, stand in `conditions.py` and `vtc_conditions.py`. `all` runs one
-after the other, but neither `cache`, which takes as long as all of them, nor `neighbour`: that is no paper's, takes the
-clock's time and wants a machine that does nothing else.
+after the other, but neither the sweeps, which take as long as all of them, nor `full`, which takes hours (`--resume`),
+nor `neighbour`: that is no paper's, takes the clock's time and wants a machine that does nothing else.
 """
 
 import argparse
@@ -30,6 +30,8 @@ from bench.experiments.fig9 import Figure9
 from bench.experiments.fig10 import Figure10
 from bench.experiments.fig11 import Figure11
 from bench.experiments.fig12 import Figure12
+from bench.experiments.full import FullGrid
+from bench.experiments.kept import Kept
 from bench.experiments.policies import PolicyTable
 from bench.experiments.preble import PrebleLatency
 from bench.experiments.preble_ablation import PrebleAblation
@@ -61,22 +63,33 @@ EXPERIMENTS: Final[Mapping[str, Experiment]] = {
     "saturation": Saturation(),
     "cache": CacheTruth(),
     "felt": Felt(),
+    "full": FullGrid(),
 }
 """By name; a new one is a file and a line here. Beside these there is `fig4`, which measures instead of simulating."""
 NAMES: Final = (*EXPERIMENTS, "fig4")
-SWEEPS: Final = ("saturation", "policies", "defaults", "cache", "felt")
+SWEEPS: Final = ("saturation", "policies", "defaults", "cache")
 """Of many cells under one seed, for choices of our own; all others repeat what a paper measured, or a claim of ours."""
+HOURS: Final = ("full",)
+"""What takes hours, and is run by its name alone."""
 LIVE: Final = "neighbour"
 OUT: Final = Path("results")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help=f"one of {', '.join(NAMES)}, {LIVE}; all (but the sweeps), sweeps")
+    parser.add_argument(
+        "name", metavar="NAME", help=f"one of {', '.join(NAMES)}, {LIVE}; all (but the sweeps and full), sweeps"
+    )
     parser.add_argument("--quick", action="store_true", help="fewer and shorter simulations, of the same shape")
     parser.add_argument("--out", type=Path, default=OUT, metavar="DIR", help="where to write (%(default)s)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time (%(default)s)")
     parser.add_argument(
         "--seeds", type=int, metavar="N", help=f"how many (mostly {len(SEEDS)}; quick {len(QUICK_SEEDS)})"
+    )
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        metavar="DIR",
+        help="keep each simulation's figures here, and run none whose conditions and code are those of the kept",
     )
     parser.add_argument(
         "--trace",
@@ -120,7 +133,8 @@ def run(options: argparse.Namespace) -> None:
         experiment = _playing(EXPERIMENTS[name], traces)
         seeds = _seeds(options, experiment.seeds)
         bar = ProgressBar(sys.stderr, "simulations")
-        rows = run_cells(experiment, quick=options.quick, seeds=seeds, jobs=options.jobs, done=bar.show)
+        kept = None if options.resume is None else Kept(options.resume)
+        rows = run_cells(experiment, quick=options.quick, seeds=seeds, jobs=options.jobs, done=bar.show, kept=kept)
         bar.close()
         write(name, experiment, rows, seeds, options.out)
         print(f"{name}: {experiment.title}", *table(experiment, rows), "", sep="\n", flush=True)
@@ -165,7 +179,7 @@ def _names(options: argparse.Namespace) -> Sequence[str]:
         raise ValueError(f"unknown experiment {options.name!r}, known: {', '.join(NAMES)}, all, sweeps, {LIVE}")
     if options.name == "sweeps":
         return SWEEPS
-    return [name for name in NAMES if name not in SWEEPS] if options.name == "all" else [options.name]
+    return [name for name in NAMES if name not in (*SWEEPS, *HOURS)] if options.name == "all" else [options.name]
 
 
 def _traces(options: argparse.Namespace, names: Sequence[str]) -> Mapping[str, Trace]:

@@ -24,6 +24,8 @@ from router.core.waiting_room import WaitingLimits
 
 SEEDS: Final = (0, 1, 2, 3, 4)
 QUICK_SEEDS: Final = (0,)
+SCREEN_SEEDS: Final = (0, 1)
+"""Of all policies on all workloads: enough to choose who goes on to the full grid, which has five."""
 
 A100: Final = WorkerSpec(hardware="a100-mistral-7b")
 """As in the DLPM paper's main comparison, with 8 B on A100s, whose KV takes as much a token."""

@@ -15,7 +15,7 @@ from bench.experiments.conditions import (
 )
 from bench.experiments.experiment import Cell, Experiment, Row, Value
 from bench.experiments.loads import loaded
-from bench.experiments.policies import QUICK_WORKLOADS, WORKLOADS, figures
+from bench.experiments.policies import DECIMALS, QUICK_WORKLOADS, WORKLOADS, figures
 from bench.records import Result
 from bench.scenario import Scenario
 from bench.summary import Summary
@@ -73,13 +73,7 @@ class Defaults(Experiment):
     published: ClassVar[str] = (
         "The DLPM paper shows Q^u in figure 1 and Q^w in figure 10, and charges the full input. All else is ours."
     )
-    decimals: ClassVar[Mapping[str, int]] = {
-        "service/s": 0,
-        "hit rate": 3,
-        "Jain": 3,
-        "light TTFT p50": 2,
-        "light TTFT p99": 2,
-    }
+    decimals: ClassVar[Mapping[str, int]] = DECIMALS
 
     def cells(self, *, quick: bool) -> Sequence[Cell]:
         """See `Experiment`. When quick, the defaults alone."""

@@ -1,16 +1,13 @@
 """What clients feel: who is not served, how long light ones wait, and what honest ones get beside a flood."""
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from bench.experiments.conditions import Contender, fleet
 from bench.experiments.experiment import Cell, Experiment, Row, Value
 from bench.experiments.felt_loads import FELT_LOADS, WORKERS
-from bench.experiments.measures import LIGHT, modest, service_seen
-from bench.experiments.neighbour import max_min
+from bench.experiments.measures import asked, max_min, modest, service_seen
 from bench.meters import censored_percentile
 from bench.records import Record, Result
 from bench.scenario import Scenario
@@ -120,7 +117,7 @@ def figures(result: Result, summary: Summary) -> Mapping[str, Value]:
     light_waits, other_waits = _waits(result, light), _waits(result, others)
     whole, calls = sum(service.values()), summary["requests_per_s"]
     fair_round = len(service) / calls if calls else None
-    fair = max_min(_asked(result, service), whole)
+    fair = max_min({client: demand / seconds for client, demand in asked(result).items()}, whole)
     unserved = max(longest_unserved(result.records, result.seconds).values(), default=0.0)
     return {
         "unserved": float(never_served(result.records)),
@@ -142,8 +139,8 @@ def figures(result: Result, summary: Summary) -> Mapping[str, Value]:
 
 def _waits(result: Result, clients: Iterable[str]) -> Sequence[float]:
     """To the first token, of these clients' calls that waited at any time measured."""
-    asked = set(clients)
-    spans = [(r, _first(r, result.seconds)) for r in result.records if r.client in asked]
+    own = set(clients)
+    spans = [(r, _first(r, result.seconds)) for r in result.records if r.client in own]
     return [first - record.arrived for record, first in spans if first >= result.warmup]
 
 
@@ -153,27 +150,13 @@ def _first(record: Record, end: float) -> float:
     return min([end, *ends])
 
 
-def _asked(result: Result, clients: Iterable[str]) -> Mapping[str, float]:
-    """Service a second: of light clients what their calls come to at their mean cost, of all others all there is."""
-    seconds = result.seconds - result.warmup
-    measured = [r for r in result.records if result.warmup <= r.arrived < result.seconds]
-    came = Counter(record.client for record in measured)
-    costs = [_cost(r) for r in measured if r.client.startswith(LIGHT) and r.outcome is Outcome.DONE]
-    mean = sum(costs) / len(costs) if costs else 0.0
-    return {client: came[client] * mean / seconds if client.startswith(LIGHT) else inf for client in clients}
-
-
-def _cost(record: Record) -> float:
-    return record.input_tokens - (record.cached_tokens or 0) + 2 * record.output_tokens
-
-
 def _token_time(result: Result, clients: Iterable[str]) -> float | None:
     """Mean time between these clients' tokens, of answers that ended in the time measured."""
-    asked = set(clients)
+    own = set(clients)
     spans = [
         (r.finished - r.started, r.output_tokens - 1)
         for r in result.records
-        if r.client in asked and r.outcome is Outcome.DONE and r.started is not None and r.finished is not None
+        if r.client in own and r.outcome is Outcome.DONE and r.started is not None and r.finished is not None
         if result.warmup <= r.finished < result.seconds
     ]
     tokens = sum(more for _, more in spans)

@@ -6,17 +6,17 @@ from bench.workloads import WORKLOADS
 from bench.workloads.combined import Combined
 
 
-def loaded(name: str, workers: int) -> Workload:
-    """A workload at the rate that asks OVERLOAD of so many A100; its clients' shares stay.
+def loaded(name: str, workers: int, load: float = OVERLOAD) -> Workload:
+    """A workload at the rate that asks `load` times what so many A100 can do at best; its clients' shares stay.
 
     Raises KeyError for one whose sessions are not known.
     """
     if name in PLAIN_SESSIONS:
-        return at_rate(WORKLOADS[name], OVERLOAD * workers / ON_A100[PLAIN_SESSIONS[name]])
+        return at_rate(WORKLOADS[name], load * workers / ON_A100[PLAIN_SESSIONS[name]])
     heavy, light = (ON_A100[session] for session in FIG7_SESSIONS[name])
     workload = WORKLOADS[name]
     assert isinstance(workload, Combined)
     parts = workload.parts
     own = sum(part.rate for part in parts.values())
     seconds = parts["heavy"].rate * heavy + parts["light"].rate * light
-    return workload.at_rate(OVERLOAD * workers * own / seconds)
+    return workload.at_rate(load * workers * own / seconds)

@@ -1,14 +1,22 @@
 """What several experiments read from a simulation."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from math import inf
+from typing import Final
 
 from bench.experiments.experiment import Points
+from bench.meters import censored_mean, censored_percentile
+from bench.programs import program_spans
 from bench.records import Record, Result, ServiceSample
 from bench.summary import Summary
+from bench.traffic import Outcome
+from router.core.fairness import jain_index
 
-LIGHT = "light"
+LIGHT: Final = "light"
 """How the names of the well-behaved clients begin."""
+AWAITED: Final = (Outcome.DONE, Outcome.UNFINISHED)
+"""How a call ends that its client waited for."""
 
 
 def service_seen(summary: Summary) -> float:
@@ -30,9 +38,96 @@ def modest(result: Result) -> Sequence[str]:
     return [client for client in asked if asked[client] <= 2 * sum(asked.values()) / len(asked)]
 
 
+LIGHT_TIMES: Final = tuple(
+    f"light {kind} {figure}" for kind in ("TTFT", "latency") for figure in ("mean", "p50", "p95", "p99", "longest")
+)
+
+
+def light_times(result: Result) -> Mapping[str, float | None]:
+    """Seconds to the first token and to the end of the modest clients' calls, the latter of whole programs.
+
+    Of what began in the time measured. What has not come when the simulation ends counts as `bench.meters` says, and
+    as the longest with what it has taken.
+    """
+    own = set(modest(result))
+    records = [record for record in result.records if record.client in own]
+    began = [r for r in records if result.warmup <= r.arrived < result.seconds and r.outcome in AWAITED]
+    spans = {
+        "TTFT": [_to_first_token(record, result.seconds) for record in began],
+        "latency": program_spans(records, result.warmup, result.seconds),
+    }
+    return {
+        f"light {kind} {figure}": value for kind, each in spans.items() for figure, value in _statistics(each).items()
+    }
+
+
+def _to_first_token(record: Record, end: float) -> tuple[float, bool]:
+    ended = record.started if record.started is not None else record.finished
+    return (end - record.arrived, False) if ended is None else (ended - record.arrived, True)
+
+
+def _statistics(spans: Sequence[tuple[float, bool]]) -> Mapping[str, float | None]:
+    return {
+        "mean": censored_mean(spans),
+        "p50": censored_percentile(spans, 0.50),
+        "p95": censored_percentile(spans, 0.95),
+        "p99": censored_percentile(spans, 0.99),
+        "longest": max((span for span, _ in spans), default=None),
+    }
+
+
 def light_records(result: Result) -> Sequence[Record]:
     """The calls of the well-behaved clients."""
     return [record for record in result.records if record.client.startswith(LIGHT)]
+
+
+def asked(result: Result) -> Mapping[str, float]:
+    """What each client would take in the time measured, in cost units of actual service.
+
+    Who calls whenever one of its calls ends would take all there is: infinite. Of the others it is what their calls
+    that came would cost at the mean of those that were done, their own or else everybody's.
+    """
+    calls: dict[str, list[Record]] = {client: [] for client in result.weights}
+    for record in result.records:
+        calls[record.client].append(record)
+    usual = _mean_cost(result.records)
+    return {client: inf if _always_calls(own) else _demand(result, own, usual) for client, own in calls.items()}
+
+
+def _demand(result: Result, own: Sequence[Record], usual: float) -> float:
+    came = sum(result.warmup <= record.arrived < result.seconds for record in own)
+    return came * (_mean_cost(own) or usual)
+
+
+def _mean_cost(records: Iterable[Record]) -> float:
+    """Extend + 2 · output tokens of a call that was done; 0 where none was."""
+    done = [record for record in records if record.outcome is Outcome.DONE]
+    total = sum(record.input_tokens - (record.cached_tokens or 0) + 2 * record.output_tokens for record in done)
+    return total / len(done) if done else 0.0
+
+
+def _always_calls(own: Sequence[Record]) -> bool:
+    """Whether half of a client's calls, of its programs' first ones, come just when another ends; or none ever ends."""
+    ends = {record.finished for record in own if record.finished is not None}
+    firsts = {record.program or record.id: record for record in reversed(own)}.values()
+    later = [record for record in firsts if record.arrived > own[0].arrived]
+    following = sum(record.arrived in ends for record in later)
+    return bool(own) and 2 * following >= len(later) and (bool(later) or not ends)
+
+
+def max_min(demands: Mapping[str, float], whole: float) -> Mapping[str, float]:
+    """Each client's part of the whole: what it asked, but no more than an equal part of what the smaller ones left."""
+    parts: dict[str, float] = {}
+    for place, client in enumerate(sorted(demands, key=demands.__getitem__)):
+        parts[client] = min(demands[client], (whole - sum(parts.values())) / (len(demands) - place))
+    return parts
+
+
+def jain_of_shares(result: Result, summary: Summary) -> float | None:
+    """Jain's index of what each client was served over its max-min share of all that was; None where nothing was."""
+    service = {client: each["service"] for client, each in summary["clients"].items()}
+    fair = max_min(asked(result), sum(service.values()))
+    return jain_index([service[client] / share for client, share in fair.items() if share > 0])
 
 
 def first_token_spans(records: Iterable[Record], end: float) -> Iterator[tuple[float, bool]]:

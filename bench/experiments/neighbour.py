@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 import uvloop
 
 from bench.experiments.experiment import Cell, Experiment, Row, Value
-from bench.experiments.measures import first_token_spans
+from bench.experiments.measures import first_token_spans, max_min
 from bench.meters import censored_percentile
 from bench.neighbour.servers import MODEL, OURS, Contestant, engine_queue, fleet, started
 from bench.neighbour.traffic import HEAVY, LIGHT, Neighbours
@@ -129,14 +129,6 @@ class NoisyNeighbour(Experiment):
 
 
 ANSWERED: Final = (Outcome.DONE, Outcome.UNFINISHED)
-
-
-def max_min(asked: Mapping[str, float], whole: float) -> Mapping[str, float]:
-    """Each client's part of the whole: what it asked, but no more than an equal part of what the smaller ones left."""
-    parts: dict[str, float] = {}
-    for place, client in enumerate(sorted(asked, key=asked.__getitem__)):
-        parts[client] = min(asked[client], (whole - sum(parts.values())) / (len(asked) - place))
-    return parts
 
 
 def _fair_share(result: Result, whole: float) -> float | None:

@@ -9,6 +9,7 @@ from multiprocessing import get_context, parent_process
 from threading import Thread
 
 from bench.experiments.experiment import Cell, Experiment, Row, Value
+from bench.experiments.kept import Kept
 from bench.simulation import Simulation
 from bench.summary import summarise
 
@@ -34,36 +35,59 @@ def figures_of(task: Task) -> Mapping[str, Value]:
 
 
 def run(
-    experiment: Experiment, *, quick: bool, seeds: Sequence[int], jobs: int, done: Callable[[int, int], None]
+    experiment: Experiment,
+    *,
+    quick: bool,
+    seeds: Sequence[int],
+    jobs: int,
+    done: Callable[[int, int], None],
+    kept: Kept | None = None,
 ) -> Sequence[Row]:
     """Run all cells under all seeds, in so many processes; `done` hears how many of how many are over.
 
-    Rows come in the order of the cells, whichever ended first. Raises what a simulation raised.
+    Rows come in the order of the cells, whichever ended first. With `kept`, simulations whose figures are there are not
+    run, and those of the others are put there as each ends. Raises what a simulation raised.
     """
     cells = experiment.cells(quick=quick)
     tasks = [Task(experiment, cell, seed) for cell in cells for seed in seeds]
-    figures = _figures(tasks, jobs, done)
+    figures = _figures(tasks, jobs, done) if kept is None else _resumed(tasks, jobs, done, kept)
     return [
         _row(cell, figures[position * len(seeds) : (position + 1) * len(seeds)]) for position, cell in enumerate(cells)
     ]
 
 
-def _figures(tasks: Sequence[Task], jobs: int, done: Callable[[int, int], None]) -> Sequence[Mapping[str, Value]]:
+def _figures(
+    tasks: Sequence[Task],
+    jobs: int,
+    done: Callable[[int, int], None],
+    ended: Callable[[Task, Mapping[str, Value]], None] = lambda _task, _figures: None,
+) -> Sequence[Mapping[str, Value]]:
     # Fresh interpreters, because forking a process that has threads is not safe everywhere.
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_begin_process) as pool:
         # The longest first, so that none of them is left for the end, when the other cores have nothing to do.
         order = sorted(range(len(tasks)), key=lambda number: tasks[number].extent, reverse=True)
-        futures: dict[int, Future[Mapping[str, Value]]] = {
-            number: pool.submit(_figures_and_clean, tasks[number]) for number in order
+        numbers: dict[Future[Mapping[str, Value]], int] = {
+            pool.submit(_figures_and_clean, tasks[number]): number for number in order
         }
         try:
-            for over, future in enumerate(as_completed(futures.values()), 1):
-                future.result()
+            for over, future in enumerate(as_completed(numbers), 1):
+                ended(tasks[numbers[future]], future.result())
                 done(over, len(tasks))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return [futures[number].result() for number in range(len(tasks))]
+    figures = {number: future.result() for future, number in numbers.items()}
+    return [figures[number] for number in range(len(tasks))]
+
+
+def _resumed(
+    tasks: Sequence[Task], jobs: int, done: Callable[[int, int], None], kept: Kept
+) -> Sequence[Mapping[str, Value]]:
+    found = [kept.find(task) for task in tasks]
+    missing = [task for task, figures in zip(tasks, found, strict=True) if figures is None]
+    before = len(tasks) - len(missing)
+    run_now = iter(_figures(missing, jobs, lambda over, _of: done(before + over, len(tasks)), kept.keep))
+    return [next(run_now) if figures is None else figures for figures in found]
 
 
 def _figures_and_clean(task: Task) -> Mapping[str, Value]:
