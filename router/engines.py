@@ -40,6 +40,8 @@ class About:
     """The most prompt tokens that it computes in one step."""
     disaggregated: bool = False
     """Whether it does the prefill or the decode alone, so that a call to it by itself may hang."""
+    caches: bool = True
+    """Whether it keeps a prefix cache; a vLLM says so in its metrics instead."""
     embeds: bool = False
     """Whether it makes embeddings alone; an SGLang that does dies of a chat or completion."""
 
@@ -94,6 +96,7 @@ def read_about(body: bytes) -> About:
         reorders=told.get("schedule_policy", "fcfs") != "fcfs",
         batch_tokens=batch if type(batch) is int and batch > 0 else None,
         disaggregated=told.get("disaggregation_mode") in ("prefill", "decode"),
+        caches=told.get("disable_radix_cache") is not True,
         embeds=told.get("is_embedding") is True,
     )
 
@@ -152,7 +155,9 @@ def _sglang_loads(body: bytes) -> Load:
 
 def _vllm_cache(body: bytes) -> CacheReport:
     text = _whole_lines(body)
-    sizes = [_whole(_labels(labels).get(b"block_size")) for labels, _ in _samples(text, b"vllm:cache_config_info")]
+    configs = [_labels(labels) for labels, _ in _samples(text, b"vllm:cache_config_info")]
+    sizes = [_whole(config.get(b"block_size")) for config in configs]
+    caching = {config.get(b"enable_prefix_caching") for config in configs}
     idle = b"vllm:kv_block_idle_before_evict_seconds"  # only there with --kv-cache-metrics
     states = [(_labels(labels), value) for labels, value in _samples(text, b"vllm:engine_sleep_state")]
     return CacheReport(
@@ -163,6 +168,7 @@ def _vllm_cache(body: bytes) -> CacheReport:
         idle_seconds=_sum(text, idle + b"_sum"),
         idle_blocks=_sum(text, idle + b"_count"),
         asleep=any(labels.get(b"sleep_state") != b"awake" and _amount(value) > 0 for labels, value in states),
+        caches=caching != {b"False"} if caching <= {b"True", b"False"} and caching else None,
     )
 
 

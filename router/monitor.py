@@ -178,6 +178,7 @@ class Probe:
                         reorders=about.reorders,
                         engine=engine,
                         batch_tokens=about.batch_tokens,
+                        caches=about.caches,
                     )
                 )
             )

@@ -113,8 +113,12 @@ class Scene:
         model: str = MODEL,
         streamed: bool = True,
         group: str | None = None,
+        anew: Collection[str] = (),
     ) -> RequestId:
-        """A client sends a prompt and asks for at most `limit` output tokens; a group has weight 1."""
+        """A client sends a prompt and asks for at most `limit` output tokens; a group has weight 1.
+
+        `anew`: the engines that compute the prompt in full, whatever they have cached.
+        """
         request = RequestId(f"{client}{len(self.requests) + 1}")
         self.requests[request] = Request(
             request,
@@ -125,6 +129,7 @@ class Scene:
             streamed=streamed,
             weight=weight,
             group=None if group is None else GroupId(group),
+            computed_anew_by=frozenset(anew),
         )
         self.tell(Arrived(self.requests[request]))
         return request

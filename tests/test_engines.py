@@ -236,3 +236,19 @@ def test_a_size_beyond_all_sense_is_not_told(size: str) -> None:
     page = VLLM_METRICS.replace(b'block_size="32"', b'block_size="%b"' % size.encode())
     assert VLLM.load_readers["/metrics"](page) == Load(7, 5, None)
     assert VLLM.read_cache(page).block_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("labels", "caches"),
+    [(b'enable_prefix_caching="False"', False), (b'enable_prefix_caching="True"', True), (b"", None)],
+)
+def test_a_vllm_says_in_its_metrics_whether_it_keeps_a_prefix_cache(labels: bytes, caches: bool | None) -> None:
+    """One that does not say it is not taken for either."""
+    body = b'vllm:cache_config_info{block_size="16",%b} 1.0\n' % labels
+    assert VLLM.read_cache(body).caches is caches
+
+
+@pytest.mark.parametrize(("disabled", "caches"), [(b"true", False), (b"false", True), (b"null", True)])
+def test_an_sglang_says_of_itself_whether_it_keeps_a_prefix_cache(disabled: bytes, caches: bool) -> None:
+    """Unless it says that it does not, it does."""
+    assert read_about(b'{"disable_radix_cache": ' + disabled + b"}").caches is caches

@@ -284,6 +284,18 @@ async def test_headers_tell_where_a_request_went() -> None:
             assert len(headers["x-request-id"]) == 32
 
 
+async def test_no_hit_is_predicted_for_a_call_that_its_engine_computes_in_full() -> None:
+    """What is asked for in the body comes as far as the scheduler."""
+    async with scripted_engine() as engine, running_router(engine.url) as router:
+        predicted = []
+        for members in ({}, {"prompt_logprobs": 0}, {}):
+            async with router.post(chat("x" * 4000, **members)) as post:
+                await (await engine.call()).answer(prompt=1000)
+                await post.read()
+                predicted.append(int((await post.response()).headers["x-d2lpm-predicted-cached-tokens"]) > 0)
+        assert predicted == [False, False, True]
+
+
 async def test_headers_can_be_switched_off() -> None:
     """Then only the request id is left of them, which worker and client both see."""
     async with (

@@ -189,6 +189,19 @@ async def test_an_engine_that_reorders_is_told_of(answer: tuple[int, bytes], reo
         assert joined.worker.reorders is reorders
 
 
+async def test_an_engine_without_a_prefix_cache_is_told_of() -> None:
+    """No hit may be predicted there."""
+    async with watched() as watch:
+        models = {"object": "list", "data": [{"id": "m", "owned_by": "sglang"}]}
+        watch.engine.polled["/v1/models"] = (200, json.dumps(models).encode())
+        watch.engine.polled["/ready"] = (200, b"")
+        watch.engine.polled["/v1/loads"] = (404, b"")
+        watch.engine.polled["/server_info"] = (200, b'{"disable_radix_cache":true}')
+        (joined, *_) = await watch.told(2 * MODELS_EVERY)
+        assert isinstance(joined, WorkerJoined)
+        assert not joined.worker.caches
+
+
 async def test_a_poll_that_fails_inside_the_router_is_not_the_last(caplog: pytest.LogCaptureFixture) -> None:
     """It is logged, and the worker is asked again."""
     reports: list[Event] = []

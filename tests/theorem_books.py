@@ -101,13 +101,21 @@ class Books(BacklogWatcher):
         weights: Mapping[ClientId, float],
         trusted_limit: int,
         estimate: Callable[[Request], int],
+        extended: Callable[[ClientId], int],
     ) -> None:
-        """`estimate`: the size of a request's input, in tokens, as it is believed to be when it is dispatched."""
+        """`estimate`: the size of a request's input, in tokens, as it is believed to be when it is dispatched.
+
+        `extended`: the extend tokens that the ledger has of a client. Of a call that is broken off, and whose engine
+        did not say what was cached, the ledger says what was computed, between the predicted and the whole.
+        """
         self._cost = cost
         self._quantum = quantum
         self._weights = weights
         self._trusted_limit = trusted_limit
         self._estimate = estimate
+        self._extended = extended
+        self._extend: dict[ClientId, int] = {}
+        """Extend tokens of each client, here."""
         self._waiting: dict[RequestId, Request] = {}
         self._calls: dict[RequestId, Call] = {}
         self._where: dict[tuple[WorkerId | None, ClientId], None] = {}
@@ -150,9 +158,11 @@ class Books(BacklogWatcher):
                     self._serve(name, self._calls[name].extend, max(tokens, self._calls[name].output))
             case Failed(name, accepted=False):
                 self._close(name)
-            case Finished(name, usage) | Failed(name, _, usage) | Cancelled(name, usage):
+            case Finished(name, usage):
+                self._settle(name, usage)
+            case Failed(name, _, usage) | Cancelled(name, usage):
                 if self._waiting.pop(name, None) is None:
-                    self._settle(name, usage)
+                    self._settle(name, usage, broken_off=True)
 
     def _open(self, request: Request, queue: WorkerId | None, cached: int) -> None:
         client = request.client
@@ -181,19 +191,27 @@ class Books(BacklogWatcher):
     def _serve(self, name: RequestId, extend: int, output: int) -> None:
         """So much of a request is served by now."""
         call = self._calls[name]
-        cost = self._cost.extend * (extend - call.extend) + self._cost.output * (output - call.output)
+        had = call.extend
+        cost = self._cost.extend * (extend - had) + self._cost.output * (output - call.output)
         call.extend, call.output = extend, output
         queue, client = self._queue(call.queue), call.request.client
+        self._extend[client] = self._extend.get(client, 0) + extend - had
         queue.service[client] = queue.service.get(client, 0.0) + cost / self._weights[client]
         known = self._cost.extend * call.size + self._cost.output * (call.request.output_limit or 0)
         came_to = self._cost.extend * extend + self._cost.output * output
         queue.most[client].excess = max(queue.most[client].excess, came_to - known)
 
-    def _settle(self, name: RequestId, usage: Usage | None) -> None:
+    def _settle(self, name: RequestId, usage: Usage | None, *, broken_off: bool = False) -> None:
         self._start(name)
+        call = self._calls[name]
         if usage is not None:
-            cached = self._calls[name].trusted if usage.cached_tokens is None else usage.cached_tokens
+            cached = call.trusted if usage.cached_tokens is None else usage.cached_tokens
             self._serve(name, usage.input_tokens - cached, usage.output_tokens)
+        if broken_off and (usage is None or usage.cached_tokens is None):
+            client = call.request.client
+            beyond = self._extended(client) - self._extend[client]
+            assert 0 <= beyond <= call.trusted, "what was computed lies between the predicted and the whole input"
+            self._serve(name, call.extend + beyond, call.output)
         self._close(name)
 
     def _close(self, name: RequestId) -> None:

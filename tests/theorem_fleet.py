@@ -203,7 +203,11 @@ class Fleet:
         self._clients = {ClientId(f"c{number}"): habits for number, habits in enumerate(scenario.clients)}
         weights = {client: habits.weight for client, habits in self._clients.items()}
         estimate = self.scheduler.estimates.input_tokens
-        self.books = Books(settings.cost, self.quantum, weights, settings.cached_in_flight, estimate)
+        accounts = self.scheduler.accounts.accounts
+        limit = settings.cached_in_flight
+        self.books = Books(
+            settings.cost, self.quantum, weights, limit, estimate, lambda client: accounts[client].served.extend
+        )
         self.scheduler.backlog.subscribe(self.books)
         self._engines = {WorkerId(f"w{number}"): Engine(scenario.engine) for number in range(scenario.workers)}
         self._requests: dict[RequestId, Request] = {}

@@ -2,8 +2,8 @@
 
 from typing import Any, Final
 
+from router.api import cache_reading, render
 from router.api import fields as read
-from router.api import render
 from router.api.additions import additions, usage_wish
 from router.api.call import Call, Way
 from router.api.fields import Fields
@@ -44,6 +44,7 @@ def parse_chat(body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:
         way=way,
         additions=additions(fields, usage, streamed=streamed, ids=ids and way is Way.IDS and not ids_wanted),
         ids_wanted=ids_wanted,
+        computed_anew_by=cache_reading.of_chat(fields),
         # These make the answer repeat or go on with the last message instead of adding one.
         extendable=not (fields.get("echo") or fields.get("continue_final_message")),
     )

@@ -3,8 +3,8 @@
 from functools import partial
 from typing import Final
 
+from router.api import cache_reading, render
 from router.api import fields as read
-from router.api import render
 from router.api.call import Call, Head
 from router.api.fields import Fields
 from router.api.plain import model_or_any, plain_call
@@ -12,14 +12,17 @@ from router.api.texts import prompts_of
 from router.core.prompt_key import Prompt, PromptHasher, unmatched
 from router.errors import BadRequest
 
-PATHS: Final = ("/v1/embeddings", "/pooling", "/v1/pooling", "/classify", "/v1/classify")
+POOLING: Final = ("/pooling", "/v1/pooling")
+PATHS: Final = ("/v1/embeddings", *POOLING, "/classify", "/v1/classify")
 
 
 def parse_embeddings(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:  # noqa: ARG001
     """One prompt per input; a chat is one. Raises BadRequest."""
     fields = read.load_fields(body)
     model = model_or_any(fields)
-    return plain_call(head, body, fields, _prompts(body, fields, model, hasher), 0, user=read.text(fields, "user"))
+    anew = cache_reading.of_pooling(fields) if head.path in POOLING else cache_reading.READ
+    prompts = _prompts(body, fields, model, hasher)
+    return plain_call(head, body, fields, prompts, 0, user=read.text(fields, "user"), computed_anew_by=anew)
 
 
 def _prompts(body: bytes, fields: Fields, model: str, hasher: PromptHasher) -> tuple[Prompt, ...]:

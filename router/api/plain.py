@@ -3,6 +3,7 @@
 import re
 from typing import Any, Final
 
+from router.api import cache_reading
 from router.api import fields as read
 from router.api.answer import Answer, read_error
 from router.api.call import Call, Head
@@ -31,6 +32,7 @@ def plain_call(
     user: str | None,
     streamed: bool = False,
     extendable: bool = True,
+    computed_anew_by: frozenset[str] = cache_reading.READ,
 ) -> Call:
     """A call that is forwarded as it came. `output`: the most output tokens; None without a limit.
 
@@ -47,6 +49,7 @@ def plain_call(
         usage_wanted=True,
         continuous_wanted=True,
         extendable=extendable,
+        computed_anew_by=computed_anew_by,
     )
 
 

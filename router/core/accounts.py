@@ -177,14 +177,20 @@ class Accounts:
         self._accounts[bill.client].serve(before, after)
         return Charge(request, bill.client, bill.worker, before, after)
 
-    def settle(self, request: RequestId, usage: Usage | None) -> Charge:
-        """Close a started request's bill at what the engine says; without its word, at what was charged so far."""
+    def settle(self, request: RequestId, usage: Usage | None, least_extend: int = 0) -> Charge:
+        """Close a started request's bill at what the engine says; without its word, at what was charged so far.
+
+        `least_extend`: where the engine does not say how much of the input was cached, at least so much of it is taken
+        for computed, as far as there is so much.
+        """
         after = self._bills[request].tokens
-        if usage is not None:
-            cached = after.cached if usage.cached_tokens is None else usage.cached_tokens
-            cached = min(cached, usage.input_tokens)
-            after = Tokens(usage.input_tokens - cached, cached, usage.output_tokens)
-        return self._close(request, after)
+        if usage is None:
+            usage = Usage(after.extend + after.cached, after.output)
+        cached = usage.cached_tokens
+        if cached is None:
+            cached = min(after.cached, max(0, usage.input_tokens - least_extend))
+        cached = min(cached, usage.input_tokens)
+        return self._close(request, Tokens(usage.input_tokens - cached, cached, usage.output_tokens))
 
     def refund(self, request: RequestId) -> Charge:
         """Close the bill of a call that the engine refused before it accepted it: nothing is owed."""

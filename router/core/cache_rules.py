@@ -49,6 +49,11 @@ def rules_of(engine: str) -> CacheRules:
     return RULES.get(engine, GENERIC)
 
 
+def computes_anew(engine: str, computed_anew_by: frozenset[str]) -> bool:
+    """Whether an engine computes a request's prompts in full; see `Request.computed_anew_by`."""
+    return bool(computed_anew_by) and (engine in computed_anew_by or engine not in RULES)
+
+
 def whole_blocks(tokens: float, block: int) -> int:
     """The tokens of the full blocks among so many."""
     return int(tokens) // block * block

@@ -20,11 +20,19 @@ class Run:
 
     __slots__ = (
         *("chunks", "gained", "holding", "model", "output", "own", "paths", "pins", "predicted", "prompt_tokens"),
-        *("prompts", "since", "worker"),
+        *("prompts", "reads", "since", "worker"),
     )
 
     def __init__(
-        self, request: Request, worker: WorkerId, holding: Holding, now: float, predicted: int, prompt_tokens: int
+        self,
+        request: Request,
+        worker: WorkerId,
+        holding: Holding,
+        now: float,
+        predicted: int,
+        prompt_tokens: int,
+        *,
+        reads: bool,
     ) -> None:
         self.worker = worker
         self.model = request.model
@@ -36,6 +44,8 @@ class Run:
         self.since = now
         self.predicted = predicted
         self.prompt_tokens = prompt_tokens
+        self.reads = reads
+        """Whether what is cached of its prompts is used; if not, its answer says nothing about what is cached."""
         self.output = 0
         self.own = 0.0
         """Tokens that it holds and that the tree does not know."""
@@ -53,6 +63,8 @@ class CacheState:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         """In tokens."""
+        self.engine = ""
+        """Its kind, as `cache_rules` knows it."""
         self.rules: CacheRules = GENERIC
         self.block = GENERIC.block_tokens
         self.model = ""

@@ -124,18 +124,40 @@ class Dispatched:
         self._states[worker].succeeded(live.request.id, now)
         if live.suspects:
             self._membership.blame_suspects(live, now)
-        self.settle(live, usage, now, answers)
+        self._settle(live, usage, now, answers)
         return True
 
-    def settle(self, live: Live, usage: Usage | None, now: float, answers: tuple[PromptKey, ...] = ()) -> None:
-        """End one that was computed, at least in part: what the engine did is paid."""
+    def break_off(self, live: Live, usage: Usage | None, now: float) -> None:
+        """End one that was computed, at least in part, and not to its end: what the engine did is paid.
+
+        Its client left, or its worker failed. If the engine has not said how much of the input it found in its cache,
+        the prediction is not taken at its word, or a client could leave each time before it is refuted. What was
+        computed lies between the predicted extend and the whole input; the time of the first token says where:
+
+            extend charged = max(predicted extend, min(whole input, computed by the pace until the first token))
+
+        Of that time is left out all in which the engine did something else, or may have; so nobody pays for waiting.
+        See `WorkerState.least_computed`. Where no first token was seen, the prediction holds.
+        """
+        least_extend = 0
+        if live.paid is None and (usage is None or usage.cached_tokens is None):
+            bill = self._accounts.bills[live.request.id]
+            size = bill.tokens.extend + bill.tokens.cached
+            least_extend = self._states[bill.worker].least_computed(live.request.id, size)
+        self._settle(live, usage, now, (), least_extend)
+
+    def _settle(
+        self, live: Live, usage: Usage | None, now: float, answers: tuple[PromptKey, ...], least_extend: int = 0
+    ) -> None:
         request, paid = live.request.id, live.paid
         if live.state is State.IN_FLIGHT:
             self.start(live, now, seen=False)
         if paid is not None and usage is not None:
             usage = Usage(0, max(0, usage.output_tokens - paid.output), 0)
         self._mirror.ended(request, usage if paid is None else None, answers, now, computed=True)
-        charge = self._accounts.settle(request, usage)
+        charge = self._accounts.settle(request, usage, least_extend)
+        if paid is None and usage is not None and usage.cached_tokens is not None:
+            self._states[charge.worker].told_computed(request, charge.after.extend)
         live.paid = charge.after if paid is None else charge.after.plus(paid)
         self._end(live, charge, now)
 

@@ -11,6 +11,7 @@ from itertools import takewhile
 from math import inf
 
 from router.core.model import RequestId
+from router.core.pace import Burst
 
 
 @dataclass(slots=True)
@@ -30,6 +31,8 @@ class InFlight:
     guessed: bool = False
     """Whether that is only what is believed."""
     output: int = 0
+    burst: Burst | None = None
+    """Those that it started with, where its start was seen."""
 
 
 class Flights:

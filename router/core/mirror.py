@@ -22,7 +22,7 @@ from itertools import count
 from math import inf
 from typing import Final
 
-from router.core.cache_rules import Tracking, blocks_for, rules_of, whole_blocks
+from router.core.cache_rules import Tracking, blocks_for, computes_anew, rules_of, whole_blocks
 from router.core.cache_state import CacheState, Run
 from router.core.estimates import Estimates
 from router.core.model import CacheReport, Request, RequestId, Usage, Worker, WorkerId
@@ -44,6 +44,8 @@ class Mirror:
         """Every worker heard of; one that is looked up is."""
         self._runs: dict[RequestId, Run] = {}
         self._strangers = count(1 << 63)
+        self.uncached: set[WorkerId] = set()
+        """Workers that keep no prefix cache; a match there is worth nothing."""
         self.changes = 0
         """Rises with whatever may change what a match in the tree is worth."""
 
@@ -55,16 +57,31 @@ class Mirror:
         """A worker is there, or its facts are new."""
         self.changes += 1
         state = self._caches[worker.id]
-        state.rules = rules_of(worker.engine)
+        state.engine, state.rules = worker.engine, rules_of(worker.engine)
+        self._set_caching(worker.id, caches=worker.caches)
         state.batch_tokens = worker.batch_tokens
         if state.report is None or state.report.block_tokens is None:
             state.block = state.rules.block_tokens
         if worker.kv_tokens is not None:
             state.capacity = worker.kv_tokens
 
+    def reads(self, request: Request, worker: WorkerId) -> bool:
+        """Whether a worker would use what its prefix cache holds of a request's prompts."""
+        if worker in self.uncached:
+            return False
+        state = self._caches.get(worker)
+        return not computes_anew("" if state is None else state.engine, request.computed_anew_by)
+
+    def _set_caching(self, worker: WorkerId, *, caches: bool) -> None:
+        """Note whether a worker keeps a prefix cache at all."""
+        if caches:
+            self.uncached.discard(worker)
+        else:
+            self.uncached.add(worker)
+
     def held(self, worker: WorkerId) -> float:
         """Tokens believed cached."""
-        return self._tree.held(worker) * self.chunk_tokens(worker)
+        return 0.0 if worker in self.uncached else self._tree.held(worker) * self.chunk_tokens(worker)
 
     def chunk_tokens(self, worker: WorkerId) -> float:
         """What a chunk takes of a worker's cache, in tokens."""
@@ -85,17 +102,21 @@ class Mirror:
     ) -> int:
         """A request goes to a worker that holds `matched` of its `prompt_tokens`; returns what will be found of them.
 
-        `turn`: when the worker is expected to begin with it.
+        `turn`: when the worker is expected to begin with it. Where the worker does not read its cache for this request,
+        `matched` is 0; the prompt is in the cache all the same from then on, for those that come after it. (vLLM keeps
+        what it computed anew beside what it had, until either is evicted; here that is held once.)
         """
         state = self._caches[worker]
         state.model = request.model
+        reads = self.reads(request, worker)
         predicted = matched
         if self._tells_computed(request, state):
             predicted = self._computed_by_then(request, worker, now, matched, turn)
-        state.predicted += predicted
-        state.prompts += prompt_tokens
+        if reads:
+            state.predicted += predicted
+            state.prompts += prompt_tokens
         holding = self._tree.holding(worker)
-        run = self._runs[request.id] = Run(request, worker, holding, now, predicted, prompt_tokens)
+        run = self._runs[request.id] = Run(request, worker, holding, now, predicted, prompt_tokens, reads=reads)
         replays = self._tracking.replays
         whole = replays and state.rules.whole_nodes
         before = self._tree.held(worker)
@@ -148,7 +169,7 @@ class Mirror:
         state.batch.ended(request)
         state.own -= run.own
         here = self._tree.holding(run.worker) is run.holding
-        if usage is not None:
+        if usage is not None and run.reads:
             self._compare(run, state, usage, here=here)
         for place, prompt in enumerate(run.prompts if here else ()):
             if self._tracking.replays:
@@ -162,7 +183,7 @@ class Mirror:
         if computed and here:
             before = self._tree.held(run.worker)
             self._keep_answers(run, usage, answers, now)
-            if usage is not None and usage.cached_tokens is not None and self._tracking.corrects:
+            if usage is not None and usage.cached_tokens is not None and run.reads and self._tracking.corrects:
                 stored = whole_blocks(usage.input_tokens + usage.output_tokens - 1, state.block) - usage.cached_tokens
                 state.occupancy.learn(stored, run.gained + self._tree.held(run.worker) - before)
         self._keep_within(run.worker, state)
@@ -174,6 +195,8 @@ class Mirror:
         before, state.report = state.report, report
         if report.block_tokens:
             state.block = report.block_tokens
+        if report.caches is not None:
+            self._set_caching(worker, caches=report.caches)
         if report.asleep or (before is not None and report.began_anew(before)):
             state.evictions["restart"] += round(self.held(worker))
             self.drop(worker)
@@ -205,6 +228,7 @@ class Mirror:
         """A worker is gone, and nothing runs there."""
         self._tree.drop(worker)
         self._caches.pop(worker, None)
+        self.uncached.discard(worker)
 
     def _computed_by_then(self, request: Request, worker: WorkerId, now: float, matched: int, turn: float) -> int:
         """What of a match does not stand at the worker's door like the request itself."""

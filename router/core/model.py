@@ -40,6 +40,11 @@ class Request:
     """Whose weight the client shares with others; None where it has its own."""
     group_weight: float = 1.0
     """The share of that group relative to other groups and clients; positive."""
+    computed_anew_by: frozenset[str] = frozenset()
+    """The engines, by their names, that compute these prompts in full, whatever their prefix caches hold.
+
+    Where it names any, an engine of an unknown kind is taken to do the same.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,8 @@ class Worker:
     """The kind of engine, as `cache_rules` knows it; empty where that is not known."""
     batch_tokens: int | None = None
     """The most new tokens of prompts that it computes in one step; None where it does not tell."""
+    caches: bool = True
+    """Whether it keeps a prefix cache; one that says in its metrics that it keeps none need not say so here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +182,8 @@ class CacheReport:
     """... over so many."""
     asleep: bool = False
     """Whether it has given up its cache's memory."""
+    caches: bool | None = None
+    """Whether prefixes are cached at all; None where it does not tell."""
 
     def began_anew(self, before: "CacheReport") -> bool:
         """Whether another process counts now than counted before."""

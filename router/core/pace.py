@@ -4,6 +4,7 @@ The steps of an engine are not seen. But every stream that runs gains one token 
 the streams that ran are the steps; and what starts at one moment was computed since the start before it.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 FIRST_SECONDS_PER_TOKEN = 1e-4
@@ -19,6 +20,8 @@ HELD_UP = 2.0
 """How many times longer than prefill makes it clear that something else was waited for."""
 BURST = 0.25
 """Starts are of one step if they come within this share of the time that it took."""
+UNSURE = 1.25
+"""How many times longer than by its pace an engine may have needed for what is known, before that shows anything."""
 TURNOVER_HALF_LIFE = 2.0
 SERVICE_HALF_LIFE = 10.0
 """Seconds of work after which what was seen counts half."""
@@ -36,6 +39,22 @@ class Turnover(NamedTuple):
     """Uncached input seen to start in the latest step, without its first request, which may have taken several."""
 
 
+@dataclass(slots=True)
+class Burst:
+    """Requests whose first tokens came at one moment, and what the engine may have computed until then."""
+
+    since: float
+    """No part of them was computed before: others were, or they had not been sent, or had no place in the batch."""
+    end: float
+    """Their last first token."""
+    tokens: int
+    """Uncached input of them: predicted, or by the engine's word where there is one."""
+    unseen: int
+    """That of others that were computed in the same time, or in part, and whose start did not show."""
+    waiting: int = 0
+    """That of others which may have been computed in part in the same time, and still waited at the end."""
+
+
 class Pace:
     """One worker's prefill, turnover and service, measured."""
 
@@ -49,6 +68,11 @@ class Pace:
         self._begin = self._first = self._last = 0.0
         self._tokens = self._first_tokens = 0
         self._telling = False
+        self._burst = Burst(0.0, 0.0, 0, 0)
+        self._unseen = 0
+        """Uncached input that was computed since the latest burst and never showed."""
+        self._freed = 0.0
+        """When a request ended last, and left its place to another."""
         # Wearing away by TURNOVER_HALF_LIFE.
         self._seconds = self._stream_seconds = self._gained = 0.0
         self._starts = self._start_tokens = self._bursts = 0.0
@@ -127,19 +151,49 @@ class Pace:
         self._gained -= 1.0  # its first token, which comes of prefill
         self._start_tokens += tokens
 
-    def started(self, now: float, dispatched: float, tokens: int, *, telling: bool) -> None:
-        """A request's first token is here.
+    def started(self, now: float, dispatched: float, tokens: int, *, telling: bool, waiting: int = 0) -> Burst:
+        """A request's first token is here; returns those that it came with, which may become more.
 
         `telling`: whether there was a place for it when it was dispatched, so that it waited for prefill alone.
+        `waiting`: uncached input of others that the engine may have computed in part by now.
         """
         if now - self._first > BURST * self._burst_seconds():
             self._learn()
             self._begin, self._first = max(self._last, dispatched), now
             self._tokens, self._first_tokens, self._telling = 0, tokens, True
             self._bursts += 1.0
-        self._last = now
+            self._burst = Burst(self._begin, now, 0, self._unseen)
+            self._unseen = 0
+        burst = self._burst
+        self._last = burst.end = now
         self._tokens += tokens
+        burst.tokens += tokens
         self._telling &= telling
+        if not telling:
+            burst.since = max(burst.since, self._freed)
+        burst.waiting = waiting
+        return burst
+
+    def computed_unseen(self, tokens: int) -> None:
+        """A request of so much uncached input is believed to be computed, or was in part; its start was not seen."""
+        self._unseen += tokens
+
+    def freed(self, now: float) -> None:
+        """A request ended: one that had no place in the batch may have one from now on."""
+        self._freed = now
+
+    def unexplained_tokens(self, burst: Burst) -> int:
+        """Input that the engine had the time to compute until a burst, beyond all that it is known to have computed.
+
+        Left out of the time is one step, which was under way when the first of them came, and what a step takes for few
+        tokens; what is known is taken to have needed a little longer than by the pace, which is that of fast ones.
+        0 as long as prefill was not measured.
+        """
+        if not self._lessons:
+            return 0
+        seconds = burst.end - burst.since - self.step_seconds
+        known = LEAST_TOKENS + UNSURE * (burst.tokens + burst.unseen + burst.waiting)
+        return max(0, int(seconds / self._seconds_per_token - known))
 
     def ended(self, tokens: int) -> None:
         """A call that never showed its start ended: whatever ended in a while was computed in no more time."""

@@ -86,7 +86,10 @@ class PrefixMap:
         self._changed: dict[WorkerId, dict[RequestId, None]] = {}
 
     def match(self, request: Request) -> Mapping[WorkerId, int]:
-        """Tokens of the request's input that each worker holds, never all; workers below the minimum are left out."""
+        """Tokens of the request's input that each worker would find in its cache, never all.
+
+        Workers below the minimum are left out, and those that do not read their cache for this request.
+        """
         return self.look(request)[1]
 
     def look(self, request: Request) -> tuple[int, Mapping[WorkerId, int]]:
@@ -97,8 +100,15 @@ class PrefixMap:
             match = self._tokens(request, self.tree) if self._oracle is None else self._oracle(request)
             if request.blocks and (told := self.blocks.match(request)):
                 match = self._corrected(match, told, seen.size)
-            seen.match = match
+            seen.match = match = self._read(request, match)
         return seen.size, match
+
+    def _read(self, request: Request, match: Mapping[WorkerId, int]) -> Mapping[WorkerId, int]:
+        """A match without the workers that would compute the request's prompts anew, whatever they hold."""
+        if not (request.computed_anew_by or self.mirror.uncached):
+            return match
+        reads = self.mirror.reads
+        return {worker: tokens for worker, tokens in match.items() if reads(request, worker)}
 
     def _corrected(
         self, believed: Mapping[WorkerId, int], told: Mapping[WorkerId, int], size: int
@@ -126,7 +136,7 @@ class PrefixMap:
         matched = self.match(request)
         if not self._promised.chunks:
             return matched
-        promised = self._tokens(request, self._promised)
+        promised = self._read(request, self._tokens(request, self._promised))
         return {w: max(matched.get(w, 0), promised.get(w, 0)) for w in {**matched, **promised}}
 
     def input_tokens(self, request: Request) -> int:
@@ -225,7 +235,7 @@ class PrefixMap:
             matched = watches[0].ends.copy()
         else:
             matched = {worker: sum([watch.ends[worker] for watch in watches]) for worker in workers}
-        return self._without_short(request, matched)
+        return self._worth_going_for(request, matched)
 
     def chunks_held(self, request: Request, workers: Iterable[WorkerId]) -> dict[WorkerId, int]:
         """What `watch` would return, of a request that is not to be followed."""
@@ -235,7 +245,7 @@ class PrefixMap:
         else:
             finds = [self.tree.match(prompt.hashes) for prompt in request.prompts]
             matched = {worker: sum([found.get(worker, 0) for found in finds]) for worker in workers}
-        return self._without_short(request, matched)
+        return self._worth_going_for(request, matched)
 
     def _follow(self, request: RequestId, hashes: bytes, workers: tuple[WorkerId, ...]) -> Watch:
         """Begin to watch one prompt."""
@@ -252,8 +262,11 @@ class PrefixMap:
                     self._edges.add(watch, chunks)
             self._fresh.clear()
 
-    def _without_short(self, request: Request, matched: dict[WorkerId, int]) -> dict[WorkerId, int]:
-        """Take a match below the minimum for none."""
+    def _worth_going_for(self, request: Request, matched: dict[WorkerId, int]) -> dict[WorkerId, int]:
+        """Take a match below the minimum for none, and one that the worker would not use."""
+        if request.computed_anew_by or self.mirror.uncached:
+            reads = self.mirror.reads
+            matched = {worker: chunks if reads(request, worker) else 0 for worker, chunks in matched.items()}
         shortest = min(filter(None, matched.values()), default=0)
         if self._minimum == 0 or not shortest:
             return matched

@@ -250,7 +250,7 @@ class Scheduler:
         if (live := self._live.get(event.request)) is None:
             return
         if live.worker is not None:
-            self._dispatched.settle(live, event.usage, now)
+            self._dispatched.break_off(live, event.usage, now)
             self._bury(live.request)
         elif live.state is State.RETURNED:
             self._bury(live.request)
@@ -264,7 +264,7 @@ class Scheduler:
         if live is None or live.worker is None:
             return None
         if event.accepted:
-            self._dispatched.settle(live, event.usage, now)
+            self._dispatched.break_off(live, event.usage, now)
         else:
             self._dispatched.refund(live, now)
         self._bury(live.request)

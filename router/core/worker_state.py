@@ -136,9 +136,42 @@ class WorkerState:
         if seen:
             for earlier in self._flights.guesses(before=flight.number):
                 self._start(earlier, guessed=True)
-            self.pace.started(now, flight.dispatched, flight.uncached_tokens, telling=flight.telling)
+            flight.burst = self.pace.started(
+                now, flight.dispatched, flight.uncached_tokens, telling=flight.telling, waiting=self._beside(flight)
+            )
         self._start(request, guessed=False)
         self._changed()
+
+    def _beside(self, flight: InFlight) -> int:
+        """Uncached input of others of which the engine may have computed a part by the time of this one's start.
+
+        In order of arrival it begins with them in the last step alone, with what is left of that.
+        """
+        others = self._flights.unstarted_tokens - flight.uncached_tokens
+        most = None if self.worker.reorders else self.worker.batch_tokens
+        return others if most is None else min(others, most)
+
+    def least_computed(self, request: RequestId, input_tokens: int) -> int:
+        """How much of a request's `input_tokens` was computed, as far as the time of its first token says.
+
+        At least what was predicted not to be cached. It is that alone where no first token was seen, or where the time
+        until then is explained: the engine computed others before or beside it, or may have; it had no place for it
+        (then the time counts from the latest end of another request); or it just took a step. What is claimed here
+        explains the time for those that started with it, so that they pay for it once.
+        """
+        flight = self._flights.requests[request]
+        burst = flight.burst
+        if burst is None:
+            return flight.uncached_tokens
+        beyond = min(input_tokens - flight.uncached_tokens, self.pace.unexplained_tokens(burst))
+        burst.tokens += beyond
+        return flight.uncached_tokens + beyond
+
+    def told_computed(self, request: RequestId, tokens: int) -> None:
+        """The engine says how much of a request's input it computed, which may explain how long others took."""
+        flight = self._flights.requests[request]
+        if flight.burst is not None:
+            flight.burst.tokens += tokens - flight.uncached_tokens
 
     def serve(self, request: RequestId, cost: float, output_tokens: int) -> None:
         """A started request was served so much, in cost units; of that, so many are new output tokens."""
@@ -152,6 +185,7 @@ class WorkerState:
         flight = self._flights.remove(request, now)
         self._forecast.remove(request)
         self.health.ended(request)
+        self.pace.freed(now)
         if computed and not flight.streamed:
             self.pace.ended(flight.uncached_tokens)
         if flight.output:
@@ -201,6 +235,8 @@ class WorkerState:
 
     def _start(self, request: RequestId, *, guessed: bool) -> None:
         flight = self._flights.start(request, self._now, guessed=guessed)
+        if flight.burst is None:
+            self.pace.computed_unseen(flight.uncached_tokens)
         self._most_kv_tokens = max(self._most_kv_tokens, self._flights.kv_tokens)
         self.pace.took(flight.uncached_tokens)
         self._forecast.put(request, flight.uncached_tokens, self._likely(flight.output_limit))
