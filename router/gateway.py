@@ -161,6 +161,7 @@ class Gateway:
             body_bytes=len(call.body),
             group=identity.shared_group,
             group_weight=identity.group_weight,
+            answers=max(1, call.choices * len(call.prompts)),
             computed_anew_by=call.computed_anew_by,
         )
 

@@ -114,6 +114,7 @@ class Scene:
         streamed: bool = True,
         group: str | None = None,
         anew: Collection[str] = (),
+        answers: int = 1,
     ) -> RequestId:
         """A client sends a prompt and asks for at most `limit` output tokens; a group has weight 1.
 
@@ -130,6 +131,7 @@ class Scene:
             weight=weight,
             group=None if group is None else GroupId(group),
             computed_anew_by=frozenset(anew),
+            answers=answers,
         )
         self.tell(Arrived(self.requests[request]))
         return request

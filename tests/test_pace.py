@@ -50,6 +50,15 @@ def test_a_first_start_that_waited_for_a_cold_engine_is_soon_forgotten() -> None
     assert pace.prefill_seconds(1000) == pytest.approx(0.1, rel=0.05)
 
 
+def test_an_answer_that_comes_all_at_once_does_not_show_how_fast_answers_grow() -> None:
+    """It was computed before; a second of streaming is needed to tell."""
+    pace = Pace()
+    first = pace.seconds_per_output_token
+    pace.advance(0.1, streams=1, busy=True, full=False, shown=1)
+    pace.produced(1000)
+    assert pace.seconds_per_output_token == first
+
+
 def test_small_prompts_show_the_cost_of_a_step_and_not_of_tokens() -> None:
     """A start of a few tokens says nothing of prefill."""
     pace = Pace()

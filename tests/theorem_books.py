@@ -17,7 +17,7 @@ what was predicted of it; the span has then the largest such excess, times the m
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, dataclass, field
 
-from router.core.accounts import LinearCost
+from router.core.accounts import LinearCost, Tokens
 from router.core.backlog import BacklogWatcher
 from router.core.commands import Command, Dispatch, Reject
 from router.core.model import (
@@ -101,21 +101,24 @@ class Books(BacklogWatcher):
         weights: Mapping[ClientId, float],
         trusted_limit: int,
         estimate: Callable[[Request], int],
-        extended: Callable[[ClientId], int],
+        served: Callable[[ClientId], Tokens],
+        estimated: Callable[[RequestId], Tokens | None],
     ) -> None:
         """`estimate`: the size of a request's input, in tokens, as it is believed to be when it is dispatched.
 
-        `extended`: the extend tokens that the ledger has of a client. Of a call that is broken off, and whose engine
-        did not say what was cached, the ledger says what was computed, between the predicted and the whole.
+        `served`: what the ledger has of a client. Of a call that is broken off, and whose engine did not say what was
+        cached, the ledger says what was computed, between the predicted and the whole. `estimated`: what the ledger has
+        of a call in flight, and None while it is only reserved. Of a whole answer the ledger says what it has come to.
         """
         self._cost = cost
         self._quantum = quantum
         self._weights = weights
         self._trusted_limit = trusted_limit
         self._estimate = estimate
-        self._extended = extended
-        self._extend: dict[ClientId, int] = {}
-        """Extend tokens of each client, here."""
+        self._served = served
+        self._estimated = estimated
+        self._totals: dict[ClientId, Tokens] = {}
+        """What each client was served, here."""
         self._waiting: dict[RequestId, Request] = {}
         self._calls: dict[RequestId, Call] = {}
         self._where: dict[tuple[WorkerId | None, ClientId], None] = {}
@@ -135,6 +138,7 @@ class Books(BacklogWatcher):
 
     def note(self, event: Event, commands: Iterable[Command], *, pooled: bool) -> None:
         """Take in an event and what the scheduler answered. Raises `UnfairError`."""
+        self._follow_estimates()
         self._take_in(event)
         for name, queue in self.queues.items():
             self._check(name, queue)
@@ -157,12 +161,20 @@ class Books(BacklogWatcher):
                     self._start(name)
                     self._serve(name, self._calls[name].extend, max(tokens, self._calls[name].output))
             case Failed(name, accepted=False):
+                self._serve(name, 0, 0)
                 self._close(name)
             case Finished(name, usage):
                 self._settle(name, usage)
             case Failed(name, _, usage) | Cancelled(name, usage):
                 if self._waiting.pop(name, None) is None:
                     self._settle(name, usage, broken_off=True)
+
+    def _follow_estimates(self) -> None:
+        """Whole answers are believed to start, and to grow, without an event of their own."""
+        for name, call in self._calls.items():
+            if not call.request.streamed and (tokens := self._estimated(name)) is not None:
+                self._start(name)
+                self._serve(name, call.extend, tokens.output)
 
     def _open(self, request: Request, queue: WorkerId | None, cached: int) -> None:
         client = request.client
@@ -191,11 +203,11 @@ class Books(BacklogWatcher):
     def _serve(self, name: RequestId, extend: int, output: int) -> None:
         """So much of a request is served by now."""
         call = self._calls[name]
-        had = call.extend
-        cost = self._cost.extend * (extend - had) + self._cost.output * (output - call.output)
+        had, had_output = call.extend, call.output
+        cost = self._cost.extend * (extend - had) + self._cost.output * (output - had_output)
         call.extend, call.output = extend, output
         queue, client = self._queue(call.queue), call.request.client
-        self._extend[client] = self._extend.get(client, 0) + extend - had
+        self._totals[client] = self._totals.get(client, Tokens()).plus(Tokens(extend - had, 0, output - had_output))
         queue.service[client] = queue.service.get(client, 0.0) + cost / self._weights[client]
         known = self._cost.extend * call.size + self._cost.output * (call.request.output_limit or 0)
         came_to = self._cost.extend * extend + self._cost.output * output
@@ -207,11 +219,17 @@ class Books(BacklogWatcher):
         if usage is not None:
             cached = call.trusted if usage.cached_tokens is None else usage.cached_tokens
             self._serve(name, usage.input_tokens - cached, usage.output_tokens)
+        client, whole = call.request.client, not call.request.streamed
+        missing, had = self._served(client), self._totals[client]
         if broken_off and (usage is None or usage.cached_tokens is None):
-            client = call.request.client
-            beyond = self._extended(client) - self._extend[client]
+            beyond = missing.extend - had.extend
             assert 0 <= beyond <= call.trusted, "what was computed lies between the predicted and the whole input"
             self._serve(name, call.extend + beyond, call.output)
+        if whole and usage is None:
+            output = call.output + missing.output - had.output
+            limit = call.request.output_limit
+            assert 0 <= output <= (output if limit is None else limit), "an estimate is kept within the limit"
+            self._serve(name, call.extend, output)
         self._close(name)
 
     def _close(self, name: RequestId) -> None:

@@ -13,6 +13,7 @@ from random import Random
 from scenario import CHUNK_TOKENS, key
 from theorem_books import Books
 
+from router.core.accounts import Tokens
 from router.core.commands import Dispatch, Reject, WakeAt
 from router.core.model import (
     Arrived,
@@ -203,10 +204,17 @@ class Fleet:
         self._clients = {ClientId(f"c{number}"): habits for number, habits in enumerate(scenario.clients)}
         weights = {client: habits.weight for client, habits in self._clients.items()}
         estimate = self.scheduler.estimates.input_tokens
-        accounts = self.scheduler.accounts.accounts
-        limit = settings.cached_in_flight
+        accounts, limit = self.scheduler.accounts, settings.cached_in_flight
+
+        def estimated(request: RequestId) -> Tokens | None:
+            bill = accounts.bills.get(request)
+            reserved = bill is None or request in accounts.accounts[bill.client].unstarted
+            return None if bill is None or reserved else bill.tokens
+
         self.books = Books(
-            settings.cost, self.quantum, weights, limit, estimate, lambda client: accounts[client].served.extend
+            *(settings.cost, self.quantum, weights, limit, estimate),
+            served=lambda client: accounts.accounts[client].served,
+            estimated=estimated,
         )
         self.scheduler.backlog.subscribe(self.books)
         self._engines = {WorkerId(f"w{number}"): Engine(scenario.engine) for number in range(scenario.workers)}

@@ -141,7 +141,7 @@ class Cluster:
         state = self._states[event.worker]
         if event.kv_tokens is not None and event.kv_tokens != state.worker.kv_tokens:
             state.told(event.kv_tokens)
-        state.report(event.running, event.waiting, event.places, now)
+        state.report(event.running, event.waiting, event.places, now, event.work)
 
     def remove(self, request: RequestId, worker: WorkerId, now: float, *, computed: bool) -> None:
         """A dispatched request ended. `computed`: at least in part, and not turned away."""

@@ -10,7 +10,10 @@ begins without it, so that a client pays once for a prompt and once for each tok
 computes anew is the router's doing and is charged to nobody.
 """
 
-from router.core.accounts import Accounts, Charge, LinearCost
+from math import inf
+from typing import Final
+
+from router.core.accounts import NOTHING, Accounts, Charge, LinearCost
 from router.core.cluster import Cluster
 from router.core.commands import Decision, Dispatch
 from router.core.estimates import Estimates
@@ -18,11 +21,14 @@ from router.core.fairness import Fairness
 from router.core.fleet_view import SchedulerView
 from router.core.live import Live, State
 from router.core.membership import Membership
-from router.core.model import Usage
+from router.core.model import RequestId, Usage
 from router.core.policy import Choice, Policy
 from router.core.prefix_map import PrefixMap
 from router.core.prompt_key import PromptKey
 from router.core.service_gap import Outstanding
+
+ESTIMATE_SECONDS: Final = 0.5
+"""How long the output of whole answers goes uncharged."""
 
 
 class Dispatched:
@@ -53,6 +59,10 @@ class Dispatched:
         self._fairness = fairness
         self._membership = membership
         self._cost = cost
+        self._whole: dict[RequestId, Live] = {}
+        """Those whose answers come whole, and of which nothing was seen."""
+        self.next_estimate = inf
+        """When the output of these is to be charged again; infinite without any."""
 
     def send(self, live: Live, choice: Choice, now: float) -> Dispatch:
         """It goes to the worker chosen, be it for the first time or after others; returns the command."""
@@ -67,13 +77,16 @@ class Dispatched:
             charge = self._accounts.open(request, worker, size, cached)
         else:
             charge = self._accounts.open(request, worker, 0, 0)
-            size += live.paid.output
-            expected = max(0, expected - live.paid.output)
+            size += live.handed_on
+            expected = max(0, expected - live.handed_on)
         live.outstanding = Outstanding(expected, charge.after.cached, charge.after.extend)
         decision = Decision(
             request.client, match, self._policy.credit(request.client, worker), state.load, state.window.limits, passed
         )
-        state.add(request.id, size - cached, expected, now, streamed=request.streamed)
+        state.add(request.id, size - cached, expected, now, streamed=request.streamed, answers=request.answers)
+        if not request.streamed:
+            self._whole[request.id] = live
+            self.next_estimate = min(self.next_estimate, now + ESTIMATE_SECONDS)
         self._fairness.dispatched(request, worker, live.outstanding, now - live.since)
         self._policy.charged(charge)
         self._view.tell_changes(self._policy)
@@ -83,21 +96,26 @@ class Dispatched:
     def start(self, live: Live, now: float, *, seen: bool = True) -> None:
         """Its prefill is over: what was reserved is served. `seen`: because its first token is here.
 
-        Changes nothing of a request that has started, or is at no worker.
+        Changes nothing of a request that has started, but that it is seen from now on, or that is at no worker.
         """
         worker = live.worker
-        if worker is None or live.state is not State.IN_FLIGHT:
+        if worker is None:
             return
-        request = live.request
+        request, state = live.request, self._states[worker]
+        unseen = self._whole.pop(request.id, None) is not None if seen else False
+        if live.state is State.IN_FLIGHT or unseen:
+            state.start(request.id, now, seen=seen)
+            if seen:
+                self._mirror.started(request.id, now)
+                if live.suspects:
+                    self._membership.blame_suspects(live, now)
+        if live.state is not State.IN_FLIGHT:
+            return
         live.state = State.STARTED
-        state = self._states[worker]
-        state.start(request.id, now, seen=seen)
-        if seen:
-            self._mirror.started(request.id, now)
-            if live.suspects:
-                self._membership.blame_suspects(live, now)
         self._policy.started(request, worker)
-        served = self._cost(self._accounts.start(request.id))
+        tokens = self._accounts.start(request.id)
+        state.work.charge(NOTHING, tokens)
+        served = self._cost(tokens)
         state.serve(request.id, served, 0)
         self._fairness.served(request, worker, served, now)
 
@@ -114,6 +132,30 @@ class Dispatched:
         self._mirror.progressed(request, tokens)
         self._view.tell_changes(self._policy)
 
+    def estimate(self, now: float) -> None:
+        """Charge whole answers for the output that they should have by now, by the pace of their workers.
+
+        Nothing of such an answer is seen before all of it, and its client may let go of it just before. So it is
+        charged as if it streamed: each answer gains a token whenever one that is seen beside it does (`Pace`), up to
+        its limit. What the engine says at its end replaces the estimate; where it does not get to say it, the estimate
+        stays. Only where the worker broke off nothing is charged for it, since it may have computed nothing for long.
+        """
+        for live in self._whole.values():
+            self._estimate(live, now)
+        self.next_estimate = now + ESTIMATE_SECONDS if self._whole else inf
+
+    def _estimate(self, live: Live, now: float) -> None:
+        request, worker = live.request, live.worker
+        assert worker is not None, "it is at a worker until it ends"
+        tokens = self._states[worker].output_by_pace(request.id, now)
+        if request.output_limit is not None:
+            tokens = min(tokens, request.output_limit)
+        tokens -= live.paid_output
+        if tokens > self._accounts.bills[request.id].tokens.output:
+            if live.state is State.IN_FLIGHT:
+                self.start(live, now, seen=False)
+            self._serve(live, self._accounts.progress(request.id, tokens), now)
+
     def finish(self, live: Live, usage: Usage | None, answers: tuple[PromptKey, ...], now: float) -> bool:
         """It is answered in full; False, and nothing changes, if it is at no worker."""
         worker = live.worker
@@ -121,13 +163,14 @@ class Dispatched:
             return False
         if usage is not None:
             self._estimates.learn(live.request, usage, answers)
+            self._states[worker].answered(live.request.id, usage.output_tokens, now)
         self._states[worker].succeeded(live.request.id, now)
         if live.suspects:
             self._membership.blame_suspects(live, now)
         self._settle(live, usage, now, answers)
         return True
 
-    def break_off(self, live: Live, usage: Usage | None, now: float) -> None:
+    def break_off(self, live: Live, usage: Usage | None, now: float, *, broken: bool = False) -> None:
         """End one that was computed, at least in part, and not to its end: what the engine did is paid.
 
         Its client left, or its worker failed. If the engine has not said how much of the input it found in its cache,
@@ -138,39 +181,55 @@ class Dispatched:
 
         Of that time is left out all in which the engine did something else, or may have; so nobody pays for waiting.
         See `WorkerState.least_computed`. Where no first token was seen, the prediction holds.
+
+        `broken`: the worker broke off, or hung.
         """
         least_extend = 0
         if live.paid is None and (usage is None or usage.cached_tokens is None):
             bill = self._accounts.bills[live.request.id]
             size = bill.tokens.extend + bill.tokens.cached
             least_extend = self._states[bill.worker].least_computed(live.request.id, size)
-        self._settle(live, usage, now, (), least_extend)
+        self._settle(live, usage, now, (), least_extend, broken=broken)
 
     def _settle(
-        self, live: Live, usage: Usage | None, now: float, answers: tuple[PromptKey, ...], least_extend: int = 0
+        self,
+        live: Live,
+        usage: Usage | None,
+        now: float,
+        answers: tuple[PromptKey, ...],
+        least_extend: int = 0,
+        *,
+        broken: bool = False,
     ) -> None:
         request, paid = live.request.id, live.paid
+        unseen = usage is None and request in self._whole
+        if unseen and not broken:
+            self._estimate(live, now)
+            self._mirror.progressed(request, self._accounts.bills[request].tokens.output)
         if live.state is State.IN_FLIGHT:
             self.start(live, now, seen=False)
         if paid is not None and usage is not None:
             usage = Usage(0, max(0, usage.output_tokens - paid.output), 0)
         self._mirror.ended(request, usage if paid is None else None, answers, now, computed=True)
-        charge = self._accounts.settle(request, usage, least_extend)
+        charge = self._accounts.settle(request, usage, least_extend, keep_output=not (unseen and broken))
         if paid is None and usage is not None and usage.cached_tokens is not None:
             self._states[charge.worker].told_computed(request, charge.after.extend)
         live.paid = charge.after if paid is None else charge.after.plus(paid)
-        self._end(live, charge, now)
+        self._end(live, charge, now, computed=True)
 
     def refund(self, live: Live, now: float) -> None:
         """End one that its worker refused before it accepted it: nothing was computed, and nothing is owed."""
         self._mirror.ended(live.request.id, None, (), now, computed=False)
-        self._end(live, self._accounts.refund(live.request.id), now)
+        self._end(live, self._accounts.refund(live.request.id), now, computed=False)
 
-    def _end(self, live: Live, charge: Charge, now: float) -> None:
-        """Close what is still open: after this, nothing of the try is left in any count."""
+    def _end(self, live: Live, charge: Charge, now: float, *, computed: bool) -> None:
+        """Close what is still open: after this, nothing of the try is left in any count.
+
+        `computed`: at least in part, and not turned away.
+        """
         request, worker = live.request, charge.worker
-        computed = live.state is State.STARTED
-        if computed:
+        self._whole.pop(request.id, None)
+        if live.state is State.STARTED:
             self._serve(live, charge, now)
         else:
             self._policy.charged(charge)
@@ -185,6 +244,8 @@ class Dispatched:
         """A started one's bill changed by what its worker did."""
         self._policy.charged(charge)
         cost = charge.at(self._cost)
-        self._states[charge.worker].serve(live.request.id, cost, charge.after.output - charge.before.output)
+        state = self._states[charge.worker]
+        state.work.charge(charge.before, charge.after)
+        state.serve(live.request.id, cost, charge.after.output - charge.before.output)
         self._fairness.served(live.request, charge.worker, cost, now)
         self._fairness.came_to(charge.worker, live.outstanding, charge.after)

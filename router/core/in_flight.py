@@ -33,6 +33,12 @@ class InFlight:
     output: int = 0
     burst: Burst | None = None
     """Those that it started with, where its start was seen."""
+    answers: int = 1
+    """How many it asks for."""
+    shown: bool = False
+    """Whether its first token was seen, so that each of its tokens is."""
+    decoding_since: float = inf
+    """Of one whose start does not show: when its answers are believed to begin; infinite while it has no place."""
 
 
 class Flights:
@@ -48,6 +54,10 @@ class Flights:
         """When the first of the unstarted ones came to be first."""
         self.waiting: dict[RequestId, InFlight] = {}
         """The unstarted ones."""
+        self.shown_answers = 0
+        """Of those whose first token was seen."""
+        self._placeless: deque[RequestId] = deque()
+        """Those for which there was no place when they were sent; some may have one by now, or be gone."""
         self._silent: deque[tuple[float, RequestId]] = deque()
         """Unstarted ones that will never show their start, and when it may be guessed; some may be gone."""
         self._dispatches = 0
@@ -70,15 +80,44 @@ class Flights:
         return sum(1 for _ in takewhile(lambda flight: flight.dispatched > time, reversed(self.waiting.values())))
 
     def add(
-        self, request: RequestId, uncached_tokens: int, output_limit: int, now: float, *, streamed: bool, telling: bool
-    ) -> None:
+        self,
+        request: RequestId,
+        uncached_tokens: int,
+        output_limit: int,
+        now: float,
+        *,
+        streamed: bool,
+        telling: bool,
+        answers: int = 1,
+    ) -> InFlight:
         """A request is dispatched."""
         self._dispatches += 1
-        flight = InFlight(self._dispatches, now, uncached_tokens, output_limit, streamed, telling)
+        flight = InFlight(self._dispatches, now, uncached_tokens, output_limit, streamed, telling, answers=answers)
+        if not telling:
+            self._placeless.append(request)
         if not self.waiting:
             self.since = now
         self.requests[request] = self.waiting[request] = flight
         self.unstarted_tokens += uncached_tokens
+        return flight
+
+    def give_place(self) -> InFlight | None:
+        """A place fell free, for the first of those that were sent without one; None if there is none."""
+        while self._placeless:
+            flight = self.requests.get(self._placeless.popleft())
+            if flight is not None and not flight.shown:
+                return flight
+        return None
+
+    def show(self, flight: InFlight) -> None:
+        """Its first token is seen."""
+        if not flight.shown:
+            flight.shown = True
+            self.shown_answers += flight.answers
+
+    def unseen(self) -> Iterator[InFlight]:
+        """Those whose first token was not seen, the latest first."""
+        return (flight for flight in reversed(self.requests.values()) if not flight.shown)
 
     def guess_at(self, request: RequestId, time: float) -> None:
         """Guess that this one has started when it is so late, and when all that may be guessed before it have."""
@@ -115,6 +154,8 @@ class Flights:
     def remove(self, request: RequestId, now: float) -> InFlight:
         """It ended."""
         flight = self.requests.pop(request)
+        if flight.shown:
+            self.shown_answers -= flight.answers
         if flight.started:
             self.guessed -= flight.guessed
             self.kv_tokens -= flight.uncached_tokens

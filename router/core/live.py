@@ -45,6 +45,11 @@ class Live:
         """Output tokens that other workers were paid for."""
         return 0 if self.paid is None else self.paid.output
 
+    @property
+    def handed_on(self) -> int:
+        """Those of them that the next worker goes on from; an answer that comes whole begins anew."""
+        return self.paid_output if self.request.streamed else 0
+
 
 class ReturnedPool:
     """What came back from a worker and waits for another, first come, first served."""

@@ -40,6 +40,8 @@ class Request:
     """Whose weight the client shares with others; None where it has its own."""
     group_weight: float = 1.0
     """The share of that group relative to other groups and clients; positive."""
+    answers: int = 1
+    """How many answers it asks for, over all prompts and choices; at least 1."""
     computed_anew_by: frozenset[str] = frozenset()
     """The engines, by their names, that compute these prompts in full, whatever their prefix caches hold.
 
@@ -198,6 +200,18 @@ class CacheReport:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkReport:
+    """What an engine's metrics say that it has computed, for whomever, since its counters began.
+
+    None where it does not count.
+    """
+
+    input_tokens: float | None = None
+    """Of prompts, without what was found in a cache."""
+    output_tokens: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerReported:
     """What a worker's own metrics say at this moment."""
 
@@ -208,6 +222,7 @@ class WorkerReported:
     cache: CacheReport | None = None
     places: int | None = None
     """The most requests that it runs at a time, where it tells."""
+    work: WorkReport | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,10 @@ SLOWER, FASTER = 1.04, 0.94
 that waited for something else moves it far."""
 FIRST_LESSONS = 8
 """So many times what was faster is believed at once: the first start may have waited for an engine that warmed up."""
+FIRST_SECONDS_PER_OUTPUT_TOKEN = 0.05
+"""Of one answer, before anything was learned: a slow engine, so that nobody is charged too much."""
+TOKENS_TO_TELL = 2.0
+"""Of output, before its pace is learned from them."""
 HELD_UP = 2.0
 """How many times longer than prefill makes it clear that something else was waited for."""
 BURST = 0.25
@@ -73,7 +77,10 @@ class Pace:
         """Uncached input that was computed since the latest burst and never showed."""
         self._freed = 0.0
         """When a request ended last, and left its place to another."""
+        self.seconds_per_output_token = FIRST_SECONDS_PER_OUTPUT_TOKEN
+        """What one answer waits for its next token, by those that show it: streams, and whole answers at their end."""
         # Wearing away by TURNOVER_HALF_LIFE.
+        self._answer_seconds = self._answer_tokens = 0.0
         self._seconds = self._stream_seconds = self._gained = 0.0
         self._starts = self._start_tokens = self._bursts = 0.0
         # Wearing away by SERVICE_HALF_LIFE.
@@ -118,14 +125,19 @@ class Pace:
         steps = max(1.0, self._gained / self.streams)
         return Turnover(self._starts / steps, self._start_tokens / steps, burst)
 
-    def advance(self, now: float, *, streams: int, busy: bool, full: bool) -> None:
-        """Until now so many streams ran, and it had work, and no room for more, or not. Rest wears nothing away."""
+    def advance(self, now: float, *, streams: int, busy: bool, full: bool, shown: int = 0) -> None:
+        """Until now so many streams ran, and it had work, and no room for more, or not. Rest wears nothing away.
+
+        `shown`: how many answers streamed, so that each of their tokens was seen.
+        """
         seconds, self._now = now - self._now, now
         if not busy or seconds <= 0.0:
             return
         left = 0.5 ** (seconds / TURNOVER_HALF_LIFE)
         self._seconds = self._seconds * left + seconds
         self._stream_seconds = self._stream_seconds * left + seconds * streams
+        self._answer_seconds = self._answer_seconds * left + seconds * shown
+        self._answer_tokens *= left
         self._gained *= left
         self._starts *= left
         self._start_tokens *= left
@@ -144,6 +156,21 @@ class Pace:
         self._served += cost
         if full:
             self._full_served += cost
+
+    def produced(self, tokens: float, seconds: float = 0.0) -> None:
+        """Answers gained so many tokens; in so many seconds, added up over them, where they did not show it before."""
+        self._answer_seconds += seconds
+        self._answer_tokens += tokens
+        if self._answer_tokens >= TOKENS_TO_TELL and self._answer_seconds >= LEAST_SECONDS:
+            self.seconds_per_output_token = self._answer_seconds / self._answer_tokens
+
+    def counted(self, tokens: float, seconds: float) -> None:
+        """The engine counted so many output tokens, in so many seconds, added up over the answers that ran.
+
+        That tells less than answers that are seen, and counts where there are none of late.
+        """
+        if self._answer_tokens < TOKENS_TO_TELL <= tokens:
+            self.seconds_per_output_token = seconds / tokens
 
     def took(self, tokens: int) -> None:
         """A request of so many uncached input tokens started, or is believed to have."""

@@ -47,6 +47,7 @@ from router.core.model import (
     Credited,
     Event,
     Failed,
+    Fault,
     Finished,
     Forgotten,
     Progressed,
@@ -127,6 +128,8 @@ class Scheduler:
         self._placed = False
         if self._wake <= now:  # no deadline comes before the alarm
             self.cluster.advance(now)
+        if self._dispatched.next_estimate <= now:
+            self._dispatched.estimate(now)
         self._take_in(event, now)
         if self.cluster.barred:
             self.membership.unbar(now)
@@ -236,7 +239,7 @@ class Scheduler:
             others = [worker for worker in serving if worker not in live.failed]
             if not others:
                 self._abandon(live, Refusal.NO_RETRY if serving else Refusal.NO_WORKER)
-            elif able := [worker for worker in others if self._view.admits(worker, request, live.paid_output)]:
+            elif able := [worker for worker in others if self._view.admits(worker, request, live.handed_on)]:
                 self._returned.remove(request.id)
                 worker = self.policy.resend(request, able, now)
                 self._out.append(self._dispatched.send(live, Choice(request, worker, "tried again"), now))
@@ -264,7 +267,7 @@ class Scheduler:
         if live is None or live.worker is None:
             return None
         if event.accepted:
-            self._dispatched.break_off(live, event.usage, now)
+            self._dispatched.break_off(live, event.usage, now, broken=event.fault is Fault.BROKEN)
         else:
             self._dispatched.refund(live, now)
         self._bury(live.request)
@@ -314,7 +317,7 @@ class Scheduler:
 
     def _set_alarm(self, now: float) -> None:
         """Ask to be woken for the next deadline, unless an earlier alarm is set: a vain waking is cheap."""
-        deadline = self.cluster.next_deadline
+        deadline = min(self.cluster.next_deadline, self._dispatched.next_estimate)
         if self._returned.lives:
             deadline = min(deadline, self._returned.next_deadline)
         if self._room.waiters:

@@ -5,10 +5,11 @@ from dataclasses import replace
 from math import inf
 
 from router.core.engine_limits import EngineReport
+from router.core.engine_work import EngineWork
 from router.core.health import DEFAULT_RULES, Health, HealthRules, Pauses
 from router.core.in_flight import Flights, InFlight
 from router.core.kv_forecast import KvForecast
-from router.core.model import RequestId, Worker, WorkerId
+from router.core.model import RequestId, Worker, WorkerId, WorkReport
 from router.core.pace import Pace
 from router.core.window import Load, Window
 
@@ -36,6 +37,7 @@ class WorkerState:
         self.window = window
         self.health = Health(rules)
         self.pace = Pace()
+        self.work = EngineWork()
         self.left = False
         self.silent = False
         """Whether it has said nothing for so long that nothing is sent to it until it does."""
@@ -56,6 +58,8 @@ class WorkerState:
         self._served = 0.0
         self._gained = 0
         """Cost units and output tokens since the last change."""
+        self._seen_gained = 0
+        """Of these tokens, those that were seen as they came, without the first of each answer."""
         self._output = self._output_limit = 0.0
         """Decaying sums over answers that ended: their lengths, and what was expected."""
         self._now = 0.0
@@ -111,16 +115,29 @@ class WorkerState:
         self.health.succeeded(request)
         self._pauses.served()
 
-    def add(self, request: RequestId, uncached_tokens: int, output_limit: int, now: float, *, streamed: bool) -> None:
+    def add(
+        self,
+        request: RequestId,
+        uncached_tokens: int,
+        output_limit: int,
+        now: float,
+        *,
+        streamed: bool,
+        answers: int = 1,
+    ) -> None:
         """Count a dispatched request. `output_limit`: the most output tokens expected of it."""
         self._pass(now)
         if not self._flights:
             self._quiet_since = now
         telling = not self.window.full(self.load)
-        self._flights.add(request, uncached_tokens, output_limit, now, streamed=streamed, telling=telling)
+        flight = self._flights.add(
+            request, uncached_tokens, output_limit, now, streamed=streamed, telling=telling, answers=answers
+        )
         if not streamed:
             prefill = self.pace.prefill_seconds(self._flights.unstarted_tokens)
             self._flights.guess_at(request, now + HASTE * prefill)
+            if telling:
+                flight.decoding_since = now + prefill
         self._forecast.put(request, uncached_tokens, self._likely(output_limit))
         self.health.sent(request)
         self._changed()
@@ -130,11 +147,17 @@ class WorkerState:
         flight = self._flights.requests[request]
         if seen:
             self.succeeded(request, now)
+            self._pass(now)
+            self._seen_gained -= 0 if flight.shown else flight.answers  # the first ones, which come of prefill
+            self._flights.show(flight)
         if flight.started:
             return
         self._pass(now)
         if seen:
             for earlier in self._flights.guesses(before=flight.number):
+                self._flights.requests[earlier].decoding_since = min(
+                    self._flights.requests[earlier].decoding_since, now
+                )
                 self._start(earlier, guessed=True)
             flight.burst = self.pace.started(
                 now, flight.dispatched, flight.uncached_tokens, telling=flight.telling, waiting=self._beside(flight)
@@ -175,9 +198,34 @@ class WorkerState:
 
     def serve(self, request: RequestId, cost: float, output_tokens: int) -> None:
         """A started request was served so much, in cost units; of that, so many are new output tokens."""
-        self._flights.requests[request].output += output_tokens
+        flight = self._flights.requests[request]
+        flight.output += output_tokens
         self._served += cost
         self._gained += output_tokens
+        if flight.shown:
+            self._seen_gained += output_tokens
+
+    def output_by_pace(self, request: RequestId, now: float) -> int:
+        """How many output tokens a whole answer should have by now, as long as nobody sees them.
+
+        As many as answers that are seen gain at this worker in the time since its prefill should have been over. While
+        it has no place in the engine's batch, as far as is known, it gains none.
+        """
+        flight = self._flights.requests[request]
+        seconds = now - flight.decoding_since
+        if flight.streamed or not flight.started or seconds < 0.0:
+            return 0
+        limits = self.window.limits
+        at_once = flight.answers if limits is None else max(1, min(flight.answers, limits.requests))
+        return flight.answers + int(at_once * seconds / self.pace.seconds_per_output_token)
+
+    def answered(self, request: RequestId, output_tokens: int, now: float) -> None:
+        """The engine says how long an answer is that came whole, which shows its pace."""
+        flight = self._flights.requests[request]
+        seconds = now - flight.decoding_since
+        if not flight.shown and not flight.streamed and seconds > 0.0 and output_tokens > flight.answers:
+            self._pass(now)
+            self.pace.produced(output_tokens - flight.answers, seconds * flight.answers)
 
     def remove(self, request: RequestId, now: float, *, computed: bool) -> None:
         """It ended. `computed`: at least in part, and not turned away."""
@@ -186,6 +234,8 @@ class WorkerState:
         self._forecast.remove(request)
         self.health.ended(request)
         self.pace.freed(now)
+        if flight.started and (placed := self._flights.give_place()) is not None and not placed.streamed:
+            placed.decoding_since = now + self.pace.prefill_seconds(placed.uncached_tokens)
         if computed and not flight.streamed:
             self.pace.ended(flight.uncached_tokens)
         if flight.output:
@@ -199,9 +249,22 @@ class WorkerState:
         self.window.told(kv_tokens)
         self._changed()
 
-    def report(self, running: int, waiting: int, places: int | None, now: float) -> None:
-        """The engine said how many requests it has and, where it tells, how many it runs at most."""
+    def report(
+        self, running: int, waiting: int, places: int | None, now: float, work: WorkReport | None = None
+    ) -> None:
+        """The engine said how many requests it has and, where it tells, how many it runs at most, and what it computed.
+
+        Of what it has not been seen to start, the latest have no place yet, as many as wait there by its word.
+        """
         self._pass(now)
+        for number, flight in enumerate(self._flights.unseen()):
+            if number < waiting:
+                flight.decoding_since = max(flight.decoding_since, now)
+            elif flight.decoding_since == inf:
+                flight.decoding_since = now
+        self.work.reported(work)
+        if (produced := self.work.produced(running, now)) is not None:
+            self.pace.counted(*produced)
         self._changed()
         flights, load = self._flights, self.load
         report = EngineReport(
@@ -247,7 +310,11 @@ class WorkerState:
         self._now = now
         flights, pace, full = self._flights, self.pace, not self.has_room
         running = len(flights.requests)
-        pace.advance(now, streams=running - len(flights.waiting), busy=running > 0, full=full)
+        streams = running - len(flights.waiting)
+        pace.advance(now, streams=streams, busy=running > 0, full=full, shown=flights.shown_answers)
+        if self._seen_gained:
+            pace.produced(self._seen_gained)
+            self._seen_gained = 0
         if self._served or self._gained:
             flights.kv_tokens += self._gained
             self._most_kv_tokens = max(self._most_kv_tokens, flights.kv_tokens)
