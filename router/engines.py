@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Final
 
-from router.core.model import CacheReport
+from router.core.model import CacheReport, WorkReport
 from router.errors import WorkerBroke
 from router.worker_json import read_object
 
@@ -60,6 +60,8 @@ class Dialect:
     cache_path: str | None = None
     """Where it tells about its prefix cache, for `read_cache`."""
     read_cache: Callable[[bytes], CacheReport] = lambda _body: CacheReport()
+    read_work: Callable[[bytes], WorkReport] = lambda _body: WorkReport()
+    """What it has computed, by the same page."""
     flush_path: str | None = None
     """A POST there empties its prefix cache, where that is allowed."""
 
@@ -172,6 +174,37 @@ def _vllm_cache(body: bytes) -> CacheReport:
     )
 
 
+def _vllm_work(body: bytes) -> WorkReport:
+    """Prompts are counted with their first token, so that one left before it never is; outputs as they come.
+
+    Older versions do not tell prompts apart by where they came from. Their hits are counted when a prompt is scheduled,
+    and so a little earlier.
+    """
+    text = _whole_lines(body)
+    sources = _samples(text, b"vllm:prompt_tokens_by_source_total")
+    local = [_amount(value) for labels, value in sources if _labels(labels).get(b"source") == b"local_compute"]
+    prompts, hits = _sum(text, b"vllm:prompt_tokens_total"), _sum(text, b"vllm:prefix_cache_hits_total")
+    computed = None if prompts is None or hits is None else max(0.0, prompts - hits)
+    return WorkReport(sum(local) if local else computed, _sum(text, b"vllm:generation_tokens_total"))
+
+
+def _sglang_work(body: bytes) -> WorkReport:
+    """Counted as it is computed; `prompt_tokens_total` and `generation_tokens_total` count at the end of a call.
+
+    Each tensor rank repeats what its data-parallel rank counts. The first token of an answer comes of its prefill, and
+    is not among those of decoding.
+    """
+    by_mode: dict[bytes, dict[bytes, float]] = {b"prefill_compute": {}, b"decode": {}}
+    for labels, value in _samples(_whole_lines(body), b"sglang:realtime_tokens_total"):
+        told = _labels(labels)
+        ranks = by_mode.get(told.get(b"mode", b""))
+        if ranks is not None:
+            rank = told.get(b"dp_rank", b"")
+            ranks[rank] = max(ranks.get(rank, 0.0), _amount(value))
+    computed, decoded = by_mode[b"prefill_compute"], by_mode[b"decode"]
+    return WorkReport(sum(computed.values()) if computed else None, sum(decoded.values()) if decoded else None)
+
+
 def _sglang_cache(body: bytes) -> CacheReport:
     """Of its schedulers, each rank of which repeats what it counts, and of its tokenizer, whose series are parts."""
     text = _whole_lines(body)
@@ -197,6 +230,7 @@ VLLM: Final = Dialect(
     about_path="/version",
     cache_path="/metrics",
     read_cache=_vllm_cache,
+    read_work=_vllm_work,
     flush_path="/reset_prefix_cache",
 )
 SGLANG: Final = Dialect(
@@ -206,6 +240,7 @@ SGLANG: Final = Dialect(
     about_path="/server_info",
     cache_path="/metrics",
     read_cache=_sglang_cache,
+    read_work=_sglang_work,
     flush_path="/flush_cache",
 )
 GENERIC: Final = Dialect("generic", MODELS_PATH, {})

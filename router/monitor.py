@@ -18,6 +18,7 @@ from router.core.model import (
     WorkerJoined,
     WorkerLeft,
     WorkerReported,
+    WorkReport,
 )
 from router.engines import (
     MODELS_PATH,
@@ -207,7 +208,7 @@ class Probe:
             body = await self._get(client, path)
             load = dialect.load_readers[path](body)
             page = body if path == self._cache_path else None
-            self._tell(load, await self._read_cache(client, dialect, page))
+            self._tell(load, *await self._read_cache(client, dialect, page))
         except httpx.HTTPStatusError as error:
             if error.response.status_code == httpx.codes.NOT_FOUND:
                 paths = [*dialect.load_readers, None]
@@ -217,12 +218,15 @@ class Probe:
         except (httpx.HTTPError, WorkerBroke) as error:
             self._complain(error)
 
-    async def _read_cache(self, client: httpx.AsyncClient, dialect: Dialect, page: bytes | None) -> CacheReport | None:
-        """What it tells about its cache, on the page with its load or on another; None where it does not."""
+    async def _read_cache(
+        self, client: httpx.AsyncClient, dialect: Dialect, page: bytes | None
+    ) -> tuple[CacheReport | None, WorkReport | None]:
+        """What it tells about its cache and its work, on the page with its load or on another; None where nothing."""
         if self._cache_path is None:
-            return None
+            return None, None
         try:
-            return dialect.read_cache(await self._get(client, self._cache_path) if page is None else page)
+            told = await self._get(client, self._cache_path) if page is None else page
+            return dialect.read_cache(told), dialect.read_work(told)
         except httpx.HTTPStatusError as error:
             if error.response.status_code == httpx.codes.NOT_FOUND:
                 self._cache_path = None
@@ -230,11 +234,13 @@ class Probe:
                 self._complain(error)
         except (httpx.HTTPError, WorkerBroke) as error:
             self._complain(error)
-        return None
+        return None, None
 
-    def _tell(self, load: Load, cache: CacheReport | None) -> None:
+    def _tell(self, load: Load, cache: CacheReport | None, work: WorkReport | None) -> None:
         self._tells = True
-        self._feed(WorkerReported(self._backend.id, load.running, load.waiting, load.kv_tokens, cache, load.places))
+        self._feed(
+            WorkerReported(self._backend.id, load.running, load.waiting, load.kv_tokens, cache, load.places, work)
+        )
 
     def _complain(self, error: Exception) -> None:
         """Its metrics are of no use this time; it is served on."""

@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 
 from router.core.accounts import NOTHING, Account, Tokens
 from router.core.commands import Deficit
+from router.core.engine_work import EngineWork
 from router.core.health import Condition
 from router.core.model import ClientId, GroupId, WorkerId
 from router.core.scheduler import Scheduler
@@ -89,6 +90,19 @@ class CacheCard:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkCard:
+    """What was charged for a worker's work since it joined, beside what its own counters say that it computed since its
+    first report; in tokens. Calls that do not come through this router are in the latter alone.
+    """
+
+    charged_input: int
+    charged_output: int
+    computed_input: int | None
+    """None where it does not count."""
+    computed_output: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerReport:
     """One worker; gap and bound as `service_gap` defines them, None where nothing bounds the gap."""
 
@@ -106,6 +120,8 @@ class WorkerReport:
     """Its answers about load and cache that were of no use."""
     breaker: str | None = None
     """One of `BREAKER_STATES`; None while it is away."""
+    work: WorkCard | None = None
+    """None while it is away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +242,11 @@ def _cache(worker: WorkerId, scheduler: Scheduler) -> CacheCard:
     )
 
 
+def _work(work: EngineWork) -> WorkCard:
+    computed = [None if tokens is None else round(tokens) for tokens in (work.input_tokens, work.output_tokens)]
+    return WorkCard(work.charged.extend, work.charged.output, *computed)
+
+
 def _worker(backend: Backend, scheduler: Scheduler, unread: int) -> WorkerReport:
     if backend.id not in scheduler.cluster:
         return WorkerReport(backend.url, backend.healthy, 0, 0, 0, None, None, None, None, unread=unread)
@@ -246,4 +267,5 @@ def _worker(backend: Backend, scheduler: Scheduler, unread: int) -> WorkerReport
         cache=_cache(backend.id, scheduler),
         unread=unread,
         breaker=SILENT if state.silent else state.health.condition,
+        work=_work(state.work),
     )

@@ -61,6 +61,18 @@ UNREAD: Final = Family(
     "Answers to polls of load and cache that were of no use.",
     ("worker",),
 )
+CHARGED: Final = Family(
+    CounterMetricFamily,
+    "d2lpm_worker_charged_tokens",
+    "Tokens charged for what the worker did; extend is input computed.",
+    ("worker", "kind"),
+)
+COMPUTED: Final = Family(
+    CounterMetricFamily,
+    "d2lpm_worker_computed_tokens",
+    "Tokens that the worker computed by its own counters, for whomever; extend is input computed.",
+    ("worker", "kind"),
+)
 CACHE_COUNTERS: Final[Figures[CacheCard]] = (
     ("d2lpm_cache_answers", "Answers that told what was cached of their prompt.", lambda c: c.answers),
     ("d2lpm_cache_prompt_tokens", "Input tokens of answers that told what was cached.", lambda c: c.prompt),
@@ -124,6 +136,8 @@ class StateCollector(Collector):
         self._labels = labels
         self._told: dict[str, list[float]] = {}
         """Tokens of each kind and their cost, as told at the last scrape."""
+        self._charged: dict[tuple[str, str], float] = {}
+        """Tokens of each worker and kind, likewise."""
 
     def collect(self) -> Iterator[Metric]:
         """All metrics of the state."""
@@ -136,6 +150,7 @@ class StateCollector(Collector):
         yield jain
         yield from self._clients(report)
         yield from _workers(report)
+        yield from self._work(report)
         yield from _caches(report)
 
     def _clients(self, report: FairnessReport) -> Iterator[Metric]:
@@ -152,6 +167,23 @@ class StateCollector(Collector):
         yield from DEFICIT.parts(_deficits(shown))
         yield from QUEUED.parts(((label,), total[4]) for label, total in totals.items())
         yield from RUNNING.parts(((label,), total[5]) for label, total in totals.items())
+
+    def _work(self, report: FairnessReport) -> Iterator[Metric]:
+        """What was charged and what was computed; where a charge turns out less, its counter waits for more."""
+        cards = {worker: entry.work for worker, entry in report.workers.items() if entry.work is not None}
+        charged = {
+            (worker, kind): float(tokens)
+            for worker, card in cards.items()
+            for kind, tokens in (("extend", card.charged_input), ("output", card.charged_output))
+        }
+        self._charged = {key: max(tokens, self._charged.get(key, tokens)) for key, tokens in charged.items()}
+        yield from CHARGED.parts(self._charged.items())
+        yield from COMPUTED.parts(
+            ((worker, kind), tokens)
+            for worker, card in cards.items()
+            for kind, tokens in (("extend", card.computed_input), ("output", card.computed_output))
+            if tokens is not None
+        )
 
     def _totals(self, report: FairnessReport) -> dict[str, list[float]]:
         """Tokens of each kind, their cost, requests that wait and that run, by label."""

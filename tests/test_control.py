@@ -90,6 +90,7 @@ async def test_fairness_has_its_documented_shape() -> None:
                 assert entry.keys() == {
                     *("url", "healthy", "queued", "running", "unstarted_tokens"),
                     *("window", "kv_tokens", "service_gap", "service_gap_bound", "cache", "unread", "breaker"),
+                    "work",
                 }
             worker = busy["workers"]["w"]
             assert (worker["queued"], worker["running"], worker["kv_tokens"]) == (1, 1, 100_000)

@@ -1,6 +1,6 @@
 import pytest
 
-from router.core.model import CacheReport
+from router.core.model import CacheReport, WorkReport
 from router.engines import (
     GENERIC,
     SGLANG,
@@ -252,3 +252,39 @@ def test_a_vllm_says_in_its_metrics_whether_it_keeps_a_prefix_cache(labels: byte
 def test_an_sglang_says_of_itself_whether_it_keeps_a_prefix_cache(disabled: bytes, caches: bool) -> None:
     """Unless it says that it does not, it does."""
     assert read_about(b'{"disable_radix_cache": ' + disabled + b"}").caches is caches
+
+
+VLLM_WORK = b"""\
+vllm:prompt_tokens_total{engine="0"} 1000.0
+vllm:prompt_tokens_total{engine="1"} 500.0
+vllm:prefix_cache_hits_total{engine="0"} 300.0
+vllm:generation_tokens_total{engine="0"} 70.0
+vllm:generation_tokens_total{engine="1"} 7.0
+"""
+VLLM_SOURCES = b"""\
+vllm:prompt_tokens_by_source_total{engine="0",source="local_compute"} 650.0
+vllm:prompt_tokens_by_source_total{engine="0",source="local_cache_hit"} 350.0
+"""
+SGLANG_WORK = b"""\
+sglang:realtime_tokens_total{dp_rank="0",mode="prefill_compute",tp_rank="0"} 900.0
+sglang:realtime_tokens_total{dp_rank="0",mode="prefill_compute",tp_rank="1"} 900.0
+sglang:realtime_tokens_total{dp_rank="1",mode="prefill_compute",tp_rank="0"} 90.0
+sglang:realtime_tokens_total{dp_rank="0",mode="prefill_cache",tp_rank="0"} 5.0
+sglang:realtime_tokens_total{dp_rank="0",mode="decode",tp_rank="0"} 44.0
+sglang:generation_tokens_total{is_streaming="true"} 11.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("dialect", "body", "report"),
+    [
+        (VLLM, VLLM_WORK, WorkReport(1200.0, 77.0)),
+        (VLLM, VLLM_WORK + VLLM_SOURCES, WorkReport(650.0, 77.0)),
+        (SGLANG, SGLANG_WORK, WorkReport(990.0, 44.0)),
+        (VLLM, b"", WorkReport()),
+        (SGLANG, b"", WorkReport()),
+    ],
+)
+def test_what_an_engine_tells_of_its_work(dialect: Dialect, body: bytes, report: WorkReport) -> None:
+    """Input that it computed, without what it found in its cache, and output; over all its ranks."""
+    assert dialect.read_work(body) == report

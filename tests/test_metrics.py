@@ -9,7 +9,7 @@ from scripted_engine import scripted_engine
 from router.core.commands import Refusal, Reject
 from router.core.model import Arrived, Cancelled, ClientId, Finished, Request, RequestId, Worker, WorkerId, WorkerJoined
 from router.metrics import OTHER, ClientLabels, Durations, ModelLabels, RequestMetrics
-from router.report import ClientReport, FairnessReport, Service
+from router.report import ClientReport, FairnessReport, Service, WorkCard, WorkerReport
 from router.state_metrics import StateCollector
 
 
@@ -81,6 +81,20 @@ def test_a_counter_never_falls() -> None:
     extend = [values(families["d2lpm_service_tokens"], kind="extend") for families in scrapes]
     assert extend == [[100], [100], [140], [], [7]]
     assert [values(families["d2lpm_service_cost_units"]) for families in scrapes] == [[120], [120], [180], [], [9]]
+
+
+def test_what_is_charged_of_a_worker_stands_beside_what_it_computed() -> None:
+    """By kind; a charge that turns out less waits, and where the engine does not count there is nothing."""
+    collector = StateCollector(ClientLabels())
+    scrapes = []
+    for card in (WorkCard(100, 20, 120, None), WorkCard(80, 25, 130, None)):
+        worker = WorkerReport("http://w", True, 0, 0, 0, None, None, None, None, work=card)
+        collector.report = FairnessReport("p", None, {}, Service(0, 0, 0, 0.0), {WorkerId("w"): worker})
+        families = {family.name: family for family in collector.collect()}
+        charged, computed = families["d2lpm_worker_charged_tokens"], families["d2lpm_worker_computed_tokens"]
+        kinds = [(family, kind) for family in (charged, computed) for kind in ("extend", "output")]
+        scrapes.append([values(family, worker="w", kind=kind) for family, kind in kinds])
+    assert scrapes == [[[100], [20], [120], []], [[100], [25], [130], []]]
 
 
 def clients(service: Service | None) -> dict[ClientId, ClientReport]:

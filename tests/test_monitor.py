@@ -19,6 +19,7 @@ from router.core.model import (
     WorkerJoined,
     WorkerLeft,
     WorkerReported,
+    WorkReport,
 )
 from router.errors import WorkerBroke
 from router.fleet import Backend, Fleet
@@ -63,7 +64,8 @@ async def test_a_worker_joins_with_its_models_and_reports_its_load() -> None:
         joined, reported = await watch.told()
         assert isinstance(joined, WorkerJoined)
         assert joined.worker.models == {"m", "adapter"}
-        assert reported == WorkerReported(WorkerId("w"), 0, 0, kv_tokens=100_000, cache=CacheReport(block_tokens=16))
+        told = CacheReport(block_tokens=16), WorkReport()
+        assert reported == WorkerReported(WorkerId("w"), 0, 0, kv_tokens=100_000, cache=told[0], work=told[1])
         assert watch.backend.healthy
         assert await watch.kinds() == ["WorkerReported"]
 

@@ -187,6 +187,12 @@ CACHES: Final = Row(
             (Query("max by (worker) (d2lpm_cache_error_ratio)", "{{worker}}"),),
         ),
         Panel(
+            "Charged of what was computed",
+            "Tokens charged to clients, of those that the engine computed by its own counters. 1 is right.",
+            "percentunit",
+            (Query("worker:d2lpm_charged_of_computed:ratio_rate30m", "{{worker}}"),),
+        ),
+        Panel(
             "Wrong predictions",
             "Tokens predicted and not there, and there and not predicted.",
             TOKENS,

@@ -1,0 +1,118 @@
+"""What clients are charged, held to what the engine's own counters say that it computed."""
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from . import prompts
+from .conftest import StartRouter, assert_nothing_left
+from .fleet import Engine, Router
+from .processes import wait_until
+from .test_disconnects import client_of, read_events
+from .wire import COMPLETIONS, Json, call, mapped
+
+pytestmark = pytest.mark.engine
+
+PROMPT_WORDS = 1500
+"""A few thousand tokens, in which what is computed and what is found are far apart."""
+CALLS = 6
+STATE_SECONDS = 30.0
+
+
+@pytest.fixture
+def router(start_router: StartRouter, engines: tuple[Engine, ...]) -> Iterator[Router]:
+    """One that reads the first engine's counters often, with nothing charged yet."""
+    router = start_router("router of charges", engines[:1], "--poll-interval=0.2")
+    yield router
+    assert_nothing_left(router, engines[:1])
+    router.stop()
+
+
+class Work:
+    """What was charged for the engine's work, and what it computed by its own count, since this began."""
+
+    def __init__(self, router: Router, engine: Engine) -> None:
+        self._router = router
+        self._name = engine.url.removeprefix("http://")
+        self._begun: dict[str, int] = {}
+        self._begun = self.read()
+
+    def read(self) -> dict[str, int]:
+        """In tokens, once the engine's counters have come to rest."""
+        seen: list[dict[str, int]] = []
+
+        def rested() -> bool:
+            workers = mapped(self._router.get("/fairness")["workers"])
+            card = mapped(mapped(workers[self._name])["work"])
+            seen.append({kind: int(str(tokens or 0)) for kind, tokens in card.items()})
+            return len(seen) > 8 and len({tuple(each.values()) for each in seen[-8:]}) == 1
+
+        wait_until(rested, STATE_SECONDS, "the counters rest", seen)
+        return {kind: tokens - self._begun.get(kind, 0) for kind, tokens in seen[-1].items()}
+
+
+def body(name: str, *, stream: bool, limit: int, members: Json) -> Json:
+    text = prompts.text(name, PROMPT_WORDS)
+    fixed: Json = {"model": "tiny", "temperature": 0, "ignore_eos": True}
+    return {**fixed, "prompt": text, "stream": stream, "max_tokens": limit, **members}
+
+
+def leave(router: Router, asked: Json, *, events: int = 0, seconds: float = 0.0) -> None:
+    """Ask, and leave after so many events, or so many seconds."""
+    content = json.dumps(asked).encode()
+    head = (
+        f"POST {COMPLETIONS} HTTP/1.1\r\nHost: router\r\nAuthorization: Bearer leaver\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    )
+    with socket.create_connection(("127.0.0.1", router.port), timeout=30) as connection:
+        connection.sendall(head.encode() + content)
+        if events:
+            client_of(read_events(connection, events))
+        time.sleep(seconds)
+    wait_until(lambda: router.unfinished() == 0, STATE_SECONDS, "the router has settled")
+
+
+ANEW: dict[str, Json] = {"vllm": {"prompt_logprobs": 0}, "sglang": {"echo": True, "logprobs": 1}}
+"""By which an engine computes a cached prompt anew."""
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_who_leaves_at_the_first_token_pays_for_the_input_that_was_computed(
+    router: Router, engines: tuple[Engine, ...], anew: bool
+) -> None:
+    """Whether the engine looks into its cache for it or not."""
+    members = ANEW[engines[0].dialect] if anew else {}
+    name = f"charges {anew}"
+    assert call(router.url, COMPLETIONS, body(name, stream=False, limit=1, members={})).status == 200
+    work = Work(router, engines[0])
+    for _ in range(CALLS):
+        leave(router, body(name, stream=True, limit=400, members=members), events=1)
+    seen = work.read()
+    print("left at the first token:", seen)
+    assert seen["charged_input"] == pytest.approx(seen["computed_input"], rel=0.05, abs=CALLS * 32)
+    size = call(router.url, COMPLETIONS, body(name, stream=False, limit=1, members={})).json["usage"]
+    whole = CALLS * int(str(mapped(size)["prompt_tokens"]))
+    assert seen["computed_input"] == pytest.approx(whole if anew else 0, abs=0.1 * whole)
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_who_lets_go_of_whole_answers_pays_for_the_output_that_was_computed(
+    router: Router, engines: tuple[Engine, ...], beside: bool
+) -> None:
+    """As learned from a stream beside it, or from whole answers before, of which as many are answered."""
+    for _ in range(2):
+        asked = body("learn", stream=beside, limit=600, members={})
+        assert call(router.url, COMPLETIONS, asked).status == 200
+    work = Work(router, engines[0])
+    for number in range(CALLS):
+        if number % 2:
+            assert call(router.url, COMPLETIONS, body("whole", stream=False, limit=300, members={})).status == 200
+        else:
+            leave(router, body("whole", stream=False, limit=4000, members={}), seconds=1.5)
+    seen = work.read()
+    print("whole answers:", seen)
+    assert seen["computed_output"] > 3 * 300
+    assert seen["charged_output"] == pytest.approx(seen["computed_output"], rel=0.2)
