@@ -34,7 +34,7 @@ shapes: $(STAMP)
 results: $(STAMP)
 	$(VENV)/bin/python -m bench experiment all --out docs/results $(ARGS)
 
-# What the defaults rest on: every policy and parameter on every workload, and the workers' caches; half an hour.
+# What the defaults rest on: every policy and parameter on every workload, and the workers' caches; under an hour.
 sweeps: $(STAMP)
 	$(VENV)/bin/python -m bench experiment sweeps --out docs/results $(ARGS)
 

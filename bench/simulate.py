@@ -4,7 +4,8 @@ The router's own scheduler over emulated engines: nothing sleeps, and the same s
 written as JSON; `bench/summary.py` says what each of them means. Parameters are set behind a colon, as in
 `--workload documents:documents=40,tokens=6000` or `--window fixed:requests=64`; several numbers are joined by a slash,
 as in `weights=1/2/4`, and those of a part follow a dot, as in `--workload tot-s1:heavy.branches=3`. A trace's stand
-behind its kind, as in `--trace arena,speed=2:FILE`; `bench/traces.py` says what the files hold.
+behind its kind, as in `--trace arena,speed=2:FILE`; `bench/traces.py` and `bench/sessions.py` say what the
+files hold.
 """
 
 import argparse
@@ -19,10 +20,11 @@ from bench.exits import refuse
 from bench.progress import ProgressBar
 from bench.records import Record, Result
 from bench.scenario import Scenario, WorkerSpec
+from bench.sessions import KIND, parse_recorded
 from bench.simulation import Observer, Simulation
 from bench.spec import changed, parse_spec, split
 from bench.summary import Summary, summarise
-from bench.traces import READERS, parse_trace
+from bench.traces import READERS
 from bench.traffic import Rated, Workload
 from bench.workloads import WORKLOADS
 from router.core.commands import Command
@@ -67,7 +69,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--set", action="append", default=[], metavar="FAMILY.PARAMETER=VALUE", dest="parameters")
     traffic = parser.add_mutually_exclusive_group()
     traffic.add_argument("--workload", default="documents", metavar="W", help=f"{', '.join(WORKLOADS)} (%(default)s)")
-    traffic.add_argument("--trace", metavar="KIND:FILE", help=f"a public trace instead: {', '.join(READERS)}")
+    traffic.add_argument("--trace", metavar="KIND:FILE", help=f"a public trace instead: {', '.join(READERS)}, {KIND}")
     parser.add_argument("--rate", type=float, help="calls a second of all clients, instead of the workload's own pace")
     parser.add_argument("--window", default="learned", metavar="NAME", help=f"{', '.join(WINDOWS)} (%(default)s)")
     parser.add_argument("--seconds", type=float, default=60.0, help="virtual time to simulate (%(default)s)")
@@ -127,7 +129,7 @@ def _workload(options: argparse.Namespace) -> Workload:
     if options.trace is not None:
         if options.rate is not None:
             raise ValueError("a trace has times and no rate; its speed can be changed")
-        return parse_trace(options.trace)
+        return parse_recorded(options.trace)
     workload = parse_spec(options.workload, WORKLOADS)
     if options.rate is None:
         return workload

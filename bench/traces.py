@@ -1,6 +1,7 @@
 """Public request traces as workloads: read from a path, since the project contains none.
 
     arena      the VTC paper's 27 clients, converted: arrival_s, client, prompt_tokens, output_tokens
+    servegen   one of ServeGen's mixes, drawn from its published rates and lengths: the same columns
     azure      AzurePublicDataset 2023, times and lengths: TIMESTAMP, ContextTokens, GeneratedTokens
     mooncake   Mooncake's release for FAST 2025: timestamp (ms), input_length, output_length, hash_ids
 
@@ -106,14 +107,20 @@ def parse_trace(text: str) -> Trace:
 
     Raises TraceError for a file that cannot be read, ValueError for anything else that is wrong.
     """
+    kind, assignments, path = split_trace(text)
+    if kind not in READERS:
+        raise ValueError(f"unknown trace {kind!r}, known: {', '.join(READERS)}")
+    play = changed(Playback(), dict(map(split, assignments)))
+    return Trace(read_trace(kind, path), play)
+
+
+def split_trace(text: str) -> tuple[str, Sequence[str], Path]:
+    """Kind, assignments and path of `KIND,parameter=value,...:PATH`. Raises ValueError where there is no path."""
     head, colon, path = text.partition(":")
     kind, *assignments = head.split(",")
     if not colon or not path:
         raise ValueError(f"{text!r} is not KIND:PATH")
-    if kind not in READERS:
-        raise ValueError(f"unknown trace {kind!r}, known: {', '.join(READERS)}")
-    play = changed(Playback(), dict(map(split, assignments)))
-    return Trace(read_trace(kind, Path(path)), play)
+    return kind, assignments, Path(path)
 
 
 def read_trace(kind: str, path: Path) -> tuple[Traced, ...]:
@@ -218,5 +225,6 @@ READERS: Final[Mapping[str, Callable[[Path, Iterable[str]], Iterator[Traced]]]] 
     "arena": _table(_arena),
     "azure": _table(_azure),
     "mooncake": _json_lines(_mooncake),
+    "servegen": _table(_arena),
 }
 """How each kind of trace is read."""

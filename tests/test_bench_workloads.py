@@ -82,7 +82,7 @@ def test_each_can_be_simulated(name: str) -> None:
     """A few seconds of every workload run, and nothing is too large for the engine."""
     result = simulate(Scenario("d2lpm", WORKLOADS[name], seconds=3.0, seed=1))
     assert all(record.client in result.weights for record in result.records)
-    assert all(record.outcome in (Outcome.DONE, Outcome.UNFINISHED) for record in result.records)
+    assert not any(record.outcome in (Outcome.FAILED, Outcome.REJECTED) for record in result.records)
 
 
 def test_records_and_summary_agree_on_programs_and_service() -> None:

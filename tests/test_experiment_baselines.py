@@ -81,7 +81,7 @@ def test_a_larger_window_has_a_larger_gap_and_no_more_throughput() -> None:
 def test_a_trace_adds_cells_and_changes_no_other() -> None:
     """With the paper's own trace its 27 clients come in addition, under every policy that their stand-in has."""
     trace = Trace((Traced(0.0, 10, 10, 1), Traced(1.0, 10, 10, 2)))
-    alone, traced = VTC.cells(quick=True), VtcSuites(trace=trace).cells(quick=True)
+    alone, traced = VTC.cells(quick=True), VtcSuites(traces={"arena": trace}).cells(quick=True)
     assert traced[: len(alone)] == alone
     added = [dict(cell.labels) for cell in traced[len(alone) :]]
     assert {labels["suite"] for labels in added} == {"arena"}

@@ -43,7 +43,8 @@ from bench.experiments.vtc import VtcSuites
 from bench.experiments.window import WindowSize
 from bench.neighbour.servers import SGLANG_FLAGS, Contestant, ServerError, contestant
 from bench.progress import ProgressBar
-from bench.traces import Trace, parse_trace
+from bench.sessions import Sessions, parse_recorded
+from bench.traces import Trace
 
 EXPERIMENTS: Final[Mapping[str, Experiment]] = {
     "fig1": Figure1(),
@@ -96,7 +97,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KIND:FILE",
-        help="play a public trace too: arena in vtc, azure in preble",
+        help="play a public trace: arena in vtc, azure in preble; servegen and sessions in felt, policies and full",
     )
     parser.add_argument(
         "--router",
@@ -182,22 +183,22 @@ def _names(options: argparse.Namespace) -> Sequence[str]:
     return [name for name in NAMES if name not in (*SWEEPS, *HOURS)] if options.name == "all" else [options.name]
 
 
-def _traces(options: argparse.Namespace, names: Sequence[str]) -> Mapping[str, Trace]:
+def _traces(options: argparse.Namespace, names: Sequence[str]) -> Mapping[str, Trace | Sessions]:
     """By kind."""
-    traces = {text.partition(":")[0].partition(",")[0]: parse_trace(text) for text in options.trace}
+    traces = {text.partition(":")[0].partition(",")[0]: parse_recorded(text) for text in options.trace}
     experiments = [EXPERIMENTS[name] for name in names if name in EXPERIMENTS]
-    played = {experiment.kind for experiment in experiments if isinstance(experiment, TracedExperiment)}
+    played = {kind for each in experiments if isinstance(each, TracedExperiment) for kind in each.kinds}
     for kind in traces:
         if kind not in played:
             raise ValueError(f"{options.name} plays no {kind} trace")
     return traces
 
 
-def _playing(experiment: Experiment, traces: Mapping[str, Trace]) -> Experiment:
-    """The experiment with the trace that it plays, if that was given."""
-    if isinstance(experiment, TracedExperiment) and experiment.kind in traces:
-        return replace(experiment, trace=traces[experiment.kind])
-    return experiment
+def _playing(experiment: Experiment, traces: Mapping[str, Trace | Sessions]) -> Experiment:
+    """The experiment with those of the traces that it plays."""
+    if not isinstance(experiment, TracedExperiment):
+        return experiment
+    return replace(experiment, traces={kind: traces[kind] for kind in experiment.kinds if kind in traces})
 
 
 def _check_counts(options: argparse.Namespace) -> None:

@@ -2,17 +2,19 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from bench.experiments.conditions import Contender, fleet
-from bench.experiments.experiment import Cell, Experiment, Row, Value
-from bench.experiments.felt_loads import FELT_LOADS, WORKERS
+from bench.experiments.experiment import Cell, Row, Value
+from bench.experiments.felt_loads import FELT_LOADS, TRACED, WORKERS, felt_load
 from bench.experiments.measures import asked, max_min, modest, service_seen
+from bench.experiments.traced import TracedExperiment
 from bench.meters import censored_percentile
 from bench.records import Record, Result
 from bench.scenario import Scenario
 from bench.summary import Summary
-from bench.traffic import Outcome
+from bench.traffic import Outcome, Workload
 from bench.unserved import longest_unserved, never_served
 from router.core.fairness import jain_index
 
@@ -34,9 +36,10 @@ QUICK_LOADS: Final = ("crowd of 200", "documents", "32 cold prompts, 4x32 chats"
 
 
 @dataclass(frozen=True)
-class Felt(Experiment):
+class Felt(TracedExperiment):
     """See the module."""
 
+    kinds: ClassVar[Sequence[str]] = tuple(TRACED.values())
     title: ClassVar[str] = "What clients feel: crowds, floods and documents, two A100"
     published: ClassVar[str] = (
         "Of no paper. A fair round is the time in which every client with calls could be served a call of mean cost."
@@ -62,7 +65,7 @@ class Felt(Experiment):
     def cells(self, *, quick: bool) -> Sequence[Cell]:
         """See `Experiment`."""
         return [
-            cell(name, contender, load)
+            cell(name, contender, load, self.traces)
             for load in (QUICK_LOADS if quick else FELT_LOADS)
             for name, contender in CONTENDERS.items()
         ]
@@ -85,9 +88,9 @@ class Felt(Experiment):
         figure.axes[0].legend()
 
 
-def cell(name: str, contender: Contender, load: str) -> Cell:
-    """The simulation of a contender under a load."""
-    chosen = FELT_LOADS[load]
+def cell(name: str, contender: Contender, load: str, traces: Mapping[str, Workload] = MappingProxyType({})) -> Cell:
+    """The simulation of a contender under a load, with the trace that this stands in for where that is given."""
+    chosen = felt_load(load, traces)
     return Cell(
         (("load", load), ("policy", name)),
         Scenario(

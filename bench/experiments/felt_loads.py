@@ -84,9 +84,18 @@ FELT_LOADS: Final[Mapping[str, Load]] = {
     "cancellers": Load(WORKLOADS["cancellers"]),
     "3 KV holders": holders(3),
     "6 KV holders": holders(6),
-    "coding agents": Load(WORKLOADS["coding-agents"]),
+    "coding agents": Load(WORKLOADS["coding-agents"], LARGE, CROWD_SPAN),
     "ServeGen": Load(WORKLOADS["servegen-mid"]),
     "trees": Load(loaded("tot", WORKERS), LARGE, POLICIES_SPAN),
     "judgements": Load(loaded("judge", WORKERS), LARGE, POLICIES_SPAN),
 }
 """By name."""
+TRACED: Final[Mapping[str, str]] = {"ServeGen": "servegen", "coding agents": "sessions"}
+"""Loads that stand in for a trace, and its kind."""
+
+
+def felt_load(name: str, traces: Mapping[str, Workload]) -> Load:
+    """A load by its name, with the trace that it stands in for where that is given."""
+    usual = FELT_LOADS[name]
+    trace = traces.get(TRACED.get(name, ""))
+    return usual if trace is None else Load(trace, usual.spec, usual.span)

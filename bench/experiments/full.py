@@ -8,14 +8,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
 from bench.experiments.conditions import A100, ALL, PATIENT, POLICIES_WORKERS, SEEDS, Span, fleet
-from bench.experiments.experiment import Cell, Experiment, Row, Value
-from bench.experiments.felt_loads import FELT_LOADS, Load
+from bench.experiments.experiment import Cell, Row, Value
+from bench.experiments.felt_loads import FELT_LOADS, TRACED, Load, felt_load
 from bench.experiments.loads import loaded
 from bench.experiments.policies import DECIMALS, FELT, WORKLOADS, figures
+from bench.experiments.traced import TracedExperiment
 from bench.programs import program_spans
 from bench.records import Result
 from bench.scenario import Scenario
+from bench.sessions import Sessions
 from bench.summary import Summary
+from bench.traces import Trace
 from bench.traffic import Workload
 from bench.workloads.combined import Combined
 from bench.workloads.pace import Pace
@@ -46,9 +49,10 @@ NOTICED: Final = 0.1
 
 
 @dataclass(frozen=True)
-class FullGrid(Experiment):
+class FullGrid(TracedExperiment):
     """See the module."""
 
+    kinds: ClassVar[Sequence[str]] = tuple(TRACED.values())
     seeds: ClassVar[Sequence[int]] = SEEDS
     title: ClassVar[str] = "The default and the best five policies on every workload, two A100, four loads"
     published: ClassVar[str] = (
@@ -75,7 +79,7 @@ class FullGrid(Experiment):
             )
             for workload in (QUICK_WORKLOADS if quick else (*WORKLOADS, *FELT))
             for factor in (QUICK_LOADS if quick else LOADS)
-            for load in [at_load(workload, factor, quick=quick)]
+            for load in [at_load(workload, factor, self.traces, quick=quick)]
             for name in (QUICK_POLICIES if quick else (DEFAULT, *FINALISTS))
         ]
 
@@ -114,17 +118,21 @@ class FullGrid(Experiment):
             axes.set_title(title)
 
 
-def at_load(name: str, factor: float, *, quick: bool = False) -> Load:
+def at_load(name: str, factor: float, traces: Mapping[str, Workload], *, quick: bool = False) -> Load:
     """A workload that asks this many times what is sustained, or has this many times its calls open."""
     if name not in FELT_LOADS:
         return Load(loaded(name, POLICIES_WORKERS, factor), A100, QUICK_SPAN if quick else SPAN)
-    usual = FELT_LOADS[name]
+    usual = felt_load(name, traces)
     return Load(_scaled(usual.workload, factor), usual.spec, QUICK_SPAN if quick else usual.span)
 
 
 def _scaled(workload: Workload, factor: float) -> Workload:
     if isinstance(workload, Suite):
         return replace(workload, speed=workload.speed * factor * SERVEGEN_SPEED)
+    if isinstance(workload, Trace):
+        return replace(workload, play=replace(workload.play, speed=workload.play.speed * factor * SERVEGEN_SPEED))
+    if isinstance(workload, Sessions):
+        return replace(workload, play=replace(workload.play, concurrency=round(workload.play.concurrency * factor)))
     assert isinstance(workload, Combined)
     parts = {name: _more(part, factor) for name, part in workload.parts.items() if name != "light"}
     return replace(workload, **parts)  # type: ignore[arg-type]

@@ -37,7 +37,10 @@ class Kept:
             document = json.loads(self._path(task).read_text("utf-8"))
         except (FileNotFoundError, ValueError):
             return None
-        return document["figures"] if document["conditions"] == self._conditions(task) else None
+        match document:
+            case {"conditions": conditions, "figures": dict(figures)} if conditions == self._conditions(task):
+                return figures
+        return None
 
     def keep(self, task: "Task", figures: Mapping[str, Value]) -> None:
         """Write them, all or nothing, in the place of what other conditions gave."""

@@ -15,13 +15,15 @@ from bench.experiments.conditions import (
     SCREEN_SEEDS,
     fleet,
 )
-from bench.experiments.experiment import Cell, Experiment, Row, Value
-from bench.experiments.felt_loads import FELT_LOADS, Load
+from bench.experiments.experiment import Cell, Row, Value
+from bench.experiments.felt_loads import FELT_LOADS, TRACED, Load, felt_load
 from bench.experiments.loads import loaded
 from bench.experiments.measures import LIGHT_TIMES, jain_of_shares, light_times, service_seen
+from bench.experiments.traced import TracedExperiment
 from bench.records import Result
 from bench.scenario import Scenario
 from bench.summary import Summary
+from bench.traffic import Workload
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,9 +50,10 @@ QUICK_WORKLOADS: Final = ("judge-s2", "qa-s1", "toolbench-zipf")
 
 
 @dataclass(frozen=True)
-class PolicyTable(Experiment):
+class PolicyTable(TracedExperiment):
     """See the module."""
 
+    kinds: ClassVar[Sequence[str]] = tuple(TRACED.values())
     seeds: ClassVar[Sequence[int]] = SCREEN_SEEDS
     title: ClassVar[str] = "Every policy on every workload, two A100, half as much again asked as they can do"
     published: ClassVar[str] = (
@@ -74,7 +77,7 @@ class PolicyTable(Experiment):
                 ),
             )
             for workload in (QUICK_WORKLOADS if quick else (*WORKLOADS, *FELT))
-            for load in [screened(workload)]
+            for load in [screened(workload, self.traces)]
             for name, contender in ALL.items()
         ]
 
@@ -115,10 +118,10 @@ class PolicyTable(Experiment):
             axes.set_title(title)
 
 
-def screened(workload: str) -> Load:
+def screened(workload: str, traces: Mapping[str, Workload]) -> Load:
     """A workload at its one load."""
     if workload in FELT_LOADS:
-        return FELT_LOADS[workload]
+        return felt_load(workload, traces)
     return Load(loaded(workload, POLICIES_WORKERS), A100, POLICIES_SPAN)
 
 

@@ -24,6 +24,7 @@ from bench.experiments.traced import TracedExperiment
 from bench.records import Result
 from bench.scenario import Scenario
 from bench.summary import Summary
+from bench.traces import Trace
 from bench.traffic import Rated, Workload
 from bench.workloads.combined import ToolsAndVideos
 from bench.workloads.embodied import Embodied
@@ -64,7 +65,7 @@ def scenario(contender: Contender, workload: Workload, workers: int) -> Scenario
 class PrebleLatency(TracedExperiment):
     """See the module. With `azure` also its mix of tools and videos at those times."""
 
-    kind: ClassVar[str] = "azure"
+    kinds: ClassVar[Sequence[str]] = ("azure",)
     title: ClassVar[str] = "Latency against the rate of calls (Preble paper, figures 3 and 4)"
     published: ClassVar[str] = (
         "Against SGLang behind round robin, Preble's average latency is 1.5 to 14.5 times lower and its p99 2 to 10"
@@ -84,9 +85,10 @@ class PrebleLatency(TracedExperiment):
             for rate in (rates[-1:] if quick else rates)
             for name, contender in policies.items()
         ]
-        if self.trace is None:
+        trace = self.traces.get("azure")
+        if not isinstance(trace, Trace):
             return cells
-        mixed = tools_and_videos([request.at / self.trace.play.speed for request in self.trace.requests])
+        mixed = tools_and_videos([request.at / trace.play.speed for request in trace.requests])
         return cells + [
             Cell(
                 (("workload", "tools-and-videos"), ("calls/s", "Azure's"), ("policy", name)),

@@ -1,16 +1,19 @@
-"""Experiments that have more to show where a public trace is given."""
+"""Experiments that have more to show, or to show it of, where public traces are given."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from bench.experiments.experiment import Experiment
+from bench.sessions import Sessions
 from bench.traces import Trace
 
 
 @dataclass(frozen=True)
 class TracedExperiment(Experiment):
-    """One with cells that play a trace; without it, it has the others."""
+    """One that plays traces; without them it has other cells, or stand-ins for them."""
 
-    kind: ClassVar[str]
-    """Of the trace: one of `bench.traces.READERS`."""
-    trace: Trace | None = None
+    kinds: ClassVar[Sequence[str]]
+    """Of the traces: those of `bench.traces.READERS`, and `bench.sessions.KIND`."""
+    traces: Mapping[str, Trace | Sessions] = field(default_factory=dict, hash=False)
+    """By kind."""

@@ -53,7 +53,7 @@ QUICK: Final = ("vtc-overload", "vtc-27")
 class VtcSuites(TracedExperiment):
     """See the module. With `arena` also on the paper's own trace, which `vtc-27` stands in for."""
 
-    kind: ClassVar[str] = "arena"
+    kinds: ClassVar[Sequence[str]] = ("arena",)
     title: ClassVar[str] = "Service difference, response time and throughput (VTC paper, figures 3 to 14)"
     published: ClassVar[str] = (
         "From its artifact, service difference as max, avg, var, and tokens a second. 27 clients: FCFS 760, 434, 32112,"
@@ -87,9 +87,9 @@ class VtcSuites(TracedExperiment):
             for name, (pool, suite) in POOLS.items()
         ]
         traced = [
-            _cell("arena", "figures 11 to 13", policy, contender, self.trace, A10G, VTC_LONG_SECONDS)
+            _cell("arena", "figures 11 to 13", policy, contender, self.traces["arena"], A10G, VTC_LONG_SECONDS)
             for policy, contender in _contenders("vtc-27").items()
-            if self.trace is not None
+            if "arena" in self.traces
         ]
         return [*suites, *traced] if quick else [*suites, *traced, *pools]
 

@@ -64,16 +64,17 @@ HOLDERS: Final = SharedPrefix(
 """Few calls, cheap once their contexts are cached, that fill the KV caches with these."""
 AGENTS: Final = Chat(
     client_count=12,
-    concurrency=10,
-    systems=4,
-    system=14_300,
+    concurrency=3,
+    systems=200,
+    system=22_000,
     turns=Lengths(17, 10, most=45),
     question=Lengths(900, 1200, most=8000),
     output=Lengths(350, 450, most=3000),
     reading=12.0,
 )
-"""Coding agents: a tool's result follows each answer. Lengths are those of the sessions that `bench.sessions` reads, up
-to contexts of 60,000 tokens; the time that tools take is their median, since their mean of minutes would idle."""
+"""Coding agents: a tool's result follows each answer. Lengths are those of recorded sessions (`bench.sessions`), as far
+as contexts of 60,000 tokens; what they begin with, tools, system prompt and task, few others share. Tools take about
+as long as their median there; the mean, of minutes, is that of people."""
 
 CROWDS: Final[Mapping[str, Workload]] = {
     "crowd": Crowd(crowd=POLITE, light=LIGHT),
