@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scenario import HASHER
 
-from router.core.estimates import FIRST_OUTPUT, Estimates
+from router.core.answers import FIRST_OUTPUT
+from router.core.estimates import Estimates
 from router.core.model import ClientId, Request, RequestId, Usage
 from router.core.prompt_key import CHUNK_BYTES, PromptKey, unmatched
 

@@ -123,19 +123,31 @@ def test_the_cache_is_expected_to_fill_as_answers_grow() -> None:
     assert rooms == [True, False]
 
 
-def test_answers_are_expected_to_be_as_long_as_those_before() -> None:
-    """Clients ask for more than they get."""
+def test_answers_are_expected_to_be_as_long_as_was_foreseen() -> None:
+    """And not as long as they may be: clients ask for more than they get."""
+    rooms = []
+    for foreseen in (10.0, 100.0):
+        books = Books()
+        books.state.told(1000)
+        for number in range(9):
+            books.state.add(RequestId(f"{number}"), 80, foreseen, 50.0, streamed=True, most_output=5000.0)
+            books.state.start(RequestId(f"{number}"), 51.0, seen=True)
+        rooms.append(books.state.has_room)
+    assert rooms == [True, False]
+
+
+def test_an_answer_that_outgrows_what_was_foreseen_takes_room_as_it_streams() -> None:
+    """Else many could run that were foreseen to be over, and nothing would be kept for them."""
     books = Books()
     books.state.told(1000)
-    for number in range(40):
-        request = RequestId(f"short {number}")
-        books.add(request, 10, float(number))
-        books.state.start(request, float(number), seen=True)
-        books.state.serve(request, 20.0, 10)
-        books.state.remove(request, number + 0.5, computed=True)
-    for number in range(9):
-        books.add(RequestId(f"{number}"), 80, 50.0)
-        books.state.start(RequestId(f"{number}"), 51.0, seen=True)
+    books.state.add(A, 80, 10.0, 0.0, streamed=True, most_output=5000.0)
+    books.state.start(A, 1.0, seen=True)
+    peaks = []
+    for output in (0, 300, 300):
+        books.state.serve(A, 2.0 * output, output)
+        books.state.report(1, 0, None, 2.0)
+        peaks.append(books.state.load.kv_peak)
+    assert peaks == [80 + 10, 80 + 2 * 300, 80 + 2 * 300]
     assert books.state.has_room
 
 

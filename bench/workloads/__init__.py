@@ -14,6 +14,7 @@ from bench.workloads.crowds import CROWDS
 from bench.workloads.dlpm import DLPM
 from bench.workloads.documents import SharedDocuments
 from bench.workloads.heavy_light import HeavyAndLight
+from bench.workloads.liars import Liars
 from bench.workloads.preble import PREBLE
 from bench.workloads.servegen import SERVEGEN_MID
 from bench.workloads.shared_prefix import SharedPrefix
@@ -34,6 +35,7 @@ WORKLOADS: Final[Mapping[str, Workload]] = MappingProxyType(
         "long-prefill": Unrelated(input=8000, output=16, concurrency=4),
         "many-clients": Unrelated(client_count=500, input=300, output=100, rate=40.0),
         "heavy-light": HeavyAndLight(),
+        "liars": Liars(),
         "generated-shared-prefix": SharedPrefix(rate=8.0),
         "servegen-mid": SERVEGEN_MID,
         **CROWDS,

@@ -14,6 +14,7 @@ from math import inf
 from typing import Final
 
 from router.core.accounts import NOTHING, Accounts, Charge, LinearCost
+from router.core.answers import most_more
 from router.core.cluster import Cluster
 from router.core.commands import Decision, Dispatch
 from router.core.estimates import Estimates
@@ -68,7 +69,8 @@ class Dispatched:
         """It goes to the worker chosen, be it for the first time or after others; returns the command."""
         request, worker, why, passed = choice
         size, match = self._prefixes.look(request)
-        expected = self._estimates.expected_output(request)
+        answers, answered = self._estimates.answers, live.handed_on
+        expected = answers.expected(request)
         state = self._states[worker]
         turn = state.turn_of_next(now)
         cached = self._mirror.dispatched(request, worker, now, match.get(worker, 0), size, turn)
@@ -77,13 +79,21 @@ class Dispatched:
             charge = self._accounts.open(request, worker, size, cached)
         else:
             charge = self._accounts.open(request, worker, 0, 0)
-            size += live.handed_on
-            expected = max(0, expected - live.handed_on)
+            size += answered
+            expected = max(0, expected - answered)
         live.outstanding = Outstanding(expected, charge.after.cached, charge.after.extend)
         decision = Decision(
             request.client, match, self._policy.credit(request.client, worker), state.load, state.window.limits, passed
         )
-        state.add(request.id, size - cached, expected, now, streamed=request.streamed, answers=request.answers)
+        state.add(
+            request.id,
+            size - cached,
+            answers.likely(request, answered),
+            now,
+            streamed=request.streamed,
+            most_output=most_more(request, answered),
+            answers=request.answers,
+        )
         if not request.streamed:
             self._whole[request.id] = live
             self.next_estimate = min(self.next_estimate, now + ESTIMATE_SECONDS)

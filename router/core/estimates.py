@@ -1,20 +1,17 @@
 """What a request will cost before the engine has said so: learned from the usage of those before it."""
 
 from collections.abc import Sequence
-from math import ceil
+from typing import Final
 
+from router.core.answers import Answers
 from router.core.landmarks import LANDMARKS, Landmarks, Measure
-from router.core.model import ClientId, Request, Usage
+from router.core.model import Request, Usage
 from router.core.prompt_key import CHUNK_BYTES, HASH_BYTES, PromptKey
 
 FIRST_RATIO = 0.25
 """Tokens per byte before anything was learned: English text under the usual BPE vocabularies."""
 RATIO_MEMORY = 0.98
 """What a past request still weighs in the ratio after one more: about the last fifty count."""
-FIRST_OUTPUT = 256
-"""Output tokens expected of the first request of a model that sets no limit."""
-OUTPUT_WEIGHT = 0.2
-"""Weight of the newest length in the running mean (VTC's predictor averages over five)."""
 SPREAD = 0.25
 """By how much a prompt's tokens per byte may differ from the mean, as a share of it."""
 MEASURES_KEPT = 64
@@ -49,8 +46,7 @@ class Estimates:
         self._landmarks = Landmarks(landmarks)
         self._measured: dict[tuple[str, bytes], tuple[PromptKey, Measure]] = {}
         """By model and hashes, since the last lesson: one decision asks several times about what it looks at."""
-        self._outputs: dict[tuple[ClientId | None, str], float] = {}
-        self._limit = client_limit
+        self.answers: Final = Answers(client_limit)
         self.lessons = 0
         """How often `learn` was called: while this stays, the same questions have the same answers."""
 
@@ -80,10 +76,7 @@ class Estimates:
 
     def expected_output(self, request: Request) -> int:
         """Output tokens to reserve: the client's own limit, or else what it usually gets from this model."""
-        if request.output_limit is not None:
-            return request.output_limit
-        mean = self._outputs.get((request.client, request.model), self._outputs.get((None, request.model)))
-        return FIRST_OUTPUT if mean is None else ceil(mean)
+        return self.answers.expected(request)
 
     def learn(self, request: Request, usage: Usage, answers: Sequence[PromptKey] = ()) -> None:
         """Take in what the engine counted for a finished request; `answers`: its prompt with each answer to it."""
@@ -98,10 +91,7 @@ class Estimates:
                 self._landmarks.tell(prompts[0], usage.input_tokens, ratio.value)
                 if len(answers) == 1:
                     self._tell_answer(answers[0], usage.input_tokens + usage.output_tokens, ratio.value)
-        if request.output_limit == 0:
-            return  # as for an embedding: it says nothing about the answers that there can be
-        self._average((None, request.model), usage.output_tokens)
-        self._average((request.client, request.model), usage.output_tokens)
+        self.answers.learn(request, usage.output_tokens)
 
     def found(self, model: str, prompt: PromptKey, chunks: int, tokens: int) -> None:
         """An engine found so many tokens of a prompt, of which it was believed to hold so many chunks and no more.
@@ -129,9 +119,3 @@ class Estimates:
         if ratio is None:
             ratio = self._ratios[model] = TokenRatio()
         return ratio
-
-    def _average(self, key: tuple[ClientId | None, str], tokens: int) -> None:
-        before = self._outputs.pop(key, float(tokens))
-        self._outputs[key] = before + OUTPUT_WEIGHT * (tokens - before)
-        if len(self._outputs) > self._limit:
-            del self._outputs[next(iter(self._outputs))]

@@ -22,8 +22,6 @@ class InFlight:
     """Which dispatch to this worker it was."""
     dispatched: float
     uncached_tokens: int
-    output_limit: int
-    """Output expected of it, as the scheduler reckons."""
     streamed: bool
     telling: bool
     """Whether there was a place for it, so that until its start it waited for prefill alone."""
@@ -83,7 +81,6 @@ class Flights:
         self,
         request: RequestId,
         uncached_tokens: int,
-        output_limit: int,
         now: float,
         *,
         streamed: bool,
@@ -92,7 +89,7 @@ class Flights:
     ) -> InFlight:
         """A request is dispatched."""
         self._dispatches += 1
-        flight = InFlight(self._dispatches, now, uncached_tokens, output_limit, streamed, telling, answers=answers)
+        flight = InFlight(self._dispatches, now, uncached_tokens, streamed, telling, answers=answers)
         if not telling:
             self._placeless.append(request)
         if not self.waiting:

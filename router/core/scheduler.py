@@ -254,6 +254,8 @@ class Scheduler:
             return
         if live.worker is not None:
             self._dispatched.break_off(live, event.usage, now)
+            if live.paid_output:
+                self.estimates.answers.learn(live.request, live.paid_output)
             self._bury(live.request)
         elif live.state is State.RETURNED:
             self._bury(live.request)

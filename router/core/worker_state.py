@@ -60,8 +60,8 @@ class WorkerState:
         """Cost units and output tokens since the last change."""
         self._seen_gained = 0
         """Of these tokens, those that were seen as they came, without the first of each answer."""
-        self._output = self._output_limit = 0.0
-        """Decaying sums over answers that ended: their lengths, and what was expected."""
+        self._output = 0.0
+        """A decaying sum over answers that ended, of their lengths."""
         self._now = 0.0
 
     @property
@@ -119,26 +119,25 @@ class WorkerState:
         self,
         request: RequestId,
         uncached_tokens: int,
-        output_limit: int,
+        output: float,
         now: float,
         *,
         streamed: bool,
+        most_output: float = inf,
         answers: int = 1,
     ) -> None:
-        """Count a dispatched request. `output_limit`: the most output tokens expected of it."""
+        """Count a dispatched request, of which so many output tokens are foreseen, and at most so many may come."""
         self._pass(now)
         if not self._flights:
             self._quiet_since = now
         telling = not self.window.full(self.load)
-        flight = self._flights.add(
-            request, uncached_tokens, output_limit, now, streamed=streamed, telling=telling, answers=answers
-        )
+        flight = self._flights.add(request, uncached_tokens, now, streamed=streamed, telling=telling, answers=answers)
         if not streamed:
             prefill = self.pace.prefill_seconds(self._flights.unstarted_tokens)
             self._flights.guess_at(request, now + HASTE * prefill)
             if telling:
                 flight.decoding_since = now + prefill
-        self._forecast.put(request, uncached_tokens, self._likely(output_limit))
+        self._forecast.put(request, uncached_tokens, output, most_output)
         self.health.sent(request)
         self._changed()
 
@@ -240,7 +239,6 @@ class WorkerState:
             self.pace.ended(flight.uncached_tokens)
         if flight.output:
             self._output = self._output * OUTPUT_MEMORY + flight.output
-            self._output_limit = self._output_limit * OUTPUT_MEMORY + flight.output_limit
         self._changed()
 
     def told(self, kv_tokens: int) -> None:
@@ -302,7 +300,7 @@ class WorkerState:
             self.pace.computed_unseen(flight.uncached_tokens)
         self._most_kv_tokens = max(self._most_kv_tokens, self._flights.kv_tokens)
         self.pace.took(flight.uncached_tokens)
-        self._forecast.put(request, flight.uncached_tokens, self._likely(flight.output_limit))
+        self._forecast.begin(request)
         self.window.started(self.pace.turnover)
 
     def _pass(self, now: float) -> None:
@@ -318,7 +316,7 @@ class WorkerState:
         if self._served or self._gained:
             flights.kv_tokens += self._gained
             self._most_kv_tokens = max(self._most_kv_tokens, flights.kv_tokens)
-            self._forecast.clock += max(0, self._gained) / pace.streams
+            self._forecast.advance(max(0, self._gained) / pace.streams)
             pace.served(self._served, self._gained, full=full)
             self._served, self._gained = 0.0, 0
 
@@ -353,10 +351,6 @@ class WorkerState:
         if self.silent or not self._silence or not self._flights.requests:
             return inf
         return self._quiet_since + max(self._silence, SLACK * self.pace.prefill_seconds(self._flights.unstarted_tokens))
-
-    def _likely(self, output_limit: int) -> float:
-        """Output tokens of which it is as likely to have more as fewer: clients ask for more than they get."""
-        return output_limit * self._output / self._output_limit if self._output_limit else output_limit
 
     def _under_way(self) -> tuple[float, float]:
         """What is left to compute of the unstarted tokens, and when no more is than the window calls little.
