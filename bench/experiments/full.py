@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 DEFAULT: Final = "dlpm_home"
 FINALISTS: Final = ("d2lpm", "cache_aware", "vtc", "rr+lpm", "preble")
-"""Provisional: from now on those that the digest of `policies` names, which has not been run in full with these loads."""
+"""Provisional: `policies`, whose digest names the finalists, has not been run in full with these loads."""
 LOADS: Final = (0.8, 1.0, 1.2, 1.5)
 """Over what is sustained; where one call follows another, of the calls that are open."""
 QUICK_LOADS: Final = (1.5,)
