@@ -1,6 +1,7 @@
 """Many polite clients with one call open each, in virtual time: all are served, and light ones wait no round."""
 
-from bench.experiments.felt import SMALL, WORKERS, crowd, figures
+from bench.experiments.felt import figures
+from bench.experiments.felt_loads import SMALL, WORKERS, crowd
 from bench.scenario import Scenario
 from bench.simulation import Simulation
 from bench.summary import summarise

@@ -50,6 +50,11 @@ def quanta(quantum: float) -> st.SearchStrategy[tuple[object, ...]]:
     worker_quantum = st.sampled_from([50.0, 1000.0, 100_000.0])
     head_start = st.sampled_from([0.0, 0.1 * quantum, 3 * quantum])
     patience, lpm_seconds = st.sampled_from([0, 1, 32]), st.sampled_from([0.1, 10.0])
+    rounds = {
+        "round_seconds": st.sampled_from([0.0, 0.1, 40.0]),
+        "overdue_after": st.sampled_from([0.0, 0.5, 2.0]),
+        "overdraft": st.sampled_from([0.0, 0.2, 2.0]),
+    }
     return st.tuples(
         st.builds(
             DlpmParameters,
@@ -58,6 +63,7 @@ def quanta(quantum: float) -> st.SearchStrategy[tuple[object, ...]]:
             head_start=head_start,
             patience=patience,
             engine_lpm_seconds=lpm_seconds,
+            **rounds,
         ),
         st.builds(
             D2lpmParameters,
@@ -76,6 +82,7 @@ def quanta(quantum: float) -> st.SearchStrategy[tuple[object, ...]]:
             head_start=head_start,
             patience=patience,
             engine_lpm_seconds=lpm_seconds,
+            **rounds,
         ),
     )
 
@@ -141,7 +148,7 @@ def test_whoever_waits_falls_no_further_behind_than_the_bound(policy: str) -> No
     @given(scenario=scenarios())
     def holds(scenario: Scenario) -> None:
         fleet = Fleet(scenario, POLICIES[policy])
-        assert {fleet.quantum} == {p.reach for p in scenario.parameters if isinstance(p, Ordering)}
+        assert fleet.quantum in {p.reach for p in scenario.parameters if isinstance(p, Ordering)}
         for _ in fleet.run():
             pass
 
