@@ -7,7 +7,18 @@ from scenario import CHUNK_TOKENS, ONE_AT_A_TIME, Scene
 
 from router.core.accounts import NOTHING, Tokens
 from router.core.dispatched import ESTIMATE_SECONDS
-from router.core.model import ClientId, Failed, Fault, RequestId, Returned, Usage, WorkerId, WorkerReported, WorkReport
+from router.core.model import (
+    ClientId,
+    Failed,
+    Fault,
+    Finished,
+    RequestId,
+    Returned,
+    Usage,
+    WorkerId,
+    WorkerReported,
+    WorkReport,
+)
 from router.core.pace import FIRST_SECONDS_PER_OUTPUT_TOKEN
 from router.core.policies.dlpm import DlpmParameters
 from router.core.scheduler_settings import SchedulerSettings
@@ -69,6 +80,15 @@ def test_what_the_engine_says_replaces_what_was_estimated(produced: int) -> None
     run(talk, 5.0)
     talk.finish(asked, produced)
     assert talk.charged("ada") == SIZE + 2 * produced
+
+
+def test_an_answer_that_tells_no_usage_costs_no_output() -> None:
+    """It may be no text at all."""
+    talk = scene()
+    asked = ask(talk)
+    run(talk, 5.0)
+    talk.tell(Finished(asked))
+    assert talk.charged("ada") == SIZE
 
 
 def test_who_lets_go_of_a_whole_answer_pays_for_it_as_far_as_it_was() -> None:

@@ -40,7 +40,7 @@ def parse_other(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool = Fa
         model=model if isinstance(model, str) else "",
         streamed=None,
         prompts=(unmatched(len(body) // per_token),),
-        output_limit=max(limits, default=None),
+        output_limit=max(limits, default=None) if head.method == "POST" else 0,
         user=user if isinstance(user, str) else None,
         usage_wanted=True,
         continuous_wanted=True,

@@ -148,7 +148,8 @@ class Dispatched:
         Nothing of such an answer is seen before all of it, and its client may let go of it just before. So it is
         charged as if it streamed: each answer gains a token whenever one that is seen beside it does (`Pace`), up to
         its limit. What the engine says at its end replaces the estimate; where it does not get to say it, the estimate
-        stays. Only where the worker broke off nothing is charged for it, since it may have computed nothing for long.
+        stays. It is void where the worker broke off, which may have computed nothing for long, and where the answer is
+        here and tells no usage: not all that engines answer is made of tokens.
         """
         for live in self._whole.values():
             self._estimate(live, now)
@@ -177,7 +178,7 @@ class Dispatched:
         self._states[worker].succeeded(live.request.id, now)
         if live.suspects:
             self._membership.blame_suspects(live, now)
-        self._settle(live, usage, now, answers)
+        self._settle(live, usage, now, answers, keeps_estimate=False)
         return True
 
     def break_off(self, live: Live, usage: Usage | None, now: float, *, broken: bool = False) -> None:
@@ -199,7 +200,7 @@ class Dispatched:
             bill = self._accounts.bills[live.request.id]
             size = bill.tokens.extend + bill.tokens.cached
             least_extend = self._states[bill.worker].least_computed(live.request.id, size)
-        self._settle(live, usage, now, (), least_extend, broken=broken)
+        self._settle(live, usage, now, (), least_extend, keeps_estimate=not broken)
 
     def _settle(
         self,
@@ -209,11 +210,12 @@ class Dispatched:
         answers: tuple[PromptKey, ...],
         least_extend: int = 0,
         *,
-        broken: bool = False,
+        keeps_estimate: bool,
     ) -> None:
+        """`keeps_estimate`: whether the output estimated of a whole answer is owed where no usage tells."""
         request, paid = live.request.id, live.paid
         unseen = usage is None and request in self._whole
-        if unseen and not broken:
+        if unseen and keeps_estimate:
             self._estimate(live, now)
             self._mirror.progressed(request, self._accounts.bills[request].tokens.output)
         if live.state is State.IN_FLIGHT:
@@ -221,7 +223,7 @@ class Dispatched:
         if paid is not None and usage is not None:
             usage = Usage(0, max(0, usage.output_tokens - paid.output), 0)
         self._mirror.ended(request, usage if paid is None else None, answers, now, computed=True)
-        charge = self._accounts.settle(request, usage, least_extend, keep_output=not (unseen and broken))
+        charge = self._accounts.settle(request, usage, least_extend, keep_output=keeps_estimate or not unseen)
         if paid is None and usage is not None and usage.cached_tokens is not None:
             self._states[charge.worker].told_computed(request, charge.after.extend)
         live.paid = charge.after if paid is None else charge.after.plus(paid)
