@@ -91,6 +91,7 @@ class Contest(RuleBasedStateMachine):
             del self.head_start[request.client]
         self.part()
         if dispatched:
+            self.counted.setdefault(request.client, int(request.weight))
             self.in_flight.append(request)
             self.part()
             self.standings.dispatched(request)

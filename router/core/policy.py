@@ -22,7 +22,8 @@ class Properties:
 
     gap_quantum: float | None = None
     """Q^u, in cost units, of a policy under which the service of two clients that are backlogged in the same
-    queue differs by no more than a constant (DLPM paper, Theorem 4.1); None where nothing bounds it."""
+    queue differs by no more than a constant (DLPM paper, Theorem 4.1), with the debt that a client may go with; None
+    where nothing bounds it."""
     locality: bool = False
     """Requests that share a prefix tend to the same worker."""
     pooled: bool = False

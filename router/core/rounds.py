@@ -13,10 +13,8 @@ from router.core.deficit_parameters import DeficitParameters
 
 STEPS = 2**16
 """Parts of a quantum are counted in steps of 1 / STEPS: sums of them are exact."""
-
-
 LEAST = 0.01
-"""Of a quantum, that a round adds at least: less than a call costs, so that nobody goes twice in a round."""
+"""The least part of a quantum that a round adds."""
 
 
 class Rounds:

@@ -6,11 +6,13 @@ reserves, so for a pair of clients backlogged in the same queue
 
     |W_f/w_f - W_g/w_g| <= 2(U' + E + X + Q^u) + 2R,   U' = w_e · L_input + w_q · M'
 
-where L_input is the largest input, M' a client's largest outstanding output reservation, E = w_e times its
-predicted-cached tokens in flight and R = w_e times its reserved input in flight, each the largest seen. X is 0 where
-sizes and limits are known; where they are estimated, it is the most by which a request came to more than all that was
-believed of it, times the most requests that a client had in flight. Where an operator gave clients credit, all of that,
-C, is added: a counter may be above Q^u by so much, from when an interval of its client's begins with the gift.
+where L_input is the largest input, M' a client's largest outstanding output reservation, E = w_e times its predicted-
+cached tokens in flight and R = w_e times its reserved input in flight, each the largest seen. X is 0 where sizes and
+limits are known; where they are estimated, it is the most by which a request came to more than all that was believed of
+it, times the most requests that a client had in flight. Where an order lets clients go with a debt, Q^u stands for Q^u
+and that debt together (`DeficitParameters.reach`): so far apart two counters may be. Where an operator gave clients
+credit, all of that, C, is added: a counter may be above Q^u by so much, from when an interval of its client's begins
+with the gift.
 """
 
 from collections import defaultdict
