@@ -219,7 +219,7 @@ def test_a_promise_is_forgotten_when_nobody_waits() -> None:
 def test_a_booking_is_undone_once() -> None:
     """Nothing of it is kept, and its client has the credit that it had before."""
     estimates = Estimates()
-    view = SchedulerView(Cluster(FixedWindow()), PrefixMap(9, estimates, 0))
+    view = SchedulerView(Cluster(FixedWindow()), PrefixMap(9, estimates, 0), estimates)
     parameters = Parameters(D2lpmParameters(by_service_rate=False))
     placement = D2lpm(Surroundings(view, LinearCost(), Random(0), parameters, Backlog()))
     request = Request(RequestId("r1"), ClientId("ada"), MODEL, ())
@@ -332,7 +332,7 @@ class SlowFleet(SchedulerView):
 def test_a_slow_worker_holds_its_clients_for_as_long_not_for_as_much() -> None:
     """Q^w follows the service rate that was measured, unless that is switched off."""
     for by_rate, quantum in ((True, 500.0), (False, 1000.0)):
-        view = SlowFleet(Cluster(FixedWindow()), PrefixMap(9, Estimates(), 0))
+        view = SlowFleet(Cluster(FixedWindow()), PrefixMap(9, Estimates(), 0), Estimates())
         parameters = Parameters(D2lpmParameters(1000.0, by_service_rate=by_rate))
         build: PlacementFactory = D2lpm
         placement = build(Surroundings(view, LinearCost(), Random(0), parameters, Backlog()))

@@ -21,7 +21,7 @@ W = ("w1", "w2", "w3")
 class Workers(FleetView):
     """Each computes a hundred tokens of prefill in a second."""
 
-    def prefill_seconds(self, worker: WorkerId, tokens: int) -> float:  # noqa: ARG002 - all are alike
+    def prefill_seconds(self, worker: WorkerId, tokens: float) -> float:  # noqa: ARG002 - all are alike
         return tokens / 100
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from router.core.cluster import Cluster
+from router.core.estimates import Estimates
 from router.core.model import Request, RequestId, WorkerId
 from router.core.policy import Policy
 from router.core.prefix_map import PrefixMap
@@ -12,8 +13,9 @@ from router.core.surroundings import FleetView
 class SchedulerView(FleetView):
     """Answers from the scheduler's own state."""
 
-    def __init__(self, cluster: Cluster, prefixes: PrefixMap) -> None:
+    def __init__(self, cluster: Cluster, prefixes: PrefixMap, estimates: Estimates) -> None:
         self._cluster = cluster
+        self._estimates = estimates
         self._states = cluster.states
         self._prefixes = prefixes
         self._findable = prefixes.mirror.findable
@@ -46,9 +48,17 @@ class SchedulerView(FleetView):
         """See `FleetView`."""
         return self._prefixes.input_tokens(request)
 
-    def prefill_seconds(self, worker: WorkerId, tokens: int) -> float:
+    def prefill_seconds(self, worker: WorkerId, tokens: float) -> float:
         """See `FleetView`."""
         return self._states[worker].pace.prefill_seconds(tokens)
+
+    def decode_seconds(self, worker: WorkerId) -> float:
+        """See `FleetView`."""
+        return self._states[worker].pace.decode_seconds
+
+    def output_tokens(self, request: Request) -> float:
+        """See `FleetView`."""
+        return self._estimates.answers.likely(request)
 
     def rate(self, workers: Collection[WorkerId]) -> float | None:
         """See `FleetView`."""

@@ -31,6 +31,10 @@ SERVICE_HALF_LIFE = 10.0
 """Seconds of work after which what was seen counts half."""
 LEAST_SECONDS = 1.0
 """Of work, before averages are told."""
+DECODE_HALF_LIFE = 15.0
+"""Seconds of work in which a longer decode step is half believed; a shorter one is at once."""
+LEAST_DECODE = 0.05
+"""Of a step, that is not prefill."""
 
 
 class Turnover(NamedTuple):
@@ -84,6 +88,7 @@ class Pace:
         self._seconds = self._stream_seconds = self._gained = 0.0
         self._starts = self._start_tokens = self._bursts = 0.0
         # Wearing away by SERVICE_HALF_LIFE.
+        self._decode_seconds = 0.0
         self._busy = self._served = self._full = self._full_served = self._ended_tokens = 0.0
 
     def prefill_seconds(self, tokens: float) -> float:
@@ -109,6 +114,11 @@ class Pace:
     def step_seconds(self) -> float:
         """What a stream waits for its next token, of late; 0 before that was seen."""
         return self._stream_seconds / self._gained if self._gained > 1.0 else 0.0
+
+    @property
+    def decode_seconds(self) -> float:
+        """What a stream would wait for its next token if no prefill shared its steps; 0 before that was seen."""
+        return self._decode_seconds
 
     @property
     def turnover(self) -> Turnover:
@@ -142,6 +152,7 @@ class Pace:
         self._starts *= left
         self._start_tokens *= left
         self._bursts *= left
+        self._learn_decode(seconds)
         left = 0.5 ** (seconds / SERVICE_HALF_LIFE)
         self._busy = self._busy * left + seconds
         self._served *= left
@@ -227,6 +238,19 @@ class Pace:
         self._ended_tokens += tokens
         if LEAST_SECONDS <= self._busy < self._ended_tokens * self._seconds_per_token:
             self._seconds_per_token = max(self._seconds_per_token * FASTER, self._busy / self._ended_tokens)
+
+    def _learn_decode(self, seconds: float) -> None:
+        """Take from a step what its prefill needs. That is little of what it takes where prompts are long, and then the
+        difference of two large numbers: so what is more is believed slowly.
+        """
+        if self._gained <= 1.0 or self._seconds < LEAST_SECONDS:
+            return
+        step = self._stream_seconds / self._gained
+        prefill = self.prefill_seconds(self._start_tokens / (self._gained / self.streams))
+        decode = max(LEAST_DECODE * step, step - prefill)
+        if self._decode_seconds and decode > self._decode_seconds:
+            decode = self._decode_seconds + (decode - self._decode_seconds) * (1 - 0.5 ** (seconds / DECODE_HALF_LIFE))
+        self._decode_seconds = decode
 
     def _burst_seconds(self) -> float:
         """What the step of the latest burst took: since the start before, but no more than from token to token."""

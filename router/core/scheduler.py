@@ -90,7 +90,7 @@ class Scheduler:
         )
         self.mirror = self.prefixes.mirror
         self.blocks = self.prefixes.blocks
-        self._view = view = SchedulerView(self.cluster, self.prefixes)
+        self._view = view = SchedulerView(self.cluster, self.prefixes, self.estimates)
         self.shares = Shares()
         around = Surroundings(view, settings.cost, random, parameters, self.backlog, settings.debtor_limit, self.shares)
         self.policy = policy(around)

@@ -136,7 +136,7 @@ class Standings:
     def _begin_to_wait(self, client: ClientId, cost: float) -> None:
         part = self._part(self._active.weight)
         self._deficits.limit(client, part)
-        head_start = self._parameters.head_start * self._weight(client)
+        head_start = self._parameters.head_start * self.weight(client)
         if head_start > cost:
             self._fresh[client] = head_start
         self._take_turn(client)
@@ -200,9 +200,10 @@ class Standings:
         self._active.end(request.client)
         self._tell(request.client)
 
-    def charge(self, client: ClientId, cost: float) -> None:
-        """Take this much from a client's credit, or give it back."""
+    def charge(self, client: ClientId, cost: float) -> bool:
+        """Take this much from a client's credit, or give it back; returns whether it has none now, and had some."""
         self._deficits.charge(client, cost)
+        credit = self._deficits.credit(client)
         if client in self._fresh:
             self._use_up_head_start(client, cost)
         if client in self._waiting:
@@ -210,18 +211,38 @@ class Standings:
             self._review(client)
             if client not in self._credited and (had or cost < 0):
                 self._expect(client)
+        return credit <= 0 < credit + cost
 
-    def refill(self, models: Collection[str] | None = None) -> None:
-        """CHECKREFILL: if clients wait and none of them has credit, add quanta until one has.
+    def has_credit(self, client: ClientId) -> bool:
+        """Whether a client has some, whether it waits or not."""
+        return self._deficits.credit(client) > 0
+
+    def weight(self, client: ClientId) -> float:
+        """What a client weighs."""
+        return self._deficits.quantum(client) / self._parameters.quantum
+
+    def poor_weight(self, models: Collection[str]) -> float:
+        """What those weigh together that wait for one of these models and have no credit."""
+        poor = [each for each in self._waiting if each not in self._credited and self._counts(each, models)]
+        return sum([self.weight(client) for client in poor])
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether anything is."""
+        return bool(self._in_flight)
+
+    def refill(self, models: Collection[str] | None = None) -> list[ClientId]:
+        """CHECKREFILL: if clients wait and none of them has credit, add quanta until one has; returns who has by that.
 
         `models`: only those count that wait for one of these.
         """
-        if (
-            not self.contended(models)
-            and (client := self._dues.first(lambda each: self._counts(each, models))) is not None
-        ):
-            self._refill_for(client)
-            self._admit()
+        if self.contended(models):
+            return []
+        client = self._dues.first(lambda each: self._counts(each, models))
+        if client is None:
+            return []
+        self._refill_for(client)
+        return self._admit()
 
     def contended(self, models: Collection[str] | None = None) -> bool:
         """Whether a client with credit waits, for one of these models."""
@@ -279,9 +300,6 @@ class Standings:
                 self._review(client)
                 self._tell(client)
 
-    def _weight(self, client: ClientId) -> float:
-        return self._deficits.quantum(client) / self._parameters.quantum
-
     def _look_again(self, client: ClientId) -> None:
         """Look at a client for being overdue once more, when as many requests as that takes have gone from now on."""
         self._looked_at.pop(client, None)
@@ -293,13 +311,17 @@ class Standings:
     def _counts(self, client: ClientId, models: Collection[str] | None) -> bool:
         return models is None or not self._waiting[client].keys().isdisjoint(models)
 
-    def _admit(self) -> None:
-        """Note everybody who has credit by the rounds of now."""
+    def _admit(self) -> list[ClientId]:
+        """Note everybody who has credit by the rounds of now, and return them."""
+        admitted = []
         for client in self._dues.come():
             if self._is_poor(client):
                 self._review(client)
-                if client not in self._credited:
+                if client in self._credited:
+                    admitted.append(client)
+                else:
                     self._expect(client)
+        return admitted
 
     def _expect(self, client: ClientId) -> None:
         """Note when a waiting client without credit will have some."""

@@ -38,8 +38,14 @@ class FleetView(Protocol):
     def input_tokens(self, request: Request) -> int:
         """The estimated size of a request's input."""
 
-    def prefill_seconds(self, worker: WorkerId, tokens: int) -> float:
+    def prefill_seconds(self, worker: WorkerId, tokens: float) -> float:
         """How long the worker takes over so many uncached input tokens, when nothing else waits there."""
+
+    def decode_seconds(self, worker: WorkerId) -> float:
+        """How long one of the worker's steps takes without the prefill in it; 0 before that was seen."""
+
+    def output_tokens(self, request: Request) -> float:
+        """The output that a request is likely to have."""
 
     def rate(self, workers: Collection[WorkerId]) -> float | None:
         """Cost units that these workers serve in a second without room for more; None before that was seen."""

@@ -16,6 +16,7 @@ from functools import partial
 from router.core.accounts import Charge, Tokens
 from router.core.commands import Deficit, PassedOver
 from router.core.deficit_parameters import DeficitParameters
+from router.core.isolation import LEAST_ISOLATION, Isolation
 from router.core.longest_match import LongestMatchQueue, longest
 from router.core.model import ClientId, Request, RequestId, WorkerId
 from router.core.policies.home_pool import HomePool, Waiting
@@ -37,6 +38,10 @@ class DlpmHomeParameters(DeficitParameters):
     """A worker that holds this many tokens less of a prefix than the best is as much its home."""
     home_patience: float = 3.0
     """How many times as long as its prefix takes to compute a request waits for its home."""
+    isolation: float = 0.2
+    """How long a refill is held back while clients with credit have calls running that it would slow, from 0, never, to
+    1, until they have had as much of the engines' time as those whom the last refill let in. More: running calls are
+    slowed less, at the cost of service in total."""
     load_ratio: float = 2.0
     """A home with more than this many times as many requests in flight as the worker with the fewest is left ..."""
     load_slack: int = 4
@@ -48,6 +53,8 @@ class DlpmHomeParameters(DeficitParameters):
             raise ValueError("worker_quantum must be positive")
         if self.load_ratio < 1 or self.load_slack < 0:
             raise ValueError("load_ratio must be at least 1, and load_slack not negative")
+        if self.isolation and not LEAST_ISOLATION <= self.isolation <= 1:
+            raise ValueError(f"isolation must be 0, or from {LEAST_ISOLATION} to 1")
 
 
 class Site:
@@ -72,6 +79,7 @@ class DlpmHome(Policy):
             surroundings.view, self._new_queue, loss=parameters.home_loss, patience=parameters.home_patience
         )
         self._standings = Standings(self._pool.stand, parameters, self._rate, surroundings.shares, surroundings.debtors)
+        self._isolation = Isolation(parameters.isolation, self._standings, surroundings.view, surroundings.cost)
         self._credits = WorkerCredits(parameters.worker_quantum, surroundings.view.speed, surroundings.shares)
         self._sites: dict[WorkerId, Site] = {}
         self._sent = 0
@@ -80,8 +88,8 @@ class DlpmHome(Policy):
 
     @property
     def next_deadline(self) -> float:
-        """See `Policy`. The next request that leaves home may find room elsewhere."""
-        return self._pool.next_deadline
+        """See `Policy`. The next request that leaves home may find room elsewhere; a refill is held back no more."""
+        return min(self._pool.next_deadline, self._isolation.next_deadline)
 
     def enqueue(self, request: Request, now: float) -> None:
         """See `Policy`."""
@@ -90,7 +98,7 @@ class DlpmHome(Policy):
         if len(self._pool):
             self._wait(placed, now)
             return
-        if not any(site.unstarted for site in self._sites.values()):
+        if not self._standings.in_flight:
             self._standings.begin_anew()
         self._newcomer = placed
 
@@ -120,6 +128,7 @@ class DlpmHome(Policy):
         if not len(self._pool):
             return None
         self._pool.let_leave(now)
+        self._isolation.advance(now)
         with_room = self._with_room()
         for worker, relief in with_room:
             if choice := self._next_at(worker, relief, now):
@@ -169,7 +178,8 @@ class DlpmHome(Policy):
     def charged(self, charge: Charge) -> None:
         """See `Policy`."""
         cost = charge.at(self._cost)
-        self._standings.charge(charge.client, cost)
+        if self._standings.charge(charge.client, cost):
+            self._isolation.look_again()
         self._credits.charge(charge.client, charge.worker, cost)
 
     def started(self, request: Request, worker: WorkerId) -> None:
@@ -180,6 +190,7 @@ class DlpmHome(Policy):
     def ended(self, request: Request, worker: WorkerId) -> None:
         """See `Policy`."""
         self.started(request, worker)
+        self._isolation.ended(request, worker)
         self._standings.ended(request)
 
     def match_changed(self, worker: WorkerId, requests: Iterable[RequestId]) -> None:
@@ -191,6 +202,7 @@ class DlpmHome(Policy):
         self._let_newcomer_wait(now)
         if worker not in self._sites:
             self._sites[worker] = Site()
+            self._isolation.worker_joined(worker)
             self._let_sparse_go_first()
         self._pool.worker_joined(worker)
 
@@ -201,6 +213,7 @@ class DlpmHome(Policy):
         for request in orphans:
             self.withdraw(request.id, now)
         self._pool.worker_left(worker)
+        self._isolation.worker_left(worker)
         del self._sites[worker]
         self._let_sparse_go_first()
         return orphans
@@ -217,6 +230,7 @@ class DlpmHome(Policy):
         """See `Policy`."""
         self._standings.forget(client)
         self._credits.forget(client)
+        self._isolation.forget(client)
 
     def forget_worker(self, worker: WorkerId) -> None:
         """See `Policy`."""
@@ -293,7 +307,7 @@ class DlpmHome(Policy):
         return max(equals, key=matched.__getitem__) if equals else worker
 
     def _refill(self, worker: WorkerId, models: Collection[str], now: float) -> None:
-        """CHECKREFILL among the clients of the models that a worker serves."""
+        """CHECKREFILL among the clients of the models that a worker serves; a worker that idles never waits for it."""
         self._standings.let_overdue_go()
         if self._standings.contended(models):
             return
@@ -301,7 +315,8 @@ class DlpmHome(Policy):
             since = now - self._parameters.engine_lpm_seconds
             if self._sites[worker].unstarted.hold_up(since, self._standings.of):
                 return
-        self._standings.refill(models)
+        if not self._view.in_flight(worker) or not self._isolation.holds(models, now):
+            self._isolation.refilled(models, self._standings.refill(models), now)
 
     def _next_copied(self, worker: WorkerId, now: float) -> Choice | None:
         """The first request of the longest queue elsewhere, if its client has used up its credit there."""
@@ -332,5 +347,6 @@ class DlpmHome(Policy):
         self._standings.dispatched(request)
         site = self._sites[worker]
         site.unstarted.add(request, now)
+        self._isolation.sent(request, worker)
         self._sent += 1
         site.sent = self._sent
