@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.accounts import LinearCost
-from router.core.fairness import JAIN_SECONDS, WAITS_KEPT, Fairness, RecentService, jain_index, percentile
+from router.core.fairness import WAITS_KEPT, Fairness, RecentService, jain_index, percentile
+from router.core.last_minute import MINUTE
 from router.core.model import ClientId, Request, RequestId, WorkerId
 from router.core.service_gap import Outstanding
 from router.core.shares import Shares
@@ -56,12 +57,13 @@ def test_recent_service_is_that_of_the_last_minute(steps: list[tuple[float, int]
     recent, now, diary = RecentService(), 0.0, []
     for pause, service in steps:
         now += pause
-        recent.add(service, now)
+        recent.add(service, 2.0, now)
         diary.append((now, service))
     now += later
-    certain = sum(service for at, service in diary if at >= now - JAIN_SECONDS + 1)
-    possible = sum(service for at, service in diary if at >= now - JAIN_SECONDS)
-    assert certain <= recent.total(now) <= possible
+    certain = sum(service for at, service in diary if at >= now - MINUTE + 1)
+    possible = sum(service for at, service in diary if at >= now - MINUTE)
+    assert certain <= recent.cost(now) <= possible
+    assert recent.per_weight(now) == recent.cost(now) / 2
 
 
 def test_jain_looks_at_those_that_were_backlogged_lately() -> None:
@@ -73,7 +75,7 @@ def test_jain_looks_at_those_that_were_backlogged_lately() -> None:
     fairness.backlog_ended(W1, BOB, 3.0)
     assert fairness.jain(50.0) == pytest.approx(jain_index([30, 10]))
     fairness.served(request(ADA), W1, 30, 60.0)
-    assert fairness.jain(3.0 + JAIN_SECONDS + 1) == 1
+    assert fairness.jain(3.0 + MINUTE + 1) == 1
 
 
 def test_a_client_is_backlogged_while_it_waits_in_any_queue() -> None:
@@ -140,3 +142,13 @@ def test_waiting_times_are_those_of_the_last_requests() -> None:
     for _ in range(4):
         fairness.dispatched(request(ADA), W1, Outstanding(0, 0, 1), 9.0)
     assert fairness.waits(ADA).p95 == 9.0
+
+
+def test_shares_are_of_what_all_were_served_lately() -> None:
+    """In cost units, whatever the weights; nobody has a share of nothing."""
+    fairness = backlogged()
+    assert fairness.share(ADA, 0.0) is None
+    fairness.served(request(ADA), W1, 30, 0.0)
+    fairness.served(request(BOB, weight=2.0), W2, 90, 10.0)
+    assert [fairness.share(client, 10.0) for client in (ADA, BOB, ClientId("cyd"))] == [0.25, 0.75, 0.0]
+    assert fairness.share(ADA, MINUTE + 2) == 0.0

@@ -117,6 +117,7 @@ class Dispatched:
             state.start(request.id, now, seen=seen)
             if seen:
                 self._mirror.started(request.id, now)
+                self._fairness.answered(request, now)
                 if live.suspects:
                     self._membership.blame_suspects(live, now)
         if live.state is not State.IN_FLIGHT:
@@ -165,6 +166,7 @@ class Dispatched:
         if tokens > self._accounts.bills[request.id].tokens.output:
             if live.state is State.IN_FLIGHT:
                 self.start(live, now, seen=False)
+                self._fairness.answered(request, now)
             self._serve(live, self._accounts.progress(request.id, tokens), now)
 
     def finish(self, live: Live, usage: Usage | None, answers: tuple[PromptKey, ...], now: float) -> bool:
@@ -176,6 +178,7 @@ class Dispatched:
             self._estimates.learn(live.request, usage, answers)
             self._states[worker].answered(live.request.id, usage.output_tokens, now)
         self._states[worker].succeeded(live.request.id, now)
+        self._fairness.answered(live.request, now)
         if live.suspects:
             self._membership.blame_suspects(live, now)
         self._settle(live, usage, now, answers, keeps_estimate=False)

@@ -1,4 +1,4 @@
-"""How evenly the clients are served: Jain's index, waiting times, and each queue's gap and bound."""
+"""How evenly the clients are served: by queue, with the theorem's gap and its bound, and as active clients feel it."""
 
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable
@@ -6,12 +6,12 @@ from math import ceil
 from typing import NamedTuple
 
 from router.core.accounts import LinearCost, Tokens
+from router.core.last_minute import MINUTE, MinuteSums
 from router.core.model import ClientId, Request, WorkerId
 from router.core.service_gap import BoundMeter, GapMeter, Outstanding
 from router.core.shares import Shares
+from router.core.turns import Turns
 
-JAIN_SECONDS = 60.0
-"""The time over which Jain's index looks back."""
 WAITS_KEPT = 256
 """How many of a client's last waiting times its percentile looks back on."""
 
@@ -36,30 +36,26 @@ def percentile(values: Iterable[float], share: float) -> float | None:
 
 
 class RecentService:
-    """A client's service per weight over the last `JAIN_SECONDS`, in steps of a second."""
+    """One client's service over the last minute, and whether it was backlogged then."""
+
+    __slots__ = ("_sums", "backlogged_until")
 
     def __init__(self) -> None:
-        self._seconds: deque[tuple[int, float]] = deque()
+        self._sums = MinuteSums()
         self.backlogged_until: float | None = None
         """When it was last backlogged; infinite while it is, None if it never was."""
 
-    def add(self, service: float, now: float) -> None:
-        """It was served this much, or this much was given back."""
-        second = int(now)
-        if self._seconds and self._seconds[-1][0] == second:
-            self._seconds[-1] = second, self._seconds[-1][1] + service
-        else:
-            self._seconds.append((second, service))
-            self._forget(now)
+    def add(self, cost: float, weight: float, now: float) -> None:
+        """It was served this much while it weighed this, or this much was given back."""
+        self._sums.add(cost / weight, cost, now)
 
-    def total(self, now: float) -> float:
-        """The service in sight."""
-        self._forget(now)
-        return sum(service for _, service in self._seconds)
+    def per_weight(self, now: float) -> float:
+        """Its service in cost units, each divided by its weight at that time."""
+        return self._sums.totals(now)[0]
 
-    def _forget(self, now: float) -> None:
-        while self._seconds and self._seconds[0][0] < now - JAIN_SECONDS:
-            self._seconds.popleft()
+    def cost(self, now: float) -> float:
+        """Its service in cost units."""
+        return self._sums.totals(now)[1]
 
 
 class Fairness:
@@ -74,6 +70,26 @@ class Fairness:
         self._waits: defaultdict[ClientId, deque[float]] = defaultdict(lambda: deque(maxlen=WAITS_KEPT))
         self._queues: dict[ClientId, int] = {}
         self._granted = 0.0
+        self.turns = Turns()
+
+    def opened(self, request: Request, since: float, now: float, *, begun: bool = False) -> None:
+        """A request that has waited since then is there. `begun`: its answer began at a worker that it came back from.
+
+        To be told once it counts among its client's `Shares`.
+        """
+        weight = self._shares.of(request)
+        if begun:
+            self.turns.continued(request.client, weight, now)
+        else:
+            self.turns.opened(request.client, request.id, weight, since, now)
+
+    def answered(self, request: Request, now: float) -> None:
+        """Its first token is here, or is believed to be computed; only the first time counts."""
+        self.turns.answered(request.client, request.id, now)
+
+    def closed(self, request: Request, now: float) -> None:
+        """A request is gone, however it ended."""
+        self.turns.closed(request.client, request.id, now)
 
     def backlog_began(self, queue: WorkerId | None, client: ClientId, now: float) -> None:  # noqa: ARG002
         """See `BacklogWatcher`."""
@@ -105,9 +121,10 @@ class Fairness:
 
     def served(self, request: Request, worker: WorkerId, cost: float, now: float) -> None:
         """A request was served at this cost, or this much was given back."""
-        client, service = request.client, cost / self._shares.of(request)
-        self._gaps[None if self._pooled else worker].served(client, service)
-        self._recent[client].add(service, now)
+        client, weight = request.client, self._shares.of(request)
+        self._gaps[None if self._pooled else worker].served(client, cost / weight)
+        self._recent[client].add(cost, weight, now)
+        self.turns.served(client, cost, weight, now)
 
     def came_to(self, worker: WorkerId, outstanding: Outstanding, tokens: Tokens) -> None:
         """A dispatched request was served so much, all told."""
@@ -131,14 +148,23 @@ class Fairness:
         """A client that has nothing under way is not remembered."""
         self._recent.pop(client, None)
         self._waits.pop(client, None)
+        self.turns.forget(client)
+
+    def share(self, client: ClientId, now: float) -> float | None:
+        """What of all that was served in the last minute this client got, 0 to 1; None if nothing was served."""
+        whole = self.turns.cost_served(now)
+        if whole <= 0.0:
+            return None
+        recent = self._recent.get(client)
+        return 0.0 if recent is None else min(1.0, max(0.0, recent.cost(now) / whole))
 
     def jain(self, now: float) -> float | None:
         """Jain's index over the service per weight of the clients that were backlogged lately."""
         return jain_index(
             [
-                max(0.0, recent.total(now))
+                max(0.0, recent.per_weight(now))
                 for recent in self._recent.values()
-                if recent.backlogged_until is not None and recent.backlogged_until >= now - JAIN_SECONDS
+                if recent.backlogged_until is not None and recent.backlogged_until >= now - MINUTE
             ]
         )
 

@@ -168,7 +168,7 @@ class Scheduler:
             case Finished(request, usage, answers):
                 live = self._live.get(request)
                 if live is not None and self._dispatched.finish(live, usage, answers, now):
-                    self._bury(live.request)
+                    self._bury(live.request, now)
             case Cancelled():
                 self._cancel(event, now)
             case Failed():
@@ -190,19 +190,21 @@ class Scheduler:
         if not self.cluster.serving(request.model):
             self._out.append(Reject(request.id, Refusal.NO_WORKER))
         else:
-            self._bear(Live(request, now))
+            self._bear(Live(request, now), now)
             self._returned.arrived()
             self._placed = True
             self.policy.enqueue(request, now)
 
-    def _bear(self, live: Live) -> None:
+    def _bear(self, live: Live, now: float) -> None:
         """A request is there, be it new or back from a worker."""
         self._live[live.request.id] = live
         self.shares.begin(live.request)
+        self.fairness.opened(live.request, live.since, now, begun=live.handed_on > 0)
 
-    def _bury(self, request: Request) -> None:
+    def _bury(self, request: Request, now: float) -> None:
         """It is gone; the last that is done for it."""
         del self._live[request.id]
+        self.fairness.closed(request, now)
         self.shares.end(request.client)
 
     def _make_room(self, arrival: Request, now: float) -> None:
@@ -238,7 +240,7 @@ class Scheduler:
             serving = self.cluster.serving(request.model)
             others = [worker for worker in serving if worker not in live.failed]
             if not others:
-                self._abandon(live, Refusal.NO_RETRY if serving else Refusal.NO_WORKER)
+                self._abandon(live, Refusal.NO_RETRY if serving else Refusal.NO_WORKER, now)
             elif able := [worker for worker in others if self._view.admits(worker, request, live.handed_on)]:
                 self._returned.remove(request.id)
                 worker = self.policy.resend(request, able, now)
@@ -256,9 +258,9 @@ class Scheduler:
             self._dispatched.break_off(live, event.usage, now)
             if live.paid_output:
                 self.estimates.answers.learn(live.request, live.paid_output)
-            self._bury(live.request)
+            self._bury(live.request, now)
         elif live.state is State.RETURNED:
-            self._bury(live.request)
+            self._bury(live.request, now)
             self._returned.remove(event.request)
         else:
             self._withdraw(live, now)
@@ -272,7 +274,7 @@ class Scheduler:
             self._dispatched.break_off(live, event.usage, now, broken=event.fault is Fault.BROKEN)
         else:
             self._dispatched.refund(live, now)
-        self._bury(live.request)
+        self._bury(live.request, now)
         self.membership.failed(live.worker, event.fault, now)
         return live
 
@@ -280,15 +282,15 @@ class Scheduler:
         """Let a request go to another worker as soon as one has room, if it may."""
         if (live := self._fail(event, now)) is None or live.worker is None:
             return
-        self._bear(live)
+        self._bear(live, now)
         if not self._returned.add(live, event, now, in_use=self.cluster.in_use(live.worker)):
             if len(live.suspects) == 1:
                 self.membership.blame_suspects(live, now)
-            self._abandon(live, Refusal.NO_RETRY)
+            self._abandon(live, Refusal.NO_RETRY, now)
 
-    def _abandon(self, live: Live, reason: Refusal) -> None:
+    def _abandon(self, live: Live, reason: Refusal, now: float) -> None:
         """Give up a request that came back; what is owed for it is paid."""
-        self._bury(live.request)
+        self._bury(live.request, now)
         self._returned.remove(live.request.id)
         self._out.append(Reject(live.request.id, reason))
 
@@ -296,7 +298,7 @@ class Scheduler:
         """End a request that waits."""
         self.policy.withdraw(live.request.id, now)
         self._room.leave(live.request.id, now, served=False)
-        self._bury(live.request)
+        self._bury(live.request, now)
 
     def _place_anew(self, requests: Sequence[Request], now: float) -> None:
         """Give requests that the policy gave up back to it, or turn away those that no worker serves."""
@@ -306,7 +308,7 @@ class Scheduler:
                 self.policy.enqueue(request, now)
             else:
                 self._room.leave(request.id, now, served=False)
-                self._bury(request)
+                self._bury(request, now)
                 self._out.append(Reject(request.id, Refusal.NO_WORKER))
 
     def _tick(self, now: float) -> None:
@@ -315,7 +317,7 @@ class Scheduler:
             self._withdraw(self._live[request], now)
             self._out.append(Reject(request, Refusal.EXPIRED, self._room.retry_after(now)))
         for live in self._returned.expired(now):
-            self._abandon(live, Refusal.EXPIRED)
+            self._abandon(live, Refusal.EXPIRED, now)
 
     def _set_alarm(self, now: float) -> None:
         """Ask to be woken for the next deadline, unless an earlier alarm is set: a vain waking is cheap."""
