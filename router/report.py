@@ -14,8 +14,10 @@ from router.core.engine_work import EngineWork
 from router.core.health import Condition
 from router.core.model import ClientId, GroupId, WorkerId
 from router.core.scheduler import Scheduler
+from router.core.turns import ClientTurns
 from router.core.window import Limits
 from router.fleet import Backend, Fleet
+from router.turn_report import NO_ROUND, NO_WAIT, RoundReport, WaitReport, round_report, wait_report
 
 T = TypeVar("T")
 
@@ -47,6 +49,12 @@ class ClientReport:
     wait_p50_s: float | None
     wait_p95_s: float | None
     deficit: dict[WorkerId, Deficit]
+    share: float | None = None
+    """Of the cost served in the last minute, 0 to 1; None if nothing was served."""
+    service_lag: float = 0.0
+    """How far it is behind an even share, see `router.core.service_lag`; 0 while it is not active."""
+    unserved_s: float | None = None
+    """For how long a call of its has waited while it was served nothing; None while none of its waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +108,8 @@ class WorkCard:
     computed_input: int | None
     """None where it does not count."""
     computed_output: int | None
+    charged_of_computed: float | None = None
+    """All that was charged over all that was computed, of the kinds that it counts; None before it computed any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +144,10 @@ class FairnessReport:
     forgotten: Service
     """What clients were served that are not remembered any more."""
     workers: dict[WorkerId, WorkerReport]
+    service_lag: float = 0.0
+    """The largest of all clients."""
+    rounds: RoundReport = NO_ROUND
+    waits: WaitReport = NO_WAIT
 
 
 _REPORT: Final = TypeAdapter(FairnessReport)
@@ -150,24 +164,46 @@ async def fairness_report(
     """
     accounts, running = scheduler.accounts, Counter(bill.client for bill in scheduler.accounts.bills.values())
     forgotten, jain = _service(accounts.forgotten, scheduler), scheduler.fairness.jain(now)
+    turns = scheduler.fairness.turns
+    rounds, longest = turns.rounds(scheduler.cluster.rate_of_all(), now), turns.longest_waits(now)
     met = [
         (client, weight, accounts.accounts[client].served if client in accounts.accounts else NOTHING)
         for client, weight in scheduler.weights.items()
     ]
-    clients = {}
+    clients, felt = {}, []
     for some in _a_few(met):
         for client, weight, served in some:
-            clients[client] = ClientReport(
-                weight,
-                _service(served, scheduler),
-                scheduler.backlog.of_client(client),
-                running[client],
-                *scheduler.fairness.waits(client),
-                _deficits(client, scheduler),
+            felt.append(turns.of(client, now))
+            clients[client] = _client(
+                client, weight, _service(served, scheduler), felt[-1], running[client], scheduler, now
             )
         await asyncio.sleep(0)
     workers = await worker_reports(scheduler, fleet, unread)
-    return FairnessReport(policy, jain, clients, forgotten, workers)
+    lag = max((each.lag for each in felt), default=0.0)
+    waits = wait_report(felt, longest, rounds.fair_s)
+    return FairnessReport(policy, jain, clients, forgotten, workers, lag, round_report(rounds), waits)
+
+
+def _client(
+    client: ClientId,
+    weight: float,
+    service: Service,
+    felt: ClientTurns,
+    running: int,
+    scheduler: Scheduler,
+    now: float,
+) -> ClientReport:
+    return ClientReport(
+        weight,
+        service,
+        scheduler.backlog.of_client(client),
+        running,
+        *scheduler.fairness.waits(client),
+        _deficits(client, scheduler),
+        scheduler.fairness.share(client, now),
+        felt.lag,
+        felt.unserved_s,
+    )
 
 
 def usage_report(
@@ -243,8 +279,21 @@ def _cache(worker: WorkerId, scheduler: Scheduler) -> CacheCard:
 
 
 def _work(work: EngineWork) -> WorkCard:
-    computed = [None if tokens is None else round(tokens) for tokens in (work.input_tokens, work.output_tokens)]
-    return WorkCard(work.charged.extend, work.charged.output, *computed)
+    charged = work.charged
+    pairs = [(charged.extend, work.input_tokens), (charged.output, work.output_tokens)]
+    counted = [(paid, tokens) for paid, tokens in pairs if tokens is not None]
+    computed = sum(tokens for _, tokens in counted)
+    return WorkCard(
+        charged.extend,
+        charged.output,
+        _rounded(work.input_tokens),
+        _rounded(work.output_tokens),
+        sum(paid for paid, _ in counted) / computed if computed else None,
+    )
+
+
+def _rounded(tokens: float | None) -> int | None:
+    return None if tokens is None else round(tokens)
 
 
 def _worker(backend: Backend, scheduler: Scheduler, unread: int) -> WorkerReport:

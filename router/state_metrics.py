@@ -55,6 +55,64 @@ EVICTED: Final = Family(
     "Tokens believed evicted from the prefix cache, by what told of it.",
     ("worker", "source"),
 )
+CLIENT_LAG: Final = Family(
+    GaugeMetricFamily,
+    "d2lpm_client_service_lag_cost_units",
+    "What the client would have been served by an even share while it waited, less what it was, per weight.",
+    ("client",),
+)
+UNSERVED: Final = Family(
+    GaugeMetricFamily,
+    "d2lpm_client_unserved_seconds",
+    "Time for which a call of the client has waited while it was served nothing.",
+    ("client",),
+)
+SHARE: Final = Family(
+    GaugeMetricFamily,
+    "d2lpm_client_service_share_ratio",
+    "Share of the client in the cost of all that was served in the last minute.",
+    ("client",),
+)
+LAG: Final = Family(
+    GaugeMetricFamily, "d2lpm_service_lag_cost_units", "Largest service lag of a client with a call open.", ()
+)
+ROUND: Final = Family(
+    GaugeMetricFamily,
+    "d2lpm_round_seconds",
+    "Time until each client with a call open is served: a mean call each at full rate (fair), and as it goes (current,"
+    " last).",
+    ("round",),
+)
+ROUND_CLIENTS: Final = Family(
+    GaugeMetricFamily,
+    "d2lpm_round_clients",
+    "Clients with a call open (open), and of the current round those not served yet (unserved).",
+    ("clients",),
+)
+WAIT_SECONDS: Final = Family(
+    GaugeMetricFamily,
+    "d2lpm_longest_wait_seconds",
+    "Longest time to the first token, of calls that wait now (waiting) or waited in the last minute (lately).",
+    ("calls",),
+)
+WAIT_ROUNDS: Final = Family(
+    GaugeMetricFamily,
+    "d2lpm_longest_wait_rounds",
+    "The same in fair rounds, one for each of the client's calls that were answered meanwhile.",
+    ("calls",),
+)
+LONGEST_UNSERVED: Final = Family(
+    GaugeMetricFamily,
+    "d2lpm_longest_unserved_rounds",
+    "Longest time in fair rounds for which a client with a waiting call was served nothing.",
+    (),
+)
+UNSERVED_CLIENTS: Final = Family(
+    GaugeMetricFamily,
+    "d2lpm_unserved_clients",
+    "Clients with a waiting call that were served nothing for longer than a fair round.",
+    (),
+)
 UNREAD: Final = Family(
     CounterMetricFamily,
     "d2lpm_worker_reports_ignored",
@@ -124,6 +182,11 @@ WORKER_GAUGES: Final[Figures[WorkerReport]] = (
         "What the largest difference in service per weight cannot exceed.",
         lambda w: w.service_gap_bound,
     ),
+    (
+        "d2lpm_worker_charged_of_computed_ratio",
+        "Tokens charged since it joined over those that it computed by its own counters.",
+        lambda w: w.work.charged_of_computed if w.work else None,
+    ),
 )
 
 
@@ -148,6 +211,7 @@ class StateCollector(Collector):
         if report.jain is not None:
             jain.add_metric((), report.jain)
         yield jain
+        yield from _turns(report)
         yield from self._clients(report)
         yield from _workers(report)
         yield from self._work(report)
@@ -165,6 +229,11 @@ class StateCollector(Collector):
         yield from WEIGHT.parts(((client,), entry.weight) for client, entry in shown.items())
         yield from WAIT.parts(_waits(shown))
         yield from DEFICIT.parts(_deficits(shown))
+        yield from CLIENT_LAG.parts(((client,), entry.service_lag) for client, entry in shown.items())
+        yield from UNSERVED.parts(
+            ((client,), entry.unserved_s) for client, entry in shown.items() if entry.unserved_s is not None
+        )
+        yield from SHARE.parts(((label,), total[6]) for label, total in totals.items())
         yield from QUEUED.parts(((label,), total[4]) for label, total in totals.items())
         yield from RUNNING.parts(((label,), total[5]) for label, total in totals.items())
 
@@ -186,15 +255,15 @@ class StateCollector(Collector):
         )
 
     def _totals(self, report: FairnessReport) -> dict[str, list[float]]:
-        """Tokens of each kind, their cost, requests that wait and that run, by label."""
+        """Tokens of each kind, their cost, requests that wait and that run, share of late, by label."""
         gone = report.forgotten
         totals: dict[str, list[float]] = {}
         # Theirs are among the others from now on: a count that fell would be taken for one that began anew.
         if gone != Service(0, 0, 0, 0.0):
-            totals[OTHER] = [gone.extend, gone.cached, gone.output, gone.cost, 0, 0]
+            totals[OTHER] = [gone.extend, gone.cached, gone.output, gone.cost, 0, 0, 0.0]
         for client, entry in report.clients.items():
             s = entry.service
-            row = (s.extend, s.cached, s.output, s.cost, entry.queued, entry.running)
+            row = (s.extend, s.cached, s.output, s.cost, entry.queued, entry.running, entry.share or 0.0)
             label = self._labels.of(client)
             totals[label] = [*map(add, totals[label], row)] if label in totals else [*row]
         told, self._told = self._told, {}
@@ -202,6 +271,23 @@ class StateCollector(Collector):
             # Service is estimated until the engine tells, and may turn out less: a counter waits until it is more.
             total[:4] = self._told[label] = [*map(max, total[:4], told.get(label, total[:4]))]
         return totals
+
+
+def _turns(report: FairnessReport) -> Iterator[Metric]:
+    """Lags, rounds and waits of all clients together."""
+    rounds, waits = report.rounds, report.waits
+    yield from LAG.parts([((), report.service_lag)])
+    seconds = {"fair": rounds.fair_s, "current": rounds.current_s, "last": rounds.last_s}
+    yield from ROUND.parts(_known(seconds))
+    yield from ROUND_CLIENTS.parts(_known({"open": rounds.clients, "unserved": rounds.unserved}))
+    yield from WAIT_SECONDS.parts(_known({"waiting": waits.waiting_s, "lately": waits.lately_s}))
+    yield from WAIT_ROUNDS.parts(_known({"waiting": waits.waiting_rounds, "lately": waits.lately_rounds}))
+    for family, value in ((LONGEST_UNSERVED, waits.unserved_rounds), (UNSERVED_CLIENTS, waits.unserved_clients)):
+        yield from family.parts([] if value is None else [((), value)])
+
+
+def _known(values: Mapping[str, float | None]) -> Iterator[Row]:
+    return (((label,), value) for label, value in values.items() if value is not None)
 
 
 def _waits(clients: Mapping[ClientId, ClientReport]) -> Iterator[Row]:

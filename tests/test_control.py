@@ -75,12 +75,22 @@ async def test_fairness_has_its_documented_shape() -> None:
                 await first.read()
                 await (await engine.call()).answer()
                 await second.read()
-            assert busy.keys() == {"policy", "jain", "clients", "forgotten", "workers"}
+            assert busy.keys() == {
+                *("policy", "jain", "clients", "forgotten", "workers", "service_lag", "rounds", "waits")
+            }
+            assert busy["rounds"].keys() == {"clients", "fair_s", "current_s", "unserved", "last_s"}
+            assert busy["waits"].keys() == {
+                *("waiting_s", "waiting_rounds", "lately_s", "lately_rounds"),
+                *("unserved_s", "unserved_rounds", "unserved_clients"),
+            }
             assert busy["forgotten"] == {"extend": 0, "cached": 0, "output": 0, "cost": 0.0}
             assert busy["policy"] == "d2lpm"
             assert busy["clients"].keys() == {"user-a", "user-b"}
             for entry in busy["clients"].values():
-                assert entry.keys() == {"weight", "service", "queued", "running", "wait_p50_s", "wait_p95_s", "deficit"}
+                assert entry.keys() == {
+                    *("weight", "service", "queued", "running", "wait_p50_s", "wait_p95_s", "deficit"),
+                    *("share", "service_lag", "unserved_s"),
+                }
                 assert entry["service"].keys() == {"extend", "cached", "output", "cost"}
                 assert entry["deficit"]["w"].keys() == {"placement", "order"}
             assert [busy["clients"][c]["running"] for c in ("user-a", "user-b")] == [1, 0]

@@ -159,6 +159,10 @@ class Cluster:
         rates = [rate for pace in paces if (rate := pace.rate or pace.least_rate) is not None]
         return sum(rates) * len(paces) / len(rates) if rates else None
 
+    def rate_of_all(self) -> float | None:
+        """That of all workers that have not left."""
+        return self.rate([worker for worker, state in self._states.items() if not state.left])
+
     def speed(self, worker: WorkerId) -> float:
         """A worker's service rate over the mean of those known; 1 where its own is about that, or not known.
 
