@@ -11,6 +11,7 @@ from router.core.model import Arrived, Cancelled, ClientId, Finished, Request, R
 from router.metrics import OTHER, ClientLabels, Durations, ModelLabels, RequestMetrics
 from router.report import ClientReport, FairnessReport, Service, WorkCard, WorkerReport
 from router.state_metrics import StateCollector
+from router.turn_report import RoundReport, WaitReport
 
 
 async def scraped(router: RunningRouter) -> dict[str, Metric]:
@@ -87,14 +88,54 @@ def test_what_is_charged_of_a_worker_stands_beside_what_it_computed() -> None:
     """By kind; a charge that turns out less waits, and where the engine does not count there is nothing."""
     collector = StateCollector(ClientLabels())
     scrapes = []
-    for card in (WorkCard(100, 20, 120, None), WorkCard(80, 25, 130, None)):
+    for card in (WorkCard(100, 20, 120, None, 0.9), WorkCard(80, 25, 130, None)):
         worker = WorkerReport("http://w", True, 0, 0, 0, None, None, None, None, work=card)
         collector.report = FairnessReport("p", None, {}, Service(0, 0, 0, 0.0), {WorkerId("w"): worker})
         families = {family.name: family for family in collector.collect()}
         charged, computed = families["d2lpm_worker_charged_tokens"], families["d2lpm_worker_computed_tokens"]
         kinds = [(family, kind) for family in (charged, computed) for kind in ("extend", "output")]
         scrapes.append([values(family, worker="w", kind=kind) for family, kind in kinds])
-    assert scrapes == [[[100], [20], [120], []], [[100], [25], [130], []]]
+        scrapes[-1].append(values(families["d2lpm_worker_charged_of_computed_ratio"], worker="w"))
+    assert scrapes == [[[100], [20], [120], [], [0.9]], [[100], [25], [130], [], []]]
+
+
+def test_what_clients_feel_is_told_as_far_as_it_is_known() -> None:
+    """Rounds, waits and lags of all, and each client's; of clients without a label of their own the shares alone."""
+    each = ClientReport(1.0, Service(0, 0, 0, 0.0), 0, 0, None, None, {}, 0.25, 40.0, 7.0)
+    served = ClientReport(1.0, Service(0, 0, 0, 0.0), 0, 0, None, None, {}, 0.25)
+    told = {ClientId("ann"): each, ClientId("bob"): served, ClientId("cyd"): each}
+    rounds, waits = RoundReport(3, 2.0, 5.0, 1, None), WaitReport(9.0, 4.5, 3.0, 1.5, 7.0, 3.5, 2)
+    known = FairnessReport("p", None, told, Service(0, 0, 0, 0.0), {}, 40.0, rounds, waits)
+    collector = StateCollector(ClientLabels(2))
+    scrapes = []
+    for collector.report in (known, FairnessReport("p", None, {}, Service(0, 0, 0, 0.0), {})):
+        families = {family.name: family for family in collector.collect()}
+        scrapes.append({name: _by_label(families[f"d2lpm_{name}"]) for name in FELT})
+    assert scrapes[0] == {
+        "client_service_lag_cost_units": {"ann": 40.0, "bob": 0.0},
+        "client_unserved_seconds": {"ann": 7.0},
+        "client_service_share_ratio": {"ann": 0.25, "bob": 0.25, OTHER: 0.25},
+        "service_lag_cost_units": {"": 40.0},
+        "round_seconds": {"fair": 2.0, "current": 5.0},
+        "round_clients": {"open": 3, "unserved": 1},
+        "longest_wait_seconds": {"waiting": 9.0, "lately": 3.0},
+        "longest_wait_rounds": {"waiting": 4.5, "lately": 1.5},
+        "longest_unserved_rounds": {"": 3.5},
+        "unserved_clients": {"": 2},
+    }
+    assert scrapes[1]["longest_wait_rounds"] == scrapes[1]["unserved_clients"] == {}
+    assert scrapes[1]["round_seconds"] == {"current": 0.0}
+
+
+FELT = (
+    *("client_service_lag_cost_units", "client_unserved_seconds", "client_service_share_ratio"),
+    *("service_lag_cost_units", "round_seconds", "round_clients", "longest_wait_seconds", "longest_wait_rounds"),
+    *("longest_unserved_rounds", "unserved_clients"),
+)
+
+
+def _by_label(family: Metric) -> dict[str, float]:
+    return {"".join(sample.labels.values()): sample.value for sample in family.samples}
 
 
 def clients(service: Service | None) -> dict[ClientId, ClientReport]:

@@ -104,6 +104,47 @@ FAIRNESS: Final = Row(
         ),
     ),
 )
+TURNS: Final = Row(
+    "Does everybody have a turn?",
+    (
+        Panel(
+            "Rounds",
+            "How long it takes until each client with a call open is served: one call of mean cost each at full rate "
+            "(fair), and in fact (current, last). A current round that does not end leaves somebody out.",
+            "s",
+            (Query("max by (round) (d2lpm_round_seconds)", "{{round}}"),),
+        ),
+        Panel(
+            "Longest wait in fair rounds",
+            "For the first token, of calls that wait now or waited in the last minute, and the longest time for which "
+            "a client that waits was served nothing. Above 3 somebody waits for others' quanta.",
+            "short",
+            (
+                Query("max by (calls) (d2lpm_longest_wait_rounds)", "{{calls}}"),
+                Query("max by (instance) (d2lpm_longest_unserved_rounds)", "unserved"),
+            ),
+        ),
+        Panel(
+            "Clients unserved",
+            "With a call that waits, and served nothing for longer than a fair round; beside those with a call open.",
+            "short",
+            (
+                Query("sum by (instance) (d2lpm_unserved_clients)", "unserved for a round"),
+                Query('sum by (instance) (d2lpm_round_clients{clients="open"})', "with a call open"),
+            ),
+        ),
+        Panel(
+            "Service lag",
+            "How far each client is behind an even share of what is served, per weight, by the time in which calls of "
+            "its wait: in the router or in an engine. One that rises all the time gets less than its share.",
+            "suffix: units",
+            (
+                Query(top('max by (client) (d2lpm_client_service_lag_cost_units{client=~"$client"})'), "{{client}}"),
+                Query("max by (instance) (d2lpm_service_lag_cost_units)", "largest"),
+            ),
+        ),
+    ),
+)
 WAITING: Final = Row(
     "Who waits, and how long?",
     (
@@ -282,7 +323,7 @@ ROUTER: Final = Row(
         ),
     ),
 )
-ROWS: Final = (FAIRNESS, WAITING, SPEED, CACHES, WORKERS, ROUTER)
+ROWS: Final = (FAIRNESS, TURNS, WAITING, SPEED, CACHES, WORKERS, ROUTER)
 
 
 def dashboard(rows: tuple[Row, ...]) -> dict[str, Any]:
