@@ -173,7 +173,7 @@ def _insight(
 
     @routes.get("/fairness", response_model=FairnessReport)
     async def fairness() -> Response:
-        """Service, deficits and waiting times by client; load, gap and bound by worker."""
+        """Service, deficits, lags and waiting times by client; rounds and waits; load, gap and bound by worker."""
         return Response(await written(await report()), media_type="application/json")
 
     @routes.get("/explain/{request_id:path}", responses={UnknownRequest.status: {"description": "Not remembered."}})

@@ -5,12 +5,13 @@ from bench.experiments.felt_loads import SMALL, WORKERS, crowd
 from bench.scenario import Scenario
 from bench.simulation import Simulation
 from bench.summary import summarise
+from router.core.policies.dlpm import DlpmParameters
 from router.core.policies.dlpm_home import DlpmHomeParameters
 
 WITHOUT_END = DlpmHomeParameters(round_seconds=0.0, overdue_after=0.0, head_start=0.0)
 
 
-def felt(clients: int, *parameters: DlpmHomeParameters, policy: str = "dlpm_home") -> dict[str, float]:
+def felt(clients: int, *parameters: DlpmHomeParameters | DlpmParameters, policy: str = "dlpm_home") -> dict[str, float]:
     workload = crowd(clients).workload
     result = Simulation(Scenario(policy, workload, (SMALL,) * WORKERS, 80.0, 40.0, parameters=parameters)).run()
     measured = figures(result, summarise(result))
@@ -26,3 +27,13 @@ def test_a_crowd_is_served_whole() -> None:
     assert (ours["unserved"], by_match["unserved"] > 0) == (0, True)
     assert ours["light longest"] <= 1.5 * max(ours["fair round"], theirs["light longest"])
     assert ours["calls/s"] >= 0.97 * by_match["calls/s"]
+
+
+def test_by_turns_a_queue_at_each_worker_serves_a_crowd_too() -> None:
+    """D2LPM leaves out most of 120, and light clients wait as if they were left out; not where the overdue go first."""
+    by_turns, by_match = felt(120, DlpmParameters(overdue_after=1.0), policy="d2lpm"), felt(120, policy="d2lpm")
+    assert by_match["unserved"] > 60
+    assert by_match["light longest"] > 5 * by_match["fair round"]
+    assert by_turns["unserved"] == 0
+    assert by_turns["light longest"] <= 1.5 * by_turns["fair round"]
+    assert by_turns["calls/s"] >= by_match["calls/s"]

@@ -18,6 +18,8 @@ from router.turn_report import RoundReport, WaitReport, round_report, wait_repor
 CLIENTS = 120
 SECONDS = 80.0
 UNENDING_ROUNDS = DlpmHomeParameters(round_seconds=0.0, overdue_after=0.0, head_start=2000.0)
+HALF = 7
+"""The number of the look at half the time."""
 STARVING = [("dlpm_home", UNENDING_ROUNDS), ("d2lpm", None)]
 
 
@@ -69,15 +71,15 @@ class Watcher:
 
 
 @cache
-def at_half_and_end(policy: str, parameters: DlpmHomeParameters | None = None) -> tuple[Shown, Shown]:
-    watcher = Watcher([SECONDS / 2, SECONDS - 0.1])
+def looks(policy: str, parameters: DlpmHomeParameters | None = None) -> Sequence[Shown]:
+    """One every five seconds, and one at the end."""
+    watcher = Watcher([*range(5, int(SECONDS), 5), SECONDS - 0.1])
     given = () if parameters is None else (parameters,)
     workload = crowd(CLIENTS).workload
     simulation = Simulation(Scenario(policy, workload, (SMALL,) * WORKERS, SECONDS, parameters=given), [watcher])
     watcher.scheduler = simulation.scheduler
     simulation.run()
-    half, end = watcher.seen
-    return half, end
+    return watcher.seen
 
 
 @pytest.mark.parametrize(("policy", "parameters"), STARVING)
@@ -85,8 +87,9 @@ def test_a_starved_crowd_is_seen(policy: str, parameters: DlpmHomeParameters | N
     """Those left out fall behind ever further, are unserved for many rounds, and the round does not end; the queue's
     gap compares nobody with them.
     """
-    half, end = at_half_and_end(policy, parameters)
-    assert end.gap == 0.0
+    seen = looks(policy, parameters)
+    half, end = seen[HALF], seen[-1]
+    assert {each.gap for each in seen} == {0.0}
     assert end.waits.unserved_clients == len(end.unserved) > CLIENTS / 2
     assert all(end.lags[client] > half.lags[client] > 0 for client in {*half.unserved} & {*end.unserved})
     assert end.lag > 1.4 * half.lag > 0
@@ -100,7 +103,8 @@ def test_a_crowd_that_is_served_is_seen_to_be() -> None:
     """By default: nobody is unserved for two rounds, rounds end within one and a half fair ones, and lags shrink once
     the prefixes of all are cached.
     """
-    half, end = at_half_and_end("dlpm_home")
+    seen = looks("dlpm_home")
+    half, end = seen[HALF], seen[-1]
     for each in (half, end):
         assert each.rounds.fair_s is not None
         assert each.rounds.clients > 0.9 * CLIENTS
@@ -109,5 +113,5 @@ def test_a_crowd_that_is_served_is_seen_to_be() -> None:
         assert each.waits.lately_rounds is not None
         assert each.waits.lately_rounds < 3
     assert end.lag < half.lag
-    starved = [at_half_and_end(policy, parameters)[1].lag for policy, parameters in STARVING]
+    starved = [looks(policy, parameters)[-1].lag for policy, parameters in STARVING]
     assert end.lag < 0.5 * min(starved)
