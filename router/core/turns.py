@@ -166,7 +166,8 @@ class Turns:
         oldest = next(iter(entry.waits.values()))
         unserved, wait = max(0.0, now - entry.unserved_since), max(0.0, now - oldest.since)
         even = self._even_weight(entry)
-        return ClientTurns(lag, unserved, unserved * even, wait, self._per_turn(entry, oldest, now))
+        turns = entry.answered - oldest.answered + 1
+        return ClientTurns(lag, unserved, unserved * even, wait, wait * even / turns)
 
     def cost_served(self, now: float) -> float:
         """What all clients together were served in the last minute, in cost units."""
@@ -215,17 +216,16 @@ class Turns:
 
     def _end_wait(self, entry: ActiveClient, request: RequestId, now: float) -> None:
         wait = entry.waits.pop(request)
-        self._waits.add(now - wait.since, now)
-        self._even_waits.add(self._per_turn(entry, wait, now), now)
+        seconds, turns = now - wait.since, entry.answered - wait.answered + 1
+        self._waits.add(seconds, now)
+        self._even_waits.add(seconds * self._even_weight(entry) / turns, now)
         if not entry.waits:
             self._even.end_waiting(entry.lag)
 
-    def _per_turn(self, entry: ActiveClient, wait: Wait, now: float) -> float:
-        return max(0.0, now - wait.since) / (entry.answered - wait.answered + 1) * self._even_weight(entry)
-
     def _even_weight(self, entry: ActiveClient) -> float:
         """A client's weight over the mean of the active ones, at most 1."""
-        return min(1.0, entry.weight * self._active / self._even.weight) if self._even.weight > 0.0 else 1.0
+        together = self._even.weight
+        return min(1.0, entry.weight * self._active / together) if together > 0.0 else 1.0
 
     def _serve(self, entry: ActiveClient, now: float) -> None:
         entry.unserved_since = now if entry.waits else None
