@@ -166,7 +166,7 @@ def _clients(routes: APIRouter, operations: Operations) -> None:
 def _state(routes: APIRouter, operations: Operations) -> None:
     @routes.get("/fairness/history")
     async def history() -> list[Sample]:
-        """Service, queues and gaps at regular times of the last hour, oldest first."""
+        """Service, queues, gaps and lags at regular times of the last hour, oldest first."""
         return operations.history.samples
 
     @routes.get("/config")

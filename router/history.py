@@ -39,6 +39,10 @@ class Sample:
     clients: dict[ClientId, ClientSample]
     gaps: dict[WorkerId, float | None]
     """The largest difference in service per weight, in cost units; None where nothing bounds it."""
+    service_lag: float
+    """The largest of all clients, in cost units per weight."""
+    unserved_rounds: float | None
+    """The longest time in fair rounds for which a client that waited was served nothing; None before they are known."""
 
 
 class FairnessHistory(Background):
@@ -83,4 +87,6 @@ def sample(report: FairnessReport, now: float) -> Sample:
             for client, told in nlargest(CLIENTS, report.clients.items(), key=rank)
         },
         {worker: told.service_gap for worker, told in report.workers.items()},
+        report.service_lag,
+        report.waits.unserved_rounds,
     )

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from router.core.model import ClientId, WorkerId
 from router.history import CLIENTS, MOST, ClientSample, FairnessHistory, sample
 from router.report import ClientReport, FairnessReport, Service, WorkerReport
+from router.turn_report import NO_WAIT
 
 Client = tuple[float, int, int]
 """Cost served, queued and running."""
@@ -26,7 +28,8 @@ def report(clients: Mapping[str, Client] = SOME, gaps: Mapping[str, float | None
         WorkerId(name): WorkerReport("http://w", True, 0, 0, 0, None, None, gap, None)
         for name, gap in (gaps or {}).items()
     }
-    return FairnessReport("dlpm_home", 0.75, told, NOTHING, workers)
+    waits = replace(NO_WAIT, unserved_rounds=3.5)
+    return FairnessReport("dlpm_home", 0.75, told, NOTHING, workers, service_lag=40.0, waits=waits)
 
 
 class Reports:
@@ -55,6 +58,7 @@ def test_a_sample_says_who_was_served_how_much_and_how_far_apart_they_were() -> 
     assert (told.time, told.jain) == (100.0, 0.75)
     assert told.clients == {"ann": ClientSample(7.0, 1, 2), "bob": ClientSample(5.5, 0, 0)}
     assert told.gaps == {"w1": 2.5, "w2": None}
+    assert (told.service_lag, told.unserved_rounds) == (40.0, 3.5)
 
 
 @given(st.lists(st.tuples(st.sampled_from([0.0, 1.0, 9.0]), st.integers(0, 2), st.integers(0, 2)), max_size=160))

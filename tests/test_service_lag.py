@@ -72,11 +72,12 @@ class Lags(RuleBasedStateMachine):
     def serve(self, data: st.DataObject, cost: int) -> None:
         if not self.open:
             return
-        client, _ = self.open[data.draw(st.sampled_from(sorted(self.open)))]
+        request = data.draw(st.sampled_from(sorted(self.open)))
+        client, _ = self.open[request]
         weights = {each: self.weights[each] for each, _ in self.open.values()}
         waiting = frozenset(each for each, waits in self.open.values() if waits)
         self.diary.append(Moment(client, cost, weights, waiting, dict(self.since)))
-        self.turns.served(client, cost, self.weights[client], self.now)
+        self.turns.served(client, request, cost, self.weights[client], self.now)
 
     @rule(seconds=st.sampled_from([0.5 * IDLE_SECONDS, 2 * IDLE_SECONDS]))
     def let_pass(self, seconds: float) -> None:
@@ -119,7 +120,7 @@ def test_a_client_that_waits_falls_behind_one_that_comes_back() -> None:
         request, now = RequestId(f"b{number}"), float(number)
         turns.opened(BOB, request, 1.0, now, now)
         turns.answered(BOB, request, now + 0.5)
-        turns.served(BOB, 100.0, 1.0, now + 0.9)
+        turns.served(BOB, request, 100.0, 1.0, now + 0.9)
         turns.closed(BOB, request, now + 0.99)
     assert turns.of(ADA, 10.0).lag == 10 * 100.0 / 2
     assert turns.of(BOB, 10.0).lag == 0.0
@@ -130,9 +131,9 @@ def test_who_asks_for_nothing_more_does_not_fall_behind() -> None:
     turns = Turns()
     waiting(turns, ADA, BOB)
     turns.answered(ADA, RequestId(ADA), 0.0)
-    turns.served(BOB, 1000.0, 1.0, 0.0)
+    turns.served(BOB, RequestId(BOB), 1000.0, 1.0, 0.0)
     turns.closed(ADA, RequestId(ADA), 0.0)
-    turns.served(BOB, 1000.0, 1.0, 0.0)
+    turns.served(BOB, RequestId(BOB), 1000.0, 1.0, 0.0)
     turns.opened(ADA, RequestId("next"), 1.0, 0.1, 0.1)
     assert turns.of(ADA, 0.1).lag == 0.0
 
@@ -142,7 +143,7 @@ def test_a_pause_ends_what_is_remembered() -> None:
     for pause, lag in ((0.5 * IDLE_SECONDS, 50.0), (2 * IDLE_SECONDS, 0.0)):
         turns = Turns()
         waiting(turns, ADA, BOB)
-        turns.served(BOB, 100.0, 1.0, 0.0)
+        turns.served(BOB, RequestId(BOB), 100.0, 1.0, 0.0)
         turns.closed(ADA, RequestId(ADA), 1.0)
         assert turns.of(ADA, 1.0 + pause).lag == lag
         turns.opened(ADA, RequestId("next"), 1.0, 1.0 + pause, 1.0 + pause)

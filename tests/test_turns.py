@@ -94,9 +94,11 @@ class Rounds(RuleBasedStateMachine):
     @rule(data=st.data())
     def serve(self, data: st.DataObject) -> None:
         if self.calls:
-            client = self.calls[data.draw(st.sampled_from(sorted(self.calls)))].client
-            self.turns.served(client, 10.0, 1.0, self.now)
-            self.serve_now(client)
+            request = data.draw(st.sampled_from(sorted(self.calls)))
+            call = self.calls[request]
+            self.turns.served(call.client, request, 10.0, 1.0, self.now)
+            if not call.waits:
+                self.serve_now(call.client)
 
     def serve_now(self, client: ClientId) -> None:
         self.unserved.pop(client, None)
@@ -150,8 +152,9 @@ def test_a_fair_round_is_a_mean_call_for_each() -> None:
     """Clients with a call open, times what a call cost of late, over what is served in a second."""
     turns = Turns()
     for client in CLIENTS:
-        turns.answered(client, opened(turns, client, 0.0), 0.0)
-        turns.served(client, 500.0, 1.0, 0.0)
+        request = opened(turns, client, 0.0)
+        turns.answered(client, request, 0.0)
+        turns.served(client, request, 500.0, 1.0, 0.0)
     assert turns.rounds(None, 0.0).fair_s is None
     assert turns.rounds(100.0, 0.0).fair_s == 3 * (2 * 500.0 / 3) / 100.0
     turns.answered(ADA, opened(turns, ADA, 1.0, "2"), 1.0)
@@ -209,7 +212,7 @@ def test_rounds_end_whoever_comes_and_goes(clients: int) -> None:
     turns = Turns()
     for number in range(clients):
         opened(turns, ClientId(str(number)), 0.0)
-    turns.served(ClientId("0"), 1.0, 1.0, 0.0)
+    turns.served(ClientId("0"), RequestId("streams"), 1.0, 1.0, 0.0)
     for number in range(clients):
         assert turns.rounds(None, 1.0) == (clients + number, None, 1.0, clients - number, 0.0)
         opened(turns, ClientId(f"new-{number}"), 1.0)

@@ -124,7 +124,7 @@ class Fairness:
         client, weight = request.client, self._shares.of(request)
         self._gaps[None if self._pooled else worker].served(client, cost / weight)
         self._recent[client].add(cost, weight, now)
-        self.turns.served(client, cost, weight, now)
+        self.turns.served(client, request.id, cost, weight, now)
 
     def came_to(self, worker: WorkerId, outstanding: Outstanding, tokens: Tokens) -> None:
         """A dispatched request was served so much, all told."""

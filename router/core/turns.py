@@ -141,13 +141,16 @@ class Turns:
             self._even.weight = self._even.weight - entry.weight if self._active else 0.0
             self._have_turn(entry, now)
 
-    def served(self, client: ClientId, cost: float, weight: float, now: float) -> None:
-        """A client was served at this cost, or this much was given back."""
+    def served(self, client: ClientId, request: RequestId, cost: float, weight: float, now: float) -> None:
+        """A client was served at this cost, or this much was given back.
+
+        What is charged for a call that ends without a first token is service, and no turn.
+        """
         self._calls.add(cost, 0.0, now)
         self._even.served(cost)
         if (entry := self._clients.get(client)) is not None:
             self._even.took(entry.lag, cost / weight)
-            if cost > 0.0:
+            if cost > 0.0 and request not in entry.waits:
                 self._serve(entry, now)
 
     def forget(self, client: ClientId) -> None:
