@@ -26,6 +26,7 @@
     └── WorkerError              a worker's fault
         ├── WorkerUnreachable    502, before any answer; `accepted` tells whether the engine may have begun
         ├── WorkerBroke          502, died in the middle or answered nonsense
+        ├── WorkerRefused        502, let the router in no further, or lacks what it lists
         └── WorkerHung           504, said nothing for too long
     ConfigError                  the operator's fault: one line on the terminal, no HTTP
 
@@ -246,6 +247,11 @@ class WorkerUnreachable(WorkerError):
 class WorkerBroke(WorkerError):
     def __init__(self, message: str) -> None:
         super().__init__(message, code="worker_broke")
+
+
+class WorkerRefused(WorkerError):
+    def __init__(self, status: int) -> None:
+        super().__init__(f"The worker refused the call with status {status}.", code="worker_refused")
 
 
 class WorkerHung(WorkerError):

@@ -18,14 +18,13 @@ from router.errors import NoWorker, RouterError, WorkerBroke, WorkerHung, Worker
 from router.exchange import AT_ONCE, JSON_TYPE, Exchange
 from router.fleet import Fleet
 from router.upstream import Silence, Upstream
+from router.verdict import fault_of, worker_refused
 
 HEARTBEAT = b": waiting for a worker\n\n"
 EVENT_TYPE = b"text/event-stream"
 EVENT_STREAM = (b"content-type", EVENT_TYPE + b"; charset=utf-8")
 PASSED_ON = (b"content-type", b"retry-after")
 """An engine's response headers that are meant for the client."""
-UNAVAILABLE = frozenset({429, 503})
-"""By these an engine turns a call away because it is full."""
 
 HeaderList = list[tuple[bytes, bytes]]
 
@@ -328,6 +327,8 @@ class Journey:
     async def _pass_on(self, upstream: Upstream, headers: HeaderList) -> Lost | None:
         """Hand over an answer in one piece; an engine's own refusal is lost, and told as it is if it must be."""
         body = await upstream.read_all()
+        if (refused := worker_refused(upstream.status, everywhere=self._family.everywhere)) is not None:
+            return Lost(Fault.ERROR, False, refused)
         if not 200 <= upstream.status < 300:
             fault = fault_of(upstream.status)
             return Lost(fault, fault is Fault.ERROR, status=upstream.status, headers=headers, body=body)
@@ -357,12 +358,3 @@ class Journey:
 
     def _usage(self) -> Usage | None:
         return self._reader.usage if self._reader is not None else None
-
-
-def fault_of(code: int | str | None) -> Fault:
-    """Whose fault an engine's own error is, by its status or code."""
-    if code in UNAVAILABLE:
-        return Fault.FULL
-    if isinstance(code, int) and code < 500:
-        return Fault.CALL
-    return Fault.ERROR

@@ -35,8 +35,9 @@ ARROWS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "router.journey": (
         *("router.exchange", "router.conductor", "router.fleet", "router.upstream", "router.accepted_fields"),
-        *("router.api", "router.errors", "router.core"),
+        *("router.verdict", "router.api", "router.errors", "router.core"),
     ),
+    "router.verdict": ("router.errors", "router.core"),
     "router.front": (
         *("router.corked", "router.sending", "router.deadlines"),
         *("router.refusals", "router.connections", "router.errors"),
@@ -144,7 +145,7 @@ NO_CONCRETE_POLICY: Final = ("router.core.scheduler", "router.core.dispatched", 
 
 PURE: Final = (
     *("router.core", "router.api", "router.sse", "router.engines", "router.event_sources", "router.identity"),
-    *("router.limits", "router.fit", "router.worker_json", "router.accepted_fields"),
+    *("router.limits", "router.fit", "router.worker_json", "router.accepted_fields", "router.verdict"),
 )
 IMPURE: Final = (
     *("aiohttp", "fastapi", "httpx", "starlette", "uvicorn", "uvloop", "yaml", "zmq"),

@@ -34,8 +34,8 @@ _EMBEDDINGS: Final = Family(embeddings.parse_embeddings, EventReader, read_plain
 _SCORING: Final = Family(scoring.parse_scoring, EventReader, read_plain)
 _TOKENIZING: Final = Family(tokenizing.parse_tokenizing, EventReader, tokenizing.read_tokenized)
 FAMILIES: Final[Mapping[str, Family]] = {
-    CHAT: Family(_chat, tokenised=True),
-    COMPLETIONS: Family(_completion, tokenised=True),
+    CHAT: Family(_chat, tokenised=True, everywhere=True),
+    COMPLETIONS: Family(_completion, tokenised=True, everywhere=True),
     responses.PATH: Family(
         responses.parse_response, responses.ResponseReader, responses.read_response, responses.ERRORS
     ),

@@ -61,3 +61,5 @@ class Family(NamedTuple):
     tokenised: bool = False
     """Whether a prompt's token ids can be found before its engine sees it."""
     methods: tuple[str, ...] = ("POST",)
+    everywhere: bool = False
+    """Whether every engine that writes text serves these paths, so that one that answers 404 is broken."""

@@ -71,7 +71,7 @@ class ReturnedPool:
         """A request came back from its worker; whether it may be tried again.
 
         An engine that has no room has failed nothing: the request waits as if it had never been sent. One that took no
-        connection is not asked again, but may have computed nothing, so that there is nothing to be sparing of.
+        connection, or refused the router, is not asked again, but has computed nothing, so that the retry is free.
 
         The budget is for failures that go on. What its worker fails when it is `in_use` no more was sent before that:
         however much it is, it is of one fault and comes once.
@@ -82,11 +82,11 @@ class ReturnedPool:
             return True
         live.since = now
         live.failed += (worker,)
+        if event.fault is Fault.ERROR:
+            live.suspects += (worker,)
         if not event.accepted:
             return self._tries > 1
         live.tries += 1
-        if event.fault is Fault.ERROR:
-            live.suspects += (worker,)
         return live.tries < self._tries and (event.begun or not in_use or self._budget.take(now))
 
     def remove(self, request: RequestId) -> None:
