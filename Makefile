@@ -20,9 +20,10 @@ lint: $(STAMP)
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
 
-# Faults of all kinds for ten minutes, the death of the router, ten times more than can be done, and a million calls
+# Faults of all kinds for ten minutes, the death of the router, processes that stand still for 40 s, ten times more than
+# can be done, and a million calls
 # (make chaos CHAOS=chaos.soak for one of them); the short forms are tests.
-CHAOS := chaos chaos.restart chaos.overload chaos.soak
+CHAOS := chaos chaos.restart chaos.pause chaos.overload chaos.soak
 chaos: $(STAMP)
 	@for show in $(CHAOS); do $(VENV)/bin/python -m tests.$$show || exit 1; done
 

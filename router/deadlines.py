@@ -3,8 +3,10 @@
 import asyncio
 from collections.abc import Callable
 from enum import Enum, auto
+from functools import partial
 from typing import Final
 
+from router.alarm import Alarm
 from router.connections import FrontLimits
 
 LINGER: Final = 5.0
@@ -32,8 +34,8 @@ class Deadlines:
         self._owed: Owed | None = None
         self._content_before = 0
         """When the body's time began."""
-        self._sending: asyncio.TimerHandle | None = None
-        self._reading: asyncio.TimerHandle | None = None
+        self._sending: Alarm | None = None
+        self._reading: Alarm | None = None
 
     def expect(self, owed: Owed | None, late: Callable[[Owed], None]) -> None:
         """Let it owe this from now on; if it did already, its time goes on. When that is over, `late` is called."""
@@ -49,7 +51,7 @@ class Deadlines:
     def expect_reading(self, late: Callable[[], None]) -> None:
         """It does not read what it is sent; `late` is called unless it does in time."""
         if self._reading is None:
-            self._reading = self._loop.call_later(self._limits.write_seconds, late)
+            self._reading = Alarm(self._loop, self._limits.write_seconds, late)
 
     def reads(self) -> None:
         """It does."""
@@ -66,7 +68,7 @@ class Deadlines:
 
     def _begin(self, owed: Owed, late: Callable[[Owed], None]) -> None:
         self._content_before = self.content
-        self._sending = self._loop.call_later(self._allowed(owed), self._expire, owed, late)
+        self._sending = Alarm(self._loop, self._allowed(owed), partial(self._expire, owed, late))
 
     def _allowed(self, owed: Owed) -> float:
         """Seconds for what is owed."""

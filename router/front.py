@@ -15,6 +15,7 @@ from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from router.alarm import GRACE, stood_still
 from router.connections import LEAVING, Connections, WhenLeft
 from router.corked import Corked
 from router.deadlines import Deadlines, Owed
@@ -122,6 +123,10 @@ class Front(HttpToolsProtocol):
 
     def timeout_keep_alive_handler(self) -> None:
         """It has been idle for long enough; if it has not even read its last answer, for good."""
+        task = self.timeout_keep_alive_task
+        if task is not None and stood_still(self.loop, task.when()):  # another call may have come and not been read
+            self.timeout_keep_alive_task = self.loop.call_later(GRACE, self.timeout_keep_alive_handler)
+            return
         super().timeout_keep_alive_handler()
         self._stall_if_unread()
 

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from router.alarm import Alarm, stood_still
 from router.errors import NoWorker, WorkerBroke, WorkerHung, WorkerUnreachable
 
 IDLE_SECONDS: Final = 3.0
@@ -64,7 +65,7 @@ class Connection(asyncio.Protocol):
         self._silence: Silence | None = None
         """What the call under way allows."""
         self._sent = self._waiting_since = 0.0
-        self._watch: asyncio.TimerHandle | None = None
+        self._watch: Alarm | None = None
         self._hung = False
 
     @property
@@ -146,10 +147,10 @@ class Connection(asyncio.Protocol):
         if limit is None:
             return
         if self._watch is not None:
-            if self._watch.when() <= self._loop.time() + limit:
+            if self._watch.when <= self._loop.time() + limit:
                 return
             self._watch.cancel()
-        self._watch = self._loop.call_later(limit, self._check_silence)
+        self._watch = Alarm(self._loop, limit, self._check_silence)
 
     def _unwatch(self) -> None:
         if self._watch is not None:
@@ -329,6 +330,15 @@ class WorkerClient:
         return None
 
     async def _connect(self) -> Connection:
+        due = asyncio.get_running_loop().time() + self._connect_timeout
+        try:
+            return await self._open()
+        except WorkerUnreachable:
+            if not stood_still(asyncio.get_running_loop(), due):
+                raise
+            return await self._open()
+
+    async def _open(self) -> Connection:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._connect_timeout):

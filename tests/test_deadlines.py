@@ -30,6 +30,9 @@ class Clock:
         self._now = 0.0
         self._timers: list[Timer] = []
 
+    def time(self) -> float:
+        return self._now
+
     def call_later(self, delay: float, call: Callable[..., None], *args: object) -> Timer:
         timer = Timer(self._now + delay, partial(call, *args), self._timers)
         self._timers.append(timer)

@@ -164,8 +164,8 @@ async def test_a_worker_that_fails_amid_a_stream(act: Act, options: dict[str, An
     [
         (400, b'{"error":{"message":"too long","type":"BadRequestError","param":"input_tokens","code":400}}'),
         (400, b'{"object":"error","message":"too long","type":"BadRequestError","param":null,"code":400}'),
-        (401, b'{"error":"Unauthorized"}'),
-        (307, b""),
+        (422, b'{"error":"Unprocessable"}'),
+        (413, b""),
     ],
 )
 async def test_a_refusal_is_handed_on_as_it_is_and_costs_nothing(stream: bool, status: int, body: bytes) -> None:
@@ -204,7 +204,7 @@ async def test_an_engines_own_failure_is_handed_on(stream: bool) -> None:
         (500, b"Internal Server Error", "500"),
         (502, b"<html>", "502"),
         (504, b"", "504"),
-        (404, b'{"detail":"Not Found"}', "Not Found"),
+        (409, b'{"detail":"Not Found"}', "Not Found"),
     ],
 )
 async def test_a_failure_in_another_shape_is_told_in_openais(status: int, page: bytes, told: str) -> None:

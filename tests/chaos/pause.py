@@ -1,0 +1,227 @@
+"""`python -m tests.chaos.pause`: a process that stands still (SIGSTOP), as a virtual machine does while it is moved.
+
+A router that stood still has lost nothing: what its workers and clients sent meanwhile lies in its sockets, and is read
+before anybody is judged by the clock. A worker that stands still is silent: its streams go on at another worker, and it
+is used again once it speaks.
+"""
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import rmtree
+from signal import SIGCONT, SIGSTOP
+from tempfile import mkdtemp
+from typing import Final, Literal, NamedTuple
+
+import aiohttp
+import orjson
+import uvloop
+
+from workers.tokenizer import decode, encode
+
+from .asks import COMPLETIONS, MODEL, answer
+from .processes import Server, router, until, worker
+
+UNREAD: Final = "a call of which half was sent before the pause"
+HARDWARE: Final = ("--hardware", "a100-mistral-7b")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Who stands still for how long, and what is under way then."""
+
+    stopped: Literal["router", "worker"]
+    seconds: float = 40.0
+    streams: int = 12
+    tokens: int = 3000
+    """Of each answer: it must last longer than the pause."""
+    speed: float = 1.0
+    """Of the emulated hardware."""
+    flags: tuple[str, ...] = ()
+    """Of the router."""
+
+
+class Seen(NamedTuple):
+    """What came of it."""
+
+    complete: int
+    """Streams with the whole answer, byte for byte as an undisturbed worker gives it."""
+    wrong: Sequence[str]
+    """Of the others, and of the half call: what they ended with."""
+    given_up: int
+    """Times that the router took a call away from a worker."""
+    elsewhere: int
+    """Calls that came while a worker stood still, and were answered by another meanwhile."""
+    back: bool
+    """Whether the worker that stood still was used again."""
+
+
+async def pause(plan: Plan, directory: Path) -> Seen:
+    """Start processes, begin the streams, let one process stand still, and read the streams to their end."""
+    made = [worker("vllm", *HARDWARE, "--speed", str(plan.speed)) for _ in range(2 if plan.stopped == "worker" else 1)]
+    timeout = aiohttp.ClientTimeout(total=None)
+    try:
+        await asyncio.gather(*(each.start() for each in made))
+        flags = () if plan.stopped == "worker" else ("--continuation", "off", "--tries", "1")
+        proxy = router(directory / "log", [each.url for each in made], "--policy", "rr+fcfs", *flags, *plan.flags)
+        made.append(proxy)
+        await proxy.start()
+        async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as http:
+            return await _seen(plan, http, proxy, proxy if plan.stopped == "router" else made[0])
+    finally:
+        await asyncio.gather(*(each.end() for each in made))
+
+
+async def _seen(plan: Plan, http: aiohttp.ClientSession, proxy: Server, stopped: Server) -> Seen:
+    begun = [asyncio.Event() for _ in range(plan.streams)]
+    streams = [asyncio.create_task(_stream(http, proxy, plan, n, begun[n])) for n in range(plan.streams)]
+    half = await HalfCall.begin(proxy, f"{plan.streams + 1}. half", 8)
+    await asyncio.gather(*(each.wait() for each in begun))
+    stopped.signal(SIGSTOP)
+    try:
+        meanwhile = 0
+        if stopped is not proxy:
+            meanwhile = await _calls_meanwhile(http, proxy, plan.seconds)
+        else:
+            await half.go_on()
+            await asyncio.sleep(plan.seconds)
+    finally:
+        stopped.signal(SIGCONT)
+    if stopped is not proxy:
+        await half.go_on()
+    wrong = [told for told in [*await asyncio.gather(*streams), await half.end()] if told is not None]
+    complete = plan.streams - sum(UNREAD not in told for told in wrong)
+    back = await _is_used(http, proxy, stopped) if stopped is not proxy else True
+    return Seen(complete, wrong, await _given_up(http, proxy), meanwhile, back)
+
+
+async def _stream(
+    http: aiohttp.ClientSession, proxy: Server, plan: Plan, number: int, begun: asyncio.Event
+) -> str | None:
+    """Read a stream to its end; what is wrong with it, or None. Sets `begun` with its first token."""
+    prompt = f"Stream {number} of those that a pause must not break."
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": plan.tokens, "ignore_eos": True, "stream": True}
+    text, done = [], False
+    try:
+        async with http.post(f"{proxy.url}{COMPLETIONS}", json=body) as response:
+            if response.status != 200:
+                return f"stream {number}: status {response.status}"
+            async for line in response.content:
+                if not line.startswith(b"data: "):
+                    continue
+                if line.startswith(b"data: [DONE]"):
+                    done = True
+                    continue
+                chunk = orjson.loads(line[6:])
+                if "error" in chunk:
+                    return f"stream {number}: {chunk['error']}"
+                text += [choice["text"] for choice in chunk["choices"]]
+                begun.set()
+    except aiohttp.ClientError as error:
+        return f"stream {number}: {error!r}"
+    finally:
+        begun.set()
+    expected = decode(answer(encode(prompt), plan.tokens, True, 0))
+    if not done or "".join(text) != expected:
+        return f"stream {number}: {len(''.join(text))} of {len(expected)} characters, done: {done}"
+    return None
+
+
+class HalfCall:
+    """A call whose body comes in two parts, with the pause between them."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, rest: bytes) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._rest = rest
+
+    @classmethod
+    async def begin(cls, proxy: Server, prompt: str, tokens: int) -> "HalfCall":
+        """Connect, and send the head with half of the body."""
+        body = orjson.dumps({"model": MODEL, "prompt": prompt, "max_tokens": tokens})
+        reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+        head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: r\r\ncontent-type: application/json\r\nconnection: close\r\n"
+        writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body[:10])
+        await writer.drain()
+        return cls(reader, writer, body[10:])
+
+    async def go_on(self) -> None:
+        """Send the other half."""
+        self._writer.write(self._rest)
+        await self._writer.drain()
+
+    async def end(self) -> str | None:
+        """What is wrong with its answer, or None."""
+        answered = await self._reader.read()
+        self._writer.close()
+        return None if answered.startswith(b"HTTP/1.1 200") else f"{UNREAD}: {answered[:200]!r}"
+
+
+async def _calls_meanwhile(http: aiohttp.ClientSession, proxy: Server, seconds: float) -> int:
+    """How many short calls, one after another, are answered in this time; at least one, or this waits on."""
+    loop, answered = asyncio.get_running_loop(), 0
+    end = loop.time() + seconds
+    while loop.time() < end or not answered:
+        body = {"model": MODEL, "prompt": f"Meanwhile {answered}", "max_tokens": 4}
+        async with http.post(f"{proxy.url}{COMPLETIONS}", json=body) as response:
+            answered += response.status == 200
+    return answered
+
+
+async def _is_used(http: aiohttp.ClientSession, proxy: Server, stopped: Server) -> bool:
+    """Ask until the worker that stood still answers; TimeoutError if it never does."""
+    name = stopped.url.removeprefix("http://")
+
+    async def answered_there() -> bool:
+        body = {"model": MODEL, "prompt": "Once more", "max_tokens": 4}
+        async with http.post(f"{proxy.url}{COMPLETIONS}", json=body) as response:
+            return response.headers.get("x-d2lpm-worker") == name
+
+    await until(answered_there)
+    return True
+
+
+async def _given_up(http: aiohttp.ClientSession, proxy: Server) -> int:
+    """How many tries the workers have failed."""
+    async with http.get(f"{proxy.url}/metrics") as response:
+        lines = (await response.text()).splitlines()
+    return sum(int(float(line.split()[-1])) for line in lines if line.startswith("d2lpm_lost_tries_total{"))
+
+
+def objections(plan: Plan, seen: Seen) -> list[str]:
+    """What must not be."""
+    found = list(seen.wrong)
+    if seen.complete < plan.streams:
+        found.append(f"{seen.complete} of {plan.streams} streams are complete")
+    if plan.stopped == "router" and seen.given_up:
+        found.append(f"{seen.given_up} calls were taken away from a worker that went on all the time")
+    if plan.stopped == "worker" and not (seen.elsewhere and seen.given_up):
+        found.append("nothing went elsewhere while the worker stood still")
+    return found
+
+
+def main() -> int:
+    """Let the router stand still, then a worker; say whether all is well."""
+    failed = False
+    for stopped in ("router", "worker"):
+        plan = Plan(stopped)
+        directory = Path(mkdtemp(prefix="chaos-pause-"))
+        seen = uvloop.run(pause(plan, directory))
+        print(f"{stopped} paused for {plan.seconds:g} s: {seen.complete} of {plan.streams} streams complete,", end=" ")
+        print(f"{seen.given_up} calls taken from a worker, {seen.elsewhere} answered meanwhile")
+        found = objections(plan, seen)
+        for line in found:
+            print(f"NOT WELL: {line}")
+        if found:
+            print(f"The router's log is in {directory}.")
+            failed = True
+        else:
+            rmtree(directory)
+    print("Not all is well." if failed else "All is well.")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
