@@ -14,9 +14,7 @@ LOOPS = pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_even
 
 @LOOPS
 def test_what_comes_as_the_loop_stood_still_is_read_before_the_alarm(loop: type[asyncio.AbstractEventLoop]) -> None:
-    """Whatever the order in which a loop takes up timers and sockets, and also what its sender, on the same machine, could
-    send only then.
-    """
+    """Whatever the order in which a loop takes up timers and sockets; also what its sender could send only then."""
 
     async def hold() -> list[str]:
         running, happened = asyncio.get_running_loop(), []
