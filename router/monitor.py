@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Self
 
 import httpx
@@ -41,6 +41,9 @@ PATIENCE = 3
 """Polls in a row that a worker may leave unanswered; a refused connection needs no second."""
 COMPLAIN_EVERY = 60.0
 """Seconds between two lines in the log about a worker's metrics."""
+UNTOLD = 4
+"""Looks at a worker's health, in a row, without a report of its load, from which on the look itself counts as a sign of
+life: its metrics are slow, or it tells none."""
 MODELS_EVERY = 20
 """Polls between two readings of the list of models: adapters come and go, but seldom."""
 
@@ -53,7 +56,8 @@ class Monitor:
         self._feed = feed
         self._probes = {backend.id: Probe(backend, feed) for backend in fleet.backends}
         self._interval = interval
-        self._tasks: dict[WorkerId, asyncio.Task[None]] = {}
+        self._tasks: dict[WorkerId, tuple[asyncio.Task[None], ...]] = {}
+        """Of each worker, one that looks at its health and one that reads its load, so that slow metrics delay nothing."""
         self._client: httpx.AsyncClient | None = None
 
     async def __aenter__(self) -> Self:
@@ -62,15 +66,16 @@ class Monitor:
         await asyncio.gather(*(probe.poll(client) for probe in self._probes.values()))
         self._client = client
         for worker, probe in self._probes.items():
-            self._tasks[worker] = asyncio.create_task(self._keep_polling(client, probe, self._interval))
+            self._tasks[worker] = self._begin(client, probe, self._interval)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Stop polling."""
         client, self._client = self._client, None
-        for task in self._tasks.values():
+        tasks = [task for both in self._tasks.values() for task in both]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         if client is not None:
             await client.aclose()
 
@@ -78,12 +83,12 @@ class Monitor:
         """Poll one more worker, the first time at once if polling has begun."""
         probe = self._probes[backend.id] = Probe(backend, self._feed)
         if self._client is not None:
-            self._tasks[backend.id] = asyncio.create_task(self._keep_polling(self._client, probe, 0.0))
+            self._tasks[backend.id] = self._begin(self._client, probe, 0.0)
 
     def remove(self, worker: WorkerId) -> None:
         """Poll a worker no more, and tell nothing more of it."""
         del self._probes[worker]
-        if (task := self._tasks.pop(worker, None)) is not None:
+        for task in self._tasks.pop(worker, ()):
             task.cancel()
 
     def unread(self) -> Mapping[WorkerId, int]:
@@ -99,15 +104,23 @@ class Monitor:
             raise WorkerBroke(f"Worker {worker} is not polled.")
         await self._probes[worker].flush(self._client)
 
-    async def _keep_polling(self, client: httpx.AsyncClient, probe: "Probe", pause: float) -> None:
+    def _begin(self, client: httpx.AsyncClient, probe: "Probe", pause: float) -> tuple[asyncio.Task[None], ...]:
+        acts = (probe.look, probe.measure)
+        return tuple(asyncio.create_task(self._keep(act, client, pause)) for act in acts)
+
+    async def _keep(self, act: "Act", client: httpx.AsyncClient, pause: float) -> None:
         """`pause`: seconds before the first time."""
         while True:
             await asyncio.sleep(pause)
             pause = self._interval
             try:
-                await probe.poll(client)
+                await act(client)
             except Exception:  # or the worker would keep for ever the health that it had
                 log.exception("a poll failed inside the router")
+
+
+Act = Callable[[httpx.AsyncClient], Awaitable[None]]
+"""One poll."""
 
 
 class Probe:
@@ -123,6 +136,10 @@ class Probe:
         self._unanswered = 0
         self._tells = True
         """Whether its load could be read the last time, so that to read it is to hear of it."""
+        self._untold = 0
+        """Looks since then."""
+        self._there = asyncio.Event()
+        """Set while it answers, so that its load is asked for."""
         self.unread = 0
         """Answers about load and cache that could not be used."""
         self._complained = -COMPLAIN_EVERY
@@ -132,7 +149,13 @@ class Probe:
         return self._backend.id
 
     async def poll(self, client: httpx.AsyncClient) -> None:
-        """Ask once; tell what changed."""
+        """Ask for all once; tell what changed."""
+        await self.look(client)
+        if self._there.is_set():
+            await self.measure(client)
+
+    async def look(self, client: httpx.AsyncClient) -> None:
+        """Ask for its health and its models; tell what changed."""
         models = None
         try:
             if not self._backend.healthy or self._polls % MODELS_EVERY == 0:
@@ -147,9 +170,15 @@ class Probe:
             self._unanswered = 0
             if models is not None:
                 await self._serves(client, models)
-            if not self._tells:
+            self._there.set()
+            self._untold += 1
+            if not self._tells or self._untold >= UNTOLD:
                 self._feed(WorkerAnswered(self._backend.id))
-            await self._read_load(client)
+
+    async def measure(self, client: httpx.AsyncClient) -> None:
+        """Ask for its load once it is there, and tell it."""
+        await self._there.wait()
+        self._tells = await self._read_load(client)
 
     async def _read_models(self, client: httpx.AsyncClient) -> frozenset[str]:
         body = await self._get(client, MODELS_PATH)
@@ -198,17 +227,17 @@ class Probe:
         if self._dialect is not None and not (listed and self._dialect.health_path == MODELS_PATH):
             await self._get(client, self._dialect.health_path)
 
-    async def _read_load(self, client: httpx.AsyncClient) -> None:
-        """Whether it is alive is another question: an engine may be told to keep no metrics."""
+    async def _read_load(self, client: httpx.AsyncClient) -> bool:
+        """Whether it could be read. Whether it is alive is another question: an engine may be told to keep no metrics."""
         dialect, path = self._dialect, self._load_path
-        self._tells = False
         if dialect is None or path is None:
-            return
+            return False
         try:
             body = await self._get(client, path)
             load = dialect.load_readers[path](body)
             page = body if path == self._cache_path else None
             self._tell(load, *await self._read_cache(client, dialect, page))
+            return True
         except httpx.HTTPStatusError as error:
             if error.response.status_code == httpx.codes.NOT_FOUND:
                 paths = [*dialect.load_readers, None]
@@ -217,6 +246,7 @@ class Probe:
                 self._complain(error)
         except (httpx.HTTPError, WorkerBroke) as error:
             self._complain(error)
+        return False
 
     async def _read_cache(
         self, client: httpx.AsyncClient, dialect: Dialect, page: bytes | None
@@ -237,7 +267,7 @@ class Probe:
         return None, None
 
     def _tell(self, load: Load, cache: CacheReport | None, work: WorkReport | None) -> None:
-        self._tells = True
+        self._untold = 0
         self._feed(
             WorkerReported(self._backend.id, load.running, load.waiting, load.kv_tokens, cache, load.places, work)
         )
@@ -271,6 +301,7 @@ class Probe:
         if not self._polls and not self._unanswered:
             log.warning("worker %s is not there yet: %s", self._backend.id, why)
         self._unanswered += polls
+        self._there.clear()
         if self._backend.healthy and self._unanswered >= PATIENCE:
             log.warning("worker %s is gone; its queue is placed anew: %s", self._backend.id, why)
             self._backend.healthy = False

@@ -23,6 +23,8 @@ from router.errors import NoWorker, WorkerBroke, WorkerHung, WorkerUnreachable
 
 IDLE_SECONDS: Final = 3.0
 """How long an unused connection may be used again: shorter than the 5 s after which an engine closes it."""
+CROSSING_SECONDS: Final = 1.0
+"""How soon behind a call its connection closes if the worker closed it for having been idle, and did not see the call."""
 OURS: Final = frozenset({EMFILE, ENFILE, ENOBUFS, ENOMEM, EADDRNOTAVAIL})
 """Errors of a connection that say nothing about the worker."""
 BUFFER_BYTES: Final = 256 * 1024
@@ -72,6 +74,11 @@ class Connection(asyncio.Protocol):
     def reusable(self) -> bool:
         """Whether another call may be sent: the last answer is complete, and the connection is open and is read."""
         return self._complete and not self._lost and not self._paused and self._keep_alive
+
+    @property
+    def crossed(self) -> bool:
+        """Whether it was closed as the call came, before anything was heard of an answer."""
+        return self._lost and not self._size and self._loop.time() - self._sent <= CROSSING_SECONDS
 
     @property
     def read_up(self) -> bool:
@@ -293,10 +300,11 @@ class WorkerClient:
     ) -> Upstream:
         """Send a call; returns when the answer's headers are here.
 
+        A connection that was used before may close as the call comes: then it is sent once more, on a fresh one.
+
         Raises WorkerUnreachable, whose `accepted` is False only if nothing of the call can have reached the worker,
         WorkerHung, and NoWorker where the router itself can open no connection.
         """
-        connection = self._free() or await self._connect()
         lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         head = b"%b %b HTTP/1.1\r\nhost: %b\r\n%bcontent-length: %d\r\n\r\n" % (
             method.encode(),
@@ -305,6 +313,20 @@ class WorkerClient:
             lines.encode("latin-1"),
             len(body),
         )
+        used = self._free()
+        if used is not None:
+            try:
+                return await self._ask(used, head, body, silence)
+            except WorkerUnreachable:
+                if not used.crossed:
+                    raise
+        try:
+            fresh = await self._connect()
+        except WorkerUnreachable as error:
+            raise WorkerUnreachable(error.message, accepted=used is not None) from error
+        return await self._ask(fresh, head, body, silence)
+
+    async def _ask(self, connection: Connection, head: bytes, body: bytes, silence: Silence) -> Upstream:
         try:
             await connection.send(head, body, silence)
         except asyncio.CancelledError:

@@ -368,3 +368,53 @@ async def test_without_a_worker_a_call_is_refused_with_the_reason() -> None:
                 assert response.headers["x-d2lpm-dropped-reason"] == "rejected-no-endpoints"
         await call.answer()
         assert (await running.read()).endswith(DONE)
+
+
+@STREAMED
+async def test_a_connection_that_closes_as_the_call_comes_is_no_failure(stream: bool) -> None:
+    """An engine closes what has been idle for long; a call that crosses that goes once more on a fresh connection."""
+    async with scripted_engine() as engine, running_router(engine.url, breaker_failures=1) as router:
+        for act in (close, reset, close, reset, close):
+            async with router.post(chat(stream=stream)) as post:
+                await (await engine.call()).answer()
+                await post.read()
+            async with router.post(chat(stream=stream)) as post:
+                await act(await engine.call())
+                await (await engine.call()).answer()
+                assert (await post.response()).status == 200
+                assert b"yes" in await post.read()
+        assert 'd2lpm_lost_tries_total{fault="broken"} 0.0' in await metrics(router)
+
+
+async def test_a_fresh_connection_that_closes_is_the_workers_failure() -> None:
+    """It is tried once more, and no oftener; and not where the worker had the call for a while before it closed."""
+    async with scripted_engine() as engine, running_router(engine.url) as router:
+        async with router.post(chat()) as post:
+            await (await engine.call()).answer()
+            await post.read()
+        async with router.post(chat()) as post:
+            await close(await engine.call())
+            await close(await engine.call())
+            assert (await post.response()).status == 502
+        assert engine.calls.empty()
+        await served(router)
+
+
+async def test_a_worker_that_dies_of_a_call_has_had_it() -> None:
+    """Where the fresh connection is refused, the first one may have been taken: its client pays for the prompt."""
+    async with scripted_engine() as engine, running_router(engine.url, poll_interval=3600) as router:
+        async with router.post(chat()) as post:
+            await (await engine.call()).answer()
+            await post.read()
+        before = await served(router)
+        async with router.post(chat("Something else")) as post:
+            await engine.call()
+            await engine.stop()
+            assert (await post.response()).status == 502
+        assert await served(router) > before
+
+
+async def metrics(router: RunningRouter) -> str:
+    """What /metrics says."""
+    async with router.http.get("/metrics") as response:
+        return await response.text()

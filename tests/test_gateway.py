@@ -243,7 +243,7 @@ def without_comments(stream: bytes) -> list[bytes]:
         (400, b'{"error": {"message": "too long", "type": "BadRequestError", "code": 400}}', "too long"),
         (400, b'{"object":"error","message":"too long","type":"BadRequestError","param":null,"code":400}', "too long"),
         (400, b'{\r\n"error":\r{"message":"too long"}}\n', "too long"),
-        (401, b'{"error":"Unauthorized"}', "Unauthorized"),
+        (422, b'{"error":"Unprocessable"}', "Unprocessable"),
         (500, b"Internal Server Error", "500"),
         (502, b"", "502"),
     ],

@@ -283,3 +283,36 @@ async def test_a_worker_that_emptied_its_cache_when_told_is_believed_empty() -> 
         watch.engine.polled["/reset_prefix_cache"] = (200, b'{"success": true}')
         await watch.probe.flush(watch.client)
         assert watch.events == [Evicted(WorkerId("w"))]
+
+
+async def test_slow_metrics_make_no_worker_silent() -> None:
+    """While /health answers, whoever never answers /metrics is alive, and is told to be."""
+    async with scripted_engine() as engine:
+        backend = Backend(WorkerId("w"), engine.url)
+        told: asyncio.Queue[Event] = asyncio.Queue()
+        async with Monitor(Fleet([backend], 1.0), told.put_nowait, 0.02):
+            del engine.polled["/metrics"]  # what comes there waits in `calls` from now on, and is never answered
+            await engine.call()
+            while not told.empty():
+                told.get_nowait()
+            polls = len(engine.polls)
+            for _ in range(3):
+                assert isinstance(await told.get(), WorkerAnswered)
+            assert {poll.path for poll in engine.polls[polls:]} <= {"/health", "/v1/models"}
+        assert engine.calls.empty(), "only one question is open at a time"
+
+
+async def test_metrics_in_time_are_the_only_sign_of_life() -> None:
+    """A worker that tells its load is not also said to tell none, however health and load are asked in turn."""
+    async with scripted_engine() as engine:
+        told: list[Event] = []
+        reported = asyncio.Event()
+
+        def feed(event: Event) -> None:
+            told.append(event)
+            if len(told) > 20:
+                reported.set()
+
+        async with Monitor(Fleet([Backend(WorkerId("w"), engine.url)], 1.0), feed, 0.01), asyncio.timeout(60):
+            await reported.wait()
+        assert {type(event) for event in told} == {WorkerJoined, WorkerReported}
