@@ -57,7 +57,7 @@ class Monitor:
         self._probes = {backend.id: Probe(backend, feed) for backend in fleet.backends}
         self._interval = interval
         self._tasks: dict[WorkerId, tuple[asyncio.Task[None], ...]] = {}
-        """Of each worker, one that looks at its health and one that reads its load, so that slow metrics delay nothing."""
+        """Of each worker, one that looks at its health and one that reads its load: slow metrics delay nothing."""
         self._client: httpx.AsyncClient | None = None
 
     async def __aenter__(self) -> Self:
@@ -228,7 +228,7 @@ class Probe:
             await self._get(client, self._dialect.health_path)
 
     async def _read_load(self, client: httpx.AsyncClient) -> bool:
-        """Whether it could be read. Whether it is alive is another question: an engine may be told to keep no metrics."""
+        """Whether it could be read. Whether it is alive is another question: an engine may keep no metrics."""
         dialect, path = self._dialect, self._load_path
         if dialect is None or path is None:
             return False

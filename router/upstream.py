@@ -24,7 +24,7 @@ from router.errors import NoWorker, WorkerBroke, WorkerHung, WorkerUnreachable
 IDLE_SECONDS: Final = 3.0
 """How long an unused connection may be used again: shorter than the 5 s after which an engine closes it."""
 CROSSING_SECONDS: Final = 1.0
-"""How soon behind a call its connection closes if the worker closed it for having been idle, and did not see the call."""
+"""How soon behind a call its connection closes if the worker closed it as idle, and did not see the call."""
 OURS: Final = frozenset({EMFILE, ENFILE, ENOBUFS, ENOMEM, EADDRNOTAVAIL})
 """Errors of a connection that say nothing about the worker."""
 BUFFER_BYTES: Final = 256 * 1024

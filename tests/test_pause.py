@@ -13,8 +13,8 @@ async def test_no_stream_is_lost_to_a_pause(stopped: str, tmp_path: Path) -> Non
     """All 12 streams, and a call sent half before it, come to their end: at the same worker if the router stood still,
     else at the other.
     """
-    limits = SHORT if stopped == "router" else (*SHORT[:4], "--silence-timeout", "0.4")
-    plan = Plan(stopped, seconds=2.0, tokens=200, speed=1.0, flags=limits)  # type: ignore[arg-type]
+    limits = SHORT if stopped == "router" else ("--token-timeout", "1.5", "--silence-timeout", "0.3")
+    plan = Plan(stopped, seconds=2.5, tokens=200, speed=1.0, flags=limits)  # type: ignore[arg-type]
     seen = await pause(plan, tmp_path)
     assert not objections(plan, seen)
     assert seen.back
