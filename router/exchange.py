@@ -69,7 +69,7 @@ class Exchange:
     @property
     def head(self) -> Head:
         """What the call says before its body."""
-        content_type = self.headers.get(b"content-type", b"application/json").decode("latin-1")
+        content_type = self.headers.get(b"content-type", b"").decode("latin-1")
         return Head(self.path, self.method, self._query, content_type)
 
     async def body(self, intake: Intake) -> bytes:

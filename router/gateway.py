@@ -89,12 +89,14 @@ class Gateway:
             if self._admission.identifier.may_refuse:  # so that nobody's body is read whose key is wrong
                 self._identify(exchange, None)
             body = await exchange.body(self._intake)
+            if body:
+                family.check_type(exchange.head)
             arrived = self._conductor.clock()
             if self._isolation is not None:
                 body = await self._isolated(self._isolation, exchange, body)
             body, call = await self._parse(family, exchange.head, body)
             identity = self._admission.identify(exchange.headers, call.user, exchange.address)
-            with self._admission.admitted(identity, call.model, _input_tokens(call)) as permit:
+            with self._admission.admitted(identity, call.model, _input_tokens(call), call.adapters) as permit:
                 blocks = await self._block_keys(call.path, body, call.model) if family.tokenised else ()
                 request = self._request(exchange, call, identity, blocks)
                 overhead = self._conductor.clock() - arrived

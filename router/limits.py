@@ -6,7 +6,7 @@ waits for it to be full again as far as it must be. A call that is larger than a
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, Self
 
 from router.core.model import ClientId
@@ -153,14 +153,15 @@ class Admission:
         meter.in_flight = 0
         return identity
 
-    def admitted(self, identity: Identity, model: str, tokens: int) -> Permit:
+    def admitted(self, identity: Identity, model: str, tokens: int, adapters: Iterable[str] = ()) -> Permit:
         """A call to this model, with about so many tokens of input, is let in; the permit is to be entered at once.
 
         Raises ModelNotAllowed, and Refused where the client or its group has as much as it may.
         """
-        if identity.models is not None and model not in identity.models:
-            self.refusals["model-not-allowed"] += 1
-            raise ModelNotAllowed(model)
+        for name in (model, *adapters):
+            if identity.models is not None and name not in identity.models:
+                self.refusals["model-not-allowed"] += 1
+                raise ModelNotAllowed(name)
         now = self._clock()
         meters = self._meters_of(identity, now)
         for owner, meter in meters:

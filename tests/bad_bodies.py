@@ -22,6 +22,7 @@ from bad_input import (
 )
 
 EMPTY: Final = Told(400, "invalid_json", None, "The body is empty; it must be a JSON object.")
+OTHER_TYPE: Final = Told(400, "unsupported_content_type", None, "The content-type must be application/json.")
 NO_VALUE: Final = "valid JSON: unexpected character, expected a JSON value"
 DEEP: Final = b"[" * 900 + b"]" * 900
 
@@ -36,7 +37,8 @@ JSON: Final = (
     no_object("a number", b"1"),
     no_json("a form", b"model=m&prompt=Hello", f"{NO_VALUE}: line 1 column 1 (char 0)"),
     no_json("100 NULs", bytes(100), f"{NO_VALUE}: line 1 column 1 (char 0)"),
-    BadInput("`content-type: text/plain`", post(GOOD, b"content-type: text/plain"), passed_on()),
+    BadInput("`content-type: text/plain`", post(GOOD, b"content-type: text/plain"), OTHER_TYPE),
+    BadInput("no content-type", post(GOOD, b"content-type:"), OTHER_TYPE),
     BadInput(
         "`content-encoding: gzip`",
         post(gzip.compress(GOOD, mtime=0), b"content-encoding: gzip"),

@@ -82,9 +82,10 @@ class RunningRouter:
         return host, int(port)
 
     def post(self, body: Mapping[str, object] | bytes, path: str = CHAT, **headers: str) -> "Post":
-        """Begin a call. Underscores in header names stand for hyphens."""
+        """Begin a call, in JSON unless the headers say otherwise. Underscores in their names stand for hyphens."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        named = {"content-type": "application/json"}
+        named |= {name.replace("_", "-").lower(): value for name, value in headers.items()}
         return Post(self.http.post(path, data=BytesIO(data), headers=named))
 
     async def fairness(self) -> Any:

@@ -108,13 +108,13 @@ def test_an_alias_is_one_name_of_one_model(aliases: list[str]) -> None:
         Settings.model_validate({"alias": aliases})
 
 
-async def test_an_alias_counts_whatever_type_the_body_says_to_be_of() -> None:
+async def test_an_alias_counts_whatever_parameters_the_type_has() -> None:
     """What is read as JSON is changed as JSON."""
     body = b'{"model":"gpt","max_tokens":9,"messages":[{"role":"user","content":"Hi"}]}'
     async with (
         scripted_engine() as engine,
         running_router(engine.url, alias=["gpt=m"]) as router,
-        router.post(body, "/v1/messages", content_type="multipart/form-data; boundary=x") as post,
+        router.post(body, "/v1/messages", content_type="Application/Json; boundary=x") as post,
     ):
         call = await engine.call()
         assert (call.json["model"], call.headers["content-type"]) == ("m", "application/json")

@@ -25,7 +25,7 @@ async def served() -> AsyncIterator[Served]:
 
 async def refused(router: RunningRouter, method: str, path: str, body: bytes) -> tuple[int, Any, Any]:
     """Status, headers and error object."""
-    async with router.http.request(method, path, data=body) as response:
+    async with router.http.request(method, path, data=body, headers={"content-type": "application/json"}) as response:
         assert response.headers["content-type"] == "application/json"
         fields = await response.json()
     assert fields.keys() == {"error"}
@@ -45,7 +45,7 @@ async def raw(router: RunningRouter, data: bytes) -> bytes:
         writer.close()
 
 
-HEAD = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n".encode()
+HEAD = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nconnection: close\r\n".encode()
 
 
 async def test_a_body_over_the_limit_is_refused_before_it_is_read(served: Served) -> None:

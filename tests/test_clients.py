@@ -104,7 +104,12 @@ async def test_who_has_no_good_key_is_refused(path: Path, key: str | None) -> No
 async def status_line_without_body(router: RunningRouter, key: str | None) -> bytes:
     """How a call is answered of which no more than the head is sent."""
     address = urlsplit(router.url)
-    lines = ["POST /v1/chat/completions HTTP/1.1", f"host: {address.netloc}", "content-length: 100"]
+    lines = [
+        "POST /v1/chat/completions HTTP/1.1",
+        f"host: {address.netloc}",
+        "content-length: 100",
+        "content-type: application/json",
+    ]
     lines += [f"authorization: Bearer {key}"] if key else []
     async with asyncio.timeout(PATIENCE):
         reader, writer = await asyncio.open_connection(address.hostname, address.port)

@@ -112,7 +112,8 @@ async def test_leaving_amid_the_tokens() -> None:
 
 def request_bytes(content: str, **more: object) -> bytes:
     body = json.dumps(chat(content, **more)).encode()
-    return f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
 
 @asynccontextmanager

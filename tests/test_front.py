@@ -63,7 +63,11 @@ def refused(answer: bytes, status: int, code: str | None = None) -> dict[str, ob
 
 def request_bytes(content: str = "Hello", **more: object) -> bytes:
     body = json.dumps(chat(content, **more)).encode()
-    return b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (CHAT.encode(), len(body), body)
+    return b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (
+        CHAT.encode(),
+        len(body),
+        body,
+    )
 
 
 async def other_is_served(engine: ScriptedEngine, router: RunningRouter) -> None:
@@ -138,7 +142,10 @@ async def test_a_body_that_comes_steadily_may_take_longer() -> None:
     """As long as enough of it comes in each of its times, of which one block is enough here."""
     limit = 1.0  # long beside what a busy machine may stand still for
     async with served(body_timeout=limit) as (_, router), connected(router) as (reader, writer):
-        writer.write(b"POST %b HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n" % CHAT.encode())
+        writer.write(
+            b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+            % CHAT.encode()
+        )
         until_then = asyncio.get_running_loop().time() + 2 * limit
         while asyncio.get_running_loop().time() < until_then:
             writer.write(b"1000\r\n" + b"x" * 4096 + b"\r\n")
@@ -299,7 +306,10 @@ async def test_who_sends_too_much_too_early_is_cut() -> None:
 async def test_the_rest_of_a_refused_body_is_not_read_for_ever() -> None:
     """Its sender may read the answer, and a small rest costs it nothing."""
     async with served(body_limit=1000) as (_, router), connected(router) as (reader, writer):
-        writer.write(b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: 1500\r\n\r\n" % CHAT.encode())
+        writer.write(
+            b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 1500\r\n\r\n"
+            % CHAT.encode()
+        )
         answer = await reader.readuntil(b"}}")
         assert answer.startswith(b"HTTP/1.1 413 ")
         writer.write(b"x" * 1500 + b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
@@ -377,7 +387,8 @@ async def test_trailers_are_bounded_and_of_no_use() -> None:
             writer.write(head + b"x-client-id: forged\r\n\r\n")
             assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
         async with connected(router) as (reader, writer):
-            head = b"POST %b HTTP/1.1\r\nexpect: 100-continue\r\ntransfer-encoding: chunked\r\n\r\n" % CHAT.encode()
+            lines = b"content-type: application/json\r\nexpect: 100-continue\r\ntransfer-encoding: chunked\r\n"
+            head = b"POST %b HTTP/1.1\r\n%b\r\n" % (CHAT.encode(), lines)
             writer.write(head)
             await reader.readuntil(b"\r\n\r\n")
             writer.write(b"0\r\nx: " + b"y" * 5000)

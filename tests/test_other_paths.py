@@ -36,7 +36,7 @@ async def test_the_answers_usage_is_charged_in_any_shape(answer: object, charged
         async with router.post(body, f"{NOBODYS}?a=b%20c&d=é") as post:
             call = await engine.call()
             assert (call.path, call.body) == (f"{NOBODYS}?a=b%20c&d=%C3%A9", body)
-            assert call.headers["content-type"] == "application/octet-stream"
+            assert call.headers["content-type"] == "application/json"
             await call.respond(200, told, content_type="application/json; odd=1")
             assert await post.read() == told
             response = await post.response()

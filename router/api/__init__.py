@@ -46,7 +46,9 @@ FAMILIES: Final[Mapping[str, Family]] = {
     **dict.fromkeys(tokenizing.PATHS, _TOKENIZING),
 }
 """By path."""
-OTHER: Final = Family(parse_other, EventReader, read_plain, methods=("POST", "GET", "PUT", "PATCH", "DELETE"))
+OTHER: Final = Family(
+    parse_other, EventReader, read_plain, methods=("POST", "GET", "PUT", "PATCH", "DELETE"), forms=True
+)
 """Whatever else an engine serves below /v1."""
 
 

@@ -50,6 +50,8 @@ class Call(NamedTuple):
     method: str = "POST"
     content_type: str = "application/json"
     """Of the body."""
+    adapters: tuple[str, ...] = ()
+    """What it names beside its model, which the client has to be allowed as well."""
     computed_anew_by: frozenset[str] = frozenset()
     """The engines that do not read their prefix cache for it; see `Request`."""
 

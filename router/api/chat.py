@@ -44,6 +44,7 @@ def parse_chat(body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:
         way=way,
         additions=additions(fields, usage, streamed=streamed, ids=ids and way is Way.IDS and not ids_wanted),
         ids_wanted=ids_wanted,
+        adapters=read.adapters(fields),
         computed_anew_by=cache_reading.of_chat(fields),
         # These make the answer repeat or go on with the last message instead of adding one.
         extendable=not (fields.get("echo") or fields.get("continue_final_message")),

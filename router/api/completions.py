@@ -44,6 +44,7 @@ def parse_completion(body: bytes, hasher: PromptHasher, *, ids: bool = False) ->
         way=way,
         additions=additions(fields, usage, streamed=streamed, ids=ids and way is Way.IDS and not ids_wanted),
         ids_wanted=ids_wanted,
+        adapters=read.adapters(fields),
         computed_anew_by=cache_reading.of_completion(fields),
         # The answer comes as text: after token ids, or with the prompt before or a suffix behind it, it has no place.
         extendable=prompts[0].key.tokens is None and not (fields.get("echo") or fields.get("suffix")),

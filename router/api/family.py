@@ -6,8 +6,10 @@ from typing import NamedTuple, Protocol
 from router.api.answer import Answer, EngineError, StreamReader, read_json
 from router.api.call import Call, Head
 from router.api.error_json import ErrorShape
+from router.api.multipart import is_form, media_type
 from router.core.model import Usage
 from router.core.prompt_key import PromptHasher, PromptKey
+from router.errors import BadRequest
 
 
 class Parser(Protocol):
@@ -61,5 +63,16 @@ class Family(NamedTuple):
     tokenised: bool = False
     """Whether a prompt's token ids can be found before its engine sees it."""
     methods: tuple[str, ...] = ("POST",)
+    forms: bool = False
+    """Whether a body may be a form with files, too."""
     everywhere: bool = False
     """Whether every engine that writes text serves these paths, so that one that answers 404 is broken."""
+
+    def check_type(self, head: Head) -> None:
+        """Raises BadRequest for a body of another type, as engines do.
+
+        A page of another site may make a browser send text/plain, a form or no type at all, but not JSON by its name.
+        """
+        if media_type(head.content_type) != "application/json" and not (self.forms and is_form(head.content_type)):
+            allowed = "application/json or multipart/form-data" if self.forms else "application/json"
+            raise BadRequest(f"The content-type must be {allowed}.", code="unsupported_content_type")

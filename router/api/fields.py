@@ -1,5 +1,6 @@
 """Reading a request body's members, with errors that name the member at fault."""
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import orjson
@@ -8,18 +9,24 @@ from router.errors import BadRequest
 
 Fields = dict[str, Any]
 """A parsed body; of a repeated member the last counts, as it does for the engines."""
+ADAPTER: Final = "lora_path"
 TOO_LARGE: Final = 2.0**64
 """Integers from here on are parsed as floats."""
 
 
 def load_fields(body: bytes) -> Fields:
-    try:
-        fields = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise BadRequest(_complaint(body, error), code="invalid_json") from None
+    fields = load_json(body)
     if not isinstance(fields, dict):
         raise BadRequest("The body must be a JSON object.", code="invalid_type")
     return fields
+
+
+def load_json(body: bytes) -> object:
+    """Any JSON of RFC 8259. Raises BadRequest for what some readers take and others do not, as NaN or UTF-16."""
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(_complaint(body, error), code="invalid_json") from None
 
 
 def _complaint(body: bytes, error: orjson.JSONDecodeError) -> str:
@@ -41,6 +48,15 @@ def model_name(fields: Fields) -> str:
     if not model:
         raise BadRequest("`model` must not be empty.", param="model", code="invalid_value")
     return model
+
+
+def adapters(fields: Mapping[str, Any]) -> tuple[str, ...]:
+    """The adapters that a body names beside its model: one, or one for each prompt (SGLang's `lora_path`)."""
+    value = fields.get(ADAPTER)
+    each = value if isinstance(value, list) else [value]
+    if not all(one is None or isinstance(one, str) for one in each):
+        raise wrong_type(ADAPTER, "a string or a list of strings")
+    return tuple(dict.fromkeys(one for one in each if one))
 
 
 def text(fields: Fields, name: str) -> str | None:

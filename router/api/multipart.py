@@ -20,7 +20,12 @@ class Part(NamedTuple):
 
 def is_form(content_type: str) -> bool:
     """Whether a body of this type is such a form."""
-    return content_type.partition(";")[0].strip().lower() == "multipart/form-data"
+    return media_type(content_type) == "multipart/form-data"
+
+
+def media_type(content_type: str) -> str:
+    """Without its parameters."""
+    return content_type.partition(";")[0].strip().lower()
 
 
 def form_fields(body: bytes, content_type: str) -> dict[str, str]:

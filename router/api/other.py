@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import quote
 
+from router.api import fields as read
 from router.api.call import Call, Head
-from router.api.error_json import load
+from router.api.fields import Fields
 from router.api.multipart import form_fields, is_form
 from router.core.prompt_key import PromptHasher, unmatched
 
@@ -26,18 +27,18 @@ LIMITS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens", "ma
 
 
 def parse_other(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:  # noqa: ARG001 - Parser
-    """Take nothing amiss: what is wrong with the call, its engine knows."""
-    fields: Mapping[str, Any] = load(body) or {}
+    """Read what the router has to know, and leave the rest to the engine. Raises BadRequest for what cannot be read."""
     form = is_form(head.content_type)
-    if form:
-        fields = form_fields(body, head.content_type)
+    fields: Mapping[str, Any] = form_fields(body, head.content_type) if form else _members(body)
     model, user = fields.get("model"), fields.get("user")
+    if model is not None and not isinstance(model, str):
+        raise read.wrong_type("model", "a string")
     limits = [limit for name in LIMITS if type(limit := fields.get(name)) is int and limit >= 0]
     per_token = JSON_BYTES_PER_TOKEN if fields and not form else FILE_BYTES_PER_TOKEN
     return Call(
         path=_target(head),
         body=body,
-        model=model if isinstance(model, str) else "",
+        model=model or "",
         streamed=None,
         prompts=(unmatched(len(body) // per_token),),
         output_limit=max(limits, default=None) if head.method == "POST" else 0,
@@ -46,7 +47,14 @@ def parse_other(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool = Fa
         continuous_wanted=True,
         method=head.method,
         content_type=head.content_type,
+        adapters=read.adapters(fields),
     )
+
+
+def _members(body: bytes) -> Fields:
+    """Those of a JSON object; none where the body is empty or another JSON value."""
+    fields = read.load_json(body) if body else None
+    return fields if isinstance(fields, dict) else {}
 
 
 def _target(head: Head) -> str:

@@ -49,6 +49,7 @@ def plain_call(
         usage_wanted=True,
         continuous_wanted=True,
         extendable=extendable,
+        adapters=read.adapters(fields),
         computed_anew_by=computed_anew_by,
     )
 
