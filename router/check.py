@@ -59,7 +59,10 @@ async def examine(backend: Backend, client: httpx.AsyncClient, wanted: Wanted, *
         models = sorted(read_models(body))
         dialect = recognise(body)
         page = await _page(backend, client, dialect.about_path)
-        about = About() if page is None else read_about(page)
+        try:
+            about = About() if page is None else read_about(page)
+        except WorkerBroke as error:
+            return Examined(backend.id, "", [_nonsense(backend, f"{dialect.about_path}", error)])
         generate = generate and bool(models) and not (about.disaggregated or about.embeds)
         usage = await _usage(backend, client, models[0]) if generate else None
         # Only now, because SGLang's metrics tell of its cache from the first prompt on.
@@ -83,6 +86,11 @@ def _unanswered(backend: Backend, error: Exception) -> Finding:
         return Finding("does not let the router in", "give its key as worker_api_key, or as api_key under worker")
     why = str(error) or type(error).__name__
     return Finding(f"does not answer at {backend.url} ({why})", "start it, or correct its URL")
+
+
+def _nonsense(backend: Backend, path: str, error: WorkerBroke) -> Finding:
+    seen = f"answers {path} at {backend.url} with something else than an engine of its kind does ({error})"
+    return Finding(seen, "see whether another server, or a proxy, answers there")
 
 
 async def _get(backend: Backend, client: httpx.AsyncClient, path: str) -> bytes:

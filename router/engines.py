@@ -10,11 +10,15 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Final
 
+import orjson
+
 from router.core.model import CacheReport, WorkReport
 from router.errors import WorkerBroke
 from router.worker_json import read_object
 
 MODELS_PATH: Final = "/v1/models"
+COMPLETIONS_PATH: Final = "/v1/completions"
+_RANGE: Final = re.compile(rb"logit_bias[^\[\]]{0,40}\[0, (\d{1,18})\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,8 @@ class Dialect:
     read_cache: Callable[[bytes], CacheReport] = lambda _body: CacheReport()
     read_work: Callable[[bytes], WorkReport] = lambda _body: WorkReport()
     """What it has computed, by the same page."""
+    tells_vocabulary: bool = False
+    """Whether it refuses `outside_vocabulary` and names the range; one that looks at every id itself need not."""
     flush_path: str | None = None
     """A POST there empties its prefix cache, where that is allowed."""
 
@@ -101,6 +107,17 @@ def read_about(body: bytes) -> About:
         caches=told.get("disable_radix_cache") is not True,
         embeds=told.get("is_embedding") is True,
     )
+
+
+def outside_vocabulary(model: str) -> bytes:
+    """A completion that is refused before anything is computed, for a token id that is in no vocabulary."""
+    return orjson.dumps({"model": model, "prompt": "Hi", "max_tokens": 1, "logit_bias": {"-1": 0.0}})
+
+
+def read_vocabulary(refusal: bytes) -> int | None:
+    """How many token ids there are, by the refusal of such a call, which names their range; None where it does not."""
+    found = _RANGE.search(refusal)
+    return int(found[1]) + 1 if found is not None else None
 
 
 def _model_cards(body: bytes) -> list[dict[str, Any]]:
@@ -241,6 +258,7 @@ SGLANG: Final = Dialect(
     cache_path="/metrics",
     read_cache=_sglang_cache,
     read_work=_sglang_work,
+    tells_vocabulary=True,
     flush_path="/flush_cache",
 )
 GENERIC: Final = Dialect("generic", MODELS_PATH, {})

@@ -29,6 +29,10 @@ class Backend:
     """The names it last answered to; kept while it is away, so that a call for them is refused as busy, not unknown."""
     parents: Mapping[str, str] = field(default_factory=dict)
     """Of these names that are adapters, the models that they are on."""
+    vocabulary: int | None = None
+    """How many token ids its model knows; None where the engine does not tell, or looks itself."""
+    embeds: bool = False
+    """Whether it makes embeddings alone, by its own word."""
     context_tokens: int | None = None
     """How long prompt and answer together may be; None where the engine does not tell."""
     fields: AcceptedFields = field(default_factory=AcceptedFields)
@@ -97,6 +101,11 @@ class Fleet:
                 return True
             known = known or bool(backend.models)
         return not known
+
+    def vocabulary(self, model: str) -> int | None:
+        """How many token ids the workers of a model know, the least of any; None where none tells."""
+        told = [backend.vocabulary for backend in self._backends.values() if model in backend.models]
+        return min([size for size in told if size is not None], default=None)
 
     def any_model(self) -> str:
         """The model for a call that names none: that of most living workers, and no adapter. Raises NoWorker."""

@@ -18,6 +18,7 @@ from router.api.alias import rename
 from router.api.call import Call, Head
 from router.api.family import Family
 from router.api.isolation import isolated
+from router.api.token_ids import check_vocabulary
 from router.conductor import Conductor
 from router.core.block_key import BlockKey
 from router.core.model import Request, RequestId
@@ -135,9 +136,10 @@ class Gateway:
         else:
             body, call = await asyncio.to_thread(self._parse_as_known, family, head, body)
         if not call.model:
-            return body, call._replace(model=self._fleet.any_model())
-        if not self._fleet.knows(call.model):
+            call = call._replace(model=self._fleet.any_model())
+        elif not self._fleet.knows(call.model):
             raise UnknownModel(call.model)
+        check_vocabulary(call.largest_id, self._fleet.vocabulary(call.model))
         return body, call
 
     def _parse_as_known(self, family: Family, head: Head, body: bytes) -> tuple[bytes, Call]:

@@ -14,7 +14,7 @@ from router.api.family import Family, Reader
 from router.conductor import Conductor
 from router.core.commands import Dispatch, Refusal
 from router.core.model import Cancelled, Failed, Fault, Finished, Request, Returned, Usage, WorkerId, WorkerLeft
-from router.errors import NoWorker, RouterError, WorkerBroke, WorkerHung, WorkerUnreachable
+from router.errors import BadRequest, NoWorker, RouterError, WorkerBroke, WorkerHung, WorkerUnreachable
 from router.exchange import AT_ONCE, JSON_TYPE, Exchange
 from router.fleet import Fleet
 from router.upstream import Silence, Upstream
@@ -56,6 +56,8 @@ class Lost:
     headers: HeaderList | None = None
     body: bytes = b""
     """Of an answer with this status; of one with 200, the end of its stream."""
+    elsewhere: bool = False
+    """Nobody is to blame, and another worker may do it."""
 
 
 class Journey:
@@ -107,7 +109,7 @@ class Journey:
                 headers: HeaderList = []
                 if settings.response_headers:
                     headers = self._account_of(dispatch, settings.policy, self._conductor.clock() - submitted)
-                before, lost = lost, await self._try(dispatch, headers)
+                before, lost = lost, self._unfit(dispatch.worker) or await self._try(dispatch, headers)
                 if lost is None:
                     return
                 if not await self._may_go_on(lost, settings):
@@ -157,7 +159,7 @@ class Journey:
     async def _may_go_on(self, lost: Lost, settings: JourneySettings) -> bool:
         """Whether another worker may do what this one did not, or the rest of it, if the client has a part."""
         reader = self._reader
-        if lost.fault is Fault.CALL:
+        if lost.fault is Fault.CALL and not lost.elsewhere:
             return False
         if reader is None or not reader.begun:
             return True
@@ -173,6 +175,13 @@ class Journey:
         await self._exchange.end(last_events(self._call, reader, "length"))
         self._ending = Finished(self._request.id, reader.usage, reader.answers())
         return False
+
+    def _unfit(self, worker: WorkerId) -> Lost | None:
+        """What keeps a call from a worker that would die of it; None if nothing does."""
+        if not (self._family.generates and self._fleet[worker].embeds):
+            return None
+        error = BadRequest(f"The model `{self._call.model[:200]}` makes embeddings alone.", param="model")
+        return Lost(Fault.CALL, False, error, elsewhere=True)
 
     async def _try(self, dispatch: Dispatch, headers: HeaderList) -> Lost | None:
         """Send the call to a worker and pass its answer on; None if that was the request's end."""

@@ -21,19 +21,22 @@ from router.core.model import (
     WorkReport,
 )
 from router.engines import (
+    COMPLETIONS_PATH,
     MODELS_PATH,
     About,
     Dialect,
     Load,
     context_tokens,
+    outside_vocabulary,
     read_about,
     read_models,
     read_parents,
+    read_vocabulary,
     recognise,
 )
 from router.errors import WorkerBroke
 from router.fleet import Backend, Fleet
-from router.polls import ask, polling_client
+from router.polls import ask, polling_client, reply_to
 
 log = logging.getLogger(__name__)
 
@@ -200,6 +203,8 @@ class Probe:
             self._backend.models, self._backend.healthy = models, True
             engine = "" if self._dialect is None else self._dialect.name
             self._backend.fields.identify(engine, about.version)
+            self._backend.embeds = about.embeds
+            self._backend.vocabulary = await self._read_vocabulary(client, models, about)
             self._feed(
                 WorkerJoined(
                     Worker(
@@ -221,6 +226,19 @@ class Probe:
         except (httpx.HTTPError, WorkerBroke) as error:
             log.debug("%s: %s", self._backend.id, error)
             return About()
+
+    async def _read_vocabulary(self, client: httpx.AsyncClient, models: frozenset[str], about: About) -> int | None:
+        """An SGLang tells it nowhere but in the refusal of a call, which computes nothing."""
+        if self._dialect is None or not self._dialect.tells_vocabulary or about.embeds or not models:
+            return None
+        headers = {"content-type": "application/json", **self._backend.authorization}
+        post = outside_vocabulary(min(models - self._backend.parents.keys(), default=min(models)))
+        try:
+            reply = await reply_to(client, self._backend.url + COMPLETIONS_PATH, headers, post=post)
+        except (httpx.HTTPError, WorkerBroke) as error:
+            log.debug("%s: %s", self._backend.id, error)
+            return None
+        return read_vocabulary(reply.body) if reply.response.status_code == httpx.codes.BAD_REQUEST else None
 
     async def _read_health(self, client: httpx.AsyncClient, *, listed: bool) -> None:
         """`listed`: whether it has just told its models."""

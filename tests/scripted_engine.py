@@ -19,6 +19,7 @@ vllm:num_requests_running{engine="0",model_name="m"} 0.0
 vllm:num_requests_waiting{engine="0",model_name="m"} 0.0
 vllm:cache_config_info{block_size="16",num_gpu_blocks="6251"} 1.0
 """
+NO_TOKEN = b'"logit_bias":{"-1":'
 DONE = b"data: [DONE]\n\n"
 
 
@@ -215,7 +216,9 @@ class ScriptedEngine:
             async for call in connection.requests():
                 if call.path in self.polled and self.hangs:
                     continue
-                if call.path in self.polled:
+                if NO_TOKEN in call.body and call.path not in self.polled:
+                    await call.respond(400, b"{}")  # a poll too, by which a router would learn its vocabulary
+                elif call.path in self.polled:
                     self.polls.append(call)
                     status, body = self.polled[call.path]
                     await call.respond(status, body)

@@ -234,3 +234,13 @@ def test_the_command_tells_of_settings_and_workers(tmp_path: Path, capsys: pytes
     assert main(["check", str(file)]) == 2
     file.write_text("port: 1\n")
     assert main(["check", str(file)]) == 2
+
+
+@pytest.mark.parametrize("page", [b"<html>login</html>", b'["0.32.0"]', b'"0.32.0"', b""])
+async def test_what_answers_something_else_is_told_to_do_so(page: bytes) -> None:
+    """It does answer, and what it says of itself is no JSON object: a proxy in front, perhaps."""
+    async with scripted_engine() as engine:
+        engine.polled["/version"] = (200, page)
+        (found,) = (await examined(engine.url, generate=False)).findings
+        assert found.seen.startswith("answers /version at http://")
+        assert "JSON" in found.seen

@@ -34,12 +34,14 @@ _EMBEDDINGS: Final = Family(embeddings.parse_embeddings, EventReader, read_plain
 _SCORING: Final = Family(scoring.parse_scoring, EventReader, read_plain)
 _TOKENIZING: Final = Family(tokenizing.parse_tokenizing, EventReader, tokenizing.read_tokenized)
 FAMILIES: Final[Mapping[str, Family]] = {
-    CHAT: Family(_chat, tokenised=True, everywhere=True),
-    COMPLETIONS: Family(_completion, tokenised=True, everywhere=True),
+    CHAT: Family(_chat, tokenised=True, generates=True, everywhere=True),
+    COMPLETIONS: Family(_completion, tokenised=True, generates=True, everywhere=True),
     responses.PATH: Family(
-        responses.parse_response, responses.ResponseReader, responses.read_response, responses.ERRORS
+        responses.parse_response, responses.ResponseReader, responses.read_response, responses.ERRORS, generates=True
     ),
-    messages.PATH: Family(messages.parse_messages, messages.MessageReader, messages.read_message, messages.ANTHROPIC),
+    messages.PATH: Family(
+        messages.parse_messages, messages.MessageReader, messages.read_message, messages.ANTHROPIC
+    )._replace(generates=True),
     messages.COUNT_PATH: _TOKENIZING._replace(errors=messages.ANTHROPIC),
     **dict.fromkeys(embeddings.PATHS, _EMBEDDINGS),
     **dict.fromkeys(scoring.PATHS, _SCORING),
@@ -47,7 +49,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
 }
 """By path."""
 OTHER: Final = Family(
-    parse_other, EventReader, read_plain, methods=("POST", "GET", "PUT", "PATCH", "DELETE"), forms=True
+    parse_other, EventReader, read_plain, methods=("POST", "GET", "PUT", "PATCH", "DELETE"), forms=True, generates=True
 )
 """Whatever else an engine serves below /v1."""
 

@@ -52,6 +52,8 @@ class Call(NamedTuple):
     """Of the body."""
     adapters: tuple[str, ...] = ()
     """What it names beside its model, which the client has to be allowed as well."""
+    largest_id: int = -1
+    """The largest token id that it names itself; -1 for none."""
     computed_anew_by: frozenset[str] = frozenset()
     """The engines that do not read their prefix cache for it; see `Request`."""
 

@@ -7,6 +7,7 @@ from router.api import fields as read
 from router.api.additions import additions, usage_wish
 from router.api.call import Call, Way
 from router.api.fields import Fields
+from router.api.token_ids import largest_id
 from router.api.ways import way_of
 from router.core.prompt_key import PromptHasher
 from router.errors import BadRequest
@@ -45,6 +46,7 @@ def parse_chat(body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:
         additions=additions(fields, usage, streamed=streamed, ids=ids and way is Way.IDS and not ids_wanted),
         ids_wanted=ids_wanted,
         adapters=read.adapters(fields),
+        largest_id=largest_id(fields),
         computed_anew_by=cache_reading.of_chat(fields),
         # These make the answer repeat or go on with the last message instead of adding one.
         extendable=not (fields.get("echo") or fields.get("continue_final_message")),

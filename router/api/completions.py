@@ -7,6 +7,7 @@ from router.api import fields as read
 from router.api.additions import additions, usage_wish
 from router.api.call import Call, Way
 from router.api.texts import prompts_of
+from router.api.token_ids import largest_id
 from router.api.ways import way_of
 from router.core.prompt_key import PromptHasher
 
@@ -45,6 +46,7 @@ def parse_completion(body: bytes, hasher: PromptHasher, *, ids: bool = False) ->
         additions=additions(fields, usage, streamed=streamed, ids=ids and way is Way.IDS and not ids_wanted),
         ids_wanted=ids_wanted,
         adapters=read.adapters(fields),
+        largest_id=largest_id(fields),
         computed_anew_by=cache_reading.of_completion(fields),
         # The answer comes as text: after token ids, or with the prompt before or a suffix behind it, it has no place.
         extendable=prompts[0].key.tokens is None and not (fields.get("echo") or fields.get("suffix")),

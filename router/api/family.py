@@ -63,6 +63,8 @@ class Family(NamedTuple):
     tokenised: bool = False
     """Whether a prompt's token ids can be found before its engine sees it."""
     methods: tuple[str, ...] = ("POST",)
+    generates: bool = False
+    """Whether a model may write text at these paths: an SGLang that makes embeddings dies of such a call."""
     forms: bool = False
     """Whether a body may be a form with files, too."""
     everywhere: bool = False

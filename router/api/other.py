@@ -15,6 +15,7 @@ from router.api import fields as read
 from router.api.call import Call, Head
 from router.api.fields import Fields
 from router.api.multipart import form_fields, is_form
+from router.api.token_ids import largest_id
 from router.core.prompt_key import PromptHasher, unmatched
 
 SAFE_IN_PATH: Final = "/:@!$&'()*+,;=~"
@@ -48,6 +49,7 @@ def parse_other(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool = Fa
         method=head.method,
         content_type=head.content_type,
         adapters=read.adapters(fields),
+        largest_id=largest_id(fields),
     )
 
 

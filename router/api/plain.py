@@ -9,6 +9,7 @@ from router.api.answer import Answer, read_error
 from router.api.call import Call, Head
 from router.api.error_json import load
 from router.api.fields import Fields
+from router.api.token_ids import largest_id
 from router.api.usage import whole_usage
 from router.core.prompt_key import Prompt
 
@@ -50,6 +51,7 @@ def plain_call(
         continuous_wanted=True,
         extendable=extendable,
         adapters=read.adapters(fields),
+        largest_id=largest_id(fields),
         computed_anew_by=computed_anew_by,
     )
 

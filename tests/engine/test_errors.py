@@ -25,7 +25,7 @@ REFUSED: dict[str, tuple[str, Json]] = {
     "share of the probability beyond one": (COMPLETIONS, {**TEXT, "top_p": 2}),
 }
 BY_ONE = {
-    "token id out of vocabulary": "vllm",  # SGLang does not look, and its scheduler dies of it
+    "token id out of vocabulary": "vllm",  # SGLang does not look, and its scheduler dies of it: the router refuses it
     "two greedy choices": "vllm",
     "tools without a parser": "vllm",
     "ids of a streamed chat": "sglang",

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from math import isfinite
 
-from workers.call import ApiError, Body, boolean, string, wrong_type
+from workers.call import MAX_TOKEN_ID, ApiError, Body, boolean, string, wrong_type
 
 Refusal = Callable[[Body, str], None]
 """Takes a body and a path. Raises ApiError."""
@@ -63,6 +63,14 @@ def refuse_for_sglang(body: Body, path: str) -> None:
         if boolean(body, "stream"):
             _refuse_ids_in_chat_streams(body)
     _check_sampling(body)
+    _check_bias(body)
+
+
+def _check_bias(body: Body) -> None:
+    bias = body.get("logit_bias")
+    for key in bias if isinstance(bias, dict) else ():
+        if key.removeprefix("-").isdecimal() and not 0 <= int(key) <= MAX_TOKEN_ID:
+            raise ApiError(400, f"logit_bias must has keys in [0, {MAX_TOKEN_ID}], got {key}.", "BadRequest")
 
 
 def _check_roles(body: Body) -> None:

@@ -1,0 +1,49 @@
+"""Token ids that a client names itself: one outside the vocabulary ends an SGLang server, with all its calls."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from router.errors import BadRequest
+
+MEMBERS: Final = ("prompt", "input", "input_ids", "query", "items", "documents", "text_1", "text_2")
+"""Body members in which engines take token ids for a text: one list, or a list of lists."""
+BIAS: Final = "logit_bias"
+"""Its keys are token ids."""
+
+
+def largest_id(fields: Mapping[str, Any]) -> int:
+    """The largest token id in a body; -1 where it names none. Raises BadRequest for one below 0."""
+    largest = -1
+    for name in MEMBERS:
+        for ids in _lists(fields.get(name)):
+            if min(ids) < 0:
+                raise _outside(name)
+            largest = max(largest, max(ids))  # noqa: PLW3301 - a list may be long
+    bias = fields.get(BIAS)
+    for key in bias if isinstance(bias, dict) else ():
+        if (digits := key.strip().removeprefix("-").removeprefix("+")).isdecimal():
+            if key.strip().startswith("-"):
+                raise _outside(BIAS)
+            largest = max(largest, int(digits[:20]))
+    return largest
+
+
+def check_vocabulary(largest: int, size: int | None) -> None:
+    """Raises BadRequest for an id that is not in a vocabulary of this size; None for one that is not known."""
+    if size is not None and largest >= size:
+        raise BadRequest(f"Token ids must be below {size}, the size of the vocabulary.", code="invalid_value")
+
+
+def _lists(value: object) -> Iterator[list[int]]:
+    """The lists of whole numbers in a member, which is one or has some."""
+    if not isinstance(value, list) or not value:
+        return
+    if all(type(item) is int for item in value):
+        yield value
+    for item in value:
+        if isinstance(item, list) and item and all(type(each) is int for each in item):
+            yield item
+
+
+def _outside(name: str) -> BadRequest:
+    return BadRequest(f"`{name}` has a negative token id.", param=name, code="invalid_value")
