@@ -109,7 +109,7 @@ class Observation:
         busy, before = self._marks.get(name, Mark(0.0, Counters()))
         busy_now, counters = worker.busy_seconds(), worker.engine.counters
         properties = self._scheduler.policy.properties
-        quantum, queue = properties.gap_quantum, None if properties.pooled else name
+        queue = None if properties.pooled else name
         return WorkerTotals(
             busy_seconds=busy_now - busy,
             steps=counters.steps - before.steps,
@@ -122,5 +122,5 @@ class Observation:
             waiting_requests_p95=worker.waiting.requests.percentile(now, 0.95),
             waiting_tokens_p95=worker.waiting.tokens.percentile(now, 0.95),
             service_gap=self._gaps.get(name, 0.0),
-            service_gap_bound=None if quantum is None else self._scheduler.fairness.bound(queue, quantum),
+            service_gap_bound=self._scheduler.fairness.bound(queue, properties.gap_quantum),
         )

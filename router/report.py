@@ -302,7 +302,6 @@ def _worker(backend: Backend, scheduler: Scheduler, unread: int) -> WorkerReport
     state = scheduler.cluster[backend.id]
     properties = scheduler.policy.properties
     queue = None if properties.pooled else backend.id
-    quantum = properties.gap_quantum
     return WorkerReport(
         url=backend.url,
         healthy=backend.healthy,
@@ -312,7 +311,7 @@ def _worker(backend: Backend, scheduler: Scheduler, unread: int) -> WorkerReport
         window=state.window.limits,
         kv_tokens=state.worker.kv_tokens,
         service_gap=scheduler.fairness.gap(queue),
-        service_gap_bound=None if quantum is None else scheduler.fairness.bound(queue, quantum),
+        service_gap_bound=scheduler.fairness.bound(queue, properties.gap_quantum),
         cache=_cache(backend.id, scheduler),
         unread=unread,
         breaker=SILENT if state.silent else state.health.condition,

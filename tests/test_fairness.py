@@ -1,15 +1,20 @@
 """Jain's index, waiting times, and whose gap is measured where."""
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scenario import Scene
 
 from router.core.accounts import LinearCost
 from router.core.fairness import WAITS_KEPT, Fairness, RecentService, jain_index, percentile
 from router.core.last_minute import MINUTE
 from router.core.model import ClientId, Request, RequestId, WorkerId
+from router.core.scheduler_settings import SchedulerSettings
 from router.core.service_gap import Outstanding
 from router.core.shares import Shares
+from router.core.window import FixedWindow
 
 ADA, BOB = ClientId("ada"), ClientId("bob")
 W1, W2 = WorkerId("w1"), WorkerId("w2")
@@ -117,10 +122,38 @@ def test_the_bound_is_kept_where_the_gap_is(pooled: bool) -> None:
     """A worker's dispatches raise its own bound, or the pool's."""
     fairness = backlogged(ADA, pooled=pooled)
     fairness.dispatched(request(ADA), W1, Outstanding(10, 0, 50), waited=1.0)
-    assert fairness.bound(None if pooled else W1, 100) > 200
+    bound = fairness.bound(None if pooled else W1, 100)
+    assert bound is not None
+    assert bound > 200
     fairness.ended(request(ADA), W1, Outstanding(10, 0, 50))
     if not pooled:
         assert fairness.bound(W2, 100) == 200
+
+
+def test_no_bound_is_told_of_a_pool_whose_workers_serve_different_models() -> None:
+    """A refill for one of them reaches clients of others; what came of that is no gap once all are alike again."""
+    talk = Scene("dlpm_home", settings=SchedulerSettings(window=FixedWindow(requests=1)))
+    talk.join("w1", "llama", "ada's adapter")
+    talk.join("w2", "llama")
+    fairness, quantum = talk.scheduler.fairness, talk.scheduler.policy.properties.gap_quantum
+    for letter in "abc":
+        calls = [talk.arrive(client, f"{client} {letter}", model="llama") for client in ("ada", "bob", "cy")]
+    for call in [*talk.order]:
+        talk.start(call)
+    assert calls[-1] not in talk.dispatched
+    assert fairness.bound(None, quantum) is None
+    assert fairness.gap(None) > 0
+    talk.join("w2", "llama", "ada's adapter")
+    assert fairness.bound(None, quantum) is not None
+    assert fairness.gap(None) == 0
+
+
+@pytest.mark.parametrize("change", [lambda talk: talk.leave("w2"), lambda talk: talk.join("w2", "b", "llama")])
+def test_a_queue_of_one_worker_has_its_bound_whatever_others_serve(change: Callable[[Scene], None]) -> None:
+    """Who waits in it waits for that worker alone."""
+    talk = Scene("rr+dlpm", workers=("w1", "w2"))
+    change(talk)
+    assert talk.scheduler.fairness.bound(W1, 100) is not None
 
 
 def test_a_worker_that_is_gone_is_not_measured() -> None:

@@ -68,6 +68,7 @@ def test_the_bound_is_wider_by_the_credit_and_the_gap_begins_anew() -> None:
     fairness = scene.scheduler.fairness
     assert fairness.gap(WorkerId("w1")) > 0
     bound = fairness.bound(WorkerId("w1"), 100.0)
+    assert bound is not None
     scene.tell(Credited(A, 500.0))
     assert fairness.bound(WorkerId("w1"), 100.0) == pytest.approx(bound + 500.0)
     assert fairness.gap(WorkerId("w1")) == 0

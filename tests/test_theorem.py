@@ -168,6 +168,7 @@ def test_gap_and_bound_are_shown_as_they_are(policy: str) -> None:
             for queue in books.queues:
                 assert fairness.gap(queue) == pytest.approx(books.gap(queue), abs=1e-6)
                 bound = fairness.bound(queue, fleet.quantum)
+                assert bound is not None
                 assert books.needed(queue) <= bound * (1 + 1e-9)
                 assert bound <= books.formula(queue) * (1 + 1e-9)
 

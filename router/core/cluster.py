@@ -59,6 +59,11 @@ class Cluster:
     def _serves(self, state: WorkerState, model: str) -> bool:
         return not state.left and state.worker.id not in self.barred and model in state.worker.models
 
+    @property
+    def alike(self) -> bool:
+        """Whether all workers that are there serve the same models, whether they are left out for a while or not."""
+        return len({state.worker.models for state in self._states.values() if not state.left}) <= 1
+
     def in_use(self, worker: WorkerId) -> bool:
         """Whether anything is sent to a worker: it is there, and not left out."""
         state = self._states.get(worker)

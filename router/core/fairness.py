@@ -70,6 +70,7 @@ class Fairness:
         self._waits: defaultdict[ClientId, deque[float]] = defaultdict(lambda: deque(maxlen=WAITS_KEPT))
         self._queues: dict[ClientId, int] = {}
         self._granted = 0.0
+        self._alike = True
         self.turns = Turns()
 
     def opened(self, request: Request, since: float, now: float, *, begun: bool = False) -> None:
@@ -138,6 +139,13 @@ class Fairness:
         """It left long ago, and its clients' credit is forgotten, too."""
         self._bounds.pop(worker, None)
 
+    def compare(self, *, alike: bool) -> None:
+        """Whether all workers serve the same models from now on. The gaps that came of other times are no gaps then."""
+        if alike and not self._alike and self._pooled:
+            for gap in self._gaps.values():
+                gap.begin_all_again()
+        self._alike = alike
+
     def granted(self, client: ClientId, cost: float) -> None:
         """An operator gave it so much credit: what it had until then is another interval, and every bound is wider."""
         self._granted += cost
@@ -178,8 +186,14 @@ class Fairness:
         meter = self._gaps.get(queue)
         return 0.0 if meter is None else meter.gap()
 
-    def bound(self, queue: WorkerId | None, quantum: float) -> float:
-        """What that difference cannot exceed under an order with this quantum."""
+    def bound(self, queue: WorkerId | None, quantum: float | None) -> float | None:
+        """What that difference cannot exceed under an order with this quantum; None where nothing bounds it.
+
+        In a pool whose workers serve different models nothing does: a refill for the sake of one model gives credit to
+        clients that wait for another, at workers where others wait with credit left.
+        """
+        if quantum is None or (self._pooled and not self._alike):
+            return None
         return self._bound(queue).bound(quantum, self._granted)
 
     def _bound(self, worker: WorkerId | None) -> BoundMeter:

@@ -171,6 +171,7 @@ class Membership:
             self._policy.worker_joined(worker.id, now)
         if displaced is not None:
             self._place_anew(displaced, now)
+        self._fairness.compare(alike=self._cluster.alike)
 
     def _leave(self, worker: WorkerId, now: float) -> None:
         if not self._is_present(worker):
@@ -179,6 +180,7 @@ class Membership:
         self._prefixes.drop(worker)
         self._blocks.lose(worker)
         self.forget_if_gone(worker)
+        self._fairness.compare(alike=self._cluster.alike)
 
     def _vacate(self, worker: WorkerId, now: float) -> Sequence[Request]:
         """Take a worker out; its queue is placed anew. Returns the requests that no other worker serves."""

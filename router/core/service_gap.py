@@ -58,6 +58,11 @@ class GapMeter:
             self.end(client)
             self.begin(client)
 
+    def begin_all_again(self) -> None:
+        """From now on it is another interval of all that are backlogged."""
+        for client in list(self._clients):
+            self.begin_again(client)
+
     def served(self, client: ClientId, service: float) -> None:
         """A client was served this much per weight; one that is not backlogged is passed over."""
         if entry := self._clients.get(client):
