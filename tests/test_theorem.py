@@ -82,6 +82,7 @@ def quanta(quantum: float) -> st.SearchStrategy[tuple[object, ...]]:
             head_start=head_start,
             patience=patience,
             engine_lpm_seconds=lpm_seconds,
+            isolation=st.sampled_from([0.0, 0.2, 1.0]),
             **rounds,
         ),
     )
