@@ -14,7 +14,9 @@ def replace_file(path: Path, blocks: Iterable[bytes]) -> None:
     Raises OSError, and then the old file stays.
     """
     beside = path.with_name(path.name + ".new")
-    with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+    beside.unlink(missing_ok=True)
+    # A new file always: a symbolic link that somebody puts there is not followed.
+    with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         os.fchmod(file.fileno(), 0o600)
         for block in blocks:
             file.write(block)

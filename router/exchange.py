@@ -80,7 +80,7 @@ class Exchange:
         """
         if self.headers.get(b"content-encoding", b"identity").strip().lower() not in (b"", b"identity"):
             raise UnsupportedEncoding
-        declared = self.headers.get(b"content-length", b"0")
+        declared = self.headers.get(b"content-length", b"0").strip(b" \t")
         if not declared.isdigit():
             raise BadRequest("The content-length is not a number.")
         if int(declared) > intake.body_limit:

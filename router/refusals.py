@@ -24,7 +24,19 @@ def wrong_head(
     if len(url) > limits.url_bytes:
         return UrlTooLong(limits.url_bytes)
     size = len(url) + sum([len(name) + len(value) + 4 for name, value in headers])
-    return HeadTooLarge(limits.head_bytes) if size > limits.head_bytes else None
+    if size > limits.head_bytes:
+        return HeadTooLarge(limits.head_bytes)
+    return _wrong_version_or_host(parser.get_http_version(), headers)
+
+
+def _wrong_version_or_host(version: str, headers: Sequence[tuple[bytes, bytes]]) -> RouterError | None:
+    """HTTP/0.9 has no headers to name a client by; with no host or two, a proxy may have meant another server."""
+    if version not in ("1.0", "1.1"):
+        return BadRequest("HTTP/1.0 and HTTP/1.1 are spoken here.", code="invalid_http")
+    hosts = sum([name == b"host" for name, _ in headers])
+    if hosts > 1 or (not hosts and version == "1.1"):
+        return BadRequest("A request must have one Host header.", code="invalid_http")
+    return None
 
 
 def not_http(error: httptools.HttpParserError) -> BadRequest:

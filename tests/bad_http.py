@@ -31,6 +31,8 @@ NO_LENGTH: Final = "Invalid character in Content-Length"
 NO_SIZE: Final = "Invalid character in chunk size"
 HEAD_TOO_LARGE: Final = Told(431, "headers_too_large", None, "The headers are larger than 65536 bytes.")
 BODY_TOO_LARGE: Final = Told(413, "body_too_large", None, "The body is larger than 33554432 bytes.")
+ONE_HOST: Final = Told(400, "invalid_http", None, "A request must have one Host header.")
+SPOKEN: Final = Told(400, "invalid_http", None, "HTTP/1.0 and HTTP/1.1 are spoken here.")
 ODD_CODING: Final = Told(400, "invalid_http", None, "A body may come in chunks and in no other transfer encoding.")
 
 HTTP: Final = (
@@ -73,7 +75,11 @@ HTTP: Final = (
         b"GET /health HTTP/1.1\r\nx: ",
         Told(408, "request_timeout", None, "The headers of the request did not come in time."),
     ),
-    BadInput("two hosts", get(b"/health", b"host: y"), SERVED),
+    BadInput("two hosts", get(b"/health", b"host: y"), ONE_HOST),
+    BadInput("no host", b"GET /health HTTP/1.1\r\n\r\n", ONE_HOST),
+    BadInput("no host in HTTP/1.0", b"GET /health HTTP/1.0\r\n\r\n", SERVED),
+    BadInput("HTTP/0.9", b"GET /health\r\n\r\n", SPOKEN),
+    BadInput("HTTP/2.0 by its version alone", request(b"GET", b"/health", version=b"HTTP/2.0"), SPOKEN),
     BadInput("`expect` of what there is not", post(GOOD, b"expect: 200-maybe"), passed_on()),
     BadInput("an offer of HTTP/2", post(GOOD, b"connection: upgrade", b"upgrade: h2c"), passed_on()),
     wrong_method("a WebSocket", get(CHAT, b"connection: upgrade", b"upgrade: websocket"), "GET", "POST"),
@@ -87,6 +93,11 @@ ENDS: Final = (
     no_http("length 0x2", of_length(b" 0x2"), NO_LENGTH),
     no_http("no number as length", of_length(b""), "Empty Content-Length"),
     no_http("length 2^64", of_length(b" 18446744073709551616"), "Content-Length overflow"),
+    BadInput(
+        "white space around a length",
+        request(b"POST", CHAT, b"content-length: \t%d \t" % len(GOOD), body=GOOD),
+        passed_on(),
+    ),
     BadInput("a length of 100 GB", of_length(b" 99999999999"), BODY_TOO_LARGE),
     no_http(
         "a length, and chunks",

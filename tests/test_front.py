@@ -113,7 +113,7 @@ async def test_a_head_that_is_too_much_or_ambiguous_is_refused(head: bytes, stat
     [
         (b"GET /health HTTP/1.1\r\n", "headers"),
         (request_bytes()[:-1], "body"),
-        (b"POST %b HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n5\r\n{" % CHAT.encode(), "body"),
+        (b"POST %b HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n5\r\n{" % CHAT.encode(), "body"),
     ],
 )
 async def test_what_does_not_come_whole_in_time_is_refused(sent: bytes, part: str) -> None:
@@ -199,10 +199,13 @@ async def test_it_does_not_matter_how_bytes_are_cut() -> None:
     chunked = b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n1;x=y\r\n \r\n0\r\n\r\n"
     calls = [
         (b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n", b"200"),
-        (b"POST /health HTTP/1.1\r\ncontent-length: 3\r\n\r\nabc", b"405"),
-        (b"POST %b HTTP/1.1\r\n%b" % (CHAT.encode(), chunked), b"400"),
-        (b"\r\nGET /%20 HTTP/1.1\r\n\r\n", b"404"),
-        (b"POST %b HTTP/1.1\r\nupgrade: h2c\r\nconnection: upgrade\r\n%b" % (CHAT.encode(), chunked), b"400"),
+        (b"POST /health HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc", b"405"),
+        (b"POST %b HTTP/1.1\r\nhost: x\r\n%b" % (CHAT.encode(), chunked), b"400"),
+        (b"\r\nGET /%20 HTTP/1.1\r\nhost: x\r\n\r\n", b"404"),
+        (
+            b"POST %b HTTP/1.1\r\nhost: x\r\nupgrade: h2c\r\nconnection: upgrade\r\n%b" % (CHAT.encode(), chunked),
+            b"400",
+        ),
     ]
     async with served() as (engine, router):
         for _ in range(30):
@@ -388,7 +391,7 @@ async def test_trailers_are_bounded_and_of_no_use() -> None:
             assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
         async with connected(router) as (reader, writer):
             lines = b"content-type: application/json\r\nexpect: 100-continue\r\ntransfer-encoding: chunked\r\n"
-            head = b"POST %b HTTP/1.1\r\n%b\r\n" % (CHAT.encode(), lines)
+            head = b"POST %b HTTP/1.1\r\nhost: x\r\n%b\r\n" % (CHAT.encode(), lines)
             writer.write(head)
             await reader.readuntil(b"\r\n\r\n")
             writer.write(b"0\r\nx: " + b"y" * 5000)

@@ -15,6 +15,7 @@ from running import chat, running_router
 from scripted_engine import scripted_engine
 
 from router.app import begin
+from router.atomic_file import replace_file
 from router.core.accounts import Tokens
 from router.core.model import CacheReport, ClientId, GroupId, WorkerId
 from router.core.saved import (
@@ -199,3 +200,15 @@ CONTENT: list[bytes] = []
 def content(tmp_path_factory: pytest.TempPathFactory) -> None:
     """A state to damage."""
     CONTENT.append(asyncio.run(write(tmp_path_factory.mktemp("state"), PIECES)).read_bytes())
+
+
+def test_a_symbolic_link_is_not_followed(tmp_path: Path) -> None:
+    """Whoever may write into the directory cannot have the router overwrite what it may write elsewhere."""
+    precious = tmp_path / "precious"
+    precious.write_bytes(b"precious")
+    state = tmp_path / "state"
+    (tmp_path / "state.new").symlink_to(precious)
+    replace_file(state, [b"saved"])
+    assert precious.read_bytes() == b"precious"
+    assert state.read_bytes() == b"saved"
+    assert not state.is_symlink()
