@@ -46,6 +46,7 @@ from router.history import FairnessHistory
 from router.identity import Book, Identifier
 from router.journal import Journal, open_journal
 from router.journey import JourneySettings
+from router.kept_files import KeptFiles
 from router.key_watch import KeyWatch
 from router.lag import LoopLag
 from router.lifecycle import Drain, refuse
@@ -98,11 +99,13 @@ def build(settings: Settings, resolve: Resolve = resolve) -> "Router":
 
     state_metrics, connections = StateCollector(labels), _connections(settings)
     event_metrics = EventMetrics(kv_events.report, kv_events.outcomes)
-    for collector in (state_metrics, event_metrics, lag, AdmissionMetrics(door.admission.refusals), connections):
+    state = _state(settings, secret, conductor)
+    files = KeptFiles({"state": state, "journal": journal})
+    for collector in (state_metrics, event_metrics, lag, AdmissionMetrics(door.admission.refusals), connections, files):
         registry.register(collector)
     operations = _operations(settings, fleet, workers, conductor, report)
     parts = [
-        *(lag, Collector(lambda: drain.idle), journal, door.keys, _state(settings, secret, conductor)),
+        *(lag, Collector(lambda: drain.idle), journal, door.keys, state),
         *(fleet, kv_events, workers.advice, workers.discovery, monitor, operations and operations.history),
     ]
     control = control_plane(

@@ -168,6 +168,11 @@ class Journal:
             self._lines.clear()
             self._end("the disk is too slow for it")
 
+    @property
+    def failing(self) -> bool:
+        """Whether it could not be written, and so has ended."""
+        return self._ended
+
     async def __aenter__(self) -> Self:
         self._writer = asyncio.create_task(self._write())
         return self

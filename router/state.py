@@ -162,6 +162,11 @@ class StateFile(Background):
         self._header = header
         self._complained = False
 
+    @property
+    def failing(self) -> bool:
+        """Whether it could not be written the last time."""
+        return self._complained
+
     async def __aexit__(self, *leaving: object) -> None:
         """Save the last state."""
         await super().__aexit__(*leaving)

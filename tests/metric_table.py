@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from router.admission_metrics import AdmissionMetrics
 from router.connections import Connections, FrontLimits
 from router.event_metrics import EventMetrics
+from router.kept_files import KeptFiles
 from router.lag import LoopLag
 from router.metrics import ClientLabels, RequestMetrics
 from router.report import FairnessReport, Service
@@ -35,6 +36,7 @@ def metrics() -> list[Family]:
     registry.register(state)
     registry.register(EventMetrics(dict, dict))
     registry.register(AdmissionMetrics({}))
+    registry.register(KeptFiles({}))
     registry.register(LoopLag())
     registry.register(Connections(FrontLimits()))
     found = [metric for metric in registry.collect() if isinstance(metric, Family)]

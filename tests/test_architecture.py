@@ -66,6 +66,7 @@ ARROWS: Final[dict[str, tuple[str, ...]]] = {
         *("router.keys", "router.atomic_file", "router.background", "router.identity", "router.errors"),
     ),
     "router.admission_metrics": (),
+    "router.kept_files": (),
     "router.state": ("router.atomic_file", "router.background", "router.by_name", "router.errors", "router.core"),
     "router.conductor": ("router.errors", "router.core"),
     "router.accepted_fields": ("router.api",),

@@ -212,3 +212,24 @@ def test_a_symbolic_link_is_not_followed(tmp_path: Path) -> None:
     assert precious.read_bytes() == b"precious"
     assert state.read_bytes() == b"saved"
     assert not state.is_symlink()
+
+
+async def test_a_state_that_cannot_be_written_is_told_by_a_metric(tmp_path: Path) -> None:
+    """As long as it is so; no journal is spoken of where none is kept."""
+    directory = tmp_path / "kept"
+    async with scripted_engine() as engine, running_router(engine.url, state=directory, state_interval=0.01) as router:
+
+        async def told() -> str:
+            async with router.http.get("/metrics") as response:
+                lines = (await response.text()).splitlines()
+            (line,) = [line for line in lines if line.startswith("d2lpm_file_failing{")]
+            return line
+
+        assert await told() == 'd2lpm_file_failing{file="state"} 0.0'
+        directory.rename(tmp_path / "elsewhere")
+        async with asyncio.timeout(60):
+            while await told() != 'd2lpm_file_failing{file="state"} 1.0':
+                pass
+            (tmp_path / "elsewhere").rename(directory)
+            while await told() != 'd2lpm_file_failing{file="state"} 0.0':
+                pass
