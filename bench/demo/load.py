@@ -100,7 +100,8 @@ class Clients:
     def _connect(self) -> httpx.AsyncClient:
         # A router that stops answering is no failure of the call: the demo ends by its own timetable.
         patience = httpx.Timeout(None, connect=CONNECT_SECONDS)
-        http = httpx.AsyncClient(base_url=self._url, timeout=patience, trust_env=False, verify=False)
+        kind = {"content-type": "application/json"}
+        http = httpx.AsyncClient(base_url=self._url, timeout=patience, headers=kind, trust_env=False, verify=False)
         self._http.append(http)
         return http
 

@@ -96,7 +96,8 @@ def read_body(data: bytes, random: Random) -> bool:
     path = random.choice((CHAT, COMPLETIONS))
     boundary = random.choice(("x", '"', "x; boundary=y"))
     parse_other(Head("/v1/other", content_type=f"multipart/form-data; boundary={boundary}"), data, HASHER)
-    assert parse_other(Head("/v1/other"), data, HASHER).prompts
+    with suppress(BadRequest):
+        assert parse_other(Head("/v1/other"), data, HASHER).prompts
     try:
         call = FAMILIES[path].parse(Head(path), data, HASHER, ids=random.random() < 0.5)
     except BadRequest:
