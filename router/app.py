@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from router.admin import Operations, is_open
 from router.admission_metrics import AdmissionMetrics
 from router.api import family_of
+from router.byte_budget import ByteBudget
 from router.cache_alarm import CacheAlarm
 from router.check import Advice
 from router.collector import Collector
@@ -36,7 +37,6 @@ from router.core.window import FixedWindow, LearnedWindow, NoWindow, Window
 from router.discovery import Discovery, DnsSource, FileSource, Resolve, WorkerSource, read_workers, resolve
 from router.event_metrics import EventMetrics
 from router.exact_map import ExactMap, exact_map
-from router.exchange import Intake
 from router.explain import Explanation, Explanations
 from router.exposition import exposition
 from router.fit import Wanted
@@ -97,11 +97,20 @@ def build(settings: Settings, resolve: Resolve = resolve) -> "Router":
     def explain(request: str) -> Explanation:
         return explanations.of(request, conductor.clock(), time.time())
 
-    state_metrics, connections = StateCollector(labels), _connections(settings)
+    state_metrics, budget = StateCollector(labels), ByteBudget(settings.max_held_bytes)
+    connections = _connections(settings, budget)
     event_metrics = EventMetrics(kv_events.report, kv_events.outcomes)
     state = _state(settings, secret, conductor)
     files = KeptFiles({"state": state, "journal": journal})
-    for collector in (state_metrics, event_metrics, lag, AdmissionMetrics(door.admission.refusals), connections, files):
+    for collector in (
+        state_metrics,
+        event_metrics,
+        lag,
+        AdmissionMetrics(door.admission.refusals),
+        connections,
+        budget,
+        files,
+    ):
         registry.register(collector)
     operations = _operations(settings, fleet, workers, conductor, report)
     parts = [
@@ -112,7 +121,8 @@ def build(settings: Settings, resolve: Resolve = resolve) -> "Router":
         *(fleet, scrape, report, cards, door.usage, explain, drain, workers.drain.drained, operations),
         partial(_running, [part for part in parts if part is not None], conductor),
     )
-    return Router(_gateway(settings, conductor, fleet, door, kv_events, secret), control, drain, connections)
+    gateway = _gateway(settings, conductor, fleet, door, budget, kv_events, secret)
+    return Router(gateway, control, drain, connections)
 
 
 @asynccontextmanager
@@ -156,14 +166,21 @@ def _operations(
 
 
 def _gateway(
-    settings: Settings, conductor: Conductor, fleet: Fleet, door: "Door", kv_events: ExactMap, secret: bytes
+    settings: Settings,
+    conductor: Conductor,
+    fleet: Fleet,
+    door: "Door",
+    budget: ByteBudget,
+    kv_events: ExactMap,
+    secret: bytes,
 ) -> Gateway:
     return Gateway(
         conductor,
         fleet,
         door.admission,
         PromptHasher(secret),
-        Intake(settings.body_limit, settings.max_receiving_bytes),
+        budget,
+        settings.body_limit,
         JourneySettings(settings.policy, settings.heartbeat, settings.response_headers, settings.continuation),
         kv_events.keys,
         None if settings.isolate == "none" else Isolation(settings.isolate == "group", secret),
@@ -223,7 +240,7 @@ def new_scheduler(settings: Settings) -> Scheduler:
     return Scheduler(POLICIES[settings.policy], core, parameters, random.Random(settings.seed))
 
 
-def _connections(settings: Settings) -> Connections:
+def _connections(settings: Settings, budget: ByteBudget) -> Connections:
     limits = FrontLimits(
         head_bytes=settings.header_limit,
         url_bytes=settings.url_limit,
@@ -234,7 +251,7 @@ def _connections(settings: Settings) -> Connections:
         connections=settings.max_connections,
         connections_per_address=settings.max_connections_per_address or None,
     )
-    return Connections(limits)
+    return Connections(limits, budget)
 
 
 def _health(settings: Settings) -> HealthRules:

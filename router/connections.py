@@ -1,4 +1,7 @@
-"""The connections of clients: how many there may be, what each may do, and which one gives way."""
+"""The connections of clients: how many there may be, what each may do, and which one gives way.
+
+One gives way only until its call is here: while it is idle, or its head or its body is on its way.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -8,10 +11,16 @@ from typing import Final, Protocol
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from router.byte_budget import ByteBudget
 from router.core.holdings import Holdings
 
 LEAVING: Final = "d2lpm.leaving"
 """The extension of a call's scope (ASGI) by which the application hears that its client leaves."""
+
+OWNER: Final = "d2lpm.owner"
+"""The extension by which the application tells whose call it is; takes the owner of what its client leaves unread."""
+BREAK_OFF: Final = "d2lpm.break-off"
+"""The extension that ends the connection behind what was sent: the answer cannot be completed, and is to look so."""
 
 WhenLeft = Callable[[Callable[[], None]], None]
 """Its value. Takes what is to be called then, soon if that has been already; there is one such thing at a time."""
@@ -52,12 +61,14 @@ class Client(Protocol):
 class Connections(Collector):
     """The open connections, whose they are, and what was refused before anybody looked at it."""
 
-    def __init__(self, limits: FrontLimits) -> None:
+    def __init__(self, limits: FrontLimits, budget: ByteBudget) -> None:
+        """`budget`: of the bytes that are held for them."""
         self.limits = limits
+        self.budget = budget
         self._by_address: Holdings[str] = Holdings()
         self._open: dict[Client, None] = {}
         self._idle: dict[str, dict[Client, None]] = {}
-        """Those without a call under way, by address, longest idle first."""
+        """Those without a call that is here as a whole, by address, longest idle first."""
         self.refused: Counter[int] = Counter()
         """Heads, bodies and connections that came to nothing, by the status that they were answered with."""
 
@@ -72,7 +83,7 @@ class Connections(Collector):
     def enter(self, connection: Client, address: str) -> bool:
         """Count a new connection; False if it is to be refused.
 
-        When all together are too many, one without a call under way gives way, of the address that has most.
+        When all together are too many, one whose call is not here gives way, of the address that has most.
         """
         self._open[connection] = None
         self._by_address.add(address, 1)
@@ -81,7 +92,9 @@ class Connections(Collector):
             return False
         if len(self) > limits.connections:
             most = self._by_address.most()
-            if most is None or self._by_address.of(most) <= self._by_address.of(address) or most not in self._idle:
+            if most is None or self._by_address.of(most) <= self._by_address.of(address):
+                return False
+            if most not in self._idle:
                 return False
             giving_way = next(iter(self._idle[most]))
             self.busy(giving_way, most)
@@ -94,7 +107,7 @@ class Connections(Collector):
         self._idle.setdefault(address, {})[connection] = None
 
     def busy(self, connection: Client, address: str) -> None:
-        """It has one."""
+        """It has one, of which all is here."""
         theirs = self._idle.get(address, {})
         theirs.pop(connection, None)
         if not theirs:

@@ -23,6 +23,10 @@ class Owed(Enum):
     """Of what is answered already: nothing more of it is of use."""
 
 
+READ_BYTES: Final = 48 * 1024
+"""A client that is waited for reads at least so much in its time."""
+
+
 class Deadlines:
     """Those of one connection, at most one for what comes and one for what goes."""
 
@@ -48,16 +52,27 @@ class Deadlines:
         if owed is not None:
             self._begin(owed, late)
 
-    def expect_reading(self, late: Callable[[], None]) -> None:
-        """It does not read what it is sent; `late` is called unless it does in time."""
+    def expect_reading(self, late: Callable[[], None], read: Callable[[], int]) -> None:
+        """It does not read what it is sent; `late` is called unless it does in time.
+
+        `read`: how many bytes it has read so far; every `READ_BYTES` of them give it as long again.
+        """
         if self._reading is None:
-            self._reading = Alarm(self._loop, self._limits.write_seconds, late)
+            expire = partial(self._expire_reading, late, read, read())
+            self._reading = Alarm(self._loop, self._limits.write_seconds, expire)
 
     def reads(self) -> None:
         """It does."""
         if self._reading is not None:
             self._reading.cancel()
             self._reading = None
+
+    def _expire_reading(self, late: Callable[[], None], read: Callable[[], int], before: int) -> None:
+        self._reading = None
+        if read() - before >= READ_BYTES:
+            self.expect_reading(late, read)
+        else:
+            late()
 
     def end(self) -> None:
         """It is gone."""

@@ -4,6 +4,7 @@
     ├── ClientError              the client's fault: the same call fails again
     │   ├── BadRequest           400
     │   ├── BodyTooLarge         413
+    │   ├── TooManyMembers       413, JSON that is too large once it is parsed
     │   ├── UrlTooLong           414
     │   ├── UnsupportedEncoding  415, a packed body
     │   ├── HeadTooLarge         431
@@ -22,6 +23,7 @@
     ├── CapacityError            the fleet's state: the same call may succeed later
     │   ├── Refused              429, waited too long, or found the queue or a limit full
     │   ├── NoWorker             503, nobody is there to serve it, or no connection is left
+    │   ├── NoRoom               503, all clients together hold as many bytes as may be held
     │   └── ShuttingDown         503, the router is about to end; the connection is closed
     └── WorkerError              a worker's fault
         ├── WorkerUnreachable    502, before any answer; `accepted` tells whether the engine may have begun
@@ -92,6 +94,13 @@ class UnsupportedEncoding(ClientError):
 
     def __init__(self) -> None:
         super().__init__("The body must come as it is, without a content-encoding.", code="unsupported_encoding")
+
+
+class TooManyMembers(ClientError):
+    status = 413
+
+    def __init__(self) -> None:
+        super().__init__("The body has more members than are read here.", code="body_too_large")
 
 
 class UrlTooLong(ClientError):
@@ -221,6 +230,12 @@ class Refused(CapacityError):
 
 class NoWorker(CapacityError):
     pass
+
+
+class NoRoom(CapacityError):
+    def __init__(self) -> None:
+        message = "The requests under way take as much memory as they may; try again later."
+        super().__init__(message, retry_after=1, reason="rejected-memory")
 
 
 class ShuttingDown(CapacityError):

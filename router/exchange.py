@@ -2,50 +2,23 @@
 
 import asyncio
 import os
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Final
 
 from starlette.types import Receive, Scope, Send
 
 from router.api import errors_of
 from router.api.call import Head
-from router.connections import LEAVING, WhenLeft
-from router.core.holdings import Holdings
-from router.errors import BadRequest, BodyTooLarge, Refused, RouterError, UnsupportedEncoding
+from router.byte_budget import Hold
+from router.connections import BREAK_OFF, LEAVING, OWNER, WhenLeft
+from router.errors import BadRequest, BodyTooLarge, RouterError, UnsupportedEncoding
 
 Headers = Sequence[tuple[bytes, bytes]]
 JSON_TYPE = (b"content-type", b"application/json")
-AT_ONCE: Final = 64 * 1024
-"""Bytes of a body that is worked on at once, in a millisecond or less; a longer one is given to a thread."""
 
 
 class ClientGone(Exception):
     """The client closed its connection; nobody is left to answer."""
-
-
-class Intake:
-    """How much of bodies may be received: of one, and of all that are not yet whole.
-
-    Beyond the latter, addresses with more than an equal part of it are refused, so that whoever sends much and slowly
-    keeps out nobody else. All together are at most twice that.
-    """
-
-    def __init__(self, body_limit: int, limit: int) -> None:
-        """Both in bytes; `limit` for all."""
-        self.body_limit = body_limit
-        self._limit = limit
-        self._held: Holdings[str] = Holdings()
-
-    def take(self, address: str, amount: int) -> None:
-        """So much more is here of a body from this address. Raises Refused where that is too much for now."""
-        self._held.add(address, amount)
-        if self._held.total > self._limit and self._held.of(address) * len(self._held) > self._limit:
-            raise Refused("Too many bodies are being received.", retry_after=1.0, reason="rejected-receiving")
-
-    def give_back(self, address: str, amount: int) -> None:
-        """It is whole, or refused."""
-        self._held.remove(address, amount)
 
 
 class Exchange:
@@ -61,8 +34,13 @@ class Exchange:
         """Told in every answer; set before the first."""
         self.begun = False
         """Whether the status line is out; after that, an error can only be told inside the stream."""
+        self.whole = False
+        """Whether what is out is the beginning of an answer in one piece, in which no error can be told at all."""
         self._query: bytes = scope.get("query_string", b"")
-        self._when_left: WhenLeft | None = (scope.get("extensions") or {}).get(LEAVING)
+        extensions = scope.get("extensions") or {}
+        self._when_left: WhenLeft | None = extensions.get(LEAVING)
+        self._belong: Callable[[str], None] | None = extensions.get(OWNER)
+        self._break_off: Callable[[], None] | None = extensions.get(BREAK_OFF)
         self._receive = receive
         self._send = send
 
@@ -72,41 +50,42 @@ class Exchange:
         content_type = self.headers.get(b"content-type", b"").decode("latin-1")
         return Head(self.path, self.method, self._query, content_type)
 
-    async def body(self, intake: Intake) -> bytes:
-        """The whole body.
+    def belong(self, owner: str) -> None:
+        """What the client leaves unread counts against this owner's budget."""
+        if self._belong is not None:
+            self._belong(owner)
 
-        Raises UnsupportedEncoding for one that is packed, BodyTooLarge beyond its limit, Refused if too many are
-        received at once, and ClientGone if the client leaves before its end.
+    async def body(self, limit: int, hold: Hold) -> bytes:
+        """The whole body, of at most `limit` bytes, which count in `hold`.
+
+        Raises UnsupportedEncoding for one that is packed, BodyTooLarge beyond its limit, Refused or NoRoom if there is
+        no room for it, and ClientGone if the client leaves before its end.
         """
         if self.headers.get(b"content-encoding", b"identity").strip().lower() not in (b"", b"identity"):
             raise UnsupportedEncoding
         declared = self.headers.get(b"content-length", b"0").strip(b" \t")
         if not declared.isdigit():
             raise BadRequest("The content-length is not a number.")
-        if int(declared) > intake.body_limit:
-            raise BodyTooLarge(intake.body_limit)
-        first, more = await self._block()
-        if len(first) > intake.body_limit:
-            raise BodyTooLarge(intake.body_limit)
-        return await self._rest(first, intake) if more else first
+        if int(declared) > limit:
+            raise BodyTooLarge(limit)
+        hold.check(int(declared))
+        block, more = await self._block()
+        hold.add(len(block))
+        if len(block) > limit:
+            raise BodyTooLarge(limit)
+        return await self._rest(block, limit, hold) if more else block
 
-    async def _rest(self, first: bytes, intake: Intake) -> bytes:
+    async def _rest(self, first: bytes, limit: int, hold: Hold) -> bytes:
         """A body that comes in several blocks."""
-        blocks = [first]
-        size, more = len(first), True
-        address = self.address or ""
-        try:
-            intake.take(address, size)
-            while more:
-                block, more = await self._block()
-                blocks.append(block)
-                size += len(block)
-                intake.take(address, len(block))
-                if size > intake.body_limit:
-                    raise BodyTooLarge(intake.body_limit)
-        finally:
-            intake.give_back(address, size)
-        return b"".join(blocks)
+        received = bytearray(first)  # not a list: blocks of two bytes would take twenty times that
+        more = True
+        while more:
+            block, more = await self._block()
+            hold.add(len(block))
+            received += block
+            if len(received) > limit:
+                raise BodyTooLarge(limit)
+        return bytes(received)
 
     async def _block(self) -> tuple[bytes, bool]:
         """What has come of the body, and whether there is more of it."""
@@ -116,7 +95,7 @@ class Exchange:
         return message.get("body", b""), message.get("more_body", False)
 
     def while_connected(self) -> "WhileConnected":
-        """Cut the body of the `with` short when the client leaves: then it ends in ClientGone.
+        """Cut what is done inside the `with` short when the client leaves: then it ends in ClientGone.
 
         To be entered once the request's body is read. The client's leaving is seen at once, whatever is awaited, if the
         server tells of it (`LEAVING`).
@@ -143,10 +122,20 @@ class Exchange:
         """Send the last part of the body."""
         return self._send({"type": "http.response.body", "body": last})
 
+    def break_off(self) -> None:
+        """End the connection: the answer that has begun cannot be completed."""
+        if self._break_off is not None:
+            self._break_off()
+
     async def fail(self, error: RouterError) -> None:
-        """Answer with an error, as its client reads them: by its status, or inside the stream that has begun."""
+        """Answer with an error, as its client reads them: by its status, or inside the stream that has begun.
+
+        Where a part of a whole answer is out, the connection is broken off.
+        """
         shape = errors_of(self.path)
-        if self.begun:
+        if self.whole:
+            self.break_off()
+        elif self.begun:
             await self.end(shape.event(error))
         else:
             await self.respond(error.status, [JSON_TYPE, *error.headers()], shape.body(error))

@@ -16,17 +16,20 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from router.alarm import GRACE, stood_still
-from router.connections import LEAVING, Connections, WhenLeft
+from router.connections import BREAK_OFF, LEAVING, OWNER, Connections
 from router.corked import Corked
 from router.deadlines import Deadlines, Owed
 from router.errors import BadRequest, HeadTooLarge, Refused, RouterError, TooSlow
-from router.refusals import not_http, refusal, wrong_head
+from router.refusals import head_size, not_http, refusal, wrong_head
 from router.sending import send
+from router.unread import Unread
 
 EARLY_BYTES: Final = 64 * 1024
 """What may come of later calls while one is under way."""
 EARLY_CALLS: Final = 16
 """How many of these may have come whole."""
+COUNTED_BYTES: Final = 8 * 1024
+"""Heads, and what comes early, up to this size are not counted in the budget; nearly all are far below."""
 AT_A_TURN: Final = 16
 """Connections that are taken in one turn of the event loop. Whoever connects wakes every door, at 4 µs of CPU each."""
 
@@ -51,7 +54,11 @@ class Front(HttpToolsProtocol):
         self._address = ""
         self._served: RequestResponseCycle | None = None
         """The call under way; `cycle` is the one that came last."""
-        self._extensions: dict[str, WhenLeft] = {LEAVING: self._when_left}
+        self._extensions: dict[str, Callable[..., None]] = {
+            LEAVING: self._when_left,
+            OWNER: self._belong,
+            BREAK_OFF: self._break_off,
+        }
         self._leaving: Callable[[], None] | None = None
         """What the application has us call if the client of the call under way leaves."""
         self._early = b""
@@ -62,6 +69,11 @@ class Front(HttpToolsProtocol):
         self._dangling = 0
         """Bytes that came since the last that were of use, which is the end of a head or a part of a body."""
         self._deadlines = Deadlines(self._limits, self.loop)
+        self._unread: Unread
+        self._waiting = connections.budget.hold("")
+        """The bytes of heads, and of what comes early."""
+        self._head_bytes = 0
+        """Of the call that came last."""
 
     @property
     def unread_bytes(self) -> int:
@@ -78,7 +90,8 @@ class Front(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See `asyncio.Protocol`."""
         super().connection_made(Corked(transport, self.loop.call_soon))
-        self._address = self.client[0] if self.client else ""
+        self._address = self._waiting.owner = self.client[0] if self.client else ""
+        self._unread = Unread(self._connections.budget, self.transport, self._address)
         if self._connections.enter(self, self._address):
             self._look()
         else:
@@ -91,6 +104,8 @@ class Front(HttpToolsProtocol):
         self._connections.leave(self, self._address)
         self._refused = True
         self._early = b""
+        self._waiting.set(0)
+        self._unread.end()
         self._deadlines.end()
         if self._served is not None:
             self._give_up(self._served)
@@ -105,7 +120,7 @@ class Front(HttpToolsProtocol):
         if self._must_wait:
             self._early += data
             self.transport.holds_next = False
-            if len(self._early) > EARLY_BYTES:
+            if len(self._early) > EARLY_BYTES or not self._count():
                 self.cut()
             return
         self._unset_keepalive_if_required()
@@ -114,11 +129,12 @@ class Front(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """See `asyncio.Protocol`: the client does not read what it is sent."""
         super().pause_writing()
-        self._deadlines.expect_reading(self.cut)
+        self._await_reading()
 
     def resume_writing(self) -> None:
         """See `asyncio.Protocol`."""
         super().resume_writing()
+        self._unread.end()
         self._deadlines.reads()
 
     def timeout_keep_alive_handler(self) -> None:
@@ -144,7 +160,8 @@ class Front(HttpToolsProtocol):
         self._dangling = 0
         if self._deaf or self.parser.should_upgrade():
             return
-        wrong = wrong_head(self.parser, self.url, self.headers, self._limits)
+        self._head_bytes = head_size(self.url, self.headers)
+        wrong = wrong_head(self.parser, self.url, self.headers, self._head_bytes, self._limits)
         if wrong is not None:
             self._refuse(wrong)
             return
@@ -170,6 +187,8 @@ class Front(HttpToolsProtocol):
         self._dangling = 0
         if not self._deaf and not self.parser.should_upgrade():
             self.cycle.more_body = False
+            if self._served is self.cycle:
+                self._connections.busy(self, self._address)
             super().on_message_complete()
 
     # What uvicorn does.
@@ -178,8 +197,11 @@ class Front(HttpToolsProtocol):
         self._served = cycle
         # The second write fails where the client has left; then what is behind this call is not begun.
         self.transport.holds_next = not self.pipeline and not self._early
-        self._connections.busy(self, self._address)
-        super()._start_asgi_task(cycle, lambda scope, receive, _: app(scope, receive, partial(send, cycle)))
+        self._unread.belong(self._address)
+        if not cycle.more_body:
+            self._connections.busy(self, self._address)
+        sending = partial(send, cycle, self._unread)
+        super()._start_asgi_task(cycle, lambda scope, receive, _: app(scope, receive, sending))
 
     def on_response_complete(self) -> None:
         """A call is answered: the next one may be served."""
@@ -187,6 +209,7 @@ class Front(HttpToolsProtocol):
         super().on_response_complete()
         if not self.transport.is_closing():
             if self._served is None:
+                self._head_bytes = 0
                 self._connections.idle(self, self._address)
             if self._broken is not None:
                 self._unset_keepalive_if_required()
@@ -221,7 +244,19 @@ class Front(HttpToolsProtocol):
             self._refuse(not_http(error))
         if self._dangling > self._limits.head_bytes:
             self._refuse(HeadTooLarge(self._limits.head_bytes))
+        elif not self._refused and not self._count():
+            self._refuse(self._connections.budget.refusal(self._address, self._dangling + self._head_bytes))
         self._look()
+
+    def _count(self) -> bool:
+        """Count what is held beside the body and the answer; False if there is no room for it."""
+        held = self._dangling + self._head_bytes + len(self._early)
+        more = (held if held > COUNTED_BYTES else 0) - self._waiting.amount
+        if more > 0:
+            return self._waiting.take(more)
+        if more < 0:
+            self._waiting.set(self._waiting.amount + more)
+        return True
 
     def _decline_upgrade(self, rest: bytes) -> None:
         """Read a call on as if it had not offered another protocol; the parser would take its body for that."""
@@ -303,6 +338,18 @@ class Front(HttpToolsProtocol):
         self._leaving = leaving
         self.flow.resume_reading()
 
+    def _belong(self, owner: str) -> None:
+        """What the client of the call under way leaves unread is this owner's."""
+        self._unread.belong(owner)
+
+    def _break_off(self) -> None:
+        """End the connection behind what was sent, so that its client sees that the answer is not whole."""
+        self._refused = True
+        if self._served is not None:
+            self._served.disconnected = True
+        self.transport.close()
+        self._stall_if_unread()
+
     def _answer(self, error: RouterError) -> None:
         self._connections.refused[error.status] += 1
         self.transport.write(refusal(error))
@@ -310,7 +357,11 @@ class Front(HttpToolsProtocol):
     def _stall_if_unread(self) -> None:
         """A connection that is being closed waits for its client to read what is left, and no longer than it may."""
         if self.transport.is_closing() and self.transport.get_write_buffer_size():
-            self._deadlines.expect_reading(self.cut)
+            self._await_reading()
+
+    def _await_reading(self) -> None:
+        self._unread.begin()
+        self._deadlines.expect_reading(self.cut, lambda: self._unread.read)
 
 
 def doors(listener: socket.socket) -> list[socket.socket]:

@@ -1,8 +1,9 @@
 """The data path: a plain ASGI callable that turns a client's call into a journey, and a failure into an answer.
 
-The files in the order in which a call meets them: exchange (its body), api (parsed), identity and limits (its client),
-journey, conductor and core (its turn), fleet (forwarded), api.answer (counted, and what only we asked for taken out),
-exchange (to the client), conductor and core (settled).
+The files in the order in which a call meets them: identity and limits (its client, as its head tells), byte_budget and
+exchange (its body), parse_slots and api (parsed), limits (its model and tokens), journey, conductor and core (its
+turn), fleet (forwarded), api.answer (counted, and what only we asked for taken out), conductor and core (settled),
+exchange (to the client).
 """
 
 import asyncio
@@ -19,16 +20,19 @@ from router.api.call import Call, Head
 from router.api.family import Family
 from router.api.isolation import isolated
 from router.api.token_ids import check_vocabulary
+from router.api.weight import check_weight
+from router.byte_budget import ByteBudget, Hold
 from router.conductor import Conductor
 from router.core.block_key import BlockKey
 from router.core.model import Request, RequestId
 from router.core.prompt_key import PromptHasher
 from router.errors import MethodNotAllowed, RouterError, ShuttingDown, UnknownModel, UnknownPath
-from router.exchange import AT_ONCE, ClientGone, Exchange, Intake, new_request_id
+from router.exchange import ClientGone, Exchange, new_request_id
 from router.fleet import Fleet
 from router.identity import Identity
 from router.journey import Journey, JourneySettings
-from router.limits import Admission
+from router.limits import Admission, Permit
+from router.parse_slots import AT_ONCE, ParseSlots
 
 log = logging.getLogger(__name__)
 
@@ -59,12 +63,13 @@ class Gateway:
         fleet: Fleet,
         admission: Admission,
         hasher: PromptHasher,
-        intake: Intake,
+        budget: ByteBudget,
+        body_limit: int,
         settings: JourneySettings,
         block_keys: BlockKeys,
         isolation: Isolation | None = None,
     ) -> None:
-        """`intake`: what may be received of bodies; `block_keys` is asked for the prompts by their tokens.
+        """`budget`: what may be held; `body_limit`: bytes; `block_keys` is asked for the prompts by their tokens.
 
         `isolation`: whose prefixes are kept apart from others'; None if nobody's are.
         """
@@ -72,7 +77,9 @@ class Gateway:
         self._fleet = fleet
         self._admission = admission
         self._hasher = hasher
-        self._intake = intake
+        self._budget = budget
+        self._body_limit = body_limit
+        self._slots = ParseSlots()
         self._settings = settings
         self._block_keys = block_keys
         self._isolation = isolation
@@ -82,31 +89,16 @@ class Gateway:
         exchange = Exchange(scope, receive, send)
         exchange.request_id = _usable(exchange.headers.get(b"x-request-id")) or new_request_id()
         try:
-            family = family_of(exchange.path)
-            if family is None:
-                raise UnknownPath(exchange.path)
-            if exchange.method not in family.methods:
-                raise MethodNotAllowed(exchange.method, ", ".join(family.methods))
-            if self._admission.identifier.may_refuse:  # so that nobody's body is read whose key is wrong
-                self._identify(exchange, None)
-            body = await exchange.body(self._intake)
-            if body:
-                family.check_type(exchange.head)
-            arrived = self._conductor.clock()
-            if self._isolation is not None:
-                body = await self._isolated(self._isolation, exchange, body)
-            body, call = await self._parse(family, exchange.head, body)
-            identity = self._admission.identify(exchange.headers, call.user, exchange.address)
-            with self._admission.admitted(identity, call.model, _input_tokens(call), call.adapters) as permit:
-                blocks = await self._block_keys(call.path, body, call.model) if family.tokenised else ()
-                request = self._request(exchange, call, identity, blocks)
-                overhead = self._conductor.clock() - arrived
-                journey = Journey(request, call, family, exchange, self._conductor, self._fleet, overhead)
-                try:
+            family = _family(exchange)
+            with self._admission.entered(exchange.headers, exchange.address) as permit:
+                owner = _owner(permit.identity, exchange.address)
+                exchange.belong(owner)
+                with self._budget.hold(owner) as hold:
+                    body = await exchange.body(self._body_limit, hold)
+                    if body:
+                        family.check_type(exchange.head)
                     with exchange.while_connected():
-                        await journey.run(self._settings)
-                finally:
-                    permit.tokens = journey.tokens
+                        await self._serve(family, exchange, body, hold, permit)
         except ClientGone:
             pass
         except asyncio.CancelledError:  # the server waits no longer; it would log this as a failure of ours
@@ -117,24 +109,39 @@ class Gateway:
             log.exception("a call to %s failed inside the router", exchange.path)
             await exchange.fail(RouterError("The router failed on this call."))
 
-    def _identify(self, exchange: Exchange, user: str | None) -> Identity:
-        return self._admission.identifier.identify(exchange.headers, user, exchange.address)
+    async def _serve(self, family: Family, exchange: Exchange, body: bytes, hold: Hold, permit: Permit) -> None:
+        """Parse a call that is here as a whole, let it in, and see it through."""
+        arrived = self._conductor.clock()
+        if self._isolation is not None:
+            body = await self._isolated(self._isolation, exchange, body, hold.owner)
+        body, call = await self._parse(family, exchange.head, body, hold.owner)
+        identity = permit.identity or self._admission.identify(exchange.headers, call.user, exchange.address)
+        self._admission.admit(permit, identity, call.model, _input_tokens(call), call.adapters)
+        hold.set(len(body) + sum([len(prompt.key.hashes) for prompt in call.prompts]))
+        blocks = await self._block_keys(call.path, body, call.model) if family.tokenised else ()
+        request = self._request(exchange, call, identity, blocks)
+        overhead = self._conductor.clock() - arrived
+        journey = Journey(request, call, family, exchange, hold, self._conductor, self._fleet, overhead)
+        try:
+            await journey.run(self._settings)
+        finally:
+            permit.tokens = journey.tokens
 
-    async def _isolated(self, isolation: Isolation, exchange: Exchange, body: bytes) -> bytes:
+    async def _isolated(self, isolation: Isolation, exchange: Exchange, body: bytes, owner: str) -> bytes:
         """The body, with a salt of its client's side."""
 
         def side(user: str | None) -> str:
-            return isolation.side_of(self._identify(exchange, user))
+            return isolation.side_of(self._admission.identifier.identify(exchange.headers, user, exchange.address))
 
-        salt = partial(isolated, body, side, isolation.secret)
-        return salt() if len(body) <= AT_ONCE else await asyncio.to_thread(salt)
+        def salted() -> bytes:
+            _check_size(body)
+            return isolated(body, side, isolation.secret)
 
-    async def _parse(self, family: Family, head: Head, body: bytes) -> tuple[bytes, Call]:
+        return await self._slots.run(owner, len(body), salted)
+
+    async def _parse(self, family: Family, head: Head, body: bytes, owner: str) -> tuple[bytes, Call]:
         """The call, and its body, in which a model stands under the name that workers know."""
-        if len(body) <= AT_ONCE:
-            body, call = self._parse_as_known(family, head, body)
-        else:
-            body, call = await asyncio.to_thread(self._parse_as_known, family, head, body)
+        body, call = await self._slots.run(owner, len(body), partial(self._parse_as_known, family, head, body))
         if not call.model:
             call = call._replace(model=self._fleet.any_model())
         elif not self._fleet.knows(call.model):
@@ -143,8 +150,10 @@ class Gateway:
         return body, call
 
     def _parse_as_known(self, family: Family, head: Head, body: bytes) -> tuple[bytes, Call]:
+        _check_size(body)
         ids = self._settings.continuation == "ids"
         call = family.parse(head, body, self._hasher, ids=ids)
+        call.check_names()
         if (model := self._fleet.aliases.get(call.model)) is None:
             return body, call
         known = rename(body, call.content_type, model)
@@ -168,6 +177,27 @@ class Gateway:
             answers=max(1, call.choices * len(call.prompts)),
             computed_anew_by=call.computed_anew_by,
         )
+
+
+def _family(exchange: Exchange) -> Family:
+    """Raises UnknownPath and MethodNotAllowed."""
+    family = family_of(exchange.path)
+    if family is None:
+        raise UnknownPath(exchange.path)
+    if exchange.method not in family.methods:
+        raise MethodNotAllowed(exchange.method, ", ".join(family.methods))
+    return family
+
+
+def _owner(identity: Identity | None, address: str | None) -> str:
+    """Whose budget a call counts against: a client's that somebody vouches for, else its address's."""
+    return address or "" if identity is None or identity.anonymous else f"client {identity.client}"
+
+
+def _check_size(body: bytes) -> None:
+    """Raise TooManyMembers for a long body that would take too much memory."""
+    if len(body) > AT_ONCE:
+        check_weight(body)
 
 
 def _input_tokens(call: Call) -> int:

@@ -155,10 +155,15 @@ class Identifier:
         self.book = book
         self._clock = clock
 
-    @property
-    def may_refuse(self) -> bool:
-        """Whether a call may be refused for who makes it: not where everybody is taken in."""
-        return self.book.checks or bool(self.book.names) or not self.book.anonymous.allowed
+    def by_head(self, headers: Mapping[bytes, bytes], address: str | None) -> Identity | None:
+        """Who calls, by the head of a call; None where its body may name another. Raises InvalidKey, see `identify`."""
+        for source in self._order:
+            if source is Source.USER and self.book.anonymous.allowed:
+                return None
+            found = self._of_source(source, headers, None, address)
+            if found is not None:
+                return found
+        return self._anonymous(ANONYMOUS)
 
     def identify(self, headers: Mapping[bytes, bytes], user: str | None, address: str | None) -> Identity:
         """`headers` have lower-case names. Raises InvalidKey for a bad key, and where there must be one."""
@@ -240,16 +245,23 @@ def _stranger(client: ClientId, rules: Anonymous) -> Identity:
     return Identity(client, 1.0, rules.group, rules.limits, rules.models, anonymous=True)
 
 
-@lru_cache(maxsize=4096)
 def _key_id(key: bytes) -> ClientId:
     return ClientId(f"key-{sha256(key).hexdigest()[:DIGEST_LENGTH]}")
 
 
-@lru_cache(maxsize=4096)
 def _named_id(source: Source, name: bytes) -> ClientId:
     """Printable ASCII of at most `ID_LENGTH` characters; distinct names stay distinct."""
-    client = f"{source}-{quote(name, safe='@:')}"
-    if len(client) > ID_LENGTH:
+    return _short_named_id(source, name) if len(name) <= ID_LENGTH else _made_id(source, name)
+
+
+@lru_cache(maxsize=4096)
+def _short_named_id(source: Source, name: bytes) -> ClientId:
+    return _made_id(source, name)
+
+
+def _made_id(source: Source, name: bytes) -> ClientId:
+    client = f"{source}-{quote(name[:ID_LENGTH], safe='@:')}"
+    if len(name) > ID_LENGTH or len(client) > ID_LENGTH:
         # quote() escapes "+", so a short name cannot be made to look like a shortened one.
         digest = sha256(name).hexdigest()[:DIGEST_LENGTH]
         client = f"{client[: ID_LENGTH - 1 - DIGEST_LENGTH]}+{digest}"

@@ -1,22 +1,27 @@
 """One call's journey, from its place in the queue to its last byte, by way of as many workers as it takes."""
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
 from router.accepted_fields import BAD_REQUEST
 from router.api.additions import AddedFields, named_in
-from router.api.answer import StreamReader
+from router.api.answer import Answer, StreamReader
 from router.api.call import Call
 from router.api.continuation import Continuation, Rewriter, continuation, last_events
 from router.api.family import Family, Reader
+from router.api.outline import Outline
+from router.api.plain import tail_usage
+from router.byte_budget import Hold
 from router.conductor import Conductor
 from router.core.commands import Dispatch, Refusal
 from router.core.model import Cancelled, Failed, Fault, Finished, Request, Returned, Usage, WorkerId, WorkerLeft
 from router.errors import BadRequest, NoWorker, RouterError, WorkerBroke, WorkerHung, WorkerUnreachable
-from router.exchange import AT_ONCE, JSON_TYPE, Exchange
+from router.exchange import JSON_TYPE, Exchange
 from router.fleet import Fleet
+from router.parse_slots import AT_ONCE
 from router.upstream import Silence, Upstream
 from router.verdict import fault_of, worker_refused
 
@@ -25,6 +30,11 @@ EVENT_TYPE = b"text/event-stream"
 EVENT_STREAM = (b"content-type", EVENT_TYPE + b"; charset=utf-8")
 PASSED_ON = (b"content-type", b"retry-after")
 """An engine's response headers that are meant for the client."""
+HELD_BYTES = 2**20
+"""Of an answer in one piece are held before its head is sent: up to there an error in it, or its worker's death, can
+still be told by a status, or be made good by another worker."""
+CRUMBS = 64
+"""Blocks in a row with no end of an event, after which a worker's stream is read more seldom."""
 
 HeaderList = list[tuple[bytes, bytes]]
 
@@ -60,6 +70,30 @@ class Lost:
     """Nobody is to blame, and another worker may do it."""
 
 
+class Pending:
+    """What has come of a stream since the last end of an event; it is held until the next."""
+
+    __slots__ = ("_before", "_blocks", "_hold")
+
+    def __init__(self, hold: Hold) -> None:
+        self._hold = hold
+        self._before = hold.amount
+        self._blocks = 0
+
+    def add(self, size: int, ready: bytes) -> bool:
+        """One more block of so many bytes, by which `ready` is complete; whether these are crumbs.
+
+        Raises Refused or NoRoom.
+        """
+        if not ready:
+            self._hold.add(size)
+            self._blocks += 1
+        elif self._blocks:
+            self._hold.set(self._before)
+            self._blocks = 0
+        return self._blocks > CRUMBS
+
+
 class Journey:
     """An accepted call. The scheduler is told of its beginning, of each worker that lost it, and once of its end."""
 
@@ -69,15 +103,17 @@ class Journey:
         call: Call,
         family: Family,
         exchange: Exchange,
+        hold: Hold,
         conductor: Conductor,
         fleet: Fleet,
         overhead: float,
     ) -> None:
-        """`overhead`: seconds that the router has worked on it before its first turn."""
+        """`hold`: of the bytes that are held for it; `overhead`: seconds that the router has worked on it so far."""
         self._request = request
         self._call = call
         self._family = family
         self._exchange = exchange
+        self._hold = hold
         self._conductor = conductor
         self._fleet = fleet
         self._overhead = overhead
@@ -89,6 +125,7 @@ class Journey:
         self._sent = False
         self._ending: Finished | Failed | None = None
         """How it ended; None while that is open, and to the end if the client leaves first."""
+        self._settled = False
 
     @property
     def tokens(self) -> int | None:
@@ -124,7 +161,16 @@ class Journey:
             if lost is not None and not isinstance(self._ending, Finished):
                 await self._tell(lost)
         finally:
-            self._conductor.settle(self._ending or Cancelled(self._request.id, self._usage()))
+            self._settle(self._ending or Cancelled(self._request.id, self._usage()))
+
+    def _settle(self, ending: Finished | Failed | Cancelled) -> None:
+        """Tell the scheduler of the end: once, as soon as the worker is done, even if the client still reads."""
+        if not isinstance(ending, Cancelled):
+            self._ending = ending
+        if not self._settled:
+            self._settled = True
+            self._hang_up()
+            self._conductor.settle(ending)
 
     async def _turn(self, turn: "asyncio.Future[Dispatch]", heartbeat: float, lost: Lost | None) -> Dispatch | None:
         """Wait in the queue; a streaming client hears from us meanwhile, so that no proxy cuts an idle stream.
@@ -159,7 +205,7 @@ class Journey:
     async def _may_go_on(self, lost: Lost, settings: JourneySettings) -> bool:
         """Whether another worker may do what this one did not, or the rest of it, if the client has a part."""
         reader = self._reader
-        if lost.fault is Fault.CALL and not lost.elsewhere:
+        if (lost.fault is Fault.CALL and not lost.elsewhere) or self._exchange.whole:
             return False
         if reader is None or not reader.begun:
             return True
@@ -172,8 +218,8 @@ class Journey:
         reader.resume()
         if rest.remaining is None or rest.remaining > 0:
             return True
+        self._settle(Finished(self._request.id, reader.usage, reader.answers()))
         await self._exchange.end(last_events(self._call, reader, "length"))
-        self._ending = Finished(self._request.id, reader.usage, reader.answers())
         return False
 
     def _unfit(self, worker: WorkerId) -> Lost | None:
@@ -233,7 +279,7 @@ class Journey:
         )
         if not added or upstream.status not in BAD_REQUEST:
             return upstream
-        refused = named_in(await upstream.read_all(), added)
+        refused = named_in((await upstream.begin(HELD_BYTES, self._hold.take))[0], added)
         if not refused:
             return upstream
         self._hang_up()
@@ -276,9 +322,12 @@ class Journey:
         source = rewriter or reader
         counted = False
         ready = b""
+        pending = Pending(self._hold)
         try:
             while block := await upstream.read():
                 ready = reader.feed(block if rewriter is None else rewriter.feed(block))
+                if pending.add(len(block), ready):
+                    await upstream.gather()
                 if ready and not upstream.read_up:
                     await self._write(ready, headers)
                     ready = b""
@@ -304,11 +353,15 @@ class Journey:
                 await self._write(ready, headers)
             return lost
         patience.streamed(self._conductor.clock() - started, reader.output_tokens)
-        self._ending = Finished(self._request.id, reader.usage, reader.answers())
+        self._settle(Finished(self._request.id, reader.usage, reader.answers()))
+        await self._end(ready, headers)
+        return None
+
+    async def _end(self, last: bytes, headers: HeaderList) -> None:
+        """Send the last part of a stream."""
         if not self._exchange.begun:
             await self._exchange.begin(200, headers)
-        await self._exchange.end(ready)
-        return None
+        await self._exchange.end(last)
 
     def _missing(self, reader: Reader) -> bytes:
         """What a complete answer's stream lacks of its end."""
@@ -335,19 +388,52 @@ class Journey:
 
     async def _pass_on(self, upstream: Upstream, headers: HeaderList) -> Lost | None:
         """Hand over an answer in one piece; an engine's own refusal is lost, and told as it is if it must be."""
-        body = await upstream.read_all()
+        before = self._hold.amount
+        body, all_here = await upstream.begin(HELD_BYTES, self._hold.take)
         if (refused := worker_refused(upstream.status, everywhere=self._family.everywhere)) is not None:
             return Lost(Fault.ERROR, False, refused)
         if not 200 <= upstream.status < 300:
             fault = fault_of(upstream.status)
-            return Lost(fault, fault is Fault.ERROR, status=upstream.status, headers=headers, body=body)
+            told = body if all_here else b""  # a part of it is no JSON
+            return Lost(fault, fault is Fault.ERROR, status=upstream.status, headers=headers, body=told)
+        if not all_here:
+            self._hold.set(before)  # from here on it is what the client has not read, see `Unread`
+            return await self._pass_through(upstream, headers, body)
         answer = self._family.read(self._call, body)
         if answer.error is not None or answer.aborted:
             fault = Fault.ERROR if answer.error is None else fault_of(answer.error.code)
             return Lost(fault, True, headers=headers, body=body)
-        self._ending = Finished(self._request.id, answer.usage, answer.answers)
+        self._settle(Finished(self._request.id, answer.usage, answer.answers))
         await self._exchange.respond(upstream.status, headers, body)
         return None
+
+    async def _pass_through(self, upstream: Upstream, headers: HeaderList, first: bytes) -> Lost | None:
+        """Hand over an answer that is too long to be held, as it comes; no other worker can make good its errors."""
+        outline = Outline()
+        outline.feed(first)
+        if (length := upstream.headers.get(b"content-length")) is not None:
+            headers.append((b"content-length", length))
+        self._exchange.whole = True
+        await self._exchange.begin(upstream.status, headers)
+        await self._exchange.write(first)
+        while block := await upstream.read():
+            outline.feed(block)
+            await self._exchange.write(block)
+        answer = self._read_outline(outline)
+        if answer.error is None and not answer.aborted:
+            self._settle(Finished(self._request.id, answer.usage, answer.answers))
+        else:
+            self._settle(Failed(self._request.id, True, answer.usage, Fault.ERROR))
+        await self._exchange.end()
+        return None
+
+    def _read_outline(self, outline: Outline) -> Answer:
+        """What an answer tells that has passed; of one that is too long to be read, its usage alone."""
+        rest = outline.close()
+        if rest is not None:
+            with suppress(WorkerBroke):
+                return self._family.read(self._call, rest)
+        return Answer(tail_usage(outline.tail), (), None, False)
 
     async def _tell(self, lost: Lost) -> None:
         """Let the client know how its request was lost. Raises the RouterError that says it, if it is one of ours."""

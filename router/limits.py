@@ -3,6 +3,10 @@
 Requests and tokens a minute are token buckets of one minute's size. A call's input is taken in advance, by an
 estimate, and what it really used when it ended: so the calls in flight may overdraw a bucket, and what comes after them
 waits for it to be full again as far as it must be. A call that is larger than a bucket goes when that is full.
+
+A call passes in two stages. Before its body is read, it is counted in flight and as one of a minute's requests, where
+its head tells whose it is: so nobody can have more bodies received and parsed than it may have calls. Its model and its
+tokens are looked at once it is parsed; one that fails there has still been a request.
 """
 
 from collections import Counter, OrderedDict
@@ -66,23 +70,27 @@ class Meter:
         self._requests = _bucket(limits.requests_per_minute, now)
         self._tokens = _bucket(limits.tokens_per_minute, now)
 
-    def shortage(self, tokens: int, now: float) -> Shortage | None:
-        """What stands in the way of one more call with so much input."""
-        most, per_minute, tokens_per_minute = self.limits
+    def shortage(self, now: float) -> Shortage | None:
+        """What stands in the way of one more call, before its input is known."""
+        most, per_minute, _ = self.limits
         if most is not None and self.in_flight >= most:
             return Shortage("rejected-limit-in-flight", f"at most {most} requests in flight", 1.0)
         if self._requests is not None and (seconds := self._requests.missing(1.0, now)):
             return Shortage("rejected-limit-requests", f"{per_minute:g} requests a minute", seconds)
+        return None
+
+    def token_shortage(self, tokens: int, now: float) -> Shortage | None:
+        """What stands in the way of a call with so much input."""
+        tokens_per_minute = self.limits.tokens_per_minute
         if self._tokens is not None and (seconds := self._tokens.missing(tokens, now)):
             return Shortage("rejected-limit-tokens", f"{tokens_per_minute:g} tokens a minute", seconds)
         return None
 
-    def begin(self, tokens: int, now: float) -> None:
+    def begin(self, now: float) -> None:
         """One more call."""
         self.in_flight += 1
         if self._requests is not None:
             self._requests.take(1.0, now)
-        self.use(tokens, now)
 
     def use(self, tokens: int, now: float) -> None:
         """So many more tokens than were counted before."""
@@ -96,28 +104,59 @@ class Meter:
 
 
 class Permit:
-    """One call that was let in, and is under way as long as the context is entered."""
+    """One call that is under way as long as the context is entered."""
 
-    __slots__ = ("_clock", "_estimate", "_meters", "tokens")
+    __slots__ = ("_clock", "_estimate", "_meters", "identity", "tokens")
 
-    def __init__(self, meters: Sequence[Meter], estimate: int, clock: Callable[[], float]) -> None:
-        """`estimate`: about how many tokens of input it has; it counts with these meters."""
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.identity: Identity | None = None
+        """Whose call it is; None where its head did not tell, until its body does."""
         self.tokens: int | None = None
         """What it used; None where nobody knows, and then the estimate counts."""
-        self._meters = meters
-        self._estimate = estimate
+        self._meters: Sequence[Owned] = ()
+        self._estimate = 0
         self._clock = clock
 
+    def begin(self, identity: Identity, meters: Sequence["Owned"]) -> None:
+        """It counts with these meters. Raises Refused, and counts with none, where one of them is used up."""
+        now = self._clock()
+        for owned in meters:
+            owned.check(owned.meter.shortage(now))
+        self.identity = identity
+        self._meters = meters
+        for owned in meters:
+            owned.meter.begin(now)
+
+    def use(self, tokens: int) -> None:
+        """It has about so many tokens of input. Raises Refused."""
+        now = self._clock()
+        for owned in self._meters:
+            owned.check(owned.meter.token_shortage(tokens, now))
+        self._estimate = tokens
+        for owned in self._meters:
+            owned.meter.use(tokens, now)
+
     def __enter__(self) -> Self:
-        for meter in self._meters:
-            meter.begin(self._estimate, self._clock())
         return self
 
     def __exit__(self, *_: object) -> None:
         used = self._estimate if self.tokens is None else self.tokens
-        for meter in self._meters:
-            meter.in_flight -= 1
-            meter.use(used - self._estimate, self._clock())
+        for owned in self._meters:
+            owned.meter.in_flight -= 1
+            owned.meter.use(used - self._estimate, self._clock())
+
+
+class Owned(NamedTuple):
+    """A meter and whom to name where it is used up."""
+
+    owner: str
+    meter: Meter
+
+    def check(self, shortage: Shortage | None) -> None:
+        """Raise Refused for a limit that a call would break."""
+        if shortage is not None:
+            message = f"{self.owner} may have {shortage.what}; try again later."
+            raise Refused(message, code="rate_limit_exceeded", retry_after=shortage.seconds, reason=shortage.reason)
 
 
 class Admission:
@@ -141,20 +180,33 @@ class Admission:
 
         Beyond the names that may come from an address in a minute, whoever is new there goes by the address.
         """
-        identity = self.identifier.identify(headers, user, address)
+        return self._within_cap(self.identifier.identify(headers, user, address), address)
+
+    def _within_cap(self, identity: Identity, address: str | None) -> Identity:
+        """The client itself, or its address where that has brought too many new names of late."""
         most = self.identifier.book.anonymous.new_per_minute
         if most is None or not identity.anonymous or self._is_known(identity.client):
             return identity
         now = self._clock()
         meter = self._meter(self._arrivals, address or "", Limits(requests_per_minute=most), now)
-        if meter.shortage(0, now) is not None:
+        if meter.shortage(now) is not None:
             return identity._replace(client=address_id(address))
-        meter.begin(0, now)
+        meter.begin(now)
         meter.in_flight = 0
         return identity
 
-    def admitted(self, identity: Identity, model: str, tokens: int, adapters: Iterable[str] = ()) -> Permit:
-        """A call to this model, with about so many tokens of input, is let in; the permit is to be entered at once.
+    def entered(self, headers: Mapping[bytes, bytes], address: str | None) -> Permit:
+        """A call with this head is let in as far as that tells who calls; the permit is to be entered at once.
+
+        Raises InvalidKey, and Refused where the client or its group has as many calls as it may.
+        """
+        permit = Permit(self._clock)
+        if (identity := self.identifier.by_head(headers, address)) is not None:
+            self._begin(permit, self._within_cap(identity, address))
+        return permit
+
+    def admit(self, permit: Permit, identity: Identity, model: str, tokens: int, adapters: Iterable[str] = ()) -> None:
+        """A call of this client to this model, with about so many tokens of input, is let in.
 
         Raises ModelNotAllowed, and Refused where the client or its group has as much as it may.
         """
@@ -162,23 +214,29 @@ class Admission:
             if identity.models is not None and name not in identity.models:
                 self.refusals["model-not-allowed"] += 1
                 raise ModelNotAllowed(name)
-        now = self._clock()
-        meters = self._meters_of(identity, now)
-        for owner, meter in meters:
-            if (shortage := meter.shortage(tokens, now)) is not None:
-                self.refusals[shortage.reason] += 1
-                message = f"{owner} may have {shortage.what}; try again later."
-                raise Refused(message, code="rate_limit_exceeded", retry_after=shortage.seconds, reason=shortage.reason)
-        return Permit([meter for _, meter in meters], tokens, self._clock)
+        if permit.identity is None:
+            self._begin(permit, identity)
+        try:
+            permit.use(tokens)
+        except Refused as refused:
+            self.refusals[refused.reason or ""] += 1
+            raise
 
-    def _meters_of(self, identity: Identity, now: float) -> list[tuple[str, Meter]]:
+    def _begin(self, permit: Permit, identity: Identity) -> None:
+        try:
+            permit.begin(identity, self._meters_of(identity, self._clock()))
+        except Refused as refused:
+            self.refusals[refused.reason or ""] += 1
+            raise
+
+    def _meters_of(self, identity: Identity, now: float) -> list[Owned]:
         """Those that count, with whom they belong to."""
         group = identity.group
-        meters = []
+        meters: list[Owned] = []
         if identity.limits != UNLIMITED:
-            meters.append(("You", self._meter(self._meters, f"client {identity.client}", identity.limits, now)))
+            meters.append(Owned("You", self._meter(self._meters, f"client {identity.client}", identity.limits, now)))
         if group is not None and group.limits != UNLIMITED:
-            meters.append(("Your group", self._meter(self._meters, f"group {group.name}", group.limits, now)))
+            meters.append(Owned("Your group", self._meter(self._meters, f"group {group.name}", group.limits, now)))
         return meters
 
     @staticmethod

@@ -14,16 +14,16 @@ def wrong_head(
     parser: httptools.HttpRequestParser,
     url: bytes,
     headers: Sequence[tuple[bytes, bytes]],
+    size: int,
     limits: FrontLimits,
 ) -> RouterError | None:
-    """What is wrong with a head that was parsed; None if its call may be served."""
+    """What is wrong with a head of this size that was parsed; None if its call may be served."""
     codings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
     if codings and (codings != [b"chunked"] or parser.get_http_version() == "1.0"):
         # Others could see this body end elsewhere: its coding is not read, or not known in HTTP/1.0.
         return BadRequest("A body may come in chunks and in no other transfer encoding.", code="invalid_http")
     if len(url) > limits.url_bytes:
         return UrlTooLong(limits.url_bytes)
-    size = len(url) + sum([len(name) + len(value) + 4 for name, value in headers])
     if size > limits.head_bytes:
         return HeadTooLarge(limits.head_bytes)
     return _wrong_version_or_host(parser.get_http_version(), headers)
@@ -37,6 +37,11 @@ def _wrong_version_or_host(version: str, headers: Sequence[tuple[bytes, bytes]])
     if hosts > 1 or (not hosts and version == "1.1"):
         return BadRequest("A request must have one Host header.", code="invalid_http")
     return None
+
+
+def head_size(url: bytes, headers: Sequence[tuple[bytes, bytes]]) -> int:
+    """About how many bytes a head took."""
+    return len(url) + sum([len(name) + len(value) + 4 for name, value in headers])
 
 
 def not_http(error: httptools.HttpParserError) -> BadRequest:

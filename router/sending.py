@@ -9,18 +9,24 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
+from router.unread import Unread
+
 WITHOUT_BODY = frozenset({204, 304})
 """An answer with one of these has neither a length nor chunks."""
+HEAD_BYTES = 512
+"""About what a head takes, or the end of an answer."""
 CLOSING = (b"connection", b"close")
 IN_CHUNKS = (b"transfer-encoding", b"chunked")
 
 
-async def send(cycle: RequestResponseCycle, message: Any) -> None:
-    """See ASGI: the answer to the call of this cycle, message by message. Waits while the client does not read.
+async def send(cycle: RequestResponseCycle, unread: Unread, message: Any) -> None:
+    """See ASGI: the answer to the call of this cycle, message by message.
+
+    Waits while the client does not read and may have no more unread.
 
     Raises RuntimeError, as uvicorn does, for what comes out of turn or is not as long as it was said to be.
     """
-    if cycle.flow.write_paused and not cycle.disconnected:
+    if cycle.flow.write_paused and not cycle.disconnected and not unread.take(_size(message)):
         await cycle.flow.drain()
     if cycle.disconnected:
         return
@@ -31,6 +37,11 @@ async def send(cycle: RequestResponseCycle, message: Any) -> None:
         _go_on(cycle, message.get("body", b""), last=not message.get("more_body", False))
     else:
         raise RuntimeError(f"An application sent {kind!r} out of turn.")
+
+
+def _size(message: Any) -> int:
+    """About how many bytes of the answer a message is."""
+    return len(message.get("body", b"")) or HEAD_BYTES
 
 
 def _begin(cycle: RequestResponseCycle, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:

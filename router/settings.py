@@ -231,11 +231,12 @@ class Settings(PolicyGroups):
     token_budget: PositiveFloat = 0.05
     """Seconds that finding a prompt's tokens may take before it is matched by its bytes."""
 
-    body_limit: PositiveInt = 32 * 1024 * 1024
+    body_limit: PositiveInt = 16 * 1024 * 1024
     """Bytes of a request's body; a longer one is refused with 413."""
-    max_receiving_bytes: PositiveInt = 256 * 1024 * 1024
-    """Bytes of bodies that are not yet whole, in all; beyond them, addresses with more than an equal part of it are
-    refused with 429."""
+    max_held_bytes: PositiveInt = 256 * 1024 * 1024
+    """Bytes held for all clients: bodies until their calls end, and answers that are not yet sent or read. A client, or
+    an address where keys are not checked, may hold as much as is left free; beyond that it is refused with 429, and
+    with 503 where nobody holds too much."""
     header_limit: Annotated[int, Field(ge=256)] = 64 * 1024
     """Bytes of a request's headers with its request line; more are refused with 431."""
     url_limit: Annotated[int, Field(ge=64)] = 8 * 1024

@@ -12,6 +12,8 @@ from router.errors import WorkerBroke
 EVENT_LIMIT: Final = 16 * 2**20
 """Bytes of one event; logprobs and long tool calls stay far below."""
 
+BLANK: Final = frozenset({b"\n\n", b"\r\n\r\n"})
+"""Events of nothing: to be passed over quickly, since a worker may send very many."""
 _FIELDS: Final = frozenset({b"", b"data", b"event", b"id", b"retry"})
 """Names of a line's field; a comment has none."""
 _BOM: Final = b"\xef\xbb\xbf"

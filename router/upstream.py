@@ -27,10 +27,16 @@ CROSSING_SECONDS: Final = 1.0
 """How soon behind a call its connection closes if the worker closed it as idle, and did not see the call."""
 OURS: Final = frozenset({EMFILE, ENFILE, ENOBUFS, ENOMEM, EADDRNOTAVAIL})
 """Errors of a connection that say nothing about the worker."""
-BUFFER_BYTES: Final = 256 * 1024
+BUFFER_BYTES: Final = 64 * 1024
 """How much of an answer may wait for its client before the socket is left alone."""
 HEAD_BYTES: Final = 64 * 1024
 """How much a worker may send before its headers are complete."""
+DRIBBLE_SECONDS: Final = 0.01
+"""For which more is left to come in, where a worker sends in crumbs: each costs as much as a block."""
+
+
+SWITCHING: Final = 101
+LAST_STATUS: Final = 599
 
 
 class Silence(NamedTuple):
@@ -97,6 +103,7 @@ class Connection(asyncio.Protocol):
         self._begun = self._complete = self._started = False
         assert self._transport is not None
         self._transport.writelines((head, body))
+        del body  # it may be a copy that nobody else has
         self._silence = silence
         self._sent = self._loop.time()
         self._watch_for(silence.first)
@@ -134,6 +141,15 @@ class Connection(asyncio.Protocol):
         self._unwatch()
         if self._transport is not None:
             self._transport.abort()
+
+    async def gather(self) -> None:
+        """Let more come in before it is read: nothing is taken from the socket for `DRIBBLE_SECONDS`."""
+        if self._complete or self._lost or self._paused or self._transport is None:
+            return
+        self._transport.pause_reading()
+        await asyncio.sleep(DRIBBLE_SECONDS)
+        if not self._lost:
+            self._transport.resume_reading()
 
     def begin_stream(self) -> None:
         """The first token is here: from now on the silence between tokens counts."""
@@ -204,7 +220,7 @@ class Connection(asyncio.Protocol):
         self._size += len(data)
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self.abort()
         if self._size > HEAD_BYTES:
             self._hold()
@@ -238,6 +254,9 @@ class Connection(asyncio.Protocol):
         if self._complete:
             self.abort()
         self.status = self._parser.get_status_code()
+        if self.status == SWITCHING or self.status > LAST_STATUS:  # neither was asked for, nor can be passed on
+            self.abort()
+            return
         self._keep_alive = self._parser.should_keep_alive()
         self._begun = self.status >= 200
 
@@ -253,23 +272,35 @@ class Upstream:
         self.status = connection.status
         self.headers = connection.headers
         self.read = connection.read
+        self.gather = connection.gather
         self._connection = connection
         self._release = release
-        self._whole: bytes | None = None
+        self._first = b""
+        self._ended = False
 
     @property
     def read_up(self) -> bool:
         """Nothing of the answer is left: the next `read` would tell its end."""
         return self._connection.read_up
 
-    async def read_all(self) -> bytes:
-        """The rest of the answer, the same each time. Raises WorkerBroke if it breaks off."""
-        if self._whole is None:
-            blocks = []
-            while block := await self.read():
+    async def begin(self, limit: int, take: Callable[[int], bool]) -> tuple[bytes, bool]:
+        """The answer's beginning, the same each time, and whether that is all; `read` gives what comes after it.
+
+        That is a block beyond `limit` bytes at most, or the block for which there was no room: `take` is asked for that
+        of each. Raises WorkerBroke if it breaks off.
+        """
+        if not self._first and not self._ended:
+            blocks, size, has_room = list[bytes](), 0, True
+            while has_room and size <= limit:
+                block = await self.read()
+                self._ended = not block
+                if self._ended:
+                    break
+                has_room = take(len(block))
                 blocks.append(block)
-            self._whole = b"".join(blocks)
-        return self._whole
+                size += len(block)
+            self._first = b"".join(blocks)
+        return self._first, self._ended
 
     def started(self) -> None:
         """The first token is here: from now on the silence between tokens counts."""
@@ -328,7 +359,9 @@ class WorkerClient:
 
     async def _ask(self, connection: Connection, head: bytes, body: bytes, silence: Silence) -> Upstream:
         try:
-            await connection.send(head, body, silence)
+            sending = connection.send(head, body, silence)
+            del body
+            await sending
         except asyncio.CancelledError:
             connection.abort()
             raise

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 from router.admission_metrics import AdmissionMetrics
+from router.byte_budget import ByteBudget
 from router.connections import Connections, FrontLimits
 from router.event_metrics import EventMetrics
 from router.kept_files import KeptFiles
@@ -38,7 +39,9 @@ def metrics() -> list[Family]:
     registry.register(AdmissionMetrics({}))
     registry.register(KeptFiles({}))
     registry.register(LoopLag())
-    registry.register(Connections(FrontLimits()))
+    budget = ByteBudget(1)
+    registry.register(Connections(FrontLimits(), budget))
+    registry.register(budget)
     found = [metric for metric in registry.collect() if isinstance(metric, Family)]
     return sorted(found, key=lambda metric: metric.name)
 

@@ -13,6 +13,7 @@ from running import PATIENCE, until
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
+from router.byte_budget import ByteBudget
 from router.connections import Connections, FrontLimits
 from router.corked import JOINED_BYTES, Corked
 from router.exchange import Exchange
@@ -173,7 +174,7 @@ def served(app: App) -> Callable[[], asyncio.Protocol]:
 
     config = uvicorn.Config(asgi, ws="none", lifespan="off", log_config=None, access_log=False)
     config.load()
-    kind: Callable[..., asyncio.Protocol] = front(Connections(FrontLimits()))
+    kind: Callable[..., asyncio.Protocol] = front(Connections(FrontLimits(), ByteBudget(2**20)))
     return lambda: kind(config=config, server_state=ServerState(), app_state={})
 
 

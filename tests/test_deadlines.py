@@ -56,12 +56,14 @@ class Client:
         self.clock = Clock()
         self.deadlines = Deadlines(LIMITS, self.clock)  # type: ignore[arg-type]
         self.late: list[Owed | str] = []
+        self.read = 0
+        """Bytes."""
 
     def owes(self, owed: Owed | None) -> None:
         self.deadlines.expect(owed, self.late.append)
 
     def does_not_read(self) -> None:
-        self.deadlines.expect_reading(lambda: self.late.append("reading"))
+        self.deadlines.expect_reading(lambda: self.late.append("reading"), lambda: self.read)
 
 
 @pytest.mark.parametrize(

@@ -214,10 +214,10 @@ async def others_go_on(engine: ScriptedEngine, router: RunningRouter) -> None:
 
 
 async def test_a_client_that_does_not_read_stops_its_own_engine_only() -> None:
-    """Its answer waits in the engine while another stream goes on; then it reads, and has every byte."""
+    """Beyond its part of the budget, its answer waits in the engine while another goes on; then it has every byte."""
     async with (
         scripted_engine(send_buffer=1 << 16) as engine,
-        running_router(engine.url) as router,
+        running_router(engine.url, max_held_bytes=1 << 20) as router,
         router.post(chat(stream=True)) as slow,
     ):
         flooding = asyncio.create_task(flood(await engine.call()))
@@ -229,7 +229,8 @@ async def test_a_client_that_does_not_read_stops_its_own_engine_only() -> None:
 
 async def test_a_client_that_does_not_read_may_still_leave() -> None:
     """Its engine is let go although the router waits to write."""
-    async with scripted_engine(send_buffer=1 << 16) as engine, running_router(engine.url) as router:
+    settings = {"max_held_bytes": 1 << 20}
+    async with scripted_engine(send_buffer=1 << 16) as engine, running_router(engine.url, **settings) as router:
         async with router.post(chat(stream=True)):
             call = await engine.call()
             flooding = asyncio.create_task(flood(call))

@@ -7,12 +7,11 @@ from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from router.byte_budget import ByteBudget, Hold
 from router.connections import LEAVING
 from router.errors import BadRequest, BodyTooLarge, Refused, RouterError
-from router.exchange import ClientGone, Exchange, Intake
+from router.exchange import ClientGone, Exchange
 
 Message = MutableMapping[str, Any]
 Header = tuple[bytes, bytes]
@@ -48,6 +47,11 @@ class Server:
         self.leave = leave
 
 
+def hold() -> Hold:
+    """A part of a budget with room for anything."""
+    return ByteBudget(2**20).hold("owner")
+
+
 async def test_last_of_repeated_headers_counts() -> None:
     """A proxy that appends its header is not overruled by the one that the client sent."""
     exchange = Server(headers=[(b"x-client-id", b"forged"), (b"x-client-id", b"true")]).exchange
@@ -56,9 +60,9 @@ async def test_last_of_repeated_headers_counts() -> None:
 
 async def test_a_body_is_whole_however_it_is_cut() -> None:
     """Up to its limit, in one block or in several."""
-    assert await Server([body(b"abc")], b"3").exchange.body(Intake(3, 100)) == b"abc"
-    assert await Server([body(b"a", True), body(b"", True), body(b"bc")]).exchange.body(Intake(3, 100)) == b"abc"
-    assert await Server([{"type": "http.request"}]).exchange.body(Intake(0, 100)) == b""
+    assert await Server([body(b"abc")], b"3").exchange.body(3, hold()) == b"abc"
+    assert await Server([body(b"a", True), body(b"", True), body(b"bc")]).exchange.body(3, hold()) == b"abc"
+    assert await Server([{"type": "http.request"}]).exchange.body(0, hold()) == b""
 
 
 @pytest.mark.parametrize(
@@ -76,41 +80,31 @@ async def test_a_body_that_cannot_be_had(messages: list[Message], length: bytes 
     """Too long, as told or as it comes; of no length at all; or its client leaves. Nothing more is asked of it."""
     server = Server(messages, length)
     with pytest.raises(wrong):
-        await server.exchange.body(Intake(3, 100))
+        await server.exchange.body(3, hold())
     assert server.inbox.empty()
 
 
-async def test_bodies_that_are_received_are_bounded_together() -> None:
-    """Beyond the limit for all, whoever has more than an equal part of it is refused; what ended counts no more."""
-    intake = Intake(100, 60)
-    light, heavy = Server([body(b"x" * 20, True)]), Server([body(b"x" * 40, True), body(b"x" * 40, True)])
-    light.exchange.address = "10.0.0.2"
-    waiting = asyncio.ensure_future(light.exchange.body(intake))
-    with pytest.raises(Refused):
-        await heavy.exchange.body(intake)
-    light.inbox.put_nowait(body(b"y" * 10))
-    assert len(await waiting) == 30
-    again = Server([body(b"x" * 30, True), body(b"x" * 30)])
-    assert len(await again.exchange.body(intake)) == 60
+async def test_a_body_counts_while_it_comes_and_as_long_as_it_is_held() -> None:
+    """In its owner's part of the budget: what goes beyond that is refused, and all of it comes back."""
+    budget = ByteBudget(100)
+    server = Server([body(b"x" * 40, True)])
+    with budget.hold("owner") as hold:
+        reading = asyncio.ensure_future(server.exchange.body(100, hold))
+        await asyncio.sleep(0)
+        assert budget.of("owner") == 40
+        server.inbox.put_nowait(body(b"x" * 20, True))
+        with pytest.raises(Refused):
+            await reading
+        assert len(await Server([body(b"x" * 10)]).exchange.body(100, hold)) == 10
+        assert budget.held == 50
+    assert budget.held == 0
 
 
-@given(steps=st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 40), st.integers(0, 9)), max_size=60))
-def test_all_bodies_together_are_at_most_twice_the_limit(steps: list[tuple[str, int, int]]) -> None:
-    """Whatever comes, in whatever order, as long as refused ones are given back; and one alone has all of it."""
-    intake = Intake(1000, 100)
-    held = dict.fromkeys("abc", 0)
-    for address, amount, left in steps:
-        held[address] += amount
-        refused = False
-        try:
-            intake.take(address, amount)
-        except Refused:
-            assert sum(held.values()) > 100
-            refused = True
-        if not left or refused:
-            intake.give_back(address, held[address])
-            held[address] = 0
-        assert sum(held.values()) <= 200
+async def test_a_body_for_which_there_is_no_room_is_not_read() -> None:
+    """Its length tells."""
+    server = Server([], b"60")
+    with ByteBudget(100).hold("owner") as hold, pytest.raises(Refused):
+        await server.exchange.body(100, hold)
 
 
 async def test_a_client_that_leaves_cuts_short_whatever_is_awaited() -> None:

@@ -16,6 +16,7 @@ from scripted_engine import DONE, ScriptedEngine, chunk, scripted_engine, usage_
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
+from router.byte_budget import ByteBudget
 from router.connections import Connections, FrontLimits
 from router.exchange import ClientGone, Exchange
 from router.front import AT_A_TURN, doors, front
@@ -334,7 +335,8 @@ def not_reading(router: RunningRouter) -> Iterator[socket.socket]:
 
 async def test_a_client_that_does_not_read_is_cut_off() -> None:
     """What the router holds for it is bounded, its engine stops, and after a while it is gone."""
-    async with scripted_engine(send_buffer=1 << 14) as engine, running_router(engine.url, write_timeout=SOON) as router:
+    settings = {"write_timeout": SOON, "max_held_bytes": 1 << 20}
+    async with scripted_engine(send_buffer=1 << 14) as engine, running_router(engine.url, **settings) as router:
         with not_reading(router) as raw:
             await asyncio.get_running_loop().sock_sendall(raw, request_bytes(stream=True))
             call = await engine.call()
@@ -346,8 +348,12 @@ async def test_a_client_that_does_not_read_is_cut_off() -> None:
 
 
 async def test_what_a_client_does_not_read_is_bounded() -> None:
-    """Its answer waits in its engine; the router holds less than a megabyte of it on either side."""
-    async with scripted_engine(send_buffer=1 << 14) as engine, running_router(engine.url) as router:
+    """Beyond its part of the budget, its answer waits in its engine."""
+    settings = {"max_held_bytes": 1 << 20}
+    async with (
+        scripted_engine(send_buffer=1 << 14) as engine,
+        running_router(engine.url, **settings) as router,
+    ):
         with not_reading(router) as raw:
             await asyncio.get_running_loop().sock_sendall(raw, request_bytes(stream=True))
             call = await engine.call()
@@ -361,7 +367,7 @@ async def test_what_a_client_does_not_read_is_bounded() -> None:
                     await other.write(chunk(f"{index}"))
                     await (await post.response()).content.readexactly(len(chunk(f"{index}")))
                     most = max(most, router.connections.unread_bytes)
-            assert 0 < most < 1 << 20
+            assert 0 < most <= 1 << 19
             assert not flood.done()
         await call.gone()
         with pytest.raises(ConnectionError):
@@ -471,7 +477,7 @@ async def test_who_has_left_already_is_told_too() -> None:
 
     config = uvicorn.Config(app, ws="none", lifespan="off", log_config=None)
     config.load()
-    connection: Callable[..., asyncio.Protocol] = front(Connections(FrontLimits()))
+    connection: Callable[..., asyncio.Protocol] = front(Connections(FrontLimits(), ByteBudget(2**20)))
     made = partial(connection, config=config, server_state=ServerState(), app_state={})
     async with await asyncio.get_running_loop().create_server(made, "127.0.0.1", 0) as server:
         _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())

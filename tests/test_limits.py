@@ -1,6 +1,7 @@
 """What a client and its group may have at a time and in a minute."""
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import pytest
 from hypothesis import given
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from router.core.model import ClientId, GroupId
 from router.errors import ModelNotAllowed, Refused
 from router.identity import Anonymous, Book, Group, Identifier, Identity, Limits
-from router.limits import MINUTE, Admission, Bucket
+from router.limits import MINUTE, Admission, Bucket, Permit
 
 MODEL = "m"
 
@@ -22,10 +23,17 @@ class Door:
         self.known: set[ClientId] = set()
         self.admission = Admission(Identifier(book=book or Book()), self.known.__contains__, clock=lambda: self.now)
 
+    @contextmanager
+    def admitted(self, identity: Identity, tokens: int = 0) -> Iterator[Permit]:
+        """A call whose head does not tell whose it is, while it is under way."""
+        with Permit(lambda: self.now) as permit:
+            self.admission.admit(permit, identity, MODEL, tokens)
+            yield permit
+
     def call(self, identity: Identity, tokens: int = 0, *, used: int | None = None) -> Refused | None:
         """One call that comes and ends; why it was refused, if it was."""
         try:
-            with self.admission.admitted(identity, MODEL, tokens) as permit:
+            with self.admitted(identity, tokens) as permit:
                 permit.tokens = used
         except Refused as refused:
             return refused
@@ -49,7 +57,7 @@ def team(**limits: float) -> Group:
 def test_in_flight_is_counted_from_admission_to_the_end() -> None:
     """Beyond the limit a call is refused with its reason; one that ends, however it does, makes room."""
     door, ann = Door(), client(limits=Limits(in_flight=1))
-    with suppress(ZeroDivisionError), door.admission.admitted(ann, MODEL, 0):
+    with suppress(ZeroDivisionError), door.admitted(ann):
         refused = door.call(ann)
         assert refused is not None
         assert (refused.status, refused.reason, refused.retry_after) == (429, "rejected-limit-in-flight", 1.0)
@@ -99,7 +107,7 @@ def test_a_groups_limit_is_for_all_of_its_members(limits: dict[str, float]) -> N
     """Another key of the same group finds it used up, a client of no group does not; nothing is taken by a refusal."""
     door, group = Door(), team(**limits)
     ann, bob = client("ann", group=group), client("bob", Limits(requests_per_minute=1), group)
-    with door.admission.admitted(ann, MODEL, 10):
+    with door.admitted(ann, 10):
         refused = door.call(bob, 10)
         assert refused is not None
         assert "group" in refused.message
@@ -112,14 +120,14 @@ def test_a_model_that_is_not_ones_own_is_refused() -> None:
     """With 403, whatever else is allowed."""
     door = Door()
     identity = Identity(ClientId("ann"), models=frozenset({"other"}))
-    with pytest.raises(ModelNotAllowed), door.admission.admitted(identity, MODEL, 0):
+    with pytest.raises(ModelNotAllowed), door.admitted(identity):
         pass
 
 
 def test_new_limits_count_at_once_and_forget_nothing_in_flight() -> None:
     """As after the file was read again."""
     door = Door()
-    with door.admission.admitted(client(limits=Limits(in_flight=5)), MODEL, 0):
+    with door.admitted(client(limits=Limits(in_flight=5))):
         assert door.call(client(limits=Limits(in_flight=1))) is not None
         assert door.call(client(limits=Limits(in_flight=2))) is None
 

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from router.byte_budget import ByteBudget
 from router.sending import send
+from router.unread import Unread
 
 Message = dict[str, Any]
 HEADERS = st.lists(
@@ -48,6 +50,9 @@ class Wire(asyncio.Transport):
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.written += data
 
+    def get_write_buffer_size(self) -> int:
+        return 0
+
     def close(self) -> None:
         self.closed = True
 
@@ -58,6 +63,7 @@ class Served:
     def __init__(self, method: str, *, keep_alive: bool, dated: bool) -> None:
         self.wire = Wire()
         self.answered = 0
+        self.unread = Unread(ByteBudget(0), self.wire, "address")
         log = logging.getLogger(__name__)
         self.cycle = RequestResponseCycle(
             scope={"type": "http", "method": method},  # type: ignore[typeddict-item]
@@ -81,7 +87,7 @@ class Served:
         done = 0
         try:
             for message in messages:
-                await (send(self.cycle, message) if ours else self.cycle.send(message))  # type: ignore[arg-type]
+                await (send(self.cycle, self.unread, message) if ours else self.cycle.send(message))  # type: ignore[arg-type]
                 done += 1
         except RuntimeError:
             pass
@@ -116,7 +122,7 @@ async def test_no_header_becomes_two(broken: bytes) -> None:
     for header in ((b"x-a", broken), (broken, b"a")):
         served = Served("GET", keep_alive=True, dated=True)
         with pytest.raises(RuntimeError, match="line break"):
-            await send(served.cycle, {"type": "http.response.start", "status": 200, "headers": [header]})
+            await send(served.cycle, served.unread, {"type": "http.response.start", "status": 200, "headers": [header]})
         assert not served.wire.written
 
 
@@ -125,7 +131,7 @@ async def test_it_waits_for_who_does_not_read() -> None:
     for gone in (False, True):
         served = Served("GET", keep_alive=True, dated=False)
         served.cycle.flow.pause_writing()
-        sending = asyncio.create_task(send(served.cycle, {"type": "http.response.start", "status": 204}))
+        sending = asyncio.create_task(send(served.cycle, served.unread, {"type": "http.response.start", "status": 204}))
         await asyncio.sleep(0)
         assert not served.wire.written
         served.cycle.disconnected = gone

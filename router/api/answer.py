@@ -21,7 +21,7 @@ from router.api.usage import UsageTally, read_usage
 from router.core.model import Usage
 from router.core.prompt_key import PromptKey
 from router.errors import WorkerBroke
-from router.sse import EVENT_LIMIT, EventSplitter, event_data, is_event, plain_data, plain_event
+from router.sse import BLANK, EVENT_LIMIT, EventSplitter, event_data, is_event, plain_data, plain_event
 from router.worker_json import read_object
 
 UNREAD_LIMIT: Final = 64
@@ -97,6 +97,8 @@ class StreamReader:
 
     def _pass_event(self, event: bytes) -> bytes:
         """What the client sees of an event of any form."""
+        if event in BLANK and self._held is None and not self._broken:
+            return event
         self._broken = self._broken or not is_event(event)
         if self._broken:
             return b""

@@ -1,10 +1,14 @@
 """One call to a model, parsed as far as the router needs it."""
 
 from enum import Enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from router.api.additions import Addition, Additions
 from router.core.prompt_key import Prompt
+from router.errors import BadRequest
+
+NAME_BYTES: Final = 256
+"""Of a model or a user: they are kept after their call."""
 
 
 class Way(Enum):
@@ -56,6 +60,13 @@ class Call(NamedTuple):
     """The largest token id that it names itself; -1 for none."""
     computed_anew_by: frozenset[str] = frozenset()
     """The engines that do not read their prefix cache for it; see `Request`."""
+
+    def check_names(self) -> None:
+        """Raise BadRequest for a name that is too long to be kept."""
+        for param, name in (("model", self.model), ("user", self.user or "")):
+            if len(name) > NAME_BYTES or len(name.encode()) > NAME_BYTES:
+                message = f"`{param}` is longer than {NAME_BYTES} bytes."
+                raise BadRequest(message, param=param, code="string_above_max_length")
 
     @property
     def hides_ids(self) -> bool:

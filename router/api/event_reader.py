@@ -8,7 +8,7 @@ from router.api.error_json import load, words
 from router.api.usage import whole_usage
 from router.core.model import Usage
 from router.core.prompt_key import PromptKey
-from router.sse import EVENT_LIMIT, EventSplitter, event_data, is_event
+from router.sse import BLANK, EVENT_LIMIT, EventSplitter, event_data, is_event
 
 _NAME: Final = b"event:"
 
@@ -51,6 +51,8 @@ class EventReader:
         return b"" if self._splitter.empty else self._pass(self._splitter.rest())
 
     def _pass(self, event: bytes) -> bytes:
+        if event in BLANK and self._held is None and not self.broken:
+            return event
         self.broken = self.broken or not is_event(event)
         if self.broken:
             return b""

@@ -11,6 +11,7 @@ from router.api.error_json import load
 from router.api.fields import Fields
 from router.api.token_ids import largest_id
 from router.api.usage import whole_usage
+from router.core.model import Usage
 from router.core.prompt_key import Prompt
 
 PARSED_AT_ONCE: Final = 64 * 1024
@@ -66,7 +67,18 @@ def answer_fields(body: bytes) -> dict[str, Any]:
     """The members of an answer; of a long one its usage alone, where that is the last object in it."""
     if len(body) <= PARSED_AT_ONCE:
         return load(body) or {}
-    start = body.rfind(b'"usage"', len(body) - PARSED_AT_ONCE)
-    found = _LAST_USAGE.fullmatch(body, start) if start >= 0 else None
-    usage = None if found is None else load(found[1])
+    usage = usage_near_end(body)
     return {} if usage is None else {"usage": usage}
+
+
+def usage_near_end(body: bytes) -> dict[str, Any] | None:
+    """The usage of an answer, of which this is the end, where it is the last object in it."""
+    start = body.rfind(b'"usage"', max(0, len(body) - PARSED_AT_ONCE))
+    found = _LAST_USAGE.fullmatch(body, start) if start >= 0 else None
+    return None if found is None else load(found[1])
+
+
+def tail_usage(tail: bytes) -> Usage | None:
+    """What an answer used, of which only the end is known; None where that does not tell."""
+    usage = usage_near_end(tail)
+    return None if usage is None else whole_usage({"usage": usage})

@@ -13,9 +13,10 @@ from router.api.call import Call, Head
 from router.api.json_span import cut_member, insert_members, member_span, replace_member
 from router.api.other import parse_other
 from router.api.splice import UsageSplice
+from router.byte_budget import ByteBudget
 from router.core.prompt_key import PromptHasher
 from router.errors import BadRequest, RouterError
-from router.exchange import ClientGone, Exchange, Intake
+from router.exchange import ClientGone, Exchange
 from router.identity import Identifier
 from router.tokens import _questions, _texts
 
@@ -143,7 +144,7 @@ def _ask_for_tokens(call: Call) -> None:
 def receive_body(data: bytes, random: Random) -> bool:
     """A body in pieces is itself, or too large, or its client left; nothing of it counts as held after that."""
     pieces = Mutator(random, TOKENS).cuts(data)
-    intake = Intake(random.choice((10, 1000, 1 << 20)), random.choice((100, 1 << 20)))
+    limit, budget = random.choice((10, 1000, 1 << 20)), ByteBudget(random.choice((100, 1 << 20)))
     left = random.randint(1, len(pieces)) if random.random() < 0.2 else len(pieces) + 1
     coming: list[Mapping[str, Any]] = [{"type": "http.request", "body": piece, "more_body": True} for piece in pieces]
     coming[-1] = {**coming[-1], "more_body": False}
@@ -160,13 +161,14 @@ def receive_body(data: bytes, random: Random) -> bool:
     scope = {"path": "/", "method": "POST", "headers": headers, "client": ("127.0.0.1", 1)}
     got = None
     try:
-        Exchange(scope, receive, send).body(intake).send(None)
+        with budget.hold("owner") as hold:
+            Exchange(scope, receive, send).body(limit, hold).send(None)
     except StopIteration as done:
         got = done.value
     except (RouterError, ClientGone):
         pass
-    assert got is None or (got == data and len(data) <= intake.body_limit)
-    assert intake._held.total == 0
+    assert got is None or (got == data and len(data) <= limit)
+    assert budget.held == 0
     return got is not None
 
 
