@@ -21,9 +21,9 @@ lint: $(STAMP)
 	$(VENV)/bin/mypy
 
 # Faults of all kinds for ten minutes, the death of the router, processes that stand still for 40 s, ten times more than
-# can be done, and a million calls
+# can be done, a million calls, and five attacks on the router's memory and its loop
 # (make chaos CHAOS=chaos.soak for one of them); the short forms are tests.
-CHAOS := chaos chaos.restart chaos.pause chaos.overload chaos.soak
+CHAOS := chaos chaos.restart chaos.pause chaos.overload chaos.soak attacks
 chaos: $(STAMP)
 	@for show in $(CHAOS); do $(VENV)/bin/python -m tests.$$show || exit 1; done
 

@@ -34,6 +34,8 @@ log = logging.getLogger("router")
 
 GRACE: Final = 5
 """Seconds that connections have to close once no call is under way any more."""
+SWITCH_SECONDS: Final = 0.0005
+"""After which the event loop has Python's lock back from a thread that parses; by default it takes ten times that."""
 INTERRUPTED: Final = 130
 """What a shell tells of a command that a signal ended."""
 
@@ -151,6 +153,7 @@ def _serve(settings: Settings) -> int:
             server_header=False,
         )
         spare_the_collector()
+        sys.setswitchinterval(SWITCH_SECONDS)
         server = _Server(config, app.drain, _greeting(listener, settings.policy, len(joined), workers))
         server.run(doors(listener))
         return 0

@@ -121,7 +121,7 @@ class Gateway:
         blocks = await self._block_keys(call.path, body, call.model) if family.tokenised else ()
         request = self._request(exchange, call, identity, blocks)
         overhead = self._conductor.clock() - arrived
-        journey = Journey(request, call, family, exchange, hold, self._conductor, self._fleet, overhead)
+        journey = Journey(request, call, family, exchange, hold, self._slots, self._conductor, self._fleet, overhead)
         try:
             await journey.run(self._settings)
         finally:

@@ -21,7 +21,7 @@ from router.core.model import Cancelled, Failed, Fault, Finished, Request, Retur
 from router.errors import BadRequest, NoWorker, RouterError, WorkerBroke, WorkerHung, WorkerUnreachable
 from router.exchange import JSON_TYPE, Exchange
 from router.fleet import Fleet
-from router.parse_slots import AT_ONCE
+from router.parse_slots import AT_ONCE, ParseSlots
 from router.upstream import Silence, Upstream
 from router.verdict import fault_of, worker_refused
 
@@ -104,16 +104,21 @@ class Journey:
         family: Family,
         exchange: Exchange,
         hold: Hold,
+        slots: ParseSlots,
         conductor: Conductor,
         fleet: Fleet,
         overhead: float,
     ) -> None:
-        """`hold`: of the bytes that are held for it; `overhead`: seconds that the router has worked on it so far."""
+        """`hold`: of the bytes that are held for it; `slots`: in which its answer is read if that is long.
+
+        `overhead`: seconds that the router has worked on it before its first turn.
+        """
         self._request = request
         self._call = call
         self._family = family
         self._exchange = exchange
         self._hold = hold
+        self._slots = slots
         self._conductor = conductor
         self._fleet = fleet
         self._overhead = overhead
@@ -397,8 +402,7 @@ class Journey:
             told = body if all_here else b""  # a part of it is no JSON
             return Lost(fault, fault is Fault.ERROR, status=upstream.status, headers=headers, body=told)
         if not all_here:
-            self._hold.set(before)  # from here on it is what the client has not read, see `Unread`
-            return await self._pass_through(upstream, headers, body)
+            return await self._pass_through(upstream, headers, body, before)
         answer = self._family.read(self._call, body)
         if answer.error is not None or answer.aborted:
             fault = Fault.ERROR if answer.error is None else fault_of(answer.error.code)
@@ -407,18 +411,22 @@ class Journey:
         await self._exchange.respond(upstream.status, headers, body)
         return None
 
-    async def _pass_through(self, upstream: Upstream, headers: HeaderList, first: bytes) -> Lost | None:
-        """Hand over an answer that is too long to be held, as it comes; no other worker can make good its errors."""
+    async def _pass_through(self, upstream: Upstream, headers: HeaderList, first: bytes, before: int) -> Lost | None:
+        """Hand over an answer that is too long to be held, as it comes; no other worker can make good its errors.
+
+        `before`: bytes that were held without its beginning.
+        """
         outline = Outline()
-        outline.feed(first)
         if (length := upstream.headers.get(b"content-length")) is not None:
             headers.append((b"content-length", length))
         self._exchange.whole = True
         await self._exchange.begin(upstream.status, headers)
-        await self._exchange.write(first)
-        while block := await upstream.read():
-            outline.feed(block)
+        block = first
+        while block:
+            await self._slots.read(self._hold.owner, block, outline.feed)
             await self._exchange.write(block)
+            self._hold.set(before)  # from here on it is what the client has not read, see `Unread`
+            block = await upstream.read()
         answer = self._read_outline(outline)
         if answer.error is None and not answer.aborted:
             self._settle(Finished(self._request.id, answer.usage, answer.answers))

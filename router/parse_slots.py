@@ -1,7 +1,7 @@
-"""Where bodies are parsed: short ones at once, longer ones in threads, one at a time of each size.
+"""The turns of what takes long to read: bodies in threads, one at a time of each size, and long answers on the loop.
 
 Parsing takes several times a body's length in memory, and holds Python's lock for milliseconds a megabyte: more threads
-would make nobody faster. Who waits for a slot waits for those of other owners in turn, not for all that one has sent.
+would make nobody faster. Who waits for a turn waits for one of each other owner, not for all that one has sent.
 """
 
 import asyncio
@@ -13,17 +13,18 @@ from typing import Final, TypeVar
 T = TypeVar("T")
 
 AT_ONCE: Final = 64 * 1024
-"""Bytes of a body that is worked on at once, in a millisecond or less; a longer one is given to a thread."""
+"""Bytes that are worked on at once, on the event loop: a millisecond or less; a longer body is given to a thread."""
 LONG: Final = 2**20
 """Bytes of a body from which on it waits for others as long, and the shorter ones do not wait for it."""
 
 
 class ParseSlots:
-    """One slot for bodies of more than `AT_ONCE` bytes, another for those of more than `LONG`."""
+    """One slot for bodies of more than `AT_ONCE` bytes, another for those of more than `LONG`, one for long answers."""
 
     def __init__(self) -> None:
         self._short = Slot()
         self._long = Slot()
+        self._answers = Turns()
 
     async def run(self, owner: str, size: int, work: Callable[[], T]) -> T:
         """The result of `work` on a body of so many bytes, when it is its owner's turn."""
@@ -31,37 +32,55 @@ class ParseSlots:
             return work()
         return await (self._short if size <= LONG else self._long).run(owner, work)
 
+    async def read(self, owner: str, block: bytes, read: Callable[[bytes], None]) -> None:
+        """Give a block of a long answer to `read` in parts, one of all owners' in each turn of the event loop."""
+        for start in range(0, len(block), AT_ONCE):
+            await self._answers.take(owner)
+            try:
+                read(block[start : start + AT_ONCE])
+            finally:
+                asyncio.get_running_loop().call_soon(self._answers.give)
+
 
 class Slot:
     """One thread, for which owners wait in turn."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="parse")
+        self._turns = Turns()
+
+    async def run(self, owner: str, work: Callable[[], T]) -> T:
+        """The result of `work`, which cannot be stopped once it has begun; cancelled before, it is not begun."""
+        await self._turns.take(owner)
+        running = asyncio.get_running_loop().run_in_executor(self._thread, work)
+        running.add_done_callback(lambda _: self._turns.give())
+        return await running
+
+
+class Turns:
+    """What one at a time may have; owners have it in turn."""
+
+    def __init__(self) -> None:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         """By owner, in the order of their turns."""
         self._taken = False
 
-    async def run(self, owner: str, work: Callable[[], T]) -> T:
-        """The result of `work`, which cannot be stopped once it has begun; cancelled before, it is not begun."""
-        if self._taken:
-            await self._turn(owner)
-        self._taken = True
-        running = asyncio.get_running_loop().run_in_executor(self._thread, work)
-        running.add_done_callback(lambda _: self._give_next())
-        return await running
-
-    async def _turn(self, owner: str) -> None:
+    async def take(self, owner: str) -> None:
+        """Wait for a turn of this owner; whoever has it must give it on."""
+        if not self._taken:
+            self._taken = True
+            return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(owner, deque()).append(turn)
         try:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self._give_next()
+                self.give()
             raise
 
-    def _give_next(self) -> None:
-        """Let the next owner have its turn; who does not wait any more is passed over."""
+    def give(self) -> None:
+        """Let the next owner have it; who does not wait any more is passed over."""
         self._taken = False
         while self._waiting:
             owner = next(iter(self._waiting))

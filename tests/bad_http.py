@@ -30,7 +30,7 @@ NO_URL: Final = "Invalid char in url path"
 NO_LENGTH: Final = "Invalid character in Content-Length"
 NO_SIZE: Final = "Invalid character in chunk size"
 HEAD_TOO_LARGE: Final = Told(431, "headers_too_large", None, "The headers are larger than 65536 bytes.")
-BODY_TOO_LARGE: Final = Told(413, "body_too_large", None, "The body is larger than 33554432 bytes.")
+BODY_TOO_LARGE: Final = Told(413, "body_too_large", None, "The body is larger than 16777216 bytes.")
 ONE_HOST: Final = Told(400, "invalid_http", None, "A request must have one Host header.")
 SPOKEN: Final = Told(400, "invalid_http", None, "HTTP/1.0 and HTTP/1.1 are spoken here.")
 ODD_CODING: Final = Told(400, "invalid_http", None, "A body may come in chunks and in no other transfer encoding.")
@@ -130,7 +130,7 @@ ENDS: Final = (
     no_http("a chunk of size 2^68", chunks(b"FFFFFFFFFFFFFFFFF\r\n"), "Chunk size overflow"),
     no_http("a chunk larger than its size", chunks(b"2\r\n{}}}\r\n0\r\n\r\n"), "Expected LF after chunk data"),
     no_http("chunks that end in LF alone", chunks(b"2\n{}\n0\n\n"), "Missing expected CR after chunk size"),
-    BadInput("33 MiB in chunks", chunks((b"100000\r\n" + b" " * 2**20 + b"\r\n") * 33), BODY_TOO_LARGE),
+    BadInput("17 MiB in chunks", chunks((b"100000\r\n" + b" " * 2**20 + b"\r\n") * 17), BODY_TOO_LARGE),
     BadInput(
         "a length that is too small",
         post(GOOD).replace(b"content-length: %d" % len(GOOD), b"content-length: 9"),

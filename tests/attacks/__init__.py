@@ -1,0 +1,1 @@
+"""One hostile address beside ten polite clients: what it costs them, and what it makes the router hold."""

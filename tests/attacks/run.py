@@ -1,0 +1,181 @@
+"""A router with little memory, its worker, a plain sink, and an attack on the one and on the other."""
+
+import asyncio
+import contextlib
+import re
+import resource
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from .polite import Polite, p95, polite_clients
+
+MEMORY: Final = 2**30
+"""Bytes that the router may have (RLIMIT_DATA): beyond them it would fail."""
+RSS_MIB: Final = 600
+SLOWER: Final = 2.0
+"""Times the p95 beside the same attack on a sink."""
+SOON: Final = 20.0
+"""Seconds in which nothing may be left behind an attack."""
+START: Final = 60.0
+PACKAGE: Final = "tests.attacks"
+"""Under which these modules are run, from the root of the repository."""
+SETTLE: Final = 1.0
+"""Seconds for which polite clients call before an attack, and behind it."""
+LISTENS: Final = re.compile(rb"listening on http://([0-9.]+):(\d+)")
+LEFT: Final = re.compile(
+    r"^(d2lpm_(?:held_bytes|connections|client_unread_bytes|client_queued_requests|client_running_requests"
+    r"|worker_queued_requests|worker_running_requests))(?:\{[^}]*\})? (\S+)$",
+    re.MULTILINE,
+)
+FLAGS: Final = {
+    # Few places, so that whoever holds one longer than its engine is noticed.
+    "slow-readers": ("--window", "fixed", "--max-inflight", "16"),
+    "unfinished-bodies": ("--max-connections", "500"),
+}
+"""Of the router, by attack."""
+
+Address = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one attack did."""
+
+    name: str
+    rss_mib: float
+    """The most that the router ever had."""
+    beside_router: Polite
+    beside_sink: Polite
+    left: Sequence[str]
+    """What was not zero behind it."""
+
+    @property
+    def slower(self) -> tuple[float, float]:
+        """How many times the p95 beside the sink that beside the router is: to the first token, and to the end."""
+        router, sink = self.beside_router, self.beside_sink
+        return p95(router.firsts) / p95(sink.firsts), p95(router.wholes) / p95(sink.wholes)
+
+    @property
+    def harm(self) -> list[str]:
+        """What must not be, whatever the machine."""
+        found = [f"{self.name}: {each} is left" for each in self.left]
+        if self.rss_mib > RSS_MIB:
+            found.append(f"{self.name}: {self.rss_mib:.0f} MiB of memory, and {RSS_MIB} may be")
+        found += [f"{self.name}: a polite call failed: {each}" for each in self.beside_router.failures[:3]]
+        if not self.beside_router.wholes:
+            found.append(f"{self.name}: no polite call was served")
+        return found
+
+    @property
+    def delay(self) -> list[str]:
+        """How much longer than they may polite calls took."""
+        return [
+            f"{self.name}: p95 {what} is {times:.2f} times that beside the sink, and {SLOWER:g} may be"
+            for what, times in zip(("to the first token", "of a whole call"), self.slower, strict=True)
+            if times > SLOWER
+        ]
+
+
+@contextlib.asynccontextmanager
+async def process(module: str, *flags: str) -> AsyncIterator[Process]:
+    """A Python module that runs as long as the context is entered."""
+    started = await asyncio.create_subprocess_exec(sys.executable, "-m", module, *flags, stdin=PIPE, stdout=PIPE)
+    try:
+        yield started
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            started.kill()
+        await started.wait()
+
+
+async def address(server: Process) -> Address:
+    """Where it listens, once it does. RuntimeError if it never does."""
+    assert server.stdout is not None
+    async with asyncio.timeout(START):
+        async for line in server.stdout:
+            if found := LISTENS.search(line):
+                return found[1].decode(), int(found[2])
+    raise RuntimeError("the server has ended before it listened")
+
+
+@contextlib.asynccontextmanager
+async def routed(*flags: str) -> AsyncIterator[tuple[int, Address]]:
+    """A router of little memory before a worker: its process id, and where it listens."""
+    async with process(f"{PACKAGE}.worker") as worker:
+        host, port = await address(worker)
+        named = ("--worker", f"http://{host}:{port}", "--port", "0", "--log-level", "error")
+        async with process("router", "serve", *named, *flags) as router:
+            resource.prlimit(router.pid, resource.RLIMIT_DATA, (MEMORY, MEMORY))
+            where = await address(router)
+            yield router.pid, where
+
+
+async def attacked(name: str, seconds: float, target: Address, router: Address) -> Polite:
+    """What polite clients of the router see while this is attacked."""
+    async with polite_clients(*router) as polite:
+        await asyncio.sleep(SETTLE)
+        polite.firsts.clear()
+        polite.wholes.clear()
+        async with process(f"{PACKAGE}.attacker", name, target[0], str(target[1]), str(seconds)) as attacker:
+            await attacker.wait()
+    return polite
+
+
+async def run(name: str, seconds: float, *, sink: bool = True) -> Seen:
+    """One attack, beside polite clients; without a sink there is nothing to compare their times to."""
+    async with routed(*FLAGS.get(name, ())) as (pid, router):
+        beside_sink = Polite()
+        if sink:
+            async with process(f"{PACKAGE}.worker") as plain:
+                beside_sink = await attacked(name, seconds, await address(plain), router)
+        beside_router = await attacked(name, seconds, router, router)
+        left = await left_over(router)
+        return Seen(name, rss_peak(pid), beside_router, beside_sink, left)
+
+
+def rss_peak(pid: int) -> float:
+    """The most memory that a process ever had resident, in MiB."""
+    status = Path(f"/proc/{pid}/status").read_text("utf-8")
+    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
+
+
+async def left_over(router: Address) -> list[str]:
+    """What is still held, open or under way, `SOON` at the latest behind the end of everybody."""
+    left = [""]
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(SOON):
+            while left:
+                await asyncio.sleep(0.2)
+                found = LEFT.findall(await _metrics(*router))
+                own = {"d2lpm_connections": 1.0}
+                left = [f"{name} {value}" for name, value in found if float(value) != own.get(name, 0.0)]
+                left += [] if found else ["no gauge is there"]
+    return left
+
+
+async def _metrics(host: str, port: int) -> str:
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        writer.write(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        return (await reader.read(-1)).decode()
+    finally:
+        writer.close()
+
+
+def table(seen: Sequence[Seen]) -> str:
+    """What was seen, a line for each attack."""
+    head = f"{'attack':20}{'RSS MiB':>9}{'calls':>7}{'failed':>8}{'first p95':>11}{'beside sink':>13}"
+    lines = [head + f"{'whole p95':>11}{'beside sink':>13}"]
+    for each in seen:
+        router, sink = each.beside_router, each.beside_sink
+        times = (p95(router.firsts), p95(sink.firsts), p95(router.wholes), p95(sink.wholes))
+        first, first_sink, whole, whole_sink = (f"{seconds:.3f} s" for seconds in times)
+        lines.append(
+            f"{each.name:20}{each.rss_mib:9.0f}{len(router.wholes):7}{len(router.failures):8}"
+            f"{first:>11}{first_sink:>13}{whole:>11}{whole_sink:>13}"
+        )
+    return "\n".join(lines)
