@@ -4,9 +4,10 @@ A call's body counts from its first byte to the end of its answer, with the hash
 of an answer before its head is sent, and what a client was sent and does not read. Whose they are is known by the head
 of the call: a client that the operator vouches for, else an address, since anybody can make up keys.
 
-An owner may hold no more than is left free: half of all if it is alone, and with n that want everything, the n+1st part
-each. So whoever comes next finds room, without a limit for each that would be too low for one and too high for many
-(A. Choudhury and E. Hahne, "Dynamic Queue Length Thresholds for Shared-Memory Packet Switches", 1998).
+An owner may hold no more than is left free: half of all if it is alone. Whoever comes next may have half of what is
+left, and as they give back, n that want everything come to hold the n+1st part each. So nobody can take the last of it,
+without a limit for each that would be too low for one and too high for many (A. Choudhury and E. Hahne, "Dynamic Queue
+Length Thresholds for Shared-Memory Packet Switches", 1998).
 """
 
 from collections import Counter
