@@ -3,8 +3,9 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scenario import CHUNK_TOKENS, Scene
+from scenario import CHUNK_TOKENS, MODEL, Scene
 
+from router.core.model import Arrived, ClientId, Request, RequestId
 from router.core.policies.d2lpm import D2lpmParameters
 from router.core.policies.dlpm_home import DlpmHome, DlpmHomeParameters
 from router.core.scheduler_settings import SchedulerSettings
@@ -34,6 +35,15 @@ def test_what_has_no_prefix_goes_to_the_worker_with_the_least_in_flight() -> Non
     talk = scene(settings=SchedulerSettings())
     homes = [talk.worker_of(talk.arrive("ada", letter)) for letter in "abcd"]
     assert homes == ["w1", "w2", "w1", "w2"]
+
+
+def test_what_has_no_prompt_goes_to_any_worker() -> None:
+    """As a call that asks for a stored answer."""
+    talk = scene()
+    talk.arrive("ada", DOCUMENT)
+    request = Request(RequestId("r"), ClientId("bob"), MODEL, ())
+    talk.tell(Arrived(request))
+    assert talk.worker_of(request.id) == "w2"
 
 
 def test_workers_with_as_much_in_flight_take_turns() -> None:

@@ -211,6 +211,8 @@ class HomePool:
     def _find_homes(self, waiting: Waiting) -> dict[WorkerId, None]:
         """The workers that hold most of its prefix, at most a few; none where it would lose little anywhere."""
         matched = waiting.matched
+        if not waiting.chunk_tokens:  # it has no prompt
+            return {}
         enough = max(matched.values()) - self._loss / waiting.chunk_tokens
         homes = {worker: None for worker in waiting.homes if worker in matched and matched[worker] >= enough}
         if len(homes) == MOST_HOMES:
