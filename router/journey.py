@@ -22,7 +22,7 @@ from router.errors import BadRequest, NoWorker, RouterError, WorkerBroke, Worker
 from router.exchange import JSON_TYPE, Exchange
 from router.fleet import Fleet
 from router.parse_slots import AT_ONCE, ParseSlots
-from router.upstream import Silence, Upstream
+from router.upstream import CRUMBS, Silence, Upstream
 from router.verdict import fault_of, worker_refused
 
 HEARTBEAT = b": waiting for a worker\n\n"
@@ -33,8 +33,6 @@ PASSED_ON = (b"content-type", b"retry-after")
 HELD_BYTES = 2**20
 """Of an answer in one piece are held before its head is sent: up to there an error in it, or its worker's death, can
 still be told by a status, or be made good by another worker."""
-CRUMBS = 64
-"""Blocks in a row with no end of an event, after which a worker's stream is read more seldom."""
 
 HeaderList = list[tuple[bytes, bytes]]
 

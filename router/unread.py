@@ -26,9 +26,10 @@ class Unread:
         self._hold.move(owner)
 
     def begin(self) -> None:
-        """The client reads too slowly from now on."""
-        self._sent = self._transport.get_write_buffer_size()
-        self._hold.set(self._sent)
+        """The client reads too slowly from now on, if it did not already."""
+        if not self._hold.amount:
+            self._sent = self._transport.get_write_buffer_size()
+            self._hold.set(self._sent)
 
     def take(self, amount: int) -> bool:
         """Count so many bytes more, to be sent now; False if there is no room, and the client is to be waited for."""

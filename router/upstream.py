@@ -31,8 +31,12 @@ BUFFER_BYTES: Final = 64 * 1024
 """How much of an answer may wait for its client before the socket is left alone."""
 HEAD_BYTES: Final = 64 * 1024
 """How much a worker may send before its headers are complete."""
-DRIBBLE_SECONDS: Final = 0.01
+GATHER_SECONDS: Final = 0.01
 """For which more is left to come in, where a worker sends in crumbs: each costs as much as a block."""
+CRUMBS: Final = 64
+"""Blocks in a row that are of no use yet, after which they count as crumbs."""
+CRUMB_BYTES: Final = 64
+"""Of a block of a whole answer, below which it is one."""
 
 
 SWITCHING: Final = 101
@@ -142,12 +146,12 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    async def gather(self) -> None:
-        """Let more come in before it is read: nothing is taken from the socket for `DRIBBLE_SECONDS`."""
+    async def gather(self, seconds: float = GATHER_SECONDS) -> None:
+        """Let more come in before it is read: nothing is taken from the socket for so long."""
         if self._complete or self._lost or self._paused or self._transport is None:
             return
         self._transport.pause_reading()
-        await asyncio.sleep(DRIBBLE_SECONDS)
+        await asyncio.sleep(seconds)
         if not self._lost:
             self._transport.resume_reading()
 
@@ -275,7 +279,7 @@ class Upstream:
         self.gather = connection.gather
         self._connection = connection
         self._release = release
-        self._first = b""
+        self._first: bytes | None = None
         self._ended = False
 
     @property
@@ -289,17 +293,15 @@ class Upstream:
         That is a block beyond `limit` bytes at most, or the block for which there was no room: `take` is asked for that
         of each. Raises WorkerBroke if it breaks off.
         """
-        if not self._first and not self._ended:
-            blocks, size, has_room = list[bytes](), 0, True
-            while has_room and size <= limit:
-                block = await self.read()
-                self._ended = not block
-                if self._ended:
-                    break
+        if self._first is None:
+            first, reads, has_room = bytearray(), 0, True
+            while has_room and len(first) <= limit and (block := await self.read()):
                 has_room = take(len(block))
-                blocks.append(block)
-                size += len(block)
-            self._first = b"".join(blocks)
+                first += block
+                reads += 1
+                if reads > CRUMBS and len(first) < CRUMB_BYTES * reads:
+                    await self.gather()
+            self._first, self._ended = bytes(first), has_room and len(first) <= limit
         return self._first, self._ended
 
     def started(self) -> None:

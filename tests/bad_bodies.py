@@ -106,9 +106,19 @@ MEMBERS: Final = (
         Told(404, "model_not_found", "model", "The model `other` does not exist."),
     ),
     BadInput(
-        "a model of 9000 letters, of which 200 come back",
-        chat(model="x" * 9000),
+        "a model of 256 letters, of which 200 come back",
+        chat(model="x" * 256),
         Told(404, "model_not_found", "model", f"The model `{'x' * 200}` does not exist."),
+    ),
+    BadInput(
+        "a model of 257 letters",
+        chat(model="x" * 257),
+        Told(400, "string_above_max_length", "model", "`model` is longer than 256 bytes."),
+    ),
+    BadInput(
+        "a `user` of 257 letters",
+        chat(user="x" * 257),
+        Told(400, "string_above_max_length", "user", "`user` is longer than 256 bytes."),
     ),
     missing("no `messages`", chat(messages=None), "messages", "messages"),
     missing("`prompt` in place of `messages`", post(b'{"model":"m","prompt":"x"}'), "messages", "messages"),

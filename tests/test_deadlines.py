@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from router.connections import FrontLimits
-from router.deadlines import LINGER, Deadlines, Owed
+from router.deadlines import LINGER, READ_BYTES, Deadlines, Owed
 
 LIMITS = FrontLimits(head_seconds=10.0, body_seconds=30.0, body_rate=100, write_seconds=60.0)
 
@@ -64,6 +64,19 @@ class Client:
 
     def does_not_read(self) -> None:
         self.deadlines.expect_reading(lambda: self.late.append("reading"), lambda: self.read)
+
+
+def test_a_client_that_reads_has_as_long_again() -> None:
+    """Each time that it has read enough; one that has not is late."""
+    client = Client()
+    client.does_not_read()
+    for _ in range(3):
+        client.read += READ_BYTES
+        client.clock.wait(LIMITS.write_seconds)
+        assert not client.late
+    client.read += READ_BYTES - 1
+    client.clock.wait(LIMITS.write_seconds)
+    assert client.late == ["reading"]
 
 
 @pytest.mark.parametrize(

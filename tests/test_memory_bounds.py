@@ -17,8 +17,8 @@ from router.api.call import NAME_BYTES
 from router.byte_budget import ByteBudget
 from router.errors import Refused
 from router.identity import Identifier
-from router.journey import CRUMBS, HELD_BYTES, Pending
-from router.upstream import WorkerClient
+from router.journey import HELD_BYTES, Pending
+from router.upstream import CRUMBS, WorkerClient
 
 FLOODER = "127.0.0.2"
 LIMITED = "clients:\n  ann: {key: 'sha256:%s', limits: {%s}}\n"
@@ -301,10 +301,11 @@ async def test_crumbs_are_gathered_before_they_are_read() -> None:
         call = await engine.call()
         await call.begin()
         upstream = await pending
-        gathering = asyncio.ensure_future(upstream.gather())
+        gathering = asyncio.ensure_future(upstream.gather(1.0))
         await asyncio.sleep(0)
         for _ in range(200):
             await call.write(b"x")
+            await asyncio.sleep(0)
         await gathering
         assert await upstream.read() == b"x" * 200
         upstream.close()
