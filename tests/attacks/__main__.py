@@ -1,7 +1,7 @@
 """`python -m tests.attacks`: five attacks of one address on a router with 1 GiB of memory, beside ten polite clients.
 
-Ends with 0 if it stays below 600 MiB, no polite call fails, their times are at most twice what they are while a plain
-sink is attacked likewise on the same machine, and nothing is left behind.
+Ends with 0 if it stays below 600 MiB, no polite call fails, the p95 of their calls, to the last token, is at most twice
+what it is while a plain sink is attacked likewise on the same machine, and nothing is left behind.
 """
 
 import argparse
