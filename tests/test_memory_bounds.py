@@ -43,7 +43,8 @@ async def connected(
 
 
 def head(length: int, *lines: str) -> bytes:
-    return "\r\n".join([f"POST {CHAT} HTTP/1.1", "host: x", f"content-length: {length}", *lines, "", ""]).encode()
+    begin = [f"POST {CHAT} HTTP/1.1", "host: x", "content-type: application/json", f"content-length: {length}"]
+    return "\r\n".join([*begin, *lines, "", ""]).encode()
 
 
 async def status(reader: asyncio.StreamReader) -> int:
