@@ -195,7 +195,8 @@ async def test_an_engines_own_failure_is_handed_on(stream: bool) -> None:
             assert await post.read() == said
         extend, output = await served(router)
         assert extend > 0
-        assert output == 0
+        if stream:  # a whole answer is charged by the time that it took, which is the machine's
+            assert output == 0
 
 
 @pytest.mark.parametrize(

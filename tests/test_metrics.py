@@ -31,7 +31,7 @@ async def test_a_scrape_parses_and_tells_what_happened() -> None:
         async with router.post(chat(user="ann", stream=True)) as post:
             await (await engine.call()).answer(prompt=10, completion=2)
             await post.read()
-        async with router.post(chat(user="ann")) as post:
+        async with router.post(chat(user="ann", stream=True)) as post:
             await (await engine.call()).respond(500, b"{}")
             await post.read()
         families = await scraped(router)

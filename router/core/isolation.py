@@ -27,6 +27,9 @@ WORTH_HALF_LIFE: Final = 5.0
 """Seconds after which what was seen of P / V counts half: both are made of few calls, and of a pace that is learned."""
 LEAST_ISOLATION: Final = 0.05
 """Of a, other than 0: below, P / V decides so sharply that its noise does."""
+LITTLE: Final = 0.1
+"""Of the time of what was let in, is what is not held back for in full: else a refill would come late by what that time
+is overrated."""
 LOOK_SECONDS: Final = 0.02
 """So long a verdict holds while nobody loses its credit and no call ends: a hold is asked for at every event."""
 
@@ -177,6 +180,7 @@ class Isolation:
         """A refill for these models gave these clients credit."""
         period = self._period(models)
         period.began, period.let_in, period.until = now, NO_WORK, -inf
+        self._holding.discard(period)
         for client in clients:
             self._let_in_by[client] = period
 
@@ -211,8 +215,8 @@ class Isolation:
         took = running.output / running.requests * step + running.tokens * per_token
         seconds = period.let_in.tokens * per_token
         worth = running.price(cost) / took * seconds / price if took > 0.0 else 0.0
-        times: float = period.see(worth, now) ** self._exponent
-        return seconds * (1 + weight / others * times)
+        times = weight / others * period.see(worth, now) ** self._exponent
+        return float(seconds * (min(1.0, times / LITTLE) + times))
 
     def _with_credit(self, workers: Collection[WorkerId]) -> tuple[Work, float]:
         """What those run who have credit, and what they weigh."""

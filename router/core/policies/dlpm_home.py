@@ -12,6 +12,7 @@ fleet, not worker by worker, and a slow worker is given as much as it takes.
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 
 from router.core.accounts import Charge, Tokens
 from router.core.commands import Deficit, PassedOver
@@ -38,7 +39,7 @@ class DlpmHomeParameters(DeficitParameters):
     """A worker that holds this many tokens less of a prefix than the best is as much its home."""
     home_patience: float = 3.0
     """How many times as long as its prefix takes to compute a request waits for its home."""
-    isolation: float = 0.2
+    isolation: float = 0.4
     """How long a refill is held back while clients with credit have calls running that it would slow, from 0, never, to
     1, until they have had as much of the engines' time as those whom the last refill let in. More: running calls are
     slowed less, at the cost of service in total."""
@@ -89,7 +90,7 @@ class DlpmHome(Policy):
     @property
     def next_deadline(self) -> float:
         """See `Policy`. The next request that leaves home may find room elsewhere; a refill is held back no more."""
-        return min(self._pool.next_deadline, self._isolation.next_deadline)
+        return min(self._pool.next_deadline, self._isolation.next_deadline) if len(self._pool) else inf
 
     def enqueue(self, request: Request, now: float) -> None:
         """See `Policy`."""
