@@ -258,3 +258,17 @@ def test_before_its_pace_is_known_a_worker_is_taken_at_the_prediction() -> None:
     talk = scene()
     asked = talk.arrive("ada", PROMPT)
     assert left_after(talk, asked, 60.0) == SIZE - talk.dispatched[asked].cached_tokens
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_a_prompt_with_several_answers_is_paid_once_though_one_of_them_found_it_in_the_cache(engine: str) -> None:
+    """What a real engine says was found is what the first answer had computed just before."""
+    talk = scene(engine)
+    asked = talk.arrive("ada", "a new one.", answers=3)
+    talk.start(asked)
+    talk.finish(asked, cached=SIZE - 1)
+    assert talk.charged("ada") == SIZE
+    again = talk.arrive("carol", "a new one.", answers=3)
+    talk.start(again)
+    talk.finish(again, cached=SIZE - 1)
+    assert talk.charged("carol") == SIZE - talk.dispatched[again].cached_tokens <= CHUNK_TOKENS

@@ -225,12 +225,27 @@ class Dispatched:
             self.start(live, now, seen=False)
         if paid is not None and usage is not None:
             usage = Usage(0, max(0, usage.output_tokens - paid.output), 0)
+        elif usage is not None:
+            usage = self._found_by_first(live, usage)
         self._mirror.ended(request, usage if paid is None else None, answers, now, computed=True)
         charge = self._accounts.settle(request, usage, least_extend, keep_output=keeps_estimate or not unseen)
         if paid is None and usage is not None and usage.cached_tokens is not None:
             self._states[charge.worker].told_computed(request, charge.after.extend)
         live.paid = charge.after if paid is None else charge.after.plus(paid)
         self._end(live, charge, now, computed=True)
+
+    def _found_by_first(self, live: Live, usage: Usage) -> Usage:
+        """What an engine says that a call used, with no more found in the cache than its first prefill was to find.
+
+        Where a prompt is to have several answers, both engines compute it once, and each of the other answers finds it
+        in the cache then. What the usage tells was found is what one of the answers found, any of them; so it bounds
+        what was there before the call, and the prediction does, too.
+        """
+        request, cached = live.request, usage.cached_tokens
+        if cached is None or request.answers == len(request.prompts):
+            return usage
+        predicted = self._accounts.bills[request.id].tokens.cached
+        return Usage(usage.input_tokens, usage.output_tokens, min(cached, predicted))
 
     def refund(self, live: Live, now: float) -> None:
         """End one that its worker refused before it accepted it: nothing was computed, and nothing is owed."""
