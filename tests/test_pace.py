@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.core.pace import FIRST_SECONDS_PER_TOKEN, Pace, Turnover
+from router.core.pace import FIRST_SECONDS_PER_TOKEN, LEAST_STEP_TOKENS, Pace, Turnover
 
 
 def learned(seconds_per_token: float, starts: int = 200, *, telling: bool = True) -> Pace:
@@ -145,3 +145,18 @@ def test_what_is_taken_back_makes_no_rate_below_zero() -> None:
     pace.advance(5.0, streams=1, busy=True, full=True)
     pace.served(-10.0, -5, full=True)
     assert (pace.rate, pace.least_rate) == (None, None)
+
+
+def test_a_decode_step_is_learned_while_nothing_is_prefilled() -> None:
+    """Steps that share their time with prefill count for nothing, and none is taken for shorter than it can be."""
+    pace = Pace()
+    least = pace.prefill_seconds(LEAST_STEP_TOKENS)
+    assert pace.decode_seconds == least
+    for number in range(100):  # ten steps a second
+        pace.advance(0.1 * number, streams=4, busy=True, full=False, prefills=True)
+        pace.served(8.0, 4, full=False)
+    assert pace.decode_seconds == least
+    for number in range(100, 400):  # twenty, of which the last hundred prefill
+        pace.advance(10.0 + 0.05 * (number - 100), streams=4, busy=True, full=False, prefills=number >= 300)
+        pace.served(8.0, 4, full=False)
+    assert pace.decode_seconds == pytest.approx(0.05, rel=0.05)

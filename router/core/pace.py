@@ -31,8 +31,8 @@ SERVICE_HALF_LIFE = 10.0
 """Seconds of work after which what was seen counts half."""
 LEAST_SECONDS = 1.0
 """Of work, before averages are told."""
-DECODE_HALF_LIFE = 15.0
-"""Seconds of work in which a longer decode step is half believed; a shorter one is at once."""
+DECODE_HALF_LIFE = 5.0
+"""Seconds without prefill after which what was seen of them counts half."""
 LEAST_STEP_TOKENS = 160
 """A step reads all weights, however few tokens it computes: with models of 7B on A10G, A100, A6000 and H100 that takes
 as long as 147 to 430 tokens of prefill."""
@@ -89,7 +89,9 @@ class Pace:
         self._seconds = self._stream_seconds = self._gained = 0.0
         self._starts = self._start_tokens = self._bursts = 0.0
         # Wearing away by SERVICE_HALF_LIFE.
-        self._decode_seconds = 0.0
+        # Wearing away by DECODE_HALF_LIFE.
+        self._decode_stream_seconds = self._decode_gained = 0.0
+        self._decodes_alone = False
         self._busy = self._served = self._full = self._full_served = self._ended_tokens = 0.0
 
     def prefill_seconds(self, tokens: float) -> float:
@@ -118,8 +120,15 @@ class Pace:
 
     @property
     def decode_seconds(self) -> float:
-        """What a stream would wait for its next token if no prefill shared its steps; 0 before that was seen."""
-        return self._decode_seconds
+        """What a stream waits for its next token while nothing is prefilled; before that was seen, the least it can be.
+
+        To take it for too little is the safe side: a refill is held back too long then (`isolation.py`), until what is
+        prefilled is at its end and the truth is seen.
+        """
+        least = self.prefill_seconds(LEAST_STEP_TOKENS)
+        if self._decode_stream_seconds < LEAST_SECONDS or self._decode_gained < TOKENS_TO_TELL:
+            return least
+        return max(least, self._decode_stream_seconds / self._decode_gained)
 
     @property
     def turnover(self) -> Turnover:
@@ -136,14 +145,18 @@ class Pace:
         steps = max(1.0, self._gained / self.streams)
         return Turnover(self._starts / steps, self._start_tokens / steps, burst)
 
-    def advance(self, now: float, *, streams: int, busy: bool, full: bool, shown: int = 0) -> None:
+    def advance(
+        self, now: float, *, streams: int, busy: bool, full: bool, shown: int = 0, prefills: bool = True
+    ) -> None:
         """Until now so many streams ran, and it had work, and no room for more, or not. Rest wears nothing away.
 
-        `shown`: how many answers streamed, so that each of their tokens was seen.
+        `shown`: how many answers streamed, so that each of their tokens was seen. `prefills`: whether it may have
+        prefilled anything.
         """
         seconds, self._now = now - self._now, now
         if not busy or seconds <= 0.0:
             return
+        self._decodes_alone = streams > 0 and not prefills
         left = 0.5 ** (seconds / TURNOVER_HALF_LIFE)
         self._seconds = self._seconds * left + seconds
         self._stream_seconds = self._stream_seconds * left + seconds * streams
@@ -153,7 +166,10 @@ class Pace:
         self._starts *= left
         self._start_tokens *= left
         self._bursts *= left
-        self._learn_decode(seconds)
+        if self._decodes_alone:
+            left = 0.5 ** (seconds / DECODE_HALF_LIFE)
+            self._decode_stream_seconds = self._decode_stream_seconds * left + seconds * streams
+            self._decode_gained *= left
         left = 0.5 ** (seconds / SERVICE_HALF_LIFE)
         self._busy = self._busy * left + seconds
         self._served *= left
@@ -165,6 +181,8 @@ class Pace:
     def served(self, cost: float, tokens: int, *, full: bool) -> None:
         """It served so much, in cost units; its streams gained so many tokens."""
         self._gained += tokens
+        if self._decodes_alone:
+            self._decode_gained += tokens
         self._served += cost
         if full:
             self._full_served += cost
@@ -239,19 +257,6 @@ class Pace:
         self._ended_tokens += tokens
         if LEAST_SECONDS <= self._busy < self._ended_tokens * self._seconds_per_token:
             self._seconds_per_token = max(self._seconds_per_token * FASTER, self._busy / self._ended_tokens)
-
-    def _learn_decode(self, seconds: float) -> None:
-        """Take from a step what its prefill needs. That is little of what it takes where prompts are long, and then the
-        difference of two large numbers: so what is more is believed slowly.
-        """
-        if self._gained <= 1.0 or self._seconds < LEAST_SECONDS:
-            return
-        step = self._stream_seconds / self._gained
-        prefill = self.prefill_seconds(self._start_tokens / (self._gained / self.streams))
-        decode = max(self.prefill_seconds(LEAST_STEP_TOKENS), step - prefill)
-        if self._decode_seconds and decode > self._decode_seconds:
-            decode = self._decode_seconds + (decode - self._decode_seconds) * (1 - 0.5 ** (seconds / DECODE_HALF_LIFE))
-        self._decode_seconds = decode
 
     def _burst_seconds(self) -> float:
         """What the step of the latest burst took: since the start before, but no more than from token to token."""

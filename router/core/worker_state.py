@@ -309,7 +309,8 @@ class WorkerState:
         flights, pace, full = self._flights, self.pace, not self.has_room
         running = len(flights.requests)
         streams = running - len(flights.waiting)
-        pace.advance(now, streams=streams, busy=running > 0, full=full, shown=flights.shown_answers)
+        shown, prefills = flights.shown_answers, bool(flights.waiting)
+        pace.advance(now, streams=streams, busy=running > 0, full=full, shown=shown, prefills=prefills)
         if self._seen_gained:
             pace.produced(self._seen_gained)
             self._seen_gained = 0

@@ -61,7 +61,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
 def stack(image: Image, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[Stack]:
     """Router, emulated workers and Prometheus, all ready; Grafana has no command of its own."""
     folder = tmp_path_factory.mktemp("stack")
-    limited = {"D2LPM_MAX_QUEUED_PER_CLIENT": str(QUEUED)}
+    limited = {"D2LPM_MAX_QUEUED_PER_CLIENT": str(QUEUED), "D2LPM_STATE": str(folder / "state")}
     one, two = Service("worker-1", image, folder), Service("worker-2", image, folder)
     made = Stack(Service("router", image, folder, limited), (one, two), Service("prometheus", image, folder))
     services = pytestconfig.stash.setdefault(SERVICES, [])

@@ -39,7 +39,7 @@ class DlpmHomeParameters(DeficitParameters):
     """A worker that holds this many tokens less of a prefix than the best is as much its home."""
     home_patience: float = 3.0
     """How many times as long as its prefix takes to compute a request waits for its home."""
-    isolation: float = 0.4
+    isolation: float = 0.45
     """How long a refill is held back while clients with credit have calls running that it would slow, from 0, never, to
     1, until they have had as much of the engines' time as those whom the last refill let in. More: running calls are
     slowed less, at the cost of service in total."""
