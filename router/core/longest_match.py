@@ -126,9 +126,9 @@ class LongestMatchQueue:
     ) -> None:
         """`watch` answers a request's match of now, in chunks, and begins to report its changes (`match_changed`).
 
-        A request that does not fit is passed over `patience` times; then room is kept for it. Every so manieth time
-        that a client has its turn, `oldest_every`, its oldest request goes, whatever its match; with 0 never. `turn`:
-        when a client had its last turn, by which those of the standings `IN_TURN` go; a turn never becomes earlier.
+        A request that does not fit is passed over `patience` times; then room is kept for it. In one of `oldest_every`
+        turns of a client its oldest request goes, whatever its match; with 0 in none. `turn`: when a client had its
+        last turn, by which those of the standings `IN_TURN` go; a turn never becomes earlier.
         """
         self._watch = watch
         self._unwatch = unwatch
