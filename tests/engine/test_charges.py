@@ -19,6 +19,7 @@ pytestmark = pytest.mark.engine
 PROMPT_WORDS = 1500
 """A few thousand tokens, in which what is computed and what is found are far apart."""
 CALLS = 6
+KINDS = ("charged_input", "charged_output", "computed_input", "computed_output")
 STATE_SECONDS = 30.0
 LEFT_AFTER = 1.5
 """Seconds after which a whole answer is given up."""
@@ -51,7 +52,7 @@ class Work:
         def rested() -> bool:
             workers = mapped(self._router.get("/fairness")["workers"])
             card = mapped(mapped(workers[self._name])["work"])
-            seen.append({kind: int(str(tokens or 0)) for kind, tokens in card.items()})
+            seen.append({kind: int(str(card[kind] or 0)) for kind in KINDS})
             return len(seen) > 8 and len({tuple(each.values()) for each in seen[-8:]}) == 1
 
         wait_until(rested, STATE_SECONDS, "the counters rest", seen)
