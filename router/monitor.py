@@ -198,13 +198,15 @@ class Probe:
         """A worker joins by its list of models once it is healthy; a new list is told like a new worker."""
         if models != self._backend.models or not self._backend.healthy:
             about = await self._read_about(client)
+            vocabulary = await self._read_vocabulary(client, models, about)
+            # Nothing is awaited from here on: a worker that is seen to be healthy is one that is sent calls.
             if not self._backend.healthy:
                 log.info("worker %s is up and serves %s", self._backend.id, ", ".join(sorted(models)))
             self._backend.models, self._backend.healthy = models, True
             engine = "" if self._dialect is None else self._dialect.name
             self._backend.fields.identify(engine, about.version)
             self._backend.embeds = about.embeds
-            self._backend.vocabulary = await self._read_vocabulary(client, models, about)
+            self._backend.vocabulary = vocabulary
             self._feed(
                 WorkerJoined(
                     Worker(

@@ -164,6 +164,8 @@ class ScriptedEngine:
         self.calls: asyncio.Queue[Call] = asyncio.Queue()
         self.polls: list[Call] = []
         """What came to the paths of `polled`."""
+        self.asks_back = False
+        """Whether the test itself answers the question by which a router learns a vocabulary."""
         self.hangs = False
         """Whether it answers no poll, either."""
         self.polled: dict[str, tuple[int, bytes]] = {}
@@ -216,7 +218,9 @@ class ScriptedEngine:
             async for call in connection.requests():
                 if call.path in self.polled and self.hangs:
                     continue
-                if NO_TOKEN in call.body and call.path not in self.polled:
+                if NO_TOKEN in call.body and self.asks_back:
+                    self.calls.put_nowait(call)
+                elif NO_TOKEN in call.body and call.path not in self.polled:
                     await call.respond(400, b"{}")  # a poll too, by which a router would learn its vocabulary
                 elif call.path in self.polled:
                     self.polls.append(call)

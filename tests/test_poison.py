@@ -1,16 +1,21 @@
 """Calls that end an engine: what is known to do so reaches none, and what does so all the same is not sent to all."""
 
+import asyncio
 import json
 from contextlib import AsyncExitStack
 
+import httpx
 import pytest
 from running import CHAT, COMPLETIONS, chat, running_router, until
 from scripted_engine import ScriptedEngine, scripted_engine
 
 from router.api.token_ids import largest_id
 from router.core.health import DEFAULT_RULES
+from router.core.model import Event, WorkerId, WorkerJoined
 from router.engines import read_vocabulary
 from router.errors import BadRequest
+from router.fleet import Backend
+from router.monitor import Probe
 
 SGLANG_MODELS = json.dumps({"data": [{"id": "m", "owned_by": "sglang"}]}).encode()
 REFUSAL = b'{"object":"error","message":"logit_bias must has keys in [0, 511], got -1.","type":"BadRequest","code":400}'
@@ -48,6 +53,21 @@ async def test_a_token_id_outside_the_vocabulary_reaches_no_engine(path: str, bo
                 assert b"below 512" in await post.read()
             assert len([poll for poll in engine.polls if poll.path == COMPLETIONS]) == asked == 1
             assert engine.calls.empty()
+
+
+async def test_a_worker_that_is_seen_to_be_healthy_is_one_that_is_sent_calls() -> None:
+    """Not before the question for its vocabulary is answered, since it joins after that."""
+    async with scripted_engine() as engine, httpx.AsyncClient() as client:
+        as_sglang(engine)
+        engine.asks_back = True
+        backend, told = Backend(WorkerId("w"), engine.url), list[Event]()
+        polling = asyncio.create_task(Probe(backend, told.append).look(client))
+        question = await engine.call()
+        assert (backend.healthy, told) == (False, [])
+        await question.respond(400, REFUSAL)
+        await polling
+        assert (backend.healthy, backend.vocabulary) == (True, 512)
+        assert isinstance(told[0], WorkerJoined)
 
 
 @pytest.mark.parametrize(
