@@ -1,0 +1,102 @@
+"""Calls drawn at random over the streamed paths, half of which may be left at random moments."""
+
+import asyncio
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import aiohttp
+import orjson
+
+from . import prompts
+from .wire import CHAT, COMPLETIONS, Json
+
+RESPONSES = "/v1/responses"
+MESSAGES = "/v1/messages"
+PATHS = COMPLETIONS, CHAT, RESPONSES, MESSAGES
+SHARED = 6
+"""Beginnings that prompts share."""
+SHARED_WORDS = 600
+MOST_WORDS = 200
+"""Of a prompt's own; about three tokens each."""
+MOST_OUTPUT = 200
+SEVERAL = 0.2
+"""Of completions and chats: asked for two to four answers."""
+ANEW = 0.1
+"""... whose prompt is computed anew, though it is cached."""
+AT_ONCE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One streamed call."""
+
+    path: str
+    body: Json
+    answers: int
+    leaves_after: int | None
+    """Events; None where it stays to the end."""
+
+
+def draw(name: str, count: int, anew: Mapping[str, Json], *, leaving: float) -> list[Asked]:
+    """The same for the same name. `anew`: by path, by which a prompt is computed anew; `leaving`: how many leave."""
+    source = random.Random(name)
+    return [_draw(f"{name} {number}", source, anew, leaving) for number in range(count)]
+
+
+def _draw(name: str, source: random.Random, anew: Mapping[str, Json], leaving: float) -> Asked:
+    path = source.choice(PATHS)
+    shared = prompts.text(f"shared {source.randrange(SHARED)}", source.randint(0, SHARED_WORDS))
+    text = f"{shared} {prompts.text(name, source.randint(1, MOST_WORDS))}"
+    limit = source.randint(1, MOST_OUTPUT)
+    answers = source.randint(2, 4) if source.random() < SEVERAL and path in (COMPLETIONS, CHAT) else 1
+    body = _body(path, text, limit)
+    if answers > 1:
+        body |= {"n": answers, "temperature": 0.7}  # vLLM refuses to be asked for several that would be the same
+    elif source.random() < ANEW:
+        body |= anew.get(path, {})
+    leaves = source.randint(1, limit * answers) if source.random() < leaving else None
+    return Asked(path, body, answers, leaves)
+
+
+def _body(path: str, text: str, limit: int) -> Json:
+    turn = [{"role": "user", "content": text}]
+    common: Json = {"model": "tiny", "stream": True, "temperature": 0}
+    match path:
+        case "/v1/completions":
+            return {**common, "prompt": text, "max_tokens": limit, "ignore_eos": True}
+        case "/v1/chat/completions":
+            return {**common, "messages": turn, "max_tokens": limit, "ignore_eos": True}
+        case "/v1/responses":
+            return {**common, "input": text, "max_output_tokens": limit, "ignore_eos": True}
+        case _:
+            return {**common, "messages": turn, "max_tokens": limit}
+
+
+def run(url: str, calls: Sequence[Asked]) -> None:
+    """Ask all, `AT_ONCE` at a time, and leave those that leave. AssertionError where one is refused."""
+    asyncio.run(_run(url, calls))
+
+
+async def _run(url: str, calls: Sequence[Asked]) -> None:
+    waiting = iter(calls)
+
+    async def go_on(session: aiohttp.ClientSession) -> None:
+        for asked in waiting:
+            await _ask(session, url, asked)
+
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session, asyncio.TaskGroup() as group:
+        for _ in range(AT_ONCE):
+            group.create_task(go_on(session))
+
+
+async def _ask(session: aiohttp.ClientSession, url: str, asked: Asked) -> None:
+    events = 0
+    headers = {"content-type": "application/json", "authorization": "Bearer random"}
+    async with session.post(url + asked.path, data=orjson.dumps(asked.body), headers=headers) as answer:
+        assert answer.status == 200, (asked.path, asked.answers, await answer.text())
+        async for line in answer.content:
+            events += line.startswith(b"data: ")
+            if events == asked.leaves_after:
+                answer.close()
+                return
