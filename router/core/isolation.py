@@ -28,10 +28,11 @@ WORTH_HALF_LIFE: Final = 5.0
 LEAST_ISOLATION: Final = 0.05
 """Of a, other than 0: below, P / V decides so sharply that its noise does."""
 LITTLE: Final = 0.1
-"""Of the time of what was let in, is what is not held back for in full: else a refill would come late by what that time
-is overrated."""
+"""Where those with credit are to have less than this share of the time of what was let in, that time itself is waited
+for in part only: it is an estimate, and where it is too long, a refill that is late leaves places empty."""
 LOOK_SECONDS: Final = 0.02
-"""So long a verdict holds while nobody loses its credit and no call ends: a hold is asked for at every event."""
+"""How long an answer of `holds` is used again, unless a client loses its credit or a call ends: while requests wait, it
+is asked for at every event."""
 
 
 class Work(NamedTuple):
