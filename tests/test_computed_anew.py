@@ -7,7 +7,7 @@ from scenario import CHUNK_TOKENS, Scene
 
 from router.api import FAMILIES
 from router.api.call import Head
-from router.core.model import CacheReport, RequestId, Worker, WorkerId, WorkerJoined, WorkerReported
+from router.core.model import CacheReport, RequestId, Worker, WorkerId, WorkerJoined, WorkerReported, WorkReport
 from router.core.policies.dlpm import DlpmParameters
 from router.core.prompt_key import PromptHasher
 from router.core.scheduler_settings import SchedulerSettings
@@ -174,6 +174,17 @@ def test_the_engines_own_word_counts_more_than_the_time() -> None:
     talk.start(asked)
     talk.finish(asked, 0, cached=LONG_SIZE - 7)
     assert talk.charged("ada") == 7
+
+
+@pytest.mark.parametrize("computed", [0, 700])
+def test_the_engines_count_says_how_much_of_the_time_may_be_charged(computed: int) -> None:
+    """Whatever else the engine was busy with, nobody pays for input that it has not counted."""
+    talk = measured()
+    talk.tell(WorkerReported(W1, 0, 0, work=WorkReport(1e6)))
+    talk.tell(WorkerReported(W1, 0, 0, work=WorkReport(1e6 + computed)))
+    asked = talk.arrive("ada", LONG)
+    predicted = LONG_SIZE - talk.dispatched[asked].cached_tokens
+    assert left_after(talk, asked, 60.0) == predicted + computed
 
 
 def test_nobody_pays_for_the_time_in_which_others_were_computed() -> None:

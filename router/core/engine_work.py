@@ -1,7 +1,13 @@
 """What one worker computed by its own counters, beside what was charged for what it did."""
 
+from collections import deque
+from typing import Final
+
 from router.core.accounts import NOTHING, Tokens
 from router.core.model import WorkReport
+
+UNCHARGED_SECONDS: Final = 30.0
+"""How long input that nobody was charged for is looked for."""
 
 
 class EngineWork:
@@ -13,7 +19,13 @@ class EngineWork:
         self.input_tokens: float | None = None
         """Of prompts, computed by the engine's count since its first report; None where it does not count."""
         self.output_tokens: float | None = None
-        self._last: WorkReport | None = None
+        self._told = False
+        self._last_input: float | None = None
+        self._last_output: float | None = None
+        self._differences: deque[tuple[float, float]] = deque()
+        """Of the latest reports: when, and by how much the input computed exceeded what was charged."""
+        self._uncharged = 0
+        """Input that was computed by the last of them, which nobody was charged for since, nor will be by itself."""
         self._produced = 0.0
         self._running = 0
         self._at = 0.0
@@ -25,19 +37,49 @@ class EngineWork:
             Tokens(has.extend - had.extend, has.cached - had.cached, has.output - had.output)
         )
 
-    def reported(self, report: WorkReport | None) -> None:
-        """Take in the engine's counters; those that fell began anew."""
-        before, self._last = self._last, report
+    def reported(self, report: WorkReport | None, unstarted: int = 0, now: float = 0.0) -> None:
+        """Take in the engine's counters; those that fell began anew.
+
+        `unstarted`: predicted extend tokens of the requests that are there and not started, which nobody has been
+        charged yet.
+        """
         self._produced = 0.0
         if report is None:
             return
         if report.input_tokens is not None:
-            had = None if before is None else before.input_tokens
-            self.input_tokens = (self.input_tokens or 0.0) + rise(had, report.input_tokens)
+            more = rise(self._before(self._last_input), report.input_tokens)
+            self._last_input = report.input_tokens
+            self.input_tokens = (self.input_tokens or 0.0) + more
+            self._compare(self.input_tokens - self.charged.extend, unstarted, now)
         if report.output_tokens is not None:
-            had = None if before is None else before.output_tokens
-            self._produced = rise(had, report.output_tokens)
+            self._produced = rise(self._before(self._last_output), report.output_tokens)
+            self._last_output = report.output_tokens
             self.output_tokens = (self.output_tokens or 0.0) + self._produced
+        self._told = True
+
+    def _before(self, last: float | None) -> float | None:
+        # Some engines show a counter from its first increment on.
+        return 0.0 if last is None and self._told else last
+
+    def _compare(self, difference: float, unstarted: int, now: float) -> None:
+        self._differences.append((now, difference))
+        while len(self._differences) > 2 and self._differences[1][0] <= now - UNCHARGED_SECONDS:
+            self._differences.popleft()
+        # Engines count a prompt between its dispatch and its first token. So of the unstarted ones any part may be in
+        # the latest count; what was unstarted at the first of these reports was charged since.
+        self._uncharged = max(0, round(difference - self._differences[0][1]) - unstarted)
+
+    def claim(self, tokens: int) -> int:
+        """How many of these input tokens may have been computed without being charged; they are charged now.
+
+        All of them where the engine does not count. Else no more than it computed in the last `UNCHARGED_SECONDS` by
+        its own count beyond what was charged in the same time, as of its last report.
+        """
+        if not self._differences:
+            return tokens
+        claimed = min(tokens, self._uncharged)
+        self._uncharged -= claimed
+        return claimed
 
     def produced(self, running: int, now: float) -> tuple[float, float] | None:
         """The output of the time since the report before: tokens, and seconds added up over all that ran.

@@ -178,14 +178,15 @@ class WorkerState:
 
         At least what was predicted not to be cached. It is that alone where no first token was seen, or where the time
         until then is explained: the engine computed others before or beside it, or may have; it had no place for it
-        (then the time counts from the latest end of another request); or it just took a step. What is claimed here
-        explains the time for those that started with it, so that they pay for it once.
+        (then the time counts from the latest end of another request); or it just took a step. An engine that counts
+        what it computes has the last word: no more is claimed than it counted and nobody was charged for. What is
+        claimed here explains the time for those that started with it, so that they pay for it once.
         """
         flight = self._flights.requests[request]
         burst = flight.burst
         if burst is None:
             return flight.uncached_tokens
-        beyond = min(input_tokens - flight.uncached_tokens, self.pace.unexplained_tokens(burst))
+        beyond = self.work.claim(min(input_tokens - flight.uncached_tokens, self.pace.unexplained_tokens(burst)))
         burst.tokens += beyond
         return flight.uncached_tokens + beyond
 
@@ -260,7 +261,7 @@ class WorkerState:
                 flight.decoding_since = max(flight.decoding_since, now)
             elif flight.decoding_since == inf:
                 flight.decoding_since = now
-        self.work.reported(work)
+        self.work.reported(work, self._flights.unstarted_tokens, now)
         if (produced := self.work.produced(running, now)) is not None:
             self.pace.counted(*produced)
         self._changed()

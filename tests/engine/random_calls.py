@@ -39,15 +39,18 @@ class Asked:
 
 
 def draw(name: str, count: int, anew: Mapping[str, Json], *, leaving: float) -> list[Asked]:
-    """The same for the same name. `anew`: by path, by which a prompt is computed anew; `leaving`: how many leave."""
+    """The same for the same name, and no prompt in common with another name's.
+
+    `anew`: by path, by which a prompt is computed anew; `leaving`: how many leave.
+    """
     source = random.Random(name)
-    return [_draw(f"{name} {number}", source, anew, leaving) for number in range(count)]
+    return [_draw(name, number, source, anew, leaving) for number in range(count)]
 
 
-def _draw(name: str, source: random.Random, anew: Mapping[str, Json], leaving: float) -> Asked:
+def _draw(name: str, number: int, source: random.Random, anew: Mapping[str, Json], leaving: float) -> Asked:
     path = source.choice(PATHS)
-    shared = prompts.text(f"shared {source.randrange(SHARED)}", source.randint(0, SHARED_WORDS))
-    text = f"{shared} {prompts.text(name, source.randint(1, MOST_WORDS))}"
+    shared = prompts.text(f"{name} shared {source.randrange(SHARED)}", source.randint(0, SHARED_WORDS))
+    text = f"{shared} {prompts.text(f'{name} {number}', source.randint(1, MOST_WORDS))}"
     limit = source.randint(1, MOST_OUTPUT)
     answers = source.randint(2, 4) if source.random() < SEVERAL and path in (COMPLETIONS, CHAT) else 1
     body = _body(path, text, limit)
