@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DEFAULT: Final = "dlpm_home"
-FINALISTS: Final = ("d2lpm", "cache_aware", "vtc", "rr+lpm", "preble")
-"""Provisional: `policies`, whose digest names the finalists, has not been run in full with these loads."""
+FINALISTS: Final = ("d2lpm", "cache_aware", "rr+dlpm", "d2lpm printed", "preble")
+"""Those that the digest of `policies` names."""
 LOADS: Final = (0.8, 1.0, 1.2, 1.5)
 """Over what is sustained; where one call follows another, of the calls that are open."""
 QUICK_LOADS: Final = (1.5,)
