@@ -5,17 +5,9 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from bench.experiments.conditions import (
-    A100,
-    POLICIES_SPAN,
-    POLICIES_WORKERS,
-    QUICK_SEEDS,
-    Contender,
-    fleet,
-)
+from bench.experiments.conditions import POLICIES_WORKERS, QUICK_SEEDS, Contender, fleet
 from bench.experiments.experiment import Cell, Experiment, Row, Value
-from bench.experiments.loads import loaded
-from bench.experiments.policies import DECIMALS, QUICK_WORKLOADS, WORKLOADS, figures
+from bench.experiments.policies import DECIMALS, QUICK_WORKLOADS, WORKLOADS, figures, screened
 from bench.records import Result
 from bench.scenario import Scenario
 from bench.summary import Summary
@@ -52,9 +44,16 @@ PARAMETERS: Final[Mapping[str, Mapping[str, Sequence[object]]]] = {
         "home patience 10": (DlpmHomeParameters(home_patience=10.0),),
         "not sparse first": (DlpmHomeParameters(sparse_first=False),),
         "no head start": (DlpmHomeParameters(head_start=0.0),),
+        "rounds without end": (DlpmHomeParameters(round_seconds=0.0),),
+        "rounds of 10 s": (DlpmHomeParameters(round_seconds=10.0),),
+        "overdue never first": (DlpmHomeParameters(overdue_after=0.0),),
+        "no isolation": (DlpmHomeParameters(isolation=0.0),),
+        "isolation 0.7": (DlpmHomeParameters(isolation=0.7),),
     },
 }
 """By policy and name; all else is at its default."""
+FELT: Final = ("crowd of 200", "documents", "32 cold prompts, 4x32 chats", "200 chats, 4x24", "coding agents")
+"""Crowds and floods, for what rounds and isolation are there."""
 SETTINGS: Final[Mapping[str, SchedulerSettings]] = {
     "least match 1": SchedulerSettings(match_minimum=1),
     "least match 512": SchedulerSettings(match_minimum=512),
@@ -82,15 +81,16 @@ class Defaults(Experiment):
                 (("workload", workload), ("policy", policy), ("parameter", name)),
                 Scenario(
                     policy,
-                    loaded(workload, POLICIES_WORKERS),
-                    fleet(A100, POLICIES_WORKERS),
-                    POLICIES_SPAN.seconds,
-                    POLICIES_SPAN.warmup,
+                    load.workload,
+                    fleet(load.spec, POLICIES_WORKERS),
+                    load.span.seconds,
+                    load.span.warmup,
                     settings=settings,
                     parameters=contender.parameters,
                 ),
             )
-            for workload in (QUICK_WORKLOADS if quick else WORKLOADS)
+            for workload in (QUICK_WORKLOADS if quick else (*WORKLOADS, *FELT))
+            for load in [screened(workload, {})]
             for policy in PARAMETERS
             for name, contender, settings in _variants(policy)
             if name == DEFAULT or not quick

@@ -11,7 +11,16 @@ from bench.experiments.conditions import A100, ALL, PATIENT, POLICIES_WORKERS, S
 from bench.experiments.experiment import Cell, Row, Value
 from bench.experiments.felt_loads import FELT_LOADS, TRACED, Load, felt_load
 from bench.experiments.loads import loaded
-from bench.experiments.policies import DECIMALS, FELT, WORKLOADS, figures
+from bench.experiments.policies import (
+    DECIMALS,
+    FELT,
+    LEAST_SERVICE,
+    MOST_WAIT,
+    NOTICED,
+    SERVES,
+    WORKLOADS,
+    figures,
+)
 from bench.experiments.traced import TracedExperiment
 from bench.programs import program_spans
 from bench.records import Result
@@ -39,13 +48,7 @@ SPAN: Final = Span(60.0, 15.0)
 QUICK_SPAN: Final = Span(24.0, 6.0)
 SERVEGEN_SPEED: Final = 1.3
 """By how much faster than it was the mix asks for what two workers do of it at most."""
-LEAST_SERVICE, MOST_WAIT = 0.93, 1.25
-"""Of the default's throughput in the best's, and of its light clients' waits in those of the best policy that ..."""
-SERVES: Final = 0.9
-"""... serves this share of what the default does."""
 WAITS: Final = ("light TTFT p95", "light TTFT longest")
-NOTICED: Final = 0.1
-"""Seconds: shorter waits are all alike."""
 
 
 @dataclass(frozen=True)

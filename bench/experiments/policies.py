@@ -37,7 +37,11 @@ FELT: Final = (
 BEST: Final = 6
 """How many go on to the full grid: the default, if it is among them, and five others."""
 NOTICED: Final = 0.1
-"""Seconds."""
+"""Seconds: shorter waits are all alike."""
+LEAST_SERVICE, MOST_WAIT = 0.93, 1.25
+"""What a default should reach of the best policy's throughput, and over the shortest waits of the policies ..."""
+SERVES: Final = 0.9
+"""... that serve at least this share of what it does."""
 DECIMALS: Final[Mapping[str, int]] = {
     "service/s": 0,
     "hit rate": 3,
@@ -86,25 +90,26 @@ class PolicyTable(TracedExperiment):
         return figures(result, summary)
 
     def digest(self, rows: Sequence[Row]) -> Sequence[str]:
-        """See `Experiment`. A line for each policy: throughput over the best's, Jain's index, light p99 in seconds."""
-        workloads = list(dict.fromkeys(row.labels["workload"] for row in rows))
+        """See `Experiment`. How near each policy is to the best, over all workloads and on each."""
         table = Relative(rows)
-        lines = [
-            f"| policy | least | mean | {' | '.join(workloads)} |",
-            f"| --- | ---: | ---: |{' ---: |' * len(workloads)}",
+        return [
+            f"Nearest to the best: {', '.join(table.best(BEST))}.",
+            "",
+            f"Least and mean throughput over the best policy's. Of {len(table.workloads)} workloads, on how many it is"
+            f" at least {LEAST_SERVICE:g}, and on how many the light clients' p95 to the first token is at most"
+            f" {MOST_WAIT:g} times the shortest of all policies that serve {SERVES:g} of what this one does.",
+            "",
+            *_summary(table),
+            "",
+            "Throughput over the best policy's / Jain's index / light p99 to the first token, s:",
+            "",
+            *_by_workload(table),
         ]
-        for policy in dict.fromkeys(row.labels["policy"] for row in rows):
-            shares = [table.share(workload, policy) for workload in workloads]
-            cells = [table.cell(workload, policy) for workload in workloads]
-            lines.append(f"| {policy} | {min(shares):.2f} | {fmean(shares):.2f} | {' | '.join(cells)} |")
-        head = "Throughput over the best policy's / Jain's index / light p99 to the first token, s:"
-        return [f"Nearest to the best: {', '.join(table.best(BEST))}.", "", head, "", *lines]
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
         """See `Experiment`. A point for each policy on each workload: throughput over the best's, Jain's index."""
         table = Relative(rows)
-        workloads = list(dict.fromkeys(row.labels["workload"] for row in rows))
-        policies = list(dict.fromkeys(row.labels["policy"] for row in rows))
+        workloads, policies = table.workloads, table.policies
         for axes, read, title in zip(
             figure.subplots(1, 2, sharey=True),
             (table.share, table.jain),
@@ -136,11 +141,36 @@ def figures(result: Result, summary: Summary) -> Mapping[str, Value]:
     }
 
 
+def _summary(table: "Relative") -> Sequence[str]:
+    lines = [
+        "| policy | least | where | mean | throughput near | waits near |",
+        "| --- | ---: | --- | ---: | ---: | ---: |",
+    ]
+    for policy in table.best(len(table.policies)):
+        shares = {workload: table.share(workload, policy) for workload in table.workloads}
+        worst = min(shares, key=lambda workload: shares[workload])
+        serving = sum(share >= LEAST_SERVICE for share in shares.values())
+        prompt = sum(table.wait(workload, policy) <= MOST_WAIT for workload in table.workloads)
+        mean = fmean(shares.values())
+        lines.append(f"| {policy} | {shares[worst]:.2f} | {worst} | {mean:.2f} | {serving} | {prompt} |")
+    return lines
+
+
+def _by_workload(table: "Relative") -> Sequence[str]:
+    lines = [f"| policy | {' | '.join(table.workloads)} |", f"| --- |{' ---: |' * len(table.workloads)}"]
+    for policy in table.policies:
+        cells = [table.cell(workload, policy) for workload in table.workloads]
+        lines.append(f"| {policy} | {' | '.join(cells)} |")
+    return lines
+
+
 class Relative:
     """The medians of the table, by workload and policy."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self._rows = {(row.labels["workload"], row.labels["policy"]): row for row in rows}
+        self.workloads: Final = list(dict.fromkeys(workload for workload, _ in self._rows))
+        self.policies: Final = list(dict.fromkeys(policy for _, policy in self._rows))
 
     def figure(self, workload: str, policy: str, name: str) -> float:
         """A figure's median; 0 where there is none."""
@@ -161,20 +191,22 @@ class Relative:
         Near are throughput, as a share of the best policy's, and the p95 of light clients' first tokens, of which the
         best policy's is a share; the mean of both over all workloads. Waits under 0.1 s are all alike.
         """
-        policies = dict.fromkeys(policy for _, policy in self._rows)
-        return sorted(policies, key=self._nearness, reverse=True)[:count]
+        return sorted(self.policies, key=self._nearness, reverse=True)[:count]
+
+    def wait(self, workload: str, policy: str) -> float:
+        """The light clients' p95 to the first token over the shortest of all policies that serve about as much."""
+        least = SERVES * self.share(workload, policy)
+        enough = [self._waits(workload, each) for each in self.policies if self.share(workload, each) >= least]
+        return self._waits(workload, policy) / min(enough)
 
     def _nearness(self, policy: str) -> float:
-        workloads = dict.fromkeys(workload for workload, _ in self._rows)
-        return fmean((self.share(each, policy) + self._promptness(each, policy)) / 2 for each in workloads)
+        return fmean((self.share(each, policy) + self._promptness(each, policy)) / 2 for each in self.workloads)
 
     def _promptness(self, workload: str, policy: str) -> float:
-        waits = {
-            other: max(NOTICED, self.figure(workload, other, "light TTFT p95"))
-            for at, other in self._rows
-            if at == workload
-        }
-        return min(waits.values()) / waits[policy]
+        return min(self._waits(workload, each) for each in self.policies) / self._waits(workload, policy)
+
+    def _waits(self, workload: str, policy: str) -> float:
+        return max(NOTICED, self.figure(workload, policy, "light TTFT p95"))
 
     def cell(self, workload: str, policy: str) -> str:
         """The three figures of a policy on a workload."""
