@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Awaitable, Callable, Container, Mapping
 from hmac import compare_digest
-from ipaddress import ip_address
 from typing import Annotated, Any, Final, NamedTuple, TypeVar
 
 from fastapi import APIRouter, Depends, Request
@@ -23,7 +22,7 @@ from router.errors import (
 from router.fleet import Backend, Fleet
 from router.history import FairnessHistory, Sample
 from router.roster import Roster
-from router.settings import Settings, WorkerAddress
+from router.settings import Settings, WorkerAddress, is_loopback
 from router.sources import refusal
 from router.worker_drain import WorkerDrain
 
@@ -63,17 +62,10 @@ class Operations(NamedTuple):
 
 def is_open(settings: Settings) -> bool:
     """Whether there are operator's calls: with a key, and on a public address only where that is asked for."""
-    if settings.admin_key is None or settings.admin_on_public or _is_loopback(settings.host):
+    if settings.admin_key is None or settings.admin_on_public or is_loopback(settings.host):
         return settings.admin_key is not None
     log.warning("the operator's calls are not served on %s without --admin-on-public", settings.host)
     return False
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def administration(operations: Operations) -> APIRouter:

@@ -250,6 +250,7 @@ def _connections(settings: Settings, budget: ByteBudget) -> Connections:
         idle_seconds=settings.keep_alive,
         connections=settings.max_connections,
         connections_per_address=settings.max_connections_per_address or None,
+        hosts=settings.host_names(),
     )
     return Connections(limits, budget)
 

@@ -45,6 +45,8 @@ class FrontLimits:
     connections: int = 10_000
     """In all."""
     connections_per_address: int | None = None
+    hosts: frozenset[bytes] | None = None
+    """What a Host header may name, in lower case and without a port; None for anything."""
 
 
 class Client(Protocol):

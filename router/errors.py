@@ -19,7 +19,8 @@
     │   ├── ClientBusy           409
     │   ├── Unauthorized         401, not the operator's key
     │   ├── InvalidKey           401, not the key of a client
-    │   └── ModelNotAllowed      403, not one of those that the client may call
+    │   ├── ModelNotAllowed      403, not one of those that the client may call
+    │   └── HostNotAllowed       403, addressed to a name that is not this router's
     ├── CapacityError            the fleet's state: the same call may succeed later
     │   ├── Refused              429, waited too long, or found the queue or a limit full
     │   ├── NoWorker             503, nobody is there to serve it, or no connection is left
@@ -217,6 +218,15 @@ class ModelNotAllowed(ClientError):
 
     def __init__(self, model: str) -> None:
         super().__init__(f"You may not call the model `{model[:200]}`.", param="model", code="model_not_allowed")
+
+
+class HostNotAllowed(ClientError):
+    status = 403
+    type = "permission_error"
+
+    def __init__(self, host: str) -> None:
+        message = f"The router is not known as `{host[:200]}`; its operator can add that name with --allowed-hosts."
+        super().__init__(message, code="host_not_allowed")
 
 
 class CapacityError(RouterError):

@@ -20,7 +20,7 @@ from router.connections import BREAK_OFF, LEAVING, OWNER, Connections
 from router.corked import Corked
 from router.deadlines import Deadlines, Owed
 from router.errors import BadRequest, HeadTooLarge, Refused, RouterError, TooSlow
-from router.refusals import head_size, not_http, refusal, wrong_head
+from router.refusals import SPOKEN, head_size, not_http, protocol, refusal, wrong_head
 from router.sending import send
 from router.unread import Unread
 
@@ -66,6 +66,12 @@ class Front(HttpToolsProtocol):
         self._refused = False
         self._broken: RouterError | None = None
         """What is wrong with what came behind the call under way, to be told once that is answered."""
+        self._fed = b""
+        """What is being parsed, from the beginning of its first head on."""
+        self._line_end = 0
+        """Where in there the URL ends of the call that came last."""
+        self._begun = b""
+        """The part of the next head that has come already, and maybe something before it."""
         self._dangling = 0
         """Bytes that came since the last that were of use, which is the end of a head or a part of a body."""
         self._deadlines = Deadlines(self._limits, self.loop)
@@ -103,7 +109,7 @@ class Front(HttpToolsProtocol):
         """See `asyncio.Protocol`."""
         self._connections.leave(self, self._address)
         self._refused = True
-        self._early = b""
+        self._early = self._begun = b""
         self._waiting.set(0)
         self._unread.end()
         self._deadlines.end()
@@ -158,6 +164,9 @@ class Front(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """See httptools."""
         self._dangling = 0
+        named, self._line_end = protocol(self._fed, self.parser.get_method(), self.url, self._line_end)
+        if named != b"HTTP":
+            self._refuse(BadRequest(SPOKEN, code="invalid_http"))
         if self._deaf or self.parser.should_upgrade():
             return
         self._head_bytes = head_size(self.url, self.headers)
@@ -236,12 +245,16 @@ class Front(HttpToolsProtocol):
 
     def _feed(self, data: bytes) -> None:
         self._dangling += len(data)
+        self._fed, self._begun, self._line_end = self._begun + data, b"", 0
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as asked:
             self._decline_upgrade(data[asked.args[0] :])
         except httptools.HttpParserError as error:
             self._refuse(not_http(error))
+        if self._fed and self._dangling and not (self.cycle is not None and self.cycle.more_body):
+            self._begun = self._fed[self._line_end :][-self._limits.head_bytes :]
+        self._fed = b""
         if self._dangling > self._limits.head_bytes:
             self._refuse(HeadTooLarge(self._limits.head_bytes))
         elif not self._refused and not self._count():
@@ -250,7 +263,7 @@ class Front(HttpToolsProtocol):
 
     def _count(self) -> bool:
         """Count what is held beside the body and the answer; False if there is no room for it."""
-        held = self._dangling + self._head_bytes + len(self._early)
+        held = self._dangling + len(self._begun) + self._head_bytes + len(self._early)
         more = (held if held > COUNTED_BYTES else 0) - self._waiting.amount
         if more > 0:
             return self._waiting.take(more)

@@ -1,13 +1,17 @@
 """What is wrong with a request before it is a call, and how that is told: in HTTP's own bytes, by no application."""
 
+import re
 from collections.abc import Sequence
+from typing import Final
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from router.api.error_json import error_body
 from router.connections import FrontLimits
-from router.errors import BadRequest, HeadTooLarge, RouterError, UrlTooLong
+from router.errors import BadRequest, HeadTooLarge, HostNotAllowed, RouterError, UrlTooLong
+
+SPOKEN: Final = "HTTP/1.0 and HTTP/1.1 are spoken here."
 
 
 def wrong_head(
@@ -26,17 +30,45 @@ def wrong_head(
         return UrlTooLong(limits.url_bytes)
     if size > limits.head_bytes:
         return HeadTooLarge(limits.head_bytes)
-    return _wrong_version_or_host(parser.get_http_version(), headers)
+    return _wrong_version(parser.get_http_version()) or _wrong_host(parser.get_http_version(), headers, limits.hosts)
 
 
-def _wrong_version_or_host(version: str, headers: Sequence[tuple[bytes, bytes]]) -> RouterError | None:
-    """HTTP/0.9 has no headers to name a client by; with no host or two, a proxy may have meant another server."""
+def protocol(received: bytes, method: bytes, url: bytes, start: int) -> tuple[bytes, int]:
+    """The protocol that a request line names, and where its URL ends; httptools takes RTSP and ICE for HTTP.
+
+    `received`: all bytes of a head that was parsed, and maybe some before it; from `start` on, the first line of this
+    method and URL counts.
+    """
+    line = b"%b %b" % (method, url)
+    end = received.find(line, start) + len(line)
+    if end >= len(line) and received.startswith(b" HTTP/", end):
+        return b"HTTP", end
+    found = re.compile(re.escape(method) + b" +" + re.escape(url) + rb" +(\w+)/").search(received, start)
+    return (b"HTTP", start) if found is None else (found[1], found.end())
+
+
+def _wrong_version(version: str) -> RouterError | None:
+    """HTTP/0.9 has no headers to name a client by."""
     if version not in ("1.0", "1.1"):
-        return BadRequest("HTTP/1.0 and HTTP/1.1 are spoken here.", code="invalid_http")
-    hosts = sum([name == b"host" for name, _ in headers])
-    if hosts > 1 or (not hosts and version == "1.1"):
-        return BadRequest("A request must have one Host header.", code="invalid_http")
+        return BadRequest(SPOKEN, code="invalid_http")
     return None
+
+
+def _wrong_host(
+    version: str, headers: Sequence[tuple[bytes, bytes]], allowed: frozenset[bytes] | None
+) -> RouterError | None:
+    """With no host or two, a proxy may have meant another server; HTTP/1.0 may do without."""
+    hosts = [value for name, value in headers if name == b"host"]
+    if len(hosts) > 1 or (not hosts and version == "1.1"):
+        return BadRequest("A request must have one Host header.", code="invalid_http")
+    if allowed is not None and hosts and _without_port(hosts[0]) not in allowed:
+        return HostNotAllowed(hosts[0].decode("latin-1"))
+    return None
+
+
+def _without_port(host: bytes) -> bytes:
+    name = host.strip().lower()
+    return name.partition(b"]")[0] + b"]" if name.startswith(b"[") else name.partition(b":")[0]
 
 
 def head_size(url: bytes, headers: Sequence[tuple[bytes, bytes]]) -> int:

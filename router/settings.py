@@ -5,7 +5,7 @@ Policy parameters are not named here: each class in `PARAMETERS` is a group of k
 """
 
 from collections.abc import Mapping
-from ipaddress import ip_network
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 from urllib.parse import urlsplit
@@ -30,6 +30,8 @@ from router.identity import DEFAULT_ORDER, LOOPBACK, Source
 
 FROZEN: Final = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 ZMQ_ENDPOINT: Final = r"^(tcp|ipc)://[^\s*]+$"
+OWN_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
+"""Of this machine, on itself."""
 ADDRESSES: Final = frozenset(
     {
         "config",
@@ -38,6 +40,7 @@ ADDRESSES: Final = frozenset(
         "journal",
         "state",
         "host",
+        "allowed_hosts",
         "port",
         "worker",
         "worker_api_key",
@@ -87,6 +90,22 @@ def network(text: str) -> str:
     """The text itself; ValueError unless it is an IP address or a network of them."""
     ip_network(text)
     return text
+
+
+def host_name(text: str) -> str:
+    """The text itself, in lower case; ValueError if it has a port or a scheme."""
+    name = text.lower()
+    if not text or "/" in name or (":" in name and not (name.startswith("[") and name.endswith("]"))):
+        raise ValueError(f"{text!r} is not a host name without port; an IPv6 address stands in brackets")
+    return name
+
+
+def is_loopback(host: str) -> bool:
+    """Whether this address to listen on can be reached from this machine alone."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def alias_pair(text: str) -> str:
@@ -145,6 +164,10 @@ class Settings(PolicyGroups):
     """A YAML file with any of these keys; environment and flags go before it."""
     host: str = "127.0.0.1"
     """The address to listen on; 0.0.0.0 for every one of this machine."""
+    allowed_hosts: tuple[Annotated[str, AfterValidator(host_name)], ...] = ()
+    """A name, without port, under which clients may address the router in the Host header; once for each, * for any.
+    `host`, localhost, 127.0.0.1 and [::1] are always allowed. Unless one is given, every name is allowed where `host`
+    is no loopback address."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     """The TCP port to listen on; 0 for any that is free."""
     worker: Annotated[tuple[WorkerAddress, ...], AfterValidator(distinct)] = ()
@@ -311,6 +334,17 @@ class Settings(PolicyGroups):
     def without_addresses(self) -> dict[str, JsonValue]:
         """What may change a decision, for `model_validate`: not where anything is, and no secret."""
         return self.model_dump(mode="json", exclude=set(ADDRESSES))
+
+    def host_names(self) -> frozenset[bytes] | None:
+        """What a Host header may name, in lower case and without a port; None for anything.
+
+        By default it is checked on loopback addresses: a page whose name its owner lets resolve to such an address (DNS
+        rebinding) is for its reader's browser of the same origin as the router, and could read every answer.
+        """
+        if "*" in self.allowed_hosts or not (self.allowed_hosts or is_loopback(self.host)):
+            return None
+        own = f"[{self.host}]" if ":" in self.host else self.host
+        return frozenset(name.encode() for name in (*OWN_NAMES, own.lower(), *self.allowed_hosts))
 
     def aliases(self) -> Mapping[str, str]:
         """Models by their other names."""

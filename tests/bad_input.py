@@ -40,7 +40,13 @@ SERVED: Final = Told(200, None, None, "Served.")
 def request(method: bytes, path: bytes, *lines: bytes, body: bytes = b"", version: bytes = b"HTTP/1.1") -> bytes:
     if body and not any(line.startswith(b"content-type:") for line in lines):
         lines = (b"content-type: application/json", *lines)
-    return b"%b %b %b\r\nhost: x\r\n%b\r\n%b" % (method, path, version, b"".join([b"%b\r\n" % x for x in lines]), body)
+    return b"%b %b %b\r\nhost: localhost\r\n%b\r\n%b" % (
+        method,
+        path,
+        version,
+        b"".join([b"%b\r\n" % x for x in lines]),
+        body,
+    )
 
 
 def get(path: bytes, *lines: bytes) -> bytes:

@@ -21,7 +21,7 @@ from scripted_engine import ScriptedEngine, scripted_engine, usage
 DOCUMENT: Final = Path(__file__).parent.parent / "docs" / "operations.md"
 BEGIN: Final = "<!-- written by tests/bad_inputs.py -->\n"
 END: Final = "<!-- to here -->\n"
-TYPES: Final = {404: "not_found_error", 401: "authentication_error"}
+TYPES: Final = {404: "not_found_error", 403: "permission_error", 401: "authentication_error"}
 CHOICE: Final = {"index": 0, "message": {"role": "assistant", "content": "yes"}, "finish_reason": "stop"}
 ANSWER: Final = json.dumps({"id": "c", "object": "chat.completion", "choices": [CHOICE], "usage": usage(1, 1)}).encode()
 

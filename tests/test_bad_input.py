@@ -45,7 +45,7 @@ async def raw(router: RunningRouter, data: bytes) -> bytes:
         writer.close()
 
 
-HEAD = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nconnection: close\r\n".encode()
+HEAD = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\n".encode()
 
 
 async def test_a_body_over_the_limit_is_refused_before_it_is_read(served: Served) -> None:

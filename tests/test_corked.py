@@ -20,7 +20,7 @@ from router.exchange import Exchange
 from router.front import front
 
 HEAD_END = b"\r\n\r\n"
-GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+GET = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
 class Wire(asyncio.Transport):

@@ -112,7 +112,7 @@ async def test_leaving_amid_the_tokens() -> None:
 
 def request_bytes(content: str, **more: object) -> bytes:
     body = json.dumps(chat(content, **more)).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
 

@@ -64,7 +64,7 @@ def refused(answer: bytes, status: int, code: str | None = None) -> dict[str, ob
 
 def request_bytes(content: str = "Hello", **more: object) -> bytes:
     body = json.dumps(chat(content, **more)).encode()
-    return b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (
+    return b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (
         CHAT.encode(),
         len(body),
         body,
@@ -86,7 +86,7 @@ async def other_is_served(engine: ScriptedEngine, router: RunningRouter) -> None
         (b"GET /health HTTP/1.1\r\nx: " + b"y" * 3000, 431, "headers_too_large"),
         (b"GET /health HTTP/1.1\r\n" + b"x" * 3000, 431, "headers_too_large"),
         (b"\r\n" * 2000, 431, "headers_too_large"),
-        (b"GET /" + b"x" * 600 + b" HTTP/1.1\r\nhost: x\r\n\r\n", 414, "url_too_long"),
+        (b"GET /" + b"x" * 600 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n", 414, "url_too_long"),
         (b"GET /" + b"x" * 3000, 431, "headers_too_large"),
         (b"POST /health HTTP/1.1\r\ncontent-length: 2\r\ncontent-length: 2\r\n\r\n{}", 400, "invalid_http"),
         (b"POST /health HTTP/1.1\r\ncontent-length: 2, 2\r\n\r\n{}", 400, "invalid_http"),
@@ -114,7 +114,7 @@ async def test_a_head_that_is_too_much_or_ambiguous_is_refused(head: bytes, stat
     [
         (b"GET /health HTTP/1.1\r\n", "headers"),
         (request_bytes()[:-1], "body"),
-        (b"POST %b HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n5\r\n{" % CHAT.encode(), "body"),
+        (b"POST %b HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n5\r\n{" % CHAT.encode(), "body"),
     ],
 )
 async def test_what_does_not_come_whole_in_time_is_refused(sent: bytes, part: str) -> None:
@@ -144,8 +144,8 @@ async def test_a_body_that_comes_steadily_may_take_longer() -> None:
     limit = 1.0  # long beside what a busy machine may stand still for
     async with served(body_timeout=limit) as (_, router), connected(router) as (reader, writer):
         writer.write(
-            b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
-            % CHAT.encode()
+            b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            b"transfer-encoding: chunked\r\n\r\n" % CHAT.encode()
         )
         until_then = asyncio.get_running_loop().time() + 2 * limit
         while asyncio.get_running_loop().time() < until_then:
@@ -182,11 +182,11 @@ async def test_a_flood_of_connections_costs_the_flooder() -> None:
         async with connected(router, flooder) as (_, busy), connected(router, flooder) as (idle, was_busy):
             busy.write(request_bytes())
             call = await engine.call()
-            was_busy.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            was_busy.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
             await idle.readuntil(b"}")
             async with connected(router, flooder), connected(router) as (reader, writer):
                 assert await to_the_end(idle) == b""
-                writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+                writer.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
                 assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
                 async with connected(router, flooder) as (surplus, _):
                     refused(await to_the_end(surplus), 429)
@@ -199,12 +199,13 @@ async def test_it_does_not_matter_how_bytes_are_cut() -> None:
     random = Random(0)
     chunked = b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n1;x=y\r\n \r\n0\r\n\r\n"
     calls = [
-        (b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n", b"200"),
-        (b"POST /health HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc", b"405"),
-        (b"POST %b HTTP/1.1\r\nhost: x\r\n%b" % (CHAT.encode(), chunked), b"400"),
-        (b"\r\nGET /%20 HTTP/1.1\r\nhost: x\r\n\r\n", b"404"),
+        (b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n", b"200"),
+        (b"POST /health HTTP/1.1\r\nhost: localhost\r\ncontent-length: 3\r\n\r\nabc", b"405"),
+        (b"POST %b HTTP/1.1\r\nhost: localhost\r\n%b" % (CHAT.encode(), chunked), b"400"),
+        (b"\r\nGET /%20 HTTP/1.1\r\nhost: localhost\r\n\r\n", b"404"),
         (
-            b"POST %b HTTP/1.1\r\nhost: x\r\nupgrade: h2c\r\nconnection: upgrade\r\n%b" % (CHAT.encode(), chunked),
+            b"POST %b HTTP/1.1\r\nhost: localhost\r\nupgrade: h2c\r\nconnection: upgrade\r\n%b"
+            % (CHAT.encode(), chunked),
             b"400",
         ),
     ]
@@ -311,12 +312,12 @@ async def test_the_rest_of_a_refused_body_is_not_read_for_ever() -> None:
     """Its sender may read the answer, and a small rest costs it nothing."""
     async with served(body_limit=1000) as (_, router), connected(router) as (reader, writer):
         writer.write(
-            b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 1500\r\n\r\n"
+            b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 1500\r\n\r\n"
             % CHAT.encode()
         )
         answer = await reader.readuntil(b"}}")
         assert answer.startswith(b"HTTP/1.1 413 ")
-        writer.write(b"x" * 1500 + b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        writer.write(b"x" * 1500 + b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
 
 
@@ -391,13 +392,13 @@ async def test_a_client_that_reads_slowly_is_not_cut_off() -> None:
 async def test_trailers_are_bounded_and_of_no_use() -> None:
     """A header behind a body is no header, and an endless one ends the connection."""
     async with served(header_limit=2048) as (_, router):
-        head = b"GET /health HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\n"
+        head = b"GET /health HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n0\r\n"
         async with connected(router) as (reader, writer):
             writer.write(head + b"x-client-id: forged\r\n\r\n")
             assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
         async with connected(router) as (reader, writer):
             lines = b"content-type: application/json\r\nexpect: 100-continue\r\ntransfer-encoding: chunked\r\n"
-            head = b"POST %b HTTP/1.1\r\nhost: x\r\n%b\r\n" % (CHAT.encode(), lines)
+            head = b"POST %b HTTP/1.1\r\nhost: localhost\r\n%b\r\n" % (CHAT.encode(), lines)
             writer.write(head)
             await reader.readuntil(b"\r\n\r\n")
             writer.write(b"0\r\nx: " + b"y" * 5000)
@@ -406,7 +407,7 @@ async def test_trailers_are_bounded_and_of_no_use() -> None:
 
 async def test_a_protocol_that_is_not_spoken_is_not_changed_to() -> None:
     """The call is answered as if nobody had offered it, with its body, and so is the next one."""
-    offer = request_bytes().replace(b"host: x", b"host: x\r\nconnection: upgrade\r\nupgrade: h2c")
+    offer = request_bytes().replace(b"host: localhost", b"host: localhost\r\nconnection: upgrade\r\nupgrade: h2c")
     async with served() as (engine, router), connected(router) as (reader, writer):
         for _ in range(2):
             writer.write(offer)
@@ -419,14 +420,14 @@ async def test_a_protocol_that_is_not_spoken_is_not_changed_to() -> None:
 async def test_an_idle_connection_is_closed() -> None:
     """After the time that is kept for the next call, also when only line ends came."""
     async with served(keep_alive=SOON) as (_, router), connected(router) as (reader, writer):
-        writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        writer.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert (await to_the_end(reader)).startswith(b"HTTP/1.1 200 ")
 
 
 async def test_nothing_is_left_of_connections() -> None:
     """Whatever they did."""
     async with served() as (_, router):
-        for sent in (b"", b"GET ", b"nonsense\r\n\r\n", b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"):
+        for sent in (b"", b"GET ", b"nonsense\r\n\r\n", b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"):
             async with connected(router) as (_, writer):
                 writer.write(sent)
         await until(lambda: not len(router.connections))

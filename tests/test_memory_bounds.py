@@ -43,7 +43,7 @@ async def connected(
 
 
 def head(length: int, *lines: str) -> bytes:
-    begin = [f"POST {CHAT} HTTP/1.1", "host: x", "content-type: application/json", f"content-length: {length}"]
+    begin = [f"POST {CHAT} HTTP/1.1", "host: localhost", "content-type: application/json", f"content-length: {length}"]
     return "\r\n".join([*begin, *lines, "", ""]).encode()
 
 

@@ -182,7 +182,7 @@ async def test_what_engines_keep_for_their_operators_is_closed(path: str) -> Non
     """Adapters, loads, and whatever is not below /v1."""
     async with scripted_engine() as engine, running_router(engine.url) as router:
         reader, writer = await asyncio.open_connection(*router.address)
-        writer.write(f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{{}}".encode())
+        writer.write(f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{{}}".encode())
         assert (await reader.readline()).split()[1] == b"404"
         writer.close()
         assert engine.calls.empty()

@@ -49,7 +49,7 @@ class Caller:
 
     async def call(self, body: bytes, *, read: bool, seconds: float, key: int | None = None) -> None:
         """Send a call, with a key of its own or this one; read its answer, or leave it unread, for so long at most."""
-        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         head += b"authorization: Bearer key-%d\r\ncontent-length: %d\r\n\r\n" % (
             next(NUMBER) if key is None else key,
             len(body),
@@ -69,7 +69,7 @@ class Caller:
         """Send a head and one byte of its body, and wait."""
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(seconds), self.connected() as (reader, writer):
-                writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{")
+                writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n{")
                 await reader.read()
 
 

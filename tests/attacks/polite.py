@@ -46,7 +46,7 @@ async def _stream(host: str, port: int, name: str) -> tuple[float, bytes]:
     reader, writer = await asyncio.open_connection(host, port)
     try:
         writer.write(
-            b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %b\r\n"
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer %b\r\n"
             b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
             % (name.encode(), len(BODY), BODY)
         )

@@ -157,7 +157,7 @@ async def left_over(router: Address) -> list[str]:
 async def _metrics(host: str, port: int) -> str:
     reader, writer = await asyncio.open_connection(host, port)
     try:
-        writer.write(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        writer.write(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
         return (await reader.read(-1)).decode()
     finally:
         writer.close()

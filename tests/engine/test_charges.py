@@ -75,7 +75,7 @@ def leave(router: Router, asked: Json, *, events: int = 0, seconds: float = 0.0)
     """Ask, and leave after so many events, or so many seconds."""
     content = json.dumps(asked).encode()
     head = (
-        f"POST {COMPLETIONS} HTTP/1.1\r\nHost: router\r\nAuthorization: Bearer leaver\r\n"
+        f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer leaver\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
     )
     with socket.create_connection(("127.0.0.1", router.port), timeout=30) as connection:

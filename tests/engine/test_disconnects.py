@@ -34,7 +34,7 @@ def asked(server: Server, name: str, stream: bool, key: str = WORKER_KEY) -> Ite
     """A long call on a connection that is closed at the end of the `with`."""
     body = json.dumps({**LONG, "prompt": prompts.text(name), "stream": stream}).encode()
     head = (
-        f"POST {COMPLETIONS} HTTP/1.1\r\nHost: {name}\r\nAuthorization: Bearer {key}\r\n"
+        f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     with closing(socket.create_connection(("127.0.0.1", server.port), timeout=30)) as connection:
