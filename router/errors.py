@@ -12,6 +12,7 @@
     │   ├── UnknownPath          404
     │   ├── MethodNotAllowed     405
     │   ├── UnknownModel         404, code model_not_found
+    │   ├── UnservedPath         404, no worker of the model has the path
     │   ├── UnknownRequest       404, not among the last that there were
     │   ├── UnknownWorker        404
     │   ├── UnknownClient        404
@@ -150,6 +151,15 @@ class UnknownModel(ClientError):
 
     def __init__(self, model: str) -> None:
         super().__init__(f"The model `{model[:200]}` does not exist.", param="model", code="model_not_found")
+
+
+class UnservedPath(ClientError):
+    status = 404
+    type = "not_found_error"
+
+    def __init__(self, path: str, model: str) -> None:
+        message = f"The workers of the model `{model[:200]}` do not serve {path[:200]}: it cannot be called that way."
+        super().__init__(message, param="model", code="path_not_served")
 
 
 class UnknownRequest(ClientError):

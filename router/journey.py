@@ -18,12 +18,12 @@ from router.byte_budget import Hold
 from router.conductor import Conductor
 from router.core.commands import Dispatch, Refusal
 from router.core.model import Cancelled, Failed, Fault, Finished, Request, Returned, Usage, WorkerId, WorkerLeft
-from router.errors import BadRequest, NoWorker, RouterError, WorkerBroke, WorkerHung, WorkerUnreachable
+from router.errors import BadRequest, NoWorker, RouterError, UnservedPath, WorkerBroke, WorkerHung, WorkerUnreachable
 from router.exchange import JSON_TYPE, Exchange
 from router.fleet import Fleet
 from router.parse_slots import AT_ONCE, ParseSlots
 from router.upstream import CRUMBS, Silence, Upstream
-from router.verdict import fault_of, worker_refused
+from router.verdict import fault_of, lacks_path, worker_refused
 
 HEARTBEAT = b": waiting for a worker\n\n"
 EVENT_TYPE = b"text/event-stream"
@@ -394,7 +394,9 @@ class Journey:
         before = self._hold.amount
         body, all_here = await upstream.begin(HELD_BYTES, self._hold.take)
         if (refused := worker_refused(upstream.status, everywhere=self._family.everywhere)) is not None:
-            return Lost(Fault.ERROR, False, refused)
+            lacks = all_here and lacks_path(upstream.status, body)
+            error = UnservedPath(self._call.path, self._call.model) if lacks else refused
+            return Lost(Fault.ERROR, False, error)
         if not 200 <= upstream.status < 300:
             fault = fault_of(upstream.status)
             told = body if all_here else b""  # a part of it is no JSON

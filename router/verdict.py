@@ -1,9 +1,11 @@
 """Whose fault it is that an engine did not answer a call, by the status of its refusal."""
 
+from collections.abc import Mapping
 from typing import Final
 
 from router.core.model import Fault
-from router.errors import WorkerRefused
+from router.errors import WorkerBroke, WorkerRefused
+from router.worker_json import read_object
 
 UNAVAILABLE: Final = frozenset({429, 503})
 """By these an engine turns a call away because it is full."""
@@ -31,3 +33,19 @@ def worker_refused(status: int, *, everywhere: bool) -> WorkerRefused | None:
     """
     own = 300 <= status < 400 or status in REFUSES_THE_ROUTER or (everywhere and status in NOT_THERE)
     return WorkerRefused(status) if own else None
+
+
+def lacks_path(status: int, body: bytes) -> bool:
+    """Whether an engine says that it has no such path, as one that makes embeddings alone says of a chat.
+
+    That is the words of its HTTP server, which name no model. They do not clear the worker, as one that is broken may
+    say the same; but where no other worker has the path either, the client is to be told just that.
+    """
+    if status != 404 or len(body) > 1024:
+        return False
+    try:
+        told = read_object(body)
+    except WorkerBroke:
+        return False
+    error = told.get("error")
+    return "Not Found" in (told.get("detail"), error.get("message") if isinstance(error, Mapping) else None)

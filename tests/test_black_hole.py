@@ -93,6 +93,61 @@ async def test_a_client_is_not_told_that_its_own_key_is_wrong(status: int) -> No
         assert client["service"]["cost"] == 0
 
 
+NO_PATH = (b'{"detail":"Not Found"}', b'{"error":{"message":"Not Found","type":"Not Found","param":null,"code":404}}')
+
+
+def lack_path(said: bytes) -> Callable[[Call], asyncio.Future[None]]:
+    """What a vLLM that makes embeddings alone says of a chat."""
+    return lambda call: asyncio.ensure_future(call.respond(404, said))
+
+
+@pytest.mark.parametrize("said", NO_PATH)
+async def test_a_path_that_the_models_workers_lack_is_not_found(said: bytes) -> None:
+    """The client is told so, whole or streamed, and no worker is left out for it."""
+    async with (
+        scripted_engine() as one,
+        scripted_engine() as two,
+        answered_by(one, lack_path(said)),
+        answered_by(two, lack_path(said)),
+        running_router(one.url, two.url) as router,
+    ):
+        for number in range(30):
+            async with router.post(chat(f"call {number}", stream=bool(number % 2))) as post:
+                error = json.loads(await post.read())["error"]
+                assert ((await post.response()).status, error["code"]) == (404, "path_not_served")
+                assert "`m`" in error["message"]
+                assert CHAT in error["message"]
+        states = router.scheduler.cluster
+        assert [states[name_of(each)].health.condition for each in (one, two)] == [Condition.CLOSED] * 2
+
+
+async def test_a_worker_that_lacks_what_another_has_is_no_black_hole() -> None:
+    """All calls are answered by the other one, and this one's breaker opens."""
+    async with (
+        scripted_engine() as hole,
+        scripted_engine() as good,
+        answered_by(hole, lack_path(NO_PATH[0])),
+        answered_by(good, serve),
+        running_router(hole.url, good.url) as router,
+    ):
+        for number in range(60):
+            async with router.post(chat(f"call {number}")) as post:
+                assert (await post.response()).status == 200
+        assert router.scheduler.cluster[name_of(hole)].health.condition is not Condition.CLOSED
+
+
+@pytest.mark.parametrize("said", [b"", b"Not Found", b"[]", b'{"error":"Not Found"}', b'{"detail":"no such model"}'])
+async def test_a_404_that_may_be_about_something_else_is_the_workers(said: bytes) -> None:
+    """502: a worker that lists the model and says that it is not there is broken."""
+    async with (
+        scripted_engine() as hole,
+        answered_by(hole, lack_path(said)),
+        running_router(hole.url) as router,
+        router.post(chat()) as post,
+    ):
+        assert json.loads(await post.read())["error"]["code"] == "worker_refused"
+
+
 async def test_after_a_heartbeat_the_refusal_is_told_in_the_stream() -> None:
     """As an error event with the same code."""
     async with (
