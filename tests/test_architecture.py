@@ -42,7 +42,7 @@ ARROWS: Final[dict[str, tuple[str, ...]]] = {
         *("router.exchange", "router.conductor", "router.fleet", "router.upstream", "router.accepted_fields"),
         *("router.verdict", "router.api", "router.errors", "router.core"),
     ),
-    "router.verdict": ("router.errors", "router.core"),
+    "router.verdict": ("router.worker_json", "router.errors", "router.core"),
     "router.front": (
         *("router.alarm", "router.corked", "router.sending", "router.deadlines"),
         *("router.refusals", "router.connections", "router.unread", "router.errors"),
