@@ -54,7 +54,11 @@ class Slot:
         await self._turns.take(owner)
         running = asyncio.get_running_loop().run_in_executor(self._thread, work)
         running.add_done_callback(lambda _: self._turns.give())
-        return await running
+        try:
+            return await running
+        finally:
+            # Its error would hold this frame, which would hold it: a body would stay until the collector comes.
+            del running
 
 
 class Turns:

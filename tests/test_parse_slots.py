@@ -1,6 +1,10 @@
 """Whose turn it is to be parsed."""
 
 import asyncio
+import gc
+import weakref
+from contextlib import suppress
+from functools import partial
 from threading import Event
 
 import pytest
@@ -80,3 +84,26 @@ async def test_a_long_answer_is_read_in_parts_of_a_turn_each() -> None:
     await asyncio.gather(count_turns(), read("ann"), read("bob"))
     assert sorted(parts) == [f"ann {AT_ONCE}"] * 3 + [f"bob {AT_ONCE}"] * 3
     assert f"bob {AT_ONCE}" in parts[:3]
+
+
+class Body:
+    """What takes much memory."""
+
+
+async def test_what_failed_is_kept_by_nobody() -> None:
+    """An error that a thread raised is freed with its frames, and the body in them, before any search for cycles."""
+
+    def fail(_: Body) -> None:
+        raise ValueError
+
+    body = Body()
+    gone = weakref.ref(body)
+    gc.disable()
+    try:
+        with suppress(ValueError):
+            await ParseSlots().run("a", AT_ONCE + 1, partial(fail, body))
+        del body
+        await asyncio.sleep(0)
+        assert gone() is None
+    finally:
+        gc.enable()
