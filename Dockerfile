@@ -1,14 +1,15 @@
 FROM python:3.13.9-slim-trixie AS build
 WORKDIR /src
-COPY pyproject.toml constraints.txt README.md LICENSE ./
-RUN pip install --no-cache-dir --constraint constraints.txt hatchling \
+COPY pyproject.toml constraints-build.txt constraints-image.txt README.md LICENSE ./
+RUN pip install --no-cache-dir --require-hashes --no-deps --requirement constraints-build.txt \
     && python -m venv --without-pip /opt/d2lpm
 COPY router router
 COPY workers workers
 COPY bench bench
 RUN pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels . \
-    && pip --python /opt/d2lpm/bin/python install --no-cache-dir --constraint constraints.txt \
-        "$(echo /wheels/*.whl)[events]"
+    && pip --python /opt/d2lpm/bin/python install --no-cache-dir --require-hashes --no-deps \
+        --requirement constraints-image.txt \
+    && pip --python /opt/d2lpm/bin/python install --no-cache-dir --no-deps /wheels/*.whl
 
 # Neither pip nor a compiler, and nothing that is written to: the root file system may be read-only.
 FROM python:3.13.9-slim-trixie

@@ -4,7 +4,7 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 ARGS ?=
 
-.PHONY: serve demo test lint chaos shapes results sweeps results-full bench clean
+.PHONY: serve demo test lint chaos shapes results sweeps results-full bench clean lock
 
 serve: $(STAMP)
 	@exec $(VENV)/bin/d2lpm serve --emulate 2 $(ARGS)
@@ -51,16 +51,31 @@ clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 	find . -path './.venv*' -prune -o -name __pycache__ -prune -exec rm -rf {} +
 
-# The build backend is installed first, under the same constraints as all the rest, because the versions of pip
-# differ in whether a constraint reaches an isolated build environment.
+# Everything comes by its hash, the build backend too, so that nothing is built in an environment of its own: there no
+# hash would count. This package itself is installed last, and nothing with it.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "This needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Name another: make PYTHON=python3.13" >&2; \
 		exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt hatchling editables
-	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	$(VENV)/bin/python -m pip install --quiet --require-hashes --no-deps --requirement constraints.txt
+	$(VENV)/bin/python -m pip install --quiet --no-build-isolation --no-deps --editable .
+	$(VENV)/bin/python -m pip check
 	@touch $@
+
+# The lock files, anew: versions stay where pyproject.toml lets them (make lock ARGS=--upgrade takes the newest).
+LOCK = $(VENV)-lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header
+lock:
+	$(PYTHON) -m venv $(VENV)-lock
+	$(VENV)-lock/bin/python -m pip install --quiet uv
+	cp constraints.txt $(VENV)-lock/all.txt
+	printf 'hatchling\neditables\n' > $(VENV)-lock/build.in
+	$(LOCK) $(ARGS) --extra dev pyproject.toml $(VENV)-lock/build.in --output-file $(VENV)-lock/all.txt
+	$(LOCK) --extra events --constraint $(VENV)-lock/all.txt pyproject.toml --output-file $(VENV)-lock/image.txt
+	$(LOCK) --constraint $(VENV)-lock/all.txt $(VENV)-lock/build.in --output-file $(VENV)-lock/build.txt
+	for each in constraints:all constraints-image:image constraints-build:build; do \
+		{ grep '^#' $${each%:*}.txt; cat $(VENV)-lock/$${each#*:}.txt; } > $(VENV)-lock/new.txt && mv $(VENV)-lock/new.txt $${each%:*}.txt; \
+	done
 
 # Target test-engine: the same router before real vLLM and SGLang servers.
 -include tests/engine/engine.mk

@@ -1,4 +1,7 @@
-"""Settings as a YAML file with a comment for every key, for `d2lpm config`."""
+"""Settings as a YAML file with a comment for every key, for `d2lpm config`.
+
+It is written line by line: ruamel.yaml can keep comments, but has none that stand for keys which are not there.
+"""
 
 import textwrap
 from collections.abc import Iterator, Mapping

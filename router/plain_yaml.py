@@ -1,4 +1,7 @@
-"""The YAML of the files that an operator writes: every scalar is its text, and a name stands once."""
+"""The YAML of the files that an operator writes: every scalar is its text, and a name stands once.
+
+Nothing is written here, so the comments and places that ruamel.yaml keeps would be of no use.
+"""
 
 from collections.abc import Hashable
 from typing import IO

@@ -1,3 +1,7 @@
+"""Forms: which fields they have, and how one is changed."""
+
+import pytest
+
 from router.api.multipart import form_fields, is_form, replace_field
 
 TYPE = 'multipart/form-data; boundary="b o"'
@@ -39,3 +43,41 @@ def test_what_is_no_form_has_no_fields() -> None:
 def test_a_long_field_is_no_name() -> None:
     """What is longer than a name or flag can be is passed over."""
     assert form_fields(FORM.replace(b"whisper", b"w" * 5000), TYPE) == {"stream": "true"}
+
+
+def form(*heads: bytes, boundary: bytes = b"x") -> bytes:
+    """A form of parts with these headers and the value `secret`."""
+    parts = b"".join([b"--%b\r\n%b\r\n\r\nsecret\r\n" % (boundary, head) for head in heads])
+    return b"%b--%b--\r\n" % (parts, boundary)
+
+
+NAMED = b'content-disposition: form-data; name="model"'
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        NAMED + b'; x="filename"',
+        b'content-type: text/plain; name="other"\r\n' + NAMED,
+        NAMED + b"\r\nx-filename: a",
+        b'Content-Disposition:form-data;x="; name=other";name=model',
+        b'content-disposition: form-data; name="other"\r\n' + NAMED,
+        b'content-disposition: form-data; name="mod\\el"'.replace(b"\\", b""),
+    ],
+)
+def test_a_name_hides_from_nobody(head: bytes) -> None:
+    """A field is read as the engines read it: else a model got past that its key may not call."""
+    assert form_fields(form(head), "multipart/form-data; boundary=x") == {"model": "secret"}
+    replaced = replace_field(form(head), "multipart/form-data; boundary=x", "model", "m")
+    assert replaced == form(head).replace(b"secret", b"m")
+
+
+def test_what_only_looks_like_a_boundary_ends_no_field() -> None:
+    """A longer one, one in the middle of a line, or a part of one."""
+    for value in (b"a\r\n--boundar", b"--boundary-x", b"a\r\n--boundarx\r\nb", b"\r\n", b"\r\n--\r\n"):
+        body = b"--boundary\r\n" + NAMED + b"\r\n\r\n" + value + b"\r\n--boundary--\r\n"
+        kind = "multipart/form-data; boundary=boundary"
+        assert form_fields(body, kind) == {"model": value.decode()}
+        assert replace_field(body, kind, "model", "m") == body.replace(
+            value + b"\r\n--boundary--", b"m\r\n--boundary--"
+        )

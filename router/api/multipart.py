@@ -1,13 +1,21 @@
-"""Forms with files (RFC 7578), as audio comes: read as far as needed, and changed nowhere else."""
+"""Forms with files (RFC 7578), as audio comes: read as far as needed, and changed nowhere else.
 
-import re
+python-multipart finds the parts, as it does in the engines, so that no name can be hidden from the router alone.
+"""
+
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+
+if TYPE_CHECKING:
+    from python_multipart.multipart import MultipartCallbacks
 
 FIELD_LIMIT: Final = 4096
 """Bytes of a field's value; longer ones are no names or flags."""
-_BOUNDARY: Final = re.compile(r'boundary=(?:"([^"]{1,200})"|([^\s;"]{1,200}))', re.IGNORECASE)
-_NAME: Final = re.compile(rb'[;\s]name="?([^";\r\n]*)"?', re.IGNORECASE)
+MOST_PARTS: Final = 1000
+"""As Starlette, on which the engines are built, takes at most."""
 
 
 class Part(NamedTuple):
@@ -49,17 +57,62 @@ def replace_field(body: bytes, content_type: str, name: str, value: str) -> byte
 
 
 def _parts(body: bytes, content_type: str) -> Iterator[Part]:
-    boundary = _BOUNDARY.search(content_type)
-    if boundary is None:
+    boundary = parse_options_header(content_type)[1].get(b"boundary")
+    if not boundary:
         return
-    mark = b"--" + (boundary[1] or boundary[2]).encode()
-    at = body.find(mark)
-    while at >= 0:
-        after = body.find(b"\r\n" + mark, at)
-        head = body.find(b"\r\n\r\n", at)
-        if after < 0 or not at < head < after:
+    reading = _Reading(body)
+    try:
+        parser = MultipartParser(boundary, reading.callbacks())
+        parser.write(body)
+    except FormParserError:
+        return
+    yield from reading.fields
+
+
+class _Reading:
+    """What the parser has found so far of a body that it is given in one piece."""
+
+    def __init__(self, body: bytes) -> None:
+        self.fields: list[Part] = []
+        self._body = body
+        self._count = 0
+        self._begin()
+
+    def callbacks(self) -> "MultipartCallbacks":
+        """By the parser's names."""
+        return {
+            "on_part_begin": self._begin,
+            "on_header_field": self._name,
+            "on_header_value": self._value,
+            "on_header_end": self._end_header,
+            "on_part_data": self._data,
+            "on_part_end": self._end,
+        }
+
+    def _begin(self) -> None:
+        self._header = self._content = self._disposition = b""
+        self._headers_end = self._length = 0
+
+    def _name(self, data: bytes, start: int, end: int) -> None:
+        self._header += data[start:end]
+
+    def _value(self, data: bytes, start: int, end: int) -> None:
+        self._content += data[start:end]
+        self._headers_end = end
+
+    def _end_header(self) -> None:
+        if self._header.lower() == b"content-disposition":
+            self._disposition = self._content
+        self._header = self._content = b""
+
+    def _data(self, _: bytes, start: int, end: int) -> None:
+        self._length += end - start  # no place in the body: what looked like a boundary comes from elsewhere
+
+    def _end(self) -> None:
+        self._count += 1
+        options = parse_options_header(self._disposition)[1]
+        name = options.get(b"name")
+        if name is None or b"filename" in options or self._count > MOST_PARTS:
             return
-        lines = body[at + len(mark) : head]
-        if (name := _NAME.search(lines)) is not None and b"filename" not in lines.lower():
-            yield Part(name[1].decode(errors="replace"), head + 4, after)
-        at = after + 2
+        start = self._body.index(b"\r\n\r\n", self._headers_end) + 4
+        self.fields.append(Part(name.decode(errors="replace"), start, start + self._length))
