@@ -34,6 +34,22 @@ def test_one_alone_has_half() -> None:
     assert not hold.take(1)
 
 
+@pytest.mark.parametrize("attackers", [1, 4, 15, 100])
+def test_many_that_take_all_they_can_leave_as_much_to_another_as_each_has(attackers: int) -> None:
+    """Of n, each holds the n+1st part, to a piece; one more part is free, and half of it goes to who comes next."""
+    limit = 256 * 2**20
+    budget = ByteBudget(limit)
+    holds = [budget.hold(f"attacker {number}") for number in range(attackers)]
+    piece = 16 * 1024
+    while sum([hold.take(piece) for hold in holds]):
+        pass
+    part = limit // (attackers + 1)
+    assert max(hold.amount for hold in holds) <= part + piece
+    assert limit - budget.held >= part - piece
+    with budget.hold("polite") as polite:
+        polite.add((part - piece) // 2)
+
+
 @pytest.mark.parametrize(
     ("others", "own", "wrong"), [((), 600, Refused), ((400, 400), 0, NoRoom), ((300,), 500, Refused)]
 )
