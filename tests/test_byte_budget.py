@@ -51,7 +51,8 @@ def test_many_that_take_all_they_can_leave_as_much_to_another_as_each_has(attack
 
 
 @pytest.mark.parametrize(
-    ("others", "own", "wrong"), [((), 600, Refused), ((400, 400), 0, NoRoom), ((300,), 500, Refused)]
+    ("others", "own", "wrong"),
+    [((), 600, Refused), ((400, 400), 0, NoRoom), ((300,), 500, Refused), ((300, 300, 300), 0, Refused)],
 )
 def test_a_refusal_tells_whose_fault_it_is(others: tuple[int, ...], own: int, wrong: type[CapacityError]) -> None:
     """429 to whoever holds more than an equal part, 503 to who does not; both say when to come again."""
