@@ -167,6 +167,7 @@ class Fleet(RuleBasedStateMachine):
         request = self.waiting.pop(command.request) if before is None else before.request
         failed, output = (before.failed, before.output) if before else ((), 0)
         assert request.model in self.workers[command.worker].models
+        assert request.worker in (None, command.worker)
         assert command.worker not in failed
         assert command.worker not in self.scheduler.cluster.barred
         size = self.scheduler.estimates.input_tokens(request) + output
@@ -226,15 +227,25 @@ class Fleet(RuleBasedStateMachine):
         model=st.sampled_from([*MODELS, "nobody's"]),
         limit=st.none() | st.integers(0, 20),
         streamed=st.sampled_from([True, True, False]),
+        pin=st.sampled_from([None, None, *WORKERS]),
     )
-    def arrive(self, client: str, texts: list[str], exact: bool, model: str, limit: int | None, streamed: bool) -> None:
+    def arrive(
+        self,
+        client: str,
+        texts: list[str],
+        exact: bool,
+        model: str,
+        limit: int | None,
+        streamed: bool,
+        pin: WorkerId | None,
+    ) -> None:
         self.arrivals += 1
         keys: tuple[PromptKey, ...] = tuple(key(text, exact=exact) for text in texts)
         request = Request(
-            RequestId(f"r{self.arrivals}"), ClientId(client), model, keys, limit, streamed, WEIGHTS[client]
+            RequestId(f"r{self.arrivals}"), ClientId(client), model, keys, limit, streamed, WEIGHTS[client], worker=pin
         )
         full = len(self.waiting) >= TIGHT.waiting.requests
-        served = any(model in worker.models for worker in self.workers.values())
+        served = any(model in worker.models for worker in self.workers.values() if pin in (None, worker.id))
         self.waiting[request.id] = request
         commands = self.tell(Arrived(request))
         refused = [command.request for command in commands if isinstance(command, Reject)]

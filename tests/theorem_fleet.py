@@ -70,6 +70,8 @@ class Habits:
     """The most output tokens that it asks for."""
     stops_early: bool = False
     streamed: float = 1.0
+    pinned: float = 0.0
+    """Share that only one worker may take."""
     cached: Cached = Cached.AS_PREDICTED
     told: float = 1.0
     """Share whose usage the engine tells."""
@@ -275,6 +277,7 @@ class Fleet:
             limit,
             streamed=self._chance(habits.streamed),
             weight=habits.weight,
+            worker=self._random.choice([*self._engines]) if self._chance(habits.pinned) else None,
         )
 
     def _cancel(self, request: RequestId) -> Event:

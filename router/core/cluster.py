@@ -6,7 +6,7 @@ from itertools import islice
 from math import inf
 
 from router.core.health import DEFAULT_RULES, Condition, HealthRules
-from router.core.model import RequestId, Worker, WorkerId, WorkerReported
+from router.core.model import Request, RequestId, Worker, WorkerId, WorkerReported, own_route
 from router.core.window import Window
 from router.core.worker_state import WorkerState
 
@@ -28,6 +28,7 @@ class Cluster:
         self.states: Mapping[WorkerId, WorkerState] = self._states
         """To be looked at only; one object for good."""
         self._serving: dict[str, list[WorkerId]] = {}
+        self._routes: dict[WorkerId, frozenset[str]] = {}
         self._deadlines: dict[WorkerId, float] = {}
         self._departed: dict[WorkerId, bool] = {}
         """Those that left and have not come back, the last of them last; whether they are trusted little by little
@@ -54,6 +55,20 @@ class Cluster:
             found = [s.worker.id for s in self._states.values() if self._serves(s, model)]
             if found:  # names that nobody serves are the clients' to invent, without end
                 self._serving[model] = found
+        return found
+
+    def able(self, request: Request) -> list[WorkerId]:
+        """The workers that this request may be sent to."""
+        serving = self.serving(request.model)
+        if request.worker is None:
+            return serving
+        return [worker for worker in serving if worker == request.worker]
+
+    def routes(self, worker: WorkerId) -> frozenset[str]:
+        """Those of the requests that a worker may be sent: its models, and one of its own."""
+        found = self._routes.get(worker)
+        if found is None:
+            found = self._routes[worker] = self._states[worker].worker.models | {own_route(worker)}
         return found
 
     def _serves(self, state: WorkerState, model: str) -> bool:
@@ -121,6 +136,7 @@ class Cluster:
         if worker.kv_tokens is not None:
             state.told(worker.kv_tokens)
         self._serving.clear()
+        self._routes.pop(worker.id, None)
 
     def leave(self, worker: WorkerId) -> None:
         """Send it nothing more; forget it once nothing runs there."""
@@ -210,6 +226,7 @@ class Cluster:
         state = self._states[worker]
         if state.left and not state.running:
             del self._states[worker]
+            self._routes.pop(worker, None)
             self._depart(worker, distrusted=True)
             self._deadlines.pop(worker, None)
 

@@ -84,7 +84,8 @@ class Estimates:
         self._measured.clear()
         prompts = request.prompts
         sizes = [prompt.size for prompt in prompts if prompt.tokens is None]
-        if usage.input_tokens and len(sizes) == len(prompts):
+        # What one worker keeps for a request is read before its prompts, and says nothing of their bytes.
+        if usage.input_tokens and len(sizes) == len(prompts) and request.worker is None:
             ratio = self._ratio(request.model)
             ratio.learn(sum(sizes), usage.input_tokens)
             if len(prompts) == 1:

@@ -24,6 +24,10 @@ class SchedulerView(FleetView):
         """See `FleetView`."""
         return self._cluster.serving(model)
 
+    def able(self, request: Request) -> Sequence[WorkerId]:
+        """See `FleetView`."""
+        return self._cluster.able(request)
+
     def in_flight(self, worker: WorkerId) -> int:
         """See `FleetView`."""
         return self._states[worker].load.requests
@@ -107,6 +111,10 @@ class SchedulerView(FleetView):
     def models(self, worker: WorkerId) -> Collection[str]:
         """See `FleetView`."""
         return self._states[worker].worker.models
+
+    def routes(self, worker: WorkerId) -> Collection[str]:
+        """See `FleetView`."""
+        return self._cluster.routes(worker)
 
     def reorders(self, worker: WorkerId) -> bool:
         """See `FleetView`."""

@@ -19,7 +19,7 @@ from math import inf
 from typing import Final, NamedTuple
 
 from router.core.accounts import LinearCost
-from router.core.model import ClientId, Request, RequestId, WorkerId
+from router.core.model import ClientId, Request, RequestId, WorkerId, own_route
 from router.core.standings import Standings
 from router.core.surroundings import FleetView
 
@@ -207,7 +207,7 @@ class Isolation:
         view, cost = self._view, self._cost
         workers = list(dict.fromkeys(worker for model in models for worker in view.serving(model)))
         running, weight = self._with_credit(workers)
-        others = self._standings.poor_weight(models)
+        others = self._standings.poor_weight({*models, *map(own_route, workers)})
         price = period.let_in.price(cost)
         if not weight or not others or price <= 0.0:
             return 0.0

@@ -47,6 +47,21 @@ class Request:
 
     Where it names any, an engine of an unknown kind is taken to do the same.
     """
+    worker: WorkerId | None = None
+    """The only worker that may take it, since that alone keeps what it goes on from; None where any may.
+
+    Then its prompts are a part of what the engine reads.
+    """
+
+    @property
+    def route(self) -> str:
+        """What a worker must have among its routes to be sent it."""
+        return self.model if self.worker is None else own_route(self.worker)
+
+
+def own_route(worker: WorkerId) -> str:
+    """The route of requests that this worker alone may take; no model has such a name."""
+    return f"\0{worker}"
 
 
 @dataclass(frozen=True, slots=True)

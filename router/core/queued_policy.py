@@ -229,7 +229,7 @@ class QueuedPolicy(Policy):
         self._placement.worker_left(worker)
         orphans = []
         for request in waiting:
-            if self._view.serving(request.model):
+            if self._view.able(request):
                 self.enqueue(request, now)
             else:
                 orphans.append(request)
@@ -287,5 +287,5 @@ class QueuedPolicy(Policy):
         size = self._view.input_tokens(request)
         return [
             Candidate(worker, cached := matched.get(worker, 0), size - cached, self._loads[worker])
-            for worker in self._view.serving(request.model)
+            for worker in self._view.able(request)
         ]

@@ -187,7 +187,7 @@ class Scheduler:
         if request.id in self._live:
             raise ValueError(f"request {request.id} is live")
         self.clients.meet(request.client, request.weight)
-        if not self.cluster.serving(request.model):
+        if not self.cluster.able(request):
             self._out.append(Reject(request.id, Refusal.NO_WORKER))
         else:
             self._bear(Live(request, now), now)
@@ -237,7 +237,7 @@ class Scheduler:
         """Send what came back to workers that have not failed it, first come, first served."""
         for live in list(self._returned.lives.values()):
             request = live.request
-            serving = self.cluster.serving(request.model)
+            serving = self.cluster.able(request)
             others = [worker for worker in serving if worker not in live.failed]
             if not others:
                 self._abandon(live, Refusal.NO_RETRY if serving else Refusal.NO_WORKER, now)
@@ -304,7 +304,7 @@ class Scheduler:
         """Give requests that the policy gave up back to it, or turn away those that no worker serves."""
         self._placed = True
         for request in requests:
-            if self.cluster.serving(request.model):
+            if self.cluster.able(request):
                 self.policy.enqueue(request, now)
             else:
                 self._room.leave(request.id, now, served=False)

@@ -58,13 +58,13 @@ class Standings:
         self._deficits = ClientDeficits(shares, debtors)
         self._active = ActiveClients()
         self._waiting: dict[ClientId, dict[str, int]] = {}
-        """How many requests of each client wait, by model."""
+        """How many requests of each client wait, by route."""
         self._credited: dict[ClientId, int] = {}
         """Those of them that have credit, with their standing."""
         self.of_waiting: Final = self._credited.get
         """The standing of a client that waits; None without credit."""
         self._contenders: dict[str, int] = {}
-        """How many clients with credit wait, by model."""
+        """How many clients with credit wait, by route."""
         self._dues = Dues(self._deficits, self._is_poor)
         self._in_flight: dict[ClientId, dict[RequestId, None]] = {}
         self._turns: dict[ClientId, int] = {}
@@ -122,13 +122,13 @@ class Standings:
         self._active.begin(client, self._shares.of(request))
         if client not in self._waiting:
             self._begin_to_wait(client, cost)
-        models = self._waiting.setdefault(client, {})
+        routes, route = self._waiting.setdefault(client, {}), request.route
         self._restored = self._restored and len(self._waiting) == 1
-        models[request.model] = models.get(request.model, 0) + 1
-        if models[request.model] == 1:
+        routes[route] = routes.get(route, 0) + 1
+        if routes[route] == 1:
             if client in self._credited:
-                self._count(request.model, 1)
-            elif len(models) == 1:
+                self._count(route, 1)
+            elif len(routes) == 1:
                 self._review(client)
                 if client not in self._credited:
                     self._expect(client)
@@ -168,13 +168,13 @@ class Standings:
         """One waits no more."""
         client = request.client
         self._active.end(client)
-        models = self._waiting[client]
-        models[request.model] -= 1
-        if not models[request.model]:
-            del models[request.model]
+        routes, route = self._waiting[client], request.route
+        routes[route] -= 1
+        if not routes[route]:
+            del routes[route]
             if client in self._credited:
-                self._count(request.model, -1)
-            if not models:
+                self._count(route, -1)
+            if not routes:
                 del self._waiting[client]
                 for each in (self._credited, self._fresh, self._turns, self._looked_at):
                     each.pop(client, None)
@@ -221,9 +221,9 @@ class Standings:
         """What a client weighs."""
         return self._deficits.quantum(client) / self._parameters.quantum
 
-    def poor_weight(self, models: Collection[str]) -> float:
-        """What those weigh together that wait for one of these models and have no credit."""
-        poor = [each for each in self._waiting if each not in self._credited and self._counts(each, models)]
+    def poor_weight(self, routes: Collection[str]) -> float:
+        """What those weigh together that have a request of one of these routes waiting and have no credit."""
+        poor = [each for each in self._waiting if each not in self._credited and self._counts(each, routes)]
         return sum([self.weight(client) for client in poor])
 
     @property
@@ -231,22 +231,22 @@ class Standings:
         """Whether anything is."""
         return bool(self._in_flight)
 
-    def refill(self, models: Collection[str] | None = None) -> list[ClientId]:
+    def refill(self, routes: Collection[str] | None = None) -> list[ClientId]:
         """CHECKREFILL: if clients wait and none of them has credit, add quanta until one has; returns who has by that.
 
-        `models`: only those count that wait for one of these.
+        `routes`: only those count that have a request of one of these waiting.
         """
-        if self.contended(models):
+        if self.contended(routes):
             return []
-        client = self._dues.first(lambda each: self._counts(each, models))
+        client = self._dues.first(lambda each: self._counts(each, routes))
         if client is None:
             return []
         self._refill_for(client)
         return self._admit()
 
-    def contended(self, models: Collection[str] | None = None) -> bool:
-        """Whether a client with credit waits, for one of these models."""
-        return bool(self._credited) if models is None else not self._contenders.keys().isdisjoint(models)
+    def contended(self, routes: Collection[str] | None = None) -> bool:
+        """Whether a client with credit waits, with a request of one of these routes."""
+        return bool(self._credited) if routes is None else not self._contenders.keys().isdisjoint(routes)
 
     def begin_anew(self) -> None:
         """Give every client one quantum, as at its first request: whoever used an idle machine owes nothing for it, and
@@ -308,8 +308,8 @@ class Standings:
     def _is_poor(self, client: ClientId) -> bool:
         return client in self._waiting and client not in self._credited
 
-    def _counts(self, client: ClientId, models: Collection[str] | None) -> bool:
-        return models is None or not self._waiting[client].keys().isdisjoint(models)
+    def _counts(self, client: ClientId, routes: Collection[str] | None) -> bool:
+        return routes is None or not self._waiting[client].keys().isdisjoint(routes)
 
     def _admit(self) -> list[ClientId]:
         """Note everybody who has credit by the rounds of now, and return them."""
@@ -336,8 +336,8 @@ class Standings:
             self._credited[client] = self._rank(client)
         else:
             del self._credited[client]
-        for model in self._waiting[client]:
-            self._count(model, 1 if credited else -1)
+        for route in self._waiting[client]:
+            self._count(route, 1 if credited else -1)
         self._changed(client)
 
     def _tell(self, client: ClientId) -> None:
@@ -352,9 +352,9 @@ class Standings:
             del self._fresh[client]
             self._tell(client)
 
-    def _count(self, model: str, change: int) -> None:
-        count = self._contenders.get(model, 0) + change
+    def _count(self, route: str, change: int) -> None:
+        count = self._contenders.get(route, 0) + change
         if count:
-            self._contenders[model] = count
+            self._contenders[route] = count
         else:
-            del self._contenders[model]
+            del self._contenders[route]

@@ -21,7 +21,10 @@ class FleetView(Protocol):
     """What a policy may ask about the fleet and the prefix map."""
 
     def serving(self, model: str) -> Sequence[WorkerId]:
-        """The workers that a request for this model may go to, in the order in which they joined."""
+        """The workers that serve this model, in the order in which they joined."""
+
+    def able(self, request: Request) -> Sequence[WorkerId]:
+        """The workers that a request may go to, in the order in which they joined."""
 
     def in_flight(self, worker: WorkerId) -> int:
         """Requests dispatched to a worker and not ended."""
@@ -76,6 +79,9 @@ class FleetView(Protocol):
 
     def models(self, worker: WorkerId) -> Collection[str]:
         """Names, adapters included, that the worker answers to."""
+
+    def routes(self, worker: WorkerId) -> Collection[str]:
+        """The routes (`Request.route`) of the requests that may be sent to the worker."""
 
     def reorders(self, worker: WorkerId) -> bool:
         """Whether the worker's engine does not serve in order of arrival, but by longest match."""

@@ -107,7 +107,7 @@ class DlpmHome(Policy):
         request = placed.request
         self._standings.wait(request, self._input_cost(request))
         self._pool.enter(placed)
-        self._backlog.add(None, request.client, now)
+        self._backlog.add(request.worker, request.client, now)
 
     def _let_newcomer_wait(self, now: float) -> None:
         """It may not go, or something comes before its turn: another request, or another worker."""
@@ -120,7 +120,7 @@ class DlpmHome(Policy):
         self._let_newcomer_wait(now)
         withdrawn = self._pool.remove(request)
         self._standings.leave(withdrawn)
-        self._backlog.remove(None, withdrawn.client, now)
+        self._backlog.remove(withdrawn.worker, withdrawn.client, now)
 
     def next(self, now: float) -> Choice | None:
         """See `Policy`."""
@@ -149,7 +149,7 @@ class DlpmHome(Policy):
             for worker, relief in self._with_room():
                 if newcomer.may_go(worker, now) and self._view.admits(worker, request):
                     self._newcomer = None
-                    self._backlog.pass_through(None, request.client, now)
+                    self._backlog.pass_through(request.worker, request.client, now)
                     choice = self._choose(newcomer, worker, relief)
                     self._send(request, choice.worker, now)
                     return choice
@@ -278,11 +278,11 @@ class DlpmHome(Policy):
 
         And else, of the workers with as much in flight, to that which holds most of it.
         """
-        models = self._view.models(worker)
-        queues = self._pool.queues_for(worker, models)
+        routes = self._view.routes(worker)
+        queues = self._pool.queues_for(worker, routes)
         if not queues:
             return None
-        self._refill(worker, models, now)
+        self._refill(worker, routes, now)
         turn = longest(queues, partial(self._view.admits, worker))
         if turn is None:
             return None
@@ -307,17 +307,18 @@ class DlpmHome(Policy):
         equals = [each for each in better if view.admits(each, waiting.request)]
         return max(equals, key=matched.__getitem__) if equals else worker
 
-    def _refill(self, worker: WorkerId, models: Collection[str], now: float) -> None:
-        """CHECKREFILL among the clients of the models that a worker serves; a worker that idles never waits for it."""
+    def _refill(self, worker: WorkerId, routes: Collection[str], now: float) -> None:
+        """CHECKREFILL among the clients that a worker can serve now; a worker that idles never waits for it."""
         self._standings.let_overdue_go()
-        if self._standings.contended(models):
+        if self._standings.contended(routes):
             return
         if self._view.reorders(worker):
             since = now - self._parameters.engine_lpm_seconds
             if self._sites[worker].unstarted.hold_up(since, self._standings.of):
                 return
+        models = self._view.models(worker)
         if not self._view.in_flight(worker) or not self._isolation.holds(models, now):
-            self._isolation.refilled(models, self._standings.refill(models), now)
+            self._isolation.refilled(models, self._standings.refill(routes), now)
 
     def _next_copied(self, worker: WorkerId, now: float) -> Choice | None:
         """The first request of the longest queue elsewhere, if its client has used up its credit there."""
@@ -335,7 +336,7 @@ class DlpmHome(Policy):
 
     def _may_copy(self, request: Request, home: WorkerId, worker: WorkerId) -> bool:
         """Whether a client has credit at a worker and none at its home, after a refill where it has none anywhere."""
-        table = self._credits.among(request, self._view.serving(request.model))
+        table = self._credits.among(request, self._view.able(request))
         return table.credit(home) <= 0 < table.credit(worker)
 
     def _take(self, choice: Choice, now: float) -> Choice:
@@ -344,7 +345,7 @@ class DlpmHome(Policy):
         return choice
 
     def _send(self, request: Request, worker: WorkerId, now: float) -> None:
-        self._credits.meet(request, self._view.serving(request.model))
+        self._credits.meet(request, self._view.able(request))
         self._standings.dispatched(request)
         site = self._sites[worker]
         site.unstarted.add(request, now)

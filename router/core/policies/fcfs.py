@@ -62,7 +62,7 @@ class PooledFcfs(Policy):
     def __init__(self, surroundings: Surroundings) -> None:
         self._view = surroundings.view
         self._backlog = surroundings.backlog
-        self._models: dict[str, OrderedDict[RequestId, Waiting]] = {}
+        self._routes: dict[str, OrderedDict[RequestId, Waiting]] = {}
         self._waiting: dict[RequestId, Request] = {}
         self._arrivals = 0
         self._turn = 0
@@ -71,23 +71,23 @@ class PooledFcfs(Policy):
         """See `Policy`."""
         self._waiting[request.id] = request
         self._arrivals += 1
-        self._models.setdefault(request.model, OrderedDict())[request.id] = Waiting(request, self._arrivals)
-        self._backlog.add(None, request.client, now)
+        self._routes.setdefault(request.route, OrderedDict())[request.id] = Waiting(request, self._arrivals)
+        self._backlog.add(request.worker, request.client, now)
 
     def withdraw(self, request: RequestId, now: float) -> None:
         """See `Policy`."""
         waiting = self._waiting.pop(request)
-        queue = self._models[waiting.model]
+        queue = self._routes[waiting.route]
         del queue[request]
         if not queue:
-            del self._models[waiting.model]
-        self._backlog.remove(None, waiting.client, now)
+            del self._routes[waiting.route]
+        self._backlog.remove(waiting.worker, waiting.client, now)
 
     def next(self, now: float) -> Choice | None:
-        """See `Policy`. A model whose workers are full holds up no other model."""
-        heads = [next(iter(queue.values())) for queue in self._models.values()]
+        """See `Policy`. A model whose workers are full holds up no other model, and a worker that is full no other."""
+        heads = [next(iter(queue.values())) for queue in self._routes.values()]
         for request in (head.request for head in sorted(heads, key=lambda head: head.arrival)):
-            able = [w for w in self._view.serving(request.model) if self._view.admits(w, request)]
+            able = [w for w in self._view.able(request) if self._view.admits(w, request)]
             if able:
                 self.withdraw(request.id, now)
                 return Choice(request, self.resend(request, able, now), "room")
@@ -100,7 +100,7 @@ class PooledFcfs(Policy):
 
     def worker_left(self, worker: WorkerId, now: float) -> list[Request]:  # noqa: ARG002 - a pool has no queue to move
         """See `Policy`."""
-        orphans = [request for request in self._waiting.values() if not self._view.serving(request.model)]
+        orphans = [request for request in self._waiting.values() if not self._view.able(request)]
         for request in orphans:
             self.withdraw(request.id, now)
         return orphans

@@ -59,7 +59,7 @@ class Leaving(NamedTuple):
 
 
 class HomePool:
-    """What waits, by id; one queue for what is at home at each worker, and one by model for what may go anywhere."""
+    """What waits, by id; one queue for what is at home at each worker, and one by route for what may go anywhere."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class HomePool:
         self.homes: Final[Mapping[WorkerId, LongestMatchQueue]] = self._homes
         """What is at home at each worker; to be asked only."""
         self._anywhere: dict[str, LongestMatchQueue] = {}
-        """What has no home, or has left it, by model."""
+        """What has no home, or has left it, by route."""
         self._leaving: list[Leaving] = []
         self._arrivals = 0
 
@@ -99,9 +99,9 @@ class HomePool:
             heappop(self._leaving)
         return self._leaving[0].at if self._leaving else inf
 
-    def queues_for(self, worker: WorkerId, models: Collection[str]) -> list[LongestMatchQueue]:
+    def queues_for(self, worker: WorkerId, routes: Collection[str]) -> list[LongestMatchQueue]:
         """Those that are not empty of which a worker may take, that of what is at home there last."""
-        queues = [queue for model, queue in self._anywhere.items() if model in models]
+        queues = [queue for route, queue in self._anywhere.items() if route in routes]
         if len(home := self._homes[worker]):
             queues.append(home)
         return queues
@@ -110,7 +110,7 @@ class HomePool:
         """Find its homes for one that came now, with so many input tokens. It does not wait before it is to `enter`."""
         size = sum([prompt.size for prompt in request.prompts])
         chunk_tokens = tokens * CHUNK_BYTES / max(size, 1)
-        matched = self._view.chunks_held(request, self._view.serving(request.model))
+        matched = self._view.chunks_held(request, self._view.able(request))
         self._arrivals += 1
         waiting = Waiting(request, self._arrivals, now, chunk_tokens, matched)
         waiting.homes = self._find_homes(waiting)
@@ -134,10 +134,10 @@ class HomePool:
         for worker in waiting.homes:
             self._homes[worker].remove(request)
         if waiting.leaves_home is None:
-            model = waiting.request.model
-            self._anywhere[model].remove(request)
-            if not len(self._anywhere[model]):
-                del self._anywhere[model]
+            route = waiting.request.route
+            self._anywhere[route].remove(request)
+            if not len(self._anywhere[route]):
+                del self._anywhere[route]
         return waiting.request
 
     def stand(self, client: ClientId) -> None:
@@ -156,14 +156,14 @@ class HomePool:
             if worker in waiting.homes:
                 self._homes[worker].match_changed((name,))
             if waiting.leaves_home is None:
-                self._anywhere[waiting.request.model].match_changed((name,))
+                self._anywhere[waiting.request.route].match_changed((name,))
 
     def worker_joined(self, worker: WorkerId) -> None:
         """It is home to what has none."""
         if worker not in self._homes:
             self._homes[worker] = self._new_queue(lambda request: self._waiting[request.id].matched[worker])
         for waiting in self._waiting.values():
-            if worker in self._view.serving(waiting.request.model):
+            if worker in self._view.able(waiting.request):
                 self._rematch(waiting)
 
     def served_by_alone(self, worker: WorkerId) -> list[Request]:
@@ -185,14 +185,14 @@ class HomePool:
                 self._set_free(self._waiting[leaving.request])
 
     def _watch(self, waiting: Waiting) -> None:
-        waiting.matched = self._view.watch(waiting.request, self._view.serving(waiting.request.model))
+        waiting.matched = self._view.watch(waiting.request, self._view.able(waiting.request))
 
     def _rematch(self, waiting: Waiting) -> None:
         """Let a request wait where it belongs now that the workers are others."""
         self._watch(waiting)
         self._settle(waiting)
         if waiting.leaves_home is None:
-            self._anywhere[waiting.request.model].match_changed((waiting.request.id,))
+            self._anywhere[waiting.request.route].match_changed((waiting.request.id,))
 
     def _settle(self, waiting: Waiting) -> None:
         """Let a request wait where it is at home now; once it may go anywhere, it may for good."""
@@ -247,10 +247,10 @@ class HomePool:
     def _set_free(self, waiting: Waiting) -> None:
         """Let any worker take a request; at home it still comes first."""
         waiting.leaves_home = None
-        model = waiting.request.model
-        if model not in self._anywhere:
-            self._anywhere[model] = self._new_queue(lambda request: self._waiting[request.id].anywhere)
-        self._anywhere[model].push(waiting.request, waiting.arrival)
+        route = waiting.request.route
+        if route not in self._anywhere:
+            self._anywhere[route] = self._new_queue(lambda request: self._waiting[request.id].anywhere)
+        self._anywhere[route].push(waiting.request, waiting.arrival)
 
     def _is_due(self, leaving: Leaving) -> bool:
         """Whether it still waits, and for the same home."""

@@ -71,12 +71,12 @@ class Rpm(Policy):
         held = self._held.setdefault(request.client, OrderedDict())
         held[request.id] = Held(self._arrivals, request)
         self._clients[request.id] = request.client
-        self._backlog.add(None, request.client, now)
+        self._backlog.add(request.worker, request.client, now)
 
     def withdraw(self, request: RequestId, now: float) -> None:
         """See `Policy`. One that the limit let pass stays counted."""
         if request in self._clients:
-            self._backlog.remove(None, self._take_out(request).client, now)
+            self._release(request, now)
         else:
             self._pool.withdraw(request, now)
 
@@ -104,25 +104,25 @@ class Rpm(Policy):
         due = [held for line in self._held.values() for held in islice(line.values(), self._limit)]
         for held in sorted(due):
             self._let_pass(held.request, now)
-            self._backlog.remove(None, self._take_out(held.request.id).client, now)
+            self._release(held.request.id, now)
 
     def _let_pass(self, request: Request, now: float) -> None:
         self._accepted[request.client] = self._accepted.get(request.client, 0) + 1
         self._pool.enqueue(request, now)
 
-    def _take_out(self, request: RequestId) -> Request:
+    def _release(self, request: RequestId, now: float) -> None:
         """Hold a request no longer."""
         client = self._clients.pop(request)
         line = self._held[client]
         held = line.pop(request)
         if not line:
             del self._held[client]
-        return held.request
+        self._backlog.remove(held.request.worker, client, now)
 
     def worker_left(self, worker: WorkerId, now: float) -> list[Request]:
         """See `Policy`."""
         held = [held.request for line in self._held.values() for held in line.values()]
-        orphans = [request for request in held if not self._view.serving(request.model)]
+        orphans = [request for request in held if not self._view.able(request)]
         for request in orphans:
             self.withdraw(request.id, now)
         return orphans + self._pool.worker_left(worker, now)
