@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from router.admin import Operations, is_open
 from router.admission_metrics import AdmissionMetrics
 from router.api import family_of
+from router.background_responses import BackgroundResponses
 from router.byte_budget import ByteBudget
 from router.cache_alarm import CacheAlarm
 from router.check import Advice
@@ -54,10 +55,12 @@ from router.limits import Admission
 from router.metrics import ClientLabels, RequestMetrics
 from router.monitor import Monitor
 from router.report import FairnessReport, UsageReport, WorkerReport, fairness_report, usage_report, worker_reports
+from router.response_calls import ResponseCalls
 from router.roster import Roster, backend_of
 from router.settings import Settings
-from router.state import StateFile, load, new_header, set_aside, usable
+from router.state import Saved, StateFile, load, new_header, set_aside, usable
 from router.state_metrics import StateCollector
+from router.stored_responses import StoredResponse, StoredResponses
 from router.worker_drain import WorkerDrain
 
 
@@ -67,7 +70,7 @@ def build(settings: Settings, resolve: Resolve = resolve) -> "Router":
     `resolve` finds the addresses of workers that are known by a name.
     """
     now = time.monotonic()
-    secret, scheduler, restored = begin(settings, now)
+    secret, scheduler, restored, responses = begin(settings, now)
     journal = _journal(settings, secret, now, restored)
     patience = PatienceRules(settings.first_token_timeout, settings.token_timeout)
     fleet = Fleet((), settings.connect_timeout, patience, settings.aliases())
@@ -97,10 +100,12 @@ def build(settings: Settings, resolve: Resolve = resolve) -> "Router":
     def explain(request: str) -> Explanation:
         return explanations.of(request, conductor.clock(), time.time())
 
+    stored, background = StoredResponses(settings.stored_responses), BackgroundResponses(conductor, fleet)
+    stored.restore(responses)
     state_metrics, budget = StateCollector(labels), ByteBudget(settings.max_held_bytes)
     connections = _connections(settings, budget)
     event_metrics = EventMetrics(kv_events.report, kv_events.outcomes)
-    state = _state(settings, secret, conductor)
+    state = _state(settings, secret, conductor, stored)
     files = KeptFiles({"state": state, "journal": journal})
     for collector in (
         state_metrics,
@@ -110,18 +115,21 @@ def build(settings: Settings, resolve: Resolve = resolve) -> "Router":
         connections,
         budget,
         files,
+        stored,
+        background,
     ):
         registry.register(collector)
     operations = _operations(settings, fleet, workers, conductor, report)
     parts = [
         *(lag, Collector(lambda: drain.idle), journal, door.keys, state),
-        *(fleet, kv_events, workers.advice, workers.discovery, monitor, operations and operations.history),
+        *(fleet, kv_events, workers.advice, workers.discovery, monitor, background, operations and operations.history),
     ]
     control = control_plane(
         *(fleet, scrape, report, cards, door.usage, explain, drain, workers.drain.drained, operations),
         partial(_running, [part for part in parts if part is not None], conductor),
     )
-    gateway = _gateway(settings, conductor, fleet, door, budget, kv_events, secret)
+    calls = ResponseCalls(conductor, fleet, stored, background, allow_background=settings.background_responses)
+    gateway = _gateway(settings, conductor, fleet, door, budget, kv_events, calls, secret)
     return Router(gateway, control, drain, connections)
 
 
@@ -139,12 +147,13 @@ async def _running(
     conductor.close()
 
 
-def _state(settings: Settings, secret: bytes, conductor: Conductor) -> StateFile | None:
+def _state(settings: Settings, secret: bytes, conductor: Conductor, stored: StoredResponses) -> StateFile | None:
     if settings.state is None:
         return None
 
-    def pieces() -> Iterator[Piece]:
-        return snapshot(conductor.scheduler, conductor.clock())
+    def pieces() -> Iterator[Saved]:
+        yield from snapshot(conductor.scheduler, conductor.clock())
+        yield from stored.saved()
 
     return StateFile(settings.state, pieces, partial(new_header, settings.policy, secret), settings.state_interval)
 
@@ -172,6 +181,7 @@ def _gateway(
     door: "Door",
     budget: ByteBudget,
     kv_events: ExactMap,
+    responses: ResponseCalls,
     secret: bytes,
 ) -> Gateway:
     return Gateway(
@@ -183,6 +193,7 @@ def _gateway(
         settings.body_limit,
         JourneySettings(settings.policy, settings.heartbeat, settings.response_headers, settings.continuation),
         kv_events.keys,
+        responses,
         None if settings.isolate == "none" else Isolation(settings.isolate == "group", secret),
     )
 
@@ -333,6 +344,8 @@ class Beginning(NamedTuple):
     scheduler: Scheduler
     restored: list[Piece]
     """What the scheduler was given from before a restart."""
+    responses: Sequence[StoredResponse] = ()
+    """Those that were remembered then."""
 
 
 def begin(settings: Settings, now: float) -> Beginning:
@@ -353,4 +366,4 @@ def begin(settings: Settings, now: float) -> Beginning:
     except ValueError as error:
         set_aside(settings.state, error)
         return Beginning(secret or secrets.token_bytes(32), new_scheduler(settings), [])
-    return Beginning(secret or saved, scheduler, pieces)
+    return Beginning(secret or saved, scheduler, pieces, found.responses)

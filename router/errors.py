@@ -14,6 +14,7 @@
     │   ├── UnknownModel         404, code model_not_found
     │   ├── UnservedPath         404, no worker of the model has the path
     │   ├── UnknownRequest       404, not among the last that there were
+    │   ├── UnknownResponse      404, not stored, or not for this client
     │   ├── UnknownWorker        404
     │   ├── UnknownClient        404
     │   ├── WorkerExists         409
@@ -53,7 +54,7 @@ class RouterError(Exception):
         message: str,
         *,
         param: str | None = None,
-        code: str | None = None,
+        code: str | int | None = None,
         retry_after: float | None = None,
         reason: str | None = None,
     ) -> None:
@@ -168,6 +169,16 @@ class UnknownRequest(ClientError):
 
     def __init__(self, request: str) -> None:
         super().__init__(f"No request `{request[:200]}` is remembered.", code="unknown_request")
+
+
+class UnknownResponse(ClientError):
+    """In the words of the engines."""
+
+    status = 404
+
+    def __init__(self, response: str) -> None:
+        message = f"Response with id '{response[:256]}' not found."
+        super().__init__(message, param="response_id", code=404)
 
 
 class UnknownWorker(ClientError):

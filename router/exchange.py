@@ -44,6 +44,7 @@ class Exchange:
         self._when_left: WhenLeft | None = extensions.get(LEAVING)
         self._belong: Callable[[str], None] | None = extensions.get(OWNER)
         self._break_off: Callable[[], None] | None = extensions.get(BREAK_OFF)
+        self._connected: WhileConnected | None = None
         self._receive = receive
         self._send = send
 
@@ -108,7 +109,19 @@ class Exchange:
         To be entered once the request's body is read. The client's leaving is seen at once, whatever is awaited, if the
         server tells of it (`LEAVING`).
         """
-        return WhileConnected(self._when_left)
+        self._connected = WhileConnected(self._when_left)
+        return self._connected
+
+    def stay(self) -> None:
+        """From now on, let the client's leaving cut nothing short, until it may again."""
+        if self._connected is not None:
+            self._connected.stays = True
+
+    def may_leave(self) -> None:
+        """Let the client's leaving cut short what is done, also if it has left since `stay`."""
+        if self._connected is not None and self._connected.stays:
+            self._connected.stays = False
+            self._connected.look()
 
     async def respond(self, status: int, headers: Headers, body: bytes) -> None:
         """Answer in one piece."""
@@ -157,13 +170,15 @@ def new_request_id() -> str:
 class WhileConnected:
     """See `Exchange.while_connected`."""
 
-    __slots__ = ("_gone", "_task", "_when_left")
+    __slots__ = ("_gone", "_task", "_when_left", "stays")
 
     def __init__(self, when_left: WhenLeft | None) -> None:
         self._when_left = when_left
         self._task: asyncio.Task[object] | None = None
         """The one to be cut short; None before and after."""
         self._gone = False
+        self.stays = False
+        """Whether what is done goes on for now although the client has left."""
 
     def __enter__(self) -> None:
         self._task = asyncio.current_task()
@@ -178,7 +193,13 @@ class WhileConnected:
             task.uncancel()
             raise ClientGone from None
 
+    def look(self) -> None:
+        """Cut short what is done if the client has left."""
+        if self._gone and self._task is not None:
+            self._task.cancel()
+
     def _leave(self) -> None:
         if self._task is not None:
             self._gone = True
-            self._task.cancel()
+            if not self.stays:
+                self._task.cancel()

@@ -19,12 +19,13 @@ from router.api.alias import rename
 from router.api.call import Call, Head
 from router.api.family import Family
 from router.api.isolation import isolated
+from router.api.responses import stored_id
 from router.api.token_ids import check_vocabulary
 from router.api.weight import check_weight
 from router.byte_budget import ByteBudget, Hold
 from router.conductor import Conductor
 from router.core.block_key import BlockKey
-from router.core.model import Request, RequestId
+from router.core.model import ClientId, Request, RequestId, WorkerId
 from router.core.prompt_key import PromptHasher
 from router.errors import MethodNotAllowed, RouterError, ShuttingDown, UnknownModel, UnknownPath
 from router.exchange import ClientGone, Exchange, new_request_id
@@ -33,6 +34,7 @@ from router.identity import Identity
 from router.journey import Journey, JourneySettings
 from router.limits import Admission, Permit
 from router.parse_slots import AT_ONCE, ParseSlots
+from router.response_calls import ResponseCalls
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +69,7 @@ class Gateway:
         body_limit: int,
         settings: JourneySettings,
         block_keys: BlockKeys,
+        responses: ResponseCalls,
         isolation: Isolation | None = None,
     ) -> None:
         """`budget`: what may be held; `body_limit`: bytes; `block_keys` is asked for the prompts by their tokens.
@@ -82,6 +85,7 @@ class Gateway:
         self._slots = ParseSlots()
         self._settings = settings
         self._block_keys = block_keys
+        self._responses = responses
         self._isolation = isolation
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -90,7 +94,9 @@ class Gateway:
         exchange.request_id = _usable(exchange.headers.get(b"x-request-id")) or new_request_id()
         try:
             family = _family(exchange)
-            with self._admission.entered(exchange.headers, exchange.address) as permit:
+            response = stored_id(exchange.path, exchange.method)
+            let_in = self._admission.entered if response is None else self._admission.uncounted
+            with let_in(exchange.headers, exchange.address) as permit:
                 owner = _owner(permit.identity, exchange.address)
                 exchange.belong(owner)
                 with self._budget.hold(owner) as hold:
@@ -98,7 +104,10 @@ class Gateway:
                     if body:
                         family.check_type(exchange.head)
                     with exchange.while_connected():
-                        await self._serve(family, exchange, body, hold, permit)
+                        if response is None:
+                            await self._serve(family, exchange, body, hold, permit)
+                        else:
+                            await self._responses.serve(exchange, body, hold, response, self._owner_of(exchange))
         except ClientGone:
             pass
         except asyncio.CancelledError:  # the server waits no longer; it would log this as a failure of ours
@@ -109,6 +118,10 @@ class Gateway:
             log.exception("a call to %s failed inside the router", exchange.path)
             await exchange.fail(RouterError("The router failed on this call."))
 
+    def _owner_of(self, exchange: Exchange) -> ClientId:
+        """Whose responses a call may make and see: whom its head names, since a call about one has no other part."""
+        return self._admission.identifier.identify(exchange.headers, None, exchange.address).client
+
     async def _serve(self, family: Family, exchange: Exchange, body: bytes, hold: Hold, permit: Permit) -> None:
         """Parse a call that is here as a whole, let it in, and see it through."""
         arrived = self._conductor.clock()
@@ -117,11 +130,16 @@ class Gateway:
         body, call = await self._parse(family, exchange.head, body, hold.owner)
         identity = permit.identity or self._admission.identify(exchange.headers, call.user, exchange.address)
         self._admission.admit(permit, identity, call.model, _input_tokens(call), call.adapters)
+        owner = self._owner_of(exchange)
+        keeper = self._responses.keeper(call, owner, permit)
+        worker = self._responses.worker_of_previous(call, owner)
         hold.set(len(body) + sum([len(prompt.key.hashes) for prompt in call.prompts]))
         blocks = await self._block_keys(call.path, body, call.model) if family.tokenised else ()
-        request = self._request(exchange, call, identity, blocks)
+        request = self._request(exchange, call, identity, blocks, worker)
         overhead = self._conductor.clock() - arrived
-        journey = Journey(request, call, family, exchange, hold, self._slots, self._conductor, self._fleet, overhead)
+        journey = Journey(
+            *(request, call, family, exchange, hold, self._slots, self._conductor, self._fleet, overhead, keeper)
+        )
         try:
             await journey.run(self._settings)
         finally:
@@ -159,7 +177,9 @@ class Gateway:
         known = rename(body, call.content_type, model)
         return known, family.parse(head, known, self._hasher, ids=ids)
 
-    def _request(self, exchange: Exchange, call: Call, identity: Identity, blocks: tuple[BlockKey, ...]) -> Request:
+    def _request(
+        self, exchange: Exchange, call: Call, identity: Identity, blocks: tuple[BlockKey, ...], worker: WorkerId | None
+    ) -> Request:
         if RequestId(exchange.request_id) in self._conductor:
             exchange.request_id = new_request_id()
         return Request(
@@ -176,6 +196,7 @@ class Gateway:
             group_weight=identity.group_weight,
             answers=max(1, call.choices * len(call.prompts)),
             computed_anew_by=call.computed_anew_by,
+            worker=worker,
         )
 
 

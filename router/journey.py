@@ -14,6 +14,7 @@ from router.api.continuation import Continuation, Rewriter, continuation, last_e
 from router.api.family import Family, Reader
 from router.api.outline import Outline
 from router.api.plain import tail_usage
+from router.api.responses import ResponseReader, is_running
 from router.byte_budget import Hold
 from router.conductor import Conductor
 from router.core.commands import Dispatch, Refusal
@@ -22,6 +23,7 @@ from router.errors import BadRequest, NoWorker, RouterError, UnservedPath, Worke
 from router.exchange import JSON_TYPE, Exchange
 from router.fleet import Fleet
 from router.parse_slots import AT_ONCE, ParseSlots
+from router.response_keeper import ResponseKeeper
 from router.upstream import CRUMBS, Silence, Upstream
 from router.verdict import fault_of, lacks_path, worker_refused
 
@@ -106,10 +108,12 @@ class Journey:
         conductor: Conductor,
         fleet: Fleet,
         overhead: float,
+        keeper: ResponseKeeper | None = None,
     ) -> None:
         """`hold`: of the bytes that are held for it; `slots`: in which its answer is read if that is long.
 
-        `overhead`: seconds that the router has worked on it before its first turn.
+        `overhead`: seconds that the router has worked on it before its first turn; `keeper`: of the response that it
+        makes, where that is kept.
         """
         self._request = request
         self._call = call
@@ -120,6 +124,7 @@ class Journey:
         self._conductor = conductor
         self._fleet = fleet
         self._overhead = overhead
+        self._keeper = keeper
         self._reader: Reader | None = None
         self._rest: Continuation | None = None
         """What is left to ask for, where the client has a part of the answer."""
@@ -149,7 +154,7 @@ class Journey:
                 headers: HeaderList = []
                 if settings.response_headers:
                     headers = self._account_of(dispatch, settings.policy, self._conductor.clock() - submitted)
-                before, lost = lost, self._unfit(dispatch.worker) or await self._try(dispatch, headers)
+                before, lost = lost, self._unfit(dispatch.worker) or await self._attempt(dispatch, headers)
                 if lost is None:
                     return
                 if not await self._may_go_on(lost, settings):
@@ -163,7 +168,15 @@ class Journey:
                 )
             if lost is not None and not isinstance(self._ending, Finished):
                 await self._tell(lost)
+        except asyncio.CancelledError:
+            if self._keeper is None or not self._keeper.cut or (task := asyncio.current_task()) is None:
+                raise
+            task.uncancel()
+            await self._exchange.end()
         finally:
+            if self._keeper is not None and self._keeper.take_over(self._request.id):
+                self._settled = True  # by whoever follows the response
+                self._hang_up()
             self._settle(self._ending or Cancelled(self._request.id, self._usage()))
 
     def _settle(self, ending: Finished | Failed | Cancelled) -> None:
@@ -232,6 +245,16 @@ class Journey:
         error = BadRequest(f"The model `{self._call.model[:200]}` makes embeddings alone.", param="model")
         return Lost(Fault.CALL, False, error, elsewhere=True)
 
+    async def _attempt(self, dispatch: Dispatch, headers: HeaderList) -> Lost | None:
+        """Try a worker; where its engine would compute on without the client, so do we."""
+        if self._keeper is None or not self._keeper.outlives_client:
+            return await self._try(dispatch, headers)
+        self._exchange.stay()
+        try:
+            return await self._try(dispatch, headers)
+        finally:
+            self._exchange.may_leave()
+
     async def _try(self, dispatch: Dispatch, headers: HeaderList) -> Lost | None:
         """Send the call to a worker and pass its answer on; None if that was the request's end."""
         path, body = self._call.path, self._call.body
@@ -253,7 +276,7 @@ class Journey:
                     headers.append((name, value))
             if upstream.status == 200 and self._is_stream(upstream):
                 return await self._relay(upstream, dispatch, headers)
-            return await self._pass_on(upstream, headers)
+            return await self._pass_on(upstream, dispatch.worker, headers)
         except WorkerUnreachable as error:
             if not error.accepted:
                 # What waits for it must not run into the same wall, one by one.
@@ -320,7 +343,7 @@ class Journey:
         """
         sent = started = self._conductor.clock()
         patience = self._fleet.patience(dispatch.worker)
-        reader = self._reader = self._reader or self._family.reader(self._call)
+        reader = self._reader = self._reader or self._new_reader(dispatch.worker)
         rewriter = Rewriter(self._rest) if self._rest is not None else None
         source = rewriter or reader
         counted = False
@@ -360,6 +383,13 @@ class Journey:
         await self._end(ready, headers)
         return None
 
+    def _new_reader(self, worker: WorkerId) -> Reader:
+        """One for an answer of this worker."""
+        reader = self._family.reader(self._call)
+        if isinstance(reader, ResponseReader) and (keeper := self._keeper) is not None:
+            reader.named = lambda response: keeper.made(response, worker)
+        return reader
+
     async def _end(self, last: bytes, headers: HeaderList) -> None:
         """Send the last part of a stream."""
         if not self._exchange.begun:
@@ -389,7 +419,7 @@ class Journey:
             return Lost(Fault.BROKEN, True, WorkerBroke("The worker ended the stream before the answer was complete."))
         return None
 
-    async def _pass_on(self, upstream: Upstream, headers: HeaderList) -> Lost | None:
+    async def _pass_on(self, upstream: Upstream, worker: WorkerId, headers: HeaderList) -> Lost | None:
         """Hand over an answer in one piece; an engine's own refusal is lost, and told as it is if it must be."""
         before = self._hold.amount
         body, all_here = await upstream.begin(HELD_BYTES, self._hold.take)
@@ -402,16 +432,29 @@ class Journey:
             told = body if all_here else b""  # a part of it is no JSON
             return Lost(fault, fault is Fault.ERROR, status=upstream.status, headers=headers, body=told)
         if not all_here:
-            return await self._pass_through(upstream, headers, body, before)
+            return await self._pass_through(upstream, worker, headers, body, before)
         answer = self._family.read(self._call, body)
         if answer.error is not None or answer.aborted:
             fault = Fault.ERROR if answer.error is None else fault_of(answer.error.code)
             return Lost(fault, True, headers=headers, body=body)
-        self._settle(Finished(self._request.id, answer.usage, answer.answers))
+        if not self._keep(answer, worker):
+            self._settle(Finished(self._request.id, answer.usage, answer.answers))
         await self._exchange.respond(upstream.status, headers, body)
         return None
 
-    async def _pass_through(self, upstream: Upstream, headers: HeaderList, first: bytes, before: int) -> Lost | None:
+    def _keep(self, answer: Answer, worker: WorkerId) -> bool:
+        """Tell the keeper of the response in a whole answer; whether its engine computes on."""
+        if self._keeper is None or answer.response is None:
+            return False
+        self._keeper.made(answer.response, worker)
+        if not (self._keeper.outlives_client and is_running(answer.status)):
+            return False
+        self._keeper.runs_on()
+        return True
+
+    async def _pass_through(
+        self, upstream: Upstream, worker: WorkerId, headers: HeaderList, first: bytes, before: int
+    ) -> Lost | None:
         """Hand over an answer that is too long to be held, as it comes; no other worker can make good its errors.
 
         `before`: bytes that were held without its beginning.
@@ -428,6 +471,7 @@ class Journey:
             self._hold.set(before)  # from here on it is what the client has not read, see `Unread`
             block = await upstream.read()
         answer = self._read_outline(outline)
+        self._keep(answer, worker)
         if answer.error is None and not answer.aborted:
             self._settle(Finished(self._request.id, answer.usage, answer.answers))
         else:

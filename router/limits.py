@@ -136,6 +136,13 @@ class Permit:
         for owned in self._meters:
             owned.meter.use(tokens, now)
 
+    def handed_on(self) -> "Permit":
+        """A permit for what goes on after this call: it is to be entered, and this one counts no more."""
+        other = Permit(self._clock)
+        other.identity, other._meters, other._estimate = self.identity, self._meters, self._estimate
+        self._meters = ()
+        return other
+
     def __enter__(self) -> Self:
         return self
 
@@ -203,6 +210,15 @@ class Admission:
         permit = Permit(self._clock)
         if (identity := self.identifier.by_head(headers, address)) is not None:
             self._begin(permit, self._within_cap(identity, address))
+        return permit
+
+    def uncounted(self, headers: Mapping[bytes, bytes], address: str | None) -> Permit:
+        """A call with this head that computes nothing is let in, whatever its client has in flight. Raises InvalidKey.
+
+        A client at its limit must be able to look at its requests, and to cancel them.
+        """
+        permit = Permit(self._clock)
+        permit.identity = self.identifier.identify(headers, None, address)
         return permit
 
     def admit(self, permit: Permit, identity: Identity, model: str, tokens: int, adapters: Iterable[str] = ()) -> None:

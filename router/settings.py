@@ -308,6 +308,13 @@ class Settings(PolicyGroups):
     breaker_cooldown: PositiveFloat = 5.0
     """Seconds for which a worker is left out the first time; then one request tries it."""
 
+    stored_responses: NonNegativeInt = 20_000
+    """Stored responses (/v1/responses) of which it is remembered which worker keeps them, and for whom; beyond them,
+    whoever has most of them loses its oldest."""
+    background_responses: bool = False
+    """Serve responses with `background`, which engines compute after they have answered; a client's limits and its bill
+    hold until they have."""
+
     drain_timeout: NonNegativeFloat = 25.0
     """Seconds that calls under way have to end after SIGTERM or Ctrl-C, while new ones are refused; then they are cut.
     A second signal cuts them at once."""

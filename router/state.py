@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -24,6 +24,7 @@ from router.background import Background
 from router.by_name import JSON, ByName
 from router.core.saved import Counters, Groups, Piece, Prefixes
 from router.errors import ConfigError
+from router.stored_responses import Responses, StoredResponse
 
 log = logging.getLogger(__name__)
 
@@ -56,19 +57,26 @@ class Checksum:
     """Of all lines before it, in hexadecimal digits."""
 
 
+Saved = Piece | Responses
+"""What is saved: of the scheduler, and the directory of stored responses."""
+
+
 class State(NamedTuple):
     """What a file holds."""
 
     header: Header
     pieces: list[Piece]
+    """Of the scheduler."""
+    responses: Sequence[StoredResponse] = ()
+    """Those that workers keep."""
 
 
 _HEADER: Final = TypeAdapter(Header)
 _CHECKSUM: Final = TypeAdapter(Checksum)
-_PIECE: Final = TypeAdapter[Piece](Annotated[Piece, ByName()], config=JSON)
+_PIECE: Final = TypeAdapter[Saved](Annotated[Saved, ByName()], config=JSON)
 
 
-def encode(piece: Piece) -> bytes:
+def encode(piece: Saved) -> bytes:
     """A line, with its end."""
     return _PIECE.dump_json(piece, warnings="error") + b"\n"
 
@@ -88,9 +96,11 @@ def decode(content: bytes) -> State:
         if checksum != hashlib.sha256(body + b"\n").hexdigest():
             raise ValueError("it is damaged")
         lines = rest.splitlines()[:-1]
-        return State(header, [_PIECE.validate_json(line) for line in lines])
+        saved = [_PIECE.validate_json(line) for line in lines]
     except (ValidationError, LookupError, TypeError):  # the latter two from what should be a pair and is none
         raise ValueError("it is damaged") from None
+    pieces = [piece for piece in saved if not isinstance(piece, Responses)]
+    return State(header, pieces, [row for piece in saved if isinstance(piece, Responses) for row in piece.rows])
 
 
 def load(directory: Path, fresh: float, now: float) -> State | None:
@@ -131,7 +141,7 @@ def set_aside(directory: Path, reason: object) -> None:
 
 
 def usable(state: State, policy: str, secret: bytes) -> Iterator[Piece]:
-    """What of a state has a meaning under this policy and this hash secret: the ledger always has."""
+    """What of a scheduler's state has a meaning under this policy and this hash secret: the ledger always has."""
     for piece in state.pieces:
         match piece:
             case Counters() | Groups() if state.header.policy != policy:
@@ -151,7 +161,7 @@ class StateFile(Background):
     def __init__(
         self,
         directory: Path,
-        pieces: Callable[[], Iterator[Piece]],
+        pieces: Callable[[], Iterator[Saved]],
         header: Callable[[], Header],
         every: float,
     ) -> None:

@@ -69,6 +69,7 @@ class RunningRouter:
         self.hasher = gateway._hasher
         self.conductor = gateway._conductor
         self.fleet = gateway._fleet
+        self.background = gateway._responses._background
 
     @property
     def scheduler(self) -> Scheduler:

@@ -32,15 +32,29 @@ ARROWS: Final[dict[str, tuple[str, ...]]] = {
     "router.gateway": (
         *("router.journey", "router.exchange", "router.conductor", "router.fleet"),
         *("router.api", "router.identity", "router.limits", "router.errors", "router.core"),
-        *("router.byte_budget", "router.parse_slots"),
+        *("router.byte_budget", "router.parse_slots", "router.response_calls"),
     ),
+    "router.response_calls": (
+        *("router.response_keeper", "router.background_responses", "router.stored_responses"),
+        *("router.exchange", "router.conductor", "router.fleet", "router.upstream", "router.verdict"),
+        *("router.byte_budget", "router.limits", "router.api", "router.errors", "router.core"),
+    ),
+    "router.response_keeper": (
+        *("router.background_responses", "router.stored_responses", "router.fleet", "router.limits"),
+        *("router.api", "router.core"),
+    ),
+    "router.background_responses": (
+        *("router.conductor", "router.fleet", "router.upstream", "router.limits"),
+        *("router.api", "router.errors", "router.core"),
+    ),
+    "router.stored_responses": ("router.api", "router.core"),
     "router.byte_budget": ("router.errors", "router.core"),
     "router.unread": ("router.byte_budget",),
     "router.parse_slots": (),
     "router.journey": (
         *("router.byte_budget", "router.parse_slots"),
         *("router.exchange", "router.conductor", "router.fleet", "router.upstream", "router.accepted_fields"),
-        *("router.verdict", "router.api", "router.errors", "router.core"),
+        *("router.verdict", "router.response_keeper", "router.api", "router.errors", "router.core"),
     ),
     "router.verdict": ("router.worker_json", "router.errors", "router.core"),
     "router.front": (
@@ -72,7 +86,10 @@ ARROWS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "router.admission_metrics": (),
     "router.kept_files": (),
-    "router.state": ("router.atomic_file", "router.background", "router.by_name", "router.errors", "router.core"),
+    "router.state": (
+        "router.stored_responses",
+        *("router.atomic_file", "router.background", "router.by_name", "router.errors", "router.core"),
+    ),
     "router.conductor": ("router.errors", "router.core"),
     "router.accepted_fields": ("router.api",),
     "router.fleet": (

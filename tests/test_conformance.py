@@ -393,8 +393,9 @@ class Fleet(RuleBasedStateMachine):
             barred = worker in self.scheduler.cluster.barred
             assert barred or state.health.trusted or load.requests, "nothing will ever show that it is well again"
             if load.requests < WINDOW.requests and not load.unstarted and state.has_room and not barred:
-                assert not self.scheduler.backlog.length(worker)
-                assert not pooled or not any(r.model in facts.models for r in self.waiting.values())
+                assert policy.properties.pooled or not self.scheduler.backlog.length(worker)
+                able = [r for r in self.waiting.values() if r.model in facts.models and r.worker in (None, worker)]
+                assert not pooled or not able
 
     def teardown(self) -> None:
         """When all has ended, every count is at zero; and the same history has the same commands."""

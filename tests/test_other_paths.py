@@ -157,9 +157,9 @@ async def test_a_form_with_a_file_goes_to_a_worker_of_its_model() -> None:
 async def test_other_methods_are_handed_on(method: str) -> None:
     """A call without a body names no model, and costs next to nothing."""
     async with scripted_engine() as engine, running_router(engine.url) as router:
-        request = asyncio.ensure_future(router.http.request(method, "/v1/responses/resp 1"))
+        request = asyncio.ensure_future(router.http.request(method, "/v1/files/file 1"))
         call = await engine.call()
-        assert (call.method, call.path, call.body) == (method, "/v1/responses/resp%201", b"")
+        assert (call.method, call.path, call.body) == (method, "/v1/files/file%201", b"")
         await call.respond(204 if method == "DELETE" else 200, b"")
         async with await request as response:
             assert response.status == (204 if method == "DELETE" else 200)

@@ -296,6 +296,10 @@ class Answer:
     answers: tuple[PromptKey, ...]
     error: EngineError | None
     aborted: bool
+    response: str | None = None
+    """The id of a response that may be stored."""
+    status: str = ""
+    """How far that response is."""
 
 
 def read_json(call: Call, body: bytes) -> Answer:

@@ -22,6 +22,19 @@ class Way(Enum):
     """The tokens so far, or else the text."""
 
 
+class Storage(NamedTuple):
+    """What a call has to do with the responses that engines store."""
+
+    stored: bool = False
+    """Whether an engine may store its response, under an id that the engine makes."""
+    background: bool = False
+    """Whether it is answered at once and computed then."""
+    previous: str | None = None
+    """The id of the stored response that it goes on from."""
+    named: str | None = None
+    """The id that it wants for its own response."""
+
+
 class Call(NamedTuple):
     """What is forwarded, and what the scheduler and the reader of the answer need to know; no text of the prompt."""
 
@@ -60,6 +73,8 @@ class Call(NamedTuple):
     """The largest token id that it names itself; -1 for none."""
     computed_anew_by: frozenset[str] = frozenset()
     """The engines that do not read their prefix cache for it; see `Request`."""
+
+    storage: Storage = Storage()
 
     def check_names(self) -> None:
         """Raise BadRequest for a name that is too long to be kept."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from router.api import fields as read
-from router.api.call import Call, Head
+from router.api.call import Call, Head, Storage
 from router.api.fields import Fields
 from router.api.multipart import form_fields, is_form
 from router.api.token_ids import largest_id
@@ -37,20 +37,25 @@ def parse_other(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool = Fa
     limits = [limit for name in LIMITS if type(limit := fields.get(name)) is int and limit >= 0]
     per_token = JSON_BYTES_PER_TOKEN if fields and not form else FILE_BYTES_PER_TOKEN
     return Call(
-        path=_target(head),
+        path=target(head),
         body=body,
         model=model or "",
         streamed=None,
         prompts=(unmatched(len(body) // per_token),),
         output_limit=max(limits, default=None) if head.method == "POST" else 0,
-        user=user if isinstance(user, str) else None,
+        user=_text(user),
         usage_wanted=True,
         continuous_wanted=True,
         method=head.method,
         content_type=head.content_type,
         adapters=read.adapters(fields),
         largest_id=largest_id(fields),
+        storage=Storage(previous=_text(fields.get("previous_response_id"))),
     )
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _members(body: bytes) -> Fields:
@@ -59,7 +64,7 @@ def _members(body: bytes) -> Fields:
     return fields if isinstance(fields, dict) else {}
 
 
-def _target(head: Head) -> str:
+def target(head: Head) -> str:
     """Path and query as they go into a request line."""
     path = quote(head.path, safe=SAFE_IN_PATH)
     return f"{path}?{quote(head.query, safe=SAFE_IN_QUERY)}" if head.query else path

@@ -1,22 +1,26 @@
-"""POST /v1/responses: engines turn such a call into a chat, and so does its key."""
+"""POST /v1/responses: engines turn such a call into a chat, and so does its key.
 
-from collections.abc import Iterator
-from typing import Any, ClassVar, Final
+An engine may store a response, and give it to whoever asks for it below this path: see `stored_id`.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, Final, NamedTuple
 
 import orjson
 
 from router.api import fields as read
 from router.api import render
 from router.api.answer import Answer, EngineError, read_error
-from router.api.call import Call, Head
+from router.api.call import Call, Head, Storage
 from router.api.chat_form import before_messages, next_turn
 from router.api.error_json import ErrorShape, error_fields, load, words, worker_said
 from router.api.event_reader import EventReader
 from router.api.fields import Fields
 from router.api.plain import model_or_any, plain_call
 from router.api.usage import whole_usage
+from router.core.model import Usage
 from router.core.prompt_key import PromptHasher, PromptKey
-from router.errors import BadRequest, RouterError, WorkerBroke
+from router.errors import RouterError, WorkerBroke
 
 PATH: Final = "/v1/responses"
 CALLS: Final = ("function_call", "custom_tool_call")
@@ -28,9 +32,6 @@ STATUS: Final = {"rate_limit_exceeded": 429, "invalid_prompt": 400}
 def parse_response(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:  # noqa: ARG001
     """Check what the router needs to know and leave the rest to the engine. Raises BadRequest."""
     fields = read.load_fields(body)
-    if fields.get("background"):
-        # Its answer comes at once, and the engine computes on: nobody would hold its place, or its bill.
-        raise BadRequest("Background responses are not served here.", param="background", code="invalid_value")
     model = model_or_any(fields)
     instructions, before = fields.get("instructions"), read.text(fields, "previous_response_id")
     chat = [*([{"role": "system", "content": instructions}] if instructions else []), *as_chat(fields.get("input"))]
@@ -39,7 +40,25 @@ def parse_response(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool =
     prompt = hasher.prompt(render.head(kind, model, _as_chat_fields(fields)) + render.messages(chat))
     limit, user = read.count(fields, "max_output_tokens"), read.text(fields, "user")
     streamed = read.flag(fields, "stream")
-    return plain_call(head, body, fields, (prompt,), limit, user=user, streamed=streamed, extendable=before is None)
+    call = plain_call(head, body, fields, (prompt,), limit, user=user, streamed=streamed, extendable=before is None)
+    return call._replace(storage=_storage(fields, before))
+
+
+def _storage(fields: Fields, before: str | None) -> Storage:
+    named = read.text(fields, "request_id")
+    stored = bool(fields.get("store", True)) and named is None
+    return Storage(stored, bool(fields.get("background")), before, named)
+
+
+def stored_id(path: str, method: str) -> str | None:
+    """The id of the stored response that a call is about; None where it is about none.
+
+    Such are all paths below it, and the response itself, to which nothing is posted.
+    """
+    if not path.startswith(f"{PATH}/"):
+        return None
+    response, slash, _ = path.removeprefix(f"{PATH}/").partition("/")
+    return response if slash or method != "POST" else None
 
 
 def _as_chat_fields(fields: Fields) -> Fields:
@@ -96,8 +115,14 @@ class ResponseReader(EventReader):
     def __init__(self, call: Call) -> None:
         super().__init__(call)
         self._key = call.prompts[0].key
+        self.named: Callable[[str], None] | None = None
+        """Told the id of the response, before the client is."""
 
-    def _hear(self, name: str, data: bytes) -> None:  # noqa: ARG002 - the names say enough
+    def _hear(self, name: str, data: bytes) -> None:
+        if name == "response.created" and self.named is not None:
+            response = response_id((load(data) or {}).get("response"))
+            if response is not None:
+                self.named(response)
         if name.endswith(".delta"):
             self.started = True
             self._tokens += 1
@@ -123,13 +148,47 @@ def _key(call: Call, response: dict[str, Any]) -> PromptKey:
     return next_turn(call, as_chat(items))
 
 
+def response_id(response: object) -> str | None:
+    """The id of a response."""
+    found = response.get("id") if isinstance(response, dict) else None
+    return found if isinstance(found, str) else None
+
+
+class Stage(NamedTuple):
+    """How far a response is, by what its engine says of it."""
+
+    status: str | None
+    """None where the engine does not know it."""
+    usage: Usage | None = None
+    answers: tuple[PromptKey, ...] = ()
+
+    @property
+    def running(self) -> bool:
+        """Whether it is computed, or waits for that."""
+        return self.status is not None and is_running(self.status)
+
+
+def is_running(status: str) -> bool:
+    """Whether a response of this status is computed, or waits for that."""
+    return status in ("queued", "in_progress")
+
+
+def read_stage(call: Call, body: bytes) -> Stage:
+    """Read what an engine says of a stored response. Raises WorkerBroke where it is no JSON object."""
+    fields = load(body)
+    if fields is None:
+        raise WorkerBroke("A worker's answer is not a JSON object.")
+    return Stage(words(fields.get("status")), whole_usage(fields), (_key(call, fields),))
+
+
 def read_response(call: Call, body: bytes) -> Answer:
     """Read a response that was not streamed. Raises WorkerBroke where it is no JSON object."""
     fields = load(body)
     if fields is None:
         raise WorkerBroke("A worker's answer is not a JSON object.")
     error = failure_of(fields) if fields.get("error") is not None else read_error(fields)
-    return Answer(whole_usage(fields), (_key(call, fields),), error, False)
+    status = words(fields.get("status"))
+    return Answer(whole_usage(fields), (_key(call, fields),), error, False, response_id(fields), status)
 
 
 def failure_of(fields: dict[str, Any]) -> EngineError:
