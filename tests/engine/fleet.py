@@ -227,6 +227,8 @@ class Fleet:
     kinds: tuple[type[VllmEngine | SglangEngine], ...]
     flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By dialect, beside the usual ones."""
+    environment: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """The same of variables."""
     launched: bool = False
     """By workers/launch: with all flags that the router reads, and publishing KV events."""
 
@@ -239,7 +241,7 @@ class Fleet:
         flags, log = self.flags.get(kind.dialect, ()), logs / name
         if self.launched:
             return launched_engine(kind.dialect, name, model, log, flags, {"VLLM_SERVER_DEV_MODE": "1"})
-        return kind(name, model, log, flags)
+        return kind(name, model, log, flags, self.environment.get(kind.dialect))
 
 
 WIDE: Mapping[str, tuple[str, ...]] = {
@@ -255,6 +257,9 @@ EMBEDDING: Mapping[str, tuple[str, ...]] = {
     "sglang": ("--is-embedding", "--schedule-policy=lpm"),
 }
 """The second flag of each does not fit; `d2lpm check` has to say so."""
+STORING: Mapping[str, tuple[str, ...]] = {"sglang": ("--enable-response-store",)}
+STORING_BY: Mapping[str, Mapping[str, str]] = {"vllm": {"VLLM_ENABLE_RESPONSES_API_STORE": "1"}}
+"""What makes each keep responses."""
 FLEETS: Mapping[str, Fleet] = {
     "vllm": Fleet((VllmEngine, VllmEngine)),
     "wide vllm": Fleet((VllmEngine, VllmEngine), WIDE),
@@ -263,6 +268,7 @@ FLEETS: Mapping[str, Fleet] = {
     "wide sglang": Fleet((SglangEngine, SglangEngine), WIDE),
     "small sglang": Fleet((SglangEngine,), SMALL, launched=True),
     "mixed": Fleet((VllmEngine, SglangEngine), WIDE),
+    "storing": Fleet((VllmEngine, SglangEngine), STORING, STORING_BY),
     "embedding": Fleet((VllmEngine, SglangEngine), EMBEDDING),
 }
 """In the order in which they run: one ends before the next one starts."""
