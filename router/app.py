@@ -56,6 +56,7 @@ from router.metrics import ClientLabels, RequestMetrics
 from router.monitor import Monitor
 from router.report import FairnessReport, UsageReport, WorkerReport, fairness_report, usage_report, worker_reports
 from router.response_calls import ResponseCalls
+from router.response_metrics import ResponseMetrics
 from router.roster import Roster, backend_of
 from router.settings import Settings
 from router.state import Saved, StateFile, load, new_header, set_aside, usable
@@ -115,8 +116,7 @@ def build(settings: Settings, resolve: Resolve = resolve) -> "Router":
         connections,
         budget,
         files,
-        stored,
-        background,
+        ResponseMetrics(stored, background),
     ):
         registry.register(collector)
     operations = _operations(settings, fleet, workers, conductor, report)

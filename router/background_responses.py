@@ -8,13 +8,10 @@ it should have computed by then.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, NamedTuple, Self
 from urllib.parse import quote
-
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from router.api.call import Call
 from router.api.outline import Outline
@@ -56,7 +53,7 @@ class Run(NamedTuple):
     """Seconds after which it is given up, as a whole answer is; None for never."""
 
 
-class BackgroundResponses(Collector):
+class BackgroundResponses:
     """Follows the responses in the background for as long as the context is entered."""
 
     def __init__(self, conductor: Conductor, fleet: Fleet) -> None:
@@ -66,6 +63,9 @@ class BackgroundResponses(Collector):
         self._wakes: dict[str, asyncio.Event] = {}
         self._streams: dict[str, Callable[[], None]] = {}
         """How to cut those that stream."""
+
+    def __len__(self) -> int:
+        return len(self._tasks) + len(self._streams)
 
     async def __aenter__(self) -> Self:
         return self
@@ -158,13 +158,6 @@ class BackgroundResponses(Collector):
         finally:
             upstream.close()
         return upstream.status, outline
-
-    def collect(self) -> Iterator[Metric]:
-        """How many there are."""
-        under_way = len(self._tasks) + len(self._streams)
-        yield GaugeMetricFamily(
-            "d2lpm_background_responses", "Responses that engines compute in the background.", value=under_way
-        )
 
 
 def _ending_at(stage: Stage, run: Run) -> Ending | None:

@@ -13,9 +13,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
-
 from router.api.call import NAME_BYTES
 from router.core.holdings import Holdings
 from router.core.model import ClientId, WorkerId
@@ -40,7 +37,7 @@ class Responses:
     rows: tuple[StoredResponse, ...]
 
 
-class StoredResponses(Collector):
+class StoredResponses:
     """The directory of stored responses."""
 
     def __init__(self, limit: int = DEFAULT_LIMIT) -> None:
@@ -97,9 +94,3 @@ class StoredResponses(Collector):
         """Begin with these, as `saved` gave them."""
         for response in rows:
             self.remember(response)
-
-    def collect(self) -> Iterator[Metric]:
-        """How many there are."""
-        yield GaugeMetricFamily(
-            "d2lpm_stored_responses", "Stored responses whose worker and client are remembered.", value=len(self)
-        )

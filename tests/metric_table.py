@@ -15,6 +15,7 @@ from router.kept_files import KeptFiles
 from router.lag import LoopLag
 from router.metrics import ClientLabels, RequestMetrics
 from router.report import FairnessReport, Service
+from router.response_metrics import ResponseMetrics
 from router.state_metrics import StateCollector
 
 OPERATIONS: Final = Path(__file__).parent.parent / "docs" / "operations.md"
@@ -39,6 +40,7 @@ def metrics() -> list[Family]:
     registry.register(AdmissionMetrics({}))
     registry.register(KeptFiles({}))
     registry.register(LoopLag())
+    registry.register(ResponseMetrics((), ()))
     budget = ByteBudget(1)
     registry.register(Connections(FrontLimits(), budget))
     registry.register(budget)

@@ -85,6 +85,7 @@ ARROWS: Final[dict[str, tuple[str, ...]]] = {
         *("router.keys", "router.atomic_file", "router.background", "router.identity", "router.errors"),
     ),
     "router.admission_metrics": (),
+    "router.response_metrics": (),
     "router.kept_files": (),
     "router.state": (
         "router.stored_responses",

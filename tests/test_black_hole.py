@@ -187,7 +187,7 @@ async def test_a_refusal_that_every_worker_gives_opens_no_breaker() -> None:
     [
         ("/v1/nobody/knows", {"model": "m"}, 404),
         ("/v1/nobody/knows", {"model": "m"}, 405),
-        ("/v1/responses", {"model": "m", "input": "hi", "previous_response_id": "resp_1"}, 404),
+        ("/v1/responses", {"model": "m", "input": "hi"}, 404),
         (CHAT, chat(), 400),
         (CHAT, chat(), 413),
         (CHAT, chat(), 422),
@@ -196,7 +196,7 @@ async def test_a_refusal_that_every_worker_gives_opens_no_breaker() -> None:
 async def test_what_may_be_the_calls_own_fault_is_told_as_it_is(
     path: str, body: dict[str, object], status: int
 ) -> None:
-    """A path that the engine lacks, a response that it does not have, and a call that it cannot read."""
+    """A path that the engine lacks, and a call that it cannot read."""
     async with (
         scripted_engine() as one,
         scripted_engine() as two,

@@ -1,6 +1,7 @@
 """Responses that engines store: only the client that made one is led to the worker that keeps it."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -198,6 +199,18 @@ async def test_a_long_answer_about_a_response_comes_whole() -> None:
         pending = asyncio.ensure_future(router.http.get(f"{RESPONSES}/resp_1", headers=ANN))
         await (await engine.call()).respond(200, long)
         assert await (await pending).read() == long
+
+
+async def test_what_an_engine_has_lost_is_told_by_the_engine() -> None:
+    """That is no fault of the worker's, however often it happens, and no other is asked."""
+    async with two_workers(breaker_failures=1) as (router, engines):
+        engine = await make(router, engines, "resp_1")
+        for _ in range(5):
+            async with router.post(ask(previous_response_id="resp_1"), RESPONSES, **ANN) as post:
+                await (await engine.call()).respond(404, json.dumps(not_found("resp_1")).encode())
+                assert (await post.response()).status == 404
+                assert await (await post.response()).json() == not_found("resp_1")
+        assert len(router.scheduler.cluster.serving("m")) == 2
 
 
 async def test_calls_that_go_on_say_nothing_about_how_many_tokens_a_text_has() -> None:
