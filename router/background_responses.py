@@ -63,6 +63,7 @@ class BackgroundResponses:
         self._wakes: dict[str, asyncio.Event] = {}
         self._streams: dict[str, Callable[[], None]] = {}
         """How to cut those that stream."""
+        self._deleted: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._tasks) + len(self._streams)
@@ -93,8 +94,10 @@ class BackgroundResponses:
         """A response streams no more."""
         self._streams.pop(response, None)
 
-    def look(self, response: str) -> None:
-        """Something was done to a response, by which it may have ended: look at it now."""
+    def look(self, response: str, *, deleted: bool) -> None:
+        """Its client cancelled a response or had it `deleted`, by which it may have ended: look at it now."""
+        if deleted and response in self._wakes:
+            self._deleted.add(response)
         if (cut := self._streams.get(response)) is not None:
             cut()
         if (wake := self._wakes.get(response)) is not None:
@@ -109,6 +112,7 @@ class BackgroundResponses:
                 log.exception("the response %s cannot be followed", run.response)
             finally:
                 del self._wakes[run.response], self._tasks[run.response]
+                self._deleted.discard(run.response)
                 usage = ending.usage
                 run.permit.tokens = None if usage is None else usage.input_tokens + usage.output_tokens
                 self._conductor.settle(ending)
@@ -130,6 +134,8 @@ class BackgroundResponses:
                     return Failed(run.request, True, fault=Fault.BROKEN)
                 continue
             misses = 0
+            if stage.status is None and run.response in self._deleted:
+                return Cancelled(run.request)
             if (ending := _ending_at(stage, run)) is not None:
                 return ending
             if run.patience is not None and taken > run.patience:
@@ -165,9 +171,9 @@ def _ending_at(stage: Stage, run: Run) -> Ending | None:
     if stage.running:
         return None
     match stage.status:
-        case None if not run.call.streamed:  # its worker has begun anew
+        case None:  # its worker has begun anew
             return Failed(run.request, True, fault=Fault.BROKEN)
-        case None | "cancelled":
+        case "cancelled":
             return Cancelled(run.request, stage.usage)
         case "failed":
             return Failed(run.request, True, stage.usage, Fault.ERROR)

@@ -104,6 +104,7 @@ class ResponseCalls:
 
     def _changed(self, response: str, method: str) -> None:
         """An engine did something to a response."""
-        if method == "DELETE":
+        deleted = method == "DELETE"
+        if deleted:
             self._stored.forget(response)
-        self._background.look(response)
+        self._background.look(response, deleted=deleted)

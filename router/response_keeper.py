@@ -43,6 +43,8 @@ class ResponseKeeper:
 
     def made(self, response: str, worker: WorkerId) -> None:
         """A worker makes this response; to be told before the client is."""
+        if self._response is not None:  # of a worker that failed
+            self._background.leave(self._response)
         self._response, self._worker = response, worker
         if self._call.storage.stored:
             self._stored.remember(StoredResponse(response, self._owner, worker))

@@ -115,10 +115,12 @@ class Scene:
         group: str | None = None,
         anew: Collection[str] = (),
         answers: int = 1,
+        only: str | None = None,
     ) -> RequestId:
         """A client sends a prompt and asks for at most `limit` output tokens; a group has weight 1.
 
-        `anew`: the engines that compute the prompt in full, whatever they have cached.
+        `anew`: the engines that compute the prompt in full, whatever they have cached; `only`: the worker that may take
+        it.
         """
         request = RequestId(f"{client}{len(self.requests) + 1}")
         self.requests[request] = Request(
@@ -132,6 +134,7 @@ class Scene:
             group=None if group is None else GroupId(group),
             computed_anew_by=frozenset(anew),
             answers=answers,
+            worker=None if only is None else WorkerId(only),
         )
         self.tell(Arrived(self.requests[request]))
         return request

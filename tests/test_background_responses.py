@@ -12,8 +12,22 @@ from scripted_engine import ScriptedEngine, scripted_engine
 from served import service
 from stored_scripts import RESPONSES, completed, created, delta, encoded
 
+from router.core.model import Cancelled, Event, Failed, Finished
+
 ANN = {"authorization": "Bearer ann"}
 NAME = "resp_1"
+
+
+class Endings:
+    """Notes how requests end."""
+
+    hears = (Finished, Failed, Cancelled)
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def observe(self, now: float, event: Event, commands: object) -> None:  # noqa: ARG002 - as all observers
+        self.events.append(event)
 
 
 def ask(**more: object) -> dict[str, object]:
@@ -67,21 +81,41 @@ async def test_it_holds_its_place_until_it_is_done_and_is_charged_what_its_usage
         assert await service(router, await the_client(router)) == (400 + 10, 300, 40 + 5)
 
 
-@pytest.mark.parametrize(("method", "about"), [("POST", "/cancel"), ("DELETE", "")])
-async def test_what_is_cancelled_or_deleted_frees_its_place(method: str, about: str) -> None:
-    """By its client; the router looks at once, and what was estimated until then is owed."""
+async def test_what_is_cancelled_frees_its_place() -> None:
+    """The router looks at once, and what was estimated until then is owed; the worker is not to blame."""
     async with scripted_engine() as engine, allowed(engine) as router:
+        router.conductor.attach(endings := Endings())
         await begin(router, engine)
-        pending = asyncio.ensure_future(router.http.request(method, f"{RESPONSES}/{NAME}{about}", headers=ANN))
-        if about:
-            call = await engine.call()
-            keep(engine, 200, encoded(NAME, "cancelled", used=None))
-            await call.respond(200, encoded(NAME, "cancelled", used=None))
-        else:
-            keep(engine, 404, b"{}")
-        assert (await pending).status in (200, 404)
+        pending = asyncio.ensure_future(router.http.post(f"{RESPONSES}/{NAME}/cancel", headers=ANN))
+        call = await engine.call()
+        keep(engine, 200, encoded(NAME, "cancelled", used=None))
+        await call.respond(200, encoded(NAME, "cancelled", used=None))
+        assert (await pending).status == 200
         await router.check_at_rest()
         assert (await service(router, await the_client(router)))[0] > 0
+        assert isinstance(endings.events[-1], Cancelled)
+
+
+async def test_what_is_deleted_frees_its_place() -> None:
+    """Where an engine deletes at all; that it is gone then is no fault of the worker's."""
+    async with scripted_engine() as engine, allowed(engine) as router:
+        router.conductor.attach(endings := Endings())
+        await begin(router, engine)
+        del engine.polled[f"{RESPONSES}/{NAME}"]
+        pending = asyncio.ensure_future(router.http.delete(f"{RESPONSES}/{NAME}", headers=ANN))
+        deleted = False
+        while not deleted or router.scheduler.live:
+            call = await engine.call()
+            deleted = deleted or call.method == "DELETE"
+            if call.method == "DELETE":
+                await call.respond(200, b'{"deleted":true}')
+            else:
+                await call.respond(404 if deleted else 200, encoded(NAME, "queued", used=None))
+                if deleted:
+                    break
+        assert (await pending).status == 200
+        await router.check_at_rest()
+        assert isinstance(endings.events[-1], Cancelled)
 
 
 async def test_a_client_that_goes_away_ends_nothing() -> None:
