@@ -113,3 +113,9 @@ def test_deep_and_long_values_are_skipped() -> None:
     assert member_span(deep, "b") == (len(deep) - 6, len(deep) - 1)
     long = orjson.dumps({"a": '\\"' * 200_000, "b": 1})
     assert member_span(long, "b") == (len(long) - 6, len(long) - 1)
+
+
+def test_a_member_is_put_before_millions_of_bytes() -> None:
+    """The rest stays as it is, to the byte."""
+    data = b' {"a":"' + bytes(range(65, 91)) * 120_000 + b'"} '
+    assert insert_members(data, {"new": b"1"}) == data.replace(b"{", b'{"new":1,', 1)

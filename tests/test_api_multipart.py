@@ -81,3 +81,10 @@ def test_what_only_looks_like_a_boundary_ends_no_field() -> None:
         assert replace_field(body, kind, "model", "m") == body.replace(
             value + b"\r\n--boundary--", b"m\r\n--boundary--"
         )
+
+
+def test_more_parts_than_the_engines_take_are_not_read() -> None:
+    """They refuse such a form; what is read of it must not grow with it."""
+    kind = "multipart/form-data; boundary=x"
+    many = form(*[NAMED.replace(b"model", b"f%d" % number) for number in range(1200)])
+    assert len(form_fields(many, kind)) == 1000

@@ -191,3 +191,15 @@ async def test_an_error_inside_the_answer_is_its_last_event() -> None:
     assert last["body"].startswith(b'data: {"error":{"message":"oops"')
     assert last["body"].endswith(b"data: [DONE]\n\n")
     assert not last.get("more_body")
+
+
+async def test_a_long_body_is_put_together_as_it_came() -> None:
+    """Of blocks of any size, byte for byte."""
+    whole = bytes(range(256)) * (3 * 2**12 + 1)
+    for size in (2**16 + 1, 2**20 - 1, 2**20, 2**22):
+        blocks = [whole[at : at + size] for at in range(0, len(whole), size)]
+        messages = [body(block, more=True) for block in blocks]
+        exchange = Server([*messages, body(b"")]).exchange
+        with ByteBudget(2**30).hold("owner") as hold:
+            assert await exchange.body(2**26, hold) == whole
+            assert hold.amount == len(whole)
