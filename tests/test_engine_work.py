@@ -42,10 +42,10 @@ def test_no_more_is_claimed_than_was_counted_and_charged_to_nobody() -> None:
     work.reported(WorkReport(1000.0), now=0.0)
     work.charge(Tokens(), Tokens(300, 0, 0))
     work.reported(WorkReport(2000.0), unstarted=200, now=1.0)
-    assert [work.claim(400), work.claim(400), work.claim(400)] == [400, 100, 0]
+    assert [work.claim_input(400), work.claim_input(400), work.claim_input(400)] == [400, 100, 0]
     work.charge(Tokens(300, 0, 0), Tokens(800, 0, 0))
     work.reported(WorkReport(2500.0), unstarted=0, now=2.0)
-    assert work.claim(1000) == 700
+    assert work.claim_input(1000) == 700
 
 
 def test_what_was_computed_long_ago_is_claimed_no_more() -> None:
@@ -54,14 +54,14 @@ def test_what_was_computed_long_ago_is_claimed_no_more() -> None:
     work.reported(WorkReport(0.0), now=0.0)
     for second in range(1, 100):
         work.reported(WorkReport(5000.0), now=float(second))
-    assert work.claim(1000) == 0
+    assert work.claim_input(1000) == 0
 
 
 def test_an_engine_that_does_not_count_lets_the_whole_claim_pass() -> None:
     """There is nothing to hold it to."""
     work = EngineWork()
     work.reported(WorkReport(), now=0.0)
-    assert work.claim(1000) == 1000
+    assert work.claim_input(1000) == 1000
 
 
 def test_charges_are_added_up_and_put_right() -> None:

@@ -182,6 +182,50 @@ def test_without_any_answer_to_be_seen_the_pace_is_that_of_the_engines_own_count
     assert output(talk) == pytest.approx(RATE * 10, rel=0.1)
 
 
+def counted(talk: Scene, per_second: float, *, running: int, seconds: int = 10) -> None:
+    """Let time pass in which the engine counts so many output tokens a second, beside the first stream's."""
+    for second in range(seconds):
+        of_stream = RATE * talk.now if "bob1" in talk.requests else 0
+        work = WorkReport(0.0, 1000.0 + per_second * second + of_stream)
+        talk.tell(WorkerReported(W1, running, 0, work=work))
+        run(talk, 1.0)
+
+
+@pytest.mark.parametrize(("faster", "paid"), [(0.0, 0.5), (0.7, 0.7), (1.0, 1.0), (1.5, 1.5), (4.0, 2.0)])
+def test_who_lets_go_pays_for_what_the_engine_counted(faster: float, paid: float) -> None:
+    """Where whole answers grow faster than streams show, or more slowly: from half to twice as much as these do."""
+    talk = scene()
+    asked = ask(talk)
+    counted(talk, faster * RATE, running=2)
+    talk.cancel(asked)
+    assert output(talk) == pytest.approx(paid * RATE * 10, rel=0.15)
+
+
+def test_nobody_pays_for_what_the_engine_did_for_others() -> None:
+    """What another router sent it is counted, too, and cannot be told apart; what others let run here can."""
+    talk = scene()
+    asked = ask(talk)
+    counted(talk, 3 * RATE, running=5)
+    talk.cancel(asked)
+    assert output(talk) == pytest.approx(RATE * 10, rel=0.05)
+    talk = scene()
+    asked, other = ask(talk), talk.arrive("eve", PROMPT, limit=10_000, streamed=False)
+    counted(talk, 3 * RATE, running=3)
+    talk.cancel(asked)
+    talk.cancel(other)
+    assert output(talk) == pytest.approx(1.5 * RATE * 10, rel=0.15)
+    assert output(talk, "eve") == pytest.approx(1.5 * RATE * 10, rel=0.15)
+
+
+def test_no_more_is_paid_than_the_limit_that_the_client_set() -> None:
+    """Whatever the engine counted."""
+    talk = scene()
+    asked = ask(talk, limit=round(12 * RATE))
+    counted(talk, 2 * RATE, running=2)
+    talk.cancel(asked)
+    assert output(talk) == round(12 * RATE)
+
+
 def test_before_anything_is_known_a_slow_engine_is_assumed() -> None:
     """So that the first answers are not free."""
     talk = scene(streams=False)

@@ -178,17 +178,16 @@ class Accounts:
         return Charge(request, bill.client, bill.worker, before, after)
 
     def settle(
-        self, request: RequestId, usage: Usage | None, least_extend: int = 0, *, keep_output: bool = True
+        self, request: RequestId, usage: Usage | None, least_extend: int = 0, *, output: int | None = None
     ) -> Charge:
         """Close a started request's bill at what the engine says; without its word, at what was charged so far.
 
         `least_extend`: where the engine does not say how much of the input was cached, at least so much of it is taken
-        for computed, as far as there is so much. `keep_output`: whether, without its word, the output charged so far
-        holds.
+        for computed, as far as there is so much. `output`: in tokens, without its word; None: what was charged so far.
         """
         after = self._bills[request].tokens
         if usage is None:
-            usage = Usage(after.extend + after.cached, after.output if keep_output else 0)
+            usage = Usage(after.extend + after.cached, after.output if output is None else output)
         cached = usage.cached_tokens
         if cached is None:
             cached = min(after.cached, max(0, usage.input_tokens - least_extend))

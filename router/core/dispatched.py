@@ -169,6 +169,19 @@ class Dispatched:
                 self._fairness.answered(request, now)
             self._serve(live, self._accounts.progress(request.id, tokens), now)
 
+    def _given_up(self, live: Live, now: float) -> int:
+        """The output that is owed for a whole answer whose end nobody will see, by the pace and the engine's count."""
+        self._estimate(live, now)
+        request, worker, bills = live.request, live.worker, self._accounts.bills
+        assert worker is not None, "it is at a worker until it ends"
+        estimated = bills[request.id].tokens.output
+        beside = sum(bills[each].tokens.output for each, other in self._whole.items() if other.worker == worker)
+        owed = estimated + self._states[worker].work.claim_output(estimated, beside)
+        if request.output_limit is not None:
+            owed = min(owed, request.output_limit - live.paid_output)
+        self._mirror.progressed(request.id, owed)
+        return owed
+
     def finish(self, live: Live, usage: Usage | None, answers: tuple[PromptKey, ...], now: float) -> bool:
         """It is answered in full; False, and nothing changes, if it is at no worker."""
         worker = live.worker
@@ -218,9 +231,9 @@ class Dispatched:
         """`keeps_estimate`: whether the output estimated of a whole answer is owed where no usage tells."""
         request, paid = live.request.id, live.paid
         unseen = usage is None and request in self._whole
-        if unseen and keeps_estimate:
-            self._estimate(live, now)
-            self._mirror.progressed(request, self._accounts.bills[request].tokens.output)
+        output = None
+        if unseen:
+            output = self._given_up(live, now) if keeps_estimate else 0
         if live.state is State.IN_FLIGHT:
             self.start(live, now, seen=False)
         if paid is not None and usage is not None:
@@ -228,7 +241,7 @@ class Dispatched:
         elif usage is not None:
             usage = self._found_by_first(live, usage)
         self._mirror.ended(request, usage if paid is None else None, answers, now, computed=True)
-        charge = self._accounts.settle(request, usage, least_extend, keep_output=keeps_estimate or not unseen)
+        charge = self._accounts.settle(request, usage, least_extend, output=output)
         if paid is None and usage is not None and usage.cached_tokens is not None:
             self._states[charge.worker].told_computed(request, charge.after.extend)
         live.paid = charge.after if paid is None else charge.after.plus(paid)

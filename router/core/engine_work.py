@@ -7,7 +7,35 @@ from router.core.accounts import NOTHING, Tokens
 from router.core.model import WorkReport
 
 UNCHARGED_SECONDS: Final = 30.0
-"""How long input that nobody was charged for is looked for."""
+"""How long it is looked for what nobody was charged for."""
+
+
+class Uncharged:
+    """Tokens of one kind that an engine computed of late, by its own count, and that nobody was charged for."""
+
+    def __init__(self) -> None:
+        self._differences: deque[tuple[float, float]] = deque()
+        """Of the latest reports: when, and by how much what was computed exceeded what was charged."""
+        self._tokens = 0
+
+    def reported(self, computed: float, charged: int, still_due: int, now: float) -> None:
+        """Take in totals. `still_due`: how much of what may have been computed will be charged by itself."""
+        difference = computed - charged
+        self._differences.append((now, difference))
+        while len(self._differences) > 2 and self._differences[1][0] <= now - UNCHARGED_SECONDS:
+            self._differences.popleft()
+        self._tokens = round(difference - self._differences[0][1]) - still_due
+
+    def tokens(self, *, unknown: int) -> int:
+        """How many there were in the last `UNCHARGED_SECONDS`, as of the last report; `unknown` without any.
+
+        Negative where more was charged than computed.
+        """
+        return self._tokens if self._differences else unknown
+
+    def claim(self, tokens: int) -> None:
+        """So many of them are charged now; or given back, if negative."""
+        self._tokens -= tokens
 
 
 class EngineWork:
@@ -22,10 +50,9 @@ class EngineWork:
         self._told = False
         self._last_input: float | None = None
         self._last_output: float | None = None
-        self._differences: deque[tuple[float, float]] = deque()
-        """Of the latest reports: when, and by how much the input computed exceeded what was charged."""
-        self._uncharged = 0
-        """Input that was computed by the last of them, which nobody was charged for since, nor will be by itself."""
+        self._input, self._output = Uncharged(), Uncharged()
+        self._alone = True
+        """Whether, at the last report, nothing ran that this router did not send."""
         self._produced = 0.0
         self._running = 0
         self._at = 0.0
@@ -37,12 +64,13 @@ class EngineWork:
             Tokens(has.extend - had.extend, has.cached - had.cached, has.output - had.output)
         )
 
-    def reported(self, report: WorkReport | None, unstarted: int = 0, now: float = 0.0) -> None:
+    def reported(self, report: WorkReport | None, unstarted: int = 0, now: float = 0.0, *, alone: bool = True) -> None:
         """Take in the engine's counters; those that fell began anew.
 
         `unstarted`: predicted extend tokens of the requests that are there and not started, which nobody has been
-        charged yet.
+        charged yet. `alone`: whether nothing runs there that this router did not send.
         """
+        self._alone = alone
         self._produced = 0.0
         if report is None:
             return
@@ -50,35 +78,43 @@ class EngineWork:
             more = rise(self._before(self._last_input), report.input_tokens)
             self._last_input = report.input_tokens
             self.input_tokens = (self.input_tokens or 0.0) + more
-            self._compare(self.input_tokens - self.charged.extend, unstarted, now)
+            # Engines count a prompt between its dispatch and its first token, so that any part of the unstarted ones
+            # may be in the count.
+            self._input.reported(self.input_tokens, self.charged.extend, unstarted, now)
         if report.output_tokens is not None:
             self._produced = rise(self._before(self._last_output), report.output_tokens)
             self._last_output = report.output_tokens
             self.output_tokens = (self.output_tokens or 0.0) + self._produced
+            self._output.reported(self.output_tokens, self.charged.output, 0, now)
         self._told = True
 
     def _before(self, last: float | None) -> float | None:
         # Some engines show a counter from its first increment on.
         return 0.0 if last is None and self._told else last
 
-    def _compare(self, difference: float, unstarted: int, now: float) -> None:
-        self._differences.append((now, difference))
-        while len(self._differences) > 2 and self._differences[1][0] <= now - UNCHARGED_SECONDS:
-            self._differences.popleft()
-        # Engines count a prompt between its dispatch and its first token. So of the unstarted ones any part may be in
-        # the latest count; what was unstarted at the first of these reports was charged since.
-        self._uncharged = max(0, round(difference - self._differences[0][1]) - unstarted)
-
-    def claim(self, tokens: int) -> int:
+    def claim_input(self, tokens: int) -> int:
         """How many of these input tokens may have been computed without being charged; they are charged now.
 
-        All of them where the engine does not count. Else no more than it computed in the last `UNCHARGED_SECONDS` by
-        its own count beyond what was charged in the same time, as of its last report.
+        All of them where the engine does not count. Else no more than it computed of late by its own count and nobody
+        was charged for.
         """
-        if not self._differences:
-            return tokens
-        claimed = min(tokens, self._uncharged)
-        self._uncharged -= claimed
+        claimed = max(0, min(tokens, self._input.tokens(unknown=tokens)))
+        self._input.claim(claimed)
+        return claimed
+
+    def claim_output(self, estimated: int, of_all: int) -> int:
+        """How many output tokens an answer of which nothing was seen has beyond so many estimated; charged now.
+
+        It has its part of what the engine computed of late and nobody was charged for, at most as many as were
+        estimated; or of what was charged for more, and then it is negative, and at least half of them remain.
+        `of_all`: the output estimated of all such answers that run there. 0 where the engine does not count, or counts
+        what others sent it, too.
+        """
+        if not self._alone or not estimated:
+            return 0
+        claimed = self._output.tokens(unknown=0) * estimated // of_all
+        claimed = max(-estimated // 2, min(estimated, claimed))
+        self._output.claim(claimed)
         return claimed
 
     def produced(self, running: int, now: float) -> tuple[float, float] | None:

@@ -186,7 +186,7 @@ class WorkerState:
         burst = flight.burst
         if burst is None:
             return flight.uncached_tokens
-        beyond = self.work.claim(min(input_tokens - flight.uncached_tokens, self.pace.unexplained_tokens(burst)))
+        beyond = self.work.claim_input(min(input_tokens - flight.uncached_tokens, self.pace.unexplained_tokens(burst)))
         burst.tokens += beyond
         return flight.uncached_tokens + beyond
 
@@ -261,7 +261,8 @@ class WorkerState:
                 flight.decoding_since = max(flight.decoding_since, now)
             elif flight.decoding_since == inf:
                 flight.decoding_since = now
-        self.work.reported(work, self._flights.unstarted_tokens, now)
+        alone = running + waiting <= len(self._flights.requests)
+        self.work.reported(work, self._flights.unstarted_tokens, now, alone=alone)
         if (produced := self.work.produced(running, now)) is not None:
             self.pace.counted(*produced)
         self._changed()

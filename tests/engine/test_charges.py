@@ -116,7 +116,8 @@ def test_who_lets_go_of_whole_answers_pays_for_the_output_that_was_computed(
     """As learned from a stream before it, or from whole answers before, of which as many are answered.
 
     With a model this small, sending each token takes longer than computing it, so that streams look slower than whole
-    answers are; and an SGLang computes on until it asks whether the client is there, which no client pays.
+    answers are, and the engine's count puts that right. An SGLang computes on until it asks whether the client is
+    there, which no client pays.
     """
     for _ in range(2):
         asked = body("learn", stream=beside, limit=600, members={})
@@ -132,7 +133,7 @@ def test_who_lets_go_of_whole_answers_pays_for_the_output_that_was_computed(
     assert seen["computed_output"] > 3 * 300
     rate = (seen["charged_output"] - CALLS / 2 * 300) / (CALLS / 2 * LEFT_AFTER)
     late = CALLS / 2 * (engines[0].drop_seconds - SPARE) * rate
-    assert 0.65 * seen["computed_output"] - late <= seen["charged_output"] <= 1.2 * seen["computed_output"]
+    assert 0.9 * seen["computed_output"] - late <= seen["charged_output"] <= 1.1 * seen["computed_output"]
 
 
 @pytest.mark.parametrize(("leaving", "tolerance"), [(0.0, 0.02), (0.5, 0.05)])
