@@ -245,7 +245,9 @@ class Fleet(RuleBasedStateMachine):
             RequestId(f"r{self.arrivals}"), ClientId(client), model, keys, limit, streamed, WEIGHTS[client], worker=pin
         )
         full = len(self.waiting) >= TIGHT.waiting.requests
-        served = any(model in worker.models for worker in self.workers.values() if pin in (None, worker.id))
+        in_use = self.scheduler.cluster.in_use
+        able = [worker for worker in self.workers.values() if pin is None or (worker.id == pin and in_use(pin))]
+        served = any(model in worker.models for worker in able)
         self.waiting[request.id] = request
         commands = self.tell(Arrived(request))
         refused = [command.request for command in commands if isinstance(command, Reject)]

@@ -38,7 +38,7 @@ def post(body: Mapping[str, object]) -> bytes:
     data = orjson.dumps(body)
     lines = (
         f"POST {COMPLETIONS} HTTP/1.1",
-        "host: r",
+        "host: localhost",
         "content-type: application/json",
         f"content-length: {len(data)}",
     )

@@ -144,7 +144,9 @@ class HalfCall:
         """Connect, and send the head with half of the body."""
         body = orjson.dumps({"model": MODEL, "prompt": "One half, and the other half", "max_tokens": 8})
         reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
-        head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: r\r\ncontent-type: application/json\r\nconnection: close\r\n"
+        head = (
+            f"POST {COMPLETIONS} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\n"
+        )
         writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body[:10])
         await writer.drain()
         return cls(reader, writer, body[10:])
