@@ -3,7 +3,6 @@
 python-multipart finds the parts, as it does in the engines, so that no name can be hidden from the router alone.
 """
 
-import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -17,9 +16,6 @@ FIELD_LIMIT: Final = 4096
 """Bytes of a field's value; longer ones are no names or flags."""
 MOST_PARTS: Final = 1000
 """As Starlette, on which the engines are built, takes at most."""
-
-# It warns of each byte that it did not expect; clients would fill the log with that.
-logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
 
 
 class Part(NamedTuple):
@@ -67,6 +63,7 @@ def _parts(body: bytes, content_type: str) -> Iterator[Part]:
     reading = _Reading(body)
     try:
         parser = MultipartParser(boundary, reading.callbacks())
+        parser.logger.disabled = True  # it warns of what it did not expect, with which clients could fill the log
         parser.write(body)
     except FormParserError:
         return
