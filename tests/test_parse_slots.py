@@ -9,7 +9,7 @@ from threading import Event
 
 import pytest
 
-from router.parse_slots import AT_ONCE, LONG, ParseSlots
+from router.parse_slots import AT_ONCE, LONG, ParseSlots, Turns
 
 
 class Work:
@@ -107,3 +107,16 @@ async def test_what_failed_is_kept_by_nobody() -> None:
         assert gone() is None
     finally:
         gc.enable()
+
+
+async def test_a_turn_that_came_as_its_owner_left_goes_to_the_next() -> None:
+    """Or nothing would be parsed any more."""
+    turns = Turns()
+    await turns.take("first")
+    leaves, next_one = asyncio.create_task(turns.take("leaves")), asyncio.create_task(turns.take("next"))
+    await asyncio.sleep(0)
+    turns.give()
+    leaves.cancel()
+    async with asyncio.timeout(5):
+        await next_one
+    assert leaves.cancelled()
