@@ -6,9 +6,10 @@ import openai
 import pytest
 
 from . import prompts
+from .conftest import StartRouter
 from .fleet import Engine, Router
 from .test_other_paths import charged
-from .wire import WORKER_KEY
+from .wire import CHAT, WORKER_KEY, call, mapped
 
 pytestmark = [pytest.mark.engine, pytest.mark.fleets("embedding")]
 
@@ -50,3 +51,16 @@ def test_both_engines_embed(router: Router, engines: tuple[Engine, ...], client:
         texts = prompts.text(f"spread {number}", 20)
         seen.add(client.embeddings.with_raw_response.create(model="tiny", input=texts).headers["x-d2lpm-worker"])
     assert seen == ids
+
+
+def test_a_chat_to_a_vllm_that_embeds_is_told_that_the_path_is_not_served(
+    start_router: StartRouter, engines: tuple[Engine, ...]
+) -> None:
+    """As often as it is asked, and the worker goes on to embed."""
+    (vllm,) = (engine for engine in engines if engine.dialect == "vllm")
+    router = start_router("router of a chat to embeddings", (vllm,))
+    for _ in range(8):
+        answer = call(router.url, CHAT, {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}]})
+        assert (answer.status, mapped(answer.json["error"])["code"]) == (404, "path_not_served")
+    assert call(router.url, "/v1/embeddings", {"model": "tiny", "input": "Hello"}).status == 200
+    router.stop()
