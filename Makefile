@@ -29,7 +29,7 @@ chaos: $(STAMP)
 
 # The shapes of the experiments that take too long for every test run: about four minutes of one core.
 shapes: $(STAMP)
-	$(VENV)/bin/pytest -n 2 --dist loadfile tests/slow_experiment_shapes.py
+	$(VENV)/bin/pytest -n 2 --dist loadfile tests/bench/lab/slow_experiment_shapes.py
 
 # Every experiment in full, for docs/results.md: about half an hour of two cores.
 results: $(STAMP)

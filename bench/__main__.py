@@ -5,18 +5,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
-from bench import (
-    chunk_size,
-    decision_cost,
-    demo,
-    experiments,
-    load,
-    neighbour,
-    picture,
-    prefix_memory,
-    simulate,
-    window_live,
-)
+from bench.demo import command as demo
+from bench.lab import experiments
+from bench.lab.micro import chunk_size, decision_cost, prefix_memory, window_live
+from bench.lab.neighbour import command as neighbour
+from bench.lab.picture import command as picture
+from bench.live import command as load
+from bench.sim import command as simulate
 
 
 class Command(Protocol):

@@ -12,8 +12,8 @@ from threading import Thread
 
 import uvloop
 
-from workers.server import WorkerServer
-from workers.settings import parse_settings
+from workers.server.process import WorkerServer
+from workers.server.settings import parse_settings
 
 
 def main() -> None:

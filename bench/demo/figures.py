@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Self
 
-from bench.meters import censored_percentile
-from router.core.accounts import NOTHING, LinearCost, Tokens
-from router.core.fairness import jain_index
+from bench.report.meters import censored_percentile
+from router.core.clients.fairness import jain_index
+from router.core.clients.ledger import NOTHING, LinearCost, Tokens
 
 HEAVY: Final = "heavy"
 """The heavy client's name in `HeavyAndLight`; whoever has another is a light one."""

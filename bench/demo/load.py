@@ -7,10 +7,10 @@ from typing import Final
 
 import httpx
 
-from bench import completions
 from bench.demo.figures import LiveCall, Reading
-from bench.player import Player
-from bench.traffic import Call, Client, Ending, Outcome
+from bench.live import completions
+from bench.live.player import Player
+from bench.workloads.parts.traffic import Call, Client, Ending, Outcome
 
 MODEL: Final = "emulated"
 CHUNK_TOKENS: Final = 20

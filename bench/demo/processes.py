@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from typing import Final
 
 from bench.demo.load import MODEL, DemoError
-from router.emulate import COMMAND, emulated, ending
 from router.errors import ConfigError
+from router.runtime.emulate import COMMAND, emulated, ending
 
 LISTENING: Final = re.compile(r"d2lpm: listening on (?P<url>http://[^ ,]+)")
 PATIENCE: Final = 10.0

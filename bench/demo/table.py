@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from bench.columns import Row, aligned
 from bench.demo.figures import HEAVY, Figures
 from bench.demo.trial import Glance
+from bench.report.columns import Row, aligned
 
 PLAIN_ROUTER: Final = "rr+fcfs"
 """The policy that the others are held against."""

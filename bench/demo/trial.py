@@ -8,7 +8,7 @@ from typing import Final
 
 from bench.demo.figures import HEAVY, Figures, Group, Phase, Reading, Timetable, figures, group
 from bench.demo.load import Clients
-from bench.traffic import Client
+from bench.workloads.parts.traffic import Client
 
 GLANCE_SECONDS: Final = 0.5
 """How often the router is asked, and whoever watches is told."""

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from bench.lengths import Lengths
-from bench.prompts import Prompt, Text, random_tokens
-from bench.traffic import Call, Client, Draw, Ending, Outcome
-from bench.workloads.pace import Pace, pause
+from bench.workloads.parts.lengths import Lengths
+from bench.workloads.parts.pace import Pace, pause
+from bench.workloads.parts.prompts import Prompt, Text, random_tokens
+from bench.workloads.parts.traffic import Call, Client, Draw, Ending, Outcome
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ from dataclasses import dataclass, fields, replace
 from random import Random
 from typing import Self
 
-from bench.traffic import Client
 from bench.workloads.chat import Chat
 from bench.workloads.judge import Judge
-from bench.workloads.pace import Pace
+from bench.workloads.parts.pace import Pace
+from bench.workloads.parts.traffic import Client
 from bench.workloads.shared_prefix import SharedPrefix
 from bench.workloads.tree_of_thoughts import TreeOfThoughts
 

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from bench.lengths import Lengths
-from bench.traffic import Workload
 from bench.workloads.chat import Chat
 from bench.workloads.combined import Combined
 from bench.workloads.documents import SharedDocuments
-from bench.workloads.pace import Pace
+from bench.workloads.parts.lengths import Lengths
+from bench.workloads.parts.pace import Pace
+from bench.workloads.parts.traffic import Workload
 from bench.workloads.shared_prefix import SharedPrefix
 from bench.workloads.unrelated import Unrelated
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from bench.prompts import EMPTY, Prompt, Text, random_tokens
-from bench.traffic import Call, Client, Draw, closed_loop
-from bench.workloads.pace import pause, varied
+from bench.workloads.parts.pace import pause, varied
+from bench.workloads.parts.prompts import EMPTY, Prompt, Text, random_tokens
+from bench.workloads.parts.traffic import Call, Client, Draw, closed_loop
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from itertools import chain, count
 from random import Random
 
-from bench.lengths import Lengths
-from bench.prompts import Prompt, Text, random_tokens
-from bench.traffic import Call, Client, Continuation, Draw, Ending, Outcome
-from bench.workloads.pace import Pace
+from bench.workloads.parts.lengths import Lengths
+from bench.workloads.parts.pace import Pace
+from bench.workloads.parts.prompts import Prompt, Text, random_tokens
+from bench.workloads.parts.traffic import Call, Client, Continuation, Draw, Ending, Outcome
 
 
 @dataclass(frozen=True, slots=True)

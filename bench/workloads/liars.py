@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from math import inf
 from random import Random
 
-from bench.prompts import EMPTY, Prompt, random_tokens
-from bench.traffic import Call, Client, closed_loop
-from bench.workloads.pace import varied
+from bench.workloads.parts.pace import varied
+from bench.workloads.parts.prompts import EMPTY, Prompt, random_tokens
+from bench.workloads.parts.traffic import Call, Client, closed_loop
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from random import Random
 
-from bench.lengths import Lengths, stratified, zipf
-from bench.prompts import Prompt, Text, Texts, random_tokens
-from bench.traffic import Call, Client, Draw
-from bench.workloads.pace import Pace
+from bench.workloads.parts.lengths import Lengths, stratified, zipf
+from bench.workloads.parts.pace import Pace
+from bench.workloads.parts.prompts import Prompt, Text, Texts, random_tokens
+from bench.workloads.parts.traffic import Call, Client, Draw
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ from itertools import count
 from random import Random
 from typing import Final
 
-from bench.lengths import Lengths
-from bench.prompts import Prompt, Text, random_tokens
-from bench.traffic import Call, Client, Draw, Ending, Outcome
-from bench.workloads.pace import Pace
+from bench.workloads.parts.lengths import Lengths
+from bench.workloads.parts.pace import Pace
+from bench.workloads.parts.prompts import Prompt, Text, random_tokens
+from bench.workloads.parts.traffic import Call, Client, Draw, Ending, Outcome
 
 STAGES: Final = 4
 """Plan, execute, reflect, answer: the tree's height in the DLPM paper (6.1)."""

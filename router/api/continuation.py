@@ -13,13 +13,13 @@ from typing import Any, Final
 
 import orjson
 
-from router.api import chat, completions
-from router.api.answer import StreamReader, is_chunk
-from router.api.call import Call, Way
-from router.api.fields import Fields
-from router.api.usage import token_count
+from router.api.answer.sse import EventSplitter, event_data, plain_event
+from router.api.answer.stream_reader import StreamReader, is_chunk
+from router.api.answer.usage import token_count
+from router.api.body.call import Call, Way
+from router.api.body.fields import Fields
+from router.api.endpoints import chat, completions
 from router.errors import WorkerBroke
-from router.sse import EventSplitter, event_data, plain_event
 
 NOT_OF_COMPLETIONS: Final = frozenset(
     {

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from router.api.answer import Answer, EngineError, StreamReader, read_json
-from router.api.call import Call, Head
-from router.api.error_json import ErrorShape
-from router.api.multipart import is_form, media_type
-from router.core.model import Usage
-from router.core.prompt_key import PromptHasher, PromptKey
+from router.api.answer.stream_reader import Answer, EngineError, StreamReader, read_json
+from router.api.body.call import Call, Head
+from router.api.body.error_bodies import ErrorShape
+from router.api.body.multipart import is_form, media_type
+from router.core.model.prompt_key import PromptHasher, PromptKey
+from router.core.model.request import Usage
 from router.errors import BadRequest
 
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from router.core.cluster import Cluster
-from router.core.estimates import Estimates
-from router.core.model import Request, RequestId, WorkerId
-from router.core.policy import Policy
-from router.core.prefix_map import PrefixMap
-from router.core.surroundings import FleetView
+from router.core.cache.prefix_map import PrefixMap
+from router.core.fleet.cluster import Cluster
+from router.core.model.request import Request, RequestId, WorkerId
+from router.core.policies.base import Policy
+from router.core.policies.context import FleetView
+from router.core.predict.token_estimates import Estimates
 
 
 class SchedulerView(FleetView):

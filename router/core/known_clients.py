@@ -7,12 +7,13 @@ not a word about one of its requests, comes here too.
 
 from typing import assert_never
 
-from router.core.accounts import Accounts
-from router.core.fairness import Fairness
-from router.core.model import ClientId, Credited, Forgotten
-from router.core.policy import Policy
-from router.core.recent_clients import RecentClients
-from router.core.shares import Shares
+from router.core.clients.fairness import Fairness
+from router.core.clients.ledger import Accounts
+from router.core.clients.recent_clients import RecentClients
+from router.core.clients.shares import Shares
+from router.core.model.events import Credited, Forgotten
+from router.core.model.request import ClientId
+from router.core.policies.base import Policy
 
 
 class KnownClients:

@@ -9,24 +9,23 @@ remembered.
 from collections.abc import Callable, Sequence
 from typing import assert_never
 
-from router.core.cluster import Cluster
-from router.core.fairness import Fairness
-from router.core.live import Live
-from router.core.model import (
+from router.core.cache.prefix_map import PrefixMap
+from router.core.clients.fairness import Fairness
+from router.core.fleet.cluster import Cluster
+from router.core.model.events import (
     BlocksChanged,
     BlocksFollowed,
     BlocksLost,
     Evicted,
     Fault,
-    Request,
     WorkerAnswered,
-    WorkerId,
     WorkerJoined,
     WorkerLeft,
     WorkerReported,
 )
-from router.core.policy import Policy
-from router.core.prefix_map import PrefixMap
+from router.core.model.request import Request, WorkerId
+from router.core.policies.base import Policy
+from router.core.requests import Live
 
 WorkerEvent = (
     WorkerJoined | WorkerReported | WorkerAnswered | WorkerLeft | Evicted | BlocksFollowed | BlocksChanged | BlocksLost

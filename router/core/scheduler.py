@@ -29,21 +29,21 @@ from math import inf
 from random import Random
 from typing import Final
 
-from router.core.accounts import Accounts
-from router.core.backlog import Backlog
-from router.core.cluster import Cluster
-from router.core.commands import Command, Refusal, Reject, WakeAt
-from router.core.dispatched import Dispatched
-from router.core.estimates import Estimates
-from router.core.fairness import Fairness
+from router.core.attempts import Dispatched
+from router.core.cache.prefix_map import Oracle, PrefixMap
+from router.core.clients.backlog import Backlog
+from router.core.clients.fairness import Fairness
+from router.core.clients.ledger import Accounts
+from router.core.clients.queue_limits import WaitingRoom
+from router.core.clients.shares import Shares
+from router.core.fleet.cluster import Cluster
 from router.core.fleet_view import SchedulerView
 from router.core.known_clients import KnownClients
-from router.core.live import Live, ReturnedPool, State
 from router.core.membership import Membership
-from router.core.model import (
+from router.core.model.commands import Command, Refusal, Reject, WakeAt
+from router.core.model.events import (
     Arrived,
     Cancelled,
-    ClientId,
     Credited,
     Event,
     Failed,
@@ -51,18 +51,16 @@ from router.core.model import (
     Finished,
     Forgotten,
     Progressed,
-    Request,
-    RequestId,
     Returned,
     Started,
     Ticked,
 )
-from router.core.policy import Choice, PolicyFactory
-from router.core.prefix_map import Oracle, PrefixMap
-from router.core.scheduler_settings import SchedulerSettings
-from router.core.shares import Shares
-from router.core.surroundings import Parameters, Surroundings
-from router.core.waiting_room import WaitingRoom
+from router.core.model.request import ClientId, Request, RequestId
+from router.core.policies.base import Choice, PolicyFactory
+from router.core.policies.context import Parameters, Surroundings
+from router.core.predict.token_estimates import Estimates
+from router.core.requests import Live, ReturnedPool, State
+from router.core.settings import SchedulerSettings
 
 CHUNKS_OF_A_LANDMARK: Final = 80
 """Of chunks in the prefix tree, for each place that is remembered of a prompt: 50,000 by default."""

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from math import isfinite
 from typing import Final
 
-from router.core.accounts import NOTHING
-from router.core.saved import Cache, Clients, Counters, Groups, Piece, Prefixes, SavedClient, in_rows
-from router.core.saved_prefixes import restore_prefixes, saved_prefixes
+from router.core.cache.saved_prefixes import restore_prefixes, saved_prefixes
+from router.core.clients.ledger import NOTHING
+from router.core.model.saved import Cache, Clients, Counters, Groups, Piece, Prefixes, SavedClient, in_rows
 from router.core.scheduler import Scheduler
 
 MOST_TOUCHES: Final = 10_000

@@ -13,7 +13,7 @@ from typing import Final
 
 import uvloop
 
-from router.open_files import raise_limit
+from router.runtime.open_files import raise_limit
 
 ADDRESS: Final = "127.0.0.2"
 """Where it comes from; everybody else is at 127.0.0.1."""

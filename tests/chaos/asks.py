@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import orjson
 
-from workers.sampling import initial_state, walk
-from workers.tokenizer import EOS, decode, encode, render_chat
+from workers.engine.sampling import initial_state, walk
+from workers.engine.tokenizer import EOS, decode, encode, render_chat
 
 MODEL: Final = "m"
 CHAT: Final = "/v1/chat/completions"

@@ -15,8 +15,8 @@ from typing import Final
 
 import uvloop
 
-from bench.progress import ProgressBar
-from router.open_files import raise_limit
+from bench.report.progress import ProgressBar
+from router.runtime.open_files import raise_limit
 
 from .fleet import Process, routed
 from .load import Crowd, Load

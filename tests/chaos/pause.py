@@ -19,7 +19,7 @@ import aiohttp
 import orjson
 import uvloop
 
-from workers.tokenizer import decode, encode
+from workers.engine.tokenizer import decode, encode
 
 from .asks import COMPLETIONS, MODEL, answer
 from .processes import Server, get_json, router, until, worker

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from router.core.fairness import percentile
+from router.core.clients.fairness import percentile
 
 from .load import Called
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import orjson
 
-from workers.tokenizer import encode
+from workers.engine.tokenizer import encode
 
 from .asks import Ask
 

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import aiohttp
 
+from router.cli.replay import replay_file
 from router.core.scheduler import Scheduler
-from router.replay import replay_file
 
 from .processes import get_json, sockets
 

@@ -19,8 +19,8 @@ from typing import Final, NamedTuple
 import aiohttp
 import uvloop
 
-from router.core.saved import Clients
-from router.state import NAME, decode
+from router.core.model.saved import Clients
+from router.persistence.state_file import NAME, decode
 from workers.dialects.sglang import SglangWire
 
 from .clients import Crowd, Outcome, ask_all, make_clients

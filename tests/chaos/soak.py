@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import aiohttp
 import uvloop
 
-from bench.progress import ProgressBar
+from bench.report.progress import ProgressBar
 
 from .asks import MODEL
 from .fleet import LOOK_SECONDS, Process, routed

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from engine.processes import wait_until
-from engine.wire import get
+
+from tests.engine.processes import wait_until
+from tests.engine.wire import get
 
 from .environment import program
 from .image import Image, build

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from dockerfile import ROOT, Instruction, instructions, last
+from tests.support.dockerfile import ROOT, Instruction, instructions, last
 
 STEP_SECONDS: Final = 300.0
 OURS: Final = re.compile(r"(?<![\w.:-])/(src|wheels|opt)\b")

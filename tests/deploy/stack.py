@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import yaml
-from dockerfile import ROOT
-from engine.processes import Server
+
+from tests.engine.processes import Server
+from tests.support.dockerfile import ROOT
 
 from .environment import program
 from .image import Image

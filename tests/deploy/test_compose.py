@@ -7,7 +7,8 @@ from typing import Any, Final
 import fastjsonschema
 import pytest
 import yaml
-from dockerfile import ROOT, last
+
+from tests.support.dockerfile import ROOT, last
 
 from .environment import SCHEMA
 from .image import Image

@@ -10,9 +10,10 @@ from urllib.parse import urlencode
 
 import pytest
 import yaml
-from dockerfile import ROOT, last
-from engine.processes import wait_until
-from engine.wire import get
+
+from tests.engine.processes import wait_until
+from tests.engine.wire import get
+from tests.support.dockerfile import ROOT, last
 
 from .conftest import Stack
 from .image import Image

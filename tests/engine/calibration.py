@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 
-from router.core.model import RequestId
+from router.core.model.request import RequestId
 
 from .causes import Cause, causes
 from .clients import Result, play, words_alone

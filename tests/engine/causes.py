@@ -6,10 +6,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from router.core.commands import Dispatch
-from router.core.model import Arrived, BlocksChanged, Finished, Request, RequestId, Started, Usage, WorkerId
-from router.core.prompt_key import CHUNK_BYTES, HASH_BYTES
-from router.journal import Entry, read
+from router.core.model.commands import Dispatch
+from router.core.model.events import Arrived, BlocksChanged, Finished, Started
+from router.core.model.prompt_key import CHUNK_BYTES, HASH_BYTES
+from router.core.model.request import Request, RequestId, Usage, WorkerId
+from router.persistence.journal import Entry, read
 
 from .fleet import BLOCK_TOKENS
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
-from router.core.model import RequestId
+from router.core.model.request import RequestId
 
 from .programs import ANSWER_TOKENS, Program, Question, programs
 from .wire import CHAT, Answer, Json, call, listed, mapped

@@ -5,12 +5,13 @@ They see what the router saw, in the same order: each prompt at its dispatch, ea
 
 from pathlib import Path
 
-from router.core.commands import Dispatch
-from router.core.estimates import TokenRatio
-from router.core.model import Arrived, Cancelled, Event, Failed, Finished, Request, RequestId, WorkerId
-from router.core.prefix_tree import PrefixTree
-from router.core.prompt_key import CHUNK_BYTES
-from router.journal import Entry, read
+from router.core.cache.prefix_tree import PrefixTree
+from router.core.model.commands import Dispatch
+from router.core.model.events import Arrived, Cancelled, Event, Failed, Finished
+from router.core.model.prompt_key import CHUNK_BYTES
+from router.core.model.request import Request, RequestId, WorkerId
+from router.core.predict.token_estimates import TokenRatio
+from router.persistence.journal import Entry, read
 
 MINIMUM = 64
 """Tokens below which a match counts as none."""

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from statistics import fmean
 
-from router.core.commands import Dispatch
-from router.core.model import BlocksLost, Evicted, WorkerLeft
-from router.journal import Entry, read
+from router.core.model.commands import Dispatch
+from router.core.model.events import BlocksLost, Evicted, WorkerLeft
+from router.persistence.journal import Entry, read
 
 from .clients import Clients
 from .fleet import Engine, Router

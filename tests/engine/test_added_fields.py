@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from router.accepted_fields import AcceptedFields
-from router.api.additions import Addition, Additions
+from router.api.body.additions import Addition, Additions
+from router.upstream.accepted_fields import AcceptedFields
 
 from . import prompts
 from .fleet import Engine, Router

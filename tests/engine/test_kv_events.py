@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from router.local_tokenizer import LocalTokenizer
+from router.kv_events.local_tokenizer import LocalTokenizer
 
 from . import prompts
 from .conftest import StartRouter

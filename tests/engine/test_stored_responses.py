@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
-from stored_scripts import RESPONSES, not_found
+
+from tests.support.stored_scripts import RESPONSES, not_found
 
 from . import prompts
 from .conftest import StartRouter

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from workers.block_log import BlockLog, Removed, Stored
-from workers.sglang_cache import Node, RadixCache
+from workers.engine.block_log import BlockLog, Removed, Stored
+from workers.engine.sglang_cache import Node, RadixCache
 
 from .environment import SGLANG
 

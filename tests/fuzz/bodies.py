@@ -7,18 +7,18 @@ from typing import Any, Final
 
 import orjson
 
-from router.api import FAMILIES
-from router.api.additions import Addition
-from router.api.call import Call, Head
-from router.api.json_span import cut_member, insert_members, member_span, replace_member
-from router.api.other import parse_other
-from router.api.splice import UsageSplice
-from router.byte_budget import ByteBudget
-from router.core.prompt_key import PromptHasher
+from router.api.answer.usage_splice import UsageSplice
+from router.api.body.additions import Addition
+from router.api.body.call import Call, Head
+from router.api.body.json_edit import cut_member, insert_members, member_span, replace_member
+from router.api.endpoints.other import parse_other
+from router.api.registry import FAMILIES
+from router.auth.identity import Identifier
+from router.core.model.prompt_key import PromptHasher
 from router.errors import BadRequest, RouterError
-from router.exchange import ClientGone, Exchange
-from router.identity import Identifier
-from router.tokens import _questions, _texts
+from router.front.byte_budget import ByteBudget
+from router.front.exchange import ClientGone, Exchange
+from router.kv_events.tokenize import _questions, _texts
 
 from .engine import Target
 from .mutation import Mutator, alike

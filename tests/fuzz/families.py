@@ -7,19 +7,20 @@ from typing import Any, Final
 
 import orjson
 
-from router.api import FAMILIES, errors_of, family_of, messages, responses
-from router.api.alias import rename
-from router.api.answer import EngineError
-from router.api.call import Call, Head
-from router.api.error_json import ErrorShape, load
-from router.api.event_reader import EventReader
+from router.api.answer.event_reader import EventReader
+from router.api.answer.sse import EventSplitter, event_data
+from router.api.answer.stream_reader import EngineError
+from router.api.body.alias import rename
+from router.api.body.cache_salt import isolated
+from router.api.body.call import Call, Head
+from router.api.body.error_bodies import ErrorShape, load
+from router.api.endpoints import messages, responses
 from router.api.family import Reader
-from router.api.isolation import isolated
-from router.core.model import Usage
-from router.core.prompt_key import PromptHasher
+from router.api.registry import FAMILIES, errors_of, family_of
+from router.auth.identity import Identifier
+from router.core.model.prompt_key import PromptHasher
+from router.core.model.request import Usage
 from router.errors import BadRequest, NoWorker, RouterError, UnknownModel, UnknownPath, WorkerBroke, WorkerHung
-from router.identity import Identifier
-from router.sse import EventSplitter, event_data
 
 from .engine import Target
 from .mutation import Mutator, alike

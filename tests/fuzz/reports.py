@@ -6,12 +6,12 @@ from typing import Any, Final
 
 import msgpack
 
-from router.core.block_key import BlockHasher
-from router.core.block_names import BlockNames, TooManyBlocks
-from router.core.kv_events import read_batch
-from router.engines import SGLANG, VLLM, context_tokens, read_about, read_models, recognise
+from router.core.kv_blocks.block_names import BlockNames, TooManyBlocks
+from router.core.kv_blocks.kv_events import read_batch
+from router.core.model.block_key import BlockHasher
 from router.errors import WorkerBroke
-from router.event_sources import READERS as SOURCES
+from router.upstream.dialects import SGLANG, VLLM, context_tokens, read_about, read_models, recognise
+from router.upstream.kv_endpoints import READERS as SOURCES
 
 from .engine import Target
 from .mutation import Mutator

@@ -5,10 +5,10 @@ import json
 from random import Random
 from typing import Any, Final
 
-from router.core.accounts import Tokens
-from router.core.model import CacheReport, ClientId, GroupId, WorkerId
-from router.core.policies import POLICIES
-from router.core.saved import (
+from router.core.clients.ledger import Tokens
+from router.core.model.events import CacheReport
+from router.core.model.request import ClientId, GroupId, WorkerId
+from router.core.model.saved import (
     Cache,
     Clients,
     Counters,
@@ -21,11 +21,12 @@ from router.core.saved import (
     SavedNode,
     SavedTouch,
 )
+from router.core.policies.context import Parameters
+from router.core.policies.registry import POLICIES
 from router.core.scheduler import Scheduler
-from router.core.scheduler_settings import SchedulerSettings
+from router.core.settings import SchedulerSettings
 from router.core.snapshot import restore, snapshot
-from router.core.surroundings import Parameters
-from router.state import decode, encode, usable
+from router.persistence.state_file import decode, encode, usable
 
 from .engine import Target
 from .mutation import Mutator

@@ -7,16 +7,16 @@ from typing import Any, Final
 
 import orjson
 
-from router.api import FAMILIES
-from router.api.answer import StreamReader, read_json
-from router.api.call import Call, Head
+from router.api.answer.event_reader import EventReader
+from router.api.answer.sse import EventSplitter, event_data, plain_data, with_data
+from router.api.answer.stream_reader import StreamReader, read_json
+from router.api.body.call import Call, Head
+from router.api.body.error_bodies import error_event, refusal_event
 from router.api.continuation import Rewriter, continuation, last_events
-from router.api.error_json import error_event, refusal_event
-from router.api.event_reader import EventReader
-from router.api.plain import read_plain
-from router.core.prompt_key import PromptHasher
+from router.api.endpoints.plain import read_plain
+from router.api.registry import FAMILIES
+from router.core.model.prompt_key import PromptHasher
 from router.errors import WorkerBroke
-from router.sse import EventSplitter, event_data, plain_data, with_data
 
 from .engine import Target
 from .mutation import Mutator

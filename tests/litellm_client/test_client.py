@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import emulated_workers, running_router
-from served import whole_service
+
+from tests.support.running import emulated_workers, running_router
+from tests.support.served import whole_service
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-litellm" / "bin" / "python"

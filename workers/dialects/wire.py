@@ -7,9 +7,9 @@ from typing import Protocol
 
 import orjson
 
-from workers.call import ApiError, Body, Call
-from workers.choice import Choice
-from workers.model import FinishReason
+from workers.engine.model import FinishReason
+from workers.server.call import ApiError, Body, Call
+from workers.server.choice import Choice
 
 DONE = b"data: [DONE]\n\n"
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.engines import SGLANG, VLLM
+from router.upstream.dialects import SGLANG, VLLM
 
 from ..processes import Server, wait_until
 from ..wire import COMPLETIONS, WORKER_KEY, Json, call, get, listed, mapped

@@ -1,0 +1,1 @@
+"""Experiments and measurements of this project. Needs a checkout: it is no part of the wheel."""

@@ -1,0 +1,113 @@
+"""Runs the simulations of an experiment, as many at a time as there are cores."""
+
+import gc
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context, parent_process
+from threading import Thread
+
+from bench.lab.frame.experiment import Cell, Experiment, Row, Value
+from bench.lab.frame.kept import Kept
+from bench.report.summary import summarise
+from bench.sim.simulation import Simulation
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One cell under one seed."""
+
+    experiment: Experiment
+    cell: Cell
+    seed: int
+
+    @property
+    def extent(self) -> float:
+        """Worker-seconds: about how long it takes, beside others of the same experiment."""
+        return len(self.cell.scenario.workers) * self.cell.scenario.seconds
+
+
+def figures_of(task: Task) -> Mapping[str, Value]:
+    """Run a simulation and read its figures."""
+    result = Simulation(task.cell.with_seed(task.seed)).run()
+    return task.experiment.measure(result, summarise(result))
+
+
+def run(
+    experiment: Experiment,
+    *,
+    quick: bool,
+    seeds: Sequence[int],
+    jobs: int,
+    done: Callable[[int, int], None],
+    kept: Kept | None = None,
+) -> Sequence[Row]:
+    """Run all cells under all seeds, in so many processes; `done` hears how many of how many are over.
+
+    Rows come in the order of the cells, whichever ended first. With `kept`, simulations whose figures are there are not
+    run, and those of the others are put there as each ends. Raises what a simulation raised.
+    """
+    cells = experiment.cells(quick=quick)
+    tasks = [Task(experiment, cell, seed) for cell in cells for seed in seeds]
+    figures = _figures(tasks, jobs, done) if kept is None else _resumed(tasks, jobs, done, kept)
+    return [
+        _row(cell, figures[position * len(seeds) : (position + 1) * len(seeds)]) for position, cell in enumerate(cells)
+    ]
+
+
+def _figures(
+    tasks: Sequence[Task],
+    jobs: int,
+    done: Callable[[int, int], None],
+    ended: Callable[[Task, Mapping[str, Value]], None] = lambda _task, _figures: None,
+) -> Sequence[Mapping[str, Value]]:
+    # Fresh interpreters, because forking a process that has threads is not safe everywhere.
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_begin_process) as pool:
+        # The longest first, so that none of them is left for the end, when the other cores have nothing to do.
+        order = sorted(range(len(tasks)), key=lambda number: tasks[number].extent, reverse=True)
+        numbers: dict[Future[Mapping[str, Value]], int] = {
+            pool.submit(_figures_and_clean, tasks[number]): number for number in order
+        }
+        try:
+            for over, future in enumerate(as_completed(numbers), 1):
+                ended(tasks[numbers[future]], future.result())
+                done(over, len(tasks))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    figures = {number: future.result() for future, number in numbers.items()}
+    return [figures[number] for number in range(len(tasks))]
+
+
+def _resumed(
+    tasks: Sequence[Task], jobs: int, done: Callable[[int, int], None], kept: Kept
+) -> Sequence[Mapping[str, Value]]:
+    found = [kept.find(task) for task in tasks]
+    missing = [task for task, figures in zip(tasks, found, strict=True) if figures is None]
+    before = len(tasks) - len(missing)
+    run_now = iter(_figures(missing, jobs, lambda over, _of: done(before + over, len(tasks)), kept.keep))
+    return [next(run_now) if figures is None else figures for figures in found]
+
+
+def _figures_and_clean(task: Task) -> Mapping[str, Value]:
+    figures = figures_of(task)
+    gc.collect()
+    return figures
+
+
+def _begin_process() -> None:
+    # While a simulation runs there is next to nothing for the cyclic collector, which takes a tenth of the time.
+    gc.disable()
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _row(cell: Cell, seeds: Sequence[Mapping[str, Value]]) -> Row:
+    return Row(dict(cell.labels), {name: [figures[name] for figures in seeds] for name in seeds[0]})

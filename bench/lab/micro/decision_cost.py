@@ -1,0 +1,139 @@
+"""Measure what one decision costs, and how that grows with the queue.
+
+A fleet whose windows are full, with so many requests waiting: one request arrives, one ends, and the next is
+dispatched. The cost is the CPU time that the scheduler takes for the arrival and for the dispatch, taken turn by turn
+with a short queue and a long one in the same process, so that the ratio says something on a noisy machine too.
+"""
+
+import argparse
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from statistics import median
+from time import process_time_ns
+from typing import Final
+
+from router.core.clients.queue_limits import WaitingLimits
+from router.core.fleet.window import FixedWindow
+from router.core.model.commands import Dispatch
+from router.core.model.events import Arrived, Event, Finished, Started, WorkerJoined
+from router.core.model.prompt_key import CHUNK_BYTES, PromptHasher, PromptKey
+from router.core.model.request import ClientId, Request, RequestId, Usage, Worker, WorkerId
+from router.core.policies.context import Parameters
+from router.core.policies.registry import POLICIES
+from router.core.scheduler import Scheduler
+from router.core.settings import SchedulerSettings
+
+MODEL: Final = "m"
+PROMPT_CHUNKS: Final = 4096 // CHUNK_BYTES
+SHARED_CHUNKS: Final = PROMPT_CHUNKS // 2
+"""How much of a prompt is one of the prefixes that prompts share."""
+PREFIXES: Final = 1000
+SECONDS_BETWEEN: Final = 0.02
+"""Virtual time from one arrival to the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is measured."""
+
+    policy: str
+    waiting: int
+    clients: int
+    workers: int = 8
+    chunks: int = 200_000
+    in_flight: int = 32
+    """At each worker."""
+
+
+class Fleet:
+    """A scheduler at the limit of its windows, with a queue of constant length."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._random = Random(1)
+        self._hasher = PromptHasher(b"a secret of the benchmark")
+        self._prefixes = [self._random.randbytes(SHARED_CHUNKS * CHUNK_BYTES) for _ in range(PREFIXES)]
+        self._setting = setting
+        self._now = 0.0
+        self._arrivals = 0
+        self._running: list[RequestId] = []
+        settings = SchedulerSettings(
+            window=FixedWindow(setting.in_flight, unstarted_tokens=10**9),
+            waiting=WaitingLimits(10 * setting.waiting + 1000, 1e9),
+            prefix_limit=setting.chunks,
+            kv_tokens=10**9,
+        )
+        self._scheduler = Scheduler(POLICIES[setting.policy], settings, Parameters(), Random(0))
+        for number in range(setting.workers):
+            self._tell(WorkerJoined(Worker(WorkerId(f"w{number}"), frozenset([MODEL]))))
+        self._fill_tree()
+        while self._scheduler.waiting < setting.waiting:
+            self._tell(Arrived(self._request()))
+        self.turns(200)
+
+    def turns(self, count: int) -> int:
+        """Let so many requests arrive and as many be dispatched; returns the CPU nanoseconds that it took."""
+        spent = 0
+        for _ in range(count):
+            self._now += SECONDS_BETWEEN
+            request = self._request()
+            ended = self._running.pop(self._random.randrange(len(self._running)))
+            spent += self._tell(Arrived(request))
+            self._tell(Started(ended))
+            spent += self._tell(Finished(ended, Usage(1024, 20, 512)))
+        return spent
+
+    def _tell(self, event: Event) -> int:
+        began = process_time_ns()
+        commands = self._scheduler.handle(event, self._now)
+        spent = process_time_ns() - began
+        self._running += [command.request for command in commands if isinstance(command, Dispatch)]
+        return spent
+
+    def _request(self) -> Request:
+        self._arrivals += 1
+        client = ClientId(f"client {self._random.randrange(self._setting.clients)}")
+        return Request(RequestId(f"r{self._arrivals}"), client, MODEL, (self._prompt(),), 64)
+
+    def _prompt(self) -> PromptKey:
+        own = self._random.randbytes((PROMPT_CHUNKS - SHARED_CHUNKS) * CHUNK_BYTES)
+        return self._hasher.prompt(self._random.choice(self._prefixes) + own).key
+
+    def _fill_tree(self) -> None:
+        prefixes, worker = self._scheduler.prefixes, 0
+        while prefixes.tree.chunks < self._setting.chunks - PROMPT_CHUNKS:
+            prefixes.insert(MODEL, [self._prompt()], WorkerId(f"w{worker % self._setting.workers}"), 0.0)
+            worker += 1
+
+
+def compare(make: Callable[[int], Setting], waiting: tuple[int, int], rounds: int, turns: int) -> list[list[float]]:
+    """Microseconds of CPU a turn with each length of the queue, round by round."""
+    fleets = [Fleet(make(length)) for length in waiting]
+    return [[fleet.turns(turns) / turns / 1000 for fleet in fleets] for _ in range(rounds)]
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add this command's flags."""
+    parser.add_argument("--policy", nargs="+", metavar="P", default=["d2lpm", "dlpm_home"], choices=[*POLICIES])
+    parser.add_argument("--clients", nargs="+", type=int, metavar="N", default=[10, 1000], help="who sends (10 1000)")
+    parser.add_argument("--waiting", nargs=2, type=int, metavar="N", default=[10, 10_000], help="(10 10000)")
+    parser.add_argument("--rounds", type=int, default=9, help="of which the median counts (9)")
+    parser.add_argument("--turns", type=int, default=300, help="arrivals in each round (300)")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Print a table."""
+    short, long = options.waiting
+    print(f"CPU time of an arrival and a dispatch, 4 KB prompts, 8 workers, 200,000 chunks; {os.cpu_count()} cores")
+    print(f"{'policy':24}{'clients':>8}{f'{short} wait':>14}{f'{long} wait':>14}{'ratio':>8}")
+    for policy in options.policy:
+        for clients in options.clients:
+
+            def make(waiting: int, policy: str = policy, clients: int = clients) -> Setting:
+                return Setting(policy, waiting, clients)
+
+            rounds = compare(make, (short, long), options.rounds, options.turns)
+            few, many = median(r[0] for r in rounds), median(r[1] for r in rounds)
+            ratio = median(r[1] / r[0] for r in rounds)
+            print(f"{policy:24}{clients:8}{few:11.0f} us{many:11.0f} us{ratio:8.2f}")

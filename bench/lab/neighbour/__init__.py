@@ -1,0 +1,1 @@
+"""Noisy neighbours over HTTP, before any OpenAI-compatible server."""

@@ -1,0 +1,174 @@
+"""Clients on real sockets before one server, or before several in turn: what they see, in the simulator's records.
+
+Unlike `bench.live` it sends prompts as text, and asks for nothing that only some servers know: how long an answer is,
+and what of its prompt was cached, is counted when the answer has come to its end.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count, cycle
+from math import inf
+from typing import Final
+
+import aiohttp
+import orjson
+
+from bench.lab.neighbour.traffic import spoken
+from bench.live import completions
+from bench.live.books import Books, LiveResult
+from bench.live.call import LiveFlight
+from bench.live.clients import CONNECT_SECONDS, KEEP_ALIVE_SECONDS, SAMPLE_SECONDS, TOLD, LoadError
+from bench.live.player import Player
+from bench.workloads.parts.traffic import Call, Client, Ending, Outcome, Workload
+
+MODELS: Final = "/v1/models"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where the calls go. Raises ValueError where it makes no sense."""
+
+    urls: Sequence[str]
+    """Of one server, or of several that take the calls in turn."""
+    model: str | None = None
+    """None for the first that the first server names."""
+    speed: float = 1.0
+    """How many times faster the servers' clock runs than that on the wall."""
+    api_key: str | None = None
+    """The key of all clients, where the server checks keys; else each client's is its name."""
+    stream_interval: int | None = None
+    """See `bench.completions.body`."""
+
+    def __post_init__(self) -> None:
+        if not self.urls or not 0 < self.speed < inf:
+            raise ValueError("there must be a server, and the speed must be positive and finite")
+
+    @property
+    def bases(self) -> Sequence[str]:
+        """The servers' addresses, to which paths are appended."""
+        return [url.rstrip("/").removesuffix("/v1") for url in self.urls]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """How long, in seconds by the servers' clock. Raises ValueError where no time is left to measure."""
+
+    seconds: float
+    warmup: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.warmup < self.seconds < inf:
+            raise ValueError("seconds must be finite, and more than the warm-up")
+
+
+async def drive(
+    target: Target, workload: Workload, span: Span, seed: int, show: Callable[[float], None] = lambda _: None
+) -> LiveResult:
+    """Play the workload until its time is over, or all of it; `show` is told the time now and then. Raises LoadError.
+
+    Calls that are open at the end are broken off, and recorded as unfinished.
+    """
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS)
+    patience = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
+    async with aiohttp.ClientSession(connector=connector, timeout=patience) as http:
+        model = target.model or await _first_model(http, target)
+        return await _Drive(http, target, model, workload.clients(seed), span).run(show)
+
+
+async def _first_model(http: aiohttp.ClientSession, target: Target) -> str:
+    url = target.bases[0] + MODELS
+    try:
+        async with http.get(url, headers=_headers(target.api_key or "")) as response:
+            return str(orjson.loads(await response.read())["data"][0]["id"])
+    except (aiohttp.ClientError, OSError) as error:
+        raise LoadError(f"no server at {url}: {error}") from None
+    except (ValueError, LookupError, TypeError):
+        raise LoadError(f"{url} names no model") from None
+
+
+class _Drive:
+    """One run."""
+
+    def __init__(
+        self, http: aiohttp.ClientSession, target: Target, model: str, clients: Sequence[Client], span: Span
+    ) -> None:
+        self._http = http
+        self._target = target
+        self._model = model
+        self._clients = clients
+        self._span = span
+        self._bases = cycle(target.bases)
+        self._player = Player(target.speed, self._make)
+        self._books = Books(span.warmup, span.seconds, {client.name: client.weight for client in clients})
+        self._failures: Counter[str] = Counter()
+        self._numbers = count(1)
+
+    async def run(self, show: Callable[[float], None]) -> LiveResult:
+        """See `drive`."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._span.seconds / self._target.speed), asyncio.TaskGroup() as group:
+                watching = group.create_task(self._watch(show))
+                async with asyncio.TaskGroup() as playing:
+                    for client in self._clients:
+                        playing.create_task(self._player.play(client))
+                watching.cancel()
+        return self._books.result(self._span.seconds, self._failures, interrupted=False)
+
+    async def _watch(self, show: Callable[[float], None]) -> None:
+        for number in count():
+            await self._player.until(number * SAMPLE_SECONDS)
+            self._books.sample(self._player.now)
+            show(self._player.now)
+
+    async def _make(self, client: Client, call: Call) -> Ending:
+        """Make one call; whatever comes of it is an ending."""
+        live = LiveFlight(str(next(self._numbers)), client, call, self._player.now)
+        self._books.arrived(live, late=live.arrived - call.at)
+        try:
+            outcome = await self._ask(live)
+        except (completions.AnswerFailed, aiohttp.ClientError, OSError, ValueError, LookupError, TypeError) as error:
+            outcome = self._failed(f"{type(error).__name__} {error}")
+        now = self._player.now
+        live.ended(outcome, now)
+        self._books.ended(live, now)
+        return Ending(outcome, now)
+
+    async def _ask(self, live: LiveFlight) -> Outcome:
+        url, name = next(self._bases) + completions.PATH, live.client.name
+        headers = _headers(self._target.api_key or name) | {"Content-Type": "application/json"}
+        async with self._http.post(url, data=self._body(live.call, name), headers=headers) as response:
+            if response.status != 200:
+                told = self._failed(f"{response.status}: {(await response.read()).decode(errors='replace')}")
+                return Outcome.REJECTED if response.status == 429 else told
+            async for block in response.content.iter_any():
+                now = self._player.now
+                live.feed(block, now)
+                self._books.heard(live, now)
+        if live.complete is None:
+            raise completions.AnswerFailed("an answer ended before its usage came")
+        return Outcome.DONE
+
+    def _body(self, call: Call, user: str) -> bytes:
+        fields: dict[str, object] = {
+            "model": self._model,
+            "user": user,
+            "prompt": spoken(call.prompt),
+            "max_tokens": call.output_tokens,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if self._target.stream_interval is not None:
+            fields["stream_interval"] = self._target.stream_interval
+        return orjson.dumps(fields)
+
+    def _failed(self, reason: str) -> Outcome:
+        self._failures[" ".join(reason.split())[:TOLD]] += 1
+        return Outcome.FAILED
+
+
+def _headers(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"} if key else {}

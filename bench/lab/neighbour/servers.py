@@ -1,0 +1,181 @@
+"""Workers and routers as processes, known by their command lines alone: any router can take part."""
+
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from tempfile import TemporaryFile
+from typing import IO, Final, NamedTuple
+from urllib.request import ProxyHandler, Request, build_opener
+
+import orjson
+
+from bench.live import completions
+
+MODEL: Final = "emulated"
+WORKER: Final = (sys.executable, "-m", "workers", "--port", "{port}", "--model", MODEL, "--exit-with-parent")
+OURS: Final = (sys.executable, "-m", "router", "serve", "--port", "{port}", "--log-level", "error", "--worker={worker}")
+SGLANG_FLAGS: Final = (
+    *("--host", "127.0.0.1", "--port", "{port}", "--policy", "cache_aware", "--worker-urls", "{worker}"),
+    *("--log-level", "error", "--prometheus-port", "{other_port}"),
+)
+START_SECONDS: Final = 60.0
+"""That a process has until it answers a call."""
+ASK_SECONDS: Final = 2.0
+END_SECONDS: Final = 2.0
+"""That it has to end when it is told to."""
+
+
+_LOOPBACK: Final = build_opener(ProxyHandler({}))
+"""Past whatever proxy the environment names."""
+
+
+class ServerError(Exception):
+    """A process that does not serve; its text is one line for whoever started it."""
+
+
+class EngineQueue(NamedTuple):
+    """What waits in a worker's engine itself."""
+
+    requests_p95: float
+    lost: float
+    """By how much of its time the process was too slow for the machine that it emulates."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """A router in the table. Raises ValueError for a command without a port."""
+
+    name: str
+    command: Sequence[str]
+    """An argument with `{worker}` stands once for each worker, with its URL; `{port}` is where to listen, and
+    `{other_port}` is free too. Without a command, the calls go to the workers themselves in turn."""
+
+    def __post_init__(self) -> None:
+        if self.command and not any("{port}" in argument for argument in self.command):
+            raise ValueError(f"the command of {self.name} must have {{port}}, and {{worker}} where the workers go")
+
+
+def contestant(text: str) -> Contestant:
+    """Read `NAME=COMMAND`. Raises ValueError."""
+    name, equals, command = text.partition("=")
+    if not name or not equals or not command.strip():
+        raise ValueError(f"{text!r} is not NAME=COMMAND")
+    return Contestant(name, shlex.split(command))
+
+
+def expanded(command: Sequence[str], port: int, other_port: int, workers: Sequence[str] = ()) -> Sequence[str]:
+    """The command line for these ports and workers."""
+    ports = [each.replace("{port}", str(port)).replace("{other_port}", str(other_port)) for each in command]
+    return [
+        argument.replace("{worker}", worker)
+        for argument in ports
+        for worker in (workers if "{worker}" in argument else [""])
+    ]
+
+
+@contextmanager
+def started(name: str, command: Sequence[str], workers: Sequence[str] = ()) -> Iterator[str]:
+    """Start a process and wait until it answers a call; gives its URL, and ends it on the way out.
+
+    Raises ServerError.
+    """
+    with _launched(name, command, workers) as server:
+        server.wait()
+        yield server.url
+
+
+@contextmanager
+def fleet(count: int, flags: Sequence[str]) -> Iterator[Sequence[str]]:
+    """So many fresh emulated workers; gives their URLs. Raises ServerError."""
+    with ExitStack() as stack:
+        servers = [stack.enter_context(_launched("a worker", [*WORKER, *flags])) for _ in range(count)]
+        for server in servers:
+            server.wait()
+        yield [server.url for server in servers]
+
+
+def engine_queue(worker: str) -> EngineQueue:
+    """What a worker with `--measure` says of the time since it started. Raises ServerError."""
+    try:
+        with _LOOPBACK.open(f"{worker}/emulated/queue", timeout=ASK_SECONDS) as answer:
+            seen = orjson.loads(answer.read())
+    except OSError as error:
+        raise ServerError(f"a worker does not answer any more: {error}") from None
+    return EngineQueue(seen["requests_p95"], seen["lost_seconds"] / seen["seconds"])
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    """A process that was started."""
+
+    name: str
+    url: str
+    process: subprocess.Popen[bytes]
+    said: IO[bytes]
+    """What it prints."""
+
+    def wait(self) -> None:
+        """Wait until it answers a call. Raises ServerError."""
+        deadline = time.monotonic() + START_SECONDS
+        while not _serves(self.url):
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                self.said.seek(0)
+                last = self.said.read().decode(errors="replace").split("\n")[-2:]
+                raise ServerError(f"{self.name} does not serve; it said {' '.join(' '.join(last).split())!r}")
+            time.sleep(0.1)
+
+
+@contextmanager
+def _launched(name: str, command: Sequence[str], workers: Sequence[str] = ()) -> Iterator[_Server]:
+    port, other_port = _free_ports(2)
+    line = expanded(command, port, other_port, workers)
+    # Whoever measures may have settings of his own for a router. They would change what is compared here.
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("D2LPM_")}
+    with TemporaryFile() as said:
+        try:
+            process = subprocess.Popen(
+                line, env=environment, stdin=subprocess.PIPE, stdout=said, stderr=said, process_group=0
+            )
+        except OSError as error:
+            raise ServerError(f"{name} does not start: {error.strerror}: {line[0]}") from None
+        try:
+            yield _Server(name, f"http://127.0.0.1:{port}", process, said)
+        finally:
+            _end(process)
+
+
+def _serves(url: str) -> bool:
+    """Whether a call is answered: a router that has not found its workers yet listens, but refuses it."""
+    body = orjson.dumps({"model": MODEL, "prompt": "hello", "max_tokens": 1})
+    request = Request(url + completions.PATH, body, {"Content-Type": "application/json"})
+    try:
+        with _LOOPBACK.open(request, timeout=ASK_SECONDS) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """It and what it started: each is a process group of its own, so that Ctrl-C reaches only whoever measures."""
+    with process:
+        process.terminate()
+        try:
+            process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def _free_ports(count: int) -> Sequence[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]

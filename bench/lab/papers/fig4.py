@@ -1,0 +1,133 @@
+"""The DLPM paper's figure 4: what a decision costs against the number of workers and the length of the queue.
+
+Measured on the real scheduler, as `python -m bench decision-cost` does, in CPU time. So it is no simulation, and what
+it writes differs from run to run: it stands in a file of its own, `fig4-times.json`.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Final
+
+from bench.lab.frame.conditions import (
+    A100,
+    FIG4_BATCH,
+    FIG4_CLIENTS,
+    FIG4_CONTEXT,
+    FIG4_FLEET,
+    FIG4_POLICIES,
+    FIG4_QUEUE,
+    FIG4_QUICK_ROUNDS,
+    FIG4_ROUNDS,
+    FIG4_TURNS,
+    FIG4_WAITING,
+    FIG4_WORKERS,
+)
+from bench.lab.micro.decision_cost import Fleet, Setting
+from workers.engine.hardware import HARDWARE, Batch
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+TITLE: Final = "CPU time of an arrival and a dispatch (DLPM paper, figure 4)"
+PUBLISHED: Final = (
+    "Of a global scheduler that matches its whole queue against every worker for each decision, synchronisation and"
+    " matching grow with both, to about 40 % of a decode step of 25 requests with 8 workers and a queue of 200."
+)
+FILE: Final = "fig4-times"
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What was measured in one setting."""
+
+    policy: str
+    workers: int
+    waiting: int
+    microseconds: float
+    """Of CPU, the median over the rounds."""
+    decode_step: float
+    """The same as a share of a decode step."""
+
+
+def decode_step_seconds() -> float:
+    """A decode step of the figure's batch on an A100, by the emulated engine's own model."""
+    batch = Batch(decodes=FIG4_BATCH, decode_context=FIG4_BATCH * FIG4_CONTEXT)
+    return HARDWARE[A100.hardware].step_seconds(batch)
+
+
+def settings() -> Sequence[Setting]:
+    """Each policy with several numbers of workers, and with several lengths of the queue."""
+    sizes = [(FIG4_QUEUE, workers) for workers in FIG4_WORKERS]
+    sizes += [(waiting, FIG4_FLEET) for waiting in FIG4_WAITING if waiting != FIG4_QUEUE]
+    return [
+        Setting(policy, waiting, FIG4_CLIENTS, workers, in_flight=FIG4_BATCH)
+        for policy in FIG4_POLICIES
+        for waiting, workers in sizes
+    ]
+
+
+def measure(measured: Sequence[Setting], rounds: int, turns: int) -> Sequence[Cost]:
+    """Turn by turn with one setting after the other, so that what else the machine does meets them all."""
+    fleets = [Fleet(setting) for setting in measured]
+    spent = [[fleet.turns(turns) / turns / 1000 for fleet in fleets] for _ in range(rounds)]
+    medians = [median(of_one) for of_one in zip(*spent, strict=True)]
+    step = decode_step_seconds()
+    return [
+        Cost(setting.policy, setting.workers, setting.waiting, cost, cost / 1e6 / step)
+        for setting, cost in zip(measured, medians, strict=True)
+    ]
+
+
+def run(folder: Path, *, quick: bool) -> None:
+    """Measure, write it into the folder, which is there, and print the table."""
+    costs = measure(settings(), FIG4_QUICK_ROUNDS if quick else FIG4_ROUNDS, FIG4_TURNS)
+    write(costs, folder)
+    print(f"fig4: {TITLE}", *table(costs), "", sep="\n", flush=True)
+
+
+def write(costs: Sequence[Cost], folder: Path) -> None:
+    """As JSON, as a table and as a plot."""
+    document = {"title": TITLE, "costs": [asdict(cost) for cost in costs]}
+    (folder / f"{FILE}.json").write_text(json.dumps(document, indent=1) + "\n", "utf-8")
+    (folder / f"{FILE}.md").write_text("\n".join([f"# {TITLE}", "", PUBLISHED, "", *table(costs), ""]), "utf-8")
+    save_plot(costs, folder / f"{FILE}.png")
+
+
+def table(costs: Sequence[Cost]) -> Sequence[str]:
+    """As Markdown."""
+    head = ["| policy | workers | waiting | CPU, µs | of a decode step |", "| --- | ---: | ---: | ---: | ---: |"]
+    return head + [
+        f"| {cost.policy} | {cost.workers} | {cost.waiting:,} | {cost.microseconds:.0f} | {cost.decode_step:.1%} |"
+        for cost in costs
+    ]
+
+
+def save_plot(costs: Sequence[Cost], path: Path) -> None:
+    """Two plots: over the workers, and over the queue."""
+    # Not at the top: this module is known to the command line, which has to start without matplotlib.
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    figure = Figure((10, 5), 110, layout="constrained")
+    draw(costs, figure)
+    figure.suptitle(TITLE)
+    figure.savefig(path, metadata={"Software": None})
+
+
+def draw(costs: Sequence[Cost], figure: "Figure") -> None:
+    """A line for each policy."""
+    over_workers, over_queue = figure.subplots(1, 2, sharey=True)
+    for policy in FIG4_POLICIES:
+        own = [cost for cost in costs if cost.policy == policy]
+        spread = [cost for cost in own if cost.waiting == FIG4_QUEUE]
+        length = sorted([cost for cost in own if cost.workers == FIG4_FLEET], key=lambda cost: cost.waiting)
+        over_workers.plot([c.workers for c in spread], [c.microseconds for c in spread], marker="o", label=policy)
+        over_queue.plot([c.waiting for c in length], [c.microseconds for c in length], marker="o", label=policy)
+    over_workers.set_xlabel(f"workers, {FIG4_QUEUE} waiting")
+    over_workers.set_ylabel("CPU, µs")
+    over_workers.set_ylim(bottom=0)
+    over_queue.set_xlabel(f"waiting, {FIG4_FLEET} workers")
+    over_queue.set_xscale("log")
+    over_workers.legend()

@@ -1,0 +1,165 @@
+"""How true each way to follow the workers' caches is, and what that is worth: emulated engines, small and large caches.
+
+The caches are so small that what a workload touches is 0.5, 1, 2 and 5 times as much. The first way believes that
+nothing is ever evicted; the second keeps a budget of as many tokens as the cache has, least recently sent first; the
+mirror replays what the engine does, and corrects itself by what answers and metrics tell; KV events say what a cache
+stores and drops. An oracle that reads the engines' caches at the moment of the decision, which no router can, says what
+could be gained at most.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Final, get_args
+
+from bench.lab.frame.conditions import A100, QUICK_SEEDS, fleet
+from bench.lab.frame.experiment import Cell, Experiment, Row, Value
+from bench.lab.frame.loads import loaded
+from bench.lab.frame.measures import service_seen
+from bench.report.records import Record, Result
+from bench.report.summary import Summary
+from bench.sim.scenario import Scenario, WorkerSpec
+from router.core.cache.engine_rules import Tracking
+from router.core.settings import SchedulerSettings
+from workers.engine.model import Dialect
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+WORKERS: Final = 2
+SECONDS: Final = 30.0
+FOOTPRINTS: Final[Mapping[str, int]] = {
+    "tot-s1": 165_000,
+    "tot-s2": 175_000,
+    "judge-s1": 180_000,
+    "judge-s2": 280_000,
+    "qa-s1": 250_000,
+    "tot": 190_000,
+    "judge": 285_000,
+    "qa": 230_000,
+    "arena-chat": 280_000,
+    "toolbench": 345_000,
+    "toolbench-zipf": 330_000,
+    "programming": 180_000,
+    "video": 370_000,
+    "loogle": 280_000,
+    "embodied": 220_000,
+}
+"""Tokens of prompts and answers that each worker comes to hold in that time if it evicts nothing.
+
+qa-s2 is left out: its largest calls do not fit in a fifth of that.
+"""
+QUICK_WORKLOADS: Final = ("tot-s2", "qa-s1")
+TIMES: Final = (0.5, 1.0, 2.0, 5.0)
+"""How many times the cache is touched."""
+QUICK_TIMES: Final = (1.0, 5.0)
+EVENTS: Final = "events"
+ORACLE: Final = "oracle"
+WAYS: Final[Mapping[str, Tracking]] = {
+    "no eviction": Tracking(evicts=False, replays=False, corrects=False),
+    "LRU budget": Tracking(replays=False, corrects=False),
+    "mirror": Tracking(corrects=False),
+    "mirror + correction": Tracking(),
+    EVENTS: Tracking(),
+    ORACLE: Tracking(),
+}
+
+
+@dataclass(frozen=True)
+class CacheTruth(Experiment):
+    """See the module. All under D²LPM."""
+
+    seeds: ClassVar[Sequence[int]] = QUICK_SEEDS
+    title: ClassVar[str] = "Predicted and actual cached tokens, and what predictions are worth, two A100 under D²LPM"
+    published: ClassVar[str] = (
+        "Of no paper. The error is the mean of |predicted - actual| / prompt tokens over all calls; false and missed"
+        " are the tokens predicted and not there, and there and not predicted, as shares of all prompt tokens."
+    )
+    decimals: ClassVar[Mapping[str, int]] = {
+        "error": 4,
+        "false": 4,
+        "missed": 4,
+        "hit rate": 3,
+        "service/s": 0,
+    }
+
+    def cells(self, *, quick: bool) -> Sequence[Cell]:
+        """See `Experiment`."""
+        return [
+            self._cell(workload, spec, times, way)
+            for workload in (QUICK_WORKLOADS if quick else FOOTPRINTS)
+            for dialect in get_args(Dialect)
+            for spec in [replace(A100, dialect=dialect)]
+            for times in (QUICK_TIMES if quick else TIMES)
+            for way in WAYS
+        ]
+
+    @staticmethod
+    def _cell(workload: str, spec: WorkerSpec, times: float, way: str) -> Cell:
+        spec = replace(spec, kv_tokens=int(FOOTPRINTS[workload] / times))
+        scenario = Scenario(
+            "d2lpm",
+            loaded(workload, WORKERS),
+            fleet(spec, WORKERS),
+            SECONDS,
+            settings=SchedulerSettings(tracking=WAYS[way]),
+            oracle=way == ORACLE,
+            kv_events=way == EVENTS,
+        )
+        labels = (("workload", workload), ("engine", spec.dialect), ("times the cache", f"{times:g}"), ("way", way))
+        return Cell(labels, scenario)
+
+    def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:
+        """See `Experiment`."""
+        told = [(predicted, actual, size) for predicted, actual, size in map(_told, result.records) if size]
+        tokens = sum(size for _, _, size in told)
+        return {
+            "error": sum(abs(p - a) / size for p, a, size in told) / len(told) if told else None,
+            "false": sum(max(0, p - a) for p, a, _ in told) / tokens if tokens else None,
+            "missed": sum(max(0, a - p) for p, a, _ in told) / tokens if tokens else None,
+            "hit rate": summary["hit_rate"],
+            "service/s": service_seen(summary) / (result.seconds - result.warmup),
+        }
+
+    def digest(self, rows: Sequence[Row]) -> Sequence[str]:
+        """See `Experiment`. A line for each way: error and worth over all workloads and caches."""
+        best = {_place(row): row for row in rows if row.labels["way"] == ORACLE}
+        lines = ["| way | mean error | worst error | hit rate / oracle | service / oracle |"]
+        lines.append("| --- | ---: | ---: | ---: | ---: |")
+        for way in WAYS:
+            own = [row for row in rows if row.labels["way"] == way]
+            errors = [row.median("error") or 0.0 for row in own]
+            hits, service = (_shares(own, best, figure) for figure in ("hit rate", "service/s"))
+            cells = (sum(errors) / len(errors), max(errors), sum(hits) / len(hits), sum(service) / len(service))
+            lines.append(f"| {way} | {' | '.join(f'{cell:.3f}' for cell in cells)} |")
+        return lines
+
+    def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
+        """See `Experiment`. Error and hit rate by how small the cache is, the mean over workloads and engines."""
+        plots = figure.subplots(1, 2)
+        for plot, name in zip(plots, ("error", "hit rate"), strict=True):
+            for way in WAYS:
+                points: dict[float, list[float]] = {}
+                for row in rows:
+                    if row.labels["way"] == way:
+                        points.setdefault(float(row.labels["times the cache"]), []).append(row.median(name) or 0.0)
+                plot.plot(list(points), [sum(each) / len(each) for each in points.values()], marker="o", label=way)
+            plot.set_xscale("log")
+            plot.set_xlabel("what is touched, times the cache")
+            plot.set_ylabel(name)
+        plots[0].legend()
+
+
+def _told(record: Record) -> tuple[int, int, int]:
+    """Predicted and actual cached tokens, and the prompt's; zeros where the engine told nothing."""
+    if record.predicted_cached_tokens is None or record.cached_tokens is None:
+        return 0, 0, 0
+    return record.predicted_cached_tokens, record.cached_tokens, record.input_tokens
+
+
+def _place(row: Row) -> tuple[str, ...]:
+    return tuple(value for column, value in row.labels.items() if column != "way")
+
+
+def _shares(rows: Sequence[Row], best: Mapping[tuple[str, ...], Row], figure: str) -> Sequence[float]:
+    """Of each row's figure in that of the oracle in the same place."""
+    return [(row.median(figure) or 0.0) / (best[_place(row)].median(figure) or 1.0) for row in rows]

@@ -1,0 +1,171 @@
+"""The default beside the best five of all policies on every workload, at four loads, with programs run to their end.
+
+It takes hours: `--resume` keeps what has been run. Nothing is censored, so that every percentile is one that was seen.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
+
+from bench.lab.frame.conditions import A100, ALL, PATIENT, POLICIES_WORKERS, SEEDS, Span, fleet
+from bench.lab.frame.experiment import Cell, Row, Value
+from bench.lab.frame.felt_loads import FELT_LOADS, TRACED, Load, felt_load
+from bench.lab.frame.loads import loaded
+from bench.lab.frame.traced import TracedExperiment
+from bench.lab.sweeps.policies import DECIMALS, FELT, LEAST_SERVICE, MOST_WAIT, NOTICED, SERVES, WORKLOADS, figures
+from bench.report.programs import program_spans
+from bench.report.records import Result
+from bench.report.summary import Summary
+from bench.sim.scenario import Scenario
+from bench.workloads.combined import Combined
+from bench.workloads.papers.vtc import Suite
+from bench.workloads.parts.pace import Pace
+from bench.workloads.parts.traffic import Workload
+from bench.workloads.recorded.sessions import Sessions
+from bench.workloads.recorded.traces import Trace
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DEFAULT: Final = "dlpm_home"
+FINALISTS: Final = ("d2lpm", "cache_aware", "rr+dlpm", "d2lpm printed", "preble")
+"""Those that the digest of `policies` names."""
+LOADS: Final = (0.8, 1.0, 1.2, 1.5)
+"""Over what is sustained; where one call follows another, of the calls that are open."""
+QUICK_LOADS: Final = (1.5,)
+QUICK_WORKLOADS: Final = ("judge", "crowd of 60")
+QUICK_POLICIES: Final = (DEFAULT, "cache_aware")
+SPAN: Final = Span(60.0, 15.0)
+QUICK_SPAN: Final = Span(24.0, 6.0)
+SERVEGEN_SPEED: Final = 1.3
+"""By how much faster than it was the mix asks for what two workers do of it at most."""
+WAITS: Final = ("light TTFT p95", "light TTFT longest")
+
+
+@dataclass(frozen=True)
+class FullGrid(TracedExperiment):
+    """See the module."""
+
+    kinds: ClassVar[Sequence[str]] = tuple(TRACED.values())
+    seeds: ClassVar[Sequence[int]] = SEEDS
+    title: ClassVar[str] = "The default and the best five policies on every workload, two A100, four loads"
+    published: ClassVar[str] = (
+        "Of no paper: the default is chosen from it. Programs run to their end, and no more come after the time"
+        " measured; unended counts those that did not end even so."
+    )
+    decimals: ClassVar[Mapping[str, int]] = {**DECIMALS, "unended": 0}
+
+    def cells(self, *, quick: bool) -> Sequence[Cell]:
+        """See `Experiment`."""
+        return [
+            Cell(
+                (("workload", workload), ("load", f"{factor:g}"), ("policy", name)),
+                Scenario(
+                    ALL[name].policy,
+                    load.workload,
+                    fleet(load.spec, POLICIES_WORKERS),
+                    load.span.seconds,
+                    load.span.warmup,
+                    settings=PATIENT,
+                    parameters=ALL[name].parameters,
+                    drain=True,
+                ),
+            )
+            for workload in (QUICK_WORKLOADS if quick else (*WORKLOADS, *FELT))
+            for factor in (QUICK_LOADS if quick else LOADS)
+            for load in [at_load(workload, factor, self.traces, quick=quick)]
+            for name in (QUICK_POLICIES if quick else (DEFAULT, *FINALISTS))
+        ]
+
+    def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:
+        """See `Experiment`, and `PolicyTable`."""
+        spans = program_spans(result.records, result.warmup, result.seconds)
+        return {**figures(result, summary), "unended": sum(not ended for _, ended in spans)}
+
+    def digest(self, rows: Sequence[Row]) -> Sequence[str]:
+        """See `Experiment`. The default beside the best under each load, with what falls short of the aim in bold."""
+        lines = ["| workload | load | throughput / best | light p95 / best | light longest / best |"]
+        lines.append("| --- | ---: | ---: | ---: | ---: |")
+        verdicts = list(compared(rows))
+        for verdict in verdicts:
+            cells = [_marked(verdict.service, verdict.service < LEAST_SERVICE)]
+            cells += [_marked(wait, wait > MOST_WAIT) for wait in verdict.waits]
+            lines.append(f"| {verdict.workload} | {verdict.load} | {' | '.join(cells)} |")
+        missed = sum(v.service < LEAST_SERVICE or max(v.waits) > MOST_WAIT for v in verdicts)
+        head = f"The default beside the best; in bold what misses the aim, in {missed} of {len(verdicts)} places:"
+        return [head, "", *lines]
+
+    def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
+        """See `Experiment`. The default's figures over the best's, a point for each workload and load."""
+        verdicts = list(compared(rows))
+        places = range(len(verdicts))
+        for axes, values, aim, title in zip(
+            figure.subplots(1, 2, sharey=True),
+            ([v.service for v in verdicts], [v.waits[0] for v in verdicts]),
+            (LEAST_SERVICE, MOST_WAIT),
+            ("throughput over the best's", "light p95 over the best's"),
+            strict=True,
+        ):
+            axes.plot(values, places, "o", markersize=3)
+            axes.axvline(aim, linestyle=":")
+            axes.set_yticks(places, [f"{v.workload} {v.load}" for v in verdicts], fontsize=4)
+            axes.set_title(title)
+
+
+def at_load(name: str, factor: float, traces: Mapping[str, Workload], *, quick: bool = False) -> Load:
+    """A workload that asks this many times what is sustained, or has this many times its calls open."""
+    if name not in FELT_LOADS:
+        return Load(loaded(name, POLICIES_WORKERS, factor), A100, QUICK_SPAN if quick else SPAN)
+    usual = felt_load(name, traces)
+    return Load(_scaled(usual.workload, factor), usual.spec, QUICK_SPAN if quick else usual.span)
+
+
+def _scaled(workload: Workload, factor: float) -> Workload:
+    if isinstance(workload, Suite):
+        return replace(workload, speed=workload.speed * factor * SERVEGEN_SPEED)
+    if isinstance(workload, Trace):
+        return replace(workload, play=replace(workload.play, speed=workload.play.speed * factor * SERVEGEN_SPEED))
+    if isinstance(workload, Sessions):
+        return replace(workload, play=replace(workload.play, concurrency=round(workload.play.concurrency * factor)))
+    assert isinstance(workload, Combined)
+    parts = {name: _more(part, factor) for name, part in workload.parts.items() if name != "light"}
+    return replace(workload, **parts)  # type: ignore[arg-type]
+
+
+def _more(part: Pace, factor: float) -> Pace:
+    """So many times the calls open: more clients where each has one, else more for each."""
+    if part.concurrency == 1:
+        return replace(part, client_count=max(1, round(part.client_count * factor)))
+    return replace(part, concurrency=max(1, round(part.concurrency * factor)))
+
+
+class Verdict(NamedTuple):
+    """The default under one load, beside the best there."""
+
+    workload: str
+    load: str
+    service: float
+    """Throughput over the best policy's."""
+    waits: tuple[float, ...]
+    """`WAITS` over the shortest of the policies that serve enough."""
+
+
+def compared(rows: Sequence[Row]) -> Iterator[Verdict]:
+    """The default in each place, by medians; a figure that is missing counts as 0."""
+    places: dict[tuple[str, str], dict[str, Row]] = {}
+    for row in rows:
+        places.setdefault((row.labels["workload"], row.labels["load"]), {})[row.labels["policy"]] = row
+    for (workload, load), policies in places.items():
+        own = policies[DEFAULT]
+        service = {policy: row.median("service/s") or 0.0 for policy, row in policies.items()}
+        enough = [row for policy, row in policies.items() if service[policy] >= SERVES * service[DEFAULT]]
+        waits = tuple(_wait(own, figure) / min(_wait(row, figure) for row in enough) for figure in WAITS)
+        yield Verdict(workload, load, service[DEFAULT] / (max(service.values()) or 1.0), waits)
+
+
+def _wait(row: Row, figure: str) -> float:
+    return max(NOTICED, row.median(figure) or 0.0)
+
+
+def _marked(value: float, missed: bool) -> str:
+    return f"**{value:.2f}**" if missed else f"{value:.2f}"

@@ -1,0 +1,214 @@
+"""Every policy on every workload: what each is good for, and which is good enough everywhere to be the default."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from bench.lab.frame.conditions import (
+    A100,
+    ALL,
+    FIG7_SESSIONS,
+    PLAIN_SESSIONS,
+    POLICIES_SPAN,
+    POLICIES_WORKERS,
+    SCREEN_SEEDS,
+    fleet,
+)
+from bench.lab.frame.experiment import Cell, Row, Value
+from bench.lab.frame.felt_loads import FELT_LOADS, TRACED, Load, felt_load
+from bench.lab.frame.loads import loaded
+from bench.lab.frame.measures import LIGHT_TIMES, jain_of_shares, light_times, service_seen
+from bench.lab.frame.traced import TracedExperiment
+from bench.report.records import Result
+from bench.report.summary import Summary
+from bench.sim.scenario import Scenario
+from bench.workloads.parts.traffic import Workload
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+WORKLOADS: Final = (*FIG7_SESSIONS, *PLAIN_SESSIONS)
+FELT: Final = (
+    *("crowd of 20", "crowd of 60", "crowd of 200", "crowd of 1000", "documents", "documents, 4x16 chats"),
+    *("32 cold prompts, 4x32 chats", "200 chats, 4x24", "cancellers", "3 KV holders", "coding agents", "ServeGen"),
+)
+"""Crowds, floods and mixes: they ask as much as they do, not a multiple of what is sustained."""
+BEST: Final = 6
+"""How many go on to the full grid: the default, if it is among them, and five others."""
+NOTICED: Final = 0.1
+"""Seconds: shorter waits are all alike."""
+LEAST_SERVICE, MOST_WAIT = 0.93, 1.25
+"""What a default should reach of the best policy's throughput, and over the shortest waits of the policies ..."""
+SERVES: Final = 0.9
+"""... that serve at least this share of what it does."""
+DECIMALS: Final[Mapping[str, int]] = {
+    "service/s": 0,
+    "hit rate": 3,
+    "Jain": 3,
+    "Jain of shares": 3,
+    **dict.fromkeys(LIGHT_TIMES, 2),
+}
+"""Of the figures of policies, in their order."""
+QUICK_WORKLOADS: Final = ("judge-s2", "qa-s1", "toolbench-zipf")
+
+
+@dataclass(frozen=True)
+class PolicyTable(TracedExperiment):
+    """See the module."""
+
+    kinds: ClassVar[Sequence[str]] = tuple(TRACED.values())
+    seeds: ClassVar[Sequence[int]] = SCREEN_SEEDS
+    title: ClassVar[str] = "Every policy on every workload, two A100, half as much again asked as they can do"
+    published: ClassVar[str] = (
+        "Of no paper: who goes on to the full grid is taken from it, and with that the default. Jain of shares: of what"
+        " clients were served over their max-min shares."
+    )
+    decimals: ClassVar[Mapping[str, int]] = DECIMALS
+
+    def cells(self, *, quick: bool) -> Sequence[Cell]:
+        """See `Experiment`."""
+        return [
+            Cell(
+                (("workload", workload), ("policy", name)),
+                Scenario(
+                    contender.policy,
+                    load.workload,
+                    fleet(load.spec, POLICIES_WORKERS),
+                    load.span.seconds,
+                    load.span.warmup,
+                    parameters=contender.parameters,
+                ),
+            )
+            for workload in (QUICK_WORKLOADS if quick else (*WORKLOADS, *FELT))
+            for load in [screened(workload, self.traces)]
+            for name, contender in ALL.items()
+        ]
+
+    def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:
+        """See `Experiment`."""
+        return figures(result, summary)
+
+    def digest(self, rows: Sequence[Row]) -> Sequence[str]:
+        """See `Experiment`. How near each policy is to the best, over all workloads and on each."""
+        table = Relative(rows)
+        return [
+            f"Nearest to the best: {', '.join(table.best(BEST))}.",
+            "",
+            f"Least and mean throughput over the best policy's. Of {len(table.workloads)} workloads, on how many it is"
+            f" at least {LEAST_SERVICE:g}, and on how many the light clients' p95 to the first token is at most"
+            f" {MOST_WAIT:g} times the shortest of all policies that serve {SERVES:g} of what this one does.",
+            "",
+            *_summary(table),
+            "",
+            "Throughput over the best policy's / Jain's index / light p99 to the first token, s:",
+            "",
+            *_by_workload(table),
+        ]
+
+    def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
+        """See `Experiment`. A point for each policy on each workload: throughput over the best's, Jain's index."""
+        table = Relative(rows)
+        workloads, policies = table.workloads, table.policies
+        for axes, read, title in zip(
+            figure.subplots(1, 2, sharey=True),
+            (table.share, table.jain),
+            ("throughput over the best policy's", "Jain's index of actual service"),
+            strict=True,
+        ):
+            values = [[read(workload, policy) for workload in workloads] for policy in policies]
+            axes.imshow(values, aspect="auto", vmin=0.0, vmax=1.0, cmap="viridis")
+            axes.set_xticks(range(len(workloads)), workloads, rotation=60, ha="right")
+            axes.set_yticks(range(len(policies)), policies)
+            axes.set_title(title)
+
+
+def screened(workload: str, traces: Mapping[str, Workload]) -> Load:
+    """A workload at its one load."""
+    if workload in FELT_LOADS:
+        return felt_load(workload, traces)
+    return Load(loaded(workload, POLICIES_WORKERS), A100, POLICIES_SPAN)
+
+
+def figures(result: Result, summary: Summary) -> Mapping[str, Value]:
+    """Service as clients see it, Jain's index of actual service, and what the light clients wait, in seconds."""
+    return {
+        "service/s": service_seen(summary) / (result.seconds - result.warmup),
+        "hit rate": summary["hit_rate"],
+        "Jain": summary["jain"],
+        "Jain of shares": jain_of_shares(result, summary),
+        **light_times(result),
+    }
+
+
+def _summary(table: "Relative") -> Sequence[str]:
+    lines = [
+        "| policy | least | where | mean | throughput near | waits near |",
+        "| --- | ---: | --- | ---: | ---: | ---: |",
+    ]
+    for policy in table.best(len(table.policies)):
+        shares = {workload: table.share(workload, policy) for workload in table.workloads}
+        worst = min(shares, key=lambda workload: shares[workload])
+        serving = sum(share >= LEAST_SERVICE for share in shares.values())
+        prompt = sum(table.wait(workload, policy) <= MOST_WAIT for workload in table.workloads)
+        mean = fmean(shares.values())
+        lines.append(f"| {policy} | {shares[worst]:.2f} | {worst} | {mean:.2f} | {serving} | {prompt} |")
+    return lines
+
+
+def _by_workload(table: "Relative") -> Sequence[str]:
+    lines = [f"| policy | {' | '.join(table.workloads)} |", f"| --- |{' ---: |' * len(table.workloads)}"]
+    for policy in table.policies:
+        cells = [table.cell(workload, policy) for workload in table.workloads]
+        lines.append(f"| {policy} | {' | '.join(cells)} |")
+    return lines
+
+
+class Relative:
+    """The medians of the table, by workload and policy."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._rows = {(row.labels["workload"], row.labels["policy"]): row for row in rows}
+        self.workloads: Final = list(dict.fromkeys(workload for workload, _ in self._rows))
+        self.policies: Final = list(dict.fromkeys(policy for _, policy in self._rows))
+
+    def figure(self, workload: str, policy: str, name: str) -> float:
+        """A figure's median; 0 where there is none."""
+        return self._rows[workload, policy].median(name) or 0.0
+
+    def share(self, workload: str, policy: str) -> float:
+        """Throughput over the best policy's on the same workload."""
+        best = max(self.figure(workload, other, "service/s") for at, other in self._rows if at == workload)
+        return self.figure(workload, policy, "service/s") / best if best else 0.0
+
+    def jain(self, workload: str, policy: str) -> float:
+        """Jain's index of actual service."""
+        return self.figure(workload, policy, "Jain")
+
+    def best(self, count: int) -> Sequence[str]:
+        """So many policies, the nearest to the best first.
+
+        Near are throughput, as a share of the best policy's, and the p95 of light clients' first tokens, of which the
+        best policy's is a share; the mean of both over all workloads. Waits under 0.1 s are all alike.
+        """
+        return sorted(self.policies, key=self._nearness, reverse=True)[:count]
+
+    def wait(self, workload: str, policy: str) -> float:
+        """The light clients' p95 to the first token over the shortest of all policies that serve about as much."""
+        least = SERVES * self.share(workload, policy)
+        enough = [self._waits(workload, each) for each in self.policies if self.share(workload, each) >= least]
+        return self._waits(workload, policy) / min(enough)
+
+    def _nearness(self, policy: str) -> float:
+        return fmean((self.share(each, policy) + self._promptness(each, policy)) / 2 for each in self.workloads)
+
+    def _promptness(self, workload: str, policy: str) -> float:
+        return min(self._waits(workload, each) for each in self.policies) / self._waits(workload, policy)
+
+    def _waits(self, workload: str, policy: str) -> float:
+        return max(NOTICED, self.figure(workload, policy, "light TTFT p95"))
+
+    def cell(self, workload: str, policy: str) -> str:
+        """The three figures of a policy on a workload."""
+        light = self.figure(workload, policy, "light TTFT p99")
+        return f"{self.share(workload, policy):.2f} / {self.jain(workload, policy):.2f} / {light:.1f}"

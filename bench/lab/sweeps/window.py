@@ -1,0 +1,102 @@
+"""How much the admission window costs and gives: the gap of service and the throughput against its size."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from bench.lab.frame.conditions import (
+    BACKLOGGED,
+    FAIR_SPAN,
+    PATIENT,
+    SGLANG_A10G,
+    UNLIMITED_TOKENS,
+    WINDOW_QUICK_REQUESTS,
+    WINDOW_REQUESTS,
+)
+from bench.lab.frame.experiment import Cell, Experiment, Row, Value
+from bench.lab.frame.measures import service_seen
+from bench.report.records import Result
+from bench.report.service_difference import difference_line, widest
+from bench.report.summary import Summary
+from bench.sim.scenario import Scenario
+from router.core.fleet.window import FixedWindow, LearnedWindow, NoWindow, Window
+from workers.engine.model import Order
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+HEAVY, LIGHT = "heavy", "light"
+ENGINES: Final[Sequence[Order]] = ("fcfs", "lpm")
+"""The engines' own order of what the window let pass."""
+
+
+@dataclass(frozen=True)
+class WindowSize(Experiment):
+    """See the module."""
+
+    title: ClassVar[str] = "Gap of service and throughput against the window's size"
+    published: ClassVar[str] = (
+        "No paper has this: DLPM runs inside an engine. By arithmetic the gap of two clients that both wait is bounded"
+        " by 2(U' + E + X + Q^u) + 2R, which grows in proportion to what the window lets be in flight, and throughput"
+        " needs about as many requests as the engine can run, and one or two more."
+    )
+    decimals: ClassVar[Mapping[str, int]] = {
+        "gap": 0,
+        "queue's gap": 0,
+        "bound": 0,
+        "service/s": 0,
+        "hit rate": 3,
+        "waiting in engine p95": 0,
+    }
+
+    def cells(self, *, quick: bool) -> Sequence[Cell]:
+        """See `Experiment`."""
+        return [
+            Cell(
+                (("engine", order), ("window", name)),
+                Scenario(
+                    "d2lpm",
+                    BACKLOGGED,
+                    (replace(SGLANG_A10G, order=order),),
+                    FAIR_SPAN.seconds,
+                    FAIR_SPAN.warmup,
+                    settings=replace(PATIENT, window=window),
+                ),
+            )
+            for order in ENGINES
+            for name, window in windows(WINDOW_QUICK_REQUESTS if quick else WINDOW_REQUESTS).items()
+        ]
+
+    def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:
+        """See `Experiment`. The gap is over all intervals, in cost units; the queue's while both wait in the proxy."""
+        (worker,) = summary["workers"].values()
+        return {
+            "gap": widest(difference_line(result, HEAVY, LIGHT)),
+            "queue's gap": worker["service_gap"],
+            "bound": worker["service_gap_bound"],
+            "service/s": service_seen(summary) / (result.seconds - result.warmup),
+            "hit rate": summary["hit_rate"],
+            "waiting in engine p95": worker["waiting_requests_p95"],
+        }
+
+    def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
+        """See `Experiment`. Gaps and their bounds on a logarithmic scale, and throughput."""
+        gaps, throughputs = figure.subplots(2, 1, sharex=True)
+        for order, colour in zip(ENGINES, ("tab:blue", "tab:orange"), strict=True):
+            own = [row for row in rows if row.labels["engine"] == order]
+            sizes = [row.labels["window"] for row in own]
+            gaps.plot(sizes, [row.median("gap") for row in own], "o", color=colour, label=f"gap, {order}")
+            gaps.plot(sizes, [row.median("bound") for row in own], "_", color=colour, label=f"bound, {order}")
+            throughputs.plot(sizes, [row.median("service/s") for row in own], "o", color=colour)
+        gaps.set_yscale("log")
+        gaps.set_ylabel("gap")
+        gaps.legend()
+        throughputs.set_ylabel("service/s")
+        throughputs.set_ylim(bottom=0)
+        throughputs.set_xlabel("window, requests")
+
+
+def windows(sizes: Sequence[int]) -> Mapping[str, Window]:
+    """Fixed ones of so many requests, the one that learns, and none."""
+    fixed: dict[str, Window] = {str(size): FixedWindow(size, UNLIMITED_TOKENS) for size in sizes}
+    return {**fixed, "learned": LearnedWindow(), "off": NoWindow()}

@@ -1,0 +1,1 @@
+"""A workload against an OpenAI-compatible server, over HTTP."""

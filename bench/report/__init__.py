@@ -1,0 +1,1 @@
+"""Records of a run, and the figures made of them."""

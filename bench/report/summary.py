@@ -1,0 +1,198 @@
+"""Figures of a simulation, in the shape of the JSON that `python -m bench simulate` writes."""
+
+from collections.abc import Mapping, Sequence
+from typing import TypedDict
+
+from bench.report.meters import censored_mean, censored_percentile
+from bench.report.programs import ProgramSummary, summarise_programs
+from bench.report.records import Record, Result, ServiceSample, WorkerTotals
+from bench.workloads.parts.traffic import Outcome
+from router.core.clients.fairness import jain_index
+
+
+class ClientSummary(TypedDict):
+    """One client. Times in seconds, of calls that arrived in the time measured.
+
+    A call that has not come so far when measuring ends counts as having taken at least that long
+    (`bench.meters.censored_percentile`).
+    """
+
+    weight: float
+    service: float
+    """Actual service: cost units served in the time measured, with the router's own cost extend + 2 · output tokens."""
+    client_service: float
+    """Service as the client sees it, in the time measured: input + 2 · output tokens, whatever was cached."""
+    requests: int
+    """Calls that were done in the time measured."""
+    ttft_p50_s: float | None
+    ttft_p95_s: float | None
+    ttft_p99_s: float | None
+    ttft_mean_s: float | None
+    """The response time of the VTC paper. Means are those of `bench.meters.censored_mean`."""
+    latency_p50_s: float | None
+    latency_p99_s: float | None
+    latency_mean_s: float | None
+    programs: ProgramSummary
+
+
+class WorkerSummary(TypedDict):
+    """One worker; see `WorkerTotals`."""
+
+    utilisation: float
+    """Share of the time measured in which a step ran."""
+    steps: int
+    prompt_tokens: int
+    output_tokens: int
+    hit_rate: float | None
+    evicted_tokens: int
+    preempted_requests: int
+    waiting_requests_p95: float
+    waiting_tokens_p95: float
+    service_gap: float
+    service_gap_bound: float | None
+
+
+class Summary(TypedDict):
+    """The whole simulation; all of it about the time measured."""
+
+    throughput_tokens_per_s: float
+    """Tokens of prompts answered by a first token, cached ones included, and of answers."""
+    output_tokens_per_s: float
+    requests_per_s: float
+    hit_rate: float | None
+    """Cached tokens per token of the prompts whose computation began, by the engines' count."""
+    jain: float | None
+    """Jain's index over actual service per weight while all clients were active: from the first arrival of the last to
+    come until the last end of the first to stop. None if that is no time at all."""
+    jain_client: float | None
+    """The same over service as the clients see it."""
+    last_end_s: float | None
+    """When the last call ended, in seconds since the beginning: the makespan where a workload has an end."""
+    requests: dict[str, int]
+    """By outcome; those unfinished arrived at any time."""
+    programs: ProgramSummary
+    """Of all clients together."""
+    clients: dict[str, ClientSummary]
+    workers: dict[str, WorkerSummary]
+
+
+def summarise(result: Result) -> Summary:
+    """Make figures of it."""
+    seconds = result.seconds - result.warmup
+    workers = result.workers.values()
+    output = sum(worker.output_tokens for worker in workers)
+    ended = [r for r in result.records if r.finished is not None and result.warmup <= r.finished < result.seconds]
+    done = sum(record.outcome is Outcome.DONE for record in ended)
+    outcomes = {str(outcome): sum(r.outcome is outcome for r in ended) for outcome in Outcome}
+    outcomes[Outcome.UNFINISHED] = sum(r.finished is None or r.finished >= result.seconds for r in result.records)
+    return Summary(
+        throughput_tokens_per_s=(sum(worker.prompt_tokens for worker in workers) + output) / seconds,
+        output_tokens_per_s=output / seconds,
+        requests_per_s=done / seconds,
+        hit_rate=_ratio(sum(w.prefix_hits for w in workers), sum(w.prefix_queries for w in workers)),
+        jain=jain(result),
+        jain_client=jain_client(result),
+        last_end_s=max((r.finished for r in result.records if r.finished is not None), default=None),
+        requests=outcomes,
+        programs=summarise_programs(result.records, result.warmup, result.seconds),
+        clients=_clients(result),
+        workers={name: _worker(totals, seconds) for name, totals in result.workers.items()},
+    )
+
+
+def jain(result: Result) -> float | None:
+    """See `Summary`."""
+    return _jain(result, [sample.service for sample in _all_active(result)])
+
+
+def jain_client(result: Result) -> float | None:
+    """See `Summary`."""
+    return _jain(result, [sample.client_service for sample in _all_active(result)])
+
+
+def _jain(result: Result, services: Sequence[Mapping[str, float]]) -> float | None:
+    if len(services) < 2:
+        return None
+    return jain_index([_grown(services, client) / weight for client, weight in result.weights.items()])
+
+
+def _all_active(result: Result) -> Sequence[ServiceSample]:
+    """Samples of the time measured while all clients were active; none if they never all were."""
+    first: dict[str, float] = {}
+    last: dict[str, float] = {}
+    for record in result.records:
+        first.setdefault(record.client, record.arrived)
+        ended = result.seconds if record.finished is None else record.finished
+        last[record.client] = max(last.get(record.client, 0.0), ended)
+    if len(first) < len(result.weights):
+        return []
+    begin, end = max(result.warmup, *first.values()), min(result.seconds, *last.values())
+    return [sample for sample in result.timeline if begin <= sample.time <= end]
+
+
+def _clients(result: Result) -> dict[str, ClientSummary]:
+    measured = [sample for sample in result.timeline if result.warmup <= sample.time <= result.seconds]
+    actual, seen = [sample.service for sample in measured], [sample.client_service for sample in measured]
+    records: dict[str, list[Record]] = {client: [] for client in result.weights}
+    for record in result.records:
+        records[record.client].append(record)
+    return {
+        client: _client(result, weight, _grown(actual, client), _grown(seen, client), records[client])
+        for client, weight in result.weights.items()
+    }
+
+
+def _client(
+    result: Result, weight: float, service: float, client_service: float, records: Sequence[Record]
+) -> ClientSummary:
+    begin, end = result.warmup, result.seconds
+    arrived = [r for r in records if begin <= r.arrived < end and r.outcome in (Outcome.DONE, Outcome.UNFINISHED)]
+    firsts = [_span(r, r.started if r.started is not None else r.finished, end) for r in arrived]
+    lasts = [_span(r, r.finished, end) for r in arrived]
+    return ClientSummary(
+        weight=weight,
+        service=service,
+        client_service=client_service,
+        requests=sum(
+            r.outcome is Outcome.DONE and r.finished is not None and begin <= r.finished < end for r in records
+        ),
+        ttft_p50_s=censored_percentile(firsts, 0.50),
+        ttft_p95_s=censored_percentile(firsts, 0.95),
+        ttft_p99_s=censored_percentile(firsts, 0.99),
+        ttft_mean_s=censored_mean(firsts),
+        latency_p50_s=censored_percentile(lasts, 0.50),
+        latency_p99_s=censored_percentile(lasts, 0.99),
+        latency_mean_s=censored_mean(lasts),
+        programs=summarise_programs(records, begin, end),
+    )
+
+
+def _span(record: Record, until: float | None, end: float) -> tuple[float, bool]:
+    """How long it took from the arrival, and whether that had come by the end."""
+    if until is None:
+        return end - record.arrived, False
+    return until - record.arrived, True
+
+
+def _worker(totals: WorkerTotals, seconds: float) -> WorkerSummary:
+    return WorkerSummary(
+        utilisation=totals.busy_seconds / seconds,
+        steps=totals.steps,
+        prompt_tokens=totals.prompt_tokens,
+        output_tokens=totals.output_tokens,
+        hit_rate=_ratio(totals.prefix_hits, totals.prefix_queries),
+        evicted_tokens=totals.evicted_tokens,
+        preempted_requests=totals.preempted_requests,
+        waiting_requests_p95=totals.waiting_requests_p95,
+        waiting_tokens_p95=totals.waiting_tokens_p95,
+        service_gap=totals.service_gap,
+        service_gap_bound=totals.service_gap_bound,
+    )
+
+
+def _grown(services: Sequence[Mapping[str, float]], client: str) -> float:
+    return services[-1].get(client, 0.0) - services[0].get(client, 0.0)
+
+
+def _ratio(part: int, whole: int) -> float | None:
+    return part / whole if whole else None

@@ -1,0 +1,1 @@
+"""The router's core over emulated engines in virtual time."""

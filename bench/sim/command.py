@@ -1,0 +1,174 @@
+"""Simulate a fleet under a workload in virtual time.
+
+The router's own scheduler over emulated engines: nothing sleeps, and the same seed gives the same figures. They are
+written as JSON; `bench/summary.py` says what each of them means. Parameters are set behind a colon, as in
+`--workload documents:documents=40,tokens=6000` or `--window fixed:requests=64`; several numbers are joined by a slash,
+as in `weights=1/2/4`, and those of a part follow a dot, as in `--workload tot-s1:heavy.branches=3`. A trace's stand
+behind its kind, as in `--trace arena,speed=2:FILE`; `bench/traces.py` and `bench/sessions.py` say what the
+files hold.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, get_args
+
+from bench.report.exits import refuse
+from bench.report.progress import ProgressBar
+from bench.report.records import Record, Result
+from bench.report.summary import Summary, summarise
+from bench.sim.scenario import Scenario, WorkerSpec
+from bench.sim.simulation import Observer, Simulation
+from bench.workloads.parts.traffic import Rated, Workload
+from bench.workloads.recorded.sessions import KIND, parse_recorded
+from bench.workloads.recorded.traces import READERS
+from bench.workloads.registry import WORKLOADS
+from bench.workloads.spec import changed, parse_spec, split
+from router.core.fleet.window import FixedWindow, LearnedWindow, NoWindow, Window
+from router.core.model.commands import Command
+from router.core.model.events import Event
+from router.core.policies.registry import PARAMETERS, POLICIES
+from router.core.settings import SchedulerSettings
+from workers.engine.engine import DEFAULT_HARDWARE
+from workers.engine.hardware import HARDWARE
+from workers.engine.model import Dialect, Order
+
+__all__ = ["Record", "Result", "Scenario", "Summary", "WorkerSpec", "configure", "run", "simulate", "summarise"]
+
+WINDOWS: Final[Mapping[str, Window]] = {
+    "learned": LearnedWindow(),
+    "fixed": FixedWindow(),
+    "off": NoWindow(),
+}
+
+
+def simulate(scenario: Scenario, observers: Sequence[Observer] = ()) -> Result:
+    """Run it; equal scenarios give equal results."""
+    return Simulation(scenario, observers).run()
+
+
+class Watch:
+    """Shows the virtual time on a progress bar."""
+
+    def __init__(self, seconds: float, bar: ProgressBar) -> None:
+        self._seconds = seconds
+        self._bar = bar
+
+    def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:  # noqa: ARG002
+        """See `Observer`."""
+        self._bar.show(now, self._seconds)
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--policy", default="dlpm_home", metavar="P", help=f"one of {', '.join(POLICIES)} (%(default)s)"
+    )
+    parser.add_argument("--set", action="append", default=[], metavar="FAMILY.PARAMETER=VALUE", dest="parameters")
+    traffic = parser.add_mutually_exclusive_group()
+    traffic.add_argument("--workload", default="documents", metavar="W", help=f"{', '.join(WORKLOADS)} (%(default)s)")
+    traffic.add_argument("--trace", metavar="KIND:FILE", help=f"a public trace instead: {', '.join(READERS)}, {KIND}")
+    parser.add_argument("--rate", type=float, help="calls a second of all clients, instead of the workload's own pace")
+    parser.add_argument("--window", default="learned", metavar="NAME", help=f"{', '.join(WINDOWS)} (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=60.0, help="virtual time to simulate (%(default)s)")
+    parser.add_argument("--warmup", type=float, default=0.0, help="of these, not measured (%(default)s)")
+    parser.add_argument("--drain", action="store_true", help="run on until all that arrived has ended")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write here instead of to standard output")
+    parser.add_argument("--records", action="store_true", help="one record for each request too")
+    parser.add_argument("--no-jumps", action="store_true", help="take every step by itself: slower, and the same")
+    fleet = parser.add_argument_group("workers")
+    fleet.add_argument("--workers", type=int, default=1, metavar="D", help="how many (%(default)s)")
+    fleet.add_argument("--speeds", metavar="S,S,...", help="of each in turn, relative to the hardware (1)")
+    fleet.add_argument("--hardware", default=DEFAULT_HARDWARE, metavar="H", help=f"{', '.join(HARDWARE)} (%(default)s)")
+    fleet.add_argument("--dialect", choices=get_args(Dialect), default="vllm", help="scheduled like this (%(default)s)")
+    fleet.add_argument("--order", choices=get_args(Order), default="fcfs", help="the engine's own (%(default)s)")
+    fleet.add_argument("--kv-tokens", type=int, metavar="N", help="KV pool, tokens (the hardware's)")
+    fleet.add_argument("--slots", type=int, metavar="N", help="requests in one batch (256)")
+    fleet.add_argument("--max-batched-tokens", type=int, metavar="N", help="new tokens a step (vllm 2048, sglang 8192)")
+    fleet.add_argument("--hide-capacity", action="store_true", help="let the router not know the size of the KV pool")
+
+
+def run(options: argparse.Namespace) -> None:
+    try:
+        scenario = read_scenario(options)
+    except ValueError as error:
+        refuse("simulate", str(error))
+    bar = ProgressBar(sys.stderr, "s")
+    result = simulate(scenario, [Watch(scenario.seconds, bar)])
+    bar.close()
+    report: dict[str, object] = {"options": _shown(options), **summarise(result)}
+    if options.records:
+        report["records"] = [record._asdict() for record in result.records]
+    text = json.dumps(report, indent=None if options.records else 2)
+    if options.json is None:
+        print(text)
+    else:
+        options.json.write_text(text + "\n", "utf-8")
+
+
+def read_scenario(options: argparse.Namespace) -> Scenario:
+    """What the command line asks for. Raises ValueError where it makes no sense."""
+    return Scenario(
+        policy=options.policy,
+        workload=_workload(options),
+        workers=tuple(_workers(options)),
+        seconds=options.seconds,
+        warmup=options.warmup,
+        seed=options.seed,
+        settings=SchedulerSettings(window=parse_spec(options.window, WINDOWS)),
+        parameters=tuple(_parameters(options.parameters)),
+        drain=options.drain,
+        jumps=not options.no_jumps,
+    )
+
+
+def _workload(options: argparse.Namespace) -> Workload:
+    if options.trace is not None:
+        if options.rate is not None:
+            raise ValueError("a trace has times and no rate; its speed can be changed")
+        return parse_recorded(options.trace)
+    workload = parse_spec(options.workload, WORKLOADS)
+    if options.rate is None:
+        return workload
+    if not isinstance(workload, Rated):
+        raise ValueError(f"{options.workload} has no rate that could be changed")
+    return workload.at_rate(options.rate)
+
+
+def _workers(options: argparse.Namespace) -> Sequence[WorkerSpec]:
+    if options.workers < 1:
+        raise ValueError("--workers must be at least 1")
+    spec = WorkerSpec(
+        hardware=options.hardware,
+        dialect=options.dialect,
+        order=options.order,
+        kv_tokens=options.kv_tokens,
+        max_running=options.slots,
+        max_batched_tokens=options.max_batched_tokens,
+        tell_capacity=not options.hide_capacity,
+    )
+    try:
+        speeds = [float(speed) for speed in options.speeds.split(",")] if options.speeds else [1.0]
+    except ValueError:
+        raise ValueError(f"{options.speeds!r} is no list of speeds") from None
+    return [replace(spec, speed=speeds[number % len(speeds)]) for number in range(options.workers)]
+
+
+def _parameters(assignments: Sequence[str]) -> Sequence[object]:
+    """The policy's parameters, by family."""
+    values: dict[str, dict[str, str]] = {}
+    for name, value in map(split, assignments):
+        family, _, parameter = name.partition(".")
+        if family not in PARAMETERS:
+            raise ValueError(f"unknown family {family!r}, known: {', '.join(PARAMETERS)}")
+        values.setdefault(family, {})[parameter] = value
+    return [changed(PARAMETERS[family](), each) for family, each in values.items()]
+
+
+def _shown(options: argparse.Namespace) -> Mapping[str, object]:
+    """The flags as they were given, to tell what the figures are of."""
+    shown = {name: value for name, value in vars(options).items() if isinstance(value, str | int | float | list | None)}
+    return shown if options.trace is None else {**shown, "workload": None}

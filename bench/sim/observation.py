@@ -1,0 +1,126 @@
+"""Writes down what happens in a simulation; changes nothing."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import inf
+from typing import Final, NamedTuple
+
+from bench.report.records import Record, Result, ServiceSample, WorkerTotals
+from bench.sim.emulated_worker import EmulatedWorker
+from bench.sim.flight import Flight
+from bench.workloads.parts.traffic import Outcome
+from router.core.clients.ledger import LinearCost
+from router.core.model.request import RequestId, WorkerId
+from router.core.scheduler import Scheduler
+from workers.engine.model import Counters
+
+CLIENT_VIEW: Final = LinearCost(cached=1.0)
+"""See `ServiceSample`."""
+
+
+class Mark(NamedTuple):
+    """An engine's sums when measuring began."""
+
+    busy_seconds: float
+    counters: Counters
+
+
+class Observation:
+    """Of one simulation."""
+
+    def __init__(
+        self, scheduler: Scheduler, workers: Mapping[WorkerId, EmulatedWorker], weights: Mapping[str, float]
+    ) -> None:
+        self._scheduler = scheduler
+        self._workers = workers
+        self._weights = weights
+        self._began = self._ended = inf
+        self._records: dict[RequestId, Record | None] = {}
+        self._timeline: list[ServiceSample] = []
+        self._gaps: dict[WorkerId, float] = {}
+        self._marks: dict[WorkerId, Mark] = {}
+        self._totals: dict[str, WorkerTotals] = {}
+
+    def begin(self, now: float) -> None:
+        """Measure from now on."""
+        self._began = now
+        self._gaps.clear()
+        self.sample_service(now)
+        for name, worker in self._workers.items():
+            worker.waiting.reset(now)
+            self._marks[name] = Mark(worker.busy_seconds(), replace(worker.engine.counters))
+
+    def end(self, now: float) -> None:
+        """Measure no more."""
+        self.sample_gaps()
+        self.sample_service(now)
+        self._ended = now
+        for name, worker in self._workers.items():
+            self._totals[name] = self._worker(name, worker, now)
+
+    def arrived(self, flight: Flight) -> None:
+        """A call is here: this is its place among the records."""
+        self._records[flight.request.id] = None
+
+    def record(self, flight: Flight, outcome: Outcome, now: float) -> None:
+        """A call is over, or the simulation is."""
+        self._records[flight.request.id] = Record(
+            id=flight.request.id,
+            client=flight.client.name,
+            outcome=outcome,
+            arrived=flight.arrived,
+            dispatched=flight.dispatched_at,
+            started=flight.started,
+            finished=None if outcome is Outcome.UNFINISHED else now,
+            worker=flight.worker,
+            why=flight.why,
+            input_tokens=len(flight.call.prompt),
+            cached_tokens=flight.progress.cached_tokens,
+            predicted_cached_tokens=flight.predicted_cached_tokens,
+            output_tokens=flight.progress.seen(now),
+            program=flight.call.program,
+            program_calls=flight.call.program_calls,
+        )
+
+    def sample_gaps(self) -> None:
+        """Look at every worker's service gap."""
+        pooled = self._scheduler.policy.properties.pooled
+        fairness = self._scheduler.fairness
+        shared = fairness.gap(None) if pooled else 0.0
+        for name in self._workers:
+            gap = shared if pooled else fairness.gap(name)
+            if gap > self._gaps.get(name, 0.0):
+                self._gaps[name] = gap
+
+    def sample_service(self, now: float) -> None:
+        """Look at what every client was served."""
+        cost = self._scheduler.settings.cost
+        served = {str(client): account.served for client, account in self._scheduler.accounts.accounts.items()}
+        actual = {client: cost(tokens) for client, tokens in served.items()}
+        seen = {client: CLIENT_VIEW(tokens) for client, tokens in served.items()}
+        self._timeline.append(ServiceSample(now, actual, seen))
+
+    def result(self) -> Result:
+        """All of it."""
+        records = tuple(record for record in self._records.values() if record is not None)
+        return Result(self._ended, self._began, records, self._totals, self._weights, tuple(self._timeline))
+
+    def _worker(self, name: WorkerId, worker: EmulatedWorker, now: float) -> WorkerTotals:
+        busy, before = self._marks.get(name, Mark(0.0, Counters()))
+        busy_now, counters = worker.busy_seconds(), worker.engine.counters
+        properties = self._scheduler.policy.properties
+        queue = None if properties.pooled else name
+        return WorkerTotals(
+            busy_seconds=busy_now - busy,
+            steps=counters.steps - before.steps,
+            prompt_tokens=counters.prompt_tokens - before.prompt_tokens,
+            prefix_queries=counters.prefix_queries - before.prefix_queries,
+            prefix_hits=counters.prefix_hits - before.prefix_hits,
+            output_tokens=counters.generation_tokens - before.generation_tokens,
+            evicted_tokens=counters.evicted_tokens - before.evicted_tokens,
+            preempted_requests=counters.preempted_requests - before.preempted_requests,
+            waiting_requests_p95=worker.waiting.requests.percentile(now, 0.95),
+            waiting_tokens_p95=worker.waiting.tokens.percentile(now, 0.95),
+            service_gap=self._gaps.get(name, 0.0),
+            service_gap_bound=self._scheduler.fairness.bound(queue, properties.gap_quantum),
+        )

@@ -1,0 +1,1 @@
+"""What workloads are made of: arrivals, lengths, prompts, traffic."""

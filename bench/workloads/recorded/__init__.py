@@ -1,0 +1,1 @@
+"""Recorded traces and sessions as workloads."""

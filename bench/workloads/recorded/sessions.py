@@ -1,0 +1,170 @@
+"""Recorded sessions of coding agents as a workload: each call follows the answer before it, as tools take their time.
+
+A file has a session a line: `tool_tokens` and `system_tokens`, with which its prompts begin, and `requests`, each a
+list of: seconds since the beginning, input tokens, output tokens, leading blocks of 64 tokens that the prompt shares
+with the one before, seconds that the call took, and seconds between the answer before and it (null where unknown). An
+answer without tokens, which was interrupted, has one here. Prompts are seeded random tokens of these lengths; sessions
+with the same tools and system prompt begin alike.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from random import Random
+from typing import Final, NamedTuple
+
+from bench.workloads.parts.prompts import EMPTY, Prompt, Text, random_tokens
+from bench.workloads.parts.traffic import Call, Client, Draw, Ending, Outcome, closed_loop
+from bench.workloads.recorded.traces import READERS, Trace, TraceError, parse_trace, split_trace
+from bench.workloads.spec import changed, split
+
+KIND: Final = "sessions"
+BLOCK_TOKENS: Final = 64
+
+
+class Turn(NamedTuple):
+    """One call of a session; lengths in tokens."""
+
+    input: int
+    output: int
+    shared: int
+    """How much of the prompt before it still stands at the beginning, in whole blocks."""
+    pause: float
+    """Seconds since the answer before."""
+
+
+class Recorded(NamedTuple):
+    """A session."""
+
+    tools: int
+    """Tokens of what the tools are described by."""
+    system: int
+    """Tokens of the system prompt."""
+    turns: tuple[Turn, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPlay:
+    """How sessions are played. Raises ValueError where that makes no sense."""
+
+    client_count: int = 12
+    concurrency: int = 3
+    """Sessions that each client has open; when one is over it begins another, picked at random."""
+    longest: int = 60_000
+    """Tokens of a prompt; a session ends before the first that is longer."""
+    patience: float = 30.0
+    """Seconds that a pause takes at most: people go away for hours."""
+    stream: bool = True
+
+    def __post_init__(self) -> None:
+        if min(self.client_count, self.concurrency, self.longest) < 1 or self.patience < 0:
+            raise ValueError("sessions need a client, one open session, room for a prompt, and no negative patience")
+
+
+@dataclass(frozen=True, slots=True)
+class Sessions:
+    """The sessions of a file as a workload."""
+
+    sessions: tuple[Recorded, ...]
+    play: SessionPlay = SessionPlay()
+
+    def clients(self, seed: int) -> Sequence[Client]:
+        """See `Workload`. Raises ValueError where no session begins with a prompt that is short enough."""
+        short = [session for session in self.sessions if session.turns[0].input <= self.play.longest]
+        if not short:
+            raise ValueError(f"no session begins with a prompt of up to {self.play.longest} tokens")
+        beginnings = {each[:2]: _beginning(each, seed) for each in short}
+        return [
+            Client(f"c{number}", closed_loop(self._draw(short, beginnings, Random(f"{seed} {number}")), count))
+            for number in range(1, self.play.client_count + 1)
+            for count in [self.play.concurrency]
+        ]
+
+    def _draw(self, short: Sequence[Recorded], beginnings: dict[tuple[int, int], Text], random: Random) -> Draw:
+        def draw(at: float) -> Sequence[Call]:
+            own = Random(random.getrandbits(64))
+            session = own.choice(short)
+            turns = takewhile(lambda turn: turn.input <= self.play.longest, session.turns)
+            return [self._call(own, at, Prompt(beginnings[session[:2]], ()), next(turns), turns)]
+
+        return draw
+
+    def _call(self, random: Random, at: float, before: Prompt, turn: Turn, later: Iterator[Turn]) -> Call:
+        """The call of a turn whose prompt continues `before`, cut to the turn's length."""
+        prompt = _continued(before, turn.input, random)
+
+        def answered(_: Call, ending: Ending) -> Iterable[Call]:
+            following = next(later, None)
+            if following is None or ending.outcome is not Outcome.DONE:
+                return []
+            history = _kept(prompt, ending.answer, following.shared)
+            at = ending.at + min(following.pause, self.play.patience)
+            return [self._call(random, at, history, following, later)]
+
+        return Call(at, prompt, turn.output, turn.output, self.play.stream, then=answered)
+
+
+def parse_recorded(text: str) -> Trace | Sessions:
+    """Read `sessions,parameter=value,...:PATH`, with the parameters of `SessionPlay`, or what `parse_trace` reads.
+
+    Raises TraceError for a file that cannot be read, ValueError for anything else that is wrong.
+    """
+    kind, assignments, path = split_trace(text)
+    if kind not in (*READERS, KIND):
+        raise ValueError(f"unknown trace {kind!r}, known: {', '.join((*READERS, KIND))}")
+    if kind != KIND:
+        return parse_trace(text)
+    play = changed(SessionPlay(), dict(map(split, assignments)))
+    return Sessions(read_sessions(path), play)
+
+
+def read_sessions(path: Path) -> tuple[Recorded, ...]:
+    """Those of a file that have a call. Raises TraceError."""
+    try:
+        with path.open(encoding="utf-8") as lines:
+            read = tuple(_read(path, number, line) for number, line in enumerate(lines, 1) if line.strip())
+    except OSError as error:
+        raise TraceError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise TraceError(f"{path} is no text") from None
+    if not any(session.turns for session in read):
+        raise TraceError(f"{path} holds no request")
+    return tuple(session for session in read if session.turns)
+
+
+def _read(path: Path, number: int, line: str) -> Recorded:
+    try:
+        read = json.loads(line)
+        turns = tuple(_turn(request) for request in read["requests"])
+        return Recorded(int(read["tool_tokens"]), int(read["system_tokens"]), turns)
+    except KeyError as error:
+        raise TraceError(f"{path}, line {number}: there is no {error}") from None
+    except (ValueError, TypeError, IndexError) as error:
+        raise TraceError(f"{path}, line {number}: {error}") from None
+
+
+def _turn(request: Sequence[float | None]) -> Turn:
+    _, size, output, blocks, _, pause = request[:6]
+    if not size or size < 1:
+        raise ValueError(f"{request!r} has no input")
+    return Turn(int(size), max(1, int(output or 0)), int(blocks or 0) * BLOCK_TOKENS, max(0.0, pause or 0.0))
+
+
+def _beginning(session: Recorded, seed: int) -> Text:
+    return Text(random_tokens(Random(f"{seed} {session.tools} {session.system}"), session.tools + session.system))
+
+
+def _kept(prompt: Prompt, answer: tuple[int, ...], shared: int) -> Prompt:
+    """What the next prompt begins with: this one and its answer, unless the client cut it before its last block."""
+    if shared > len(prompt) - BLOCK_TOKENS:
+        return prompt.followed_by(answer)
+    return Prompt(EMPTY, prompt.tokens[:shared])
+
+
+def _continued(before: Prompt, size: int, random: Random) -> Prompt:
+    """So many tokens: `before` and new ones, or only the beginning of `before`."""
+    if len(before) > size:
+        return Prompt(EMPTY, before.tokens[:size])
+    return before.followed_by(random_tokens(random, size - len(before)))

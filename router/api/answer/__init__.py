@@ -1,0 +1,1 @@
+"""Reading answers, streamed or whole, on their way to the client."""

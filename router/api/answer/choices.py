@@ -1,0 +1,141 @@
+"""The choices of one answer, collected so that the prompt's key can be continued by them."""
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from router.api.body import prompt_bytes as render
+from router.api.body.call import Call
+from router.api.body.error_bodies import words
+from router.core.model.prompt_key import PromptKey
+
+ANSWER_LIMIT: Final = 4 * 2**20
+"""Characters kept over all choices of one call; a longer answer is not kept at all."""
+
+
+@dataclass(slots=True)
+class _ToolCall:
+    id: str = ""
+    name: str = ""
+    arguments: list[str] = field(default_factory=list)
+
+
+class _Choice:
+    __slots__ = ("calls", "exact", "pieces")
+
+    def __init__(self) -> None:
+        self.pieces: list[str] = []
+        self.calls: dict[int, _ToolCall] = {}
+        self.exact = True
+        """Whether what is kept will stand in the next prompt as it is."""
+
+
+class Choices:
+    """What each choice has said so far."""
+
+    def __init__(self, call: Call, part: str) -> None:
+        """`part` is where a chat choice has its message: "delta" in a stream, else "message"."""
+        self._call = call
+        self._part = part
+        self.chat = call.path.endswith("/chat/completions")
+        self._choices: dict[int, _Choice] = {}
+        self._room = ANSWER_LIMIT
+        self.finish_reasons: dict[int, str] = {}
+
+    def add(self, index: int, fields: dict[str, Any]) -> bool:
+        """Take one choice object of a chunk or an answer; whether it carries output."""
+        reason = fields.get("finish_reason")
+        if reason is not None:
+            self.finish_reasons[index] = words(reason)
+        choice = self._choices.get(index)
+        if choice is None:
+            choice = self._choices[index] = _Choice()
+        more = False
+        text = fields.get("text")
+        if self.chat:
+            message = fields.get(self._part)
+            if not isinstance(message, dict):
+                return False
+            text = message.get("content")
+            more = (not text or len(message) > 1) and self._add_more(choice, message)
+        if not text or not isinstance(text, str):
+            return more
+        self._keep(choice, choice.pieces, text)
+        return True
+
+    def add_text(self, index: int, text: str, finish_reason: str | None) -> None:
+        """Take more text of a choice, and the reason of its end where this is its end."""
+        if finish_reason is not None:
+            self.finish_reasons[index] = finish_reason
+        choice = self._choices.get(index)
+        if choice is None:
+            choice = self._choices[index] = _Choice()
+        if text:
+            self._keep(choice, choice.pieces, text)
+
+    def _add_more(self, choice: _Choice, message: dict[str, Any]) -> bool:
+        """Everything but plain text. Templates drop reasoning from earlier turns, so no later prompt has it."""
+        calls = message.get("tool_calls")
+        if calls and isinstance(calls, list):
+            for position, call in enumerate(calls):
+                self._add_tool_call(choice, position, call)
+        other = message.get("reasoning") or message.get("reasoning_content") or message.get("function_call")
+        if other:
+            choice.exact = False
+        return bool(calls or other)
+
+    def _add_tool_call(self, choice: _Choice, position: int, fields: object) -> None:
+        function = fields.get("function") if isinstance(fields, dict) else None
+        if not isinstance(fields, dict) or not isinstance(function, dict):
+            choice.exact = False
+            return
+        index = fields.get("index")
+        call = choice.calls.setdefault(index if isinstance(index, int) else position, _ToolCall())
+        call.id = call.id or words(fields.get("id"))
+        call.name = call.name or words(function.get("name"))
+        arguments = function.get("arguments")
+        if isinstance(arguments, str):
+            self._keep(choice, call.arguments, arguments)
+
+    def speaks(self, index: int) -> bool:
+        """Whether a choice is at its text, and called no tools."""
+        choice = self._choices.get(index)
+        return choice is None or (not choice.calls and (choice.exact or bool(choice.pieces)))
+
+    def text(self, index: int) -> str | None:
+        """What a choice said; None where that is not all of it, or not kept, or it said something else than text."""
+        choice = self._choices.get(index)
+        if choice is None:
+            return ""
+        return "".join(choice.pieces) if choice.exact and not choice.calls else None
+
+    def _keep(self, choice: _Choice, pieces: list[str], text: str) -> None:
+        self._room -= len(text)
+        if self._room >= 0:
+            pieces.append(text)
+        else:
+            choice.exact = False
+
+    def keys(self) -> tuple[PromptKey, ...]:
+        """Per choice, in order: the key of prompt and answer, or of the prompt alone where the answer is not kept."""
+        count = self._call.choices * len(self._call.prompts)
+        return tuple([self._key(index, self._choices[index]) for index in sorted(self._choices) if 0 <= index < count])
+
+    def _key(self, index: int, choice: _Choice) -> PromptKey:
+        prompt = self._call.prompts[index // self._call.choices]
+        if not (choice.exact and self._call.extendable):
+            return prompt.key
+        text = "".join(choice.pieces)
+        if not self.chat:
+            return prompt.extend(text.encode())
+        return prompt.extend(render.messages([_as_message(text, choice.calls)]))
+
+
+def _as_message(text: str, calls: dict[int, _ToolCall]) -> dict[str, Any]:
+    """The answer as a client sends it back in its next turn."""
+    message: dict[str, Any] = {"role": "assistant", "content": text}
+    if calls:
+        message["tool_calls"] = [
+            {"id": call.id, "function": {"name": call.name, "arguments": "".join(call.arguments)}}
+            for _, call in sorted(calls.items())
+        ]
+    return message

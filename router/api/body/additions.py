@@ -1,0 +1,104 @@
+"""What the router adds to a streamed call for itself: usage in every chunk, and token ids.
+
+An engine accepts some of these and refuses others, by its version and the path (`router.accepted_fields`). So the
+router puts them into a body once it knows the worker.
+"""
+
+from enum import Enum
+from typing import Final, NamedTuple
+
+import orjson
+
+from router.api.body import fields as read
+from router.api.body.fields import Fields
+from router.api.body.json_edit import put_members
+
+_OPTIONS: Final = "stream_options"
+IN_EVERY_CHUNK: Final = b'{"include_usage":true,"continuous_usage_stats":true}'
+"""The `stream_options` of a call that came without."""
+
+
+class Addition(Enum):
+    """A field that the router adds; the value is its place in the body."""
+
+    USAGE = "stream_options.include_usage"
+    """The usage of the whole call, at its end."""
+    CHUNK_USAGE = "stream_options.continuous_usage_stats"
+    """The usage so far, in every chunk. vLLM needs `USAGE` beside it, SGLang does not."""
+    TOKEN_IDS = "return_token_ids"
+    """The token ids of prompt and answer."""
+
+    @property
+    def member(self) -> str:
+        """Its own name, without that of the object around it."""
+        return self.value.rpartition(".")[2]
+
+
+AddedFields = frozenset[Addition]
+NOTHING: Final[AddedFields] = frozenset()
+EVERYTHING: Final[AddedFields] = frozenset(Addition)
+_IN_OPTIONS: Final[AddedFields] = frozenset({Addition.USAGE, Addition.CHUNK_USAGE})
+
+
+class Additions(NamedTuple):
+    """What the router wants to add to one body."""
+
+    wanted: AddedFields = NOTHING
+    """What the client did not ask for itself."""
+    options: Fields | None = None
+    """The client's own `stream_options`."""
+    members: tuple[str, ...] = ()
+    """Those of the members below that the client's body has, and that are replaced."""
+
+    def put(self, body: bytes, added: AddedFields) -> bytes:
+        """The body with `added`, a part of `wanted`, by the least change of its bytes."""
+        values = {}
+        if Addition.TOKEN_IDS in added:
+            values[Addition.TOKEN_IDS.value] = b"true"
+        if in_options := added & _IN_OPTIONS:
+            values[_OPTIONS] = self._stream_options(in_options)
+        return put_members(body, values, self.members) if values else body
+
+    def _stream_options(self, added: AddedFields) -> bytes:
+        if not self.options and added == _IN_OPTIONS:
+            return IN_EVERY_CHUNK
+        return orjson.dumps({**(self.options or {}), **{each.member: True for each in Addition if each in added}})
+
+
+class UsageWish(NamedTuple):
+    """What the client itself asked for of usage."""
+
+    final: bool = False
+    in_chunks: bool = False
+
+
+def usage_wish(fields: Fields) -> UsageWish:
+    """Raises BadRequest where `stream_options` is none."""
+    options = read.mapping(fields, _OPTIONS)
+    if not options:
+        return UsageWish()
+    return UsageWish(*[read.flag(options, each.member, each.value) for each in (Addition.USAGE, Addition.CHUNK_USAGE)])
+
+
+def additions(fields: Fields, wish: UsageWish, *, streamed: bool, ids: bool) -> Additions:
+    """What to add to a call. `ids`: token ids are of use, and the client did not ask for them.
+
+    Raises BadRequest where the client's `stream_options` cannot be written again.
+    """
+    if not streamed:
+        return Additions()
+    options = read.mapping(fields, _OPTIONS)
+    if options:
+        read.dump(options, _OPTIONS)
+    asked = ((Addition.USAGE, wish.final), (Addition.CHUNK_USAGE, wish.in_chunks), (Addition.TOKEN_IDS, not ids))
+    unwanted = {addition for addition, needless in asked if needless}
+    members = tuple([name for name in (_OPTIONS, Addition.TOKEN_IDS.value) if name in fields])
+    return Additions(EVERYTHING - unwanted, options, members)
+
+
+def named_in(refusal: bytes, added: AddedFields) -> AddedFields:
+    """Those of `added` that an engine's refusal names. Where it names `stream_options` alone, all that is in there."""
+    named = frozenset(each for each in added if each.member.encode() in refusal)
+    if not named and _OPTIONS.encode() in refusal:
+        return added & _IN_OPTIONS
+    return named

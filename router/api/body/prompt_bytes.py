@@ -1,0 +1,116 @@
+"""The canonical bytes of a prompt: what its key is made of.
+
+They follow the order in which a chat template renders a request, so that two requests share a prefix of these bytes
+where the engine would share a prefix of its cache. Whatever changes the head of the prompt, or isolates its cache,
+stands before the first message. Each piece begins with a byte that cannot occur in UTF-8 text, so no text can pass
+for another structure. An image or another file counts as a short digest: its bytes are no tokens of the prompt.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from hashlib import blake2b
+from typing import Any, Final
+
+from router.api.body.fields import Fields, dump, objects
+
+PROMPT: Final = b"\xff"
+MESSAGE: Final = b"\xfe"
+TEXT: Final = b"\xfd"
+MEDIA: Final = b"\xfc"
+TOOL_CALL: Final = b"\xfb"
+REASONING: Final = b"\xfa"
+FIELD: Final = b"\xf9"
+NEXT: Final = b"\xf8"
+"""Between the parts of one piece."""
+
+CACHE_FIELDS: Final = ("cache_salt", "extra_key", "lora_path")
+"""Body members that choose a cache of their own; the last two are SGLang's."""
+
+HEAD_FIELDS: Final = (
+    "add_special_tokens",
+    "truncate_prompt_tokens",
+    "suffix",
+    "chat_template",
+    "chat_template_kwargs",
+    "reasoning_effort",
+    "mm_processor_kwargs",
+    "documents",
+    "tools",
+    "functions",
+)
+"""Body members that change what stands before the first message. Not tool_choice: templates ignore it."""
+
+
+def head(kind: str, model: str, fields: Fields) -> bytes:
+    """Everything before the first message or text.
+
+    It begins with a digest of what the engine keeps apart, so that two models, endpoints or salts differ in the first
+    bytes, however long their names are.
+    """
+    apart = b"".join([kind.encode(), NEXT, model.encode(), *_named(fields, CACHE_FIELDS)])
+    return b"".join([PROMPT, digest(apart), *_named(fields, HEAD_FIELDS)])
+
+
+def _named(fields: Fields, names: Iterable[str]) -> Iterator[bytes]:
+    for name in names:
+        if name in fields and (value := fields[name]) is not None and value not in ("", [], {}):
+            yield FIELD + name.encode() + NEXT + dump(value, name)
+
+
+def messages(sequence: Iterable[Mapping[str, Any]]) -> bytes:
+    """Messages in order; appending one to the sequence appends its bytes to the result."""
+    pieces: list[bytes] = []
+    for message in sequence:
+        _message(pieces, message)
+    return b"".join(pieces)
+
+
+def _message(pieces: list[bytes], message: Mapping[str, Any]) -> None:
+    pieces += (MESSAGE, _bytes(message.get("role")))
+    if len(message) == 2 and "role" in message and "content" in message:
+        _content(pieces, message["content"])
+        return
+    for name in ("name", "tool_call_id"):
+        if value := message.get(name):
+            pieces += (FIELD, name.encode(), NEXT, _bytes(value))
+    if reasoning := message.get("reasoning_content") or message.get("reasoning"):
+        pieces += (REASONING, _bytes(reasoning))
+    _content(pieces, message.get("content"))
+    for call in objects(message.get("tool_calls")):
+        _tool_call(pieces, call.get("id"), call.get("function") or call.get("custom"))
+    if function := message.get("function_call"):
+        _tool_call(pieces, None, function)
+
+
+def _content(pieces: list[bytes], content: object) -> None:
+    """A list with one text part is the same as that text; an empty text is the same as none."""
+    if isinstance(content, str):
+        if content:
+            pieces += (TEXT, content.encode())
+        return
+    for part in content if isinstance(content, list) else [content]:
+        text = part
+        if isinstance(part, dict) and "text" in part and part.get("type", "text") == "text":
+            text = part["text"]
+        if isinstance(text, str):
+            if text:
+                pieces += (TEXT, text.encode())
+        elif text is not None:
+            pieces += (MEDIA, digest(dump(text, "messages")))
+
+
+def _tool_call(pieces: list[bytes], call_id: object, function: object) -> None:
+    called = function if isinstance(function, dict) else {}
+    arguments = called.get("arguments", called.get("input"))
+    pieces += (TOOL_CALL, _bytes(call_id), NEXT, _bytes(called.get("name")), NEXT, _bytes(arguments))
+
+
+def _bytes(value: object) -> bytes:
+    """Text as it is; nothing for null; anything else is for the engine to refuse and counts as its JSON."""
+    if isinstance(value, str):
+        return value.encode()
+    return b"" if value is None else dump(value, "messages")
+
+
+def digest(content: bytes) -> bytes:
+    """What stands for bytes that are no text of the prompt, or too many."""
+    return blake2b(content, digest_size=16).hexdigest().encode()

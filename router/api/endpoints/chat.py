@@ -1,0 +1,76 @@
+"""POST /v1/chat/completions."""
+
+from typing import Any, Final
+
+from router.api.body import cache_reading
+from router.api.body import fields as read
+from router.api.body import prompt_bytes as render
+from router.api.body.additions import additions, usage_wish
+from router.api.body.call import Call, Way
+from router.api.body.fields import Fields
+from router.api.body.token_ids import largest_id
+from router.api.resumable import way_of
+from router.core.model.prompt_key import PromptHasher
+from router.errors import BadRequest
+
+PATH: Final = "/v1/chat/completions"
+
+
+def parse_chat(body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:
+    """Check what the router needs to know and leave the rest to the engine.
+
+    `ids`: ask for those of the tokens where another engine could go on by them. Raises BadRequest.
+    """
+    fields = read.load_fields(body)
+    model = read.model_name(fields)
+    messages = _messages(fields)
+    choices = read.count(fields, "n", least=1) or 1
+    limit = _output_limit(fields)
+    user = read.text(fields, "user")
+    streamed = read.flag(fields, "stream")
+    usage = usage_wish(fields)
+    way = way_of(fields, streamed=streamed, answers=choices)
+    ids_wanted = read.flag(fields, "return_token_ids")
+    prompt = hasher.prompt(render.head("chat", model, fields) + render.messages(messages))
+    return Call(
+        path=PATH,
+        body=body,
+        model=model,
+        streamed=streamed,
+        prompts=(prompt,),
+        output_limit=None if limit is None else limit * choices,
+        user=user,
+        usage_wanted=usage.final,
+        continuous_wanted=usage.in_chunks,
+        choices=choices,
+        way=way,
+        additions=additions(fields, usage, streamed=streamed, ids=ids and way is Way.IDS and not ids_wanted),
+        ids_wanted=ids_wanted,
+        adapters=read.adapters(fields),
+        largest_id=largest_id(fields),
+        computed_anew_by=cache_reading.of_chat(fields),
+        # These make the answer repeat or go on with the last message instead of adding one.
+        extendable=not (fields.get("echo") or fields.get("continue_final_message")),
+    )
+
+
+def _messages(fields: Fields) -> list[dict[str, Any]]:
+    messages = fields.get("messages")
+    if messages is None:
+        raise BadRequest("You must provide messages.", param="messages", code="missing_required_parameter")
+    if not isinstance(messages, list):
+        raise read.wrong_type("messages", "a list")
+    if not messages:
+        raise BadRequest("`messages` must not be empty.", param="messages", code="invalid_value")
+    for index, message in enumerate(messages):
+        if not isinstance(message, dict):
+            raise read.wrong_type(f"messages[{index}]", "an object")
+    return messages
+
+
+def _output_limit(fields: Fields) -> int | None:
+    """Engines differ in which of the two names wins, so the larger counts as the most that may come."""
+    newer, older = read.count(fields, "max_completion_tokens"), read.count(fields, "max_tokens")
+    if newer is None or older is None:
+        return older if newer is None else newer
+    return max(newer, older)

@@ -1,0 +1,54 @@
+"""POST /v1/completions."""
+
+from typing import Final
+
+from router.api.body import cache_reading
+from router.api.body import fields as read
+from router.api.body import prompt_bytes as render
+from router.api.body.additions import additions, usage_wish
+from router.api.body.call import Call, Way
+from router.api.body.prompts import prompts_of
+from router.api.body.token_ids import largest_id
+from router.api.resumable import way_of
+from router.core.model.prompt_key import PromptHasher
+
+PATH: Final = "/v1/completions"
+DEFAULT_MAX_TOKENS: Final = 16
+"""What both engines assume for a call that names no limit."""
+
+
+def parse_completion(body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:
+    """Check what the router needs to know and leave the rest to the engine.
+
+    `ids`: ask for those of the tokens where another engine could go on by them. Raises BadRequest.
+    """
+    fields = read.load_fields(body)
+    model = read.model_name(fields)
+    choices = read.count(fields, "n", least=1) or 1
+    limit = read.count(fields, "max_tokens") if "max_tokens" in fields else DEFAULT_MAX_TOKENS
+    user = read.text(fields, "user")
+    streamed = read.flag(fields, "stream")
+    usage = usage_wish(fields)
+    prompts = prompts_of(fields.get("prompt"), "prompt", lambda kind: render.head(kind, model, fields), hasher)
+    way = way_of(fields, streamed=streamed, answers=choices * len(prompts))
+    ids_wanted = read.flag(fields, "return_token_ids")
+    return Call(
+        path=PATH,
+        body=body,
+        model=model,
+        streamed=streamed,
+        prompts=prompts,
+        output_limit=None if limit is None else limit * choices * len(prompts),
+        user=user,
+        usage_wanted=usage.final,
+        continuous_wanted=usage.in_chunks,
+        choices=choices,
+        way=way,
+        additions=additions(fields, usage, streamed=streamed, ids=ids and way is Way.IDS and not ids_wanted),
+        ids_wanted=ids_wanted,
+        adapters=read.adapters(fields),
+        largest_id=largest_id(fields),
+        computed_anew_by=cache_reading.of_completion(fields),
+        # The answer comes as text: after token ids, or with the prompt before or a suffix behind it, it has no place.
+        extendable=prompts[0].key.tokens is None and not (fields.get("echo") or fields.get("suffix")),
+    )

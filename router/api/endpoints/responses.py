@@ -1,0 +1,221 @@
+"""POST /v1/responses: engines turn such a call into a chat, and so does its key.
+
+An engine may store a response, and give it to whoever asks for it below this path: see `stored_id`.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, Final, NamedTuple
+
+import orjson
+
+from router.api.answer.event_reader import EventReader
+from router.api.answer.stream_reader import Answer, EngineError, read_error
+from router.api.answer.usage import whole_usage
+from router.api.body import fields as read
+from router.api.body import prompt_bytes as render
+from router.api.body.call import Call, Head, Storage
+from router.api.body.error_bodies import ErrorShape, error_fields, load, words, worker_said
+from router.api.body.fields import Fields
+from router.api.endpoints.as_chat import before_messages, next_turn
+from router.api.endpoints.plain import model_or_any, plain_call
+from router.core.model.prompt_key import PromptHasher, PromptKey
+from router.core.model.request import Usage
+from router.errors import RouterError, WorkerBroke
+
+PATH: Final = "/v1/responses"
+CALLS: Final = ("function_call", "custom_tool_call")
+RESULTS: Final = ("function_call_output", "custom_tool_call_output")
+STATUS: Final = {"rate_limit_exceeded": 429, "invalid_prompt": 400}
+"""That belong to an error's code; all others count as the engine's own."""
+
+
+def parse_response(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:  # noqa: ARG001
+    """Check what the router needs to know and leave the rest to the engine. Raises BadRequest."""
+    fields = read.load_fields(body)
+    model = model_or_any(fields)
+    instructions, before = fields.get("instructions"), read.text(fields, "previous_response_id")
+    chat = [*([{"role": "system", "content": instructions}] if instructions else []), *as_chat(fields.get("input"))]
+    # What stands before is the engine's secret: such a prompt is like others that go on from the same response.
+    kind = "chat" if before is None else f"after {before}"
+    prompt = hasher.prompt(render.head(kind, model, _as_chat_fields(fields)) + render.messages(chat))
+    limit, user = read.count(fields, "max_output_tokens"), read.text(fields, "user")
+    streamed = read.flag(fields, "stream")
+    call = plain_call(head, body, fields, (prompt,), limit, user=user, streamed=streamed, extendable=before is None)
+    return call._replace(storage=_storage(fields, before))
+
+
+def _storage(fields: Fields, before: str | None) -> Storage:
+    named = read.text(fields, "request_id")
+    stored = bool(fields.get("store", True)) and named is None
+    return Storage(stored, bool(fields.get("background")), before, named)
+
+
+def stored_id(path: str, method: str) -> str | None:
+    """The id of the stored response that a call is about; None where it is about none.
+
+    Such are all paths below it, and the response itself, to which nothing is posted.
+    """
+    if not path.startswith(f"{PATH}/"):
+        return None
+    response, slash, _ = path.removeprefix(f"{PATH}/").partition("/")
+    return response if slash or method != "POST" else None
+
+
+def _as_chat_fields(fields: Fields) -> Fields:
+    """See `before_messages`."""
+    tools = [
+        {name: value for name, value in tool.items() if name != "type"} for tool in read.objects(fields.get("tools"))
+    ]
+    return before_messages(fields, tools, fields.get("reasoning"))
+
+
+def as_chat(items: object) -> Iterator[dict[str, Any]]:
+    """Items as engines make the messages of a chat of them: calls of tools belong to the message before."""
+    if isinstance(items, str):
+        yield {"role": "user", "content": items}
+        return
+    last: dict[str, Any] | None = None
+    for item in read.objects(items):
+        if item.get("type") == "reasoning":
+            continue
+        kind = item.get("type")
+        if kind in CALLS and last is not None and last["role"] == "assistant":
+            last["tool_calls"].append(_tool_call(item))
+            continue
+        if last is not None:
+            yield last
+        last = _message(item)
+    if last is not None:
+        yield last
+
+
+def _message(item: Fields) -> dict[str, Any]:
+    if item.get("type") in CALLS:
+        return {"role": "assistant", "content": None, "tool_calls": [_tool_call(item)]}
+    if item.get("type") in RESULTS:
+        return {"role": "tool", "tool_call_id": item.get("call_id"), "content": item.get("output"), "tool_calls": []}
+    content = item.get("content")
+    if isinstance(content, list):
+        texts = [part.get("text") if isinstance(part, dict) else None for part in content]
+        content = [part if text is None else text for part, text in zip(content, texts, strict=True)]
+    return {"role": item.get("role"), "content": content, "tool_calls": []}
+
+
+def _tool_call(item: Fields) -> dict[str, Any]:
+    arguments = item.get("arguments", item.get("input"))
+    return {"id": item.get("call_id"), "function": {"name": item.get("name"), "arguments": arguments}}
+
+
+class ResponseReader(EventReader):
+    """Follows a streamed response, whose last event has all of it."""
+
+    failures: ClassVar = frozenset({"error", "response.failed"})
+    ends: ClassVar = frozenset({"response.completed", "response.incomplete", "response.cancelled"})
+
+    def __init__(self, call: Call) -> None:
+        super().__init__(call)
+        self._key = call.prompts[0].key
+        self.named: Callable[[str], None] | None = None
+        """Told the id of the response, before the client is."""
+
+    def _hear(self, name: str, data: bytes) -> None:
+        if name == "response.created" and self.named is not None:
+            response = response_id((load(data) or {}).get("response"))
+            if response is not None:
+                self.named(response)
+        if name.endswith(".delta"):
+            self.started = True
+            self._tokens += 1
+
+    def _end(self, fields: dict[str, Any]) -> None:
+        response = fields.get("response")
+        if isinstance(response, dict):
+            self._usage = whole_usage(response)
+            self._key = _key(self._call, response)
+
+    def _failure(self, fields: dict[str, Any]) -> EngineError:
+        return failure_of(fields)
+
+    def answers(self) -> tuple[PromptKey, ...]:
+        """The key of prompt and response, or of the prompt alone where thoughts would be left out of the next."""
+        return (self._key,)
+
+
+def _key(call: Call, response: dict[str, Any]) -> PromptKey:
+    items = read.objects(response.get("output"))
+    if not call.extendable or any(item.get("type") == "reasoning" for item in items):
+        return call.prompts[0].key
+    return next_turn(call, as_chat(items))
+
+
+def response_id(response: object) -> str | None:
+    """The id of a response."""
+    found = response.get("id") if isinstance(response, dict) else None
+    return found if isinstance(found, str) else None
+
+
+class Stage(NamedTuple):
+    """How far a response is, by what its engine says of it."""
+
+    status: str | None
+    """None where the engine does not know it."""
+    usage: Usage | None = None
+    answers: tuple[PromptKey, ...] = ()
+
+    @property
+    def running(self) -> bool:
+        """Whether it is computed, or waits for that."""
+        return self.status is not None and is_running(self.status)
+
+
+def is_running(status: str) -> bool:
+    """Whether a response of this status is computed, or waits for that."""
+    return status in ("queued", "in_progress")
+
+
+def read_stage(call: Call, body: bytes) -> Stage:
+    """Read what an engine says of a stored response. Raises WorkerBroke where it is no JSON object."""
+    fields = load(body)
+    if fields is None:
+        raise WorkerBroke("A worker's answer is not a JSON object.")
+    return Stage(words(fields.get("status")), whole_usage(fields), (_key(call, fields),))
+
+
+def read_response(call: Call, body: bytes) -> Answer:
+    """Read a response that was not streamed. Raises WorkerBroke where it is no JSON object."""
+    fields = load(body)
+    if fields is None:
+        raise WorkerBroke("A worker's answer is not a JSON object.")
+    error = failure_of(fields) if fields.get("error") is not None else read_error(fields)
+    status = words(fields.get("status"))
+    return Answer(whole_usage(fields), (_key(call, fields),), error, False, response_id(fields), status)
+
+
+def failure_of(fields: dict[str, Any]) -> EngineError:
+    """An event `error`, the error of a response, or an error as in a chat's stream; its code as a status."""
+    response = fields.get("response")
+    holder = response if isinstance(response, dict) else fields
+    error = holder.get("error")
+    said = error if isinstance(error, dict) else fields
+    code = said.get("code")
+    return EngineError(words(said.get("message")), code if isinstance(code, int) else STATUS.get(words(code), 500))
+
+
+def _event(error: dict[str, Any]) -> bytes:
+    said = {name: error.get(name) for name in ("code", "message", "param")}
+    if said["code"] is not None:
+        said["code"] = str(said["code"])
+    return b"event: error\ndata: " + orjson.dumps({"type": "error", **said, "sequence_number": 0}) + b"\n\n"
+
+
+def error_event(error: RouterError) -> bytes:
+    """The end of a stream that began well."""
+    return _event(error_fields(error))
+
+
+def refusal_event(status: int, body: bytes) -> bytes:
+    """An engine's error response as the end of a stream that has begun."""
+    return _event(worker_said(status, body))
+
+
+ERRORS: Final = ErrorShape(event=error_event, refusal_event=refusal_event)

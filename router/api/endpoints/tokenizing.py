@@ -1,0 +1,34 @@
+"""POST /tokenize and /detokenize, and counting the tokens of a message: no model runs.
+
+Whoever asks pays as for so many tokens of input: more than it takes, but nothing at all would let anybody keep every
+engine's front busy for free.
+"""
+
+from typing import Final
+
+from router.api.answer.stream_reader import Answer, read_error
+from router.api.body import fields as read
+from router.api.body.call import Call, Head
+from router.api.body.error_bodies import load
+from router.api.endpoints.plain import plain_call
+from router.core.model.prompt_key import PromptHasher, unmatched
+from router.core.model.request import Usage
+
+PATHS: Final = ("/tokenize", "/v1/tokenize", "/detokenize", "/v1/detokenize")
+
+
+def parse_tokenizing(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:  # noqa: ARG001
+    """A call without prompts: it takes no room in a cache. Raises BadRequest."""
+    fields = read.load_fields(body)
+    tokens = fields.get("tokens")
+    prompt = unmatched(len(tokens) if isinstance(tokens, list) else 1)
+    return plain_call(head, body, fields, (prompt,), 0, user=read.text(fields, "user"))
+
+
+def read_tokenized(call: Call, body: bytes) -> Answer:  # noqa: ARG001 - as all readers
+    """How many tokens there were; None where the answer is their text."""
+    fields = load(body) or {}
+    tokens = fields.get("tokens")
+    counts = (fields.get("count"), fields.get("input_tokens"), len(tokens) if isinstance(tokens, list) else None)
+    count = next((count for count in counts if type(count) is int and count >= 0), None)
+    return Answer(None if count is None else Usage(count, 0), (), read_error(fields), False)

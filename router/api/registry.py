@@ -1,0 +1,71 @@
+"""What travels between clients and engines, one file per family of endpoints. Pure: bytes in, facts and bytes out."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from router.api.answer.event_reader import EventReader
+from router.api.body.call import Call, Head
+from router.api.body.error_bodies import ErrorShape
+from router.api.endpoints import embeddings, messages, responses, scoring, tokenizing
+from router.api.endpoints.chat import PATH as CHAT
+from router.api.endpoints.chat import parse_chat
+from router.api.endpoints.completions import PATH as COMPLETIONS
+from router.api.endpoints.completions import parse_completion
+from router.api.endpoints.other import parse_other
+from router.api.endpoints.plain import read_plain
+from router.api.family import Family
+from router.core.model.prompt_key import PromptHasher
+
+OURS: Final = ("/v1/models", "/v1/usage")
+"""Of these the router itself knows best, and of what is below them."""
+CLOSED: Final = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/loads"})
+"""What engines keep for whoever runs them."""
+
+
+def _chat(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:  # noqa: ARG001 - see Parser
+    return parse_chat(body, hasher, ids=ids)
+
+
+def _completion(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:  # noqa: ARG001
+    return parse_completion(body, hasher, ids=ids)
+
+
+_EMBEDDINGS: Final = Family(embeddings.parse_embeddings, EventReader, read_plain)
+_SCORING: Final = Family(scoring.parse_scoring, EventReader, read_plain)
+_TOKENIZING: Final = Family(tokenizing.parse_tokenizing, EventReader, tokenizing.read_tokenized)
+FAMILIES: Final[Mapping[str, Family]] = {
+    CHAT: Family(_chat, tokenised=True, generates=True, everywhere=True),
+    COMPLETIONS: Family(_completion, tokenised=True, generates=True, everywhere=True),
+    responses.PATH: Family(
+        responses.parse_response, responses.ResponseReader, responses.read_response, responses.ERRORS, generates=True
+    ),
+    messages.PATH: Family(
+        messages.parse_messages, messages.MessageReader, messages.read_message, messages.ANTHROPIC
+    )._replace(generates=True),
+    messages.COUNT_PATH: _TOKENIZING._replace(errors=messages.ANTHROPIC),
+    **dict.fromkeys(embeddings.PATHS, _EMBEDDINGS),
+    **dict.fromkeys(scoring.PATHS, _SCORING),
+    **dict.fromkeys(tokenizing.PATHS, _TOKENIZING),
+}
+"""By path."""
+OTHER: Final = Family(
+    parse_other, EventReader, read_plain, methods=("POST", "GET", "PUT", "PATCH", "DELETE"), forms=True, generates=True
+)
+"""Whatever else an engine serves below /v1."""
+
+
+def family_of(path: str) -> Family | None:
+    """How a path is read and answered; None if that is not for the data path."""
+    family = FAMILIES.get(path)
+    if family is not None or not path.startswith("/v1/"):
+        return family
+    ours = any(path == name or path.startswith(f"{name}/") for name in OURS)
+    return None if ours or path.rstrip("/") in CLOSED or not {"..", "."}.isdisjoint(path.split("/")) else OTHER
+
+
+def errors_of(path: str) -> ErrorShape:
+    """How errors are told at a path."""
+    family = FAMILIES.get(path)
+    if family is None:
+        return messages.ANTHROPIC if path.startswith(f"{messages.PATH}/") else ErrorShape()
+    return family.errors

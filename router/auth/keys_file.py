@@ -1,0 +1,235 @@
+"""The file of clients and groups: its model, and what it makes known to the router.
+
+    clients:
+      alice: {key: "sha256:...", weight: 2, group: research, limits: {in_flight: 8}}
+    groups:
+      research: {weight: 4, limits: {tokens_per_minute: 100000}}
+    anonymous: {weight: 1, new_per_minute: 10}
+
+Keys are in it by their hash alone, so that whoever reads it can call in nobody's name.
+"""
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Annotated, Final, NamedTuple
+
+import yaml
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
+
+from router.auth.identity import UNLIMITED, Anonymous, Book, Entry, Group, Identity, Limits, is_free
+from router.core.model.request import ClientId, GroupId
+from router.errors import ConfigError
+from router.runtime import yaml_file as plain_yaml
+
+FROZEN: Final = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,47}")
+HASH: Final = re.compile(r"sha256:([0-9a-f]{64})(?: until (\S+))?")
+REVOKED: Final = "revoked"
+EVERYBODY: Final = "anonymous"
+"""The built-in group of those whom nobody vouches for."""
+
+
+class KeyHash(NamedTuple):
+    """The SHA-256 of a key, and until when that counts, in seconds since 1970."""
+
+    digest: bytes
+    until: float | None = None
+
+
+def hash_of(key: str) -> str:
+    """How a key stands in the file."""
+    return f"sha256:{sha256(key.encode()).hexdigest()}"
+
+
+def good_name(name: str) -> str:
+    """The name itself; ValueError, which says why, for one that no client may have."""
+    if not NAME.fullmatch(name):
+        raise ValueError(f"{name[:60]!r} is no name: letters, digits and . _ @ - after the first, 48 at most")
+    if not is_free(name):
+        raise ValueError(
+            f"{name!r} is a name that others have: not anonymous, other, or key-, header-, user-, address-"
+        )
+    return name
+
+
+def _hashes(given: object) -> object:
+    if given == REVOKED:
+        return ()
+    texts = given if isinstance(given, list) else [given]
+    found = []
+    for text in texts:
+        match = HASH.fullmatch(text) if isinstance(text, str) else None
+        if match is None:
+            raise ValueError(f"not sha256: and 64 hexadecimal digits, nor {REVOKED}; `d2lpm keys add` makes one")
+        found.append(KeyHash(bytes.fromhex(match[1]), None if match[2] is None else _seconds(match[2])))
+    return tuple(found)
+
+
+def _seconds(text: str) -> float:
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"{text[:40]!r} is no time like 2027-01-31 or 2027-01-31T12:00:00Z") from None
+    return (time if time.tzinfo is not None else time.replace(tzinfo=UTC)).timestamp()
+
+
+def _expiry(given: object) -> object:
+    return _seconds(given) if isinstance(given, str) else given
+
+
+def _nothing(given: object) -> object:
+    """A name with nothing behind it, as in `clients:`, is one without entries."""
+    return {} if given == "" else given
+
+
+Name = Annotated[str, AfterValidator(good_name)]
+Models = tuple[Annotated[str, Field(min_length=1)], ...] | None
+
+
+class Section(BaseModel):
+    """A mapping in the file."""
+
+    model_config = FROZEN
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_nothing(cls, given: object) -> object:
+        return _nothing(given)
+
+
+class LimitsEntry(Section):
+    """See `Limits`."""
+
+    in_flight: PositiveInt | None = None
+    requests_per_minute: PositiveFloat | None = None
+    tokens_per_minute: PositiveFloat | None = None
+
+    @property
+    def limits(self) -> Limits:
+        """For the router."""
+        return Limits(self.in_flight, self.requests_per_minute, self.tokens_per_minute)
+
+
+class ClientEntry(Section):
+    """A client."""
+
+    key: Annotated[tuple[KeyHash, ...], BeforeValidator(_hashes)] = ()
+    """Its key by its hash, or several; none where a trusted header names it, or the key is revoked."""
+    weight: PositiveFloat = 1.0
+    group: str | None = None
+    limits: LimitsEntry = LimitsEntry()
+    expires: Annotated[float | None, BeforeValidator(_expiry)] = None
+    models: Models = None
+
+
+class GroupEntry(Section):
+    """A group, and what all of its members have together."""
+
+    weight: PositiveFloat = 1.0
+    limits: LimitsEntry = LimitsEntry()
+    models: Models = None
+
+
+class AnonymousEntry(Section):
+    """Whoever has no key."""
+
+    allowed: bool = True
+    weight: PositiveFloat | None = None
+    """Of all of them together; where none is given, each has 1."""
+    limits: LimitsEntry = LimitsEntry()
+    """Of all of them together."""
+    each: LimitsEntry = LimitsEntry()
+    """Of each."""
+    models: Models = None
+    new_per_minute: PositiveFloat | None = None
+    """How many may come by a new name from one address."""
+
+
+class ClientsFile(Section):
+    """What may stand in the file."""
+
+    clients: Annotated[dict[Name, ClientEntry], BeforeValidator(_nothing)] = {}
+    groups: Annotated[dict[Name, GroupEntry], BeforeValidator(_nothing)] = {}
+    anonymous: AnonymousEntry = AnonymousEntry(allowed=False)
+
+    @model_validator(mode="after")
+    def _fits(self) -> "ClientsFile":
+        owners: dict[bytes, str] = {}
+        for name, client in self.clients.items():
+            if client.group is not None and client.group not in self.groups:
+                raise ValueError(f"clients: {name}: there is no group {client.group!r}; name it under `groups` first")
+            for key in client.key:
+                if owners.setdefault(key.digest, name) != name:
+                    raise ValueError(f"clients: {name}: has the same key as {owners[key.digest]}")
+        return self
+
+
+def load(path: Path) -> Book:
+    """The book that a file holds. Raises ConfigError as `read_clients` does."""
+    return book_of(read_clients(path))
+
+
+def read_clients(path: Path) -> ClientsFile:
+    """What a file says. Raises ConfigError, with one line that names the file, what is wrong and where."""
+    try:
+        return parse(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise ConfigError(f"{path}: {reason}") from None
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def parse(text: str) -> ClientsFile:
+    """What a file says. Raises ConfigError, with one line that does not name the file."""
+    try:
+        document = plain_yaml.read(text)
+        return ClientsFile.model_validate({} if document is None else document)
+    except yaml.YAMLError as error:
+        raise ConfigError(" ".join(str(error).split())) from None
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = [str(part) for part in first["loc"] if part != "[key]"]
+        raise ConfigError(": ".join([*where, first["msg"].removeprefix("Value error, ")])) from None
+
+
+def book_of(file: ClientsFile) -> Book:
+    """What the router knows by it."""
+    keys: dict[bytes, Entry] = {}
+    names: dict[str, Entry] = {}
+    for name, client in file.clients.items():
+        identity = _identity(name, client, file.groups)
+        names[name] = Entry(identity, client.expires)
+        for key in client.key:
+            ends = [time for time in (client.expires, key.until) if time is not None]
+            keys[key.digest] = Entry(identity, min(ends, default=None))
+    return Book(keys, names, _anonymous(file.anonymous), checks=True)
+
+
+def _identity(name: str, client: ClientEntry, groups: Mapping[str, GroupEntry]) -> Identity:
+    entry = None if client.group is None else groups[client.group]
+    group = None if entry is None else Group(GroupId(str(client.group)), entry.weight, entry.limits.limits)
+    models = None if client.models is None else frozenset(client.models)
+    if entry is not None and entry.models is not None:
+        models = frozenset(entry.models) if models is None else models & frozenset(entry.models)
+    return Identity(ClientId(name), client.weight, group, client.limits.limits, models)
+
+
+def _anonymous(entry: AnonymousEntry) -> Anonymous:
+    together = entry.limits.limits
+    group = Group(GroupId(EVERYBODY), entry.weight, together) if entry.weight or together != UNLIMITED else None
+    models = None if entry.models is None else frozenset(entry.models)
+    return Anonymous(entry.allowed, group, entry.each.limits, models, entry.new_per_minute)

@@ -1,0 +1,1 @@
+"""What passes between the fronts and the scheduler."""

@@ -1,0 +1,1 @@
+"""The command `d2lpm` and its subcommands."""

@@ -1,0 +1,89 @@
+"""The commands `d2lpm check`, which says whether a file and its workers are right, and `d2lpm config`."""
+
+import argparse
+import asyncio
+import os
+from collections.abc import Iterator, Sequence
+
+from router.config.settings import Settings, WorkerAddress
+from router.config.sources import ABOUT, add_flags, load
+from router.config.template import commented, given
+from router.errors import ConfigError
+from router.upstream.discovery import DnsSource, read_workers, resolve
+from router.upstream.flag_check import Examined, examine_all
+from router.upstream.flag_rules import Finding, Wanted
+from router.upstream.registry import backend_of
+
+
+def add_check(parser: argparse.ArgumentParser) -> None:
+    """What `check` takes."""
+    parser.add_argument("file", metavar="FILE", help="as for `serve --config`; the environment counts as it does there")
+    parser.set_defaults(run=lambda options: _check(str(options["file"])))
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    """What `config` takes: what `serve` does."""
+    parser.epilog = ABOUT
+    add_flags(parser)
+    parser.set_defaults(run=lambda flags: _config(load(flags, os.environ)))
+
+
+def _config(settings: Settings) -> int:
+    print(commented(settings), end="")
+    return 0
+
+
+def _check(file: str) -> int:
+    """Returns 1 where anything should be changed. Raises ConfigError for a file that is wrong."""
+    settings = load({"--config": file}, os.environ)
+    for line in explained(file, settings):
+        print(line)
+    workers, findings = asyncio.run(_workers(settings))
+    for finding in findings:
+        print(f"{finding.seen}; {finding.change}")
+    backends = [backend_of(worker, settings) for worker in workers]
+    examined = asyncio.run(examine_all(backends, Wanted(settings.min_match_tokens, settings.isolate != "none")))
+    for line in told(examined):
+        print(line)
+    return 1 if findings or any(worker.findings for worker in examined) else 0
+
+
+def explained(file: str, settings: Settings) -> Iterator[str]:
+    """What of the settings is not as by default, and what it means."""
+    changed = list(given(settings))
+    yield f"{file}: no mistake; settings that are not as by default: {len(changed)}"
+    for name, value, about in changed:
+        yield f"  {name}: {value}"
+        yield f"      {about}"
+
+
+def told(examined: Sequence[Examined]) -> Iterator[str]:
+    """A line for each worker that answers, one for each thing that it cannot do, and one for each to be changed."""
+    for worker, card, findings, notes in examined:
+        if card:
+            yield f"{worker}: {card}{'' if findings else '; its flags fit'}"
+        for note in notes:
+            yield f"{worker}: {note}"
+        for seen, change in findings:
+            yield f"{worker}: {seen}; {change}"
+
+
+async def _workers(settings: Settings) -> tuple[Sequence[WorkerAddress], Sequence[Finding]]:
+    """Those listed and those that can be found, each once; and what cannot be looked up."""
+    named = list(settings.worker)
+    findings = []
+    if settings.workers_file is not None:
+        named += read_workers(settings.workers_file)
+    for url in settings.worker_dns:
+        try:
+            named += await DnsSource(url, resolve).look()
+        except OSError as error:
+            findings.append(
+                Finding(f"{url}: its host has no address ({error})", "correct worker_dns, or start a worker")
+            )
+    found: dict[str, WorkerAddress] = {}
+    for worker in named:
+        found.setdefault(worker.url, worker)
+    if not found and not settings.emulate and not findings:
+        raise ConfigError("there is no worker: name some under worker, worker_dns or workers_file")
+    return list(found.values()), findings

@@ -1,0 +1,234 @@
+"""The command `d2lpm`."""
+
+import argparse
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final, NoReturn
+
+import uvicorn
+
+from router.cli.check import add_check, add_config
+from router.cli.keys import add_commands
+from router.cli.replay import replay_file
+from router.config.settings import Settings, WorkerAddress
+from router.config.sources import ABOUT, Parser, add_flags, load
+from router.errors import ConfigError
+from router.front.drain import Drain
+from router.front.http.connection import doors, front
+from router.process.single import build
+from router.runtime import open_files
+from router.runtime.emulate import Emulated, emulated
+from router.runtime.gc_tuning import spare_the_collector
+from router.telemetry.access_log import AccessLog
+
+log = logging.getLogger("router")
+
+GRACE: Final = 5
+"""Seconds that connections have to close once no call is under way any more."""
+SWITCH_SECONDS: Final = 0.0005
+"""After which the event loop has Python's lock back from a thread that parses; by default it takes ten times that."""
+INTERRUPTED: Final = 130
+"""What a shell tells of a command that a signal ended."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code.
+
+    That is 2, after one line on standard error, for what is wrong in a setting or a file.
+    """
+    try:
+        options = vars(_parser().parse_args(arguments))
+        run: Callable[[Mapping[str, object]], int] = options["run"]
+        return run(options)
+    except ConfigError as error:
+        print("d2lpm:", *str(error).split(), file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="d2lpm", description="A fair router that keeps prefix caches warm.", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"d2lpm {version('d2lpm-router')}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    _add_serve(commands)
+    _add_replay(commands)
+    check = commands.add_parser(
+        "check",
+        help="say whether a file of settings is right, and whether its workers' flags fit",
+        epilog="Has each worker answer two prompts of some hundred tokens by one token each. Ends with 0 if nothing "
+        "should be changed, else with 1.",
+        allow_abbrev=False,
+    )
+    add_check(check)
+    config = commands.add_parser(
+        "config", help="print settings as a file with comments", usage="%(prog)s [FLAG ...]", allow_abbrev=False
+    )
+    add_config(config)
+    keys = commands.add_parser("keys", help="say who may call, and with how much of a share", allow_abbrev=False)
+    add_commands(keys)
+    _add_demo(commands)
+    return parser
+
+
+def _add_serve(commands: Any) -> None:
+    serve = commands.add_parser(
+        "serve",
+        help="route calls to workers",
+        usage="%(prog)s [FLAG ...]",
+        epilog=ABOUT,
+        allow_abbrev=False,
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32),
+    )
+    add_flags(serve)
+    serve.set_defaults(run=lambda flags: _serve(load(flags, os.environ)))
+
+
+def _add_replay(commands: Any) -> None:
+    replay = commands.add_parser(
+        "replay",
+        help="feed a journal to a new scheduler and compare what it does",
+        epilog="Ends with 0 if every command is the same, with 1 at the first that is not.",
+        allow_abbrev=False,
+    )
+    replay.add_argument("file", metavar="FILE", help="what a router wrote with --journal")
+    replay.set_defaults(run=lambda options: _replay(Path(options["file"])))
+
+
+def _add_demo(commands: Any) -> None:
+    demo = commands.add_parser(
+        "demo",
+        help="try the policies side by side on emulated workers",
+        add_help=False,  # all its flags are the demo's, --help too
+        prefix_chars="\0",
+    )
+    demo.add_argument("flags", nargs="*")
+    demo.set_defaults(run=lambda options: _demo(options["flags"]))
+
+
+def _replay(journal: Path) -> int:
+    replayed = replay_file(journal)
+    print(replayed)
+    if replayed.difference is None:
+        return 0
+    print(replayed.difference)
+    return 1
+
+
+def _demo(flags: Sequence[str]) -> NoReturn:
+    """Become the demo: a program of its own, of which nothing is known here but its name."""
+    os.execv(sys.executable, [sys.executable, "-m", "bench", "demo", *flags])
+
+
+def _serve(settings: Settings) -> int:
+    """Listen until a signal comes and the calls under way have ended. Emulated workers, where asked for, live as long.
+
+    Returns 0, or `INTERRUPTED` where a second signal cut calls off.
+    """
+    if not any((settings.worker, settings.worker_dns, settings.workers_file, settings.emulate)):
+        raise ConfigError("there is no worker: give the URL of each with --worker, or try with --emulate 2")
+    _log(settings)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with suppress(KeyboardInterrupt), _listener(settings) as listener, emulated(settings.emulate) as workers:
+        joined = (*settings.worker, *(WorkerAddress(url=worker.url) for worker in workers))
+        _check_files(settings, len(joined))
+        app = build(settings.model_copy(update={"worker": joined}))
+        config = uvicorn.Config(
+            AccessLog(app) if settings.access_log else app,
+            http=front(app.connections),
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,  # whoever connects could forge its address
+            server_header=False,
+        )
+        spare_the_collector()
+        sys.setswitchinterval(SWITCH_SECONDS)
+        server = _Server(config, app.drain, _greeting(listener, settings.policy, len(joined), workers))
+        server.run(doors(listener))
+        return 0
+    return INTERRUPTED
+
+
+def _check_files(settings: Settings, workers: int) -> None:
+    """Take all the open files that the system allows, and tell where these are too few."""
+    in_flight = None if settings.window == "off" else settings.max_inflight
+    limit, wanted = open_files.raise_limit(), open_files.needed(settings.max_connections, workers, in_flight)
+    if limit < wanted:
+        text = "%d open files are allowed (ulimit -n), and --max-connections %d may need %d"
+        log.warning(text, limit, settings.max_connections, wanted)
+
+
+def _log(settings: Settings) -> None:
+    logging.basicConfig(
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        level=settings.log_level.upper(),
+        stream=sys.stderr,
+    )
+    if settings.log_level == "info":
+        for chatty in ("uvicorn.error", "httpx"):  # httpx tells of every poll
+            logging.getLogger(chatty).setLevel(logging.WARNING)
+
+
+def _listener(settings: Settings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}") from None
+
+
+def _greeting(listener: socket.socket, policy: str, workers: int, made_up: Sequence[Emulated]) -> str:
+    """What an operator wants to know once the router listens."""
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    lines = [f"d2lpm: listening on {url}, policy {policy}, workers: {workers}"]
+    if not made_up:
+        return "\n".join([*lines, "The models it serves:", f"  curl {url}/v1/models"])
+    messages = [{"role": "user", "content": "Hello"}]
+    call = {"model": made_up[0].model, "stream": True, "max_tokens": 32, "messages": messages}
+    lines += [
+        f"{len(made_up)} of the workers are emulated: they run no model, and their answers are made-up text.",
+        "Try it:",
+        f"  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{json.dumps(call)}'",
+    ]
+    return "\n".join(lines)
+
+
+class _Server(uvicorn.Server):
+    """Says something once it listens, and listens on while the router drains: whoever asks is told to go elsewhere."""
+
+    def __init__(self, config: uvicorn.Config, drain: Drain, greeting: str) -> None:
+        super().__init__(config)
+        self._drain = drain
+        self._greeting = greeting
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            print(self._greeting, flush=True)
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._drain.over and not self.should_exit:
+            self.should_exit = True
+            self.config.timeout_graceful_shutdown = GRACE if self._drain.idle else 0
+        return await super().on_tick(counter)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Drain at the first signal; at a second one, or before there is anything to drain, end at once."""
+        if self.started and not self._drain.begun:
+            self._drain.begin()
+            return
+        self.config.timeout_graceful_shutdown = 0
+        super().handle_exit(sig, frame)

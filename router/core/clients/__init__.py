@@ -1,0 +1,1 @@
+"""What the core knows of each client: its service, its share, its queue."""

@@ -1,0 +1,1 @@
+"""Prefix caches by the engines' own KV events, block by block."""

@@ -1,0 +1,200 @@
+"""The second key space: which worker holds which blocks of tokens, exactly, as the workers' own events tell.
+
+A hash covers all before it (`block_key`), so a worker's match is as many of a prompt's hashes, from the first on, as it
+holds. Nothing is believed here and nothing is evicted: blocks come and go as a worker says. But for one thing: what has
+been dispatched will be stored before anything that is dispatched after it is looked up, and the events come late; so
+the blocks of a request are expected at its worker until it has ended, and until the first news from there after that.
+
+A worker whose events were missed in part is followed but not complete: then there may be more than is known here.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Final
+
+from router.core.model.block_key import BlockKey
+from router.core.model.events import BlocksChanged, BlocksFollowed
+from router.core.model.request import Request, RequestId, WorkerId
+
+FADING: Final = 1024
+"""Ended requests of a worker whose blocks may still be expected; more are not waited for."""
+
+
+@dataclass(slots=True)
+class Held:
+    """What one worker holds, and is about to."""
+
+    block_tokens: int
+    ranks: int
+    complete: bool
+    blocks: dict[int, set[int]] = field(default_factory=dict)
+    """By data-parallel rank, each of which has a cache of its own."""
+    expected: Counter[int] = field(default_factory=Counter)
+    """How many requests will store a block, or have."""
+    fading: list[bytes] = field(default_factory=list)
+    """Of ended requests: expected until the next news."""
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.blocks.values()))
+
+    def tokens(self, hashes: list[int]) -> int:
+        """How much of a prompt of these blocks a prefill there would find cached.
+
+        Of several ranks their mean, since the engine, and not the prompt, picks one.
+        """
+        leading = 0
+        for held in self.blocks.values():
+            whole = held.issuperset(hashes)  # the fastest question, and often the answer
+            leading += len(hashes if whole else list(takewhile(held.__contains__, hashes)))
+        if self.ranks == 1 and self.expected:
+            held = self.blocks.get(0, set())
+            while leading < len(hashes) and (hashes[leading] in self.expected or hashes[leading] in held):
+                leading += 1
+        return leading * self.block_tokens // self.ranks
+
+    def release(self, hashes: bytes) -> None:
+        """Expect these of one request less."""
+        expected = self.expected
+        for hash_ in _split(hashes):
+            if expected[hash_] > 1:
+                expected[hash_] -= 1
+            else:
+                del expected[hash_]
+
+
+class TokenBlocks:
+    """The blocks of all workers that are followed, at most `limit` in all."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._held: dict[WorkerId, Held] = {}
+        self._expecting: dict[RequestId, tuple[WorkerId, tuple[bytes, ...]]] = {}
+        self._size = 0
+        self.changes = 0
+        """How often anything changed: while this stays, the same questions have the same answers."""
+
+    @property
+    def blocks(self) -> int:
+        """Blocks held, over all workers."""
+        return self._size
+
+    def __bool__(self) -> bool:
+        """Whether any worker is followed."""
+        return bool(self._held)
+
+    def complete(self, worker: WorkerId) -> bool:
+        """Whether all that a worker holds is known here."""
+        held = self._held.get(worker)
+        return held is not None and held.complete
+
+    def follow(self, event: BlocksFollowed) -> None:
+        """A worker's events are read from now on, or differently; what is known of its blocks stays."""
+        self.changes += 1
+        held = self._held.get(event.worker)
+        if held is None or held.block_tokens != event.block_tokens:
+            self.lose(event.worker)
+            self._held[event.worker] = Held(event.block_tokens, event.ranks, event.complete)
+        else:
+            held.ranks, held.complete = event.ranks, event.complete
+
+    def change(self, event: BlocksChanged) -> None:
+        """Take in what a worker's events say; one that is not followed is passed over.
+
+        A worker by which the limit is passed is followed no longer.
+        """
+        held = self._held.get(event.worker)
+        if held is None:
+            return
+        self.changes += 1
+        before = held.size
+        blocks = held.blocks.setdefault(event.rank, set())
+        if event.cleared:
+            blocks.clear()
+        blocks.difference_update(_split(event.removed))
+        blocks.update(_split(event.stored))
+        self._size += held.size - before
+        for hashes in held.fading:
+            held.release(hashes)
+        held.fading.clear()
+        if self._size > self._limit:
+            self.lose(event.worker)
+
+    def clear(self, worker: WorkerId) -> None:
+        """A worker's cache is empty."""
+        held = self._held.get(worker)
+        if held is not None:
+            self.changes += 1
+            self._size -= held.size
+            held.blocks.clear()
+
+    def lose(self, worker: WorkerId) -> None:
+        """A worker is followed no longer."""
+        held = self._held.pop(worker, None)
+        if held is not None:
+            self.changes += 1
+            self._size -= held.size
+            gone = [request for request, (expecting, _) in self._expecting.items() if expecting == worker]
+            for request in gone:
+                del self._expecting[request]
+
+    def match(self, request: Request) -> Mapping[WorkerId, int]:
+        """Tokens of the request's input that each worker holds, for all that can be told of: also those with none."""
+        found: dict[WorkerId, int] = {}
+        if not self._held or not request.blocks:
+            return found
+        known = request.blocks[0].hashes
+        usable = {size: [_usable(key, size) for key in request.blocks] for size in known}
+        for worker, held in self._held.items():
+            if held.block_tokens in usable:
+                found[worker] = sum([held.tokens(hashes) for hashes in usable[held.block_tokens]])
+        return found
+
+    def expect(self, request: Request, worker: WorkerId) -> None:
+        """A request goes to a worker, which will hold its blocks; to be told once before `ended`."""
+        held = self._held.get(worker)
+        if held is None or held.ranks > 1 or not request.blocks:
+            return
+        hashes = tuple([key.hashes.get(held.block_tokens, b"") for key in request.blocks])
+        self.changes += 1
+        self._expecting[request.id] = worker, hashes
+        for each in hashes:
+            held.expected.update(_split(each))
+
+    def ended(self, request: RequestId, *, stored: bool) -> None:
+        """A request is over, and its blocks are `stored` as far as is known; one that is not known is passed over."""
+        worker, each = self._expecting.pop(request, (None, ()))
+        if worker is None or (held := self._held.get(worker)) is None:
+            return
+        self.changes += 1
+        for hashes in each:
+            if stored and len(held.fading) < FADING:
+                held.fading.append(hashes)
+            else:
+                held.release(hashes)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError where counts and contents contradict each other; O(blocks)."""
+        assert self._size == sum(held.size for held in self._held.values()), "the count of blocks is wrong"
+        assert self._size <= self._limit, "there are more blocks than the limit"
+        for worker, held in self._held.items():
+            expected = Counter(hash_ for hashes in self._awaited(worker, held) for hash_ in _split(hashes))
+            assert expected == held.expected, "what is expected is not what requests will store"
+
+    def _awaited(self, worker: WorkerId, held: Held) -> Iterator[bytes]:
+        yield from held.fading
+        for expecting, each in self._expecting.values():
+            if expecting == worker:
+                yield from each
+
+
+def _usable(key: BlockKey, size: int) -> list[int]:
+    """The full blocks of a prompt that a prefill may find: never the last token, since its logits are needed."""
+    return _split(key.hashes[size])[: (key.tokens - 1) // size]
+
+
+def _split(hashes: bytes) -> list[int]:
+    """As words: sets of these are smaller and faster than of their bytes."""
+    return memoryview(hashes).cast("Q").tolist()

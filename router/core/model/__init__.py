@@ -1,0 +1,1 @@
+"""The messages of the core: requests, events in, commands out, prompt keys."""

@@ -1,0 +1,1 @@
+"""Deficit counters: refill, eligibility, rounds."""

@@ -1,0 +1,78 @@
+"""How long a client's requests may stay with a worker: D²LPM's counters q_{i,w}.
+
+"Locality-aware Fair Scheduling in LLM Serving", section 5.2, Algorithm 2, with the rules that it leaves open: a worker
+that is new to a client starts with the highest credit that the client has anywhere, or it would get nothing to do; and
+Q^w is scaled with what a worker is measured to serve, so that a slow one holds its clients for as long as a fast one,
+not for as much.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from router.core.clients.shares import Shares
+from router.core.model.request import ClientId, Request, WorkerId
+from router.core.model.saved import SavedCounter
+from router.core.policies.deficit.deficits import DeficitTable
+
+
+class WorkerCredits:
+    """For each client a counter by worker."""
+
+    def __init__(self, quantum: float, speed: Callable[[WorkerId], float], shares: Shares) -> None:
+        """`quantum`: Q^w, in cost units, of a client of weight 1 at a worker of mean speed."""
+        self._quantum = quantum
+        self._speed = speed
+        self._shares = shares
+        self._tables: defaultdict[ClientId, DeficitTable[WorkerId]] = defaultdict(DeficitTable)
+
+    def among(self, request: Request, workers: Sequence[WorkerId]) -> DeficitTable[WorkerId]:
+        """The client's counters, with one for each of these workers, of which at least one has credit."""
+        table = self.meet(request, workers)
+        if all(table.credit(worker) <= 0 for worker in workers):
+            for worker in workers:
+                table.join(worker, self._quantum_of(request, worker), 0.0)
+            table.refill(workers)
+        return table
+
+    def meet(self, request: Request, workers: Sequence[WorkerId]) -> DeficitTable[WorkerId]:
+        """The client's counters, with one for each of these workers."""
+        table = self._tables[request.client]
+        if strangers := table.strangers(workers):
+            highest = max([table.credit(known) for known in table], default=0.0)
+            for worker in strangers:
+                table.join(worker, self._quantum_of(request, worker), highest)
+        return table
+
+    def _quantum_of(self, request: Request, worker: WorkerId) -> float:
+        return self._quantum * self._shares.of(request) * self._speed(worker)
+
+    def charge(self, client: ClientId, worker: WorkerId, cost: float) -> None:
+        """Take this much from a client's credit at a worker, or give it back."""
+        self._tables[client].charge(worker, cost)
+
+    def forget(self, client: ClientId) -> None:
+        """Begin anew with a client, should it come again: its counters are no debt towards anybody else."""
+        self._tables.pop(client, None)
+
+    def forget_worker(self, worker: WorkerId) -> None:
+        """Begin anew with a worker, should it come again."""
+        for table in self._tables.values():
+            table.drop(worker)
+
+    def saved(self) -> Iterator[SavedCounter]:
+        """Every counter; others may change between two of them."""
+        for client in list(self._tables):
+            table = self._tables.get(client)
+            for worker, credit, quantum in table.saved() if table is not None else ():
+                yield SavedCounter(client, worker, credit, quantum)
+
+    def restore(self, rows: Iterable[SavedCounter]) -> None:
+        """Begin with these."""
+        for client, worker, credit, quantum in rows:
+            if worker is not None:
+                self._tables[client].join(worker, quantum, credit)
+
+    def credit(self, client: ClientId, worker: WorkerId) -> float | None:
+        """q_{i,w}, in cost units; None for a worker that the client was never placed among."""
+        table = self._tables.get(client)
+        return None if table is None else table.known(worker)

@@ -1,0 +1,164 @@
+"""D²LPM's placement: stay where the prefix is, until the client's credit at that worker is used up.
+
+"Locality-aware Fair Scheduling in LLM Serving", section 5.2, Algorithm 2. Where this departs from it:
+the queue is the proxy's, so a request is charged when it is placed, and what was booked then is replaced by
+what it really costs once it is dispatched; by default only the extend tokens are charged, as the local
+scheduler does, and a worker far above the lightest one is left although the client has credit there.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple
+
+from router.core.clients.ledger import Charge, LinearCost, Tokens
+from router.core.model.request import ClientId, Request, RequestId, WorkerId
+from router.core.model.saved import SavedCounter
+from router.core.policies.base import Candidate, Placed, Placement
+from router.core.policies.context import Surroundings
+from router.core.policies.deficit.worker_deficits import WorkerCredits
+from router.core.policies.simple.balancers import lightest
+
+
+@dataclass(frozen=True, slots=True)
+class D2lpmParameters:
+    """D²LPM placement (Algorithm 2)."""
+
+    quantum: float = 100_000.0
+    """Q^w, in cost units: what a refill adds to a client's credit at each worker. More: stickier."""
+    charge_full_input: bool = False
+    """Charge the whole input, as printed, instead of its extend tokens; then nothing else leaves a hot prefix."""
+    load_ratio: float = 2.0
+    """With the extend charge: leave a worker whose load is more than this many times the lightest one's ..."""
+    load_slack: int = 4
+    """... plus this many requests."""
+    steal_loss: int = 256
+    """What a request may lose, in cached tokens, when a worker with nothing to do takes it over: about as much as one
+    step of prefill computes anyway. Negative: nothing is ever taken over."""
+    by_service_rate: bool = True
+    """Scale Q^w with the measured service rate of each worker, against the mean of the fleet."""
+
+    def __post_init__(self) -> None:
+        if self.quantum <= 0:
+            raise ValueError("quantum must be positive")
+        if self.load_ratio < 1 or self.load_slack < 0:
+            raise ValueError("load_ratio must be at least 1, and load_slack not negative")
+
+
+class Booking(NamedTuple):
+    """What a waiting request is charged in advance."""
+
+    client: ClientId
+    worker: WorkerId
+    cost: float
+
+
+class D2lpm(Placement):
+    """Counters q_{i,w} per client and worker; longest match among the workers where the client has credit."""
+
+    locality: ClassVar[bool] = True
+
+    def __init__(self, surroundings: Surroundings) -> None:
+        self._parameters = surroundings.parameters.of(D2lpmParameters)
+        cost = surroundings.cost
+        self.steal_loss = self._parameters.steal_loss if self._parameters.steal_loss >= 0 else None
+        view = surroundings.view
+        speed = view.speed if self._parameters.by_service_rate else lambda _worker: 1.0
+        self._credits = WorkerCredits(self._parameters.quantum, speed, surroundings.shares)
+        self._cost: LinearCost = replace(cost, cached=cost.extend) if self._parameters.charge_full_input else cost
+        self._bookings: dict[RequestId, Booking] = {}
+        self._waiting: Counter[tuple[ClientId, WorkerId]] = Counter()
+        """Requests of a client that wait for a worker; none that is 0."""
+        self._turn = 0
+
+    def place(self, request: Request, candidates: Sequence[Candidate]) -> Placed:
+        """SELECTWORKER of Algorithm 2, with the load escape."""
+        table = self._credits.among(request, [c.worker for c in candidates])
+        credited = [c for c in candidates if table.credit(c.worker) > 0]
+        chosen, why = self._choose(request.client, candidates, credited)
+        return Placed(chosen.worker, why)
+
+    def book(self, request: Request, candidate: Candidate) -> None:
+        """See `Placement`."""
+        cost = self._cost(Tokens(candidate.extend_tokens, candidate.cached_tokens))
+        self._credits.meet(request, [candidate.worker])
+        self._credits.charge(request.client, candidate.worker, cost)
+        self._bookings[request.id] = Booking(request.client, candidate.worker, cost)
+        self._waiting[request.client, candidate.worker] += 1
+
+    def _choose(
+        self, client: ClientId, candidates: Sequence[Candidate], credited: Sequence[Candidate]
+    ) -> tuple[Candidate, str]:
+        self._turn += 1
+        longest = max([c.cached_tokens for c in candidates])
+        if not longest:
+            return self._elsewhere(client, credited), "no prefix"
+        home = [c for c in credited if c.cached_tokens == longest]
+        if not home:
+            return self._elsewhere(client, credited), "credit used up"
+        chosen = lightest(home, self._turn)
+        if not self._parameters.charge_full_input and self._overloaded(chosen, lightest(credited, self._turn)):
+            return self._elsewhere(client, credited), "load"
+        return chosen, "prefix"
+
+    def _elsewhere(self, client: ClientId, credited: Sequence[Candidate]) -> Candidate:
+        """Of the workers that are not overloaded, one where the fewest of the client's own requests wait.
+
+        In a fair queue a client waits for its own requests. And only a client that is backlogged in every queue has its
+        share of the whole fleet: by load alone, one's requests gather at one worker and another's at the next.
+        """
+        least = lightest(credited, self._turn)
+        near = [c for c in credited if not self._overloaded(c, least)]
+        fewest = min([self._waiting[client, c.worker] for c in near])
+        return lightest([c for c in near if self._waiting[client, c.worker] == fewest], self._turn)
+
+    def _overloaded(self, chosen: Candidate, lightest_one: Candidate) -> bool:
+        return chosen.load > self._parameters.load_ratio * lightest_one.load + self._parameters.load_slack
+
+    def unplace(self, request: RequestId) -> None:
+        """See `Placement`."""
+        booking = self._bookings.pop(request)
+        self._credits.charge(booking.client, booking.worker, -booking.cost)
+        self._waiting[booking.client, booking.worker] -= 1
+        if not self._waiting[booking.client, booking.worker]:
+            del self._waiting[booking.client, booking.worker]
+
+    def reach(self, now: float) -> None:
+        """See `Placement`. Time changes nothing here."""
+
+    def dispatched(self, request: RequestId, now: float) -> None:
+        """See `Placement`. What was booked is given back by `unplace`, and what it costs is charged."""
+
+    def ended(self, request: RequestId) -> None:
+        """See `Placement`. All of it is charged by then."""
+
+    def charged(self, charge: Charge) -> None:
+        """See `Placement`."""
+        self._credits.charge(charge.client, charge.worker, charge.at(self._cost))
+
+    def worker_left(self, worker: WorkerId) -> None:
+        """See `Placement`. The counters stay: a worker that comes back finds the debts it left."""
+
+    def credit(self, client: ClientId, worker: WorkerId) -> float | None:
+        """See `Placement`."""
+        return self._credits.credit(client, worker)
+
+    def forget(self, client: ClientId) -> None:
+        """See `Placement`."""
+        self._credits.forget(client)
+
+    def forget_worker(self, worker: WorkerId) -> None:
+        """See `Policy`."""
+        self._credits.forget_worker(worker)
+
+    def saved(self) -> Iterator[SavedCounter]:
+        """See `Placement`. What requests that wait are charged in advance is given back: they do not survive."""
+        booked: defaultdict[tuple[ClientId, WorkerId | None], float] = defaultdict(float)
+        for booking in self._bookings.values():
+            booked[booking.client, booking.worker] += booking.cost
+        for row in self._credits.saved():
+            yield row._replace(value=row.value + booked[row.client, row.worker])
+
+    def restore(self, rows: Iterable[SavedCounter]) -> None:
+        """See `Placement`."""
+        self._credits.restore(rows)

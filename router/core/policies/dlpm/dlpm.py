@@ -1,0 +1,163 @@
+"""DLPM, deficit longest prefix match: longest match first, among the clients that have credit.
+
+"Locality-aware Fair Scheduling in LLM Serving", section 4.1, Algorithm 1. Where this departs from it: credit is
+refilled in closed form, and whoever has some is topped up to one quantum; a client that begins to wait, and then one
+with nothing in flight at the worker, goes before the longest match; a client seen for the first time starts with one
+quantum; debt is never shed by leaving and coming back, but when nobody waits all begin anew with one quantum, since
+using an idle machine takes nothing from anybody.
+"""
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+
+from router.core.clients.ledger import Charge, Tokens
+from router.core.model.request import ClientId, GroupId, Request, RequestId, WorkerId
+from router.core.policies.base import Fits, Order, Turn
+from router.core.policies.context import Surroundings
+from router.core.policies.deficit.eligibility import Standings
+from router.core.policies.deficit.parameters import DeficitParameters
+from router.core.policies.dlpm.longest_match import LongestMatchQueue
+from router.core.policies.dlpm.unstarted import Unstarted
+
+
+@dataclass(frozen=True, slots=True)
+class DlpmParameters(DeficitParameters):
+    """DLPM order (Algorithm 1)."""
+
+    # At one worker many clients have nothing in flight; these rules would make light ones wait longer there.
+    head_start: float = 2_000.0
+    """For how much, in cost units, a client that begins to wait goes before those with credit that waited already; not
+    if the input that it begins with costs more. 0: never."""
+    round_seconds: float = 0.0
+    """T: a round adds no more to each client's credit than its share of what the worker serves in this time. 0: a round
+    adds Q^u, however long that lasts."""
+    overdue_after: float = 0.0
+    """A client with nothing in flight here goes first when, since its last turn, so many requests went for each active
+    client. 0: never."""
+
+
+class Dlpm(Order):
+    """Counters q_i of one worker's queue; longest match among the requests of clients with credit."""
+
+    def __init__(self, surroundings: Surroundings, worker: WorkerId) -> None:
+        self._parameters = surroundings.parameters.of(DlpmParameters)
+        self._cost = surroundings.cost
+        self._view = view = surroundings.view
+        self._worker = worker
+        self._standings = Standings(
+            self._restand, self._parameters, self._rate, surroundings.shares, surroundings.debtors
+        )
+        self._standings.let_go_first(int(self._parameters.sparse_first))
+        self._queue = LongestMatchQueue(
+            lambda request: view.watch(request, (worker,))[worker],
+            view.unwatch,
+            self._standings.of_waiting,
+            self._parameters.patience,
+            self._parameters.oldest_every,
+            self._standings.turn if self._parameters.overdue_after else None,
+        )
+        self._unstarted = Unstarted()
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def waiting(self) -> Collection[RequestId]:
+        """See `Order`."""
+        return self._queue.requests
+
+    def push(self, request: Request) -> None:
+        """See `Order`."""
+        if not self._queue and not self._unstarted:
+            self._standings.begin_anew()
+        self._standings.wait(request, self._input_cost(request))
+        self._queue.push(request)
+
+    def remove(self, request: RequestId) -> Request:
+        """See `Order`."""
+        removed = self._queue.remove(request)
+        self._standings.leave(removed)
+        return removed
+
+    def pass_through(self, request: Request, now: float) -> bool:
+        """See `Order`. A client without credit that contends with nobody is refilled."""
+        if not self._unstarted:
+            self._standings.begin_anew()
+        contends = not self._held_up(now)
+        return self._standings.visit(request, refill=contends)
+
+    def select(self, fits: Fits, now: float) -> Turn | None:
+        """See `Order`. Refills the counters when no client that waits has credit."""
+        self._standings.let_overdue_go()
+        if not self._held_up(now):
+            self._standings.refill()
+        return self._queue.longest(fits)
+
+    def match_changed(self, requests: Iterable[RequestId]) -> None:
+        """See `Order`."""
+        self._queue.match_changed(requests)
+
+    def dispatched(self, request: Request, now: float) -> None:
+        """See `Order`."""
+        self._standings.dispatched(request)
+        self._unstarted.add(request, now)
+
+    def charged(self, charge: Charge) -> None:
+        """See `Order`."""
+        self._standings.charge(charge.client, charge.at(self._cost))
+
+    def started(self, request: Request) -> None:
+        """See `Order`."""
+        self._unstarted.discard(request.id)
+
+    def ended(self, request: Request) -> None:
+        """See `Order`."""
+        self._unstarted.discard(request.id)
+        self._standings.ended(request)
+
+    def credit(self, client: ClientId) -> float | None:
+        """q_i, in cost units; None for a client that this worker never saw."""
+        return self._standings.credit(client)
+
+    def grant(self, client: ClientId, cost: float) -> None:
+        """See `Order`."""
+        self._standings.charge(client, -cost)
+
+    def forget(self, client: ClientId) -> None:
+        """See `Order`."""
+        self._standings.forget(client)
+
+    def saved(self) -> Iterator[tuple[ClientId, float, float]]:
+        """See `Order`."""
+        return self._standings.saved()
+
+    def restore(self, client: ClientId, value: float, scale: float) -> None:
+        """See `Order`."""
+        self._standings.restore(client, value, scale)
+
+    def saved_groups(self) -> Iterator[tuple[GroupId, float, float]]:
+        """See `Order`."""
+        return self._standings.saved_groups()
+
+    def restore_group(self, group: GroupId, value: float, scale: float) -> None:
+        """See `Order`."""
+        self._standings.restore_group(group, value, scale)
+
+    @classmethod
+    def gap_quantum(cls, surroundings: Surroundings) -> float | None:
+        """See `Properties`."""
+        return surroundings.parameters.of(DlpmParameters).reach
+
+    def _input_cost(self, request: Request) -> float:
+        cached = self._view.match(request).get(self._worker, 0)
+        return self._cost(Tokens(self._view.input_tokens(request) - cached, cached, 0))
+
+    def _rate(self) -> float | None:
+        return self._view.rate((self._worker,))
+
+    def _restand(self, client: ClientId) -> None:
+        self._queue.stand(client)
+
+    def _held_up(self, now: float) -> bool:
+        if not self._view.reorders(self._worker):
+            return False
+        return self._unstarted.hold_up(now - self._parameters.engine_lpm_seconds, self._standings.of)

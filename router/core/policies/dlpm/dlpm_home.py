@@ -1,0 +1,354 @@
+"""One DLPM queue for the whole fleet, in which every request has a home.
+
+A worker with room takes the next request in the order of DLPM ("Locality-aware Fair Scheduling in LLM Serving",
+Algorithm 1), but passes over those that would lose more there than they lose elsewhere: at home, where most of their
+prefix is cached. A request leaves home when it has waited for some times as long as its prefix takes to compute
+anew, or when its client has used up its credit q_{i,w} there (Algorithm 2): then the prefix is copied.
+
+Since there is one queue and one counter for each client, the service of two backlogged clients is even over the whole
+fleet, not worker by worker, and a slow worker is given as much as it takes.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import inf
+
+from router.core.clients.ledger import Charge, Tokens
+from router.core.model.commands import Deficit, PassedOver
+from router.core.model.request import ClientId, Request, RequestId, WorkerId
+from router.core.model.saved import Counters, Groups, SavedCounter, SavedGroup, in_rows
+from router.core.policies.base import Choice, Policy, Properties
+from router.core.policies.context import Surroundings
+from router.core.policies.deficit.eligibility import Standings
+from router.core.policies.deficit.parameters import DeficitParameters
+from router.core.policies.deficit.worker_deficits import WorkerCredits
+from router.core.policies.dlpm.home_pool import HomePool, Waiting
+from router.core.policies.dlpm.longest_match import LongestMatchQueue, longest
+from router.core.policies.dlpm.refill_hold import LEAST_ISOLATION, Isolation
+from router.core.policies.dlpm.unstarted import Unstarted
+
+
+@dataclass(frozen=True, slots=True)
+class DlpmHomeParameters(DeficitParameters):
+    """DLPM from one pool, with homes."""
+
+    worker_quantum: float = 100_000.0
+    """Q^w, in cost units: what a refill adds to a client's credit at each worker. More: fewer copies of a prefix."""
+    home_loss: int = 256
+    """A worker that holds this many tokens less of a prefix than the best is as much its home."""
+    home_patience: float = 3.0
+    """How many times as long as its prefix takes to compute a request waits for its home."""
+    isolation: float = 0.45
+    """How long a refill is held back while clients with credit have calls running that it would slow, from 0, never, to
+    1, until they have had as much of the engines' time as those whom the last refill let in. More: running calls are
+    slowed less, at the cost of service in total."""
+    load_ratio: float = 2.0
+    """A home with more than this many times as many requests in flight as the worker with the fewest is left ..."""
+    load_slack: int = 4
+    """... if it has this many more besides."""
+
+    def __post_init__(self) -> None:
+        DeficitParameters.__post_init__(self)
+        if self.worker_quantum <= 0:
+            raise ValueError("worker_quantum must be positive")
+        if self.load_ratio < 1 or self.load_slack < 0:
+            raise ValueError("load_ratio must be at least 1, and load_slack not negative")
+        if self.isolation and not LEAST_ISOLATION <= self.isolation <= 1:
+            raise ValueError(f"isolation must be 0, or from {LEAST_ISOLATION} to 1")
+
+
+class Site:
+    """What was sent to one worker."""
+
+    def __init__(self) -> None:
+        self.unstarted = Unstarted()
+        self.sent = 0
+        """The number of the last request that was sent there, counted over all workers."""
+
+
+class DlpmHome(Policy):
+    """Counters q_i over the fleet, and q_{i,w}; longest match among the requests that are at home at a worker."""
+
+    def __init__(self, surroundings: Surroundings) -> None:
+        self._parameters = parameters = surroundings.parameters.of(DlpmHomeParameters)
+        self.properties = Properties(parameters.reach, locality=True, pooled=True, work_conserving=True)
+        self._view = surroundings.view
+        self._cost = surroundings.cost
+        self._backlog = surroundings.backlog
+        self._pool = HomePool(
+            surroundings.view, self._new_queue, loss=parameters.home_loss, patience=parameters.home_patience
+        )
+        self._standings = Standings(self._pool.stand, parameters, self._rate, surroundings.shares, surroundings.debtors)
+        self._isolation = Isolation(parameters.isolation, self._standings, surroundings.view, surroundings.cost)
+        self._credits = WorkerCredits(parameters.worker_quantum, surroundings.view.speed, surroundings.shares)
+        self._sites: dict[WorkerId, Site] = {}
+        self._sent = 0
+        self._newcomer: Waiting | None = None
+        """One that found nobody waiting, until the `next` that follows its arrival lets it go or wait."""
+
+    @property
+    def next_deadline(self) -> float:
+        """See `Policy`. The next request that leaves home may find room elsewhere; a refill is held back no more."""
+        return min(self._pool.next_deadline, self._isolation.next_deadline) if len(self._pool) else inf
+
+    def enqueue(self, request: Request, now: float) -> None:
+        """See `Policy`."""
+        self._let_newcomer_wait(now)
+        placed = self._pool.place(request, self._view.input_tokens(request), now)
+        if len(self._pool):
+            self._wait(placed, now)
+            return
+        if not self._standings.in_flight:
+            self._standings.begin_anew()
+        self._newcomer = placed
+
+    def _wait(self, placed: Waiting, now: float) -> None:
+        request = placed.request
+        self._standings.wait(request, self._input_cost(request))
+        self._pool.enter(placed)
+        self._backlog.add(request.worker, request.client, now)
+
+    def _let_newcomer_wait(self, now: float) -> None:
+        """It may not go, or something comes before its turn: another request, or another worker."""
+        if self._newcomer is not None:
+            newcomer, self._newcomer = self._newcomer, None
+            self._wait(newcomer, now)
+
+    def withdraw(self, request: RequestId, now: float) -> None:
+        """See `Policy`."""
+        self._let_newcomer_wait(now)
+        withdrawn = self._pool.remove(request)
+        self._standings.leave(withdrawn)
+        self._backlog.remove(withdrawn.worker, withdrawn.client, now)
+
+    def next(self, now: float) -> Choice | None:
+        """See `Policy`."""
+        if self._newcomer is not None and (choice := self._pass_through(self._newcomer, now)):
+            return choice
+        if not len(self._pool):
+            return None
+        self._pool.let_leave(now)
+        self._isolation.advance(now)
+        with_room = self._with_room()
+        for worker, relief in with_room:
+            if choice := self._next_at(worker, relief, now):
+                return choice
+        for worker, _ in with_room:
+            if choice := self._next_copied(worker, now):
+                return choice
+        return None
+
+    def _pass_through(self, newcomer: Waiting, now: float) -> Choice | None:
+        """Let a newcomer go, if it may, as if it had waited for no time; else it waits.
+
+        So does one whose client has no credit: whether that is refilled depends on the worker.
+        """
+        request = newcomer.request
+        if self._standings.visit(request, refill=False):
+            for worker, relief in self._with_room():
+                if newcomer.may_go(worker, now) and self._view.admits(worker, request):
+                    self._newcomer = None
+                    self._backlog.pass_through(request.worker, request.client, now)
+                    choice = self._choose(newcomer, worker, relief)
+                    self._send(request, choice.worker, now)
+                    return choice
+        self._let_newcomer_wait(now)
+        return None
+
+    def _with_room(self) -> list[tuple[WorkerId, WorkerId]]:
+        """The workers that have room, each with its relief: the first of them for one that is overloaded, else itself.
+
+        The one with the least in flight is first, so that what has no home goes there; of equals each in its turn.
+        """
+        sites = self._sites
+        loads = sorted([(load, sites[worker].sent, worker) for worker, load in self._view.with_room(sites).items()])
+        if not loads:
+            return []
+        least, _, first = loads[0]
+        most = self._parameters.load_ratio * least + self._parameters.load_slack
+        return [(worker, first if load > most else worker) for load, _, worker in loads]
+
+    def resend(self, request: Request, workers: Sequence[WorkerId], now: float) -> WorkerId:
+        """See `Policy`. The one that holds most of its prefix; of equals, that with the fewest requests in flight."""
+        matched = self._view.match(request)
+        worker = max(workers, key=lambda each: (matched.get(each, 0), -self._view.in_flight(each)))
+        self._send(request, worker, now)
+        return worker
+
+    def charged(self, charge: Charge) -> None:
+        """See `Policy`."""
+        cost = charge.at(self._cost)
+        if self._standings.charge(charge.client, cost):
+            self._isolation.look_again()
+        self._credits.charge(charge.client, charge.worker, cost)
+
+    def started(self, request: Request, worker: WorkerId) -> None:
+        """See `Policy`."""
+        if site := self._sites.get(worker):
+            site.unstarted.discard(request.id)
+
+    def ended(self, request: Request, worker: WorkerId) -> None:
+        """See `Policy`."""
+        self.started(request, worker)
+        self._isolation.ended(request, worker)
+        self._standings.ended(request)
+
+    def match_changed(self, worker: WorkerId, requests: Iterable[RequestId]) -> None:
+        """See `Policy`."""
+        self._pool.match_changed(worker, requests)
+
+    def worker_joined(self, worker: WorkerId, now: float) -> None:
+        """See `Policy`. It is home to what has none."""
+        self._let_newcomer_wait(now)
+        if worker not in self._sites:
+            self._sites[worker] = Site()
+            self._isolation.worker_joined(worker)
+            self._let_sparse_go_first()
+        self._pool.worker_joined(worker)
+
+    def worker_left(self, worker: WorkerId, now: float) -> list[Request]:
+        """See `Policy`. What was at home there finds another."""
+        self._let_newcomer_wait(now)
+        orphans = self._pool.served_by_alone(worker)
+        for request in orphans:
+            self.withdraw(request.id, now)
+        self._pool.worker_left(worker)
+        self._isolation.worker_left(worker)
+        del self._sites[worker]
+        self._let_sparse_go_first()
+        return orphans
+
+    def credit(self, client: ClientId, worker: WorkerId) -> Deficit:
+        """See `Policy`."""
+        return Deficit(self._credits.credit(client, worker), self._standings.credit(client))
+
+    def grant(self, client: ClientId, cost: float) -> None:
+        """See `Policy`."""
+        self._standings.charge(client, -cost)
+
+    def forget(self, client: ClientId) -> None:
+        """See `Policy`."""
+        self._standings.forget(client)
+        self._credits.forget(client)
+        self._isolation.forget(client)
+
+    def forget_worker(self, worker: WorkerId) -> None:
+        """See `Policy`."""
+        self._credits.forget_worker(worker)
+
+    def saved(self) -> Iterator[Counters | Groups]:
+        """See `Policy`."""
+        for rows in in_rows(self._credits.saved()):
+            yield Counters("placement", rows)
+        for rows in in_rows(SavedCounter(client, None, *counter) for client, *counter in self._standings.saved()):
+            yield Counters("order", rows)
+        groups = (SavedGroup(group, None, *counter) for group, *counter in self._standings.saved_groups())
+        yield from map(Groups, in_rows(groups))
+
+    def restore(self, counters: Counters | Groups) -> None:
+        """See `Policy`."""
+        if isinstance(counters, Groups):
+            for group, _, credit, quantum in counters.rows:
+                self._standings.restore_group(group, credit, quantum)
+        elif counters.kind == "placement":
+            self._credits.restore(counters.rows)
+        else:
+            for client, _, credit, quantum in counters.rows:
+                self._standings.restore(client, credit, quantum)
+
+    def _new_queue(self, matched: Callable[[Request], int]) -> LongestMatchQueue:
+        standing, parameters = self._standings.of_waiting, self._parameters
+        patience, oldest_every, turn = parameters.patience, parameters.oldest_every, self._standings.turn
+        return LongestMatchQueue(matched, lambda _: None, standing, patience, oldest_every, turn)
+
+    def _rate(self) -> float | None:
+        return self._view.rate(self._sites)
+
+    def _let_sparse_go_first(self) -> None:
+        self._standings.let_go_first(len(self._sites) if self._parameters.sparse_first else 0)
+
+    def _input_cost(self, request: Request) -> float:
+        """Where most of it is cached."""
+        cached = max(self._view.match(request).values(), default=0)
+        return self._cost(Tokens(self._view.input_tokens(request) - cached, cached, 0))
+
+    def _next_at(self, worker: WorkerId, relief: WorkerId, now: float) -> Choice | None:
+        """The next request for which a worker is home, or that has none any more; it goes to `relief` if it can.
+
+        And else, of the workers with as much in flight, to that which holds most of it.
+        """
+        routes = self._view.routes(worker)
+        queues = self._pool.queues_for(worker, routes)
+        if not queues:
+            return None
+        self._refill(worker, routes, now)
+        turn = longest(queues, partial(self._view.admits, worker))
+        if turn is None:
+            return None
+        return self._take(self._choose(self._pool[turn.request.id], worker, relief, turn.passed), now)
+
+    def _choose(
+        self, waiting: Waiting, worker: WorkerId, relief: WorkerId, passed: tuple[PassedOver, ...] = ()
+    ) -> Choice:
+        """Where a request goes that this worker may take."""
+        why = "home" if worker in waiting.homes else "room"
+        if relief != worker and relief in waiting.matched and self._view.admits(relief, waiting.request):
+            worker, why = relief, "load"
+        else:
+            worker = self._best_equal(worker, waiting)
+        return Choice(waiting.request, worker, why, passed)
+
+    def _best_equal(self, worker: WorkerId, waiting: Waiting) -> WorkerId:
+        """The worker that holds most of a request, of those that have room and as much in flight as this one."""
+        view, matched, load = self._view, waiting.matched, self._view.in_flight(worker)
+        here = matched[worker]
+        better = [each for each, chunks in matched.items() if chunks > here and view.in_flight(each) == load]
+        equals = [each for each in better if view.admits(each, waiting.request)]
+        return max(equals, key=matched.__getitem__) if equals else worker
+
+    def _refill(self, worker: WorkerId, routes: Collection[str], now: float) -> None:
+        """CHECKREFILL among the clients that a worker can serve now; a worker that idles never waits for it."""
+        self._standings.let_overdue_go()
+        if self._standings.contended(routes):
+            return
+        if self._view.reorders(worker):
+            since = now - self._parameters.engine_lpm_seconds
+            if self._sites[worker].unstarted.hold_up(since, self._standings.of):
+                return
+        models = self._view.models(worker)
+        if not self._view.in_flight(worker) or not self._isolation.holds(models, now):
+            self._isolation.refilled(models, self._standings.refill(routes), now)
+
+    def _next_copied(self, worker: WorkerId, now: float) -> Choice | None:
+        """The first request of the longest queue elsewhere, if its client has used up its credit there."""
+        homes = self._pool.homes
+        blocked = [each for each, queue in homes.items() if len(queue) and not self._view.has_room(each)]
+        if not blocked:
+            return None
+        home = max(blocked, key=lambda each: len(homes[each]))
+        turn = homes[home].longest(lambda _: True)
+        if turn is None or worker not in self._pool[turn.request.id].matched:
+            return None
+        if not self._view.admits(worker, turn.request) or not self._may_copy(turn.request, home, worker):
+            return None
+        return self._take(Choice(turn.request, worker, "copied"), now)
+
+    def _may_copy(self, request: Request, home: WorkerId, worker: WorkerId) -> bool:
+        """Whether a client has credit at a worker and none at its home, after a refill where it has none anywhere."""
+        table = self._credits.among(request, self._view.able(request))
+        return table.credit(home) <= 0 < table.credit(worker)
+
+    def _take(self, choice: Choice, now: float) -> Choice:
+        self.withdraw(choice.request.id, now)
+        self._send(choice.request, choice.worker, now)
+        return choice
+
+    def _send(self, request: Request, worker: WorkerId, now: float) -> None:
+        self._credits.meet(request, self._view.able(request))
+        self._standings.dispatched(request)
+        site = self._sites[worker]
+        site.unstarted.add(request, now)
+        self._isolation.sent(request, worker)
+        self._sent += 1
+        site.sent = self._sent

@@ -1,0 +1,71 @@
+"""LPM, longest prefix match: whoever's prompt the worker's cache holds most of goes next; who sends it does not count.
+
+The order of SGLang ("SGLang: Efficient Execution of Structured Language Model Programs", section 3) with its cut-off:
+while more than so many requests wait, the one that came first goes (`schedule_policy.py`, since November 2024). There
+a queue keeps what order it was brought into before; here the cut-off means order of arrival alone.
+"""
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from router.core.model.request import Request, RequestId, WorkerId
+from router.core.policies.base import Fits, Order, Turn
+from router.core.policies.context import Surroundings
+from router.core.policies.dlpm.longest_match import LongestMatchQueue
+
+
+@dataclass(frozen=True, slots=True)
+class LpmParameters:
+    """LPM order (SGLang's)."""
+
+    cut_off: int = 128
+    """While more requests than this wait for a worker, the first to come goes first; 0: longest match always."""
+
+    def __post_init__(self) -> None:
+        if self.cut_off < 0:
+            raise ValueError("cut_off must not be negative")
+
+
+class Lpm(Order):
+    """The longest match of one worker's queue; of equals, the first to come."""
+
+    def __init__(self, surroundings: Surroundings, worker: WorkerId) -> None:
+        view = surroundings.view
+        self._cut_off = surroundings.parameters.of(LpmParameters).cut_off
+        # Ordered by links: the head of a plain dict is found by passing over all that were removed before it.
+        self._waiting: OrderedDict[RequestId, Request] = OrderedDict()
+        self._queue = LongestMatchQueue(
+            lambda request: view.watch(request, (worker,))[worker],
+            view.unwatch,
+            lambda _client: 0,
+            patience=0,
+        )
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def waiting(self) -> Collection[RequestId]:
+        """See `Order`."""
+        return self._waiting.keys()
+
+    def push(self, request: Request) -> None:
+        """See `Order`. It is not matched before the first choice that compares matches."""
+        self._waiting[request.id] = request
+        self._queue.push(request)
+
+    def remove(self, request: RequestId) -> Request:
+        """See `Order`."""
+        del self._waiting[request]
+        return self._queue.remove(request)
+
+    def select(self, fits: Fits, now: float) -> Turn | None:  # noqa: ARG002 - time changes nothing here
+        """See `Order`. Nobody passes the head."""
+        if not self._cut_off or len(self._waiting) <= self._cut_off:
+            return self._queue.longest(fits)
+        head = next(iter(self._waiting.values()))
+        return Turn(head) if fits(head) else None
+
+    def match_changed(self, requests: Iterable[RequestId]) -> None:
+        """See `Order`."""
+        self._queue.match_changed(requests)

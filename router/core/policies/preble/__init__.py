@@ -1,0 +1,1 @@
+"""Preble ("Efficient Distributed Prompt Scheduling for LLM Serving")."""

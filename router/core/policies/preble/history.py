@@ -1,0 +1,178 @@
+"""What Preble remembers of each worker: its requests of the last H seconds, in sums that cost nothing to ask for."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from router.core.model.prompt_key import HASH_BYTES
+from router.core.model.request import Request, WorkerId
+from router.core.policies.base import Candidate
+from router.core.policies.preble.recent_prefixes import RecentPrefixes, Run
+
+
+class Noted(NamedTuple):
+    """Something counted at a time."""
+
+    time: float
+    amount: float
+
+
+class Sliding:
+    """The sum and the mean of what was counted within the last so many seconds."""
+
+    __slots__ = ("_noted", "_seconds", "total")
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._noted: deque[Noted] = deque()
+        self.total = 0.0
+
+    def __len__(self) -> int:
+        return len(self._noted)
+
+    @property
+    def mean(self) -> float:
+        """0 where nothing was counted."""
+        return self.total / len(self._noted) if self._noted else 0.0
+
+    def add(self, noted: Noted) -> None:
+        """Count; what is counted later is not earlier."""
+        self._noted.append(noted)
+        self.total += noted.amount
+
+    def reach(self, now: float) -> list[Noted]:
+        """Drop what is older now, and return it."""
+        dropped = []
+        while self._noted and self._noted[0].time <= now - self._seconds:
+            dropped.append(self._noted.popleft())
+            self.total -= dropped[-1].amount
+        if not self._noted:
+            self.total = 0.0  # free of what rounding left
+        return dropped
+
+
+class Halves:
+    """What was counted in the later half of the last so many seconds, and in the earlier one."""
+
+    __slots__ = ("earlier", "later")
+
+    def __init__(self, seconds: float) -> None:
+        self.earlier = Sliding(seconds)
+        self.later = Sliding(seconds / 2)
+
+    def reach(self, now: float) -> None:
+        """Drop what is older now."""
+        for noted in self.later.reach(now):
+            self.earlier.add(noted)
+        self.earlier.reach(now)
+
+
+class Placement(NamedTuple):
+    """A request that was placed."""
+
+    time: float
+    prompts: Sequence[bytes]
+
+
+class WorkerHistory:
+    """One worker's requests, of the last H seconds where nothing else is said."""
+
+    def __init__(self, seconds: float, ratio_seconds: float) -> None:
+        """`ratio_seconds`: how far `hit_ratio` looks back."""
+        self.placed: deque[Placement] = deque()
+        self.missed = Sliding(seconds)
+        """Input tokens not cached, of each request."""
+        self.outputs = Sliding(seconds)
+        """Output tokens of those that ended."""
+        self._cached = Sliding(ratio_seconds)
+        self._sizes = Sliding(ratio_seconds)
+        self.waits = Halves(seconds)
+        """Seconds from the placement of a request to its dispatch."""
+        self.computed = Halves(seconds)
+        """Input tokens, not cached, of the same requests."""
+
+    def reach(self, now: float) -> None:
+        """Forget what is too old now, except in `placed`."""
+        for sliding in (self.missed, self.outputs, self._cached, self._sizes):
+            sliding.reach(now)
+        for halves in (self.waits, self.computed):
+            halves.reach(now)
+
+    def place(self, candidate: Candidate, now: float) -> None:
+        """Count a request that goes to this worker."""
+        self.missed.add(Noted(now, candidate.extend_tokens))
+        self._cached.add(Noted(now, candidate.cached_tokens))
+        self._sizes.add(Noted(now, candidate.cached_tokens + candidate.extend_tokens))
+
+    def dispatched(self, seconds: float, extend_tokens: int, now: float) -> None:
+        """Count how long a request waited, and what must be computed for it."""
+        self.waits.later.add(Noted(now, seconds))
+        self.computed.later.add(Noted(now, extend_tokens))
+
+    @property
+    def hit_ratio(self) -> float:
+        """The part of its input that was cached."""
+        return self._cached.total / self._sizes.total if self._sizes.total else 0.0
+
+
+class History:
+    """The histories of all workers, and the prefixes that their requests share."""
+
+    def __init__(self, seconds: float, ratio_seconds: float) -> None:
+        self._seconds = seconds
+        self._ratio_seconds = ratio_seconds
+        self._workers: dict[WorkerId, WorkerHistory] = {}
+        self._prefixes = RecentPrefixes()
+        self.placements = 0
+        """Requests placed since the beginning."""
+        self.now = 0.0
+
+    def reach(self, now: float) -> None:
+        """It is this late: what is older than H is history no more."""
+        self.now = now
+        for worker, history in self._workers.items():
+            history.reach(now)
+            while history.placed and history.placed[0].time <= now - self._seconds:
+                self._forget(worker, history.placed.popleft())
+
+    def of(self, worker: WorkerId) -> WorkerHistory:
+        """One worker's history."""
+        history = self._workers.get(worker)
+        if history is None:
+            history = self._workers[worker] = WorkerHistory(self._seconds, self._ratio_seconds)
+        return history
+
+    def place(self, request: Request, candidate: Candidate) -> None:
+        """A request goes to this worker."""
+        prompts = tuple(prompt.hashes for prompt in request.prompts)
+        for hashes in prompts:
+            self._prefixes.add(hashes, candidate.worker)
+        history = self.of(candidate.worker)
+        history.placed.append(Placement(self.now, prompts))
+        history.place(candidate, self.now)
+        self.placements += 1
+
+    def answered(self, worker: WorkerId, output_tokens: int) -> None:
+        """A request ended, with an answer of so many tokens."""
+        if worker in self._workers:
+            self._workers[worker].outputs.add(Noted(self.now, output_tokens))
+
+    def stalest(self, worker: WorkerId, chunks: int) -> Iterator[Run]:
+        """See `RecentPrefixes`."""
+        return self._prefixes.stalest(worker, chunks)
+
+    def drop(self, worker: WorkerId) -> None:
+        """Forget a worker that is gone."""
+        history = self._workers.pop(worker, None)
+        for placement in history.placed if history else ():
+            self._forget(worker, placement)
+        self._prefixes.drop(worker)
+
+    def _forget(self, worker: WorkerId, placement: Placement) -> None:
+        for hashes in placement.prompts:
+            self._prefixes.remove(hashes, worker)
+
+
+def chunks_of(request: Request) -> int:
+    """Full chunks in all prompts of a request."""
+    return sum([len(prompt.hashes) for prompt in request.prompts]) // HASH_BYTES

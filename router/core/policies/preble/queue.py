@@ -1,0 +1,145 @@
+"""Preble's wait queue: priority groups by how much of a prompt is cached, each served in proportion to its rank.
+
+"Preble: Efficient Distributed Prompt Scheduling for LLM Serving", section 3.3, Algorithm 3. In one round the highest of
+P groups has P turns, the next P - 1, and so on to 1; within a group the first to come goes first. So what is cached
+goes sooner, as by longest match, and what is not goes all the same. The paper fills batches in this way; here requests
+go one by one, and the round goes on where it was. (The code published with it serves one group in each batch.)
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+from router.core.model.prompt_key import HASH_BYTES
+from router.core.model.request import Request, RequestId, WorkerId
+from router.core.policies.base import Fits, Order, Turn
+from router.core.policies.context import Surroundings
+
+
+@dataclass(frozen=True, slots=True)
+class PriorityGroupsParameters:
+    """Priority groups (Preble's)."""
+
+    groups: int = 10
+    """P: into how many equal parts the share of a prompt that is cached is divided."""
+
+    def __post_init__(self) -> None:
+        if self.groups < 1:
+            raise ValueError("groups must be positive")
+
+
+class Place(NamedTuple):
+    """Where in its group a request stands."""
+
+    arrival: int
+    request: RequestId
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A waiting request."""
+
+    request: Request
+    place: Place
+    group: int
+
+
+class PriorityGroups(Order):
+    """The groups of one worker's queue."""
+
+    def __init__(self, surroundings: Surroundings, worker: WorkerId) -> None:
+        self._view = surroundings.view
+        self._worker = worker
+        self._count = surroundings.parameters.of(PriorityGroupsParameters).groups
+        self._waiting: dict[RequestId, Waiting] = {}
+        self._groups: list[list[Place]] = [[] for _ in range(self._count)]
+        """Heaps; some places in them hold no more."""
+        self._turns = self._round()
+        self._chosen: Waiting | None = None
+        """The last answer, whose group has a turn less when it goes."""
+        self._arrivals = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def waiting(self) -> Collection[RequestId]:
+        """See `Order`."""
+        return self._waiting.keys()
+
+    def push(self, request: Request) -> None:
+        """See `Order`."""
+        self._arrivals += 1
+        place = Place(self._arrivals, request.id)
+        waiting = self._waiting[request.id] = Waiting(request, place, self._group_of(request))
+        self._enter(waiting.group, place)
+
+    def remove(self, request: RequestId) -> Request:
+        """See `Order`."""
+        self._view.unwatch(request)
+        return self._waiting.pop(request).request
+
+    def pass_through(self, request: Request, now: float) -> bool:  # noqa: ARG002 - the protocol's signature
+        """See `Order`. It takes no group's turn: nobody else is there."""
+        return True
+
+    def select(self, fits: Fits, now: float) -> Turn | None:  # noqa: ARG002 - time changes nothing here
+        """See `Order`. Nobody passes the head of the group whose turn it is."""
+        if not self._waiting:
+            return None
+        chosen = self._first_with_turns()
+        if chosen is None:
+            self._turns = self._round()
+            chosen = self._first_with_turns()
+        self._chosen = chosen
+        return Turn(chosen.request) if chosen is not None and fits(chosen.request) else None
+
+    def dispatched(self, request: Request, now: float) -> None:  # noqa: ARG002 - the protocol's signature
+        """See `Order`."""
+        if self._chosen is not None and self._chosen.place.request == request.id:
+            self._turns[self._chosen.group] -= 1
+            self._chosen = None
+
+    def match_changed(self, requests: Iterable[RequestId]) -> None:
+        """See `Order`."""
+        for request in requests:
+            waiting = self._waiting[request]
+            group = self._group_of(waiting.request)
+            if group != waiting.group:
+                waiting.group = group
+                self._enter(group, waiting.place)
+
+    def _round(self) -> list[int]:
+        """The turns of each group in a round."""
+        return list(range(1, self._count + 1))
+
+    def _group_of(self, request: Request) -> int:
+        """The group by the match of now, whose changes are told from now on."""
+        matched = self._view.watch(request, (self._worker,))[self._worker]
+        chunks = sum([len(prompt.hashes) for prompt in request.prompts]) // HASH_BYTES
+        return min(self._count * matched // chunks, self._count - 1) if chunks else 0
+
+    def _enter(self, group: int, place: Place) -> None:
+        heap = self._groups[group]
+        if len(heap) > 2 * len(self._waiting) + 16:
+            # Requests that went from group to group left a place in each.
+            heap[:] = dict.fromkeys(each for each in heap if self._holds(each, group))
+            heapify(heap)
+        heappush(heap, place)
+
+    def _first_with_turns(self) -> Waiting | None:
+        """The head of the highest group that has somebody waiting and a turn left."""
+        for group in reversed(range(self._count)):
+            if self._turns[group] and (head := self._head(group)):
+                return head
+        return None
+
+    def _head(self, group: int) -> Waiting | None:
+        heap = self._groups[group]
+        while heap and not self._holds(heap[0], group):
+            heappop(heap)
+        return self._waiting[heap[0].request] if heap else None
+
+    def _holds(self, place: Place, group: int) -> bool:
+        waiting = self._waiting.get(place.request)
+        return waiting is not None and waiting.group == group and waiting.place == place

@@ -1,0 +1,291 @@
+"""Early binding: each request is placed in one worker's queue when it arrives, and ordered there."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from math import inf
+from typing import NamedTuple
+
+from router.core.clients.ledger import Charge
+from router.core.model.commands import Deficit
+from router.core.model.request import ClientId, Request, RequestId, WorkerId
+from router.core.model.saved import Counters, Groups, SavedCounter, SavedGroup, in_rows
+from router.core.policies.base import Candidate, Choice, Order, Placed, Placement, Policy, Properties
+from router.core.policies.context import Surroundings
+
+
+class Ticket(NamedTuple):
+    """Where a waiting request waits."""
+
+    request: Request
+    placed: Placed
+
+
+class QueuedPolicy(Policy):
+    """A placement and, for every worker, a queue with an order.
+
+    A worker with room and an empty queue may take a request from the longest queue of a worker without room, where
+    the placement allows it: then the request is placed anew there, with its booking.
+    """
+
+    next_deadline = inf
+
+    def __init__(
+        self,
+        surroundings: Surroundings,
+        placement: Placement,
+        order: Callable[[WorkerId], Order],
+        properties: Properties,
+    ) -> None:
+        self.properties = properties
+        self._view = surroundings.view
+        self._backlog = surroundings.backlog
+        self._placement = placement
+        self._new_order = order
+        self._orders: dict[WorkerId, Order] = {}
+        """Those of workers that left as well, with their counters: a worker that flaps must shed no debts."""
+        self._open: dict[WorkerId, Order] = {}
+        """Those of the workers that are there."""
+        self._loads: dict[WorkerId, int] = {}
+        """Requests that wait for each worker or run there."""
+        self._tickets: dict[RequestId, Ticket] = {}
+        self._passing: Choice | None = None
+        """A request that will not wait, until it is given out by the `next` that follows its arrival."""
+        self._cold: dict[WorkerId, dict[RequestId, None]] = {}
+        """Those in each queue that lost little of their prefix wherever they went, when they were placed."""
+
+    def enqueue(self, request: Request, now: float) -> None:
+        """See `Policy`."""
+        candidates = self._candidates(request)
+        self._placement.reach(now)
+        placed = self._placement.place(request, candidates)
+        if self._passing is None and self._passes(request, placed.worker, now):
+            self._passing = Choice(request, placed.worker, placed.why)
+            return
+        self._placement.book(request, next(c for c in candidates if c.worker == placed.worker))
+        self._put(request, placed, now)
+        if self._placement.steal_loss is not None:
+            longest = max([candidate.cached_tokens for candidate in candidates])
+            if longest <= self._placement.steal_loss:
+                self._cold[placed.worker][request.id] = None
+
+    def _passes(self, request: Request, worker: WorkerId, now: float) -> bool:
+        """Whether a request finds nobody waiting, and room, so that it need not enter the queue."""
+        order = self._orders[worker]
+        return not len(order) and self._view.admits(worker, request) and order.pass_through(request, now)
+
+    def resend(self, request: Request, workers: Sequence[WorkerId], now: float) -> WorkerId:
+        """See `Policy`. It is placed among them by the rules, and told to the order as if it had waited for no time."""
+        candidates = [candidate for candidate in self._candidates(request) if candidate.worker in workers]
+        self._placement.reach(now)
+        placed = self._placement.place(request, candidates)
+        self._orders[placed.worker].push(request)
+        self._orders[placed.worker].remove(request.id)
+        return self._send(Choice(request, placed.worker, placed.why), now).worker
+
+    def _let_pass(self, choice: Choice, now: float) -> Choice:
+        self._passing = None
+        return self._send(choice, now)
+
+    def _send(self, choice: Choice, now: float) -> Choice:
+        """Let a request go that was placed and did not wait."""
+        self._loads[choice.worker] += 1
+        self._placement.dispatched(choice.request.id, now)
+        self._orders[choice.worker].dispatched(choice.request, now)
+        return choice
+
+    def withdraw(self, request: RequestId, now: float) -> None:
+        """See `Policy`."""
+        self._loads[self._tickets[request].placed.worker] -= 1
+        self._take_out(request, now)
+
+    def next(self, now: float) -> Choice | None:
+        """See `Policy`."""
+        if self._passing is not None:
+            return self._let_pass(self._passing, now)
+        if not self._tickets:
+            return None
+        idle: list[WorkerId] = []
+        blocked: dict[WorkerId, int] = {}
+        has_room = self._view.has_room
+        for worker, order in self._open.items():
+            waiting = len(order)
+            if not has_room(worker):
+                if waiting:
+                    blocked[worker] = waiting
+            elif not waiting:
+                idle.append(worker)
+            elif choice := self._next_of(worker, now):
+                return choice
+        if not idle or not blocked or self._placement.steal_loss is None:
+            return None
+        return self._next_stolen(idle, max(blocked, key=blocked.__getitem__), now)
+
+    def _next_of(self, worker: WorkerId, now: float) -> Choice | None:
+        order = self._orders[worker]
+        turn = order.select(partial(self._view.admits, worker), now)
+        if turn is None:
+            return None
+        why = self._tickets[turn.request.id].placed.why
+        self._placement.dispatched(turn.request.id, now)
+        self._take_out(turn.request.id, now)
+        order.dispatched(turn.request, now)
+        return Choice(turn.request, worker, why, turn.passed)
+
+    def _next_stolen(self, idle: Sequence[WorkerId], victim: WorkerId, now: float) -> Choice | None:
+        """Let one of these workers, for which nothing waits, take over from the longest queue without room."""
+        takers = self._takers(victim, now)
+        for thief in idle:
+            if thief in takers:
+                for request in self._stealable(victim, now):
+                    if self._steal(request, victim, thief, now) and (choice := self._next_of(thief, now)):
+                        return choice
+                takers = self._takers(victim, now)
+        return None
+
+    def _takers(self, victim: WorkerId, now: float) -> set[WorkerId]:
+        """Those that could take something over, if it fits there; most often only the victim itself."""
+        return {taker for request in self._stealable(victim, now) for taker in self._losing_little(request, victim)}
+
+    def _losing_little(self, request: Request, victim: WorkerId) -> dict[WorkerId, Candidate]:
+        """The workers that hold as much of a request as the one that it waits for, or little less."""
+        candidates = self._candidates(request)
+        held = next(candidate.cached_tokens for candidate in candidates if candidate.worker == victim)
+        loss = self._placement.steal_loss
+        return {each.worker: each for each in candidates if loss is not None and held - each.cached_tokens <= loss}
+
+    def _steal(self, request: Request, victim: WorkerId, thief: WorkerId, now: float) -> bool:
+        """Move a request into an idle worker's empty queue, if it fits there and loses little by it."""
+        here = self._losing_little(request, victim).get(thief)
+        if here is None or not self._view.admits(thief, request):
+            return False
+        self.withdraw(request.id, now)
+        self._placement.book(request, here)
+        self._put(request, Placed(thief, "stolen"), now)
+        return True
+
+    def _stealable(self, victim: WorkerId, now: float) -> Iterator[Request]:
+        """The request whose turn it is at a worker, and the oldest of those that had no prefix anywhere."""
+        turn = self._orders[victim].select(lambda _: True, now)
+        if turn is not None:
+            yield turn.request
+        cold = self._cold[victim]
+        if cold:
+            yield self._tickets[next(iter(cold))].request
+
+    def _put(self, request: Request, placed: Placed, now: float) -> None:
+        """Let a request wait where it was placed."""
+        self._tickets[request.id] = Ticket(request, placed)
+        self._orders[placed.worker].push(request)
+        self._loads[placed.worker] += 1
+        self._backlog.add(placed.worker, request.client, now)
+        if self._placement.locality:
+            self._view.promise(request, placed.worker, now)
+
+    def _take_out(self, request: RequestId, now: float) -> None:
+        """Let a request wait no more, be it withdrawn or dispatched."""
+        ticket = self._tickets.pop(request)
+        worker = ticket.placed.worker
+        self._placement.unplace(request)
+        self._orders[worker].remove(request)
+        self._cold[worker].pop(request, None)
+        self._backlog.remove(worker, ticket.request.client, now)
+
+    def charged(self, charge: Charge) -> None:
+        """See `Policy`."""
+        self._placement.charged(charge)
+        self._orders[charge.worker].charged(charge)
+
+    def started(self, request: Request, worker: WorkerId) -> None:
+        """See `Policy`."""
+        self._orders[worker].started(request)
+
+    def ended(self, request: Request, worker: WorkerId) -> None:
+        """See `Policy`."""
+        self._loads[worker] -= 1
+        self._placement.ended(request.id)
+        self._orders[worker].ended(request)
+
+    def match_changed(self, worker: WorkerId, requests: Iterable[RequestId]) -> None:
+        """See `Policy`."""
+        self._orders[worker].match_changed(requests)
+
+    def worker_joined(self, worker: WorkerId, now: float) -> None:  # noqa: ARG002 - the protocol's signature
+        """See `Policy`. What waits elsewhere keeps its place; a worker that comes back finds its order as it was."""
+        self._open[worker] = self._order_of(worker)
+
+    def _order_of(self, worker: WorkerId) -> Order:
+        if worker not in self._orders:
+            self._orders[worker] = self._new_order(worker)
+            self._loads[worker] = 0
+            self._cold[worker] = {}
+        return self._orders[worker]
+
+    def worker_left(self, worker: WorkerId, now: float) -> list[Request]:
+        """See `Policy`."""
+        del self._open[worker]
+        waiting = [self._tickets[request].request for request in self._orders[worker].waiting()]
+        for request in waiting:
+            self.withdraw(request.id, now)
+        self._placement.worker_left(worker)
+        orphans = []
+        for request in waiting:
+            if self._view.able(request):
+                self.enqueue(request, now)
+            else:
+                orphans.append(request)
+        return orphans
+
+    def credit(self, client: ClientId, worker: WorkerId) -> Deficit:
+        """See `Policy`."""
+        return Deficit(self._placement.credit(client, worker), self._orders[worker].credit(client))
+
+    def grant(self, client: ClientId, cost: float) -> None:
+        """See `Policy`. In each worker's queue; where its requests wait is another question."""
+        for order in self._orders.values():
+            order.grant(client, cost)
+
+    def forget(self, client: ClientId) -> None:
+        """See `Policy`."""
+        self._placement.forget(client)
+        for order in self._orders.values():
+            order.forget(client)
+
+    def forget_worker(self, worker: WorkerId) -> None:
+        """See `Policy`."""
+        self._placement.forget_worker(worker)
+        for kept in (self._orders, self._loads, self._cold):
+            kept.pop(worker, None)
+
+    def saved(self) -> Iterator[Counters | Groups]:
+        """See `Policy`."""
+        for rows in in_rows(self._placement.saved()):
+            yield Counters("placement", rows)
+        for worker, order in list(self._orders.items()):
+            counters = (SavedCounter(client, worker, value, scale) for client, value, scale in order.saved())
+            for rows in in_rows(counters):
+                yield Counters("order", rows)
+            groups = (SavedGroup(group, worker, value, scale) for group, value, scale in order.saved_groups())
+            yield from map(Groups, in_rows(groups))
+
+    def restore(self, counters: Counters | Groups) -> None:
+        """See `Policy`. Orders of workers that do not come are kept like those of workers that left."""
+        if isinstance(counters, Groups):
+            for group, worker, value, scale in counters.rows:
+                if worker is not None:
+                    self._order_of(worker).restore_group(group, value, scale)
+        elif counters.kind == "placement":
+            self._placement.restore(counters.rows)
+        else:
+            for client, worker, value, scale in counters.rows:
+                if worker is not None:
+                    self._order_of(worker).restore(client, value, scale)
+
+    def _candidates(self, request: Request) -> list[Candidate]:
+        if not self._tickets:
+            self._view.release()
+        matched = self._view.expected_match(request)
+        size = self._view.input_tokens(request)
+        return [
+            Candidate(worker, cached := matched.get(worker, 0), size - cached, self._loads[worker])
+            for worker in self._view.able(request)
+        ]

@@ -1,0 +1,101 @@
+"""The table of policies.
+
+A policy's name is `PLACEMENT+ORDER`, or the name of one that pools. A new one is its file, its line here and a
+scenario test: settings, command line, metrics labels and the conformance suite read this table.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Final
+
+from router.core.policies.base import OrderFactory, PlacementFactory, Policy, PolicyFactory, Properties
+from router.core.policies.context import Surroundings
+from router.core.policies.dlpm.d2lpm import D2lpm, D2lpmParameters
+from router.core.policies.dlpm.dlpm import Dlpm, DlpmParameters
+from router.core.policies.dlpm.dlpm_home import DlpmHome, DlpmHomeParameters
+from router.core.policies.dlpm.lpm import Lpm, LpmParameters
+from router.core.policies.preble.preble import Preble, PrebleParameters
+from router.core.policies.preble.queue import PriorityGroups, PriorityGroupsParameters
+from router.core.policies.queued import QueuedPolicy
+from router.core.policies.simple.balancers import ClientRoundRobin, LeastRequests, RandomWorker, RoundRobin, TwoChoices
+from router.core.policies.simple.cache_aware import CacheAware, CacheAwareParameters
+from router.core.policies.simple.consistent_hash import ConsistentHash, ConsistentHashParameters
+from router.core.policies.simple.fcfs import Fcfs, PooledFcfs
+from router.core.policies.simple.rpm import Rpm, RpmParameters
+from router.core.policies.vtc.vtc import Lcf, Vtc
+from router.core.policies.vtc.vtc_predict import OracleParameters, OracleVtc, PredictingVtc
+
+PLACEMENTS: Final[Mapping[str, PlacementFactory]] = {
+    "d2lpm": D2lpm,
+    "rr": RoundRobin,
+    "client_rr": ClientRoundRobin,
+    "least_requests": LeastRequests,
+    "two_choices": TwoChoices,
+    "random": RandomWorker,
+    "consistent_hash": ConsistentHash,
+    "cache_aware": CacheAware,
+    "preble": Preble,
+}
+ORDERS: Final[Mapping[str, OrderFactory]] = {
+    "dlpm": Dlpm,
+    "vtc": Vtc,
+    "vtc_predict": PredictingVtc,
+    "vtc_oracle": OracleVtc,
+    "lcf": Lcf,
+    "lpm": Lpm,
+    "priority_groups": PriorityGroups,
+    "fcfs": Fcfs,
+}
+POOLED: Final[Mapping[str, PolicyFactory]] = {
+    "dlpm_home": DlpmHome,
+    "pooled_fcfs": PooledFcfs,
+    "rpm": Rpm,
+}
+ALIASES: Final[Mapping[str, str]] = {
+    "d2lpm": "d2lpm+dlpm",
+    "vtc": "client_rr+vtc",
+    "vtc_predict": "client_rr+vtc_predict",
+    "vtc_oracle": "client_rr+vtc_oracle",
+    "lcf": "client_rr+lcf",
+    "round_robin": "rr+fcfs",
+    "least_requests": "least_requests+fcfs",
+    "two_choices": "two_choices+fcfs",
+    "random": "random+fcfs",
+    "consistent_hash": "consistent_hash+fcfs",
+    "cache_aware": "cache_aware+fcfs",
+    "preble": "preble+priority_groups",
+}
+PARAMETERS: Final[Mapping[str, type]] = {
+    "d2lpm": D2lpmParameters,
+    "dlpm": DlpmParameters,
+    "dlpm_home": DlpmHomeParameters,
+    "lpm": LpmParameters,
+    "consistent_hash": ConsistentHashParameters,
+    "cache_aware": CacheAwareParameters,
+    "preble": PrebleParameters,
+    "priority_groups": PriorityGroupsParameters,
+    "vtc_oracle": OracleParameters,
+    "rpm": RpmParameters,
+}
+"""The parameter class of each family that has one, by the name of its group of settings."""
+
+
+def _joined(placement: PlacementFactory, order: OrderFactory) -> PolicyFactory:
+    def build(surroundings: Surroundings) -> Policy:
+        placed = placement(surroundings)
+        gap_quantum, takes_over = order.gap_quantum(surroundings), placed.steal_loss is not None
+        properties = Properties(gap_quantum, placement.locality, work_conserving=takes_over)
+        return QueuedPolicy(surroundings, placed, partial(order, surroundings), properties)
+
+    return build
+
+
+def _table() -> dict[str, PolicyFactory]:
+    joined = {f"{p}+{o}": _joined(PLACEMENTS[p], ORDERS[o]) for p in PLACEMENTS for o in ORDERS}
+    named = {alias: joined[name] for alias, name in ALIASES.items()}
+    return {**named, **joined, **POOLED}
+
+
+POLICIES: Final[Mapping[str, PolicyFactory]] = MappingProxyType(_table())
+"""Every policy by each of its names."""

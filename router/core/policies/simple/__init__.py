@@ -1,0 +1,1 @@
+"""The usual balancers and first come, first served."""

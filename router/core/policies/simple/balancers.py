@@ -1,0 +1,89 @@
+"""Placements that look at no prefix: turns, load and chance."""
+
+from collections.abc import Sequence
+
+from router.core.model.request import ClientId, Request
+from router.core.policies.base import Candidate, Placed, Placement
+from router.core.policies.context import Surroundings
+
+
+class RoundRobin(Placement):
+    """Workers take turns, model by model, whatever they hold and however long their queues."""
+
+    def __init__(self, surroundings: Surroundings) -> None:  # noqa: ARG002 - every placement is built alike
+        self._turns: dict[str, int] = {}
+
+    def place(self, request: Request, candidates: Sequence[Candidate]) -> Placed:
+        """See `Placement`."""
+        # One count for all models would give each of two that alternate every second worker only.
+        turn = self._turns.get(request.model, 0)
+        self._turns[request.model] = turn + 1
+        return Placed(candidates[turn % len(candidates)].worker, "turn")
+
+
+class ClientRoundRobin(Placement):
+    """Each client takes turns over the workers by itself, model by model, so that each worker gets its share of each.
+
+    "Locality-aware Fair Scheduling in LLM Serving" compares with VTC in this way where there are several workers.
+    """
+
+    def __init__(self, surroundings: Surroundings) -> None:  # noqa: ARG002 - every placement is built alike
+        self._turns: dict[str, dict[ClientId, int]] = {}
+
+    def place(self, request: Request, candidates: Sequence[Candidate]) -> Placed:
+        """See `Placement`."""
+        turns = self._turns.setdefault(request.model, {})
+        # Clients begin at different workers: else the first would get all of those that send one request.
+        turn = turns.get(request.client, len(turns))
+        turns[request.client] = turn + 1
+        return Placed(candidates[turn % len(candidates)].worker, "turn")
+
+    def forget(self, client: ClientId) -> None:
+        """See `Placement`."""
+        for turns in self._turns.values():
+            turns.pop(client, None)
+
+
+class LeastRequests(Placement):
+    """The worker with the fewest requests waiting or running; ties take turns."""
+
+    def __init__(self, surroundings: Surroundings) -> None:  # noqa: ARG002 - every placement is built alike
+        self._turn = 0
+
+    def place(self, request: Request, candidates: Sequence[Candidate]) -> Placed:  # noqa: ARG002
+        """See `Placement`."""
+        self._turn += 1
+        return Placed(lightest(candidates, self._turn).worker, "load")
+
+
+class TwoChoices(Placement):
+    """Of two workers drawn at random, the one with fewer requests waiting or running; of equals, the one drawn first.
+
+    Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001.
+    """
+
+    def __init__(self, surroundings: Surroundings) -> None:
+        self._random = surroundings.random
+
+    def place(self, request: Request, candidates: Sequence[Candidate]) -> Placed:  # noqa: ARG002
+        """See `Placement`."""
+        drawn = self._random.sample(candidates, min(2, len(candidates)))
+        return Placed(min(drawn, key=lambda candidate: candidate.load).worker, "load")
+
+
+class RandomWorker(Placement):
+    """Any worker, each as likely as another."""
+
+    def __init__(self, surroundings: Surroundings) -> None:
+        self._random = surroundings.random
+
+    def place(self, request: Request, candidates: Sequence[Candidate]) -> Placed:  # noqa: ARG002
+        """See `Placement`."""
+        return Placed(self._random.choice(candidates).worker, "chance")
+
+
+def lightest(candidates: Sequence[Candidate], turn: int) -> Candidate:
+    """The candidate with the least load; `turn` rotates ties, so that equals share."""
+    least = min([candidate.load for candidate in candidates])
+    tied = [candidate for candidate in candidates if candidate.load == least]
+    return tied[turn % len(tied)]

@@ -1,0 +1,73 @@
+"""SGLang's `cache_aware` rule: the best match while the fleet is balanced, and the shortest queue while it is not.
+
+As the router of SGLang has it since version 0.2 (`cache_aware.rs`, with the defaults of `router_args.py`). Where this
+departs from it: the match is the prefix map's, in tokens and with evictions, not that of a tree of characters in which
+whatever was sent stays; so a tree's size is counted here, as the tokens that a worker was sent and did not hold.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from router.core.model.request import Request, WorkerId
+from router.core.policies.base import Candidate, Placed, Placement
+from router.core.policies.context import Surroundings
+from router.core.policies.simple.balancers import lightest
+
+
+@dataclass(frozen=True, slots=True)
+class CacheAwareParameters:
+    """Cache-aware placement (SGLang's)."""
+
+    cache_threshold: float = 0.3
+    """The part of its prompt that a worker must hold more than, or a request goes to the smallest tree."""
+    balance_abs_threshold: int = 64
+    """The fleet is out of balance if the largest load is above the least by more than this many requests ..."""
+    balance_rel_threshold: float = 1.5
+    """... and is more than this many times the least; then a request goes to the shortest queue."""
+    tree_tokens: int = 2**24
+    """Tokens at which a worker's tree grows no further (SGLang: 2^26 characters)."""
+
+    def __post_init__(self) -> None:
+        for name in ("cache_threshold", "balance_abs_threshold", "balance_rel_threshold", "tree_tokens"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative")
+
+
+class CacheAware(Placement):
+    """Match, tree size and load; which of them counts depends on thresholds."""
+
+    locality: ClassVar[bool] = True
+
+    def __init__(self, surroundings: Surroundings) -> None:
+        self._parameters = surroundings.parameters.of(CacheAwareParameters)
+        self._trees: dict[WorkerId, int] = {}
+        self._turn = 0
+
+    def place(self, request: Request, candidates: Sequence[Candidate]) -> Placed:  # noqa: ARG002
+        """See `Placement`."""
+        self._turn += 1
+        chosen, why = self._choose(candidates)
+        grown = self._trees.get(chosen.worker, 0) + chosen.extend_tokens
+        self._trees[chosen.worker] = min(grown, self._parameters.tree_tokens)
+        return Placed(chosen.worker, why)
+
+    def _choose(self, candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
+        if self._unbalanced([candidate.load for candidate in candidates]):
+            return lightest(candidates, self._turn), "load"
+        longest = max([candidate.cached_tokens for candidate in candidates])
+        size = candidates[0].cached_tokens + candidates[0].extend_tokens
+        if longest > self._parameters.cache_threshold * size:
+            return lightest([c for c in candidates if c.cached_tokens == longest], self._turn), "prefix"
+        least = min([self._trees.get(candidate.worker, 0) for candidate in candidates])
+        smallest = [candidate for candidate in candidates if self._trees.get(candidate.worker, 0) == least]
+        return smallest[self._turn % len(smallest)], "smallest tree"
+
+    def _unbalanced(self, loads: Sequence[int]) -> bool:
+        most, least = max(loads), min(loads)
+        parameters = self._parameters
+        return most - least > parameters.balance_abs_threshold and most > parameters.balance_rel_threshold * least
+
+    def worker_left(self, worker: WorkerId) -> None:
+        """See `Placement`."""
+        self._trees.pop(worker, None)

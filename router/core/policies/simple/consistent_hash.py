@@ -1,0 +1,68 @@
+"""Consistent hashing of prefixes: requests that begin alike go to one worker, with no state at all.
+
+By highest random weight (Thaler and Ravishankar, "Using Name-Based Mappings to Increase Hit Rates", IEEE/ACM
+Transactions on Networking 1998): each worker has a weight for each key, the highest wins. So a worker that joins takes
+its share of the keys and moves no other, and one that leaves gives away its own alone. On request with bounded loads
+(Mirrokni, Thorup and Zadimoghaddam, SODA 2018), as the consistent hashing of HAProxy and Envoy has them: unless a
+factor is named, it has none.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from math import ceil, inf
+from typing import ClassVar
+
+from router.core.model.prompt_key import HASH_BYTES
+from router.core.model.request import Request
+from router.core.policies.base import Candidate, Placed, Placement
+from router.core.policies.context import Surroundings
+
+
+@dataclass(frozen=True, slots=True)
+class ConsistentHashParameters:
+    """Consistent hashing of prefixes."""
+
+    prefix_chunks: int = 8
+    """The chunks, of 128 bytes or about 32 tokens each, at the head of a prompt that decide its worker."""
+    load_factor: float = 0.0
+    """A worker takes at most this many times the mean load, rounded up; the next one in line the rest; 0: no bound."""
+
+    def __post_init__(self) -> None:
+        if self.prefix_chunks < 1:
+            raise ValueError("prefix_chunks must be positive")
+        if self.load_factor and not self.load_factor >= 1:
+            raise ValueError("load_factor must be 0 or at least 1")
+
+
+class ConsistentHash(Placement):
+    """The worker whose hash with the head of the first prompt is highest; without a full chunk, with the client."""
+
+    locality: ClassVar[bool] = True
+
+    def __init__(self, surroundings: Surroundings) -> None:
+        self._parameters = surroundings.parameters.of(ConsistentHashParameters)
+
+    def place(self, request: Request, candidates: Sequence[Candidate]) -> Placed:
+        """See `Placement`. Of a prompt shorter than the head, all chunks count."""
+        hashes = request.prompts[0].hashes if request.prompts else b""
+        head = hashes[: self._parameters.prefix_chunks * HASH_BYTES]
+        key, why = (head[-HASH_BYTES:], "prefix") if head else (request.client.encode(), "client")
+        limit = self._limit(candidates)
+        home = max(candidates, key=lambda candidate: _weight(key, candidate))
+        if home.load < limit:
+            return Placed(home.worker, why)
+        below = [candidate for candidate in candidates if candidate.load < limit]
+        return Placed(max(below, key=lambda candidate: _weight(key, candidate)).worker, "load")
+
+    def _limit(self, candidates: Sequence[Candidate]) -> float:
+        """How many requests a worker may have, the one to be placed included: some worker always has fewer."""
+        if not self._parameters.load_factor:
+            return inf
+        total = sum([candidate.load for candidate in candidates])
+        return ceil(self._parameters.load_factor * (total + 1) / len(candidates))
+
+
+def _weight(key: bytes, candidate: Candidate) -> bytes:
+    # Python's own hash of a text differs from process to process.
+    return blake2b(key + candidate.worker.encode(), digest_size=8).digest()

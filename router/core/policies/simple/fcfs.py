@@ -1,0 +1,125 @@
+"""First come, first served: in one worker's queue, and from one pool for all workers."""
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from router.core.clients.ledger import Charge
+from router.core.model.commands import Deficit
+from router.core.model.request import ClientId, Request, RequestId, WorkerId
+from router.core.policies.base import Candidate, Choice, Fits, Order, Policy, Properties, Turn
+from router.core.policies.context import Surroundings
+from router.core.policies.simple.balancers import lightest
+
+
+class Fcfs(Order):
+    """The request that waits longest."""
+
+    def __init__(self, surroundings: Surroundings, worker: WorkerId) -> None:  # noqa: ARG002 - every order is built alike
+        # A dict finds its first key by walking past all that were deleted before it.
+        self._waiting: OrderedDict[RequestId, Request] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def push(self, request: Request) -> None:
+        """See `Order`."""
+        self._waiting[request.id] = request
+
+    def remove(self, request: RequestId) -> Request:
+        """See `Order`."""
+        return self._waiting.pop(request)
+
+    def pass_through(self, request: Request, now: float) -> bool:  # noqa: ARG002 - the protocol's signature
+        """See `Order`."""
+        return True
+
+    def select(self, fits: Fits, now: float) -> Turn | None:  # noqa: ARG002 - time changes nothing here
+        """See `Order`. Nobody passes the head."""
+        head = next(iter(self._waiting.values()), None)
+        return Turn(head) if head is not None and fits(head) else None
+
+    def waiting(self) -> Collection[RequestId]:
+        """See `Order`."""
+        return self._waiting.keys()
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A request in the pool."""
+
+    request: Request
+    arrival: int
+
+
+class PooledFcfs(Policy):
+    """One queue for all workers; whichever serves the model and has room takes the request that waits longest."""
+
+    properties = Properties(pooled=True, work_conserving=True)
+    next_deadline = inf
+
+    def __init__(self, surroundings: Surroundings) -> None:
+        self._view = surroundings.view
+        self._backlog = surroundings.backlog
+        self._routes: dict[str, OrderedDict[RequestId, Waiting]] = {}
+        self._waiting: dict[RequestId, Request] = {}
+        self._arrivals = 0
+        self._turn = 0
+
+    def enqueue(self, request: Request, now: float) -> None:
+        """See `Policy`."""
+        self._waiting[request.id] = request
+        self._arrivals += 1
+        self._routes.setdefault(request.route, OrderedDict())[request.id] = Waiting(request, self._arrivals)
+        self._backlog.add(request.worker, request.client, now)
+
+    def withdraw(self, request: RequestId, now: float) -> None:
+        """See `Policy`."""
+        waiting = self._waiting.pop(request)
+        queue = self._routes[waiting.route]
+        del queue[request]
+        if not queue:
+            del self._routes[waiting.route]
+        self._backlog.remove(waiting.worker, waiting.client, now)
+
+    def next(self, now: float) -> Choice | None:
+        """See `Policy`. A model whose workers are full holds up no other model, and a worker that is full no other."""
+        heads = [next(iter(queue.values())) for queue in self._routes.values()]
+        for request in (head.request for head in sorted(heads, key=lambda head: head.arrival)):
+            able = [w for w in self._view.able(request) if self._view.admits(w, request)]
+            if able:
+                self.withdraw(request.id, now)
+                return Choice(request, self.resend(request, able, now), "room")
+        return None
+
+    def resend(self, request: Request, workers: Sequence[WorkerId], now: float) -> WorkerId:  # noqa: ARG002
+        """See `Policy`. The one with the fewest requests in flight."""
+        self._turn += 1
+        return lightest([Candidate(w, 0, 0, self._view.in_flight(w)) for w in workers], self._turn).worker
+
+    def worker_left(self, worker: WorkerId, now: float) -> list[Request]:  # noqa: ARG002 - a pool has no queue to move
+        """See `Policy`."""
+        orphans = [request for request in self._waiting.values() if not self._view.able(request)]
+        for request in orphans:
+            self.withdraw(request.id, now)
+        return orphans
+
+    def charged(self, charge: Charge) -> None:
+        """See `Policy`."""
+
+    def started(self, request: Request, worker: WorkerId) -> None:
+        """See `Policy`."""
+
+    def ended(self, request: Request, worker: WorkerId) -> None:
+        """See `Policy`."""
+
+    def match_changed(self, worker: WorkerId, requests: Iterable[RequestId]) -> None:
+        """See `Policy`."""
+
+    def worker_joined(self, worker: WorkerId, now: float) -> None:
+        """See `Policy`."""
+
+    def credit(self, client: ClientId, worker: WorkerId) -> Deficit:  # noqa: ARG002 - it keeps none
+        """See `Policy`."""
+        return Deficit()

@@ -1,0 +1,147 @@
+"""RPM limits: so many requests per minute of each client, first come, first served behind that.
+
+What VTC is compared with in "Fairness in Serving Large Language Models", section 5.1: "subsequent requests are blocked
+until the limit resets at the start of the next minute". So they are here: they wait until a minute has room for them,
+in the order in which their client sent them. (The code published with that paper refuses them instead; here
+that is what the time to live of the queue does.) Workers idle meanwhile: this is not work-conserving.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from math import inf
+from typing import Final, NamedTuple
+
+from router.core.clients.ledger import Charge
+from router.core.model.commands import Deficit
+from router.core.model.request import ClientId, Request, RequestId, WorkerId
+from router.core.policies.base import Choice, Policy, Properties
+from router.core.policies.context import Surroundings
+from router.core.policies.simple.fcfs import PooledFcfs
+
+MINUTE: Final = 60.0
+"""Seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class RpmParameters:
+    """Limits of requests per minute."""
+
+    limit: int = 30
+    """Requests of one client that may go in each minute; the rest wait for the next."""
+
+    def __post_init__(self) -> None:
+        if self.limit < 1:
+            raise ValueError("limit must be positive")
+
+
+class Held(NamedTuple):
+    """A request that waits for a minute with room for it."""
+
+    arrival: int
+    request: Request
+
+
+class Rpm(Policy):
+    """The limit, and behind it one queue for all workers."""
+
+    properties = Properties(pooled=True)
+
+    def __init__(self, surroundings: Surroundings) -> None:
+        self._limit = surroundings.parameters.of(RpmParameters).limit
+        self._view = surroundings.view
+        self._backlog = surroundings.backlog
+        self._pool = PooledFcfs(surroundings)
+        self._minute = 0
+        self._accepted: dict[ClientId, int] = {}
+        """Requests of each client that this minute has let pass."""
+        self._held: dict[ClientId, OrderedDict[RequestId, Held]] = {}
+        self._clients: dict[RequestId, ClientId] = {}
+        """Whose each of those that are held is."""
+        self._arrivals = 0
+
+    def enqueue(self, request: Request, now: float) -> None:
+        """See `Policy`."""
+        self._reach(now)
+        if self._accepted.get(request.client, 0) < self._limit:
+            self._let_pass(request, now)
+            return
+        self._arrivals += 1
+        held = self._held.setdefault(request.client, OrderedDict())
+        held[request.id] = Held(self._arrivals, request)
+        self._clients[request.id] = request.client
+        self._backlog.add(request.worker, request.client, now)
+
+    def withdraw(self, request: RequestId, now: float) -> None:
+        """See `Policy`. One that the limit let pass stays counted."""
+        if request in self._clients:
+            self._release(request, now)
+        else:
+            self._pool.withdraw(request, now)
+
+    def next(self, now: float) -> Choice | None:
+        """See `Policy`."""
+        self._reach(now)
+        return self._pool.next(now)
+
+    def resend(self, request: Request, workers: Sequence[WorkerId], now: float) -> WorkerId:
+        """See `Policy`. The limit has let it pass."""
+        return self._pool.resend(request, workers, now)
+
+    @property
+    def next_deadline(self) -> float:
+        """See `Policy`."""
+        return (self._minute + 1) * MINUTE if self._held else inf
+
+    def _reach(self, now: float) -> None:
+        """Begin the minute of `now`, unless it has begun: let pass, in order of arrival, what it has room for."""
+        minute = int(now // MINUTE)
+        if minute <= self._minute:
+            return
+        self._minute = minute
+        self._accepted.clear()
+        due = [held for line in self._held.values() for held in islice(line.values(), self._limit)]
+        for held in sorted(due):
+            self._let_pass(held.request, now)
+            self._release(held.request.id, now)
+
+    def _let_pass(self, request: Request, now: float) -> None:
+        self._accepted[request.client] = self._accepted.get(request.client, 0) + 1
+        self._pool.enqueue(request, now)
+
+    def _release(self, request: RequestId, now: float) -> None:
+        """Hold a request no longer."""
+        client = self._clients.pop(request)
+        line = self._held[client]
+        held = line.pop(request)
+        if not line:
+            del self._held[client]
+        self._backlog.remove(held.request.worker, client, now)
+
+    def worker_left(self, worker: WorkerId, now: float) -> list[Request]:
+        """See `Policy`."""
+        held = [held.request for line in self._held.values() for held in line.values()]
+        orphans = [request for request in held if not self._view.able(request)]
+        for request in orphans:
+            self.withdraw(request.id, now)
+        return orphans + self._pool.worker_left(worker, now)
+
+    def charged(self, charge: Charge) -> None:
+        """See `Policy`."""
+
+    def started(self, request: Request, worker: WorkerId) -> None:
+        """See `Policy`."""
+
+    def ended(self, request: Request, worker: WorkerId) -> None:
+        """See `Policy`."""
+
+    def match_changed(self, worker: WorkerId, requests: Iterable[RequestId]) -> None:
+        """See `Policy`."""
+
+    def worker_joined(self, worker: WorkerId, now: float) -> None:
+        """See `Policy`."""
+
+    def credit(self, client: ClientId, worker: WorkerId) -> Deficit:  # noqa: ARG002 - it keeps none
+        """See `Policy`."""
+        return Deficit()

@@ -1,0 +1,1 @@
+"""The virtual token counter ("Fairness in Serving Large Language Models")."""

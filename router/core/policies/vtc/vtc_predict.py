@@ -1,0 +1,117 @@
+"""VTC that foresees output: what a request will probably produce is charged when it goes, not when it streams.
+
+After the code published with "Fairness in Serving Large Language Models", which the paper's "VTC (predict)" and "VTC
+(oracle)" are. Under plain VTC a client's counter lags behind by all the output that it has in flight, and the last
+term of its bound is that lag; what is foreseen does not lag. Output beyond what was foreseen is charged as it streams,
+and what was not produced is given back when the request ends, so that both come to what plain VTC charges.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from router.core.clients.ledger import NOTHING, Charge
+from router.core.model.request import ClientId, Request, RequestId, WorkerId
+from router.core.policies.context import Surroundings
+from router.core.policies.vtc.vtc import Vtc
+
+NEWEST: Final = 0.2
+"""Weight of a client's newest answer in its mean, which begins at zero: about the last five count."""
+
+
+@dataclass(slots=True)
+class Prepaid:
+    """The output of one request in flight, in tokens."""
+
+    foreseen: int
+    produced: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """What is charged although it is not produced yet."""
+        return max(0, self.foreseen - self.produced)
+
+
+class ForeseeingVtc(Vtc):
+    """VTC with prepaid output."""
+
+    def __init__(self, surroundings: Surroundings, worker: WorkerId, foresee: Callable[[Request], int]) -> None:
+        """`foresee` tells how many tokens a request will produce, as far as one can."""
+        super().__init__(surroundings, worker)
+        self._foresee = foresee
+        self._prepaid: dict[RequestId, Prepaid] = {}
+
+    def dispatched(self, request: Request, now: float) -> None:
+        """See `Order`."""
+        super().dispatched(request, now)
+        prepaid = self._prepaid[request.id] = Prepaid(self._foresee(request))
+        self._charge(request.id, request.client, self._cost.output * prepaid.tokens)
+
+    def charged(self, charge: Charge) -> None:
+        """See `Order`."""
+        prepaid = self._prepaid[charge.request]
+        before = prepaid.tokens
+        prepaid.produced = charge.after.output
+        used = before - prepaid.tokens
+        self._charge(charge.request, charge.client, charge.at(self._cost) - self._cost.output * used)
+
+    def ended(self, request: Request) -> None:
+        """See `Order`."""
+        prepaid = self._prepaid.pop(request.id)
+        self._charge(request.id, request.client, -self._cost.output * prepaid.tokens)
+        super().ended(request)
+
+
+class PredictingVtc(ForeseeingVtc):
+    """Foresees the mean of what a client's last requests to this worker produced."""
+
+    def __init__(self, surroundings: Surroundings, worker: WorkerId) -> None:
+        self._means: dict[ClientId, float] = {}
+        self._refused: set[RequestId] = set()
+        """Those that produced nothing because they were never computed."""
+        super().__init__(surroundings, worker, lambda request: round(self._means.get(request.client, 0.0)))
+
+    def charged(self, charge: Charge) -> None:
+        """See `Order`."""
+        super().charged(charge)
+        if charge.after == NOTHING:
+            self._refused.add(charge.request)
+
+    def ended(self, request: Request) -> None:
+        """See `Order`."""
+        if request.id in self._refused:
+            self._refused.remove(request.id)
+        else:
+            mean = self._means.get(request.client, 0.0)
+            self._means[request.client] = mean + NEWEST * (self._prepaid[request.id].produced - mean)
+        super().ended(request)
+
+    def forget(self, client: ClientId) -> None:
+        """See `Order`."""
+        self._means.pop(client, None)
+        super().forget(client)
+
+
+@dataclass(frozen=True, slots=True)
+class OracleParameters:
+    """VTC that takes the stated limit of output for its length."""
+
+    error: float = 0.0
+    """How wrong it is at most: the limit is multiplied by a number drawn from 1 - error to 1 + error."""
+
+    def __post_init__(self) -> None:
+        if self.error < 0:
+            raise ValueError("error must not be negative")
+
+
+class OracleVtc(ForeseeingVtc):
+    """Foresees the limit of output that a request states, which is its true length where that was asked for."""
+
+    def __init__(self, surroundings: Surroundings, worker: WorkerId) -> None:
+        self._error = surroundings.parameters.of(OracleParameters).error
+        self._random = surroundings.random
+        super().__init__(surroundings, worker, self._limit)
+
+    def _limit(self, request: Request) -> int:
+        limit = request.output_limit or 0
+        return round(limit * self._random.uniform(1 - self._error, 1 + self._error)) if self._error else limit

@@ -1,0 +1,1 @@
+"""Predictions of token counts and output lengths."""

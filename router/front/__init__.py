@@ -1,0 +1,1 @@
+"""The data path: from the bytes of a client to the bytes of a worker and back."""

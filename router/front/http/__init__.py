@@ -1,0 +1,1 @@
+"""HTTP connections of clients: limits, deadlines, reading and writing."""

@@ -1,0 +1,104 @@
+"""Until when a client has to send what it owes, and to read what it is sent."""
+
+import asyncio
+from collections.abc import Callable
+from enum import Enum, auto
+from functools import partial
+from typing import Final
+
+from router.front.http.connection_limits import FrontLimits
+from router.runtime.fair_timer import Alarm
+
+LINGER: Final = 5.0
+"""Seconds for which what comes is read and thrown away once its call is answered or refused, so that its sender gets to
+read that."""
+
+
+class Owed(Enum):
+    """What a client has still to send."""
+
+    HEAD = auto()
+    BODY = auto()
+    REST = auto()
+    """Of what is answered already: nothing more of it is of use."""
+
+
+READ_BYTES: Final = 48 * 1024
+"""A client that is waited for reads at least so much in its time."""
+
+
+class Deadlines:
+    """Those of one connection, at most one for what comes and one for what goes."""
+
+    def __init__(self, limits: FrontLimits, loop: asyncio.AbstractEventLoop) -> None:
+        self.content = 0
+        """Bytes of the body so far, of which enough have to come in each of its times."""
+        self._limits = limits
+        self._loop = loop
+        self._owed: Owed | None = None
+        self._content_before = 0
+        """When the body's time began."""
+        self._sending: Alarm | None = None
+        self._reading: Alarm | None = None
+
+    def expect(self, owed: Owed | None, late: Callable[[Owed], None]) -> None:
+        """Let it owe this from now on; if it did already, its time goes on. When that is over, `late` is called."""
+        if owed is self._owed:
+            return
+        self._owed = owed
+        if self._sending is not None:
+            self._sending.cancel()
+            self._sending = None
+        if owed is not None:
+            self._begin(owed, late)
+
+    def expect_reading(self, late: Callable[[], None], read: Callable[[], int]) -> None:
+        """It does not read what it is sent; `late` is called unless it does in time.
+
+        `read`: how many bytes it has read so far; every `READ_BYTES` of them give it as long again.
+        """
+        if self._reading is None:
+            expire = partial(self._expire_reading, late, read, read())
+            self._reading = Alarm(self._loop, self._limits.write_seconds, expire)
+
+    def reads(self) -> None:
+        """It does."""
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+
+    def _expire_reading(self, late: Callable[[], None], read: Callable[[], int], before: int) -> None:
+        self._reading = None
+        if read() - before >= READ_BYTES:
+            self.expect_reading(late, read)
+        else:
+            late()
+
+    def end(self) -> None:
+        """It is gone."""
+        self.reads()
+        if self._sending is not None:
+            self._sending.cancel()
+            self._sending = None
+
+    def _begin(self, owed: Owed, late: Callable[[Owed], None]) -> None:
+        self._content_before = self.content
+        self._sending = Alarm(self._loop, self._allowed(owed), partial(self._expire, owed, late))
+
+    def _allowed(self, owed: Owed) -> float:
+        """Seconds for what is owed."""
+        if owed is Owed.REST:
+            return LINGER
+        return self._limits.head_seconds if owed is Owed.HEAD else self._limits.body_seconds
+
+    def _expire(self, owed: Owed, late: Callable[[Owed], None]) -> None:
+        self._sending = None
+        if owed is Owed.BODY and self._in_time:
+            self._begin(owed, late)
+        else:
+            late(owed)
+
+    @property
+    def _in_time(self) -> bool:
+        """Whether the body comes no slower than it may."""
+        return self.content - self._content_before >= self._limits.body_seconds * self._limits.body_rate

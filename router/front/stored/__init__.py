@@ -1,0 +1,1 @@
+"""Responses that engines store or compute in the background."""

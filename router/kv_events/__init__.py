@@ -1,0 +1,1 @@
+"""The workers' KV events, and the tokens by which calls are matched to them."""

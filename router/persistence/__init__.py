@@ -1,0 +1,1 @@
+"""What the router writes to disk: its state and the decision log."""

@@ -1,0 +1,1 @@
+"""Composition roots: what each process of the router consists of."""

@@ -1,0 +1,376 @@
+"""The composition root: builds every part from the settings and joins them; the only file that knows all others."""
+
+import random
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
+from typing import Final, NamedTuple
+
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from router.api.registry import family_of
+from router.auth.admission import Admission
+from router.auth.identity import Book, Identifier
+from router.auth.key_watch import KeyWatch
+from router.channel.host import Conductor, Observer
+from router.config.settings import Settings
+from router.control.admin import Operations, is_open
+from router.control.app import Usage, control_plane
+from router.core.clients.ledger import LinearCost
+from router.core.clients.queue_limits import WaitingLimits
+from router.core.fleet.health import HealthRules, PatienceRules
+from router.core.fleet.window import FixedWindow, LearnedWindow, NoWindow, Window
+from router.core.model.prompt_key import PromptHasher
+from router.core.model.request import WorkerId
+from router.core.model.saved import Piece
+from router.core.policies.context import Parameters
+from router.core.policies.registry import POLICIES
+from router.core.scheduler import Scheduler
+from router.core.settings import SchedulerSettings
+from router.core.snapshot import restore, snapshot
+from router.front.byte_budget import ByteBudget
+from router.front.drain import Drain, refuse
+from router.front.gateway import Gateway, Isolation
+from router.front.http.connection_limits import Connections, FrontLimits
+from router.front.relay import JourneySettings
+from router.front.stored.background import BackgroundResponses
+from router.front.stored.calls import ResponseCalls
+from router.front.stored.owners import StoredResponse, StoredResponses
+from router.kv_events.setup import ExactMap, exact_map
+from router.persistence.journal import Journal, open_journal
+from router.persistence.state_file import Saved, StateFile, load, new_header, set_aside, usable
+from router.runtime.gc_tuning import Collector
+from router.telemetry.admission_metrics import AdmissionMetrics
+from router.telemetry.cache_alarm import CacheAlarm
+from router.telemetry.event_metrics import EventMetrics
+from router.telemetry.explain import Explanation, Explanations
+from router.telemetry.exposition import exposition
+from router.telemetry.history import FairnessHistory
+from router.telemetry.kept_files import KeptFiles
+from router.telemetry.loop_lag import LoopLag
+from router.telemetry.report import (
+    FairnessReport,
+    UsageReport,
+    WorkerReport,
+    fairness_report,
+    usage_report,
+    worker_reports,
+)
+from router.telemetry.request_metrics import ClientLabels, RequestMetrics
+from router.telemetry.response_metrics import ResponseMetrics
+from router.telemetry.state_metrics import StateCollector
+from router.upstream.directory import Fleet
+from router.upstream.discovery import Discovery, DnsSource, FileSource, Resolve, WorkerSource, read_workers, resolve
+from router.upstream.flag_check import Advice
+from router.upstream.flag_rules import Wanted
+from router.upstream.poller import Monitor
+from router.upstream.registry import Roster, backend_of
+from router.upstream.worker_drain import WorkerDrain
+
+
+def build(settings: Settings, resolve: Resolve = resolve) -> "Router":
+    """The whole router as one ASGI application. Raises ConfigError for what cannot be written or read.
+
+    `resolve` finds the addresses of workers that are known by a name.
+    """
+    now = time.monotonic()
+    secret, scheduler, restored, responses = begin(settings, now)
+    journal = _journal(settings, secret, now, restored)
+    patience = PatienceRules(settings.first_token_timeout, settings.token_timeout)
+    fleet = Fleet((), settings.connect_timeout, patience, settings.aliases())
+    registry, labels = CollectorRegistry(), ClientLabels()
+    explanations = Explanations(settings.policy)
+    observers: list[Observer] = [RequestMetrics(registry, labels), explanations, CacheAlarm(scheduler.mirror)]
+    if journal is not None:
+        observers.insert(0, journal)
+    conductor = Conductor(scheduler, observers, time.monotonic)
+    kv_events = exact_map(settings, fleet, conductor, secret)
+    workers = _workers(settings, fleet, conductor, resolve)
+    conductor.attach(workers.advice, workers.roster)
+    monitor = workers.monitor
+    drain, lag = Drain(settings.drain_timeout), LoopLag()
+    door = _door(settings, conductor)
+
+    async def report() -> FairnessReport:
+        return await fairness_report(settings.policy, scheduler, fleet, conductor.clock(), monitor.unread())
+
+    async def cards() -> Mapping[WorkerId, WorkerReport]:
+        return await worker_reports(scheduler, fleet, monitor.unread())
+
+    async def scrape() -> bytes:
+        state_metrics.report = await report()
+        return await exposition(registry)
+
+    def explain(request: str) -> Explanation:
+        return explanations.of(request, conductor.clock(), time.time())
+
+    stored, background = StoredResponses(settings.stored_responses), BackgroundResponses(conductor, fleet)
+    stored.restore(responses)
+    state_metrics, budget = StateCollector(labels), ByteBudget(settings.max_held_bytes)
+    connections = _connections(settings, budget)
+    event_metrics = EventMetrics(kv_events.report, kv_events.outcomes)
+    state = _state(settings, secret, conductor, stored)
+    files = KeptFiles({"state": state, "journal": journal})
+    for collector in (
+        state_metrics,
+        event_metrics,
+        lag,
+        AdmissionMetrics(door.admission.refusals),
+        connections,
+        budget,
+        files,
+        ResponseMetrics(stored, background),
+    ):
+        registry.register(collector)
+    operations = _operations(settings, fleet, workers, conductor, report)
+    parts = [
+        *(lag, Collector(lambda: drain.idle), journal, door.keys, state),
+        *(fleet, kv_events, workers.advice, workers.discovery, monitor, background, operations and operations.history),
+    ]
+    control = control_plane(
+        *(fleet, scrape, report, cards, door.usage, explain, drain, workers.drain.drained, operations),
+        partial(_running, [part for part in parts if part is not None], conductor),
+    )
+    calls = ResponseCalls(conductor, fleet, stored, background, allow_background=settings.background_responses)
+    gateway = _gateway(settings, conductor, fleet, door, budget, kv_events, calls, secret)
+    return Router(gateway, control, drain, connections)
+
+
+@asynccontextmanager
+async def _running(
+    parts: Sequence[AbstractAsyncContextManager[object]],
+    conductor: Conductor,
+    app: FastAPI,  # noqa: ARG001 - FastAPI's signature
+) -> AsyncIterator[None]:
+    """All parts at work, in the order in which they need each other."""
+    async with AsyncExitStack() as stack:
+        for part in parts:
+            await stack.enter_async_context(part)
+        yield
+    conductor.close()
+
+
+def _state(settings: Settings, secret: bytes, conductor: Conductor, stored: StoredResponses) -> StateFile | None:
+    if settings.state is None:
+        return None
+
+    def pieces() -> Iterator[Saved]:
+        yield from snapshot(conductor.scheduler, conductor.clock())
+        yield from stored.saved()
+
+    return StateFile(settings.state, pieces, partial(new_header, settings.policy, secret), settings.state_interval)
+
+
+def _operations(
+    settings: Settings,
+    fleet: Fleet,
+    workers: "Workers",
+    conductor: Conductor,
+    report: Callable[[], Awaitable[FairnessReport]],
+) -> Operations | None:
+    """What operators may do, where they may do anything."""
+    if not is_open(settings):
+        return None
+    return Operations(
+        *(fleet, workers.roster, workers.drain, workers.monitor.flush, FairnessHistory(report), settings),
+        *(conductor.feed, conductor.scheduler.weights),
+    )
+
+
+def _gateway(
+    settings: Settings,
+    conductor: Conductor,
+    fleet: Fleet,
+    door: "Door",
+    budget: ByteBudget,
+    kv_events: ExactMap,
+    responses: ResponseCalls,
+    secret: bytes,
+) -> Gateway:
+    return Gateway(
+        conductor,
+        fleet,
+        door.admission,
+        PromptHasher(secret),
+        budget,
+        settings.body_limit,
+        JourneySettings(settings.policy, settings.heartbeat, settings.response_headers, settings.continuation),
+        kv_events.keys,
+        responses,
+        None if settings.isolate == "none" else Isolation(settings.isolate == "group", secret),
+    )
+
+
+class Router:
+    """Sends the data path past FastAPI, whose middleware would stand between a stream and its client."""
+
+    def __init__(self, data: ASGIApp, control: ASGIApp, drain: Drain, connections: Connections) -> None:
+        self._data = data
+        self._control = control
+        self.drain = drain
+        self.connections = connections
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a call, or the lifespan."""
+        if family_of(scope.get("path", "")) is None:
+            await self._control(scope, receive, send)
+        elif self.drain.begun:
+            await refuse(scope, receive, send)
+        else:
+            with self.drain.call():
+                await self._data(scope, receive, send)
+
+
+def _journal(settings: Settings, secret: bytes, now: float, restored: list[Piece]) -> Journal | None:
+    if settings.journal is None:
+        return None
+    return open_journal(settings.journal, secret, now, settings.without_addresses(), restored)
+
+
+DEBTORS_OF_A_CLIENT: Final = 20
+"""Of clients whose debts alone are remembered in each queue, for each that is remembered."""
+
+
+def new_scheduler(settings: Settings) -> Scheduler:
+    """The scheduler, before anything has happened to it."""
+    core = SchedulerSettings(
+        cost=LinearCost(settings.extend_weight, settings.output_weight),
+        waiting=WaitingLimits(
+            settings.max_queued,
+            settings.queue_ttl,
+            settings.max_queued_bytes,
+            settings.max_queued_per_client or None,
+            settings.max_queued_bytes_per_client or None,
+        ),
+        window=_window(settings),
+        health=_health(settings),
+        prefix_limit=settings.prefix_limit,
+        match_minimum=settings.min_match_tokens,
+        client_limit=settings.client_limit,
+        debtor_limit=DEBTORS_OF_A_CLIENT * settings.client_limit,
+        kv_tokens=settings.kv_tokens_default,
+    )
+    parameters = Parameters(*settings.parameters().values())
+    return Scheduler(POLICIES[settings.policy], core, parameters, random.Random(settings.seed))
+
+
+def _connections(settings: Settings, budget: ByteBudget) -> Connections:
+    limits = FrontLimits(
+        head_bytes=settings.header_limit,
+        url_bytes=settings.url_limit,
+        head_seconds=settings.header_timeout,
+        body_seconds=settings.body_timeout,
+        write_seconds=settings.write_timeout,
+        idle_seconds=settings.keep_alive,
+        connections=settings.max_connections,
+        connections_per_address=settings.max_connections_per_address or None,
+        hosts=settings.host_names(),
+    )
+    return Connections(limits, budget)
+
+
+def _health(settings: Settings) -> HealthRules:
+    return HealthRules(
+        settings.breaker_failures,
+        settings.breaker_cooldown,
+        settings.tries,
+        settings.retry_budget,
+        settings.retry_floor,
+        settings.silence_timeout,
+    )
+
+
+def _window(settings: Settings) -> Window:
+    if settings.window == "off":
+        return NoWindow()
+    kind = LearnedWindow if settings.window == "learned" else FixedWindow
+    return kind(settings.max_inflight, settings.max_unstarted_tokens)
+
+
+class Workers(NamedTuple):
+    """Those who tell of workers that come and go."""
+
+    monitor: Monitor
+    drain: WorkerDrain
+    roster: Roster
+    discovery: Discovery
+    advice: Advice
+
+
+def _workers(settings: Settings, fleet: Fleet, conductor: Conductor, resolve: Resolve) -> Workers:
+    drain = WorkerDrain(conductor.feed)
+    monitor = Monitor(fleet, drain.feed, settings.poll_interval)
+    runs = conductor.scheduler.cluster.__contains__
+    roster = Roster(fleet, monitor, drain, runs, lambda worker: backend_of(worker, settings))
+    advice = Advice(fleet, Wanted(settings.min_match_tokens, settings.isolate != "none"))
+    return Workers(monitor, drain, roster, _discovery(settings, roster, resolve), advice)
+
+
+def _discovery(settings: Settings, roster: Roster, resolve: Resolve) -> Discovery:
+    """Names the workers of the settings to the roster, and finds the others. Raises ConfigError for a wrong file."""
+    roster.tell("the settings", settings.worker)
+    sources: list[WorkerSource] = [DnsSource(url, resolve) for url in settings.worker_dns]
+    if settings.workers_file is not None:
+        read_workers(settings.workers_file)  # raises at the start, where later it would only be told
+        sources.append(FileSource(settings.workers_file))
+    return Discovery(sources, roster.tell, settings.discovery_interval)
+
+
+class Door(NamedTuple):
+    """By which clients come in."""
+
+    admission: Admission
+    keys: KeyWatch
+    usage: Usage
+
+
+def _door(settings: Settings, conductor: Conductor) -> Door:
+    scheduler = conductor.scheduler
+    identifier = Identifier(settings.identity, settings.trusted_header, settings.trusted_proxy, clock=time.time)
+
+    def use(book: Book) -> None:
+        identifier.book = book
+
+    def usage(headers: Mapping[bytes, bytes], address: str | None) -> UsageReport:
+        who = identifier.identify(headers, None, address)
+        return usage_report(scheduler, who.client, who.weight, who.shared_group, who.group_weight)
+
+    admission = Admission(identifier, scheduler.weights.__contains__, conductor.clock)
+    return Door(admission, KeyWatch(settings.clients, use), usage)
+
+
+class Beginning(NamedTuple):
+    """What a run begins with."""
+
+    secret: bytes
+    """Of the prompt hashes."""
+    scheduler: Scheduler
+    restored: list[Piece]
+    """What the scheduler was given from before a restart."""
+    responses: Sequence[StoredResponse] = ()
+    """Those that were remembered then."""
+
+
+def begin(settings: Settings, now: float) -> Beginning:
+    """The scheduler at its start, with the state that was saved, if there is one that is of use.
+
+    Raises ConfigError where the state's directory cannot be used.
+    """
+    given = settings.hash_secret
+    secret = None if given is None else given.get_secret_value().encode()
+    scheduler = new_scheduler(settings)
+    found = None if settings.state is None else load(settings.state, settings.state_fresh, time.time())
+    if settings.state is None or found is None:
+        return Beginning(secret or secrets.token_bytes(32), scheduler, [])
+    saved = bytes.fromhex(found.header.hash_secret)
+    pieces = list(usable(found, settings.policy, saved if secret is None else secret))
+    try:
+        restore(scheduler, pieces, now)
+    except ValueError as error:
+        set_aside(settings.state, error)
+        return Beginning(secret or secrets.token_bytes(32), new_scheduler(settings), [])
+    return Beginning(secret or saved, scheduler, pieces, found.responses)

@@ -1,0 +1,61 @@
+"""When Python looks for cycles: in what is young often, in what is old only when nobody waits for the router.
+
+A look at everything takes as long as there is much, and the prefix tree is much; all streams stand still meanwhile.
+Requests are freed by their reference counts. What is left to find are connections that are no more, a few KB each.
+"""
+
+import asyncio
+import gc
+from collections.abc import Callable
+from typing import Final, Self
+
+from router.runtime.periodic import Background
+
+YOUNG: Final = 10_000
+"""Objects made, less those freed, after which the youngest are looked at: a millisecond's work."""
+MIDDLE: Final = 5
+"""Of such looks, after how many also what has survived these."""
+NEVER: Final = 1_000_000_000
+LOOK_SECONDS: Final = 1.0
+SELDOM_SECONDS: Final = 600.0
+"""Between two looks at everything, which wait for a moment in which no call is under way ..."""
+LATEST_SECONDS: Final = 3600.0
+"""... for so long at most. Then what has come since is looked at, which is less."""
+
+
+def spare_the_collector() -> None:
+    """Look often at what is young, and never of itself at what is there for good."""
+    gc.freeze()
+    gc.set_threshold(YOUNG, MIDDLE, NEVER)
+
+
+class Collector(Background):
+    """Looks at everything now and then, as long as it is entered."""
+
+    def __init__(
+        self, idle: Callable[[], bool], seldom: float = SELDOM_SECONDS, latest: float = LATEST_SECONDS
+    ) -> None:
+        """`idle`: whether no call is under way."""
+        super().__init__(min(LOOK_SECONDS, seldom))
+        self._idle = idle
+        self._seldom = seldom
+        self._latest = latest
+        self.looks = 0
+        """At everything, so far."""
+
+    async def __aenter__(self) -> Self:
+        """Begin."""
+        self._last = asyncio.get_running_loop().time()
+        return await super().__aenter__()
+
+    async def _turn(self) -> None:
+        loop = asyncio.get_running_loop()
+        age = loop.time() - self._last
+        if age < self._seldom or not (self._idle() or age >= self._latest):
+            return
+        if self._idle():
+            gc.unfreeze()
+        gc.collect()
+        gc.freeze()
+        self._last = loop.time()
+        self.looks += 1

@@ -1,0 +1,1 @@
+"""The workers as they are reached over HTTP: calls, polls, discovery, checks."""

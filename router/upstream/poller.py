@@ -1,0 +1,327 @@
+"""Watches the workers: health, models and load, polled and turned into events."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Self
+
+import httpx
+
+from router.core.model.events import (
+    CacheReport,
+    Event,
+    Evicted,
+    WorkerAnswered,
+    WorkerJoined,
+    WorkerLeft,
+    WorkerReported,
+    WorkReport,
+)
+from router.core.model.request import Worker, WorkerId
+from router.errors import WorkerBroke
+from router.upstream.dialects import (
+    COMPLETIONS_PATH,
+    MODELS_PATH,
+    About,
+    Dialect,
+    Load,
+    context_tokens,
+    outside_vocabulary,
+    read_about,
+    read_models,
+    read_parents,
+    read_vocabulary,
+    recognise,
+)
+from router.upstream.directory import Backend, Fleet
+from router.upstream.poll_client import ask, polling_client, reply_to
+
+log = logging.getLogger(__name__)
+
+PATIENCE = 3
+"""Polls in a row that a worker may leave unanswered; a refused connection needs no second."""
+COMPLAIN_EVERY = 60.0
+"""Seconds between two lines in the log about a worker's metrics."""
+UNTOLD = 4
+"""Looks at a worker's health, in a row, without a report of its load, from which on the look itself counts as a sign of
+life: its metrics are slow, or it tells none."""
+MODELS_EVERY = 20
+"""Polls between two readings of the list of models: adapters come and go, but seldom."""
+
+
+class Monitor:
+    """Polls every worker for as long as the context is entered, and tells of what changed by events."""
+
+    def __init__(self, fleet: Fleet, feed: Callable[[Event], None], interval: float) -> None:
+        """`interval`: seconds between two polls of a worker."""
+        self._feed = feed
+        self._probes = {backend.id: Probe(backend, feed) for backend in fleet.backends}
+        self._interval = interval
+        self._tasks: dict[WorkerId, tuple[asyncio.Task[None], ...]] = {}
+        """Of each worker, one that looks at its health and one that reads its load: slow metrics delay nothing."""
+        self._client: httpx.AsyncClient | None = None
+
+    async def __aenter__(self) -> Self:
+        """Poll each worker once, so that those that are up are known from the first call on; then keep polling."""
+        client = polling_client()
+        await asyncio.gather(*(probe.poll(client) for probe in self._probes.values()))
+        self._client = client
+        for worker, probe in self._probes.items():
+            self._tasks[worker] = self._begin(client, probe, self._interval)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Stop polling."""
+        client, self._client = self._client, None
+        tasks = [task for both in self._tasks.values() for task in both]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if client is not None:
+            await client.aclose()
+
+    def add(self, backend: Backend) -> None:
+        """Poll one more worker, the first time at once if polling has begun."""
+        probe = self._probes[backend.id] = Probe(backend, self._feed)
+        if self._client is not None:
+            self._tasks[backend.id] = self._begin(self._client, probe, 0.0)
+
+    def remove(self, worker: WorkerId) -> None:
+        """Poll a worker no more, and tell nothing more of it."""
+        del self._probes[worker]
+        for task in self._tasks.pop(worker, ()):
+            task.cancel()
+
+    def unread(self) -> Mapping[WorkerId, int]:
+        """How many answers about load and cache could not be used, by worker."""
+        return {probe.worker: probe.unread for probe in self._probes.values()}
+
+    async def flush(self, worker: WorkerId) -> None:
+        """Have a worker empty its prefix cache, and believe it empty then.
+
+        Raises WorkerBroke where it did not, or cannot.
+        """
+        if self._client is None:
+            raise WorkerBroke(f"Worker {worker} is not polled.")
+        await self._probes[worker].flush(self._client)
+
+    def _begin(self, client: httpx.AsyncClient, probe: "Probe", pause: float) -> tuple[asyncio.Task[None], ...]:
+        acts = (probe.look, probe.measure)
+        return tuple(asyncio.create_task(self._keep(act, client, pause)) for act in acts)
+
+    async def _keep(self, act: "Act", client: httpx.AsyncClient, pause: float) -> None:
+        """`pause`: seconds before the first time."""
+        while True:
+            await asyncio.sleep(pause)
+            pause = self._interval
+            try:
+                await act(client)
+            except Exception:  # or the worker would keep for ever the health that it had
+                log.exception("a poll failed inside the router")
+
+
+Act = Callable[[httpx.AsyncClient], Awaitable[None]]
+"""One poll."""
+
+
+class Probe:
+    """What is known of one worker from the polls so far."""
+
+    def __init__(self, backend: Backend, feed: Callable[[Event], None]) -> None:
+        self._backend = backend
+        self._feed = feed
+        self._dialect: Dialect | None = None
+        self._load_path: str | None = None
+        self._cache_path: str | None = None
+        self._polls = 0
+        self._unanswered = 0
+        self._tells = True
+        """Whether its load could be read the last time, so that to read it is to hear of it."""
+        self._untold = 0
+        """Looks since then."""
+        self._there = asyncio.Event()
+        """Set while it answers, so that its load is asked for."""
+        self.unread = 0
+        """Answers about load and cache that could not be used."""
+        self._complained = -COMPLAIN_EVERY
+
+    @property
+    def worker(self) -> WorkerId:
+        return self._backend.id
+
+    async def poll(self, client: httpx.AsyncClient) -> None:
+        """Ask for all once; tell what changed."""
+        await self.look(client)
+        if self._there.is_set():
+            await self.measure(client)
+
+    async def look(self, client: httpx.AsyncClient) -> None:
+        """Ask for its health and its models; tell what changed."""
+        models = None
+        try:
+            if not self._backend.healthy or self._polls % MODELS_EVERY == 0:
+                models = await self._read_models(client)
+            await self._read_health(client, listed=models is not None)
+        except httpx.ConnectError:
+            self._missed(PATIENCE, "it takes no connection")
+        except (httpx.HTTPError, WorkerBroke) as error:
+            self._missed(1, str(error) or type(error).__name__)
+        else:
+            self._polls += 1
+            self._unanswered = 0
+            if models is not None:
+                await self._serves(client, models)
+            self._there.set()
+            self._untold += 1
+            if not self._tells or self._untold >= UNTOLD:
+                self._feed(WorkerAnswered(self._backend.id))
+
+    async def measure(self, client: httpx.AsyncClient) -> None:
+        """Ask for its load once it is there, and tell it."""
+        await self._there.wait()
+        self._tells = await self._read_load(client)
+
+    async def _read_models(self, client: httpx.AsyncClient) -> frozenset[str]:
+        body = await self._get(client, MODELS_PATH)
+        dialect = recognise(body)
+        self._dialect = dialect
+        # What was not there the last time may be by now: a proxy before it has started, or it is another version.
+        self._load_path = next(iter(dialect.load_readers), None)
+        self._cache_path = dialect.cache_path
+        self._backend.context_tokens = context_tokens(body)
+        self._backend.parents = read_parents(body)
+        return read_models(body)
+
+    async def _serves(self, client: httpx.AsyncClient, models: frozenset[str]) -> None:
+        """A worker joins by its list of models once it is healthy; a new list is told like a new worker."""
+        if models != self._backend.models or not self._backend.healthy:
+            about = await self._read_about(client)
+            vocabulary = await self._read_vocabulary(client, models, about)
+            # Nothing is awaited from here on: a worker that is seen to be healthy is one that is sent calls.
+            if not self._backend.healthy:
+                log.info("worker %s is up and serves %s", self._backend.id, ", ".join(sorted(models)))
+            self._backend.models, self._backend.healthy = models, True
+            engine = "" if self._dialect is None else self._dialect.name
+            self._backend.fields.identify(engine, about.version)
+            self._backend.embeds = about.embeds
+            self._backend.vocabulary = vocabulary
+            self._feed(
+                WorkerJoined(
+                    Worker(
+                        self._backend.id,
+                        models,
+                        reorders=about.reorders,
+                        engine=engine,
+                        batch_tokens=about.batch_tokens,
+                        caches=about.caches,
+                    )
+                )
+            )
+
+    async def _read_about(self, client: httpx.AsyncClient) -> About:
+        if self._dialect is None or self._dialect.about_path is None:
+            return About()
+        try:
+            return read_about(await self._get(client, self._dialect.about_path))
+        except (httpx.HTTPError, WorkerBroke) as error:
+            log.debug("%s: %s", self._backend.id, error)
+            return About()
+
+    async def _read_vocabulary(self, client: httpx.AsyncClient, models: frozenset[str], about: About) -> int | None:
+        """An SGLang tells it nowhere but in the refusal of a call, which computes nothing."""
+        if self._dialect is None or not self._dialect.tells_vocabulary or about.embeds or not models:
+            return None
+        headers = {"content-type": "application/json", **self._backend.authorization}
+        post = outside_vocabulary(min(models - self._backend.parents.keys(), default=min(models)))
+        try:
+            reply = await reply_to(client, self._backend.url + COMPLETIONS_PATH, headers, post=post)
+        except (httpx.HTTPError, WorkerBroke) as error:
+            log.debug("%s: %s", self._backend.id, error)
+            return None
+        return read_vocabulary(reply.body) if reply.response.status_code == httpx.codes.BAD_REQUEST else None
+
+    async def _read_health(self, client: httpx.AsyncClient, *, listed: bool) -> None:
+        """`listed`: whether it has just told its models."""
+        if self._dialect is not None and not (listed and self._dialect.health_path == MODELS_PATH):
+            await self._get(client, self._dialect.health_path)
+
+    async def _read_load(self, client: httpx.AsyncClient) -> bool:
+        """Whether it could be read. Whether it is alive is another question: an engine may keep no metrics."""
+        dialect, path = self._dialect, self._load_path
+        if dialect is None or path is None:
+            return False
+        try:
+            body = await self._get(client, path)
+            load = dialect.load_readers[path](body)
+            page = body if path == self._cache_path else None
+            self._tell(load, *await self._read_cache(client, dialect, page))
+            return True
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code == httpx.codes.NOT_FOUND:
+                paths = [*dialect.load_readers, None]
+                self._load_path = paths[paths.index(path) + 1]
+            else:
+                self._complain(error)
+        except (httpx.HTTPError, WorkerBroke) as error:
+            self._complain(error)
+        return False
+
+    async def _read_cache(
+        self, client: httpx.AsyncClient, dialect: Dialect, page: bytes | None
+    ) -> tuple[CacheReport | None, WorkReport | None]:
+        """What it tells about its cache and its work, on the page with its load or on another; None where nothing."""
+        if self._cache_path is None:
+            return None, None
+        try:
+            told = await self._get(client, self._cache_path) if page is None else page
+            return dialect.read_cache(told), dialect.read_work(told)
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code == httpx.codes.NOT_FOUND:
+                self._cache_path = None
+            else:
+                self._complain(error)
+        except (httpx.HTTPError, WorkerBroke) as error:
+            self._complain(error)
+        return None, None
+
+    def _tell(self, load: Load, cache: CacheReport | None, work: WorkReport | None) -> None:
+        self._untold = 0
+        self._feed(
+            WorkerReported(self._backend.id, load.running, load.waiting, load.kv_tokens, cache, load.places, work)
+        )
+
+    def _complain(self, error: Exception) -> None:
+        """Its metrics are of no use this time; it is served on."""
+        self.unread += 1
+        if time.monotonic() >= self._complained + COMPLAIN_EVERY:
+            self._complained = time.monotonic()
+            reason = str(error) or type(error).__name__
+            log.warning("worker %s: metrics ignored, %d times so far: %s", self._backend.id, self.unread, reason)
+
+    async def flush(self, client: httpx.AsyncClient) -> None:
+        """See `Monitor.flush`."""
+        path = None if self._dialect is None else self._dialect.flush_path
+        if path is None:
+            raise WorkerBroke(f"Worker {self._backend.id} cannot empty its cache.")
+        try:
+            response = await client.post(self._backend.url + path, headers=self._backend.authorization)
+        except httpx.HTTPError as error:
+            raise WorkerBroke(f"Worker {self._backend.id} did not answer: {error}") from error
+        if response.is_error or b'"success":false' in response.content.replace(b" ", b""):
+            said = f"POST {path} was answered with {response.status_code}"
+            raise WorkerBroke(f"Worker {self._backend.id} did not empty its cache: {said}.")
+        self._feed(Evicted(self._backend.id))
+
+    async def _get(self, client: httpx.AsyncClient, path: str) -> bytes:
+        return await ask(client, self._backend.url + path, self._backend.authorization)
+
+    def _missed(self, polls: int, why: str) -> None:
+        if not self._polls and not self._unanswered:
+            log.warning("worker %s is not there yet: %s", self._backend.id, why)
+        self._unanswered += polls
+        self._there.clear()
+        if self._backend.healthy and self._unanswered >= PATIENCE:
+            log.warning("worker %s is gone; its queue is placed anew: %s", self._backend.id, why)
+            self._backend.healthy = False
+            self._feed(WorkerLeft(self._backend.id))

@@ -1,0 +1,144 @@
+"""Which workers there are: those listed, those found by name or file, and those that an operator added, at run time.
+
+A worker is there as long as any source names its URL. One that no source names any more, or that the operator removed,
+leaves: it is sent nothing more, what waits for it goes elsewhere, what runs there ends; then it is forgotten. Named
+again before that, it stays. What the operator removed stays away until its source has dropped it, or it is added again.
+"""
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import ClassVar, Final
+
+from router.config.settings import Settings, WorkerAddress
+from router.core.model.commands import Command
+from router.core.model.events import Cancelled, Event, Failed, Finished, Returned, WorkerLeft
+from router.core.model.request import WorkerId
+from router.errors import UnknownWorker, WorkerExists
+from router.upstream.directory import Backend, Fleet
+from router.upstream.kv_endpoints import Source
+from router.upstream.poller import Monitor
+from router.upstream.worker_drain import WorkerDrain
+
+log = logging.getLogger(__name__)
+
+OPERATOR: Final = "the operator"
+
+
+def backend_of(worker: WorkerAddress, settings: Settings) -> Backend:
+    """A worker as it is reached."""
+    key = worker.api_key or settings.worker_api_key
+    sources: tuple[Source, ...] = ()
+    if worker.kv_events is not None:
+        sources = (Source(worker.kv_events, worker.kv_replay, worker.kv_topic.encode()),)
+    return Backend(WorkerId(worker.id), worker.url, key.get_secret_value() if key else None, sources=sources)
+
+
+class Roster:
+    """Adds workers to all who must know them, and takes them out again; the only one who does."""
+
+    hears: ClassVar[Collection[type[Event]]] = (Finished, Failed, Returned, Cancelled, WorkerLeft)
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        monitor: Monitor,
+        drain: WorkerDrain,
+        runs: Callable[[WorkerId], bool],
+        backend: Callable[[WorkerAddress], Backend],
+    ) -> None:
+        """`runs`: whether a worker may be sent requests or has some under way; `backend`: one as it is reached."""
+        self._fleet = fleet
+        self._monitor = monitor
+        self._drain = drain
+        self._runs = runs
+        self._backend = backend
+        self._named: dict[str, dict[str, WorkerAddress]] = {OPERATOR: {}}
+        """By source and URL."""
+        self._dismissed: set[str] = set()
+        """URLs that the operator removed and a source still names."""
+        self._known: dict[str, WorkerAddress] = {}
+        """By URL, those that are there or leaving."""
+        self._leaving: dict[WorkerId, bool] = {}
+        """With whether the operator had taken them out before."""
+
+    def tell(self, source: str, workers: Iterable[WorkerAddress]) -> None:
+        """All that a source names now; replaces what it named before."""
+        named = {worker.url: worker for worker in workers}
+        if named != self._named.get(source):
+            self._named[source] = named
+            self._follow()
+
+    def add(self, worker: WorkerAddress) -> None:
+        """The operator names one more. Raises WorkerExists where its URL or id is there."""
+        known = self._known.get(worker.url)
+        if known is not None and WorkerId(known.id) not in self._leaving:
+            raise WorkerExists(known.id)
+        if any(other.id == worker.id and other.url != worker.url for other in self._known.values()):
+            raise WorkerExists(worker.id)
+        self._dismissed.discard(worker.url)
+        self._named[OPERATOR][worker.url] = worker
+        self._follow()
+
+    def remove(self, worker: str) -> None:
+        """The operator wants one gone, whoever names it. Raises UnknownWorker."""
+        address = next((known for known in self._known.values() if known.id == worker), None)
+        if address is None:
+            raise UnknownWorker(worker)
+        self._named[OPERATOR].pop(address.url, None)
+        self._dismissed.add(address.url)
+        self._follow()
+
+    def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:  # noqa: ARG002 - see `Observer`
+        """Something may have ended at a worker that leaves."""
+        if self._leaving:
+            self._let_go()
+
+    def _follow(self) -> None:
+        """Have there be what is named. By the events of a worker's leaving this may be called within itself."""
+        named: dict[str, WorkerAddress] = {}
+        for workers in self._named.values():
+            named = workers | named  # who named it first counts
+        self._dismissed &= named.keys()
+        named = {url: worker for url, worker in named.items() if url not in self._dismissed}
+        for url, known in list(self._known.items()):
+            if url in self._known:
+                self._keep(known) if named.get(url) == known else self._leave(known)
+        for url, worker in named.items():
+            if url not in self._known:
+                self._join(worker)
+
+    def _join(self, worker: WorkerAddress) -> None:
+        backend = self._backend(worker)
+        if any(other.id == backend.id for other in self._fleet.backends):
+            log.warning("worker %s at %s is left out: another one has this id", worker.id, worker.url)
+            return
+        self._known[worker.url] = worker
+        self._fleet.add(backend)
+        self._monitor.add(backend)
+        log.info("worker %s at %s is one of the fleet", worker.id, worker.url)
+
+    def _keep(self, worker: WorkerAddress) -> None:
+        """It is to be there; if it was leaving, it comes back as it was."""
+        was_out = self._leaving.pop(WorkerId(worker.id), None)
+        if was_out is False:
+            self._drain.resume(WorkerId(worker.id))
+
+    def _leave(self, worker: WorkerAddress) -> None:
+        id_ = WorkerId(worker.id)
+        if id_ not in self._leaving:
+            log.info("worker %s is drained, and then no more of the fleet", worker.id)
+            self._leaving[id_] = id_ in self._drain.drained
+            self._drain.drain(id_)
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Forget those that leave and have nothing under way any more."""
+        gone = [worker for worker in self._leaving if not self._runs(worker)]
+        for worker in gone:
+            del self._leaving[worker]
+            self._known.pop(self._fleet[worker].url)
+            self._monitor.remove(worker)
+            self._fleet.remove(worker)
+            self._drain.forget(worker)
+        if gone:
+            self._follow()  # it may be named with another key or id by now

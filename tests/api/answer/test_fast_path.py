@@ -1,0 +1,167 @@
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from router.api.answer.fast_path import CommonChunks, Run
+from router.api.answer.stream_reader import StreamReader
+from router.api.answer.token_record import Record
+from router.api.endpoints.chat import parse_chat
+from router.core.model.prompt_key import PromptHasher
+
+USAGE = {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12, "completion_tokens_details": None}
+NULLS = st.dictionaries(st.sampled_from(["reasoning_content", "stop_reason", "token_ids", "matched_stop"]), st.none())
+TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters='"'))
+MARKS = st.sampled_from([(",", ":"), (", ", ": ")])
+
+
+def dump(chunk: Any, marks: tuple[str, str] = (",", ":")) -> bytes:
+    return json.dumps(chunk, separators=marks, ensure_ascii=False).encode()
+
+
+def take_apart(data: bytes) -> tuple[bytes, str, Any, bytes | None] | None:
+    """A chunk's JSON without its usage, its text, its usage and the reason of its end; None where it is not common."""
+    (part,) = CommonChunks().take_apart([data])
+    if not isinstance(part, Run):
+        return None
+    return part.seen[6:-2], json.loads(b'"%b"' % part.text), json.loads(part.usage), part.finish_reason
+
+
+def joined(parts: Sequence[Run | bytes]) -> tuple[bytes, bytes, bytes, set[bytes | None], list[int] | None]:
+    """What goes to the client, other chunks as they came; what was said; the last usage; the reasons; the ids."""
+    runs = [part for part in parts if isinstance(part, Run)]
+    seen = [part.seen if isinstance(part, Run) else b"data: %b\n\n" % part for part in parts]
+    reasons = {run.finish_reason for run in runs}
+    said = b"".join([run.text for run in runs])
+    return b"".join(seen), said, runs[-1].usage if runs else b"", reasons, ids_of(runs)
+
+
+def ids_of(runs: Sequence[Run]) -> list[int] | None:
+    """What a record of these runs tells as the tokens of the answer, behind the one of a prompt."""
+    record = Record()
+    record.prompt([0])
+    for run in runs:
+        record.add(run.ids, run.silent_ids)
+    return None if record.ids is None else record.ids[1]
+
+
+@given(TEXTS, NULLS, NULLS, st.sampled_from([None, "stop"]), MARKS)
+def test_the_chunks_of_both_engines_are_common(
+    text: str, before: dict[str, None], after: dict[str, None], finish: str | None, marks: tuple[str, str]
+) -> None:
+    """Text with nothing but nulls and a finish reason around it is taken apart."""
+    choice = {"index": 0, "delta": {**before, "content": text}, "logprobs": None, "finish_reason": finish, **after}
+    chunk = {"id": "chatcmpl-1", "created": 1, "choices": [choice]}
+    parts = take_apart(dump({**chunk, "usage": USAGE}, marks))
+    assert parts == (dump(chunk, marks), text, USAGE, None if finish is None else finish.encode())
+
+
+CHOICES: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
+    {"index": st.integers(0, 1), "delta": st.one_of(st.none(), st.dictionaries(st.just("content"), TEXTS))},
+    optional={"finish_reason": st.sampled_from([None, "length"]), "choices": st.just([])},
+)
+CHUNKS: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
+    {"choices": st.lists(CHOICES, max_size=2)},
+    optional={"usage": st.sampled_from([None, {}, USAGE, {"a": {"b": {}}}]), "error": st.just({"message": "x"})},
+)
+
+
+@given(st.recursive(CHUNKS, lambda inner: st.dictionaries(st.sampled_from(["meta", "id", "usage"]), inner)), MARKS)
+@example({"meta": {"choices": [{"index": 0, "delta": {"content": "x"}}], "usage": {}}}, (",", ":"))
+def test_what_is_taken_apart_was_common(chunk: dict[str, Any], marks: tuple[str, str]) -> None:
+    """Of whatever else may come, nothing is mistaken: the parts are those that a parser finds."""
+    parts = take_apart(dump(chunk, marks))
+    if parts is not None:
+        without = {name: value for name, value in chunk.items() if name != "usage"}
+        choice: dict[str, Any] = {"index": 0, "delta": {"content": parts[1]}}
+        if parts[3] is not None:
+            choice["finish_reason"] = parts[3].decode()
+        assert (json.loads(parts[0]), parts[2]) == (without, chunk["usage"])
+        assert [{name: value for name, value in c.items() if value is not None} for c in chunk["choices"]] == [choice]
+
+
+@given(st.sampled_from(['"', 'a"b', '\\"}}],"usage":{', '"},"finish_reason":null}],"usage":{}}']))
+def test_text_with_quotes_is_left_to_the_parser(text: str) -> None:
+    """Where the text ends cannot be told from its first quote."""
+    assert take_apart(dump({"choices": [{"index": 0, "delta": {"content": text}}], "usage": USAGE})) is None
+
+
+@given(st.lists(st.tuples(TEXTS, st.lists(st.integers(0, 200_000), max_size=3)), min_size=1), MARKS)
+def test_ids_are_noted_and_not_shown(said: list[tuple[str, list[int]]], marks: tuple[str, str]) -> None:
+    """The client sees null, as if nobody had asked; the record has the ids of all that has text, and none behind it."""
+    chunks = [{"choices": [{"index": 0, "delta": {"content": text}, "token_ids": ids}]} for text, ids in said]
+    parts = list(CommonChunks().take_apart([dump({**chunk, "usage": USAGE}, marks) for chunk in chunks]))
+    shown = [{"choices": [{"index": 0, "delta": {"content": text}, "token_ids": None}]} for text, _ in said]
+    last = max((index for index, (text, _) in enumerate(said) if text), default=-1)
+    seen, _, _, _, ids = joined(parts)
+    assert seen == b"".join([b"data: %b\n\n" % dump(chunk, marks) for chunk in shown])
+    assert ids == [each for _, told in said[: last + 1] for each in told]
+
+
+ENGINES = st.builds(
+    lambda text, finish, usage, ids: {
+        "choices": [{"index": 0, "delta": {"content": text}, **finish, **ids}],
+        "usage": usage,
+    },
+    st.one_of(TEXTS, st.sampled_from(["", "", "}", '"}],"usage":{', "\\"])),
+    st.sampled_from([{}, {}, {"finish_reason": None}, {"finish_reason": "stop"}]),
+    st.sampled_from([USAGE, USAGE, {"details": {"cached_tokens": 3}}, {"details": {"a": {}}}, {"}": "}}"}, None]),
+    st.sampled_from([{}, {"token_ids": None}, {"token_ids": [5]}, {"token_ids": [6, 7]}, {"token_ids": []}]),
+)
+
+
+@given(st.lists(st.one_of(ENGINES, ENGINES, CHUNKS), max_size=8), MARKS, st.integers(0, 8))
+def test_chunks_in_a_row_are_taken_apart_as_each_alone(
+    chunks: list[dict[str, Any]], marks: tuple[str, str], cut: int
+) -> None:
+    """What came before a chunk, with it or earlier, does not change what is found in it, nor the order."""
+    sent = [dump(chunk, marks) for chunk in chunks]
+    alone = [part for each in sent for part in CommonChunks().take_apart([each])]
+    stream = CommonChunks()
+    together = [*stream.take_apart(sent[:cut]), *stream.take_apart(sent[cut:])]
+    assert joined(together) == joined(alone)
+
+
+SAYS = st.one_of(
+    st.builds(lambda text: {"content": text}, st.sampled_from(["", "", "a", "b"])),
+    st.sampled_from([{"reasoning": "hm"}, {"reasoning_content": "hm"}, {"content": "a", "reasoning": "hm"}, {}]),
+)
+STREAMS = st.lists(
+    st.tuples(
+        SAYS,
+        st.sampled_from([{}, {"token_ids": None}, {"token_ids": [5]}, {"token_ids": [6, 7]}]),
+        st.sampled_from([{}, {}, {"finish_reason": "stop"}]),
+        st.sampled_from([{"usage": USAGE}, {"usage": USAGE}, {"usage": None}]),
+        st.sampled_from([{}, {}, {"sglext": {"x": 1}}]),
+    ),
+    max_size=6,
+)
+BODY = b'{"model": "m", "messages": [{"role": "user", "content": "Hi"}], "stream": true}'
+FIRST: tuple[dict[str, Any], ...] = ({"role": "assistant"}, {}, {}, {"usage": None}, {"prompt_token_ids": [1]})
+
+
+@given(STREAMS)
+def test_a_stream_says_the_same_where_no_chunk_is_common(stream: list[tuple[dict[str, Any], ...]]) -> None:
+    """Usage counts and goes, all else stays, and the same rest is asked for if the worker dies: whoever reads it."""
+    read = []
+    for common in (True, False):
+        reader = StreamReader(parse_chat(BODY, PromptHasher(b"secret"), ids=True))
+        shown = []
+        for delta, ids, finish, usage, more in [FIRST, *stream]:
+            said = {"id": "c", "choices": [{"index": 0, "delta": delta, **ids, **finish}]}
+            chunk = said | usage | more if common else usage | said | more  # usage is last in what is common
+            shown.append(json.loads(reader.feed(b"data: %b\n\n" % dump(chunk)).removeprefix(b"data: ")))
+        going_on = (reader.continuable, reader.ids, reader.text)
+        read.append((shown, reader.usage, reader.answers(), going_on))
+    assert read[0] == read[1]
+
+
+def test_chunks_of_one_form_are_one_run() -> None:
+    """They leave together, and another between them keeps its place."""
+    sent = [dump({"choices": [{"index": 0, "delta": {"content": text}}], "usage": USAGE}) for text in "abc"]
+    run, other, last = CommonChunks().take_apart([*sent[:2], b"[DONE]", sent[2]])
+    assert isinstance(run, Run)
+    assert isinstance(last, Run)
+    assert (run.text, other, last.text) == (b"ab", b"[DONE]", b"c")

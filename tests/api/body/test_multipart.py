@@ -1,0 +1,90 @@
+"""Forms: which fields they have, and how one is changed."""
+
+import pytest
+
+from router.api.body.multipart import form_fields, is_form, replace_field
+
+TYPE = 'multipart/form-data; boundary="b o"'
+FORM = (
+    b'--b o\r\nContent-Disposition: form-data; name="model"\r\n\r\nwhisper\r\n'
+    b'--b o\r\ncontent-disposition: form-data; name="file"; filename="model"\r\nContent-Type: audio/wav\r\n\r\n'
+    b"RIFF\r\n\r\n\x00\xff\r\n"
+    b"--b o\r\nContent-Disposition: form-data; name=stream\r\n\r\ntrue\r\n--b o--\r\n"
+)
+
+
+def test_fields_are_read_and_files_are_not() -> None:
+    """The names and values of short fields, with and without quotes."""
+    assert is_form(TYPE)
+    assert form_fields(FORM, TYPE) == {"model": "whisper", "stream": "true"}
+
+
+def test_a_field_is_replaced_and_nothing_else() -> None:
+    """A file that calls itself like the field stays as it is, whatever it holds."""
+    assert replace_field(FORM, TYPE, "model", "other") == FORM.replace(b"whisper", b"other")
+    assert replace_field(FORM, TYPE, "file", "other") == FORM
+
+
+def test_a_field_is_replaced_wherever_it_is() -> None:
+    """Engines differ in which one counts."""
+    field = b'--x\r\ncontent-disposition: form-data; name="model"\r\n\r\n%b\r\n'
+    form = field % b"a" + field.replace(b"model", b"user") % b"a" + field % b"" + b"--x--\r\n"
+    told = field % b"new" + field.replace(b"model", b"user") % b"a" + field % b"new" + b"--x--\r\n"
+    assert replace_field(form, "multipart/form-data; boundary=x", "model", "new") == told
+
+
+def test_what_is_no_form_has_no_fields() -> None:
+    """No boundary, a boundary that is not there, a part without an end: nothing, and no error."""
+    assert not is_form("application/json")
+    for body, kind in ((FORM, "multipart/form-data"), (FORM, "multipart/form-data; boundary=x"), (FORM[:60], TYPE)):
+        assert form_fields(body, kind) == {}
+
+
+def test_a_long_field_is_no_name() -> None:
+    """What is longer than a name or flag can be is passed over."""
+    assert form_fields(FORM.replace(b"whisper", b"w" * 5000), TYPE) == {"stream": "true"}
+
+
+def form(*heads: bytes, boundary: bytes = b"x") -> bytes:
+    """A form of parts with these headers and the value `secret`."""
+    parts = b"".join([b"--%b\r\n%b\r\n\r\nsecret\r\n" % (boundary, head) for head in heads])
+    return b"%b--%b--\r\n" % (parts, boundary)
+
+
+NAMED = b'content-disposition: form-data; name="model"'
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        NAMED + b'; x="filename"',
+        b'content-type: text/plain; name="other"\r\n' + NAMED,
+        NAMED + b"\r\nx-filename: a",
+        b'Content-Disposition:form-data;x="; name=other";name=model',
+        b'content-disposition: form-data; name="other"\r\n' + NAMED,
+        b'content-disposition: form-data; name="mod\\el"'.replace(b"\\", b""),
+    ],
+)
+def test_a_name_hides_from_nobody(head: bytes) -> None:
+    """A field is read as the engines read it: else a model got past that its key may not call."""
+    assert form_fields(form(head), "multipart/form-data; boundary=x") == {"model": "secret"}
+    replaced = replace_field(form(head), "multipart/form-data; boundary=x", "model", "m")
+    assert replaced == form(head).replace(b"secret", b"m")
+
+
+def test_what_only_looks_like_a_boundary_ends_no_field() -> None:
+    """A longer one, one in the middle of a line, or a part of one."""
+    for value in (b"a\r\n--boundar", b"--boundary-x", b"a\r\n--boundarx\r\nb", b"\r\n", b"\r\n--\r\n"):
+        body = b"--boundary\r\n" + NAMED + b"\r\n\r\n" + value + b"\r\n--boundary--\r\n"
+        kind = "multipart/form-data; boundary=boundary"
+        assert form_fields(body, kind) == {"model": value.decode()}
+        assert replace_field(body, kind, "model", "m") == body.replace(
+            value + b"\r\n--boundary--", b"m\r\n--boundary--"
+        )
+
+
+def test_more_parts_than_the_engines_take_are_not_read() -> None:
+    """They refuse such a form; what is read of it must not grow with it."""
+    kind = "multipart/form-data; boundary=x"
+    many = form(*[NAMED.replace(b"model", b"f%d" % number) for number in range(1200)])
+    assert len(form_fields(many, kind)) == 1000

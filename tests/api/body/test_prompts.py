@@ -1,0 +1,61 @@
+"""Many prompts in one call: how many may be, and that none is hashed with more than its own text."""
+
+from typing import Any
+
+import orjson
+import pytest
+
+from router.api.body.call import Call, Head
+from router.api.body.prompts import HEADS_LIMIT, MOST
+from router.api.endpoints.scoring import KEYED, KEYED_BYTES
+from router.api.registry import FAMILIES
+from router.core.model.prompt_key import PromptHasher
+from router.errors import BadRequest
+
+COMPLETIONS, EMBEDDINGS, SCORE = "/v1/completions", "/v1/embeddings", "/v1/score"
+HASHER = PromptHasher(b"secret")
+LONG = "x" * 100_000
+TEXT = "sea " * 100
+
+
+def parse(path: str, **fields: Any) -> Call:
+    return FAMILIES[path].parse(Head(path), orjson.dumps({"model": "m", **fields}), HASHER)
+
+
+def hashed(call: Call) -> int:
+    """Bytes that its prompts have together."""
+    return sum(prompt.key.size for prompt in call.prompts if prompt.key.hashes)
+
+
+def test_more_prompts_than_can_be_looked_for_are_refused_and_more_texts_are_taken_for_new() -> None:
+    """A completion has an answer for each, so its engine could not be asked for fewer."""
+    assert len(parse(COMPLETIONS, prompt=["a"] * MOST).prompts) == MOST
+    with pytest.raises(BadRequest, match="more than 1024 items") as caught:
+        parse(COMPLETIONS, prompt=["a"] * (MOST + 1))
+    assert (caught.value.param, caught.value.code) == ("prompt", "invalid_value")
+    assert len(parse(EMBEDDINGS, input=["a"] * MOST).prompts) == MOST
+    (prompt,) = parse(EMBEDDINGS, input=["a"] * (MOST + 1)).prompts
+    assert (prompt.key.hashes, prompt.key.tokens) == (b"", (4 * (MOST + 1) + 22) // 4)
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "before"), [(COMPLETIONS, "prompt", "suffix"), (EMBEDDINGS, "input", "tools")]
+)
+def test_what_stands_before_many_prompts_is_hashed_once(path: str, name: str, before: str) -> None:
+    """However long it is; it still tells apart those that differ in it, and no others."""
+    fields: dict[str, Any] = {name: [TEXT] * 256}
+    one, same, other = (parse(path, **fields, **{before: LONG + end}) for end in ("a", "a", "b"))
+    assert hashed(one) < HEADS_LIMIT < len(LONG) * 256
+    assert one.prompts[0].key == one.prompts[-1].key == same.prompts[0].key
+    assert one.prompts[0].key.hashes[:8] != other.prompts[0].key.hashes[:8]
+    assert parse(path, **{name: TEXT, before: LONG}).prompts[0].key.size > len(LONG)
+
+
+def test_a_long_query_beside_many_texts_is_taken_for_new() -> None:
+    """As too many pairs are; a shorter one is hashed with each."""
+    assert len(parse(SCORE, text_1=TEXT, text_2=[TEXT] * KEYED).prompts) == KEYED
+    assert len(parse(SCORE, text_1=[TEXT] * 300, text_2=["b"] * KEYED).prompts) == KEYED
+    for query, texts in ((LONG, [TEXT] * KEYED), (TEXT, [TEXT] * (KEYED + 1)), (TEXT, [])):
+        call = parse(SCORE, text_1=query, text_2=texts)
+        assert (len(call.prompts), hashed(call)) == (1, 0)
+    assert hashed(parse(SCORE, text_1=LONG, text_2=["b"] * (KEYED_BYTES // 2 // len(LONG)))) > KEYED_BYTES // 3

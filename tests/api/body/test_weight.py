@@ -1,0 +1,31 @@
+"""Bodies that become many times as large when they are parsed."""
+
+import json
+
+import pytest
+
+from router.api.body.weight import check_weight
+from router.errors import TooManyMembers
+
+SIZE = 15 * 2**20
+
+
+@pytest.mark.parametrize("member", [b'{"":0}', b"[]", b"{}", b"1", b'""'])
+def test_a_body_of_many_small_members_is_refused(member: bytes) -> None:
+    """Whichever they are."""
+    body = b'{"junk":[' + member + (b"," + member) * (SIZE // (len(member) + 1)) + b"]}"
+    with pytest.raises(TooManyMembers):
+        check_weight(body)
+
+
+@pytest.mark.parametrize(
+    "content", ["x" * SIZE, '{"a":1,"b":[]},' * (SIZE // 20), "0,1\n" * (SIZE // 5)], ids=["text", "json", "csv"]
+)
+def test_what_stands_in_a_text_does_not_count(content: str) -> None:
+    """Code and data in a prompt are one string."""
+    check_weight(json.dumps({"messages": [{"role": "user", "content": content}]}).encode())
+
+
+def test_a_prompt_of_a_million_tokens_may_come() -> None:
+    """As ids."""
+    check_weight(json.dumps({"prompt": list(range(1_000_000))}).encode())

@@ -1,0 +1,122 @@
+from typing import Any
+
+import orjson
+import pytest
+
+from router.api.body.call import Call, Head
+from router.api.endpoints.chat import parse_chat
+from router.api.endpoints.messages import MessageReader, parse_messages, read_message
+from router.core.model.prompt_key import PromptHasher
+from router.core.model.request import Usage
+
+HASHER = PromptHasher(b"secret")
+HELLO: Any = {"role": "user", "content": "Hello " * 50}
+USE: Any = {"type": "tool_use", "id": "t1", "name": "look", "input": {"at": [1, 2]}}
+CALLED: Any = {"id": "t1", "type": "function", "function": {"name": "look", "arguments": '{"at":[1,2]}'}}
+
+
+def parse(messages: list[Any], **more: Any) -> Call:
+    body = orjson.dumps({"model": "m", "max_tokens": 9, "messages": messages, **more})
+    return parse_messages(Head("/v1/messages"), body, HASHER)
+
+
+def chat(messages: list[Any], **more: Any) -> Call:
+    return parse_chat(orjson.dumps({"model": "m", "messages": messages, **more}), HASHER)
+
+
+def event(kind: str, **fields: object) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), orjson.dumps({"type": kind, **fields}))
+
+
+@pytest.mark.parametrize(
+    ("messages", "more", "as_chat"),
+    [
+        ([HELLO], {}, [HELLO]),
+        ([HELLO], {"system": "Be short."}, [{"role": "system", "content": "Be short."}, HELLO]),
+        (
+            [{"role": "user", "content": [{"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}]}],
+            {"system": [{"type": "text", "text": "x-anthropic-billing-header: 7"}, {"type": "text", "text": "Be"}]},
+            [{"role": "system", "content": "Be"}, {"role": "user", "content": "Hi"}],
+        ),
+        (
+            [
+                HELLO,
+                {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm"}, USE]},
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "tool_result", "tool_use_id": "t1", "content": "seen"},
+                        {"type": "text", "text": "So?"},
+                    ],
+                },
+            ],
+            {},
+            [
+                HELLO,
+                {"role": "assistant", "content": None, "tool_calls": [CALLED]},
+                {"role": "tool", "tool_call_id": "t1", "content": "seen"},
+                {"role": "user", "content": "So?"},
+            ],
+        ),
+    ],
+    ids=["text", "system", "blocks", "tools"],
+)
+def test_a_message_has_the_key_of_the_chat_that_engines_make_of_it(
+    messages: list[Any], more: dict[str, Any], as_chat: list[Any]
+) -> None:
+    """So that a conversation finds its cache whichever way it comes."""
+    assert parse(messages, **more).prompts[0].key == chat(as_chat).prompts[0].key
+
+
+def test_the_answers_key_is_that_of_the_next_turn() -> None:
+    """Text and tools, streamed in pieces or whole, as the client sends them back."""
+    call = parse([HELLO])
+    content = [{"type": "text", "text": "I look."}, USE]
+    reader = MessageReader(call)
+    reader.feed(event("message_start", message={"usage": {"input_tokens": 5, "output_tokens": 0}}))
+    reader.feed(event("content_block_start", index=0, content_block={"type": "text", "text": ""}))
+    for more in ("I ", "look."):
+        reader.feed(event("content_block_delta", index=0, delta={"type": "text_delta", "text": more}))
+    reader.feed(event("content_block_start", index=1, content_block={**USE, "input": {}}))
+    for more in ('{"at": ', "[1, 2]}"):
+        reader.feed(event("content_block_delta", index=1, delta={"type": "input_json_delta", "partial_json": more}))
+    assert (reader.output_tokens, reader.usage) == (4, Usage(5, 4, None))
+    reader.feed(event("message_delta", delta={}, usage={"output_tokens": 6}) + event("message_stop"))
+    assert (reader.complete, reader.usage) == (True, Usage(5, 6, None))
+    whole = read_message(call, orjson.dumps({"content": content, "usage": {"input_tokens": 5, "output_tokens": 6}}))
+    assert reader.answers() == whole.answers
+    (key,) = whole.answers
+    assert parse([HELLO, {"role": "assistant", "content": content}, HELLO]).prompts[0].key.hashes.startswith(key.hashes)
+    assert len(key.hashes) >= len(call.prompts[0].key.hashes)
+
+
+def test_a_long_answer_is_put_together_as_it_comes() -> None:
+    """Its key is that of the same message in one piece, wherever it was read so far; to ask for it changes nothing."""
+    call = parse([HELLO])
+    reader = MessageReader(call)
+    reader.feed(event("content_block_start", index=0, content_block={"type": "text", "text": "It "}))
+    said = "It "
+    for number in range(200):
+        reader.feed(event("content_block_delta", index=0, delta={"type": "text_delta", "text": f"{number} "}))
+        said += f"{number} "
+        if number % 50 == 0:
+            content = [{"type": "text", "text": said}]
+            assert reader.answers() == read_message(call, orjson.dumps({"content": content})).answers
+    assert reader.answers() == read_message(call, orjson.dumps({"content": [{"type": "text", "text": said}]})).answers
+    assert len(reader._unread) < 64
+
+
+def test_thoughts_are_left_out_of_the_next_turn_and_so_is_their_answer() -> None:
+    """The key is the prompt's alone."""
+    call = parse([HELLO])
+    content = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "I " * 200}]
+    assert read_message(call, orjson.dumps({"content": content})).answers == (call.prompts[0].key,)
+
+
+def test_an_error_is_held_back_and_has_the_status_of_its_type() -> None:
+    """By that the router decides who else may do it; the client has the event if nobody does."""
+    reader = MessageReader(parse([HELLO]))
+    told = event("error", error={"type": "overloaded_error", "message": "full"})
+    assert reader.feed(told) == b""
+    assert reader.error is not None
+    assert (reader.error.code, reader.error.message, reader.held, reader.begun) == (503, "full", told, False)

@@ -1,0 +1,196 @@
+"""What of an answer is kept to go on with it, which answers can be gone on with, and how the rest is asked for."""
+
+import json
+from typing import Any
+
+import pytest
+
+from router.api.answer.stream_reader import StreamReader
+from router.api.answer.token_record import RECORD_LIMIT, Record
+from router.api.body.additions import Addition
+from router.api.body.call import Call, Way
+from router.api.continuation import Continuation, Rewriter, continuation, last_events
+from router.api.endpoints.chat import parse_chat
+from router.api.endpoints.completions import parse_completion
+from router.core.model.prompt_key import PromptHasher
+from router.errors import WorkerBroke
+
+HASHER = PromptHasher(b"secret")
+IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x/y.png"}}]}]
+HEAD = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+
+
+def chat(**fields: Any) -> Call:
+    body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "stream": True, **fields}
+    return parse_chat(json.dumps(body).encode(), HASHER, ids=True)
+
+
+def completion(**fields: Any) -> Call:
+    body = {"model": "m", "prompt": "Hi", "stream": True, **fields}
+    return parse_completion(json.dumps(body).encode(), HASHER, ids=True)
+
+
+def event(choice: dict[str, Any], **more: Any) -> bytes:
+    return b"data: " + json.dumps({**HEAD, "choices": [{"index": 0, **choice}], **more}).encode() + b"\n\n"
+
+
+def answered(call: Call, *deltas: dict[str, Any], prompt: list[int] | None = None) -> StreamReader:
+    """A stream that said so much; each delta's `ids` are those of its chunk."""
+    reader = StreamReader(call)
+    reader.feed(event({"delta": {"role": "assistant", "content": ""}}, prompt_token_ids=prompt))
+    for delta in deltas:
+        said = {name: value for name, value in delta.items() if name != "ids"}
+        reader.feed(event({"delta": said, "finish_reason": None, "token_ids": delta.get("ids")}))
+    return reader
+
+
+def rest_of(call: Call, *deltas: dict[str, Any], prompt: list[int] | None = None) -> Continuation | None:
+    return continuation(call, answered(call, *deltas, prompt=prompt))
+
+
+@pytest.mark.parametrize(
+    ("fields", "way"),
+    [
+        ({}, Way.IDS),
+        ({"temperature": 1.0, "seed": 3, "response_format": {"type": "text"}, "n": 1, "logprobs": False}, Way.IDS),
+        ({"tools": [{}], "tool_choice": "none"}, Way.IDS),
+        ({"tools": []}, Way.IDS),
+        ({"tools": [{}]}, Way.TEXT),
+        ({"tools": [{}], "tool_choice": "auto"}, Way.TEXT),
+        ({"stop": ["END"]}, Way.TEXT),
+        ({"messages": IMAGE}, Way.TEXT),
+        ({"stream": False}, Way.NONE),
+        ({"n": 2}, Way.NONE),
+        ({"logprobs": True}, Way.NONE),
+        ({"tools": [{}], "tool_choice": "required"}, Way.NONE),
+        ({"tools": [{}], "tool_choice": {"type": "function", "function": {"name": "f"}}}, Way.NONE),
+        ({"response_format": {"type": "json_object"}}, Way.NONE),
+        ({"response_format": "odd"}, Way.NONE),
+        ({"structured_outputs": {"regex": "a"}}, Way.NONE),
+        ({"guided_choice": ["a", "b"]}, Way.NONE),
+        ({"regex": "a+"}, Way.NONE),
+        ({"echo": True}, Way.NONE),
+    ],
+)
+def test_which_chats_can_be_gone_on_with(fields: dict[str, Any], way: Way) -> None:
+    """Ids are asked for only where they would be used."""
+    call = chat(**fields)
+    assert call.way is way
+    assert (Addition.TOKEN_IDS in call.additions.wanted) == call.hides_ids == (way is Way.IDS)
+
+
+@pytest.mark.parametrize("fields", [{"prompt": ["a", "b"]}, {"best_of": 2}, {"suffix": "x"}, {"logprobs": 1}])
+def test_completions_that_cannot_be_gone_on_with(fields: dict[str, Any]) -> None:
+    """Several answers, or more than text."""
+    assert completion(**fields).way is Way.NONE
+
+
+def test_ids_that_the_client_wants_stay() -> None:
+    """Then they are noted and shown, in whatever form the chunk comes."""
+    call = chat(return_token_ids=True)
+    reader = StreamReader(call)
+    usage = {"prompt_tokens": 1, "completion_tokens": 1}
+    shown = b"".join(
+        reader.feed(event({"delta": {"content": "a"}, "finish_reason": None, "token_ids": [number]}, usage=usage))
+        for number in (5, 6)
+    )
+    assert [json.loads(each[6:])["choices"][0]["token_ids"] for each in shown.split(b"\n\n")[:-1]] == [[5], [6]]
+    assert not call.hides_ids
+
+
+def test_a_record_is_bounded() -> None:
+    """A stream of more ids than are kept has none; it is gone on with by its text."""
+    record = Record()
+    record.prompt([1, 2])
+    for _ in range(RECORD_LIMIT // 600):
+        record.add_list([12345] * 100, text=True)
+    kept = record.ids
+    assert kept is not None
+    record.add_list([12345] * 100, text=True)
+    assert record.ids is None
+    assert not record._output
+
+
+def test_a_token_without_an_id_ends_the_record() -> None:
+    """A gap in it would be a gap in the answer."""
+    assert rest_of(chat(), {"content": "a", "ids": [7]}, {"content": "b"}, prompt=[1]) is not None
+    rest = rest_of(chat(), {"content": "a", "ids": [7]}, {"content": "b"}, prompt=[1])
+    assert rest is not None
+    assert not rest.by_ids
+
+
+@pytest.mark.parametrize(
+    ("deltas", "by_ids"),
+    [
+        ([{"content": "a", "ids": [7]}], True),
+        ([{"reasoning": "hm", "ids": [7]}, {"content": "a", "ids": [8]}], True),
+        ([{"reasoning": "hm", "ids": [7]}], None),
+        ([{"content": "a", "ids": [7]}, {"tool_calls": [{"index": 0, "function": {"name": "f"}}], "ids": [8]}], None),
+        ([], True),
+    ],
+    ids=["text", "text after thoughts", "thoughts", "a tool call", "nothing"],
+)
+def test_what_was_said_decides(deltas: list[dict[str, Any]], by_ids: bool | None) -> None:
+    """Thoughts and tool calls under way cannot be told apart by an engine that begins amid them."""
+    rest = rest_of(chat(), *deltas, prompt=[1, 2])
+    assert (None if rest is None else rest.by_ids) == by_ids
+
+
+def test_limits_are_less_what_came() -> None:
+    """Also the least of tokens; what belongs to a chat alone is left out."""
+    call = chat(max_completion_tokens=9, max_tokens=5, min_tokens=2, temperature=0.5, user="ann", tools=[])
+    rest = rest_of(call, {"content": "a", "ids": [7, 8]}, {"content": "b", "ids": [9]}, prompt=[1, 2])
+    assert rest is not None
+    body = json.loads(rest.body(None) or b"")
+    assert (body["prompt"], body["max_tokens"], body["min_tokens"]) == ([1, 2, 7, 8, 9], 6, 0)
+    assert (body["temperature"], body["stream"]) == (0.5, True)
+    assert not body.keys() & {"messages", "max_completion_tokens", "tools"}
+
+
+def test_without_a_limit_the_context_is_needed() -> None:
+    """A chat may use all of it, and a completion has 16 tokens where nothing is said."""
+    rest = rest_of(chat(), {"content": "a", "ids": [7]}, prompt=[1, 2])
+    assert rest is not None
+    assert rest.body(None) is None
+    assert json.loads(rest.body(100) or b"")["max_tokens"] == 97
+    call = completion()
+    reader = StreamReader(call)
+    reader.feed(event({"text": "a", "prompt_token_ids": [1, 2], "token_ids": [7]}))
+    rest = continuation(call, reader)
+    assert rest is not None
+    assert json.loads(rest.body(None) or b"")["max_tokens"] == 15
+
+
+def test_a_message_that_is_gone_on_with_already_is_not_by_text() -> None:
+    """Two assistant's messages in a row would be rendered otherwise."""
+    call = chat(continue_final_message=True, add_generation_prompt=False)
+    assert rest_of(call, {"content": "a"}) is None
+    assert rest_of(call, {"content": "a", "ids": [7]}, prompt=[1]) is not None
+
+
+def test_what_another_engine_counts_wrongly_counts_for_nothing() -> None:
+    """Its chunk is told with what is known of the usage, and a number that is none breaks nothing."""
+    rest = rest_of(chat(), {"content": "x", "ids": [5]}, prompt=[1, 2])
+    assert rest is not None
+    told = Rewriter(rest).feed(
+        event({"text": "y"}, usage={"prompt_tokens": "many", "completion_tokens": [1], "total_tokens": None})
+    )
+    usage = json.loads(told.removeprefix(b"data: "))["usage"]
+    assert usage == {"prompt_tokens": 2, "total_tokens": 3, "completion_tokens": 1}
+
+
+def test_what_cannot_be_written_is_not_gone_on_with() -> None:
+    """Fewer levels are written than are read: in a body, in a chunk, and in what the first chunk says of the whole."""
+    deep: Any = []
+    for _ in range(300):
+        deep = [deep]
+    rest = rest_of(chat(metadata=deep), {"content": "x"})
+    assert rest is not None
+    assert rest.body(None) is None
+    rest = rest_of(chat(), {"content": "x"})
+    assert rest is not None
+    with pytest.raises(WorkerBroke):
+        Rewriter(rest).feed(event({"text": "y", "extra": deep}))
+    reader = StreamReader(chat())
+    reader.feed(event({"delta": {"content": "x"}}, id=deep))
+    assert last_events(chat(), reader, "stop").endswith(b"data: [DONE]\n\n")

@@ -1,0 +1,169 @@
+"""What a client and its group may have at a time and in a minute."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.auth.admission import MINUTE, Admission, Bucket, Permit
+from router.auth.identity import Anonymous, Book, Group, Identifier, Identity, Limits
+from router.core.model.request import ClientId, GroupId
+from router.errors import ModelNotAllowed, Refused
+
+MODEL = "m"
+
+
+class Door:
+    """An admission, and a clock that only the test moves."""
+
+    def __init__(self, book: Book | None = None) -> None:
+        self.now = 0.0
+        self.known: set[ClientId] = set()
+        self.admission = Admission(Identifier(book=book or Book()), self.known.__contains__, clock=lambda: self.now)
+
+    @contextmanager
+    def admitted(self, identity: Identity, tokens: int = 0) -> Iterator[Permit]:
+        """A call whose head does not tell whose it is, while it is under way."""
+        with Permit(lambda: self.now) as permit:
+            self.admission.admit(permit, identity, MODEL, tokens)
+            yield permit
+
+    def call(self, identity: Identity, tokens: int = 0, *, used: int | None = None) -> Refused | None:
+        """One call that comes and ends; why it was refused, if it was."""
+        try:
+            with self.admitted(identity, tokens) as permit:
+                permit.tokens = used
+        except Refused as refused:
+            return refused
+        return None
+
+    def name(self, user: str, address: str) -> ClientId:
+        """Whose call it is, with this `user`; from then on that client is known."""
+        client = self.admission.identify({}, user, address).client
+        self.known.add(client)
+        return client
+
+
+def client(name: str = "ann", limits: Limits = Limits(), group: Group | None = None) -> Identity:  # noqa: B008
+    return Identity(ClientId(name), limits=limits, group=group)
+
+
+def team(**limits: float) -> Group:
+    return Group(GroupId("team"), limits=Limits(**limits))  # type: ignore[arg-type]
+
+
+def test_in_flight_is_counted_from_admission_to_the_end() -> None:
+    """Beyond the limit a call is refused with its reason; one that ends, however it does, makes room."""
+    door, ann = Door(), client(limits=Limits(in_flight=1))
+    with suppress(ZeroDivisionError), door.admitted(ann):
+        refused = door.call(ann)
+        assert refused is not None
+        assert (refused.status, refused.reason, refused.retry_after) == (429, "rejected-limit-in-flight", 1.0)
+        raise ZeroDivisionError
+    assert door.call(ann) is None
+    assert door.admission.refusals == {"rejected-limit-in-flight": 1}
+
+
+def test_requests_a_minute_and_when_to_come_again() -> None:
+    """A minute's worth at once, then at the steady rate; `retry_after` is the time after which a call is let in."""
+    door, ann = Door(), client(limits=Limits(requests_per_minute=6))
+    assert [door.call(ann) for _ in range(6)] == [None] * 6
+    refused = door.call(ann)
+    assert refused is not None
+    assert refused.reason == "rejected-limit-requests"
+    assert refused.retry_after == pytest.approx(10.0)
+    door.now = 9.9
+    assert door.call(ann) is not None
+    door.now = 10.0
+    assert door.call(ann) is None
+
+
+def test_tokens_a_minute_are_those_that_were_used() -> None:
+    """The estimate is taken at first, and put right at the end; what was overdrawn has to come in again."""
+    door, ann = Door(), client(limits=Limits(tokens_per_minute=600))
+    assert door.call(ann, 500, used=50) is None
+    assert door.call(ann, 500, used=1100) is None
+    refused = door.call(ann, 50)
+    assert refused is not None
+    assert refused.reason == "rejected-limit-tokens"
+    assert refused.retry_after == pytest.approx(60.0)
+    door.now = 60.0
+    assert door.call(ann, 50) is None
+
+
+def test_a_call_larger_than_the_limit_goes_when_all_is_there() -> None:
+    """Else it would never go."""
+    door, ann = Door(), client(limits=Limits(tokens_per_minute=100))
+    assert door.call(ann, 1000) is None
+    assert door.call(ann, 1) is not None
+    door.now = 10 * MINUTE
+    assert door.call(ann, 1000) is None
+
+
+@pytest.mark.parametrize("limits", [{"in_flight": 1}, {"requests_per_minute": 1}, {"tokens_per_minute": 10}])
+def test_a_groups_limit_is_for_all_of_its_members(limits: dict[str, float]) -> None:
+    """Another key of the same group finds it used up, a client of no group does not; nothing is taken by a refusal."""
+    door, group = Door(), team(**limits)
+    ann, bob = client("ann", group=group), client("bob", Limits(requests_per_minute=1), group)
+    with door.admitted(ann, 10):
+        refused = door.call(bob, 10)
+        assert refused is not None
+        assert "group" in refused.message
+        assert door.call(client("cyd"), 10) is None
+    door.now = MINUTE
+    assert door.call(bob, 10) is None
+
+
+def test_a_model_that_is_not_ones_own_is_refused() -> None:
+    """With 403, whatever else is allowed."""
+    door = Door()
+    identity = Identity(ClientId("ann"), models=frozenset({"other"}))
+    with pytest.raises(ModelNotAllowed), door.admitted(identity):
+        pass
+
+
+def test_new_limits_count_at_once_and_forget_nothing_in_flight() -> None:
+    """As after the file was read again."""
+    door = Door()
+    with door.admitted(client(limits=Limits(in_flight=5))):
+        assert door.call(client(limits=Limits(in_flight=1))) is not None
+        assert door.call(client(limits=Limits(in_flight=2))) is None
+
+
+def test_names_beyond_the_cap_go_by_their_address() -> None:
+    """So many new ones a minute from each address; who is known keeps its name, and a minute later others may come."""
+    door = Door(Book(anonymous=Anonymous(new_per_minute=2)))
+    names = [door.name(f"u{number}", "10.0.0.1") for number in range(4)]
+    assert names == ["user-u0", "user-u1", "address-10.0.0.1", "address-10.0.0.1"]
+    assert door.name("u0", "10.0.0.1") == "user-u0"
+    assert door.name("v", "10.0.0.2") == "user-v"
+    door.now = MINUTE
+    assert door.name("u3", "10.0.0.1") == "user-u3"
+
+
+def test_what_is_remembered_of_idle_clients_is_forgotten() -> None:
+    """However many have called: a minute after their calls there is nothing to know of them."""
+    door = Door(Book(anonymous=Anonymous(new_per_minute=100)))
+    for number in range(3000):
+        door.now += 0.5
+        door.call(client(f"c{number}", Limits(requests_per_minute=10)))
+        door.name(f"u{number}", f"10.0.{number // 256}.{number % 256}")
+    assert len(door.admission._meters) < 200
+    assert len(door.admission._arrivals) < 200
+
+
+steps = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 50)), max_size=30)
+
+
+@given(st.floats(1, 1000), steps)
+def test_a_bucket_gives_no_more_than_its_rate_and_one_minute(size: float, steps: list[tuple[float, float]]) -> None:
+    """Whenever it is asked: what was had never exceeds one minute's worth and what came in since."""
+    bucket, now, had = Bucket(size, 0.0), 0.0, 0.0
+    for pause, amount in steps:
+        now += pause
+        if bucket.missing(amount, now) == 0 and amount <= size:
+            bucket.take(amount, now)
+            had += amount
+        assert had <= size * (1 + now / MINUTE) * (1 + 1e-9) + 1e-6

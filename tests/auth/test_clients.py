@@ -1,0 +1,294 @@
+"""Keys, limits, groups and their file, from end to end on real sockets."""
+
+import asyncio
+import json
+import os
+from collections.abc import Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from router.auth.keys_file import hash_of
+from tests.support.running import PATIENCE, RunningRouter, chat, emulated_workers, running_router, until
+from tests.support.scripted_engine import ScriptedEngine, scripted_engine
+
+ALICE, BOB = "sk-alice", "sk-bob"
+
+
+def written(path: Path, text: str) -> Path:
+    """The file, replaced in one step, as an editor or `d2lpm keys` does it."""
+    beside = path.with_suffix(".part")
+    beside.write_text(text)
+    os.replace(beside, path)
+    return path
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def entry(name: str, key: str, **more: object) -> str:
+    """A client's line; JSON is YAML."""
+    return f"  {name}: {json.dumps({'key': hash_of(key), **more})}\n"
+
+
+TWO = "clients:\n" + entry("alice", ALICE, weight=2) + entry("bob", BOB)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return written(tmp_path / "clients.yaml", TWO)
+
+
+async def ask(
+    router: RunningRouter, engine: ScriptedEngine, key: str | None, prompt: int = 10, completion: int = 3
+) -> Any:
+    """The answer to a call that its engine answers at once, with such a usage."""
+    async with router.post(chat(), **(bearer(key) if key else {})) as post:
+        await (await engine.call()).answer(prompt=prompt, completion=completion)
+        return await post.response()
+
+
+async def refused(router: RunningRouter, key: str | None, **body: str) -> tuple[int, dict[str, Any], Any]:
+    """Status, error and headers of a call that no engine sees."""
+    async with router.post(chat(**body), **(bearer(key) if key else {})) as post:
+        response = await post.response()
+        return response.status, json.loads(await post.read())["error"], response.headers
+
+
+async def usage(router: RunningRouter, key: str) -> Any:
+    async with router.http.get("/v1/usage", headers=bearer(key)) as response:
+        assert response.status == 200
+        return await response.json()
+
+
+async def test_a_good_key_is_served_and_told_of_itself(path: Path) -> None:
+    """Under the name in the file; `/v1/usage` tells each its own and nothing of another."""
+    async with scripted_engine() as engine, running_router(engine.url, clients=path) as router:
+        response = await ask(router, engine, ALICE)
+        assert (response.status, response.headers["x-d2lpm-client"]) == (200, "alice")
+        async with router.post(chat(), **bearer(BOB)) as post:
+            call = await engine.call()
+            told = await usage(router, ALICE)
+            assert told == {
+                **{"client": "alice", "weight": 2.0, "group": None, "share": pytest.approx(2 / 3)},
+                "service": {"extend": 10, "cached": 0, "output": 3, "cost": 16.0},
+                **{"queued": 0, "running": 0, "wait_p95_s": pytest.approx(0.0, abs=1.0)},
+            }
+            bob = await usage(router, BOB)
+            assert (bob["client"], bob["share"], bob["running"], bob["service"]["cost"]) == ("bob", 1.0, 1, 0.0)
+            await call.answer()
+            await post.read()
+        async with router.http.get("/v1/usage") as response:
+            assert response.status == 401
+
+
+@pytest.mark.parametrize("key", [None, "sk-mallory", "EMPTY"])
+async def test_who_has_no_good_key_is_refused(path: Path, key: str | None) -> None:
+    """With 401 before the body is read, on every path of the engines, and without the key in the answer."""
+    async with scripted_engine() as engine, running_router(engine.url, clients=path) as router:
+        status, error, headers = await refused(router, key)
+        assert (status, error["code"], headers["www-authenticate"]) == (401, "invalid_api_key", "Bearer")
+        assert key is None or key not in json.dumps(error)
+        for other in ("/v1/embeddings", "/v1/anything"):
+            async with router.post({"model": "m", "input": "x"}, other, **(bearer(key) if key else {})) as post:
+                assert (await post.response()).status == 401
+        assert b"401" in await status_line_without_body(router, key)
+        assert engine.calls.empty()
+        assert not router.scheduler.weights
+
+
+async def status_line_without_body(router: RunningRouter, key: str | None) -> bytes:
+    """How a call is answered of which no more than the head is sent."""
+    address = urlsplit(router.url)
+    lines = [
+        "POST /v1/chat/completions HTTP/1.1",
+        f"host: {address.netloc}",
+        "content-length: 100",
+        "content-type: application/json",
+    ]
+    lines += [f"authorization: Bearer {key}"] if key else []
+    async with asyncio.timeout(PATIENCE):
+        reader, writer = await asyncio.open_connection(address.hostname, address.port)
+        writer.write("\r\n".join([*lines, "", ""]).encode())
+        line = await reader.readline()
+        writer.close()
+        await writer.wait_closed()
+    return line
+
+
+async def test_limits_and_models_hold_on_every_path(path: Path) -> None:
+    """429 with when to come again and why, 403 for another's model; what ends makes room."""
+    written(path, "clients:\n" + entry("alice", ALICE, limits={"in_flight": 1}, models=["m"]))
+    async with scripted_engine("m", "other") as engine, running_router(engine.url, clients=path) as router:
+        async with router.post(chat(), **bearer(ALICE)) as post:
+            call = await engine.call()
+            for body, where in ((chat(), "/v1/chat/completions"), ({"model": "m", "input": "x"}, "/v1/embeddings")):
+                async with router.post(body, where, **bearer(ALICE)) as second:
+                    response = await second.response()
+                    assert (response.status, response.headers["retry-after"]) == (429, "1")
+                    assert response.headers["x-d2lpm-dropped-reason"] == "rejected-limit-in-flight"
+            await call.answer()
+            await post.read()
+        assert (await ask(router, engine, ALICE)).status == 200
+        status, error, _ = await refused(router, ALICE, model="other")
+        assert (status, error["code"], error["type"]) == (403, "model_not_allowed", "permission_error")
+        async with router.http.get("/metrics") as response:
+            told = await response.text()
+        assert 'd2lpm_limited_calls_total{reason="rejected-limit-in-flight"} 2.0' in told
+
+
+async def test_tokens_are_counted_as_the_engine_says(path: Path) -> None:
+    """Of 2000 a minute the first call uses 1200, the second too, and so there is none left for a third."""
+    written(path, "clients:\n" + entry("alice", ALICE, limits={"tokens_per_minute": 2000}))
+    async with scripted_engine() as engine, running_router(engine.url, clients=path) as router:
+        for _ in range(2):
+            assert (await ask(router, engine, ALICE, 1000, 200)).status == 200
+        status, _, headers = await refused(router, ALICE)
+        assert (status, headers["x-d2lpm-dropped-reason"]) == (429, "rejected-limit-tokens")
+        assert 10 < int(headers["retry-after"]) < 20
+
+
+async def test_a_changed_file_counts_and_no_call_is_lost(path: Path) -> None:
+    """Under load the file is replaced again and again, now and then by a wrong one: each call is answered in full."""
+    router_settings = {"clients": path, "policy": "dlpm_home"}
+    with emulated_workers(1) as workers:
+        async with running_router(*workers, **router_settings) as router:
+            await until(lambda: bool(router.scheduler.cluster.serving("m")))
+            statuses: list[int] = []
+            done = asyncio.Event()
+
+            async def load(key: str) -> None:
+                while not done.is_set():
+                    async with router.post(chat(stream=True, max_tokens=8), **bearer(key)) as post:
+                        body = await post.read()
+                        statuses.append((await post.response()).status)
+                        assert body.endswith(b"data: [DONE]\n\n"), body
+
+            tasks = [asyncio.create_task(load(key)) for key in (ALICE, BOB) * 4]
+            for weight in (5.0, 7.0, 9.0):
+                written(path, TWO.replace('"weight": 2', '"weight": 0'))
+                before = len(statuses)
+                await until(lambda before=before: len(statuses) > before + 8)  # type: ignore[misc]
+                written(path, TWO.replace('"weight": 2', f'"weight": {weight}'))
+                await until(lambda weight=weight: router.scheduler.weights["alice"] == weight)  # type: ignore[misc, index]
+            done.set()
+            await asyncio.gather(*tasks)
+            assert set(statuses) == {200}
+            assert router.scheduler.weights["alice"] == 9.0  # type: ignore[index]
+
+
+async def test_a_revoked_key_ends_no_call_under_way(path: Path) -> None:
+    """What was let in is answered; what comes after is refused."""
+    async with scripted_engine() as engine, running_router(engine.url, clients=path) as router:
+        async with router.post(chat(), **bearer(ALICE)) as post:
+            call = await engine.call()
+            written(path, "clients:\n  alice: {key: revoked}\n" + entry("bob", BOB))
+
+            async def is_refused() -> bool:
+                async with router.http.get("/v1/usage", headers=bearer(ALICE)) as response:
+                    return response.status == 401
+
+            async with asyncio.timeout(60):
+                while not await is_refused():  # noqa: ASYNC110 - nobody is there to set an event
+                    await asyncio.sleep(0.02)
+            await call.answer()
+            assert (await post.response()).status == 200
+        assert (await refused(router, ALICE))[0] == 401
+        assert (await ask(router, engine, BOB)).status == 200
+
+
+async def measured(router: RunningRouter, at_once: Mapping[str, int], calls: int) -> dict[str, float]:
+    """The cost of what each key was served between a third of so many answers and the last.
+
+    Each has as many calls under way as told, each with a prompt like no other.
+    """
+    answered, numbers, done = 0, count(), asyncio.Event()
+
+    async def client(key: str) -> None:
+        nonlocal answered
+        while not done.is_set():
+            text = f"{next(numbers)} " * 40
+            async with router.post(chat(text, max_tokens=4, stream=True), **bearer(key)) as post:
+                await post.read()
+            answered += 1
+
+    async def served() -> dict[str, float]:
+        return {key: (await usage(router, key))["service"]["cost"] for key in at_once}
+
+    tasks = [asyncio.create_task(client(key)) for key, most in at_once.items() for _ in range(most)]
+    await until(lambda: answered >= calls / 3)
+    first = await served()
+    await until(lambda: answered >= calls)
+    last = await served()
+    done.set()
+    await asyncio.gather(*tasks)
+    return {key: last[key] - first[key] for key in at_once}
+
+
+async def test_ten_keys_of_a_group_have_as_much_as_one_key(tmp_path: Path) -> None:
+    """Live: a group of weight 1 is served what a single client of weight 1 is, within a tenth."""
+    members = [f"sk-member-{number}" for number in range(10)]
+    text = "groups: {team: {weight: 1}}\nclients:\n" + entry("single", "sk-single")
+    text += "".join(entry(f"member{number}", key, group="team") for number, key in enumerate(members))
+    path = written(tmp_path / "clients.yaml", text)
+    limits = {"window": "fixed", "max_inflight": 2, "dlpm_home": {"quantum": 200}}
+    with emulated_workers(1) as workers:
+        async with running_router(*workers, clients=path, **limits) as router:
+            await until(lambda: bool(router.scheduler.cluster.serving("m")))
+            served = await measured(router, {"sk-single": 24, **dict.fromkeys(members, 4)}, 400)
+            assert sum(served[key] for key in members) / served["sk-single"] == pytest.approx(1.0, abs=0.1)
+            assert min(served[key] for key in members) > 0
+
+
+async def test_twice_the_weight_is_twice_the_service(path: Path) -> None:
+    """Live, as `/v1/usage` tells it of two keys that both always wait."""
+    limits = {"window": "fixed", "max_inflight": 2, "dlpm_home": {"quantum": 200}}
+    with emulated_workers(1) as workers:
+        async with running_router(*workers, clients=path, **limits) as router:
+            await until(lambda: bool(router.scheduler.cluster.serving("m")))
+            served = await measured(router, {ALICE: 24, BOB: 24}, 300)
+            assert served[ALICE] / served[BOB] == pytest.approx(2.0, rel=0.1)
+
+
+@pytest.mark.parametrize("isolate", ["none", "client", "group"])
+async def test_prefixes_are_kept_apart_as_asked(tmp_path: Path, isolate: str) -> None:
+    """The engine is told a salt of each side, and the router predicts nothing cached of another side's prompts."""
+    clients = "".join(entry(name, f"sk-{name}", group="team") for name in ("ann", "ben")) + entry("cyd", "sk-cyd")
+    path = written(tmp_path / "clients.yaml", "groups: {team: {}}\nclients:\n" + clients)
+    content = "the same long prompt " * 100
+    salts, predicted = {}, {}
+    async with scripted_engine() as engine, running_router(engine.url, clients=path, isolate=isolate) as router:
+        for number, name in enumerate(("ann", "ann", "ben", "cyd")):
+            async with router.post(chat(content), **bearer(f"sk-{name}")) as post:
+                call = await engine.call()
+                salts[number] = call.json.get("cache_salt")
+                await call.answer(prompt=600)
+                response = await post.response()
+                predicted[number] = int(response.headers["x-d2lpm-predicted-cached-tokens"]) > 0
+    same = {"none": [True, True, True], "client": [True, False, False], "group": [True, True, False]}[isolate]
+    assert [predicted[0], predicted[1], predicted[2]] == [False, same[0], same[1]]
+    assert [salts[number] == salts[0] for number in (1, 2, 3)] == same
+    assert (salts[0] is None) == (isolate == "none")
+    assert isolate != "none" or predicted[3]
+
+
+async def test_a_clients_own_salt_still_parts_its_prompts(path: Path) -> None:
+    """Two of its own are two of ours, and nobody gets to another's side by naming a salt."""
+    async with scripted_engine() as engine, running_router(engine.url, clients=path, isolate="client") as router:
+        salts = []
+        for key, own in ((ALICE, {}), (ALICE, {"cache_salt": "a"}), (ALICE, {"cache_salt": "b"}), (BOB, {})):
+            async with router.post(chat(**own), **bearer(key)) as post:
+                call = await engine.call()
+                salts.append(call.json["cache_salt"])
+                await call.answer()
+                await post.read()
+        async with router.post(chat(cache_salt=salts[0]), **bearer(BOB)) as post:
+            call = await engine.call()
+            salts.append(call.json["cache_salt"])
+            await call.answer()
+            await post.read()
+        assert len(set(salts)) == 5

@@ -1,0 +1,167 @@
+"""The commands that change the file of clients: what they change, and all that they do not."""
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from router.auth import key_edits
+from router.auth.keys_file import hash_of, load, parse
+from router.cli.main import main
+from router.errors import ConfigError
+
+COMMENTED = f"""\
+# Who may call.
+groups:
+  research: {{weight: 4}}   # four shares
+
+clients:
+  # the first
+  alice:
+    key: "sha256:{"a" * 64}"   # of last year
+    weight: 2
+
+  bob: {{key: "sha256:{"b" * 64}", weight: 3}}  # in braces
+# and now for the others
+anonymous:
+  allowed: true
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "clients.yaml"
+    path.write_text(COMMENTED)
+    return path
+
+
+def test_a_new_client_is_put_behind_the_others(path: Path) -> None:
+    """Every line that was there stays, comments too; the key is one that the file knows by its hash."""
+    fields = {"weight": "2.5", "group": "research", "limits.in_flight": "4"}
+    key = key_edits.add(path, "carol", fields, ["m", 'with "quotes"'])
+    text = path.read_text()
+    at = text.index("  carol:")
+    assert text.index("bob:") < at < text.index("# and now")
+    assert set(COMMENTED.splitlines()) <= set(text.splitlines())
+    carol = parse(text).clients["carol"]
+    assert key.startswith("sk-")
+    assert len(key) >= 43 + 3
+    assert key not in text
+    assert load(path).keys[carol.key[0].digest].identity.client == "carol"
+    assert hash_of(key) in text
+    assert (carol.weight, carol.group, carol.limits.in_flight) == (2.5, "research", 4)
+    assert carol.models == ("m", 'with "quotes"')
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "# nothing yet", "clients:\n", "clients: {}  # none\n", "clients:   # none\n\ngroups: {}\n"),
+        *("anonymous: {}", "clients:\n    deep:\n        key: revoked\n", "clients:\n  a:\n", "groups: {}\nclients:"),
+    ],
+)
+def test_a_client_finds_its_place_in_any_file(path: Path, text: str) -> None:
+    """Also in one that is empty, has no clients, or has no last newline; two in turn stand beside each other."""
+    path.write_text(text)
+    before = parse(text)
+    for name in ("zoe", "zed"):
+        key_edits.add(path, name, {}, [])
+    after = parse(path.read_text())
+    assert after.clients.keys() == before.clients.keys() | {"zoe", "zed"}
+    assert path.read_text().count("#") == text.count("#")
+
+
+def test_a_file_that_is_not_there_is_made(tmp_path: Path) -> None:
+    """For its owner alone."""
+    path = tmp_path / "new.yaml"
+    key_edits.add(path, "ann", {}, [])
+    assert load(path).names.keys() == {"ann"}
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("name", ["alice", "bob"])
+def test_a_revoked_key_opens_nothing(path: Path, name: str) -> None:
+    """One value is another; a rotation makes it good again, with a new key."""
+    path.chmod(0o644)
+    old = load(path)
+    key_edits.revoke(path, name)
+    assert load(path).keys.keys() < old.keys.keys()
+    assert load(path).names.keys() == old.names.keys()
+    assert sum(a != b for a, b in zip(path.read_text().splitlines(), COMMENTED.splitlines(), strict=True)) == 1
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    key_edits.rotate(path, name, 0.0, 0.0)
+    assert len(load(path).keys) == 2
+
+
+@pytest.mark.parametrize("name", ["alice", "bob"])
+def test_an_old_key_stays_good_for_its_grace(path: Path, name: str) -> None:
+    """After two rotations each has its own end, and those that are over are forgotten."""
+    first = parse(COMMENTED).clients[name].key[0].digest
+    second = key_edits.rotate(path, name, 100.0, 1000.0)
+    third = key_edits.rotate(path, name, 100.0, 1050.0)
+    keys = parse(path.read_text()).clients[name].key
+    assert [key.until for key in keys] == [None, 1150.0, 1100.0]
+    assert keys[2].digest == first
+    assert [f"sha256:{key.digest.hex()}" for key in keys[:2]] == [hash_of(third), hash_of(second)]
+    key_edits.rotate(path, name, 100.0, 1125.0)
+    assert [key.until for key in parse(path.read_text()).clients[name].key] == [None, 1225.0, 1150.0]
+    assert path.read_text().count("#") == COMMENTED.count("#")
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "told"),
+    [
+        ("alice", {}, "alice already"),
+        ("user-x", {}, "user-x"),
+        ("x: y", {}, "no name"),
+        ("carol", {"group": "none"}, "no group 'none'"),
+        ("carol", {"weight": "-1"}, "weight"),
+        ("carol", {"expires": "soon"}, "no time"),
+    ],
+)
+def test_a_mistake_changes_nothing(path: Path, name: str, fields: dict[str, str], told: str) -> None:
+    """It is told with the name of the file."""
+    with pytest.raises(ConfigError, match=told) as caught:
+        key_edits.add(path, name, fields, [])
+    assert path.read_text() == COMMENTED
+    assert "clients.yaml" in str(caught.value) or name != "carol"
+
+
+def test_a_wrong_file_is_not_changed(path: Path) -> None:
+    """Nor one that is written in a way that cannot be changed without harm."""
+    for text in ("clients: {a: {key: revoked}}\n", "clients: 3\n", "clients: &x {}\ngroups: *x\n"):
+        path.write_text(text)
+        with pytest.raises(ConfigError):
+            key_edits.add(path, "carol", {}, [])
+        assert path.read_text() == text
+
+
+def test_a_link_stays_a_link(path: Path, tmp_path: Path) -> None:
+    """What it points to is replaced."""
+    link = tmp_path / "link.yaml"
+    link.symlink_to(path)
+    key_edits.add(link, "carol", {}, [])
+    assert link.is_symlink()
+    assert "carol" in load(path).names
+
+
+def test_the_commands(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Add prints the key alone, list shows everybody without a key; mistakes are one line and exit code 2."""
+    file = ["--file", str(path)]
+    assert main(["keys", "add", "carol", "--weight", "2", "--group", "research", "--in-flight", "3", *file]) == 0
+    key = capsys.readouterr().out.strip()
+    assert hash_of(key) in path.read_text()
+    assert main(["keys", "revoke", "alice", *file]) == 0
+    assert main(["keys", "rotate", "bob", "--grace", "60", *file]) == 0
+    assert capsys.readouterr().out.startswith("sk-")
+    assert main(["keys", "list", *file]) == 0
+    rows = {row.split()[0]: row.split()[1:] for row in capsys.readouterr().out.splitlines()}
+    assert rows["alice"][0] == "-"
+    assert rows["carol"][1:4] == ["2", "research", "-"]
+    assert "in_flight=3" in rows["carol"]
+    for arguments in (["revoke", "nobody"], ["add", "alice"], ["rotate"], ["unheard-of"]):
+        assert main(["keys", *arguments, *file]) == 2
+        assert capsys.readouterr().err.startswith("d2lpm: ")
+    path.write_bytes(b"\xff\xfe")
+    assert main(["keys", "list", *file]) == 2
+    assert capsys.readouterr().err == f"d2lpm: {path}: not UTF-8\n"

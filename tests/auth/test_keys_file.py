@@ -1,0 +1,109 @@
+"""The file of clients: what it says, and every way in which it can be wrong."""
+
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from router.auth.identity import Group, Limits
+from router.auth.keys_file import book_of, hash_of, load, parse
+from router.errors import ConfigError
+
+KEY = "sk-alice"
+ALICE = f'"{hash_of(KEY)}"'
+DIGEST = sha256(KEY.encode()).digest()
+WHOLE = f"""
+clients:
+  alice:
+    key: {ALICE}
+    weight: 2
+    group: research
+    limits: {{in_flight: 8}}
+    expires: 2027-01-31
+    models: [m, n]
+  bob: {{key: revoked}}
+groups:
+  research: {{weight: 4, limits: {{tokens_per_minute: 1e5}}, models: [n, o]}}
+anonymous:
+  weight: 0.5
+  limits: {{requests_per_minute: 100}}
+  each: {{in_flight: 2}}
+  new_per_minute: 10
+"""
+
+
+def test_it_says_who_is_known() -> None:
+    """Each key stands for its client's name, weight, group, limits, models and end."""
+    book = book_of(parse(WHOLE))
+    (identity, until) = book.keys[DIGEST]
+    assert book.checks
+    assert book.keys.keys() == {DIGEST}
+    assert (identity.client, identity.weight, identity.limits) == ("alice", 2.0, Limits(in_flight=8))
+    assert identity.group == Group(identity.shared_group or identity.group.name, 4.0, Limits(tokens_per_minute=1e5))  # type: ignore[union-attr]
+    assert identity.models == frozenset({"n"})
+    assert until == 1801353600.0
+    assert book.names.keys() == {"alice", "bob"}
+    rules = book.anonymous
+    assert rules.group is not None
+    assert (rules.allowed, rules.group.weight, rules.group.limits) == (True, 0.5, Limits(requests_per_minute=100))
+    assert (rules.limits, rules.new_per_minute) == (Limits(in_flight=2), 10)
+
+
+def test_who_is_not_spoken_of_may_not_call() -> None:
+    """An empty file lets nobody in."""
+    book = book_of(parse(""))
+    assert (book.checks, book.anonymous.allowed) == (True, False)
+
+
+def test_a_key_may_have_an_end_of_its_own() -> None:
+    """As an old one has after a rotation: the earlier of its own end and its client's."""
+    other = hash_of("sk-new")
+    text = f'clients: {{a: {{key: ["{other}", "{hash_of(KEY)} until 2026-12-01T00:00:00Z"], expires: 2027-01-31}}}}'
+    ends = [entry.until for entry in book_of(parse(text)).keys.values()]
+    assert ends == [1801353600.0, 1796083200.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("clients: [", "line 1"),
+        ("clients: 3", "clients"),
+        ("- a", "dictionary"),
+        ("? [a]\n: b", "unhashable"),
+        ("client: {}", "client: Extra"),
+        (f"clients: {{a: {{key: {ALICE}}}, a: {{}}}}", "a is there twice"),
+        ("clients: {a: {wieght: 2}}", "clients: a: wieght"),
+        ("clients: {a: {weight: 0}}", "clients: a: weight"),
+        ("clients: {a: {weight: .nan}}", "clients: a: weight"),
+        ("clients: {a: {weight: inf}}", "clients: a: weight"),
+        ("clients: {a: {group: g}}", "no group 'g'"),
+        ("clients: {a: {key: sk-secret-in-the-clear}}", "clients: a: key"),
+        ("clients: {a: {key: [revoked]}}", "clients: a: key"),
+        ("clients: {a: {expires: tomorrow}}", "no time like"),
+        ("clients: {a: {limits: {in_flight: 0}}}", "in_flight"),
+        ("clients: {a: {limits: {in_flight: 1.5}}}", "in_flight"),
+        (f"clients: {{a: {{key: {ALICE}}}, b: {{key: {ALICE}}}}}", "b: has the same key as a"),
+        ("clients: {user-a: {}}", "'user-a'"),
+        ("clients: {'a b': {}}", "'a b'"),
+        ("clients: {anonymous: {}}", "'anonymous'"),
+        ("groups: {anonymous: {}}", "'anonymous'"),
+        ("anonymous: {allowed: perhaps}", "anonymous: allowed"),
+    ],
+)
+def test_what_is_wrong_is_told_in_one_line(text: str, told: str) -> None:
+    """With its place, and without a value that may be a key."""
+    with pytest.raises(ConfigError) as caught:
+        parse(text)
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert "sk-secret" not in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    """Be it missing, no text, or wrong."""
+    missing, binary, wrong = tmp_path / "missing", tmp_path / "binary", tmp_path / "wrong"
+    binary.write_bytes(b"\xff\xfe")
+    wrong.write_text("clients: 3")
+    for path in (missing, binary, wrong):
+        with pytest.raises(ConfigError, match=path.name):
+            load(path)

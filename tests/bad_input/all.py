@@ -1,0 +1,156 @@
+"""All bad inputs: sends them to a router, and writes down what it says to each: the table in docs/operations.md.
+
+python -m tests.bad_input.all --write
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+from tests.bad_input.bodies import JSON, MEMBERS
+from tests.bad_input.http import DOORS, ENDS, HTTP, NAMES
+from tests.bad_input.inputs import ADMIN_KEY, BadInput, Told
+from tests.support.running import PATIENCE, RunningRouter, chat, running_router
+from tests.support.scripted_engine import ScriptedEngine, scripted_engine, usage
+
+DOCUMENT: Final = Path(__file__).parents[2] / "docs" / "operations.md"
+BEGIN: Final = "<!-- written by tests/bad_input/all.py -->\n"
+END: Final = "<!-- to here -->\n"
+TYPES: Final = {404: "not_found_error", 403: "permission_error", 401: "authentication_error"}
+CHOICE: Final = {"index": 0, "message": {"role": "assistant", "content": "yes"}, "finish_reason": "stop"}
+ANSWER: Final = json.dumps({"id": "c", "object": "chat.completion", "choices": [CHOICE], "usage": usage(1, 1)}).encode()
+
+BAD_INPUTS: Final[Mapping[str, tuple[BadInput, ...]]] = {
+    "HTTP": HTTP,
+    "Where a body ends": ENDS,
+    "The body of a chat": JSON,
+    "Its members, and those of a completion": MEMBERS,
+    "Paths and methods": DOORS,
+    "Keys and names": NAMES,
+}
+"""By what of a call is bad."""
+
+Seen = Mapping[BadInput, Told]
+
+
+@asynccontextmanager
+async def router_to_harm(seconds: float = 1.0) -> AsyncIterator[tuple[ScriptedEngine, RunningRouter]]:
+    """A router before an engine; its limits are those by default, but for the seconds for headers and for a body."""
+    async with scripted_engine() as engine:
+        settings = {"admin_key": ADMIN_KEY, "header_timeout": seconds, "body_timeout": seconds}
+        async with running_router(worker=[{"url": engine.url, "id": "w"}], **settings) as router:
+            yield engine, router
+
+
+@asynccontextmanager
+async def answering(engine: ScriptedEngine) -> AsyncIterator[None]:
+    """The engine takes everything."""
+    task = asyncio.create_task(_answer(engine))
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+async def _answer(engine: ScriptedEngine) -> None:
+    while True:
+        call = await engine.calls.get()
+        await call.respond(200, ANSWER)
+
+
+async def send(router: RunningRouter, sent: bytes) -> Told:
+    """Send these bytes, and nothing more, on a connection of their own; the first answer to them."""
+    reader, writer = await asyncio.open_connection(*router.address)
+    try:
+        writer.write(sent)
+        async with asyncio.timeout(PATIENCE):
+            head = await reader.readuntil(b"\r\n\r\n")
+            line, *lines = head.decode("latin-1").strip().split("\r\n")
+            headers = {name.lower(): value for name, _, value in (each.partition(": ") for each in lines)}
+            return _told(int(line.split(" ")[1]), headers, await reader.readexactly(int(headers["content-length"])))
+    finally:
+        writer.transport.abort()
+
+
+def _told(status: int, headers: Mapping[str, str], body: bytes) -> Told:
+    if status < 400:
+        done = (
+            f"Passed on to an engine for `{headers['x-d2lpm-client']}`." if "x-d2lpm-worker" in headers else "Served."
+        )
+        return Told(status, None, None, done)
+    assert headers["content-type"] == "application/json"
+    error = json.loads(body)["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert error["type"] == TYPES.get(status, "invalid_request_error")
+    return Told(status, error["code"], error["param"], error["message"])
+
+
+async def serves(router: RunningRouter) -> None:
+    """An ordinary call is answered as if nothing had been."""
+    async with router.post(chat()) as post:
+        assert (await post.response()).status == 200
+
+
+async def send_each() -> Seen:
+    """One after the other, and an ordinary call behind each."""
+    seen = {}
+    async with router_to_harm() as (engine, router), answering(engine):
+        for bad in everything():
+            seen[bad] = await send(router, bad.sent)
+            await serves(router)
+    return seen
+
+
+def everything() -> list[BadInput]:
+    return [bad for family in BAD_INPUTS.values() for bad in family]
+
+
+def table(seen: Seen) -> str:
+    """What docs/operations.md has between its two marks."""
+    pieces = []
+    for family, inputs in BAD_INPUTS.items():
+        pieces.append(f"\n| {family} | status | `code` | `param` | `message` |\n| --- | --- | --- | --- | --- |\n")
+        pieces += [_row(bad.name, seen[bad]) for bad in inputs]
+    return "".join([*pieces, "\n"])
+
+
+def _row(name: str, told: Told) -> str:
+    status = "the engine's" if told.message.startswith("Passed on") else str(told.status)
+    shown = [name, status, _code(told.code), _code(told.param), _cell(told.message)]
+    return f"| {' | '.join(shown)} |\n"
+
+
+def _code(name: str | None) -> str:
+    return "" if name is None else f"`{name}`"
+
+
+def _cell(message: str) -> str:
+    """Long runs of one letter are cut, and what a table cannot show is escaped."""
+    short = message.replace("x" * 190, "...")
+    return json.dumps(short, ensure_ascii=True)[1:-1].replace("|", "\\|")
+
+
+def in_document(document: str) -> str:
+    """The table that stands there."""
+    return document.partition(BEGIN)[2].partition(END)[0]
+
+
+def main(arguments: Iterable[str]) -> int:
+    """Write the table, or say whether it is as it should be."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help=f"put the table into {DOCUMENT.name}")
+    options = parser.parse_args(list(arguments))
+    document = DOCUMENT.read_text("utf-8")
+    new = table(asyncio.run(send_each()))
+    if options.write:
+        DOCUMENT.write_text(document.replace(BEGIN + in_document(document), BEGIN + new), "utf-8")
+    return int(not options.write and in_document(document) != new)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

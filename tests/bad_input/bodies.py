@@ -1,0 +1,171 @@
+"""Bad inputs for whoever reads the body of a call."""
+
+import gzip
+from typing import Final
+
+from tests.bad_input.inputs import (
+    COMPLETIONS,
+    GOOD,
+    HELLO,
+    BadInput,
+    Told,
+    chat,
+    chunks,
+    missing,
+    no_json,
+    no_object,
+    passed_on,
+    post,
+    text,
+    wrong_type,
+    wrong_value,
+)
+
+EMPTY: Final = Told(400, "invalid_json", None, "The body is empty; it must be a JSON object.")
+OTHER_TYPE: Final = Told(400, "unsupported_content_type", None, "The content-type must be application/json.")
+NO_VALUE: Final = "valid JSON: unexpected character, expected a JSON value"
+DEEP: Final = b"[" * 900 + b"]" * 900
+
+JSON: Final = (
+    BadInput("nothing", post(b""), EMPTY),
+    BadInput("neither length nor chunks", chunks(b"", b"x: y"), EMPTY),
+    no_json("half of it", GOOD[:-1], "valid JSON: unexpected end of data: line 1 column 66 (char 65)"),
+    no_json("more than it", GOOD + b"x", "valid JSON: unexpected content after document: line 1 column 67 (char 66)"),
+    no_object("a list", b"[]"),
+    no_object("null", b"null"),
+    no_object("a text", b'"Hello"'),
+    no_object("a number", b"1"),
+    no_json("a form", b"model=m&prompt=Hello", f"{NO_VALUE}: line 1 column 1 (char 0)"),
+    no_json("100 NULs", bytes(100), f"{NO_VALUE}: line 1 column 1 (char 0)"),
+    BadInput("`content-type: text/plain`", post(GOOD, b"content-type: text/plain"), OTHER_TYPE),
+    BadInput("no content-type", post(GOOD, b"content-type:"), OTHER_TYPE),
+    BadInput(
+        "`content-encoding: gzip`",
+        post(gzip.compress(GOOD, mtime=0), b"content-encoding: gzip"),
+        Told(415, "unsupported_encoding", None, "The body must come as it is, without a content-encoding."),
+    ),
+    no_json("gzip without saying so", gzip.compress(GOOD, mtime=0), "UTF-8: invalid start byte at byte 1"),
+    no_json("UTF-16", GOOD.decode().encode("utf-16"), "UTF-8: invalid start byte at byte 0"),
+    no_json("Latin-1", '{"model":"é"}'.encode("latin-1"), "UTF-8: invalid continuation byte at byte 10"),
+    no_json("an overlong character", b'{"model":"\xc0\xaf"}', "UTF-8: invalid start byte at byte 10"),
+    no_json(
+        "a byte order mark",
+        b"\xef\xbb\xbf" + GOOD,
+        "valid JSON: UTF-8 byte order mark (BOM) is not supported: line 1 column 1 (char 0)",
+    ),
+    no_json("NaN", b'{"model":"m","top_p":NaN}', f"{NO_VALUE}: line 1 column 22 (char 21)"),
+    no_json(
+        "-Infinity", b'{"model":"m","top_p":-Infinity}', "valid JSON: no digit after sign: line 1 column 23 (char 22)"
+    ),
+    no_json(
+        "1e999",
+        b'{"model":"m","top_p":1e999}',
+        "valid JSON: number is infinity when parsed as double: line 1 column 22 (char 21)",
+    ),
+    no_json(
+        "half a surrogate pair",
+        b'{"model":"m","user":"\\ud800"}',
+        "valid JSON: no low surrogate in string: line 1 column 22 (char 21)",
+    ),
+    no_json(
+        "a line end in a text",
+        b'{"model":"a\nb"}',
+        "valid JSON: unexpected control character in string: line 1 column 12 (char 11)",
+    ),
+    no_json(
+        "single quotes",
+        b"{'model':'m'}",
+        "valid JSON: unexpected character, expected a string key: line 1 column 2 (char 1)",
+    ),
+    no_json(
+        "a comma too many", GOOD[:-1] + b",}", "valid JSON: trailing comma is not allowed: line 1 column 66 (char 65)"
+    ),
+    no_json("100,000 brackets", b"[" * 100_000, "valid JSON: depth limit exceeded: line 1 column 1026 (char 1025)"),
+    wrong_value(
+        "`messages` of 900 levels",
+        post(b'{"model":"m","messages":[{"role":"user","content":%b}]}' % DEEP),
+        *("messages", "is nested too deeply"),
+    ),
+    wrong_value("`tools` of 900 levels", post(GOOD[:-1] + b',"tools":%b}' % DEEP), "tools", "is nested too deeply"),
+    BadInput(
+        "two models, of which the last counts",
+        post(GOOD[:-1] + b',"model":"other"}'),
+        Told(404, "model_not_found", "model", "The model `other` does not exist."),
+    ),
+)
+PROMPT: Final = "a string, a list of strings, a list of token ids or a list of those"
+
+MEMBERS: Final = (
+    missing("no `model`", chat(model=None), "model", "a model"),
+    wrong_type("`model` 7", chat(model=7), "model", "a string"),
+    wrong_type("`model` in a list", chat(model=["m"]), "model", "a string"),
+    wrong_value("`model` of no letter", chat(model=""), "model", "must not be empty"),
+    BadInput(
+        "a model that nobody serves",
+        chat(model="other"),
+        Told(404, "model_not_found", "model", "The model `other` does not exist."),
+    ),
+    BadInput(
+        "a model of 256 letters, of which 200 come back",
+        chat(model="x" * 256),
+        Told(404, "model_not_found", "model", f"The model `{'x' * 200}` does not exist."),
+    ),
+    BadInput(
+        "a model of 257 letters",
+        chat(model="x" * 257),
+        Told(400, "string_above_max_length", "model", "`model` is longer than 256 bytes."),
+    ),
+    BadInput(
+        "a `user` of 257 letters",
+        chat(user="x" * 257),
+        Told(400, "string_above_max_length", "user", "`user` is longer than 256 bytes."),
+    ),
+    missing("no `messages`", chat(messages=None), "messages", "messages"),
+    missing("`prompt` in place of `messages`", post(b'{"model":"m","prompt":"x"}'), "messages", "messages"),
+    wrong_type("`messages` as text", chat(messages="Hello"), "messages", "a list"),
+    wrong_type("one message for `messages`", chat(messages=HELLO[0]), "messages", "a list"),
+    wrong_value("no message in `messages`", chat(messages=[]), "messages", "must not be empty"),
+    wrong_type("a text as message", chat(messages=["Hello"]), "messages[0]", "an object"),
+    wrong_type("null as second message", chat(messages=[*HELLO, None]), "messages[1]", "an object"),
+    BadInput("a message without a role", chat(messages=[{"content": "x"}]), passed_on()),
+    BadInput("the role of a king", chat(messages=[{"role": "king", "content": "x"}]), passed_on()),
+    BadInput("7 as content", chat(messages=[{"role": "user", "content": 7}]), passed_on()),
+    BadInput("7 as a part of the content", chat(messages=[{"role": "user", "content": [7]}]), passed_on()),
+    wrong_value("`max_tokens` -1", chat(max_tokens=-1), "max_tokens", "must be at least 0"),
+    wrong_type("`max_tokens` as text", chat(max_tokens="9"), "max_tokens", "an integer"),
+    wrong_type("`max_tokens` 1.5", chat(max_tokens=1.5), "max_tokens", "an integer"),
+    wrong_type("`max_tokens` true", chat(max_tokens=True), "max_tokens", "an integer"),
+    wrong_value("`max_tokens` 10^30", chat(max_tokens=10**30), "max_tokens", "is too large"),
+    BadInput("`max_tokens` 2^63", chat(max_tokens=2**63), passed_on()),
+    wrong_value(
+        *("`max_completion_tokens` -1", chat(max_completion_tokens=-1)),
+        *("max_completion_tokens", "must be at least 0"),
+    ),
+    wrong_value("`n` 0", chat(n=0), "n", "must be at least 1"),
+    wrong_type("`n` in a list", chat(n=[1]), "n", "an integer"),
+    wrong_value("`n` 10^30", chat(n=10**30), "n", "is too large"),
+    wrong_type("`stream` as text", chat(stream="yes"), "stream", "a boolean"),
+    wrong_type("`stream` 1", chat(stream=1), "stream", "a boolean"),
+    wrong_type("`stream_options` as list", chat(stream=True, stream_options=[]), "stream_options", "an object"),
+    wrong_type(
+        *("`include_usage` 1", chat(stream=True, stream_options={"include_usage": 1})),
+        *("stream_options.include_usage", "a boolean"),
+    ),
+    BadInput("`stream_options` without `stream`", chat(stream_options={"include_usage": True}), passed_on()),
+    wrong_type("`user` 7", chat(user=7), "user", "a string"),
+    wrong_type("`return_token_ids` as text", chat(return_token_ids="yes"), "return_token_ids", "a boolean"),
+    BadInput("`temperature` as text", chat(temperature="hot"), passed_on()),
+    BadInput("`tools` as text", chat(tools="all"), passed_on()),
+    missing("no `prompt`", text(prompt=None), "prompt", "a prompt"),
+    missing("`messages` in place of `prompt`", post(GOOD, path=COMPLETIONS), "prompt", "a prompt"),
+    wrong_value("no prompt in `prompt`", text(prompt=[]), "prompt", "must not be empty"),
+    wrong_value("1025 prompts", text(prompt=["a"] * 1025), "prompt", "must not have more than 1024 items"),
+    wrong_type("`prompt` 7", text(prompt=7), "prompt", PROMPT),
+    wrong_type("`prompt` of an id and a text", text(prompt=[1, "a"]), "prompt", PROMPT),
+    wrong_type("`prompt` of a text and an id", text(prompt=["a", 1]), "prompt", PROMPT),
+    wrong_type("`prompt` of ids and a text", text(prompt=[[1], "a"]), "prompt", PROMPT),
+    wrong_type("`prompt` of lists of lists", text(prompt=[[[1]]]), "prompt", PROMPT),
+    wrong_type("token id 1.5", text(prompt=[1.5]), "prompt", PROMPT),
+    wrong_type("token id -1", text(prompt=[-1]), "prompt", PROMPT),
+    wrong_type("token id 2^32", text(prompt=[[7], [2**32]]), "prompt", PROMPT),
+)

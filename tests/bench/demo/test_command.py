@@ -1,0 +1,309 @@
+"""The demo: its figures, what it makes of failures, and the whole of it as processes."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from io import StringIO
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from bench.demo.command import POLICIES
+from bench.demo.figures import Figures, LiveCall, Phase, Reading, Timetable, figures
+from bench.demo.load import Clients, DemoError, hear
+from bench.demo.processes import fleet
+from bench.demo.screen import PLAIN_SECONDS, Plain, Terminal
+from bench.demo.table import FIGURES, findings, summary_lines
+from bench.demo.trial import Glance, Trial
+from bench.workloads.parts.prompts import EMPTY, Prompt
+from bench.workloads.parts.traffic import Call, Client
+from router.core.clients.ledger import Tokens
+from tests.support.scripted_engine import DONE, event, scripted_engine, usage_chunk
+from tests.support.scripted_engine import Call as Received
+
+PATIENCE = 60.0
+TIMES = Timetable(alone=10, heavy=100, measured=200, end=300)
+NAMES = ("heavy", "light-1")
+ASKED = Call(0.0, Prompt(EMPTY, (1, 2, 3)), output_tokens=5)
+
+Answer = Callable[[Received], Awaitable[None]]
+
+
+def live(client: str, arrived: float, started: float | None, finished: float | None, extend: int = 100) -> LiveCall:
+    """Finished, it came to `extend` + 100 cost units, and it found 100 tokens in the cache."""
+    return LiveCall(client, arrived, started, finished, Tokens(extend, 100, 50))
+
+
+def at_end(*calls: LiveCall, reading: Reading | None = None) -> Figures:
+    return figures(calls, NAMES, TIMES, TIMES.end, reading or Reading())
+
+
+def test_what_ends_in_the_time_measured_counts() -> None:
+    """Cost, hit rate and Jain's index are of those calls alone, be they begun before or not."""
+    seen = at_end(
+        live("heavy", 150, 160, 199, extend=9999),
+        live("heavy", 150, 160, 201, extend=300),
+        live("light-1", 210, 211, 299, extend=100),
+        live("light-1", 290, 291, 300, extend=9999),
+    )
+    assert (seen.heavy.requests, seen.light.requests) == (1, 1)
+    assert (seen.heavy.cost, seen.light.cost, seen.cost_per_s) == (400, 200, 6)
+    assert seen.hit_rate == pytest.approx(200 / 600)
+    assert seen.jain == pytest.approx(600**2 / (2 * (400**2 + 200**2)))
+
+
+def test_who_still_waits_at_the_end_has_waited_so_long() -> None:
+    """A call without a token is not left out: a policy that starves would look quick."""
+    seen = at_end(live("light-1", 220, 221, 222), live("light-1", 230, None, None))
+    assert (seen.light.ttft_p50_s, seen.light.ttft_p95_s) == (1, 70)
+
+
+def test_light_clients_are_measured_alone_before_the_heavy_one() -> None:
+    """Neither the first moments nor what came beside the heavy client is in that figure."""
+    seen = at_end(live("light-1", 5, 50, 51), live("light-1", 60, 62, 63), live("light-1", 150, 199, 200))
+    assert (seen.light_alone.requests, seen.light_alone.ttft_p95_s) == (2, 2)
+
+
+def result(light_p95: float | None, cost: float = 1000.0, token_s: float = 0.01) -> Figures:
+    seen = at_end(live("light-1", 210, 211, 212))
+    return replace(seen, light=replace(seen.light, ttft_p95_s=light_p95), cost_per_s=cost, token_s=token_s)
+
+
+def test_the_findings_follow_the_figures() -> None:
+    """They say who waits how long of whom, whichever way it is, and a dash where nobody knows."""
+    results = {"d2lpm": result(3.0, cost=900), "vtc": result(2.0), "rr+fcfs": result(12.0)}
+    waits, compared = findings(results)
+    assert "within 3.00 s under d2lpm, 2.00 s under vtc and 12.00 s under rr+fcfs" in waits
+    assert "d2lpm: 25% of that wait under rr+fcfs and 150% of that under vtc, at 90% of the cost" in compared
+    assert "d2lpm: - of that wait" in findings({**results, "d2lpm": result(None)})[1]
+
+
+def test_a_machine_that_is_too_busy_is_told() -> None:
+    """Where the workers' pace was not the same under every policy, the figures are not taken at their word."""
+    results = {"d2lpm": result(3.0, token_s=0.012), "vtc": result(2.0), "rr+fcfs": result(12.0)}
+    assert "under d2lpm they took 20% longer for a token than under vtc" in findings(results)[-1]
+    assert "busy" not in findings({**results, "d2lpm": result(3.0)})[-1]
+
+
+def test_the_pace_is_that_of_all_tokens_but_the_first() -> None:
+    """The wait for the first is no part of it."""
+    assert at_end(live("heavy", 150, 201, 250), live("heavy", 150, 240, 289)).token_s == 1.0
+
+
+def test_the_summary_has_every_policy_and_every_figure() -> None:
+    """One column for each policy, as wide as its widest figure."""
+    head, *rows = summary_lines({"one": result(1.0), "another": result(None, cost=1e9)})
+    assert head.split() == ["one", "another"]
+    assert len(rows) == len(FIGURES)
+    assert len({len(row) for row in [head, *rows]}) == 1
+
+
+def glance(phase: Phase, waits: float = 1.0) -> Glance:
+    seen = result(waits)
+    return Glance(phase, seen, {"heavy": seen.heavy, "light-1": seen.light}, {"heavy": 96, "light-1": 1})
+
+
+def drawn(columns: int, lines: int, *glances: Glance) -> str:
+    """What a terminal of this size is sent."""
+    stream = StringIO()
+    screen = Terminal(stream, ["d2lpm", "vtc"], lambda: os.terminal_size((columns, lines)))
+    screen.begins("d2lpm", "http://127.0.0.1:1")
+    for each in glances:
+        screen.show(each)
+    return stream.getvalue()
+
+
+def test_a_table_is_drawn_over_the_one_before() -> None:
+    """The cursor goes up by as many lines as there are, and what is there then is the new table alone."""
+    first, last = glance(Phase.ALONE), glance(Phase.DONE, waits=77.0)
+    table = drawn(200, 50, last).removeprefix("\x1b[J")
+    assert "77.00" in table
+    assert drawn(200, 50, first, last).endswith(f"\x1b[{table.count(chr(10))}F\x1b[J{table}")
+
+
+@pytest.mark.parametrize(("columns", "lines"), [(40, 50), (200, 8)])
+def test_a_small_terminal_is_not_overrun(columns: int, lines: int) -> None:
+    """No line wraps and nothing scrolls, or the next table would not cover this one."""
+    table = drawn(columns, lines, glance(Phase.MEASURED)).removeprefix("\x1b[J").splitlines()
+    assert len(table) < lines
+    assert max(map(len, table)) < columns
+
+
+def test_without_a_terminal_there_is_a_line_now_and_then() -> None:
+    """No escapes; each phase has a line, and a long one has more."""
+    stream, now = StringIO(), 0.0
+    screen = Plain(stream, lambda: now)
+    screen.begins("d2lpm", "http://127.0.0.1:1")
+    for phase in (Phase.ALONE, Phase.ALONE, Phase.DONE, Phase.DONE):
+        screen.show(glance(phase))
+    now = PLAIN_SECONDS
+    screen.show(glance(Phase.DONE))
+    lines = [line.split(", ")[0] for line in stream.getvalue().splitlines()]
+    assert lines == ["d2lpm at http://127.0.0.1:1", "d2lpm: light alone", "d2lpm: done", "d2lpm: done"]
+
+
+async def played(answer: Answer) -> list[LiveCall]:
+    """What a client sees of one call that is answered like this."""
+    async with scripted_engine() as router:
+        clients = Clients(router.url, speed=1.0)
+        playing = asyncio.create_task(clients.play(Client("light-1", [ASKED]), 0.0))
+        await answer(await router.call())
+        await playing
+        await clients.close()
+    return clients.calls
+
+
+async def test_a_call_is_what_the_workload_asks() -> None:
+    """The router gets prompt and length as they are, and the client's name; tokens are counted by the usage."""
+    received = []
+
+    async def answer(call: Received) -> None:
+        received.append(call.json)
+        await call.stream(b": waiting\n\n", event({"choices": [{}], "usage": None}), usage_chunk(3, 5, cached=2), DONE)
+
+    (seen,) = await played(answer)
+    assert seen.tokens == Tokens(extend=1, cached=2, output=5)
+    assert seen.started is not None
+    assert seen.finished is not None
+    assert received[0].items() >= {"prompt": [1, 2, 3], "max_tokens": 5, "user": "light-1", "stream": True}.items()
+
+
+def test_a_comment_is_no_token() -> None:
+    """What the router sends to a client that waits does not end the wait for the first token."""
+    call = LiveCall("light-1", arrived=1.0)
+    hear(call, ": waiting for a worker", now=2.0)
+    assert call.started is None
+    hear(call, 'data: {"choices": [{}]}', now=3.0)
+    hear(call, 'data: {"choices": [{}]}', now=4.0)
+    assert call.started == 3.0
+
+
+async def unavailable(call: Received) -> None:
+    await call.respond(503, b'{"error": {"message":\n"nobody"}}')
+
+
+async def broken(call: Received) -> None:
+    await call.stream(event({"error": {"message": "worker_broke"}}))
+
+
+async def cut_short(call: Received) -> None:
+    await call.stream(event({"choices": [{}]}), DONE)
+
+
+async def dropped(call: Received) -> None:
+    await call.begin()
+    call.reset()
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (unavailable, 'answered 503: {"error": {"message": "nobody"}}'),
+        (broken, "a request failed: .*worker_broke"),
+        (cut_short, "ended before its usage"),
+        (dropped, "the router at http://127.0.0.1:[0-9]+ broke off"),
+    ],
+)
+async def test_a_call_that_fails_ends_the_trial(answer: Answer, told: str) -> None:
+    """Figures of a fleet that fails would mean nothing; what is told is one line."""
+    async with scripted_engine() as router:
+        router.polled["/fairness"] = (200, b'{"workers": {}}')
+        trial = Trial(router.url, 5.0, [Client("heavy", []), Client("light-1", [ASKED])], TIMES, lambda _: None)
+        running = asyncio.create_task(trial.run())
+        await answer(await router.call())
+        with pytest.raises(DemoError, match=told) as caught:
+            await running
+        assert "\n" not in str(caught.value)
+
+
+async def test_a_router_that_is_gone_ends_the_trial() -> None:
+    """The same if it is the demo's own question that finds nobody."""
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        trial = Trial(f"http://127.0.0.1:{deaf.getsockname()[1]}", 1.0, [Client("heavy", [])], TIMES, lambda _: None)
+        with pytest.raises(DemoError, match="broke off: ConnectError"):
+            await trial.run()
+
+
+async def test_a_router_that_fails_ends_the_trial() -> None:
+    """The same if that is answered by an error."""
+    async with scripted_engine() as router:
+        router.polled["/fairness"] = (500, b"")
+        trial = Trial(router.url, 5.0, [Client("heavy", [])], TIMES, lambda _: None)
+        with pytest.raises(DemoError, match="broke off: HTTPStatusError") as caught:
+            await trial.run()
+        assert "\n" not in str(caught.value)
+
+
+def test_a_worker_that_does_not_start_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+    """Its own words go to standard error, ours are one line."""
+    with pytest.raises(DemoError, match="worker did not start"), fleet(1, ["--hardware", "abacus"], []):
+        pass
+    assert "unknown hardware 'abacus'" in capfd.readouterr().err
+
+
+def test_a_router_that_does_not_start_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+    """The same of the router."""
+    with pytest.raises(DemoError, match="router did not start"), fleet(0, [], ["--policy", "nobody's"]):
+        pass
+    assert 'there is no policy "nobody\'s"' in capfd.readouterr().err
+
+
+@contextmanager
+def process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A module as a program, in a session of its own, with a setting around that is meant for other routers."""
+    environment = {**os.environ, "D2LPM_EMULATE": "1"}
+    command = [sys.executable, "-m", *arguments]
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as started:
+        try:
+            yield started
+        finally:
+            started.terminate()  # and not killed, which would leave its children to themselves
+
+
+def test_the_whole_demo() -> None:
+    """Even in a few seconds every policy serves the load, within its bound where it has one."""
+    with process("bench", "demo", "--json", "--seconds", "10", "--speed", "10") as demo:
+        output, log = demo.communicate(timeout=PATIENCE)
+    assert (demo.returncode, log) == (0, "")
+    report = json.loads(output)
+    assert report["load"]["in_flight"] == 96
+    assert list(report["policies"]) == list(POLICIES) == ["d2lpm", "dlpm_home", "vtc", "rr+fcfs"]
+    for policy, seen in report["policies"].items():
+        assert seen["cost_per_s"] > 0, policy
+        assert seen["heavy"]["requests"] > 0, policy
+        assert 0 <= seen["hit_rate"] < 1, policy
+        assert 0.2 <= seen["jain"] <= 1, policy
+        assert (seen["service_gap"] is None) == (policy == "rr+fcfs")
+        assert (seen["service_gap_bound"] is None) == (policy in ("vtc", "rr+fcfs"))
+        if seen["service_gap_bound"] is not None:
+            assert seen["service_gap"] <= seen["service_gap_bound"]
+    assert sum(seen["light"]["requests"] for seen in report["policies"].values()) > 0
+    assert sum(seen["light_alone"]["requests"] for seen in report["policies"].values()) > 0
+    assert len(report["findings"]) >= 3
+
+
+def test_ctrl_c_leaves_nothing_running() -> None:
+    """The exit code is a shell's, one line says so, and nobody listens any more at any of the addresses."""
+    with process("router", "demo") as demo:
+        assert demo.stdout is not None
+        url = demo.stdout.readline().split()[-1]
+        assert demo.stdout.readline().startswith("d2lpm: light alone")
+        workers = [worker["url"] for worker in httpx.get(f"{url}/workers", timeout=PATIENCE).json()["workers"]]
+        os.killpg(demo.pid, signal.SIGINT)
+        _, log = demo.communicate(timeout=PATIENCE)
+    assert (demo.returncode, log) == (130, "demo: interrupted; the router and its workers have ended\n")
+    assert len(workers) == 2
+    for address in map(urlsplit, [url, *workers]):
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((address.hostname, address.port), timeout=PATIENCE)

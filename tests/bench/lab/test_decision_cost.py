@@ -1,0 +1,35 @@
+"""What a decision costs with a long queue, in calls of functions: a count, the same on every machine."""
+
+import sys
+from types import FrameType
+
+import pytest
+
+from bench.lab.micro.decision_cost import Fleet, Setting
+
+TURNS = 40
+
+
+def calls(setting: Setting) -> int:
+    """How many functions are called for some arrivals and as many dispatches."""
+    fleet = Fleet(setting)
+    count = 0
+
+    def watch(frame: FrameType, what: str, argument: object) -> None:  # noqa: ARG001 - the profiler's signature
+        nonlocal count
+        count += what in ("call", "c_call")
+
+    sys.setprofile(watch)
+    try:
+        fleet.turns(TURNS)
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.parametrize("policy", ["d2lpm", "dlpm_home"])
+@pytest.mark.parametrize("clients", [5, 200])
+def test_a_decision_does_not_cost_more_because_more_wait(policy: str, clients: int) -> None:
+    """With a hundred times as many requests that wait, an arrival and a dispatch take at most 1.5 times the calls."""
+    short, long = (calls(Setting(policy, waiting, clients, chunks=5_000)) for waiting in (20, 2_000))
+    assert long <= 1.5 * short

@@ -1,0 +1,150 @@
+"""The full grid: loads, programs run to their end, nothing censored, and the default beside the best."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from bench.lab.experiments import EXPERIMENTS
+from bench.lab.frame.conditions import ALL
+from bench.lab.frame.experiment import Row
+from bench.lab.frame.felt_loads import FELT_LOADS
+from bench.lab.frame.loads import loaded
+from bench.lab.frame.measures import LIGHT_TIMES
+from bench.lab.sweeps.full import DEFAULT, FINALISTS, FullGrid, at_load, compared
+from bench.lab.sweeps.policies import PolicyTable, Relative
+from bench.report.programs import summarise_programs
+from bench.report.summary import summarise
+from bench.sim.scenario import Scenario, WorkerSpec
+from bench.sim.simulation import Simulation
+from bench.workloads.combined import Combined
+from bench.workloads.judge import Judge
+from bench.workloads.papers.preble import EMBODIED
+from bench.workloads.papers.vtc import Suite
+from bench.workloads.parts.traffic import Outcome, Workload
+from bench.workloads.recorded.sessions import Recorded, Sessions, Turn
+from bench.workloads.recorded.traces import Trace, Traced
+from tests.bench.lab.experiment_rows import rows_of
+
+
+def row(policy: str, service: float, p95: float, longest: float, workload: str = "qa", load: str = "1") -> Row:
+    waits = {**dict.fromkeys(LIGHT_TIMES, 0.0), "light TTFT p95": p95, "light TTFT longest": longest}
+    figures = {"service/s": service, "hit rate": 0.5, "Jain": 1.0, "Jain of shares": 1.0, **waits, "unended": 0}
+    labels = {"workload": workload, "load": load, "policy": policy}
+    return Row(labels, {name: [value] for name, value in figures.items()})
+
+
+def test_programs_that_began_are_run_to_their_end() -> None:
+    """Where calls are: all of their calls come, also those after the end, and no other program begins then."""
+    workload = Judge(client_count=2, rate=3.0)
+    cut, drained = (
+        Simulation(Scenario("dlpm_home", workload, (WorkerSpec(),), 6.0, drain=drain)).run() for drain in (False, True)
+    )
+    assert summarise_programs(cut.records, 0.0, 6.0)["unfinished"] > 0
+    ended = summarise_programs(drained.records, 0.0, 6.0)
+    assert (ended["unfinished"], ended["broken"]) == (0, 0)
+    assert any(record.arrived >= 6.0 for record in drained.records)
+    begun = {(record.client, record.program) for record in cut.records}
+    assert {(record.client, record.program) for record in drained.records} == begun
+
+
+def test_a_program_that_pauses_is_waited_for() -> None:
+    """Though nothing runs anywhere meanwhile: embodied tasks act between their calls."""
+    workload = replace(EMBODIED, client_count=1, rate=0.0, concurrency=1, sessions=1)
+    run = Simulation(Scenario("dlpm_home", workload, (WorkerSpec(),), 2.0, drain=True)).run()
+    assert summarise_programs(run.records, 0.0, 2.0)["done"] == 1
+
+
+def test_nothing_is_censored() -> None:
+    """Every program that began in the time measured ended, though more was asked than could be done."""
+    for each in rows_of("full"):
+        assert list(each.values["unended"]) == [0], each.labels
+
+
+def test_no_median_and_no_p99_lies_at_the_end_of_a_run() -> None:
+    """Without the drain they do: the same cells cut at their end have percentiles that are only bounds."""
+    cells = FullGrid().cells(quick=True)
+    for cell in cells:
+        run = Simulation(cell.with_seed(0)).run()
+        spans = [r.finished - r.arrived for r in run.records if r.finished is not None]
+        assert len(spans) == len(run.records)
+        assert FullGrid().measure(run, summarise(run))["unended"] == 0
+    cut = Simulation(replace(cells[0].scenario, drain=False)).run()
+    assert any(record.outcome is Outcome.UNFINISHED for record in cut.records)
+    assert FullGrid().measure(cut, summarise(cut))["unended"] != 0
+
+
+@pytest.mark.parametrize("factor", [0.8, 1.5])
+def test_a_load_is_so_many_times_what_is_sustained(factor: float) -> None:
+    """Sessions a second, a trace's speed, clients with one call open, calls open of the others; never the light."""
+    assert at_load("judge", factor, {}).workload == loaded("judge", 2, factor)
+    crowd, usual = at_load("crowd of 60", factor, {}).workload, FELT_LOADS["crowd of 60"].workload
+    assert isinstance(crowd, Combined)
+    assert isinstance(usual, Combined)
+    assert crowd.parts["crowd"] == replace(usual.parts["crowd"], client_count=round(60 * factor))
+    assert crowd.parts["light"] == usual.parts["light"]
+    flood = at_load("32 cold prompts, 4x32 chats", factor, {}).workload
+    assert isinstance(flood, Combined)
+    assert {name: part.concurrency for name, part in flood.parts.items()} == {
+        "heavy": round(32 * factor),
+        "honest": round(32 * factor),
+        "light": 1,
+    }
+    mix, once = (at_load("ServeGen", each, {}).workload for each in (factor, 1.0))
+    assert isinstance(mix, Suite)
+    assert isinstance(once, Suite)
+    assert mix.speed == pytest.approx(once.speed * factor)
+    sessions = Sessions((Recorded(1, 1, (Turn(5, 5, 0, 0.0),)),))
+    traces: dict[str, Workload] = {"servegen": Trace((Traced(0.0, 5, 5, 1),)), "sessions": sessions}
+    trace, once_more = (at_load("ServeGen", each, traces).workload for each in (factor, 1.0))
+    assert isinstance(trace, Trace)
+    assert isinstance(once_more, Trace)
+    assert trace.play.speed == pytest.approx(once_more.play.speed * factor)
+    agents = at_load("coding agents", factor, traces).workload
+    assert isinstance(agents, Sessions)
+    assert agents.play.concurrency == round(sessions.play.concurrency * factor)
+
+
+def test_the_default_is_set_beside_the_best_that_serves_enough() -> None:
+    """Throughput beside anybody's; waits beside those of who serves nine tenths; under 0.1 s all are alike."""
+    rows = [row(DEFAULT, 95.0, 2.0, 8.0), row("best", 100.0, 4.0, 10.0), row("idle", 50.0, 0.1, 0.1)]
+    rows += [row(DEFAULT, 100.0, 0.02, 0.1, load="1.5"), row("best", 90.0, 0.001, 0.05, load="1.5")]
+    first, second = compared(rows)
+    assert (first.workload, first.load, first.service, first.waits) == ("qa", "1", 0.95, (1.0, 1.0))
+    assert (second.load, second.service, second.waits) == ("1.5", 1.0, (1.0, 1.0))
+
+
+def test_the_digest_marks_what_misses_the_aim() -> None:
+    """In bold, and counted."""
+    rows = [row(DEFAULT, 90.0, 3.0, 8.0), row("best", 100.0, 2.0, 8.0), row(DEFAULT, 1.0, 1.0, 1.0, load="2")]
+    head, _, *_, first, second = FullGrid().digest(rows)
+    assert "1 of 2" in head
+    assert first == "| qa | 1 | **0.90** | **1.50** | 1.00 |"
+    assert second == "| qa | 2 | 1.00 | 1.00 | 1.00 |"
+
+
+def test_the_best_are_near_the_best_in_throughput_and_waits() -> None:
+    """The mean of both shares over the workloads orders them."""
+    rows = [row("fast", 100.0, 10.0, 0.0), row("prompt", 60.0, 1.0, 0.0), row("both", 90.0, 1.25, 0.0)]
+    assert Relative(rows).best(2) == ["both", "prompt"]
+    assert PolicyTable().digest(rows)[0] == "Nearest to the best: both, prompt, fast."
+
+
+def test_it_runs_by_its_name_alone() -> None:
+    """Neither with all nor with the sweeps, since it takes hours; five policies beside the default."""
+    assert "full" in EXPERIMENTS
+    assert set(FINALISTS) < ALL.keys()
+    assert len(set(FINALISTS) - {DEFAULT}) == 5
+
+
+def labels(cell: Mapping[str, str]) -> tuple[str, str]:
+    return cell["workload"], cell["load"]
+
+
+def test_every_workload_has_four_loads_and_six_policies() -> None:
+    """Each under five seeds."""
+    cells = FullGrid().cells(quick=False)
+    places = {labels(dict(cell.labels)) for cell in cells}
+    assert len(places) == 4 * len({workload for workload, _ in places})
+    assert len(cells) == 6 * len(places)
+    assert len(FullGrid.seeds) == 5

@@ -1,0 +1,72 @@
+"""The picture of the dashboard: its curves, and that its panels are the dashboard's."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from bench.demo.load import DemoError
+from bench.lab.picture.command import watch
+from bench.lab.picture.panels import PANELS, draw
+from bench.lab.picture.scrapes import Scrape, increases, levels, ratios, shares
+
+DEPLOY = Path(__file__).parents[3] / "deploy"
+DASHBOARD = json.loads((DEPLOY / "grafana" / "dashboards" / "d2lpm.json").read_text("utf-8"))
+
+
+def scrape(at: float, *lines: str) -> Scrape:
+    return Scrape.parsed(at, "\n".join([*lines, ""]))
+
+
+def counted(at: float, values: Mapping[str, float], name: str = "c") -> Scrape:
+    lines = (f'{name}_total{{who="{who}"}} {value}' for who, value in values.items())
+    return scrape(at, f"# TYPE {name}_total counter", *lines)
+
+
+def test_a_counter_grows_by_what_came_within_the_window() -> None:
+    """Since the first scrape within it; who was not there yet had nothing."""
+    scrapes = [counted(0, {"a": 5}), counted(1, {"a": 7}), counted(2, {"a": 7, "b": 3}), counted(3, {"a": 9, "b": 4})]
+    assert increases(scrapes, "c_total", "who", 2.0) == {"a": [(1, 2), (2, 2), (3, 2)], "b": [(2, 3), (3, 4)]}
+
+
+def test_shares_are_of_what_all_got() -> None:
+    """They sum up to 1, and there are none while nobody gets anything."""
+    scrapes = [counted(0, {"a": 5, "b": 1}), counted(1, {"a": 5, "b": 1}), counted(2, {"a": 8, "b": 2})]
+    assert shares(scrapes, "c_total", "who", 1.0) == {"a": [(2, 0.75)], "b": [(2, 0.25)]}
+
+
+def test_a_ratio_needs_something_to_be_a_part_of() -> None:
+    """Where the whole grew and the part did not, it is 0; where the whole did not grow, there is none."""
+
+    def both(at: float, part: float, whole: float) -> Scrape:
+        of_part, of_whole = counted(at, {"w": part}, "part"), counted(at, {"w": whole}, "whole")
+        return Scrape(at, {**of_part.families, **of_whole.families})
+
+    scrapes = [both(0, 0, 0), both(1, 0, 4), both(2, 0, 4), both(3, 3, 8)]
+    assert ratios(scrapes, "part_total", "whole_total", "who", 1.0) == {"w": [(1, 0), (3, 0.75)]}
+
+
+def test_a_gauge_is_added_up_by_its_label_where_others_fit() -> None:
+    """Of two percentiles the one that is asked for; of two models both."""
+    lines = ('g{who="a",p="95",m="x"} 2', 'g{who="a",p="95",m="y"} 3', 'g{who="a",p="50",m="x"} 1')
+    assert levels([scrape(4, "# TYPE g gauge", *lines)], "g", "who", {"p": "95"}) == {"a": [(4, 5)]}
+
+
+def test_its_panels_are_the_dashboards() -> None:
+    """Under the same titles."""
+    titles = {panel["title"] for panel in DASHBOARD["panels"]}
+    assert set(PANELS) <= titles
+
+
+def test_it_is_drawn_from_what_there_is(tmp_path: Path) -> None:
+    """A router that has told nothing yet makes empty panels, and no error."""
+    path = tmp_path / "dashboard.png"
+    draw([scrape(0), scrape(1)], "nothing", path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+async def test_a_router_that_is_not_there_ends_it() -> None:
+    """With what is wrong, in one line."""
+    with pytest.raises(DemoError, match="broke off"):
+        await watch("http://127.0.0.1:9", 20.0, 0)

@@ -1,0 +1,56 @@
+"""The live comparison of the window with none: its verdicts, its table, and one short run."""
+
+from pathlib import Path
+
+import pytest
+
+from bench.__main__ import main
+from bench.lab.micro.window_live import LOADS, Load, Manner, Row, Seen, table, trial
+from bench.workloads.unrelated import Unrelated
+
+OFF = Seen(throughput=1000.0, requests_p95=100.0, tokens_p95=9000.0, lost=0.0)
+
+
+def row(throughput: float, requests: float, tokens: float, dialect: str = "vllm") -> Row:
+    return Row("short", dialect, True, OFF, Seen(throughput, requests, tokens, 0.01))
+
+
+@pytest.mark.parametrize(
+    ("seen", "passes"),
+    [
+        (row(970.0, 50, 4096), True),
+        (row(969.0, 50, 4096), False),
+        (row(990.0, 50, 4097), False),
+        (row(990.0, 50, 16384, "sglang"), True),
+        (row(990.0, 2, 16_000), True),
+        (row(990.0, 3, 16_000), False),
+    ],
+)
+def test_a_row_passes_with_the_throughput_and_a_short_queue(seen: Row, passes: bool) -> None:
+    """97 % of it; two step budgets of the engine's own, or two requests, whichever is more."""
+    assert seen.passes == passes
+    assert table([seen])[1].endswith("MISSED") != passes
+
+
+def test_the_loads_ask_for_more_than_a_worker_has() -> None:
+    """Each keeps more requests open than there are places, and is measured longer than it warms up."""
+    for load in LOADS.values():
+        assert load.workload.client_count * load.workload.concurrency >= 32
+        assert 2 * load.warmup < load.seconds
+
+
+@pytest.mark.parametrize("window", ["off", "learned"])
+def test_a_queue_is_measured_inside_the_engine(window: str) -> None:
+    """Without a window all that is open waits there, with it a few do."""
+    load = Load(Unrelated(input=50, output=20, concurrency=4), ("--max-running", "2"), 24.0, 8.0)
+    seen = trial(load, "vllm", window, Manner(speed=8.0), told=False)
+    assert seen.throughput > 0
+    assert (seen.requests_p95 > 20, seen.tokens_p95 > 20 * 50) == (window == "off", window == "off")
+
+
+def test_a_mistake_is_told(tmp_path: Path) -> None:
+    """No process is started for a speed that makes no sense."""
+    with pytest.raises(SystemExit) as caught:
+        main(["window", "--speed", "0", "--json", str(tmp_path / "out.json")])
+    assert caught.value.code == "window: error: --speed must be positive"
+    assert not (tmp_path / "out.json").exists()

@@ -1,0 +1,102 @@
+"""An experiment that takes no time, and a program that runs it in processes of its own."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from bench.lab.frame.experiment import Cell, Experiment, Row, Value
+from bench.lab.frame.measures import first_token_line
+from bench.lab.frame.plots import draw_legend, draw_policies
+from bench.lab.frame.report import write
+from bench.lab.frame.runner import run
+from bench.report.records import Result
+from bench.report.summary import Summary
+from bench.sim.scenario import Scenario, WorkerSpec
+from bench.workloads.documents import SharedDocuments
+from router.core.policies.dlpm.lpm import LpmParameters
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SEEDS = (0, 1)
+LENGTHS = (3.0, 1.0)
+"""Seconds of each policy's simulations."""
+HELD = (4.0, 3.0, 2.0, 1.0)
+"""Seconds of those that wait for each other."""
+
+
+@dataclass(frozen=True)
+class Tiny(Experiment):
+    """Two policies, some lengths."""
+
+    title: ClassVar[str] = "A tiny experiment"
+    published: ClassVar[str] = "Nothing."
+    decimals: ClassVar[Mapping[str, int]] = {"calls": 0, "Jain": 3, "none": 0}
+
+    def cells(self, *, quick: bool) -> Sequence[Cell]:
+        """See `Experiment`."""
+        workload = SharedDocuments(documents=3, tokens=800, client_count=3, rate=20.0)
+        workers = (WorkerSpec(kv_tokens=20_000),) * 2
+        return [
+            Cell(
+                (("seconds", f"{seconds:g}"), ("policy", policy)),
+                Scenario(policy, workload, workers, seconds, parameters=(LpmParameters(),)),
+            )
+            for seconds in (LENGTHS[1:] if quick else LENGTHS)
+            for policy in ("d2lpm", "dlpm_home")
+        ]
+
+    def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:
+        """See `Experiment`."""
+        return {
+            "calls": len(result.records),
+            "Jain": summary["jain"],
+            "none": None,
+            "TTFT": first_token_line(result.records, 0.5, result.seconds),
+        }
+
+    def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
+        """See `Experiment`."""
+        draw_policies(figure.subplots(), rows, lambda row: float(row.labels["seconds"]), "calls")
+        draw_legend(figure)
+
+
+@dataclass(frozen=True)
+class Held(Tiny):
+    """The first simulation ends after the last has: it waits for what that writes."""
+
+    fifo: Path
+    """A named pipe."""
+
+    def cells(self, *, quick: bool) -> Sequence[Cell]:
+        """See `Experiment`."""
+        one = super().cells(quick=quick)[0].scenario
+        return [Cell((("seconds", f"{s}"),), replace(one, seconds=s)) for s in HELD]
+
+    def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:  # noqa: ARG002
+        """See `Experiment`."""
+        if result.seconds == HELD[0]:
+            with self.fifo.open("rb") as pipe:
+                pipe.read()
+        elif result.seconds == HELD[-1]:
+            self.fifo.write_bytes(b"over")
+        return {"seconds": result.seconds}
+
+
+def rows(jobs: int) -> Sequence[Row]:
+    """Run it."""
+    return run(Tiny(), quick=False, seeds=SEEDS, jobs=jobs, done=lambda _over, _of: None)
+
+
+if __name__ == "__main__":
+    # Under their own names, as the processes of the pool know them.
+    from tests.bench.lab.tiny_experiment import Held as NamedHeld
+    from tests.bench.lab.tiny_experiment import Tiny as Named
+    from tests.bench.lab.tiny_experiment import rows as rows_of
+
+    if sys.argv[1] == "held":
+        run(NamedHeld(Path(sys.argv[2])), quick=True, seeds=[0], jobs=1, done=lambda _over, _of: None)
+    else:
+        write("tiny", Named(), rows_of(1), SEEDS, Path(sys.argv[1]))

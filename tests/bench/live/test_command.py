@@ -1,0 +1,338 @@
+"""A workload over HTTP: its records, its failures, the command, and that it agrees with virtual time."""
+
+import asyncio
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from bench.__main__ import main
+from bench.demo.processes import fleet
+from bench.live import completions
+from bench.live.books import LiveResult
+from bench.live.clients import LiveLoad, run_load
+from bench.live.command import doubts
+from bench.live.player import Player
+from bench.report.records import Record
+from bench.report.summary import summarise
+from bench.sim.scenario import Scenario, WorkerSpec
+from bench.sim.simulation import Simulation
+from bench.workloads.parts.traffic import Call, Client, Ending, Outcome
+from bench.workloads.registry import WORKLOADS
+from bench.workloads.spec import parse_spec
+from tests.bench.sim.simulated import Scripted, own_prompt
+from tests.support.running import running_router
+from tests.support.scripted_engine import DONE, event, scripted_engine, usage_chunk
+from tests.support.scripted_engine import Call as Received
+from tests.support.workers_http import eventually, series, worker
+
+PATIENCE = 60.0
+SECONDS = 1000.0
+"""Longer than any test: these loads end when their calls have."""
+ASKED = Call(0.0, own_prompt(1, 40), output_tokens=5)
+
+Answer = Callable[[Received], Awaitable[None]]
+
+
+async def loaded(url: str, *calls: tuple[str, Call], **settings: object) -> LiveResult:
+    """What comes of these calls."""
+    load = LiveLoad(url, Scripted(calls), **{"seconds": SECONDS, "model": "m", **settings})  # type: ignore[arg-type]
+    async with asyncio.timeout(PATIENCE):
+        return await run_load(load)
+
+
+async def answered(answer: Answer, call: Call = ASKED, **settings: object) -> tuple[Record, LiveResult]:
+    """The record of one call that is answered like this."""
+    async with scripted_engine() as server:
+        running = asyncio.create_task(loaded(server.url, ("c1", call), **settings))
+        await answer(await server.call())
+        ended = await running
+    (record,) = ended.result.records
+    return record, ended
+
+
+async def whole(call: Received) -> None:
+    """A comment, two tokens in an event, three in another, and the usage."""
+    used = {"prompt_tokens": 40, "completion_tokens": 2}
+    first = event({"choices": [{"text": "a b"}], "usage": used})
+    second = event({"choices": [{"text": " c d e"}], "usage": {**used, "completion_tokens": 5}})
+    await call.stream(b": waiting\n\n", first[:9], first[9:] + second, usage_chunk(40, 5, cached=16), DONE)
+
+
+async def test_a_call_is_written_down_as_its_client_saw_it() -> None:
+    """Tokens and what was cached are by the server's word; what only a router of ours tells is not made up."""
+    record, ended = await answered(whole)
+    assert (record.client, record.outcome) == ("c1", Outcome.DONE)
+    assert (record.input_tokens, record.cached_tokens, record.output_tokens) == (40, 16, 5)
+    assert record.started is not None
+    assert record.finished is not None
+    assert 0 <= record.arrived <= record.started <= record.finished
+    assert (record.worker, record.dispatched, record.predicted_cached_tokens) == (None, None, None)
+    summary = ended.summary()
+    assert summary["hit_rate"] == 16 / 40
+    assert summary["throughput_tokens_per_s"] == pytest.approx(45 / SECONDS)
+    assert summary["workers"] == {}
+    assert (summary["clients"]["c1"]["service"], summary["clients"]["c1"]["client_service"]) == (24 + 10, 40 + 10)
+
+
+async def test_the_server_gets_what_the_workload_asks() -> None:
+    """Prompt and length as they are, the client by key and by `user`, and no token id that the model does not have."""
+    received = []
+
+    async def answer(call: Received) -> None:
+        received.append(call)
+        await whole(call)
+
+    await answered(answer, key_prefix="p-", stream_interval=7, vocabulary=1020)
+    (call,) = received
+    wanted = {"model": "m", "user": "p-c1", "max_tokens": 5, "ignore_eos": True, "stream": True, "stream_interval": 7}
+    assert call.json.items() >= wanted.items()
+    assert call.json["prompt"] == [token % 1020 for token in ASKED.prompt.tokens]
+    assert call.headers["authorization"] == "Bearer p-c1"
+
+
+async def unavailable(call: Received) -> None:
+    await call.respond(503, b'{"error": {"message":\n"nobody"}}')
+
+
+async def refused(call: Received) -> None:
+    await call.respond(429, b"full")
+
+
+async def dropped(call: Received) -> None:
+    await call.respond(503, b"none", "x-d2lpm-dropped-reason: no_worker")
+
+
+async def broken(call: Received) -> None:
+    await call.stream(event({"error": {"message": "worker_broke"}}))
+
+
+async def cut_short(call: Received) -> None:
+    await call.stream(event({"choices": [{"text": "a"}], "usage": {"prompt_tokens": 40, "completion_tokens": 1}}))
+
+
+async def without_usage(call: Received) -> None:
+    await call.stream(event({"choices": [{"text": "a"}]}), DONE)
+
+
+async def no_json(call: Received) -> None:
+    await call.stream(b"data: {nonsense\n\n", DONE)
+
+
+async def reset(call: Received) -> None:
+    await call.begin()
+    call.reset()
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome", "told"),
+    [
+        (unavailable, Outcome.FAILED, '503: {"error": {"message": "nobody"}}'),
+        (refused, Outcome.REJECTED, "429: full"),
+        (dropped, Outcome.REJECTED, "503: none"),
+        (broken, Outcome.FAILED, "worker_broke"),
+        (cut_short, Outcome.FAILED, "ended before its usage"),
+        (without_usage, Outcome.FAILED, "ended before its usage"),
+        (no_json, Outcome.FAILED, "JSONDecodeError"),
+        (reset, Outcome.FAILED, "Client"),
+    ],
+)
+async def test_a_call_that_fails_is_a_record(answer: Answer, outcome: Outcome, told: str) -> None:
+    """The load goes on, the reason is told in one line, and nothing of the call counts as served but what came."""
+    record, ended = await answered(answer)
+    assert (record.outcome, record.cached_tokens) == (outcome, None)
+    ((reason, times),) = ended.failures.items()
+    assert times == 1
+    assert told in reason
+    assert "\n" not in reason
+    assert doubts(ended)[0] == f"1 calls ended with {reason}"
+
+
+async def test_a_client_that_leaves_is_cancelled() -> None:
+    """It closes the connection, by the servers' clock, and that is no failure. An event without usage is a token."""
+
+    async def wait(call: Received) -> None:
+        await call.begin()
+        await call.write(event({"choices": [{"text": "a"}]}))
+        await call.gone()
+
+    record, ended = await answered(wait, Call(0.0, ASKED.prompt, 5, cancel_after=100.0), speed=100.0)
+    assert (record.outcome, record.output_tokens) == (Outcome.CANCELLED, 1)
+    assert record.finished is not None
+    assert record.finished - record.arrived >= 100.0
+    assert not ended.failures
+
+
+async def test_an_answer_may_come_whole() -> None:
+    """A call that does not stream is no stream on the wire; it shows no first token."""
+    received = []
+
+    async def answer(call: Received) -> None:
+        received.append(call.json)
+        used = {"prompt_tokens": 40, "completion_tokens": 5, "prompt_tokens_details": None}
+        await call.respond(200, json.dumps({"choices": [{"text": "a b c d e"}], "usage": used}).encode())
+
+    record, ended = await answered(answer, Call(0.0, ASKED.prompt, 5, streamed=False))
+    assert "stream" not in received[0]
+    assert (record.outcome, record.started, record.cached_tokens, record.output_tokens) == (Outcome.DONE, None, 0, 5)
+    assert ended.totals.prompt_tokens == 40
+
+
+async def test_what_follows_gets_the_end_and_as_many_tokens() -> None:
+    """The next turn is made of an answer as long as the one that came."""
+    heard = []
+
+    def then(_: Call, ending: Ending) -> Iterable[Call]:
+        heard.append(ending)
+        return [Call(ending.at, ASKED.prompt.followed_by(ending.answer), 3)]
+
+    with worker(model="m") as url:
+        ended = await loaded(url, ("c1", Call(0.0, ASKED.prompt, 5, then=then)))
+    assert [record.input_tokens for record in ended.result.records] == [40, 45]
+    assert [record.output_tokens for record in ended.result.records] == [5, 3]
+    assert (heard[0].outcome, len(heard[0].answer)) == (Outcome.DONE, 5)
+
+
+async def test_our_router_tells_the_clients_apart() -> None:
+    """Each has an account of its own there, and the records have what its headers say."""
+    calls = [(f"c{number % 3}", Call(0.0, own_prompt(number % 3, 400), 4)) for number in range(9)]
+    with worker(model="m") as url:
+        async with running_router(url) as router:
+            ended = await loaded(router.url, *calls)
+            assert len((await router.fairness())["clients"]) == 3
+    assert [record.outcome for record in ended.result.records] == [Outcome.DONE] * 9
+    assert len({record.worker for record in ended.result.records} - {None}) == 1
+    assert all(record.dispatched is not None for record in ended.result.records)
+    assert sum(record.cached_tokens or 0 for record in ended.result.records) > 0
+
+
+async def test_time_runs_as_fast_as_the_servers() -> None:
+    """A call is made when its time has come by the faster clock."""
+    arrived = []
+
+    async def make(_client: Client, _call: Call) -> Ending:
+        arrived.append(player.now)
+        return Ending(Outcome.DONE, player.now)
+
+    player = Player(200.0, make)
+    await player.play(Client("c1", [Call(at, ASKED.prompt, 1) for at in (0.0, 5.0, 10.0)]))
+    assert all(at >= wanted for at, wanted in zip(arrived, (0.0, 5.0, 10.0), strict=True))
+
+
+@pytest.mark.parametrize(
+    "line", [b": waiting", b"", b"data: [DONE]", b"event: ping", b"id: 3"], ids=lambda line: line.decode() or "empty"
+)
+def test_what_is_no_event_is_no_token(line: bytes) -> None:
+    """Comments and the end mark tell nothing."""
+    assert completions.event(line) is None
+
+
+@contextmanager
+def command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """The command as a process, which is over afterwards."""
+    line = [sys.executable, "-m", "bench", "load", *arguments]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+
+
+def test_the_command_writes_the_simulators_report(tmp_path: Path) -> None:
+    """Flags, summary and records, of two clients in a closed loop."""
+    out = tmp_path / "out.json"
+    workload = "short:client_count=2,concurrency=2,sessions=6"
+    with worker() as url:
+        main(["load", f"{url}/v1/", "--workload", workload, "--seconds", "60", "--json", str(out), "--records"])
+    written = json.loads(out.read_text())
+    assert written["options"]["workload"] == workload
+    assert written["requests"]["done"] == 12
+    assert [record["output_tokens"] for record in written["records"]] == [8] * 12
+    assert set(written["clients"]) == {"c1", "c2"}
+    assert (written["workers"], written["failures"], written["interrupted"]) == ({}, {}, False)
+
+
+def test_ctrl_c_gives_the_report_so_far() -> None:
+    """The figures are of the time until then, and the exit status is a shell's."""
+    with worker() as url, command(url, "--workload", "short:client_count=1,concurrency=1", "--seconds", "900") as load:
+        asyncio.run(wait_for_calls(url))
+        load.send_signal(signal.SIGINT)
+        output, log = load.communicate(timeout=PATIENCE)
+    report = json.loads(output)
+    assert (load.returncode, log, report["interrupted"]) == (130, "", True)
+    assert report["seconds"] < 900
+    assert report["requests"]["done"] > 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ((), "no server at http://127.0.0.1:{port}: "),
+        (("--workload", "nobody's"), 'unknown name "nobody\'s"'),
+        (("--warmup", "60"), "seconds must be finite"),
+        (("--speed", "0"), "speed must be positive"),
+    ],
+)
+def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], told: str) -> None:
+    """A server that is not there, too: exit status 2, and nothing on standard output."""
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        port = deaf.getsockname()[1]
+        with pytest.raises(SystemExit) as caught:
+            main(["load", f"http://127.0.0.1:{port}", *flags])
+    output, log = capsys.readouterr()
+    assert (caught.value.code, output) == (2, "")
+    assert log.startswith(f"load: error: {told.format(port=port)}")
+    assert log.count("\n") == 1
+
+
+async def wait_for_calls(url: str) -> None:
+    """Wait until the worker has finished some."""
+    async with aiohttp.ClientSession() as http:
+
+        async def finished() -> bool:
+            return (await series(http, url))["vllm:request_success_total"] > 3
+
+        await eventually(finished)
+
+
+def test_what_is_not_installed_is_told() -> None:
+    """An installed router has no aiohttp: one line says so, and the other commands go without it."""
+    program = "import sys; sys.modules['aiohttp'] = None; from bench.__main__ import main; main(['load', 'http://x'])"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr == "bench: error: aiohttp is not installed; it comes with the development extras\n"
+
+
+SPEED = 2.0
+HARDWARE = "a10g-llama-7b"
+SAME = "documents:documents=12,tokens=4000,client_count=3,rate=0,concurrency=3,output=32"
+"""Of twelve documents nine fit into each of the two caches: all are found as long as each stays at one worker."""
+KV_TOKENS = 36_000
+WARMUP, END = 8.0, 38.0
+
+
+def test_virtual_time_and_sockets_agree() -> None:
+    """The same workload on the same fleet: the hit rate within 3 points, the throughput within 10 %.
+
+    The sockets' time is the clock's, and where processes are late to run the figures are the machine's. So steps are
+    slow and requests long beside the delays of a busy machine, and caches have room for a document more or less:
+    where they have none, a tie in time decides what is evicted, and that what is missed from then on.
+    """
+    workload = parse_spec(SAME, WORKLOADS)
+    scenario = Scenario("d2lpm", workload, (WorkerSpec(HARDWARE, kv_tokens=KV_TOKENS),) * 2, END, WARMUP)
+    simulated = summarise(Simulation(scenario).run())
+    flags = ("--speed", str(SPEED), "--hardware", HARDWARE, "--kv-tokens", str(KV_TOKENS))
+    with fleet(2, flags, ("--policy", "d2lpm", "--poll-interval", str(0.5 / SPEED))) as url:
+        live = asyncio.run(run_load(LiveLoad(url, workload, END, WARMUP, speed=SPEED, stream_interval=20)))
+    summary = live.summary()
+    assert not live.failures
+    assert summary["hit_rate"] == pytest.approx(simulated["hit_rate"], abs=0.03)
+    assert summary["throughput_tokens_per_s"] == pytest.approx(simulated["throughput_tokens_per_s"], rel=0.1)

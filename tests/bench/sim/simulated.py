@@ -1,0 +1,53 @@
+"""Small simulations for tests: calls written out one by one, and an observer that remembers what it heard."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from bench.workloads.parts.prompts import Prompt, Text
+from bench.workloads.parts.traffic import Call, Client
+from router.core.model.commands import Command
+from router.core.model.events import Event
+
+TEXTS = [Text(range(100_000 * number, 100_000 * number + 5000)) for number in range(3)]
+
+
+def prompt(own: int, text: int | None = None, shared: int = 5000) -> Prompt:
+    """The first `shared` tokens of one of the texts, or of none, and `own` that are the same for all prompts."""
+    head = TEXTS[text].tokens[:shared] if text is not None else ()
+    return Prompt(Text(head), tuple(range(10_000_000, 10_000_000 + own)))
+
+
+def own_prompt(number: int, length: int) -> Prompt:
+    """So many tokens that no prompt of another number begins with."""
+    return Prompt(Text(), tuple(range(1000 * number + 1, 1000 * number + 1 + length)))
+
+
+@dataclass(frozen=True, slots=True)
+class Scripted:
+    """A workload whose every call is given."""
+
+    calls: tuple[tuple[str, Call], ...]
+    """With the name of its client."""
+    weights: tuple[tuple[str, float], ...] = ()
+
+    def clients(self, seed: int) -> Sequence[Client]:  # noqa: ARG002 - nothing is left to chance
+        """See `Workload`."""
+        weights = dict(self.weights)
+        names = dict.fromkeys(name for name, _ in self.calls)
+        return [Client(name, self._of(name), weights.get(name, 1.0)) for name in names]
+
+    def _of(self, name: str) -> Iterable[Call]:
+        return sorted((call for client, call in self.calls if client == name), key=lambda call: call.at)
+
+
+class Heard:
+    """What the scheduler was told and what it said."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[float, Event]] = []
+        self.commands: list[tuple[float, Command]] = []
+
+    def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
+        """See `Observer`."""
+        self.events.append((now, event))
+        self.commands += ((now, command) for command in commands)

@@ -1,0 +1,122 @@
+"""The command `python -m bench simulate`, from its flags to its JSON."""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.__main__ import main
+from bench.sim.command import configure, read_scenario, simulate, summarise
+from bench.sim.scenario import Scenario, WorkerSpec
+from bench.workloads.combined import Misbehaving
+from bench.workloads.documents import SharedDocuments
+from bench.workloads.parts.lengths import Lengths
+from bench.workloads.tree_of_thoughts import TreeOfThoughts
+from router.core.fleet.window import FixedWindow, NoWindow
+from router.core.policies.dlpm.d2lpm import D2lpmParameters
+from router.core.policies.dlpm.dlpm import DlpmParameters
+
+BRIEF = ("simulate", "--workload", "documents:documents=2,tokens=500,client_count=2", "--rate", "10", "--seconds", "3")
+PERCENTILES = ("ttft_p50_s", "ttft_p95_s", "ttft_p99_s", "latency_p50_s", "latency_p99_s")
+
+
+def scenario(*flags: str) -> Scenario:
+    parser = argparse.ArgumentParser()
+    configure(parser)
+    return read_scenario(parser.parse_args(flags))
+
+
+def test_it_writes_what_the_library_says(tmp_path: Path) -> None:
+    """The file holds the flags, the summary of the same scenario, and the records where they were asked for."""
+    out = tmp_path / "out.json"
+    main([*BRIEF, "--workers", "2", "--seed", "7", "--warmup", "1", "--json", str(out), "--records"])
+    written = json.loads(out.read_text())
+    result = simulate(scenario(*BRIEF[1:], "--workers", "2", "--seed", "7", "--warmup", "1"))
+    assert written["options"]["seed"] == 7
+    assert {name: written[name] for name in summarise(result)} == json.loads(json.dumps(summarise(result)))
+    assert written["records"] == json.loads(json.dumps([record._asdict() for record in result.records]))
+    assert written["hit_rate"] > 0.5
+    assert set(written["workers"]) == {"w1", "w2"}
+    assert all(client[name] > 0 for client in written["clients"].values() for name in PERCENTILES)
+    assert all(worker["service_gap"] <= worker["service_gap_bound"] for worker in written["workers"].values())
+
+
+def test_it_runs_as_a_command() -> None:
+    """Without a file the JSON, without records, is all that is on standard output; a pipe gets no progress bar."""
+    ran = subprocess.run([sys.executable, "-m", "bench", *BRIEF], capture_output=True, text=True, check=True)
+    assert "records" not in json.loads(ran.stdout)
+    assert ran.stderr == ""
+
+
+def test_flags_become_the_scenario() -> None:
+    """Every flag has its place in the scenario."""
+    read = scenario(
+        *(
+            "--policy",
+            "d2lpm",
+            "--set",
+            "dlpm.quantum=5e3",
+            "--set",
+            "d2lpm.quantum=7e4",
+            "--set",
+            "d2lpm.load_slack=2",
+        ),
+        *("--workload", "prefix-40:tokens=800,weights=1/2", "--rate", "12.5", "--window", "fixed:requests=9"),
+        *("--seconds", "8", "--warmup", "2", "--seed", "3", "--drain", "--no-jumps"),
+        *("--workers", "3", "--speeds", "1,0.25", "--hardware", "h100-llama-7b", "--dialect", "sglang"),
+        *("--order", "lpm", "--kv-tokens", "9000", "--slots", "7", "--max-batched-tokens", "512", "--hide-capacity"),
+    )
+    workload = read.workload
+    assert isinstance(workload, SharedDocuments)
+    assert (workload.documents, workload.tokens, workload.weights, workload.rate) == (40, 800, (1.0, 2.0), 12.5)
+    assert read.settings.window == FixedWindow(requests=9)
+    assert read.parameters == (DlpmParameters(quantum=5e3), D2lpmParameters(quantum=7e4, load_slack=2))
+    assert (read.seconds, read.warmup, read.seed, read.drain, read.jumps) == (8.0, 2.0, 3, True, False)
+    assert [worker.speed for worker in read.workers] == [1.0, 0.25, 1.0]
+    assert read.workers[0] == WorkerSpec("h100-llama-7b", 1.0, "sglang", "lpm", 9000, None, 7, 512, tell_capacity=False)
+    assert isinstance(scenario("--window", "off").settings.window, NoWindow)
+
+
+def test_parts_of_a_workload_have_their_own_flags() -> None:
+    """A misbehaving client's parameters follow its name, and the rate is that of all together."""
+    workload = scenario("--workload", "tot-s1:heavy.branches=3,light.output=90/20", "--rate", "2").workload
+    assert isinstance(workload, Misbehaving)
+    heavy, light = workload.heavy, workload.light
+    assert isinstance(heavy, TreeOfThoughts)
+    assert isinstance(light, TreeOfThoughts)
+    assert (heavy.branches, light.branches, light.output, workload.rate) == (3, 2, Lengths(90, 20), 2.0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (("--policy", "magic"), "unknown policy 'magic', known: d2lpm"),
+        (("--workload", "magic"), "unknown name 'magic', known: documents"),
+        (("--workload", "heavy-light", "--rate", "3"), "heavy-light has no rate"),
+        (("--trace", "arena:trace.csv", "--rate", "3"), "a trace has times and no rate"),
+        (("--window", "fixed:size=3"), "unknown parameter 'size', known: requests"),
+        (("--set", "magic.quantum=1"), "unknown family 'magic', known:"),
+        (("--set", "dlpm.quantum"), "'dlpm.quantum' is not parameter=value"),
+        (("--set", "dlpm.quantum=-1"), "quantum must be positive"),
+        (("--hardware", "abacus"), "unknown hardware 'abacus'"),
+        (("--order", "lpm"), "vLLM has no lpm order"),
+        (("--kv-tokens", "10"), "kv_tokens must hold at least four blocks"),
+        (("--workers", "0"), "--workers must be at least 1"),
+        (("--speeds", "1,x"), "'1,x' is no list of speeds"),
+        (("--speeds", "0"), "speed must be positive"),
+        (("--seconds", "5", "--warmup", "5"), "more than the warm-up"),
+    ],
+)
+def test_mistakes_end_it_with_a_message(
+    flags: tuple[str, ...], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A wrong flag ends the command before anything runs, and the message names what is wrong."""
+    with pytest.raises(SystemExit) as ended:
+        main(["simulate", *flags])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("simulate: error: ")
+    assert complaint in said

@@ -1,0 +1,136 @@
+"""Misbehaving clients and mixes: that the papers' experiments are what their names say."""
+
+from dataclasses import replace
+
+import pytest
+
+from bench.sim.command import simulate
+from bench.sim.scenario import Scenario
+from bench.workloads.combined import Combined, Misbehaving
+from bench.workloads.judge import Judge
+from bench.workloads.parts.pace import Pace
+from bench.workloads.parts.traffic import Call, Rated
+from bench.workloads.registry import WORKLOADS
+from bench.workloads.shared_prefix import SharedPrefix
+from bench.workloads.tree_of_thoughts import TreeOfThoughts
+from tests.core.played import played
+
+FIGURE_7 = ("tot-s1", "tot-s2", "judge-s1", "judge-s2", "qa-s1", "qa-s2")
+
+
+def misbehaving(name: str) -> Misbehaving:
+    workload = WORKLOADS[name]
+    assert isinstance(workload, Misbehaving)
+    return workload
+
+
+def by_client(workload: Combined, count: int = 400) -> dict[str, list[tuple[float, Call]]]:
+    return {client.name: played(client, count) for client in workload.clients(1)}
+
+
+@pytest.mark.parametrize("name", [*FIGURE_7, "tot-fig9"])
+def test_one_client_misbehaves_beside_others(name: str) -> None:
+    """All begin as many programs a second but for long-context QA's S1, and differ in what table 3 says alone."""
+    workload = misbehaving(name)
+    assert [client.name for client in workload.clients(1)] == ["heavy", "light-1", "light-2"]
+    heavy, light = workload.heavy, workload.light
+    each = light.rate / light.client_count
+    assert heavy.rate / heavy.client_count == pytest.approx(4 * each if name == "qa-s1" else each)
+    alike = {
+        "tot-s1": {"branches": 4},
+        "tot-s2": {"question_times": 10.0},
+        "judge-s1": {"dimensions": 16},
+        "judge-s2": {"extra": 600},
+        "qa-s1": {},
+        "qa-s2": {"prefix_times": 2.0},
+        "tot-fig9": {"question_times": 10.0},
+    }[name]
+    assert heavy == replace(light, client_count=1, rate=heavy.rate, **alike)  # type: ignore[arg-type]
+
+
+def test_figure_7_is_table_3() -> None:
+    """30 calls in a tree and 340 in the misbehaving client's, 3 for an article and 17, and 120 in figure 9."""
+    sizes = {
+        name: [calls[0][1].program_calls for calls in by_client(misbehaving(name), 2).values()]
+        for name in ("tot-s1", "tot-s2", "judge-s1", "judge-s2", "tot-fig9")
+    }
+    assert sizes == {
+        "tot-s1": [340, 30, 30],
+        "tot-s2": [30, 30, 30],
+        "judge-s1": [17, 3, 3],
+        "judge-s2": [3, 3, 3],
+        "tot-fig9": [120, 120, 120],
+    }
+
+
+@pytest.mark.parametrize(
+    ("good", "bad"),
+    [
+        (TreeOfThoughts(rate=1.0, client_count=3), {"rate": 2.0, "client_count": 1}),
+        (TreeOfThoughts(concurrency=1, client_count=3), {"concurrency": 8, "client_count": 1}),
+        (Judge(rate=1.0, client_count=3), {"dimensions": 5, "extra": 100}),
+        (SharedPrefix(rate=1.0, client_count=3), {"prefix_times": 3.0, "popularity": 1.1}),
+    ],
+)
+def test_any_family_may_misbehave(good: Pace, bad: dict[str, object]) -> None:
+    """By rate, by concurrency or by any parameter of its own."""
+    workload = Misbehaving(heavy=replace(good, **bad), light=good)  # type: ignore[arg-type]
+    records = simulate(Scenario("d2lpm", workload, seconds=4.0, seed=2)).records
+    assert {record.client for record in records} > {"light-1", "light-2", "light-3"}
+
+
+def test_parts_have_chances_of_their_own() -> None:
+    """Clients of two equal parts neither call at the same times nor ask the same."""
+    part = SharedPrefix(rate=1.0, client_count=1)
+    heavy, light = by_client(Misbehaving(heavy=part, light=part), 10).values()
+    assert not {at for at, _ in heavy} & {at for at, _ in light}
+    assert not {call.prompt.tokens[:8] for _, call in heavy} & {call.prompt.tokens[:8] for _, call in light}
+
+
+def test_a_rate_is_divided_as_the_parts_rates_are() -> None:
+    """Of all together, whatever the parts are; a part without a rate has none to divide."""
+    workload = misbehaving("qa-s1").at_rate(12.0)
+    made = by_client(workload, 1000)
+    assert 1000 / made["heavy"][-1][0] == pytest.approx(8.0, rel=0.1)
+    assert 1000 / made["light-1"][-1][0] == pytest.approx(2.0, rel=0.1)
+    part = SharedPrefix(concurrency=1)
+    assert Misbehaving(heavy=part, light=part).clients(1)
+    with pytest.raises(ValueError, match="a rate"):
+        Misbehaving(heavy=part, light=part, rate=3.0)
+
+
+def test_rates_can_be_changed_where_there_are_any() -> None:
+    """Every family with a rate takes another one, also one that had a concurrency or times before."""
+    assert SharedPrefix(concurrency=3).at_rate(2.0) == SharedPrefix(rate=2.0)
+    assert SharedPrefix(times=(1.0, 2.0)).at_rate(2.0) == SharedPrefix(rate=2.0)
+    without = {name for name, workload in WORKLOADS.items() if not isinstance(workload, Rated)}
+    assert without == {"heavy-light", "liars", "servegen-mid", *(name for name in WORKLOADS if name.startswith("vtc-"))}
+
+
+def test_figure_8_has_a_client_that_reforms() -> None:
+    """Two call eight times as often as two others, and one of them as often as those after a while."""
+    workload = WORKLOADS["arena-fig8"]
+    assert isinstance(workload, Combined)
+    made = by_client(workload, 3200)
+    assert list(made) == ["heavy", "light-1", "light-2", "reformed"]
+
+    def sessions(name: str, begin: float, end: float) -> int:
+        return sum(begin <= at < end and at == call.at for at, call in made[name]) if name else 0
+
+    for name in ("heavy", "reformed"):
+        assert sessions(name, 0, 300) > 5 * sessions("light-1", 0, 300)
+    assert sessions("reformed", 300, 600) < 2 * sessions("light-1", 300, 600)
+    assert sessions("heavy", 300, 600) > 5 * sessions("reformed", 300, 600)
+
+
+def test_figure_12_mixes_conversations_and_programs() -> None:
+    """Two clients converse, one grows trees, one judges."""
+    workload = WORKLOADS["mix"]
+    assert isinstance(workload, Combined)
+    made = by_client(workload, 40)
+    assert {name: calls[0][1].program_calls for name, calls in made.items()} == {
+        "chat-1": 1,
+        "chat-2": 1,
+        "trees": 30,
+        "judge": 3,
+    }

@@ -1,0 +1,294 @@
+"""The command `d2lpm`, as a process: its mistakes of one line, its greeting, and its end."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from router.config.sources import keys
+from router.front.http.connection import AT_A_TURN
+
+README = Path(__file__).parents[2] / "README.md"
+PATIENCE = 60.0
+"""Seconds after which a process or a server hangs."""
+
+
+def environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("D2LPM_")}
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "router", *arguments],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+
+
+def mistake(*arguments: str) -> str:
+    """The one line on standard error of a command that ends with exit code 2 and says nothing else."""
+    done = run(*arguments)
+    assert (done.returncode, done.stdout) == (2, ""), done
+    assert re.fullmatch(r"d2lpm: .+\n", done.stderr), done.stderr
+    return done.stderr
+
+
+class Router:
+    """A router as a process of its own."""
+
+    def __init__(self, process: subprocess.Popen[str], log: IO[str]) -> None:
+        assert process.stdout is not None
+        self.process = process
+        self._log = log
+        self.greeting = []
+        for line in process.stdout:
+            self.greeting.append(line.strip())
+            if line.startswith("  curl "):
+                break
+        self.curl = self.greeting[-1]
+        self.url = self.greeting[0].split()[3].strip(",")
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to its process group, as a terminal does."""
+        os.killpg(self.process.pid, number)
+
+    def end(self) -> tuple[int, str]:
+        """Wait for its end; the exit code and all that was logged."""
+        code = self.process.wait(PATIENCE)
+        self._log.seek(0)
+        return code, self._log.read()
+
+
+@contextmanager
+def serving(directory: Path, *flags: str, files: int | None = None) -> Iterator[Router]:
+    """`files`: how many it may have open."""
+    command = [sys.executable, "-m", "router", "serve", "--port", "0", *flags]
+    if files is not None:
+        command = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", *command]
+    with (
+        (directory / "log").open("w+") as log,
+        subprocess.Popen(
+            command, env=environment(), stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
+        ) as process,
+    ):
+        try:
+            yield Router(process, log)
+        finally:
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Router]:
+    """A router before two emulated workers, for all who do not end it."""
+    with serving(tmp_path_factory.mktemp("router"), "--emulate", "2", "--policy", "least_requests") as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["sreve"], "sreve"),
+        (["serve"], "--worker"),
+        (["serve", "--prot", "two\nlines"], "--prot two lines"),
+        (["serve", "--config", "/no/such/file"], "/no/such/file: No such file or directory"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line(arguments: list[str], named: str) -> None:
+    """Exit code 2 and one line that names what is wrong; no usage, no traceback."""
+    assert named in mistake(*arguments)
+
+
+def test_an_unknown_key_is_one_line(tmp_path: Path) -> None:
+    """The line names the file and the key."""
+    file = tmp_path / "router.yaml"
+    file.write_text("wrkers: []")
+    assert f"{file}: unknown key wrkers" in mistake("serve", "--config", str(file))
+
+
+def test_a_busy_port_is_one_line() -> None:
+    """Found before any emulated worker is started."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        line = mistake("serve", "--emulate", "1", "--port", str(port))
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in line
+
+
+def test_help_and_version_end_well() -> None:
+    """They say what they are asked, and exit with 0."""
+    done = run("serve", "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "--max-unstarted-tokens" in done.stdout
+    assert re.fullmatch(r"d2lpm \d+\.\d+\.\d+\n", run("--version").stdout)
+
+
+def test_the_line_in_the_readme_works(router: Router) -> None:
+    """The README and the greeting show the same call, up to the port, and it is answered to its end."""
+    shown = next(line for line in README.read_text("utf-8").splitlines() if line.startswith("curl -N"))
+    assert router.curl == shown.replace("http://127.0.0.1:8000", router.url)
+    _, _, url, _, header, _, body = shlex.split(router.curl)
+    name, value = header.split(": ")
+    answer = httpx.post(url, headers={name: value}, content=body, timeout=PATIENCE)
+    assert answer.status_code == 200
+    assert answer.text.endswith("data: [DONE]\n\n")
+
+
+def test_the_client_in_the_readme_works(router: Router) -> None:
+    """The lines of Python that the README shows print an answer."""
+    program = README.read_text("utf-8").split("```python\n")[1].split("```")[0]
+    command = [sys.executable, "-c", program.replace("http://127.0.0.1:8000", router.url)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.stdout.strip()
+    assert done.stderr == ""
+
+
+def test_the_flags_in_the_readme_exist() -> None:
+    """Its section on settings names nothing that is gone."""
+    section = README.read_text("utf-8").split("\n## Settings\n")[1].split("\n## ")[0]
+    of_others = {"--weight", "--file", "--api-key", "--seconds", "--workload", "--seed"}
+    shown = set(re.findall(r"--[a-z][a-z0-9.-]+", section)) - of_others
+    assert shown <= {key.flag for key in keys()}
+    assert len(shown) > 4
+
+
+def test_it_listens_at_as_many_doors_as_there_are(router: Router) -> None:
+    """The socket that listens is open once for each connection that a turn of the loop is to take."""
+    opened = Counter[str]()
+    for entry in Path(f"/proc/{router.process.pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            opened[os.readlink(entry)] += 1
+    assert max(times for name, times in opened.items() if name.startswith("socket:")) == AT_A_TURN
+
+
+def test_the_greeting_says_that_the_workers_are_emulated(router: Router) -> None:
+    """Nobody takes made-up text for a model's; policy and number of workers stand there too."""
+    assert "policy least_requests, workers: 2" in router.greeting[0]
+    assert "2 of the workers are emulated: they run no model" in router.greeting[1]
+
+
+def test_real_workers_need_not_be_there_at_start(tmp_path: Path) -> None:
+    """The router listens, and points to the list of models, which it does not know yet."""
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        worker = f"http://127.0.0.1:{deaf.getsockname()[1]}"
+        with serving(tmp_path, "--worker", worker) as router:
+            models = httpx.get(f"{router.url}/v1/models", timeout=PATIENCE).json()
+        assert models["data"] == []
+        assert not any("emulated" in line for line in router.greeting)
+        assert router.curl == f"curl {router.url}/v1/models"
+
+
+@pytest.mark.parametrize(("flags", "warned"), [((), True), (("--max-connections", "50"), False)])
+def test_too_few_open_files_are_told_at_the_start(flags: tuple[str, ...], warned: bool, tmp_path: Path) -> None:
+    """With the number that the connections may need; nothing where these are few enough."""
+    with serving(tmp_path, "--worker", "http://127.0.0.1:9", *flags, files=256) as router:
+        router.signal(signal.SIGTERM)
+        _, log = router.end()
+    assert ("256 open files are allowed (ulimit -n), and --max-connections 10000 may need 11092" in log) == warned
+
+
+def test_the_access_log_tells_no_query(tmp_path: Path) -> None:
+    """Some put a key there; and what a client writes into its path cannot forge a line."""
+    with serving(tmp_path, "--worker", "http://127.0.0.1:9", "--access-log") as router:
+        httpx.get(f"{router.url}/health?api_key=sk-secret&x=%C3%A9", timeout=PATIENCE)
+        httpx.get(f"{router.url}/no%0Asuch", timeout=PATIENCE)
+        httpx.post(f"{router.url}/v1/chat/completions?key=sk-secret", content=b"{}", timeout=PATIENCE)
+        router.signal(signal.SIGTERM)
+        _, log = router.end()
+    assert re.findall(r'router.access_log: 127.0.0.1:\d+ - "(.*)" (\d+)', log) == [
+        *(("GET /health", "200"), ("GET /no%0Asuch", "404"), ("POST /v1/chat/completions", "400")),
+    ]
+    assert "sk-secret" not in log
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_router_and_workers(number: signal.Signals, tmp_path: Path) -> None:
+    """Exit code 0, no traceback, and nobody listens any more at a worker's address."""
+    with serving(tmp_path, "--emulate", "2") as router:
+        workers = [worker["url"] for worker in httpx.get(f"{router.url}/workers", timeout=PATIENCE).json()["workers"]]
+        router.signal(number)
+        code, log = router.end()
+    assert code == 0
+    assert "Traceback" not in log
+    assert len(workers) == 2
+    for worker in workers:
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((urlsplit(worker).hostname, urlsplit(worker).port), timeout=PATIENCE)
+
+
+def test_a_stream_is_finished_before_the_end(tmp_path: Path) -> None:
+    """Ctrl-C takes no answer away that is done within the grace, from workers in the same terminal either."""
+    call = {"model": "emulated", "stream": True, "max_tokens": 99, "messages": [{"role": "user", "content": "Hello"}]}
+    with serving(tmp_path, "--emulate", "1") as router:
+        with httpx.stream("POST", f"{router.url}/v1/chat/completions", json=call, timeout=PATIENCE) as answer:
+            events = answer.iter_lines()
+            assert json.loads(next(events).removeprefix("data: "))["model"] == "emulated"
+            router.signal(signal.SIGINT)
+            rest = list(events)
+        assert "data: [DONE]" in rest
+        assert not any('"error"' in event for event in rest)
+        code, log = router.end()
+    assert code == 0
+    assert "Traceback" not in log
+
+
+def streamed_call(**more: object) -> dict[str, object]:
+    return {"model": "emulated", "stream": True, "messages": [{"role": "user", "content": "Hello"}], **more}
+
+
+def test_a_router_that_drains_refuses_new_calls_until_the_last_one_has_ended(tmp_path: Path) -> None:
+    """It says so to whoever asks whether it is ready, and closes the connection of a call that it refuses."""
+    with serving(tmp_path, "--emulate", "1") as router:
+        url = f"{router.url}/v1/chat/completions"
+        call = streamed_call(max_tokens=200, ignore_eos=True)
+        with httpx.stream("POST", url, json=call, timeout=PATIENCE) as answer:
+            events = answer.iter_lines()
+            next(events)
+            router.process.send_signal(signal.SIGTERM)
+            while httpx.get(f"{router.url}/ready", timeout=PATIENCE).status_code == 200:
+                next(events)
+            refused = httpx.post(url, json=call, timeout=PATIENCE)
+            rest = list(events)
+        code, log = router.end()
+    assert refused.status_code == 503
+    assert refused.headers["connection"] == "close"
+    assert refused.headers["retry-after"] == "1"
+    assert refused.headers["x-d2lpm-dropped-reason"] == "rejected-shutting-down"
+    assert "data: [DONE]" in rest
+    assert not any('"error"' in event for event in rest)
+    assert (code, "Traceback" in log) == (0, False)
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_second_signal_and_the_end_of_the_time_cut_calls(again: bool, tmp_path: Path) -> None:
+    """Its client is told by an error in its stream; whoever was impatient sees it in the exit code."""
+    limit = "3600" if again else "0.2"
+    with serving(tmp_path, "--emulate", "1", "--drain-timeout", limit) as router:
+        call = streamed_call(max_tokens=5_000, ignore_eos=True)
+        with httpx.stream("POST", f"{router.url}/v1/chat/completions", json=call, timeout=PATIENCE) as answer:
+            events = answer.iter_lines()
+            next(events)
+            router.process.send_signal(signal.SIGTERM)
+            if again:
+                while httpx.get(f"{router.url}/ready", timeout=PATIENCE).status_code == 200:
+                    next(events)
+                router.process.send_signal(signal.SIGTERM)
+            rest = list(events)
+        code, log = router.end()
+    assert any("shutting down" in event for event in rest)
+    assert (code, "Traceback" in log) == (130 if again else 0, False)

@@ -1,0 +1,206 @@
+"""Flags, environment and YAML: who wins, what a list does, and one line for each mistake."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from router.config.settings import Settings
+from router.config.sources import ABOUT, Key, Parser, add_flags, keys, load
+from router.core.policies.registry import PARAMETERS
+from router.errors import ConfigError
+
+
+def parser() -> Parser:
+    made = Parser(prog="d2lpm serve", epilog=ABOUT, allow_abbrev=False)
+    add_flags(made)
+    return made
+
+
+def settings(*flags: str, environment: Mapping[str, str] | None = None) -> Settings:
+    return load(vars(parser().parse_args(flags)), environment or {})
+
+
+def mistake(*flags: str, environment: Mapping[str, str] | None = None) -> str:
+    """The one line with which these are refused."""
+    with pytest.raises(ConfigError) as caught:
+        settings(*flags, environment=environment)
+    line = str(caught.value)
+    assert len(line.splitlines()) == 1
+    return line
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "router.yaml"
+
+
+def urls(given: Settings) -> list[str]:
+    return [worker.url for worker in given.worker]
+
+
+def test_nothing_given_is_the_default() -> None:
+    """Without a flag, a variable or a file, each setting has its default."""
+    assert settings() == Settings()
+
+
+def test_a_flag_goes_before_a_variable_before_the_file_before_the_default(file: Path) -> None:
+    """For each key alone: what the better source does not say comes from the next."""
+    file.write_text("port: 1\nmax_queued: 1\nseed: 1\n")
+    environment = {"D2LPM_PORT": "2", "D2LPM_MAX_QUEUED": "2", "D2LPM_CONFIG": str(file)}
+    given = settings("--port", "3", environment=environment)
+    assert (given.port, given.max_queued, given.seed, given.max_inflight) == (3, 2, 1, Settings().max_inflight)
+
+
+def test_groups_are_merged_by_parameter(file: Path) -> None:
+    """A flag for one parameter leaves the file's value of another in the same group."""
+    file.write_text("d2lpm: {quantum: 1, load_slack: 1}\n")
+    given = settings(
+        "--config", str(file), "--d2lpm.quantum", "3", environment={"D2LPM_D2LPM__CHARGE_FULL_INPUT": "yes"}
+    )
+    assert given.parameters()["d2lpm"] == PARAMETERS["d2lpm"](quantum=3.0, load_slack=1, charge_full_input=True)
+
+
+def test_a_flag_repeated_is_a_list() -> None:
+    """Each repetition is one entry, whatever characters it has."""
+    assert urls(settings("--worker", "http://a", "--worker", "http://b:2")) == ["http://a", "http://b:2"]
+
+
+def test_a_better_list_replaces_the_one_below(file: Path) -> None:
+    """Lists are not added up: who names workers on the command line gets these and no others."""
+    file.write_text("worker:\n  - http://a\n  - url: http://b\n    id: bee\n")
+    config = ("--config", str(file))
+    assert [worker.id for worker in settings(*config).worker] == ["a", "bee"]
+    variable = {"D2LPM_WORKER": "http://c, http://d"}
+    assert urls(settings(*config, environment=variable)) == ["http://c", "http://d"]
+    assert urls(settings(*config, "--worker", "http://e", environment=variable)) == ["http://e"]
+
+
+@pytest.mark.parametrize(("text", "value"), [("on", True), ("off", False), ("true", True), ("no", False)])
+def test_a_switch_is_the_same_in_every_source(text: str, value: bool, file: Path) -> None:
+    """YAML's own idea of a boolean plays no part."""
+    file.write_text(f"access_log: {text}\n")
+    assert settings("--config", str(file)).access_log is value
+    assert settings(environment={"D2LPM_ACCESS_LOG": text}).access_log is value
+    assert settings("--access-log" if value else "--no-access-log").access_log is value
+
+
+def test_a_word_that_yaml_takes_for_something_else_stays_a_word(file: Path) -> None:
+    """`off` is a window, and digits of a secret are no octal number."""
+    file.write_text("window: off\nhash_secret: 0123012301230123\n")
+    given = settings("--config", str(file))
+    assert given.window == "off"
+    assert given.hash_secret is not None
+    assert given.hash_secret.get_secret_value() == "0123012301230123"
+
+
+def test_an_empty_variable_is_not_set() -> None:
+    """A compose file passes variables on that have no value."""
+    assert settings(environment={"D2LPM_PORT": "", "D2LPM_WORKER": ""}) == Settings()
+
+
+def test_an_empty_file_sets_nothing(file: Path) -> None:
+    """A file of comments is fine."""
+    file.write_text("# port: 1\n")
+    assert settings("--config", str(file)).port == Settings().port
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--prot", "1"], "--prot"),
+        (["--por", "1"], "--por"),
+        (["--port"], "--port"),
+        (["--port", "x"], "--port"),
+        (["--port", "70000"], "--port"),
+        (["--d2lpm.quantum", "much"], "--d2lpm.quantum"),
+        (["--d2lpm.quanta", "1"], "--d2lpm.quanta"),
+        (["--worker", "http://a", "--worker", "b:1"], "--worker: 1: url"),
+        (["--policy", "fair"], "--policy"),
+        (["--access-log=maybe"], "--access-log"),
+        (["--hash-secret", "short"], "--hash-secret"),
+    ],
+)
+def test_a_wrong_flag_is_named(flags: list[str], named: str) -> None:
+    """The line names the flag as it was written."""
+    assert named in mistake(*flags)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "named"),
+    [
+        ("D2LPM_PROT", "1", "D2LPM_PROT; is it D2LPM_PORT?"),
+        ("D2LPM_PORT", "x", "D2LPM_PORT: "),
+        ("D2LPM_ADMIN_KEY", "short", "D2LPM_ADMIN_KEY: Value should have at least 16 characters, not 5"),
+        ("D2LPM_DLPM__QUANTUM", "x", "D2LPM_DLPM__QUANTUM: "),
+        ("D2LPM_DLPM__QUANTA", "1", "D2LPM_DLPM__QUANTA"),
+        ("D2LPM_DLPM", "1", "D2LPM_DLPM"),
+        ("D2LPM_IDENTITY", "key,passport", "D2LPM_IDENTITY: 1: "),
+    ],
+)
+def test_a_wrong_variable_is_named(variable: str, value: str, named: str) -> None:
+    """A variable with our prefix that is no setting is a mistake, not somebody else's variable."""
+    assert named in mistake(environment={variable: value, "HOME": "/", "d2lpm_port": "x"})
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("max-queued: 1", "max-queued; is it max_queued?"),
+        ("port: x", "router.yaml: port: "),
+        ("dlpm: {quanta: 1}", "router.yaml: unknown key dlpm.quanta; is it dlpm.quantum?"),
+        ("dlpm: {quantum: x}", "router.yaml: dlpm.quantum: "),
+        ("dlpm: 1", "router.yaml: dlpm: "),
+        ("worker: http://a", "router.yaml: worker: "),
+        ("worker: [{url: http://a, key: x}]", "router.yaml: worker: 0: key: "),
+        ("port: {a: 1}", "router.yaml: port: "),
+        ("- port", "router.yaml: not a mapping"),
+        ("port: [1", "router.yaml"),
+        ("\x01", "router.yaml"),
+        ("? [a]\n: b", "router.yaml"),
+        ("port: 1\nhost: a\nport: 2", "router.yaml: port is there twice, again in line 3"),
+        ("dlpm: {quantum: 1, quantum: 2}", "quantum is there twice"),
+    ],
+)
+def test_a_wrong_file_is_named(text: str, named: str, file: Path) -> None:
+    """The line names the file and the key in it."""
+    file.write_text(text)
+    assert named in mistake("--config", str(file))
+
+
+def test_a_missing_file_is_named(file: Path) -> None:
+    """Also where the environment named it; a directory is no file."""
+    assert f"{file}: No such file" in mistake("--config", str(file))
+    assert f"{file}: No such file" in mistake(environment={"D2LPM_CONFIG": str(file)})
+    assert "Is a directory" in mistake("--config", str(file.parent))
+
+
+def test_a_mistake_does_not_repeat_a_secret(file: Path) -> None:
+    """The line may end in a log that others read."""
+    file.write_text("worker: [{url: 'http://hush@a', api_key: hush}]\nhash_secret: hush\n")
+    assert "hush" not in mistake("--config", str(file))
+
+
+def test_every_setting_is_a_key_and_a_flag() -> None:
+    """The command line is derived: nothing in the model is left out, groups one level deep."""
+    paths = [key.path for key in keys()]
+    assert {path[0] for path in paths} == set(Settings.model_fields)
+    assert len(paths) == len(set(paths))
+    assert {key.flag for key in keys()} >= {"--max-queued", "--d2lpm.charge-full-input"}
+
+
+def test_help_tells_every_flag_what_it_is_and_its_default() -> None:
+    """Each flag stands in the help with its text and its default, percent signs and all."""
+    text = " ".join(parser().format_help().split())
+    for key in keys():
+        assert key.about, key.flag
+        assert " ".join(key.about.split()) in text
+        assert key.flag in text
+    assert text.count("(default: ") == len(list(keys()))
+
+
+def test_help_shows_a_percent_sign_as_it_is() -> None:
+    """The text of a setting may have one, though argparse takes it for a format."""
+    made = Parser(prog="d2lpm")
+    made.add_argument("--share", help=Key(("share",), float, 95.0, "A share in %.").help)
+    assert "A share in %. (default: 95.0)" in made.format_help()

@@ -1,0 +1,235 @@
+"""The operator's calls: who may make them, and what they change while the router serves."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from router.core.model.request import WorkerId
+from tests.support.running import RunningRouter, chat, running_router, until
+from tests.support.scripted_engine import ScriptedEngine, scripted_engine
+
+KEY = "k" * 16
+BEARER = {"authorization": f"Bearer {KEY}"}
+NOBODY = "http://127.0.0.1:9"
+
+
+async def operate(router: RunningRouter, method: str, path: str, status: int = 200, body: object = None) -> Any:
+    """The JSON answer to an operator's call."""
+    async with router.http.request(method, path, headers=BEARER, json=body) as response:
+        answer = await response.json()
+        assert response.status == status, answer
+        return answer
+
+
+async def listed(router: RunningRouter) -> list[str]:
+    return [card["id"] for card in (await router.get_json("/workers"))["workers"]]
+
+
+@asynccontextmanager
+async def answering(engine: ScriptedEngine) -> AsyncIterator[Counter[str]]:
+    """Answer each call after a moment; counts them by what they say."""
+    answered: Counter[str] = Counter()
+
+    async def answer_all() -> None:
+        async with asyncio.TaskGroup() as answers:
+            while True:
+                call = await engine.call()
+                answered[call.json["messages"][0]["content"]] += 1
+                answers.create_task(answer(call))
+
+    async def answer(call: Any) -> None:
+        await asyncio.sleep(0.005)  # the time that the engine takes
+        await call.answer()
+
+    task = asyncio.create_task(answer_all())
+    try:
+        yield answered
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_operators_calls_are_for_the_operator_alone() -> None:
+    """Without a key in the settings there is nothing to call; with one, nobody gets in who has not got it."""
+    async with running_router(NOBODY) as router, router.http.post("/workers/w/drain") as response:
+        assert response.status == 404
+        assert (await response.json())["error"]["code"] == "unknown_path"
+    async with running_router(NOBODY, admin_key=KEY) as router:
+        for header, status in (("", 401), ("Bearer k", 401), ("Bearer \u00e9", 401), (f"Bearer {KEY}", 404)):
+            async with router.http.post("/workers/w/drain", headers={"authorization": header}) as response:
+                assert response.status == status
+                assert ("www-authenticate" in response.headers) == (status == 401)
+
+
+@pytest.mark.parametrize(("more", "status"), [({}, 404), ({"admin_on_public": True}, 200)])
+async def test_a_public_address_has_no_operators_calls_unless_asked_for(more: dict[str, Any], status: int) -> None:
+    """The key alone does not open them to everybody who can reach the router."""
+    async with running_router(NOBODY, host="0.0.0.0", admin_key=KEY, **more) as router:
+        await operate(router, "GET", "/config", status)
+
+
+async def test_every_operators_call_is_described_and_says_who_may_make_it() -> None:
+    """The OpenAPI document has each path with its security, and the body that adds a worker."""
+    async with running_router(NOBODY, admin_key=KEY) as router:
+        document = await router.get_json("/openapi.json")
+        calls = {
+            (path, method): call
+            for path, methods in document["paths"].items()
+            for method, call in methods.items()
+            if "operator" in call.get("tags", ())
+        }
+        assert calls.keys() >= {
+            *(("/workers", "post"), ("/workers/{worker}", "delete"), ("/workers/{worker}/flush", "post")),
+            *(("/workers/{worker}/drain", "post"), ("/workers/{worker}/resume", "post")),
+            *(("/fairness/history", "get"), ("/config", "get")),
+            *(("/clients/{client}/credit", "post"), ("/clients/{client}", "delete")),
+        }
+        for call in calls.values():
+            assert call["security"]
+            assert "401" in call["responses"]
+            assert call["description"]
+        schema = calls["/workers", "post"]["requestBody"]["content"]["application/json"]["schema"]
+        assert schema["properties"].keys() >= {"url", "api_key", "id"}
+
+
+async def test_a_worker_is_added_used_and_removed() -> None:
+    """One that is added serves; one that is removed ends what it has, gets nothing more, and is forgotten."""
+    async with scripted_engine() as one, scripted_engine() as two, running_router(one.url, admin_key=KEY) as router:
+        added = await operate(router, "POST", "/workers", 201, {"url": two.url + "/", "id": "two"})
+        assert added == {"id": "two", "url": two.url}
+        await until(lambda: WorkerId("two") in router.scheduler.cluster)
+        first = (await listed(router))[0]
+        await operate(router, "DELETE", f"/workers/{first}", 202)
+        assert await listed(router) == ["two"]
+        async with router.post(chat(stream=True)) as post:
+            call = await two.call()
+            await operate(router, "DELETE", "/workers/two", 202)
+            assert await listed(router) == ["two"]
+            await call.answer()
+            assert b"[DONE]" in await post.read()
+        await until(lambda: not router.fleet.backends)
+        async with router.post(chat()) as post:
+            assert (await post.response()).status == 503
+
+
+async def test_a_worker_that_is_there_cannot_be_added_nor_one_that_is_none_removed() -> None:
+    """By its URL and by its id; a wrong body is the operator's fault, and no key in it comes back."""
+    async with running_router(NOBODY, admin_key=KEY) as router:
+        for there in ({"url": NOBODY, "id": "x"}, {"url": "http://127.0.0.1:10", "id": "127.0.0.1:9"}):
+            error = await operate(router, "POST", "/workers", 409, there)
+            assert error["error"]["code"] == "worker_exists"
+        for wrong in ({"url": "ftp://x"}, {}, 7, {"url": NOBODY, "api_key": "sk-secret", "id": "a b"}):
+            error = await operate(router, "POST", "/workers", 400, wrong)
+            assert error["error"]["code"] == "invalid_body"
+            assert "sk-secret" not in str(error)
+        await operate(router, "POST", "/workers", 413, "x" * 70_000)
+        await operate(router, "DELETE", "/workers/other", 404)
+        assert await listed(router) == ["127.0.0.1:9"]
+
+
+async def test_a_removed_worker_stays_away_until_it_is_added_again() -> None:
+    """The settings still name it, and yet it is gone; the operator may change that."""
+    async with scripted_engine() as engine, running_router(engine.url, admin_key=KEY) as router:
+        (id_,) = await listed(router)
+        await operate(router, "DELETE", f"/workers/{id_}", 202)
+        assert await listed(router) == []
+        await operate(router, "POST", "/workers", 201, {"url": engine.url})
+        assert await listed(router) == [id_]
+        await until(lambda: WorkerId(id_) in router.scheduler.cluster)
+
+
+async def test_a_cache_is_emptied_and_believed_empty() -> None:
+    """The engine is told, and the router forgets what it held; an engine that refuses is told of."""
+    async with scripted_engine() as engine, running_router(engine.url, admin_key=KEY) as router:
+        (id_,) = await listed(router)
+        engine.polled["/reset_prefix_cache"] = (200, b'{"success":true}')
+        async with router.post(chat("long " * 400)) as post:
+            await (await engine.call()).answer()
+            await post.read()
+        await until(lambda: not router.scheduler.live)
+        assert router.scheduler.mirror.held(WorkerId(id_)) > 0
+        assert await operate(router, "POST", f"/workers/{id_}/flush") == {"id": id_, "flushed": True}
+        assert router.scheduler.mirror.held(WorkerId(id_)) == 0
+        engine.polled["/reset_prefix_cache"] = (404, b"")
+        error = await operate(router, "POST", f"/workers/{id_}/flush", 502)
+        assert error["error"]["code"] == "worker_broke"
+
+
+async def test_a_client_is_credited_and_forgotten() -> None:
+    """Its credit is higher by as much; it is forgotten only when it has nothing under way, and then not known."""
+    async with scripted_engine() as engine, running_router(engine.url, admin_key=KEY) as router:
+        async with router.post(chat(user="a", stream=True)) as post:
+            call = await engine.call()
+            worker = (await listed(router))[0]
+            before = (await router.fairness())["clients"]["user-a"]["deficit"][worker]["order"]
+            await operate(router, "POST", "/clients/user-a/credit", body={"cost": 500})
+            after = (await router.fairness())["clients"]["user-a"]["deficit"][worker]["order"]
+            assert after == pytest.approx(before + 500)
+            await operate(router, "DELETE", "/clients/user-a", 409)
+            for wrong in ({"cost": 0}, {"cost": -1}, {"cost": "much"}, {}):
+                await operate(router, "POST", "/clients/user-a/credit", 400, wrong)
+            await call.answer()
+            await post.read()
+        await until(lambda: not router.scheduler.live)
+        await operate(router, "DELETE", "/clients/user-a")
+        await operate(router, "DELETE", "/clients/user-a", 404)
+        await operate(router, "POST", "/clients/user-a/credit", 404, {"cost": 1})
+
+
+async def test_the_settings_are_told_without_secrets() -> None:
+    """Each key with its value, and of keys and hash secret no letter."""
+    async with running_router(
+        admin_key=KEY, hash_secret="h" * 16, worker=[{"url": NOBODY, "api_key": "sk-one"}], worker_api_key="sk-all"
+    ) as router:
+        told = await operate(router, "GET", "/config")
+        assert (told["policy"], told["max_queued"], told["dlpm"]["quantum"]) == ("dlpm_home", 5000, 20000)
+        assert told["worker"][0]["url"] == NOBODY
+        assert not any(secret in str(told) for secret in (KEY, "h" * 16, "sk-one", "sk-all"))
+
+
+async def test_no_request_is_lost_while_workers_come_and_go() -> None:
+    """Under a load that never stops, workers are added, drained, put back and removed; each request has one answer."""
+    async with (
+        scripted_engine() as one,
+        scripted_engine() as two,
+        scripted_engine() as three,
+        answering(one) as first,
+        answering(two) as second,
+        answering(three) as third,
+        running_router(one.url, two.url, admin_key=KEY, policy="least_requests") as router,
+    ):
+        stop, sent = asyncio.Event(), Counter[str]()
+
+        async def client(number: int) -> None:
+            while not stop.is_set():
+                content = f"{number} {sent.total()}"
+                sent[content] += 1
+                async with router.post(chat(content, stream=number % 2 == 0, user=f"{number}")) as post:
+                    response = await post.response()
+                    assert response.status == 200, await response.read()
+                    assert b"yes" in await response.read()
+
+        async with asyncio.TaskGroup() as clients:
+            for number in range(8):
+                clients.create_task(client(number))
+            await until(lambda: min(first.total(), second.total()) > 10)
+            names = await listed(router)
+            for again in range(3):
+                await operate(router, "POST", "/workers", 201, {"url": three.url, "id": "three"})
+                before = third.total()
+                await until(lambda: third.total() > before + 5)  # noqa: B023 - awaited here
+                await operate(router, "POST", f"/workers/{names[0]}/drain")
+                await until(lambda: WorkerId(names[0]) not in router.scheduler.cluster)
+                before = second.total()
+                await until(lambda: second.total() > before + 5)  # noqa: B023
+                await operate(router, "POST", f"/workers/{names[0]}/resume")
+                await operate(router, "DELETE", "/workers/three", 202)
+                await until(lambda: len(router.fleet.backends) == 2)
+                assert await listed(router) == names, again
+            stop.set()
+        assert first + second + third == sent
+        assert max(sent.values()) == 1

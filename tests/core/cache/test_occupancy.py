@@ -1,0 +1,32 @@
+"""What a chunk of the prefix tree takes of an engine's cache."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.cache.occupancy import MOST, Occupancy
+
+USUAL = 32.0
+
+
+def test_what_nothing_is_known_of_is_of_the_usual_size() -> None:
+    """The mean of the model's prompts."""
+    assert Occupancy().chunk_tokens(USUAL) == USUAL
+
+
+@pytest.mark.parametrize("tokens", [60, 100, 150])
+def test_it_comes_to_what_the_engine_stored(tokens: int) -> None:
+    """For every four chunks by which the tree grew."""
+    occupancy = Occupancy()
+    for _ in range(300):
+        occupancy.learn(tokens, 4)
+    assert occupancy.chunk_tokens(USUAL) == pytest.approx(tokens / 4, rel=0.1)
+
+
+@given(stored=st.lists(st.tuples(st.integers(-100, 10**6), st.integers(-10, 10**4))), usual=st.floats(0.5, 500.0))
+def test_it_is_never_far_from_the_usual_size(stored: list[tuple[int, int]], usual: float) -> None:
+    """However wrong the belief was by which the tree grew."""
+    occupancy = Occupancy()
+    for tokens, chunks in stored:
+        occupancy.learn(tokens, chunks)
+    assert usual / MOST <= occupancy.chunk_tokens(usual) <= MOST * usual

@@ -1,0 +1,257 @@
+"""What workers are believed to hold, in tokens; and the watch on what waits."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from router.core.cache.match_watch import Watch
+from router.core.cache.prefix_map import PrefixMap
+from router.core.model.request import ClientId, Request, RequestId, Usage, WorkerId
+from router.core.predict.token_estimates import Estimates
+from tests.core.scenario import CHUNK_TOKENS, MODEL, key
+
+W1, W2 = WorkerId("w1"), WorkerId("w2")
+WORKERS = (W1, W2)
+
+texts = st.text("xy", max_size=6)
+workers = st.sampled_from(WORKERS)
+
+
+def request(*prompts: str, number: int = 1) -> Request:
+    return Request(RequestId(f"r{number}"), ClientId("ada"), MODEL, tuple(key(prompt) for prompt in prompts))
+
+
+def prefixes(limit: int = 1000, minimum: int = 0) -> PrefixMap:
+    return PrefixMap(limit, Estimates(), minimum)
+
+
+def watch(held: PrefixMap, watched: Request, worker: WorkerId) -> int:
+    """Watch at one worker."""
+    return held.watch(watched, [worker])[worker]
+
+
+def changed(held: PrefixMap, worker: WorkerId) -> list[RequestId]:
+    """What changed at one worker, where nothing should have elsewhere."""
+    found = held.changed()
+    assert found.keys() <= {worker}
+    return list(found.get(worker, ()))
+
+
+class Watches(RuleBasedStateMachine):
+    """Watches on requests of one or two prompts, while prefixes come, go and are evicted for lack of room."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = PrefixMap(12, Estimates(), minimum=0)
+        self.tree = self.map.tree
+        self.arrivals = 0
+        self.told: dict[Request, dict[WorkerId, int]] = {}
+
+    def matched(self, worker: WorkerId, request: Request) -> int:
+        return sum(self.tree.match(prompt.hashes).get(worker, 0) for prompt in request.prompts)
+
+    @rule(workers=st.sets(workers, min_size=1), prompts=st.lists(texts, min_size=1, max_size=2))
+    def watch(self, workers: set[WorkerId], prompts: list[str]) -> None:
+        self.arrivals += 1
+        watched = request(*prompts, number=self.arrivals)
+        self.told[watched] = self.map.watch(watched, sorted(workers))
+
+    @precondition(lambda self: self.told)
+    @rule(data=st.data(), workers=st.sets(workers, min_size=1))
+    def watch_elsewhere(self, data: st.DataObject, workers: set[WorkerId]) -> None:
+        watched = data.draw(st.sampled_from(list(self.told)))
+        self.told[watched] = self.map.watch(watched, sorted(workers))
+
+    @precondition(lambda self: self.told)
+    @rule(data=st.data())
+    def unwatch(self, data: st.DataObject) -> None:
+        watched = data.draw(st.sampled_from(list(self.told)))
+        self.map.unwatch(watched.id)
+        del self.told[watched]
+
+    @rule(worker=workers, prompts=st.lists(texts, max_size=2))
+    def insert(self, worker: WorkerId, prompts: list[str]) -> None:
+        self.map.insert(MODEL, [key(prompt) for prompt in prompts], worker, 0.0)
+        self.hear()
+
+    @rule(worker=workers, chunks=st.integers(0, 4))
+    def evict(self, worker: WorkerId, chunks: int) -> None:
+        self.map.mirror.evict(worker, chunks * CHUNK_TOKENS)
+        self.hear()
+
+    @rule(worker=workers)
+    def drop(self, worker: WorkerId) -> None:
+        self.map.drop(worker)
+        self.hear()
+
+    def hear(self) -> None:
+        """Nothing is named that is not watched there."""
+        for worker, requests in self.map.changed().items():
+            for name in requests:
+                (watched,) = [watched for watched in self.told if watched.id == name]
+                assert worker in self.told[watched]
+                self.told[watched] = self.map.watch(watched, self.told[watched])
+        assert not self.map.changed()
+
+    @invariant()
+    def nothing_is_missed(self) -> None:
+        """What was told of a watched request is its match, and the index holds the watches alone."""
+        for watched, told in self.told.items():
+            assert told == {worker: self.matched(worker, watched) for worker in told}
+        assert self.map.watched == len(self.told)
+        self.map.check_integrity()
+
+
+TestWatches = Watches.TestCase
+TestWatches.settings = settings(max_examples=40)
+
+
+def test_a_match_is_told_in_tokens_by_worker() -> None:
+    """Each worker's longest common prefix, at what a chunk is worth."""
+    held = prefixes()
+    held.insert(MODEL, [key("doc?")], W1, 0.0)
+    held.insert(MODEL, [key("do")], W2, 0.0)
+    assert held.match(request("doc!")) == {W1: 3 * CHUNK_TOKENS, W2: 2 * CHUNK_TOKENS}
+    assert held.match(request("else")) == {}
+
+
+def test_a_held_prompt_still_costs_its_last_token() -> None:
+    """An engine computes at least one token, though it has seen the whole prompt before."""
+    held = prefixes()
+    held.insert(MODEL, [key("doc")], W1, 0.0)
+    assert held.match(request("doc")) == {W1: 3 * CHUNK_TOKENS - 1}
+
+
+def test_the_matches_of_several_prompts_add_up() -> None:
+    """A call with a list of prompts matches with each of them."""
+    held = prefixes()
+    held.insert(MODEL, [key("ab"), key("xyz")], W1, 0.0)
+    assert held.match(request("ab!", "xyz!", "else")) == {W1: 5 * CHUNK_TOKENS}
+
+
+def test_a_short_match_is_no_match() -> None:
+    """Below the minimum neither the match nor the watch finds anything; growth beyond it is still reported."""
+    held = prefixes(minimum=3 * CHUNK_TOKENS)
+    held.insert(MODEL, [key("do")], W1, 0.0)
+    assert (held.match(request("doc!")), watch(held, request("doc!"), W1)) == ({}, 0)
+    held.insert(MODEL, [key("doc")], W1, 1.0)
+    assert changed(held, W1) == ["r1"]
+    assert (held.match(request("doc!")), watch(held, request("doc!"), W1)) == ({W1: 3 * CHUNK_TOKENS}, 3)
+
+
+def test_growth_is_reported_where_it_happened_and_to_whom_it_concerns() -> None:
+    """An insertion at another worker, of another prefix, or of nothing new, is no growth."""
+    held = prefixes()
+    watch(held, request("doc!"), W1)
+    for worker, prompt in ((W2, "doc?"), (W1, "else")):
+        held.insert(MODEL, [key(prompt)], worker, 0.0)
+        assert changed(held, worker) == []
+    held.insert(MODEL, [key("doc?")], W1, 0.0)
+    assert changed(held, W1) == ["r1"]
+    watch(held, request("doc!"), W1)
+    held.insert(MODEL, [key("doc?")], W1, 0.0)
+    assert changed(held, W1) == []
+
+
+def test_loss_is_reported_where_it_happened_and_to_whom_it_concerns() -> None:
+    """An eviction that takes nothing of a request's match, or takes it at another worker, is no loss of it."""
+    held = prefixes()
+    for worker in WORKERS:
+        held.insert(MODEL, [key("doc?")], worker, 0.0)
+    watch(held, request("doc!"), W1)
+    held.mirror.evict(W1, CHUNK_TOKENS)
+    held.drop(W2)
+    assert changed(held, W1) == []
+    held.mirror.evict(W1, CHUNK_TOKENS)
+    assert changed(held, W1) == ["r1"]
+    assert watch(held, request("doc!"), W1) == 2
+    held.drop(W1)
+    assert changed(held, W1) == ["r1"]
+
+
+def test_a_loss_for_want_of_room_in_the_tree_is_reported() -> None:
+    """What one worker's prompt pushes out of the tree may be another's."""
+    held = prefixes(limit=4)
+    held.insert(MODEL, [key("doc")], W1, 0.0)
+    watch(held, request("doc!"), W1)
+    held.insert(MODEL, [key("else")], W2, 1.0)
+    assert changed(held, W1) == ["r1"]
+    assert watch(held, request("doc!"), W1) == 0
+
+
+def test_a_prompt_longer_than_the_tree_is_held_up_to_its_limit() -> None:
+    """And what is watched matches as much of it."""
+    held = prefixes(limit=4)
+    watched = request("documents!")
+    assert watch(held, watched, W1) == 0
+    held.insert(MODEL, [key("documents?")], W1, 0.0)
+    assert changed(held, W1) == ["r1"]
+    assert watch(held, watched, W1) == 4
+
+
+def test_those_whose_match_changed_are_named_in_the_order_in_which_they_were_asked_about() -> None:
+    """Not by when their match came to end where it does: the same history names them in the same order."""
+    held = prefixes()
+    for number in (1, 2, 3):
+        watch(held, request("doc!", number=number), W1)
+    watch(held, request("doc!", number=1), W1)
+    held.insert(MODEL, [key("doc?")], W1, 0.0)
+    assert changed(held, W1) == ["r2", "r3", "r1"]
+    for number in (3, 1, 2):
+        watch(held, request("doc!", number=number), W1)
+    held.drop(W1)
+    assert changed(held, W1) == ["r3", "r1", "r2"]
+
+
+def test_who_is_watched_no_more_is_not_reported() -> None:
+    """Even if the change came before."""
+    held = prefixes()
+    watch(held, request("doc!"), W1)
+    held.insert(MODEL, [key("doc?")], W1, 0.0)
+    held.unwatch(RequestId("r1"))
+    assert changed(held, W1) == []
+
+
+@pytest.mark.parametrize("prompts", [("doc", "doc"), ("doc!", "doc?")])
+def test_prompts_that_lack_the_same_chunk_are_one_watch(prompts: tuple[str, ...]) -> None:
+    """A list of prompts that begin alike is watched once, reported once and leaves nothing behind."""
+    held = prefixes()
+    watch(held, request(*prompts), W1)
+    held.insert(MODEL, [key("doc")], W1, 0.0)
+    assert changed(held, W1) == ["r1"]
+    held.unwatch(RequestId("r1"))
+    held.check_integrity()
+    assert held.watched == 0
+
+
+def test_a_watch_is_not_moved_by_what_the_estimates_learn() -> None:
+    """Matches that were told at different times are compared, so they are told in a unit that stays."""
+    estimates = Estimates()
+    held = PrefixMap(100, estimates, minimum=0)
+    held.insert(MODEL, [key("doc?", exact=False)], W1, 0.0)
+    watched = Request(RequestId("r1"), ClientId("ada"), MODEL, (key("doc!", exact=False),))
+    before, tokens = watch(held, watched, W1), held.match(watched)[W1]
+    estimates.learn(watched, Usage(4 * 128, 1))
+    assert watch(held, watched, W1) == before
+    assert held.match(watched)[W1] > tokens
+
+
+def test_evicted_and_dropped_prefixes_match_no_more() -> None:
+    """An eviction takes the tokens that the worker said, a drop everything, both of that worker alone."""
+    held = prefixes()
+    for worker in WORKERS:
+        held.insert(MODEL, [key("doc?")], worker, 0.0)
+    held.mirror.evict(W1, 2 * CHUNK_TOKENS)
+    assert held.match(request("doc!")) == {W1: 2 * CHUNK_TOKENS, W2: 3 * CHUNK_TOKENS}
+    held.drop(W1)
+    assert held.match(request("doc!")) == {W2: 3 * CHUNK_TOKENS}
+
+
+def test_a_broken_index_is_found() -> None:
+    """The check fails when a chunk is indexed that nobody waits for."""
+    held = prefixes()
+    watch(held, request("doc"), W1)
+    held._edges.lacked[b"12345678"] = {Watch(RequestId("r9"), b"", {}): None}
+    with pytest.raises(AssertionError, match="watches"):
+        held.check_integrity()

@@ -1,0 +1,109 @@
+"""What it costs to restore a prefix tree, and what of one that is too large is kept."""
+
+import sys
+import tracemalloc
+from types import FrameType
+from typing import Any
+
+from router.core.cache.prefix_tree import PrefixTree
+from router.core.cache.saved_prefixes import restore_prefixes, saved_prefixes
+from router.core.model.prompt_key import HASH_BYTES
+from router.core.model.request import WorkerId
+from router.core.model.saved import Prefixes, SavedNode, SavedTouch
+from tests.core.cache.test_prefix_tree import A, B
+
+
+def run_of(start: int, end: int) -> bytes:
+    """Hashes of one endless document, from one chunk to another."""
+    return b"".join(number.to_bytes(HASH_BYTES) for number in range(start, end))
+
+
+def deep(depth: int) -> list[Prefixes]:
+    """What is saved of a document that two workers hold, and which became shorter chunk by chunk: as many nodes."""
+    tree = PrefixTree(depth)
+    for at, end in enumerate(range(depth, 0, -1)):
+        for worker in (A, B):
+            tree.insert(run_of(0, end), worker, float(at))
+    pieces = list(saved_prefixes(tree, float(depth), 2 * depth, depth))
+    assert sum(len(piece.nodes) for piece in pieces) == depth
+    assert sum(len(piece.touches) for piece in pieces) == 2 * depth
+    return pieces
+
+
+def lines_of_restoring(pieces: list[Prefixes]) -> int:
+    """How many lines of Python that runs."""
+    lines = 0
+
+    def watch(_frame: FrameType, event: str, _argument: Any) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        return watch
+
+    before = sys.gettrace()
+    sys.settrace(watch)
+    try:
+        restore_prefixes(PrefixTree(100_000), pieces, 0.0)
+    finally:
+        sys.settrace(before)
+    return lines
+
+
+def bytes_of_restoring(pieces: list[Prefixes]) -> int:
+    """How much memory that takes, at most."""
+    tree = PrefixTree(100_000)
+    tracemalloc.start()
+    try:
+        restore_prefixes(tree, pieces, 0.0)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_chain_twice_as_deep_costs_twice_as_much() -> None:
+    """In lines that run and in bytes: nothing is done again for each node below."""
+    short, long = deep(300), deep(600)
+    assert lines_of_restoring(long) < 2.1 * lines_of_restoring(short)
+    assert bytes_of_restoring(long) < 2.3 * bytes_of_restoring(short)
+
+
+def test_what_need_not_be_apart_becomes_one_node() -> None:
+    """Though it was saved in pieces; and in no other order than that of the touches."""
+    nodes = tuple(SavedNode(number - 1, run_of(number, number + 1)) for number in range(50))
+    tree = PrefixTree(1000)
+    restore_prefixes(
+        tree, [Prefixes(nodes, (SavedTouch(A, 49, 5.0), SavedTouch(A, 9, 2.0), SavedTouch(A, 0, 9.0)))], 9.0
+    )
+    tree.check_integrity()
+    (first,) = tree.root.children.values()
+    (second,) = first.children.values()
+    assert (first.chunks, second.chunks, dict(second.children)) == (10, 40, {})
+    assert tree.last_touched(run_of(0, 1), A) == 7.0
+    assert tree.last_touched(run_of(0, 50), A) == 4.0
+
+
+def test_chunks_saved_twice_are_restored_once() -> None:
+    """Where a cut moved while the tree was saved."""
+    nodes = (
+        SavedNode(-1, run_of(0, 8)),
+        SavedNode(-1, run_of(0, 3)),
+        SavedNode(1, run_of(3, 6)),
+        SavedNode(0, b"branch!!"),
+    )
+    touches = (SavedTouch(A, 0, 1.0), SavedTouch(B, 2, 2.0), SavedTouch(B, 3, 3.0))
+    tree = PrefixTree(1000)
+    restore_prefixes(tree, [Prefixes(nodes, touches)], 10.0)
+    tree.check_integrity()
+    assert tree.chunks == 9
+    assert tree.match(run_of(0, 8) + b"branch!!") == {A: 8, B: 9}
+    assert [tree.last_touched(run_of(0, end), B) for end in (6, 8)] == [8.0, 7.0]
+
+
+def test_of_a_tree_that_is_too_large_the_freshest_is_kept() -> None:
+    """The router may have been given a smaller limit before it started again."""
+    documents = [run_of(100 * number, 100 * number + 5) for number in range(1, 9)]
+    nodes = tuple(SavedNode(-1, document) for document in documents)
+    touches = tuple(SavedTouch(WorkerId("w"), number, float(number)) for number in range(8))
+    tree = PrefixTree(12)
+    restore_prefixes(tree, [Prefixes(nodes, touches)], 0.0)
+    tree.check_integrity()
+    assert [tree.match(document).get(WorkerId("w"), 0) for document in documents] == [5, 5, 2, 0, 0, 0, 0, 0]

@@ -1,0 +1,50 @@
+"""Who waits where, against a list of all that wait."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.clients.backlog import Backlog, BacklogWatcher
+from router.core.model.request import ClientId, WorkerId
+
+QUEUES = (None, WorkerId("w1"), WorkerId("w2"))
+CLIENTS = (ClientId("ada"), ClientId("bob"))
+
+Place = tuple[WorkerId | None, ClientId]
+
+
+class Listener(BacklogWatcher):
+    """Writes down what it hears."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, WorkerId | None, ClientId, float]] = []
+
+    def backlog_began(self, queue: WorkerId | None, client: ClientId, now: float) -> None:
+        self.heard.append(("began", queue, client, now))
+
+    def backlog_ended(self, queue: WorkerId | None, client: ClientId, now: float) -> None:
+        self.heard.append(("ended", queue, client, now))
+
+
+@given(places=st.lists(st.tuples(st.sampled_from(QUEUES), st.sampled_from(CLIENTS)), max_size=30), data=st.data())
+def test_counts_and_reports_are_those_of_the_list(places: list[Place], data: st.DataObject) -> None:
+    """A backlog begins with the first of a client's requests in a queue and ends with the last; every sum agrees."""
+    backlog, listener = Backlog(), Listener()
+    backlog.subscribe(listener)
+    waiting: list[Place] = []
+    for now, place in enumerate(places):
+        before = len(listener.heard)
+        if bool(waiting) and data.draw(st.booleans()):
+            place = data.draw(st.sampled_from(waiting))  # noqa: PLW2901 - one that waits leaves instead
+            waiting.remove(place)
+            backlog.remove(*place, now)
+            expected = [] if place in waiting else [("ended", *place, now)]
+        else:
+            expected = [] if place in waiting else [("began", *place, now)]
+            waiting.append(place)
+            backlog.add(*place, now)
+        assert listener.heard[before:] == expected
+        assert {(at, who) for at, clients in backlog._waiting.items() for who in clients} == set(waiting)
+        for queue in QUEUES:
+            assert backlog.length(queue) == sum(at == queue for at, _ in waiting)
+        for client in CLIENTS:
+            assert backlog.of_client(client) == sum(who == client for _, who in waiting)

@@ -1,0 +1,190 @@
+"""However many clients come, a bounded number is remembered, and no debt is forgiven by being forgotten."""
+
+from collections import deque
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.clients.recent_clients import SAMPLE, Debtors, RecentClients
+from router.core.fleet.window import FixedWindow
+from router.core.model.request import ClientId
+from router.core.policies.deficit.deficits import DeficitTable
+from router.core.policies.dlpm.dlpm import DlpmParameters
+from router.core.policies.dlpm.dlpm_home import DlpmHomeParameters
+from router.core.policies.vtc.vtc import VirtualCounters
+from router.core.settings import SchedulerSettings
+from tests.core.scenario import Scene
+from tests.support.running import chat, running_router
+from tests.support.scripted_engine import scripted_engine
+
+LIMIT = 20
+DEBTS = 30
+STRANGERS = 300
+SETTINGS = SchedulerSettings(client_limit=LIMIT, debtor_limit=DEBTS, window=FixedWindow(requests=3))
+SMALL = (DlpmParameters(quantum=70.0), DlpmHomeParameters(quantum=70.0, worker_quantum=110.0))
+POLICIES = ("dlpm_home", "d2lpm", "vtc", "lcf", "vtc_predict", "client_rr+dlpm", "rpm", "preble")
+
+
+def entries(of: object, client: str, seen: set[int] | None = None) -> int:
+    """How many containers inside an object have keys or members that name a client whose name begins like this."""
+    seen = set() if seen is None else seen
+    if id(of) in seen or isinstance(of, str | bytes | int | float | type(None)):
+        return 0
+    seen.add(id(of))
+    inner: list[object] = []
+    count = 0
+    if isinstance(of, dict):
+        inner = [*of.keys(), *of.values()]
+    elif isinstance(of, list | tuple | set | frozenset | deque):
+        inner = [*of]
+    elif type(of).__module__.startswith("router."):
+        slots = [name for kind in type(of).__mro__ for name in getattr(kind, "__slots__", ())]
+        inner = [*getattr(of, "__dict__", {}).values(), *(getattr(of, name) for name in slots if hasattr(of, name))]
+    for each in inner:
+        count += isinstance(each, str) and each.startswith(client)
+        count += entries(each, client, seen)
+    return count
+
+
+def crowd(scene: Scene, first: int) -> None:
+    """Strangers come, one after the other, while others are waiting; each is served once."""
+    for number in range(first, first + STRANGERS):
+        scene.now += 1.0
+        request = scene.arrive(f"stranger{number}.", "xy", limit=5)
+        if running := [request for state in scene.scheduler.cluster for request in state.running]:
+            scene.serve(running[0], 5)
+        assert request in scene.requests
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_strangers_leave_is_bounded(policy: str) -> None:
+    """After twice as many there are no more entries of them anywhere in the scheduler than after the first half."""
+    scene = Scene(policy, *SMALL, workers=("w1", "w2"), settings=SETTINGS)
+    counts = []
+    for turn in range(3):
+        crowd(scene, turn * STRANGERS)
+        counts.append(entries_after(scene))
+        assert len(scene.scheduler.weights) <= LIMIT + 10
+        assert len(scene.scheduler.accounts.accounts) <= LIMIT + 10
+    assert counts[2] <= counts[1] * 1.1 + 10, counts
+    total = scene.scheduler.accounts.forgotten
+    for account in scene.scheduler.accounts.accounts.values():
+        total = total.plus(account.served)
+    assert total.output == 5 * 3 * STRANGERS
+
+
+def entries_after(scene: Scene) -> int:
+    """How many entries are left of strangers when nothing runs any more; the estimates have a limit of their own."""
+    scene.serve_all()
+    scheduler = scene.scheduler
+    watched = (scheduler.weights, scheduler.accounts, scheduler.fairness, scheduler.policy, scheduler.backlog)
+    return sum(entries(part, "stranger", {id(scheduler.estimates)}) for part in watched)
+
+
+@pytest.mark.parametrize("policy", ["dlpm_home", "d2lpm"])
+def test_a_debt_outlives_its_client(policy: str) -> None:
+    """Who comes back after a crowd of others finds what it owed, less the refills that came since."""
+    settings = SchedulerSettings(client_limit=LIMIT, debtor_limit=STRANGERS, window=FixedWindow(requests=1))
+    scene = Scene(policy, *SMALL, workers=("w1",), settings=settings)
+    first = scene.arrive("ann", "xxxx", limit=5000)
+    scene.start(first)
+    waiting = scene.arrive("bob", "yy")
+    scene.progress(first, 5000)
+    scene.finish(first, 5000)
+    owed = scene.deficit("ann").order
+    assert owed is not None
+    assert owed < -9000
+    for number in range(STRANGERS):
+        scene.arrive(f"stranger{number}", "z")
+        scene.serve(waiting)
+        waiting = next(iter(scene.scheduler.cluster)).running.__iter__().__next__()
+    assert ClientId("ann") not in scene.scheduler.weights
+    kept = scene.deficit("ann").order
+    assert kept is not None
+    assert owed <= kept < -1000
+
+
+def test_a_client_with_anything_under_way_is_remembered() -> None:
+    """However long ago it came."""
+    clients = RecentClients(2)
+    for number in range(100):
+        clients.came(ClientId(f"c{number}"))
+        assert ClientId("c0") not in clients.to_forget(lambda client: client == "c0")
+    assert len(clients) <= 4
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.floats(-100, 20)), max_size=200), st.integers(1, 12))
+def test_of_too_many_debtors_those_go_that_owe_least(debts: list[tuple[int, float]], limit: int) -> None:
+    """Never more than the limit are kept; but for one at a time, only those go that owe nothing."""
+    debtors: Debtors[int] = Debtors(limit)
+    owed: dict[int, float] = {}
+    for debtor, debt in debts:
+        owed[debtor] = debt
+        gone = debtors.add(debtor, lambda key: owed[key])
+        assert len(debtors) <= limit
+        assert len(gone) <= SAMPLE
+        assert len([each for each in gone if owed[each] > 0]) <= 1
+        for each in gone:
+            del owed[each]
+        assert len(debtors) == len(owed)
+
+
+def test_who_owes_nothing_is_forgotten_by_the_table() -> None:
+    """One with less than a quantum stays with what it has, and is found by its key again."""
+    table: DeficitTable[str] = DeficitTable(debtors=10)
+    for key, cost in (("even", 0.0), ("less", 1.0), ("debt", 500.0)):
+        table.join(key, 100.0, 100.0)
+        table.charge(key, cost)
+        table.forget(key)
+    assert list(table) == ["less", "debt"]
+    table.join("debt", 100.0, 100.0)
+    assert table.credit("debt") == -400.0
+    table.begin_anew()
+    table.forget("debt")
+    assert list(table) == []
+
+
+def test_vtc_forgets_who_would_be_lifted_above_its_counter() -> None:
+    """And nobody above that level, nor whose level it is."""
+    counters = VirtualCounters()
+    for name, cost in (("low", 1.0), ("last", 5.0), ("high", 9.0)):
+        client = ClientId(name)
+        counters.weigh(client, 1.0)
+        counters.join(client)
+        counters.charge(client, cost, 1.0)
+        counters.leave(client)
+    counters.join(ClientId("last"))
+    counters.leave(ClientId("last"))
+    counters.charge(ClientId("high"), 3.0, 1.0)
+    for name in ("low", "last", "high"):
+        counters.forget(ClientId(name))
+    assert [counters.value(ClientId(name)) for name in ("low", "last", "high")] == [None, 15.0, 18.0]
+
+
+def test_vtc_passes_over_the_place_of_a_client_that_is_forgotten() -> None:
+    """It waited behind another, left, and was forgotten; then the other is served, and would come after it."""
+    counters = VirtualCounters()
+    first, gone, last = clients = [ClientId(name) for name in ("first", "gone", "last")]
+    for client in clients:
+        counters.weigh(client, 1.0)
+        counters.join(client)
+    counters.leave(gone)
+    counters.leave(last)
+    counters.forget(gone)
+    counters.charge(first, 5.0, 1.0)
+    assert counters.least() == first
+
+
+async def test_what_forgotten_clients_were_served_stays_counted() -> None:
+    """In the report, and in the metrics as that of others: no count falls."""
+    async with scripted_engine() as engine, running_router(engine.url, client_limit=1) as router:
+        for user in ("ann", "bob", "cy"):
+            async with router.post(chat(user=user)) as post:
+                await (await engine.call()).answer(completion=7)
+                await post.read()
+        report = await router.fairness()
+        assert list(report["clients"]) == ["user-cy"]
+        assert report["forgotten"]["output"] == 14
+        async with router.http.get("/metrics") as response:
+            assert 'd2lpm_service_tokens_total{client="other",kind="output"} 14.0' in await response.text()

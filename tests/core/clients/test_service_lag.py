@@ -1,0 +1,165 @@
+"""The lag of each client against one computed from a diary of all that happened."""
+
+from typing import NamedTuple
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from router.core.clients.service_lag import EvenShare, Lag
+from router.core.clients.turns import IDLE_SECONDS, Turns
+from router.core.model.request import ClientId, RequestId
+
+CLIENTS = [ClientId(name) for name in ("ada", "bob", "cyd", "dee")]
+ADA, BOB, CYD, _ = CLIENTS
+
+
+class Moment(NamedTuple):
+    """Something that was served."""
+
+    client: ClientId
+    cost: float
+    weights: dict[ClientId, float]
+    """Of those with a call open."""
+    waiting: frozenset[ClientId]
+    since: dict[ClientId, int]
+    """Where in the diary each client's interval began."""
+
+
+class Lags(RuleBasedStateMachine):
+    """Calls that come, are answered and go, with pauses in between."""
+
+    @initialize(weights=st.lists(st.sampled_from([0.5, 1.0, 3.0]), min_size=4, max_size=4))
+    def begin(self, weights: list[float]) -> None:
+        self.turns = Turns()
+        self.weights = dict(zip(CLIENTS, weights, strict=True))
+        self.now = 0.0
+        self.calls = 0
+        self.open: dict[RequestId, tuple[ClientId, bool]] = {}
+        """The calls that are there, and whether they wait."""
+        self.diary: list[Moment] = []
+        self.since: dict[ClientId, int] = {}
+        """Where in the diary each client's interval began."""
+        self.idle: dict[ClientId, float] = {}
+
+    @rule(client=st.sampled_from(CLIENTS))
+    def open_call(self, client: ClientId) -> None:
+        self.calls += 1
+        request = RequestId(str(self.calls))
+        if client not in self.since or (client in self.idle and self.now - self.idle[client] > IDLE_SECONDS):
+            self.since[client] = len(self.diary)
+        self.idle.pop(client, None)
+        self.open[request] = client, True
+        self.turns.opened(client, request, self.weights[client], self.now, self.now)
+
+    @rule(data=st.data(), answered=st.booleans())
+    def go_on(self, data: st.DataObject, answered: bool) -> None:
+        """A call is answered, or goes."""
+        if not self.open:
+            return
+        request = data.draw(st.sampled_from(sorted(self.open)))
+        client, _ = self.open.pop(request)
+        if answered:
+            self.turns.answered(client, request, self.now)
+            self.open[request] = client, False
+        else:
+            self.turns.closed(client, request, self.now)
+            if not any(each == client for each, _ in self.open.values()):
+                self.idle[client] = self.now
+
+    @rule(data=st.data(), cost=st.integers(0, 50))
+    def serve(self, data: st.DataObject, cost: int) -> None:
+        if not self.open:
+            return
+        request = data.draw(st.sampled_from(sorted(self.open)))
+        client, _ = self.open[request]
+        weights = {each: self.weights[each] for each, _ in self.open.values()}
+        waiting = frozenset(each for each, waits in self.open.values() if waits)
+        self.diary.append(Moment(client, cost, weights, waiting, dict(self.since)))
+        self.turns.served(client, request, cost, self.weights[client], self.now)
+
+    @rule(seconds=st.sampled_from([0.5 * IDLE_SECONDS, 2 * IDLE_SECONDS]))
+    def let_pass(self, seconds: float) -> None:
+        self.now += seconds
+
+    def lag(self, client: ClientId) -> float:
+        """The most that even shares while it waited exceed its own service by, up to now, from any moment on."""
+        if client not in self.since or self.now - self.idle.get(client, self.now) > IDLE_SECONDS:
+            return 0.0
+        behind = most = 0.0
+        for moment in reversed(self.diary[self.since[client] :]):
+            if client in moment.waiting:
+                behind += moment.cost / sum(moment.weights.values())
+            if client == moment.client:
+                behind -= moment.cost / self.weights[client]
+            most = max(most, behind)
+        return most
+
+    @invariant()
+    def lags_are_those_of_the_diary(self) -> None:
+        """Of every client, at every time."""
+        for client in CLIENTS:
+            assert self.turns.of(client, self.now).lag == pytest.approx(self.lag(client), abs=1e-6)
+
+
+TestLags = Lags.TestCase
+TestLags.settings = settings(max_examples=100, stateful_step_count=40)
+
+
+def waiting(turns: Turns, *clients: ClientId) -> None:
+    for client in clients:
+        turns.opened(client, RequestId(client), 1.0, 0.0, 0.0)
+
+
+def test_a_client_that_waits_falls_behind_one_that_comes_back() -> None:
+    """With one call open each, of which only one client's are served: no interval ends with a call."""
+    turns = Turns()
+    waiting(turns, ADA)
+    for number in range(10):
+        request, now = RequestId(f"b{number}"), float(number)
+        turns.opened(BOB, request, 1.0, now, now)
+        turns.answered(BOB, request, now + 0.5)
+        turns.served(BOB, request, 100.0, 1.0, now + 0.9)
+        turns.closed(BOB, request, now + 0.99)
+    assert turns.of(ADA, 10.0).lag == 10 * 100.0 / 2
+    assert turns.of(BOB, 10.0).lag == 0.0
+
+
+def test_who_asks_for_nothing_more_does_not_fall_behind() -> None:
+    """Neither while its call is answered, nor while it has none: others may have what it leaves."""
+    turns = Turns()
+    waiting(turns, ADA, BOB)
+    turns.answered(ADA, RequestId(ADA), 0.0)
+    turns.served(BOB, RequestId(BOB), 1000.0, 1.0, 0.0)
+    turns.closed(ADA, RequestId(ADA), 0.0)
+    turns.served(BOB, RequestId(BOB), 1000.0, 1.0, 0.0)
+    turns.opened(ADA, RequestId("next"), 1.0, 0.1, 0.1)
+    assert turns.of(ADA, 0.1).lag == 0.0
+
+
+def test_a_pause_ends_what_is_remembered() -> None:
+    """After half a second without a call a client begins anew; before, it is as far behind as it was."""
+    for pause, lag in ((0.5 * IDLE_SECONDS, 50.0), (2 * IDLE_SECONDS, 0.0)):
+        turns = Turns()
+        waiting(turns, ADA, BOB)
+        turns.served(BOB, RequestId(BOB), 100.0, 1.0, 0.0)
+        turns.closed(ADA, RequestId(ADA), 1.0)
+        assert turns.of(ADA, 1.0 + pause).lag == lag
+        turns.opened(ADA, RequestId("next"), 1.0, 1.0 + pause, 1.0 + pause)
+        assert turns.of(ADA, 1.0 + pause).lag == lag
+
+
+def test_what_is_given_back_leaves_no_lag_that_was_not_there() -> None:
+    """A charge that was too high for a client that was not behind, and one for a client that was."""
+    even, lag = EvenShare(), Lag()
+    even.weight = 2.0
+    even.begin_waiting(lag)
+    even.took(lag, 3000.0)
+    even.took(lag, -2900.0)
+    assert even.of(lag) == 0.0
+    even.served(1000.0)
+    even.took(lag, 300.0)
+    even.took(lag, -250.0)
+    even.took(lag, 0.0)
+    assert even.of(lag) == pytest.approx(500.0 - 300.0 + 250.0 - 100.0)

@@ -1,0 +1,232 @@
+"""Who waits, for how long, and how long rounds take: beside a slow model, and in small examples."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from router.core.clients.last_minute import MINUTE
+from router.core.clients.turns import IDLE_SECONDS, LEAST_ROUND_SECONDS, NOT_ACTIVE, Turns
+from router.core.model.request import ClientId, RequestId
+
+CLIENTS = [ClientId(name) for name in ("ada", "bob", "cyd")]
+ADA, BOB, CYD = CLIENTS
+
+
+def opened(turns: Turns, client: ClientId, now: float, name: str = "1", weight: float = 1.0) -> RequestId:
+    request = RequestId(f"{client}-{name}")
+    turns.opened(client, request, weight, now, now)
+    return request
+
+
+@dataclass
+class Call:
+    """One in the model."""
+
+    client: ClientId
+    since: float
+    waits: bool = True
+    others: int = 0
+    """Of its client's, answered since it came."""
+
+
+@dataclass
+class Round:
+    """One in the model: who is still to be served."""
+
+    begin: float
+    left: set[ClientId] = field(default_factory=set)
+
+
+class Rounds(RuleBasedStateMachine):
+    """Calls that come, are answered, are served more and go; the model looks through all of them each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turns = Turns()
+        self.now = 0.0
+        self.count = 0
+        self.calls: dict[RequestId, Call] = {}
+        self.unserved: dict[ClientId, float] = {}
+        """Since when, of those that began to wait and were not served or away since."""
+        self.left: dict[ClientId, float] = {}
+        """When each had its last call."""
+        self.round: Round | None = None
+        self.last: float | None = None
+
+    @rule(client=st.sampled_from(CLIENTS))
+    def open_call(self, client: ClientId) -> None:
+        self.count += 1
+        if not self.having(client) and self.now - self.left.get(client, -1.0) > IDLE_SECONDS:
+            self.unserved.pop(client, None)
+        self.unserved.setdefault(client, self.now)
+        request = opened(self.turns, client, self.now, str(self.count))
+        self.calls[request] = Call(client, self.now)
+        if self.round is None:
+            self.round = Round(self.now, {client})
+
+    def having(self, client: ClientId) -> list[Call]:
+        return [call for call in self.calls.values() if call.client == client]
+
+    def turn(self, client: ClientId) -> None:
+        assert self.round is not None
+        self.round.left.discard(client)
+        if not self.round.left:
+            self.last = self.now - self.round.begin
+            left = {call.client for call in self.calls.values()}
+            self.round = Round(self.now, left) if left else None
+
+    @rule(data=st.data())
+    def answer(self, data: st.DataObject) -> None:
+        """A second first token changes nothing."""
+        if self.calls:
+            request = data.draw(st.sampled_from(sorted(self.calls)))
+            call = self.calls[request]
+            self.turns.answered(call.client, request, self.now)
+            if call.waits:
+                call.waits = False
+                for other in self.having(call.client):
+                    other.others += 1
+                self.serve_now(call.client)
+
+    @rule(data=st.data())
+    def serve(self, data: st.DataObject) -> None:
+        if self.calls:
+            request = data.draw(st.sampled_from(sorted(self.calls)))
+            call = self.calls[request]
+            self.turns.served(call.client, request, 10.0, 1.0, self.now)
+            if not call.waits:
+                self.serve_now(call.client)
+
+    def serve_now(self, client: ClientId) -> None:
+        self.unserved.pop(client, None)
+        if any(call.waits for call in self.having(client)):
+            self.unserved[client] = self.now
+        self.turn(client)
+
+    @rule(data=st.data())
+    def close(self, data: st.DataObject) -> None:
+        if self.calls:
+            request = data.draw(st.sampled_from(sorted(self.calls)))
+            client = self.calls.pop(request).client
+            self.turns.closed(client, request, self.now)
+            if not self.having(client):
+                self.left[client] = self.now
+                self.turn(client)
+
+    @rule(seconds=st.sampled_from([0.25, 4 * IDLE_SECONDS]))
+    def let_pass(self, seconds: float) -> None:
+        self.now += seconds
+
+    @invariant()
+    def waits_are_those_of_the_model(self) -> None:
+        """The oldest call's, and since when its client was served nothing."""
+        for client in CLIENTS:
+            waits = [call for call in self.having(client) if call.waits]
+            seen = self.turns.of(client, self.now)
+            if not waits:
+                assert seen.unserved_s is None
+                continue
+            oldest = waits[0]
+            assert seen.wait_s == self.now - oldest.since
+            assert seen.wait_even == seen.wait_s / (1 + oldest.others)
+            assert seen.unserved_s == self.now - self.unserved[client]
+
+    @invariant()
+    def rounds_are_those_of_the_model(self) -> None:
+        """When the one under way began, who is left in it, and how long the last one took."""
+        seen = self.turns.rounds(None, self.now)
+        assert seen.clients == len({call.client for call in self.calls.values()})
+        begun = Round(self.now) if self.round is None else self.round
+        assert (seen.current_s, seen.left) == (self.now - begun.begin, len(begun.left))
+        assert seen.last_s == self.last
+
+
+TestRounds = Rounds.TestCase
+TestRounds.settings = settings(max_examples=100, stateful_step_count=40)
+
+
+def test_a_fair_round_is_a_mean_call_for_each() -> None:
+    """Clients with a call open, times what a call cost of late, over what is served in a second."""
+    turns = Turns()
+    for client in CLIENTS:
+        request = opened(turns, client, 0.0)
+        turns.answered(client, request, 0.0)
+        turns.served(client, request, 500.0, 1.0, 0.0)
+    assert turns.rounds(None, 0.0).fair_s is None
+    assert turns.rounds(100.0, 0.0).fair_s == 3 * (2 * 500.0 / 3) / 100.0
+    turns.answered(ADA, opened(turns, ADA, 1.0, "2"), 1.0)
+    assert turns.rounds(100.0, 1.0).fair_s == 3 * (3 * 500.0 / 4) / 100.0
+    assert turns.rounds(1e9, 1.0).fair_s == LEAST_ROUND_SECONDS
+
+
+def test_a_call_is_to_wait_a_round_for_each_of_its_clients_that_go_before() -> None:
+    """So who has many calls open is not taken for starved; who has one is."""
+    turns = Turns()
+    waiting = opened(turns, ADA, 0.0, "last")
+    for number in range(4):
+        turns.answered(ADA, opened(turns, ADA, 0.0, str(number)), 2.0 * number)
+    opened(turns, BOB, 0.0)
+    assert turns.of(ADA, 10.0).wait_even == 10.0 / 5
+    assert turns.of(BOB, 10.0).wait_even == turns.of(BOB, 10.0).wait_s == 10.0
+    turns.answered(ADA, waiting, 10.0)
+    turns.closed(BOB, RequestId("bob-1"), 12.0)
+    assert turns.longest_waits(12.0) == (12.0, 12.0)
+    assert turns.longest_waits(12.0 + MINUTE + 1) == (0.0, 0.0)
+
+
+def test_who_weighs_less_than_the_mean_is_to_wait_longer() -> None:
+    """And who weighs more, not less: a round serves it more than once."""
+    turns = Turns()
+    opened(turns, ADA, 0.0, weight=1.0)
+    opened(turns, BOB, 0.0, weight=3.0)
+    assert [turns.of(client, 10.0).unserved_even for client in (ADA, BOB)] == [5.0, 10.0]
+    assert [turns.of(client, 10.0).wait_even for client in (ADA, BOB)] == [5.0, 10.0]
+
+
+def test_an_answer_that_goes_on_elsewhere_waits_for_nothing() -> None:
+    """Its client has its first token."""
+    turns = Turns()
+    turns.continued(ADA, 1.0, 0.0)
+    assert turns.of(ADA, 9.0).unserved_s is None
+    assert turns.rounds(None, 9.0).clients == 1
+
+
+def test_nothing_is_remembered_of_who_is_gone() -> None:
+    """A thousand clients that came once each leave no more than the few of the last half second."""
+    turns = Turns()
+    for number in range(1000):
+        client, now = ClientId(str(number)), 0.1 * number
+        turns.closed(client, opened(turns, client, now), now)
+    assert len(turns._clients) <= IDLE_SECONDS / 0.1 + 2
+    turns.forget(ClientId("999"))
+    assert turns.of(ClientId("999"), 99.9) == NOT_ACTIVE
+    assert turns.rounds(None, 100.0)[:1] == (0,)
+
+
+@pytest.mark.parametrize("clients", [10, 1000])
+def test_rounds_end_whoever_comes_and_goes(clients: int) -> None:
+    """With a newcomer at every turn: it is no part of the round under way."""
+    turns = Turns()
+    for number in range(clients):
+        opened(turns, ClientId(str(number)), 0.0)
+    turns.served(ClientId("0"), RequestId("streams"), 1.0, 1.0, 0.0)
+    for number in range(clients):
+        assert turns.rounds(None, 1.0) == (clients + number, None, 1.0, clients - number, 0.0)
+        opened(turns, ClientId(f"new-{number}"), 1.0)
+        turns.answered(ClientId(str(number)), RequestId(f"{number}-1"), 1.0)
+    assert turns.rounds(None, 2.0) == (2 * clients, None, 1.0, 2 * clients, 1.0)
+
+
+def test_who_gives_up_and_asks_again_is_still_unserved() -> None:
+    """Until it is served, or stays away."""
+    turns = Turns()
+    turns.closed(ADA, opened(turns, ADA, 0.0), 30.0)
+    turns.closed(ADA, opened(turns, ADA, 30.1, "2"), 40.0)
+    opened(turns, ADA, 41.0, "3")
+    assert turns.of(ADA, 42.0).unserved_s == 1.0
+    turns.closed(BOB, opened(turns, BOB, 40.0), 60.0)
+    opened(turns, BOB, 60.1, "2")
+    assert turns.of(BOB, 70.0).unserved_s == 30.0

@@ -1,0 +1,124 @@
+"""The workers as the core knows them."""
+
+from math import inf
+
+import pytest
+
+from router.core.fleet.cluster import Cluster
+from router.core.fleet.window import FixedWindow, LearnedWindow
+from router.core.model.events import WorkerReported
+from router.core.model.request import RequestId, Worker, WorkerId
+
+W1, W2, W3 = WorkerId("w1"), WorkerId("w2"), WorkerId("w3")
+A = RequestId("a")
+
+
+def cluster(*workers: WorkerId) -> Cluster:
+    made = Cluster(FixedWindow())
+    for worker in workers or (W1, W2):
+        made.join(Worker(worker, frozenset(["llama"])))
+    return made
+
+
+def test_workers_serve_their_models_in_the_order_in_which_they_joined() -> None:
+    """New facts about a worker change what it serves, not its place."""
+    made = cluster(W2, W1)
+    made.join(Worker(W2, frozenset(["llama", "qwen"])))
+    assert (made.serving("llama"), made.serving("qwen")) == ([W2, W1], [W2])
+
+
+def test_a_worker_that_left_serves_nothing_and_stays_until_its_requests_have_ended() -> None:
+    """What runs there is counted to its end; then the worker is forgotten."""
+    made = cluster()
+    made[W1].add(A, 10, 5, 0.0, streamed=True)
+    assert made.serving("llama") == [W1, W2]
+    made.leave(W1)
+    assert (made.serving("llama"), W1 in made) == ([W2], True)
+    made.remove(A, W1, 1.0, computed=True)
+    assert W1 not in made
+
+
+def test_an_idle_worker_that_leaves_is_forgotten_at_once() -> None:
+    """Nothing holds it."""
+    made = cluster()
+    made.leave(W1)
+    assert [state.worker.id for state in made] == [W2]
+
+
+def test_a_worker_that_comes_back_keeps_what_runs_there() -> None:
+    """A worker that was away for a moment has not lost its load."""
+    made = cluster()
+    made[W1].add(A, 10, 5, 0.0, streamed=True)
+    made.leave(W1)
+    made.join(Worker(W1, frozenset(["llama"])))
+    assert (made.serving("llama"), made[W1].load.requests) == ([W1, W2], 1)
+    made.remove(A, W1, 1.0, computed=True)
+    assert W1 in made
+
+
+def test_a_capacity_once_told_stays() -> None:
+    """A worker that falls silent about its cache has not lost it, nor one that joins again."""
+    made = cluster()
+    made.report(WorkerReported(W1, running=3, waiting=2, kv_tokens=500), 1.0)
+    made.report(WorkerReported(W1, running=1, waiting=0), 2.0)
+    made.join(Worker(W1, frozenset(["llama"])))
+    assert made[W1].worker.kv_tokens == 500
+
+
+def test_a_worker_that_tells_its_capacity_when_it_joins_is_held_to_it() -> None:
+    """Its window knows from the beginning."""
+    made = Cluster(LearnedWindow())
+    made.join(Worker(W1, frozenset(["llama"]), kv_tokens=100))
+    made[W1].add(A, 90, 50, 0.0, streamed=True)
+    assert not made[W1].has_room
+
+
+def busy(made: Cluster, worker: WorkerId, rate: float) -> None:
+    """A worker that has no room for more serves so much in each of thirty seconds."""
+    state = made[worker]
+    state.add(A, 1, 5, 0.0, streamed=True)
+    state.start(A, 0.0, seen=True)
+    for second in range(1, 31):
+        state.serve(A, rate, 1)
+        state.report(1, 0, None, float(second))
+
+
+def test_speed_is_the_rate_of_service_over_the_fleets_mean() -> None:
+    """Of those that have no room; workers whose rate is not known are taken to be as fast as the mean."""
+    made = Cluster(FixedWindow(requests=1))
+    for worker in (W1, W2, W3):
+        made.join(Worker(worker, frozenset(["llama"])))
+    assert made.speed(W1) == 1.0
+    busy(made, W1, 400.0)
+    busy(made, W2, 100.0)
+    assert made.speed(W1) == pytest.approx(1.6, rel=0.05)
+    assert made.speed(W2) == pytest.approx(0.4, rel=0.05)
+    assert made.speed(W3) == 1.0
+
+
+def test_workers_that_are_about_equally_fast_are_equal() -> None:
+    """What they serve differs too, and that must not move their shares."""
+    made = Cluster(FixedWindow(requests=1))
+    for worker in (W1, W2):
+        made.join(Worker(worker, frozenset(["llama"])))
+    busy(made, W1, 110.0)
+    busy(made, W2, 90.0)
+    assert made.speed(W1) == made.speed(W2) == 1.0
+
+
+def test_a_deadline_is_gone_with_its_worker() -> None:
+    """A guess that is due at a worker that was forgotten wakes nobody."""
+    made = cluster()
+    made[W1].add(A, 10, 5, 0.0, streamed=False)
+    assert made.next_deadline < inf
+    made.leave(W1)
+    made.remove(A, W1, 0.0, computed=True)
+    assert made.next_deadline == inf
+
+
+def test_invented_models_leave_no_trace() -> None:
+    """Clients may name models without end; only those that somebody serves are remembered."""
+    made = cluster()
+    for number in range(1000):
+        assert made.serving(f"invented {number}") == []
+    assert len(made._serving) == 0

@@ -1,0 +1,428 @@
+"""Whom to trust with requests: breakers, slow start, pauses, the retry budget and patience."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.fleet.engine_limits import FEWEST_REQUESTS
+from router.core.fleet.health import FULL_TRUST, Condition, Health, HealthRules, Patience, PatienceRules, RetryBudget
+from router.core.fleet.window import FixedWindow
+from router.core.model.commands import Refusal
+from router.core.model.events import Fault, Returned, WorkerAnswered
+from router.core.model.request import RequestId, WorkerId
+from router.core.settings import SchedulerSettings
+from tests.core.scenario import CHUNK_TOKENS, Scene
+
+R = [RequestId(f"r{number}") for number in range(100)]
+FAST = HealthRules(failures=2, cooldown=4.0, tries=3)
+W1, W2, W3 = (WorkerId(name) for name in ("w1", "w2", "w3"))
+
+
+def fail(health: Health, times: int, now: float = 0.0) -> float | None:
+    """What the last of so many failures comes to."""
+    until = None
+    for _ in range(times):
+        until = health.failed(now)
+    return until
+
+
+def condition(health: Health) -> Condition:
+    """As it is now."""
+    return health.condition
+
+
+def trusts(health: Health) -> bool:
+    """Whether one more may be sent now."""
+    return health.trusted
+
+
+def test_a_breaker_opens_when_half_of_the_last_calls_failed() -> None:
+    """Not before enough have, and not for a few among many."""
+    health = Health(HealthRules(failures=5))
+    assert fail(health, 4) is None
+    assert fail(health, 1, now=7.0) == 12.0
+    assert condition(health) is Condition.OPEN
+    assert not trusts(health)
+    busy = Health(HealthRules(failures=5))
+    for request in R[:30]:
+        fail(busy, 1)
+        for _ in range(2):
+            busy.succeeded(request)
+    assert condition(busy) is Condition.CLOSED
+
+
+def test_a_probe_closes_the_breaker_or_opens_it_for_longer() -> None:
+    """One request goes there, and no other until it has its first token."""
+    health = Health(FAST)
+    assert fail(health, 2, now=10.0) == 14.0
+    health.probe()
+    assert trusts(health)
+    health.sent(R[0])
+    assert not trusts(health)
+    assert fail(health, 1, now=20.0) == 28.0, "twice as long"
+    health.probe()
+    health.sent(R[1])
+    health.succeeded(R[0])
+    assert condition(health) is Condition.HALF_OPEN, "an old request proves nothing"
+    health.succeeded(R[1])
+    assert condition(health) is Condition.CLOSED
+
+
+def test_trust_grows_with_each_first_token() -> None:
+    """Each lets one more be on its way unproven, until only the window counts; one that ends frees its place."""
+    health = Health(FAST)
+    health.probe()
+    sent = 0
+    for round_ in range(1, 6):
+        free = 0
+        while health.trusted and free < 2 * FULL_TRUST:
+            health.sent(R[sent])
+            sent, free = sent + 1, free + 1
+        assert free >= min(2 ** (round_ - 1), FULL_TRUST)
+        for request in R[sent - free : sent]:
+            health.succeeded(request)
+    other = Health(FAST)
+    other.probe()
+    other.sent(R[0])
+    other.ended(R[0])
+    assert trusts(other)
+
+
+def test_a_breaker_may_be_switched_off() -> None:
+    """Whatever fails, it stays closed."""
+    health = Health(HealthRules(failures=0))
+    assert fail(health, 100) is None
+    assert trusts(health)
+
+
+@given(st.lists(st.booleans(), max_size=300), st.integers(0, 12))
+def test_retries_are_a_share_of_the_requests_and_a_floor(attempts: list[bool], floor: int) -> None:
+    """However they come, in an instant no more are made than that."""
+    budget = RetryBudget(0.1, floor)
+    requests = retries = 0
+    for is_request in attempts:
+        if is_request:
+            budget.request()
+            requests += 1
+        else:
+            retries += budget.take(0.0)
+        assert retries <= floor + 0.1 * requests + 1e-6
+
+
+def test_the_floor_of_the_budget_comes_again() -> None:
+    """With time, and no more than once."""
+    budget = RetryBudget(0.0, 5)
+    assert [budget.take(0.0) for _ in range(6)] == [True] * 5 + [False]
+    assert [budget.take(4.0) for _ in range(3)] == [True, True, False]
+    assert sum(budget.take(1000.0) for _ in range(9)) == 5
+
+
+def test_patience_follows_what_a_worker_has_shown() -> None:
+    """Ten times its slowest first token, but never less than is set; and it forgets slowly."""
+    patience = Patience(PatienceRules(2.0, 1.0))
+    assert (patience.first_token, patience.between_tokens) == (2.0, 1.0)
+    patience.started(3.0)
+    patience.streamed(10.0, 100)
+    assert patience.first_token == 30.0
+    assert patience.between_tokens == pytest.approx(10.0)
+    assert patience.whole(50) == pytest.approx(30.0 + 10.0 + 50.0)
+    assert patience.whole(None) is None
+    for _ in range(500):
+        patience.started(0.001)
+    assert patience.first_token == 2.0
+    never = Patience(PatienceRules(0.0, 0.0))
+    assert (never.first_token, never.between_tokens, never.whole(5)) == (None, None, None)
+
+
+# In the scheduler
+
+
+def scene(*workers: str, policy: str = "rr+fcfs", requests: int = 9, rules: HealthRules = FAST) -> Scene:
+    """A scheduler before these workers."""
+    settings = SchedulerSettings(window=FixedWindow(requests, 10**6), health=rules)
+    return Scene(policy, workers=workers, settings=settings)
+
+
+def give_back(
+    talk: Scene, request: RequestId, fault: Fault = Fault.BROKEN, *, accepted: bool = True, begun: bool = False
+) -> None:
+    """Its worker does not answer it, and another may."""
+    talk.tell(Returned(request, accepted, fault, begun=begun))
+
+
+@pytest.mark.parametrize("policy", ["rr+fcfs", "d2lpm", "dlpm_home", "rpm", "preble", "rr+vtc"])
+def test_a_failed_request_goes_to_a_worker_that_has_not_failed_it(policy: str) -> None:
+    """At once where there is room, until none is left: then it is refused, and everything is at rest."""
+    talk = scene("w1", "w2", policy=policy)
+    request = talk.arrive("ada", "doc")
+    first = talk.worker_of(request)
+    give_back(talk, request)
+    second = talk.worker_of(request)
+    assert {first, second} == {W1, W2}
+    give_back(talk, request)
+    assert talk.refusals == {request: Refusal.NO_RETRY}
+    assert talk.scheduler.live == 0
+    assert not talk.scheduler.accounts.bills
+
+
+@pytest.mark.parametrize(("accepted", "charged"), [(True, 96.0 + 2 * 7), (False, 96.0 + 2 * 7)])
+def test_a_client_pays_for_its_prompt_once(accepted: bool, charged: float) -> None:
+    """Whether the first worker computed it or not, and although the second one does anew."""
+    talk = scene("w1", "w2")
+    request = talk.arrive("ada", "doc")
+    give_back(talk, request, accepted=accepted)
+    talk.serve(request, 7)
+    assert talk.charged("ada") == charged
+
+
+def test_a_continued_answer_is_charged_once() -> None:
+    """The prompt and 5 tokens at the first worker, 3 more at the second: the usage of the whole is 8."""
+    talk = scene("w1", "w2")
+    request = talk.arrive("ada", "doc")
+    talk.progress(request, 5)
+    give_back(talk, request, begun=True)
+    assert talk.charged("ada") == 96.0 + 2 * 5
+    talk.progress(request, 6)
+    assert talk.charged("ada") == 96.0 + 2 * 6
+    talk.finish(request, 8)
+    assert talk.charged("ada") == 96.0 + 2 * 8
+
+
+def test_a_worker_that_takes_no_connection_is_no_try() -> None:
+    """Neither of the request's tries nor of the budget is used up, and none is asked twice."""
+    talk = scene("w1", "w2", "w3", "w4", rules=HealthRules(failures=0, tries=2, budget=0.0, floor=1))
+    request = talk.arrive("ada", "doc")
+    asked = []
+    for accepted in (False, True, False):
+        asked.append(talk.worker_of(request))
+        give_back(talk, request, accepted=accepted)
+    asked.append(talk.worker_of(request))
+    assert len(set(asked)) == 4
+    give_back(talk, request)
+    assert talk.refusals == {request: Refusal.NO_RETRY}
+    one, other = talk.arrive("ada", "a"), talk.arrive("ada", "b")
+    give_back(talk, one, accepted=False)
+    give_back(talk, other)
+    assert talk.refusals[other] == Refusal.NO_RETRY, "the budget was used up by the request that was taken"
+    off = scene("w1", "w2", rules=HealthRules(tries=1))
+    give_back(off, only := off.arrive("ada", "doc"), accepted=False)
+    assert off.refusals == {only: Refusal.NO_RETRY}
+
+
+def test_what_was_begun_and_then_fails_is_not_refunded() -> None:
+    """Nor is it if the worker tried last took no connection."""
+    talk = scene("w1", "w2")
+    request = talk.arrive("ada", "doc")
+    give_back(talk, request)
+    give_back(talk, request, accepted=False)
+    assert talk.charged("ada") == 96.0
+
+
+def test_a_failed_request_goes_before_those_that_wait() -> None:
+    """It has had its turn: the first room at another worker is its own."""
+    talk = scene("w1", "w2", requests=1)
+    first, second, _, waiting = [talk.arrive("ada", letter) for letter in "abcd"]
+    give_back(talk, first)
+    assert talk.scheduler.waiting == 2
+    talk.serve(second)
+    assert talk.worker_of(first) == W2
+    assert waiting not in talk.dispatched
+    talk.serve(first)
+    assert talk.worker_of(waiting) == W2
+
+
+@pytest.mark.parametrize(("chunks", "output", "goes"), [(19, 0, False), (20, 0, True), (20, 1, False), (21, 1, True)])
+def test_a_failed_request_finds_nothing_of_what_is_being_computed(chunks: int, output: int, goes: bool) -> None:
+    """An SGLang worker computes anew what its batch computes already: the request takes as much of the window as if
+    nothing was cached, and what it had of an answer comes on top; when the batch is over, almost all is found.
+    """
+    talk = Scene("rr+fcfs", workers=(), settings=SchedulerSettings(window=FixedWindow(9, chunks * CHUNK_TOKENS)))
+    for worker in ("w1", "w2"):
+        talk.join(worker, engine="sglang")
+    computed, failed = talk.arrive("ada", "document 1"), talk.arrive("bob", "document 2")
+    if output:
+        talk.progress(failed, output)
+    give_back(talk, failed, begun=output > 0)
+    assert talk.scheduler.waiting == (0 if goes else 1)
+    talk.start(computed)
+    assert talk.worker_of(failed) == talk.worker_of(computed)
+
+
+def test_a_failed_request_waits_no_longer_than_others() -> None:
+    """If no room comes elsewhere in time, it is refused."""
+    talk = scene("w1", "w2", requests=1)
+    first = talk.arrive("ada", "a")
+    talk.arrive("bob", "b")
+    give_back(talk, first)
+    talk.wait(1000.0)
+    assert talk.refusals[first] == Refusal.EXPIRED
+    assert not talk.scheduler._returned.lives
+
+
+def test_retries_end_with_the_budget_and_continuations_do_not() -> None:
+    """A failure of everything is not multiplied; a stream under way is gone on with."""
+    rules = HealthRules(failures=0, budget=0.0, floor=1)
+    talk = scene("w1", "w2", rules=rules)
+    requests = [talk.arrive("ada", letter) for letter in "abc"]
+    give_back(talk, requests[0])
+    give_back(talk, requests[1])
+    assert talk.refusals == {requests[1]: Refusal.NO_RETRY}
+    talk.progress(requests[2], 1)
+    give_back(talk, requests[2], begun=True)
+    assert requests[2] not in talk.refusals
+
+
+@pytest.mark.parametrize("leaves", [False, True], ids=["breaker", "left"])
+def test_what_dies_with_its_worker_is_no_storm_of_retries(leaves: bool) -> None:
+    """From when nothing is sent there any more, what ran there goes elsewhere whatever the budget says."""
+    talk = scene("w1", "w2", requests=200, rules=HealthRules(failures=5, budget=0.0, floor=4))
+    sent = [talk.arrive("ada", f"{number:03}") for number in range(180)]
+    there = [request for request in sent if talk.worker_of(request) == W1]
+    assert len(there) == 90
+    if leaves:
+        talk.leave("w1")
+    for request in there:
+        give_back(talk, request)
+    assert not talk.refusals
+    assert {talk.worker_of(request) for request in there} == {W2}
+
+
+def test_an_open_breaker_keeps_requests_away_until_a_probe_succeeds() -> None:
+    """Its queue moves to the others; after the cooldown one request tries it."""
+    talk = scene("w1", "w2", requests=2)
+    for _ in range(2):
+        request = talk.arrive("ada", "a")
+        while talk.worker_of(request) != W1:
+            request = talk.arrive("ada", "a")
+        give_back(talk, request)
+    assert set(talk.scheduler.cluster.barred) == {W1}
+    talk.serve_all()
+    for letter in "abcd":
+        request = talk.arrive("ada", letter)
+        assert talk.worker_of(request) == W2
+        talk.serve(request)
+    talk.wait(5.0)
+    there = [talk.arrive("ada", letter) for letter in "abcd"]
+    probes = [request for request in there if request in talk.dispatched and talk.worker_of(request) == W1]
+    assert len(probes) == 1
+    talk.start(probes[0])
+    assert talk.scheduler.cluster[W1].health.condition is Condition.CLOSED
+
+
+def test_the_only_worker_of_a_model_is_never_left_out() -> None:
+    """Neither when it fails, nor when those that stood in for it leave."""
+    talk = scene("w1")
+    for _ in range(9):
+        give_back(talk, talk.arrive("ada", "a"))
+    assert not talk.scheduler.cluster.barred
+    talk = scene("w1", "w2")
+    for letter in "abcd":
+        request = talk.arrive("ada", letter)
+        if talk.worker_of(request) == W1:
+            give_back(talk, request)
+    assert set(talk.scheduler.cluster.barred) == {W1}
+    talk.leave("w2")
+    assert not talk.scheduler.cluster.barred
+    assert talk.worker_of(talk.arrive("ada", "z")) == W1
+
+
+def test_a_worker_left_out_that_turns_to_another_model_is_tried_with_that() -> None:
+    """Whose only worker it is, although something still runs there."""
+    talk = scene("w1", "w2", requests=3)
+    there: list[RequestId] = []
+    while len(there) < 3:
+        request = talk.arrive("ada", "a")
+        if talk.worker_of(request) == W1:
+            there.append(request)
+    for request in there[:2]:
+        give_back(talk, request)
+    assert set(talk.scheduler.cluster.barred) == {W1}
+    talk.join("w1", "another model")
+    talk.finish(there[2])
+    assert talk.worker_of(talk.arrive("ada", "b", model="another model")) == W1
+
+
+def test_a_request_that_every_worker_fails_opens_no_breaker() -> None:
+    """An engine's own error counts only when another worker has done the same request."""
+    talk = scene("w1", "w2", "w3")
+    for letter in "abcdef":
+        request = talk.arrive("ada", letter)
+        for _ in range(3):
+            give_back(talk, request, Fault.ERROR)
+        assert request in talk.refusals
+    assert not talk.scheduler.cluster.barred
+    for letter in "abcdef":
+        request = talk.arrive("ada", letter)
+        if talk.worker_of(request) == W1:
+            give_back(talk, request, Fault.ERROR)
+        talk.serve(request)
+    assert set(talk.scheduler.cluster.barred) == {W1}
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_an_engines_error_counts_as_soon_as_another_answers(streamed: bool) -> None:
+    """At the first token of a stream, which may last long; and at the end of an answer that comes in one piece."""
+    talk = scene("w1", "w2")
+    for letter in "abcdef":
+        request = talk.arrive("ada", letter, streamed=streamed)
+        if talk.worker_of(request) == W1:
+            give_back(talk, request, Fault.ERROR)
+        if streamed:
+            talk.start(request)
+        else:
+            talk.finish(request)
+    assert set(talk.scheduler.cluster.barred) == {W1}
+
+
+def test_a_worker_that_comes_back_is_trusted_little_by_little() -> None:
+    """One request first, and more as they start; a new worker is not held back."""
+    talk = scene("w1", "w2")
+    assert len([talk.arrive("ada", letter) for letter in "abcdef"]) == len(talk.dispatched)
+    talk.serve_all()
+    talk.leave("w2")
+    talk.join("w2")
+    sent = [talk.arrive("bob", letter) for letter in "ghijkl"]
+    there = [request for request in sent if request in talk.dispatched and talk.worker_of(request) == W2]
+    assert len(there) == 1
+    talk.start(there[0])
+    there = [request for request in sent if request in talk.dispatched and talk.worker_of(request) == W2]
+    assert len(there) == 3
+
+
+def test_a_worker_that_comes_back_without_metrics_is_not_filled_when_it_is_trusted() -> None:
+    """Of short calls it gets what it runs and a few that wait, by their number, since their tokens come to little."""
+    talk = Scene("rr+fcfs")
+    talk.leave("w1")
+    talk.join("w1")
+    talk.tell(WorkerAnswered(W1))
+    for number in range(200):
+        talk.arrive("ada", chr(0x100 + number))
+    places, ended, most = 4, 0, 0
+    while ended < 60:
+        running = talk.order[ended : ended + places]
+        for request in running:
+            talk.start(request)
+        most = max(most, len(talk.order) - ended)
+        talk.wait(0.1)
+        for request in running:
+            talk.finish(request, 3)
+        ended += len(running)
+    assert talk.scheduler.cluster[W1].health.trusted
+    assert FULL_TRUST < most <= places + FEWEST_REQUESTS
+
+
+def test_a_worker_that_is_full_is_left_alone_for_a_while() -> None:
+    """What it turned away waits, is refunded, counts as no failure, and goes there again if nobody else takes it."""
+    talk = scene("w1")
+    request = talk.arrive("ada", "doc")
+    give_back(talk, request, Fault.FULL, accepted=False)
+    assert talk.charged("ada") == 0
+    assert talk.scheduler.waiting == 1
+    talk.wait(0.1)
+    assert talk.scheduler.waiting == 1
+    talk.wait(1.0)
+    assert talk.scheduler.waiting == 0
+    talk.start(request)
+    talk.finish(request, 3, cached=0)
+    assert talk.charged("ada") == 96.0 + 6
+    assert not talk.refusals

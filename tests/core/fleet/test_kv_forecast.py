@@ -1,0 +1,90 @@
+"""What the requests in flight will hold in the KV cache when they hold most."""
+
+from math import inf
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.fleet.kv_forecast import LEAST_MORE, KvForecast
+from router.core.model.request import RequestId
+
+
+def forecast(*spans: tuple[int, int]) -> KvForecast:
+    """Requests that hold so many tokens and grow by so many."""
+    made = KvForecast()
+    for number, (tokens, growth) in enumerate(spans):
+        made.put(RequestId(str(number)), tokens, growth)
+    return made
+
+
+def peak_step_by_step(spans: list[tuple[int, int]], growth: int) -> int:
+    """With one more request, which stays."""
+    last = max(max((end for _, end in spans), default=0), growth)
+    return max(
+        sum(tokens + step for tokens, end in spans if step <= end) + min(step, growth) for step in range(last + 1)
+    )
+
+
+@given(spans=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 12)), max_size=8), growth=st.integers(0, 12))
+def test_any_bound_is_as_good_as_the_peak_where_it_is_low_enough(spans: list[tuple[int, int]], growth: int) -> None:
+    """Then nothing has to be looked through, and what is answered is not below the peak."""
+    made = forecast(*spans)
+    assert made.peak(growth, enough=inf) >= made.peak(growth, enough=0)
+
+
+def test_what_has_ended_holds_nothing() -> None:
+    """Whether or not it was there."""
+    made = forecast((10, 5), (20, 5))
+    made.remove(RequestId("0"))
+    made.remove(RequestId("unknown"))
+    assert made.peak(0, enough=0) == 25
+    made.remove(RequestId("1"))
+    assert made.peak(0, enough=0) == 0
+
+
+def test_growth_goes_with_the_engines_steps() -> None:
+    """One that began earlier ends earlier, so that both are never at their ends together."""
+    made = forecast((10, 10))
+    made.advance(6.0)
+    made.put(RequestId("late"), 10, 10)
+    assert made.peak(0, enough=0) == (10 + 10) + (10 + 4)
+
+
+def test_one_that_outlives_its_forecast_is_foreseen_to_grow_as_much_again() -> None:
+    """And no further than the most that it may have, which it may come to at the pace of others a little early."""
+    made = KvForecast()
+    made.put(RequestId("long"), 10, 50, most=130)
+    peaks = [made.peak(0, enough=0)]
+    for _ in range(3):
+        made.advance(40.0)
+        peaks.append(made.peak(0, enough=0))
+    made.advance(40.0)
+    assert peaks == [60, 60, 10 + 130, 10 + 130]
+    assert made.peak(0, enough=0) == 10 + 160 + LEAST_MORE
+
+
+@given(
+    spans=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 30), st.integers(0, 200)), min_size=1, max_size=6),
+    steps=st.lists(st.floats(0.25, 40), max_size=12),
+)
+def test_what_runs_is_foreseen_to_hold_no_less_than_it_does(
+    spans: list[tuple[int, int, int]], steps: list[float]
+) -> None:
+    """However long it goes on, and no more than twice what it has grown, or the growth foreseen."""
+    made = KvForecast()
+    for number, (tokens, growth, most) in enumerate(spans):
+        made.put(RequestId(str(number)), tokens, growth, most)
+    for step in steps:
+        made.advance(step)
+    clock = sum(steps)
+    held = sum(tokens + clock for tokens, _, _ in spans)
+    foreseen = sum(tokens + max(growth, 2 * clock, clock + LEAST_MORE) for tokens, growth, _ in spans)
+    for enough in (0, inf):
+        assert held - 1e-6 <= made.peak(0, enough) <= foreseen + 1e-6
+
+
+def test_a_request_that_is_put_again_counts_once() -> None:
+    """With what is known now."""
+    made = forecast((10, 5))
+    made.put(RequestId("0"), 30, 1)
+    assert made.peak(0, enough=0) == 31

@@ -1,0 +1,129 @@
+"""Admission windows."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.fleet.engine_limits import FEWEST_REQUESTS, EngineReport
+from router.core.fleet.service_rate import Turnover
+from router.core.fleet.window import FixedWindow, LearnedWindow, Limits, Load, NoWindow
+
+windows = st.builds(FixedWindow, st.integers(1, 5), st.integers(1, 50))
+
+
+@st.composite
+def loads(draw: st.DrawFn) -> Load:
+    requests = draw(st.integers(0, 6))
+    unstarted = draw(st.integers(0, requests))
+    return Load(requests, unstarted, draw(st.integers(unstarted, 60)) if unstarted else 0)
+
+
+@given(window=windows, load=loads(), sizes=st.lists(st.integers(1, 60), min_size=2, max_size=2))
+def test_what_admits_a_larger_request_admits_a_smaller(window: FixedWindow, load: Load, sizes: list[int]) -> None:
+    """Size only ever counts against a request."""
+    assert window.admits(load, min(sizes)) or not window.admits(load, max(sizes))
+
+
+@pytest.mark.parametrize(
+    ("load", "tokens", "admitted"),
+    [
+        (Load(0, 0, 0), 10**6, True),
+        (Load(1, 0, 0), 10**6, True),
+        (Load(1, 1, 60), 40, True),
+        (Load(1, 1, 60), 41, False),
+        (Load(2, 0, 0), 1, False),
+    ],
+)
+def test_a_fixed_window(load: Load, tokens: int, admitted: bool) -> None:
+    """At most two requests and a hundred unstarted tokens; even a larger request goes where nothing waits to start."""
+    assert FixedWindow(requests=2, unstarted_tokens=100).admits(load, tokens) == admitted
+
+
+def test_windows_tell_their_limits() -> None:
+    """A fixed window has the limits that it was given, and no window has none."""
+    assert FixedWindow(2, 100).limits == Limits(2, 100)
+    assert NoWindow().limits is None
+
+
+@given(load=loads(), tokens=st.integers(0, 10**9))
+def test_without_a_window_everything_goes(load: Load, tokens: int) -> None:
+    """The engine's own queue takes all."""
+    assert NoWindow().admits(load, tokens)
+
+
+def reported(window: LearnedWindow, load: Load, running: int, waiting: int) -> None:
+    """The engine's word, where it holds nothing."""
+    window.reported(load, EngineReport(running, waiting, load.requests, load.unstarted, 0, load.guessed, 0, 0))
+
+
+def test_a_learned_window_lets_a_few_steps_of_prefill_wait() -> None:
+    """Those that fit the budget, and one of any size when little is ahead; where nothing waits, all of any size."""
+    window = LearnedWindow()
+    assert window.limits == Limits(1024, 4096)
+    assert window.admits(Load(9, 9, 4000, 4000), 96)
+    assert not window.admits(Load(9, 9, 4000, 4000), 97)
+    assert not window.admits(Load(9, 1, 2049, 2049), 10**6)
+    assert window.admits(Load(9, 1, 2048, 2048), 10**6)
+    assert window.admits(Load(9, 0, 0, 0), 10**6)
+
+
+def test_what_is_computed_of_a_prompt_is_not_ahead_any_more() -> None:
+    """So the next may go while a long one is still computed."""
+    window = LearnedWindow()
+    assert not window.admits(Load(1, 1, 9000, 9000), 500)
+    assert window.admits(Load(1, 1, 9000, 1000), 500)
+
+
+def test_a_learned_window_stays_at_what_the_engine_runs_and_one_that_waits() -> None:
+    """As the engine told when it had others waiting."""
+    window = LearnedWindow()
+    reported(window, Load(20, 12, 100, 100), running=8, waiting=12)
+    assert window.limits == Limits(9, 4096)
+    assert window.admits(Load(8), 1)
+    assert not window.full(Load(7))
+    assert window.full(Load(8))
+    assert not window.admits(Load(9, 1, 10, 10), 1)
+
+
+def test_one_may_wait_for_room_in_the_cache() -> None:
+    """A second may not; and an empty engine takes any."""
+    window = LearnedWindow()
+    window.told(1000)
+    assert window.admits(Load(3, 0, 0, 0, kv_peak=1000), 1)
+    assert not window.admits(Load(3, 0, 0, 0, kv_peak=1001), 1)
+    assert not window.admits(Load(3, 1, 50, 50, kv_peak=900), 101)
+    assert window.admits(Load(0, 0, 0, 0, kv_peak=9000), 9000)
+
+
+def test_an_engine_without_metrics_gets_few_requests_that_were_not_seen_to_start() -> None:
+    """However short they are, and until it reports again; where it does, tokens alone count."""
+    window = LearnedWindow()
+    many = Load(30, FEWEST_REQUESTS, 20, 20)
+    assert window.admits(many, 1)
+    window.unreported()
+    assert not window.admits(many, 1)
+    assert window.admits(Load(30, FEWEST_REQUESTS - 1, 20, 20), 1)
+    window.started(Turnover(20.0, 200.0))
+    assert window.admits(many, 1)
+    window.unreported()
+    assert not window.admits(Load(120, 80, 90, 90), 1)
+    reported(window, Load(120, 80, 90, 90), running=120, waiting=0)
+    assert window.admits(Load(120, 80, 90, 90), 1)
+
+
+def test_the_operators_limit_is_never_passed() -> None:
+    """Whatever was learned."""
+    window = LearnedWindow(requests=4)
+    assert not window.admits(Load(4), 1)
+    reported(window, Load(4), running=4, waiting=1)
+    assert window.limits.requests <= 4
+
+
+def test_each_worker_learns_for_itself() -> None:
+    """A fresh window has the limits of the one that it is made from, and nothing of what that learned."""
+    window = LearnedWindow(requests=7)
+    assert window.limits == Limits(7, 4096)
+    window.started(Turnover(3.0, 3000.0))
+    assert window.limits == Limits(7, 7500)
+    assert window.fresh().limits == Limits(7, 4096)
+    assert FixedWindow(3).fresh() == FixedWindow(3)

@@ -1,0 +1,263 @@
+"""KV events as engines encode them, the messages that are missing, and the engines' names for blocks."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.kv_blocks.block_names import BlockNames, Change, TooManyBlocks
+from router.core.kv_blocks.kv_events import REMEMBERED, Arrival, Cleared, Continuity, Fault, Removed, Stored, read_batch
+from router.core.model.block_key import ROOT, BlockHasher
+
+HASHER = BlockHasher(b"secret")
+VLLM_STORED = {
+    "type": "BlockStored",
+    "block_hashes": [11, 12],
+    "parent_block_hash": None,
+    "token_ids": [1, 2, 3, 4],
+    "block_size": 2,
+    "lora_id": None,
+    "medium": "GPU",
+    "lora_name": None,
+    "extra_keys": [None, None],
+    "group_idx": 0,
+}
+STORED = Stored([11, 12], None, [1, 2, 3, 4], 2, False)
+
+
+def hashes(*tokens: int) -> bytes:
+    """Of blocks of two."""
+    return HASHER.chain(ROOT, tokens, 2)
+
+
+@pytest.mark.parametrize(
+    ("raw", "read"),
+    [
+        (VLLM_STORED, STORED),
+        ({"type": "BlockRemoved", "block_hashes": [11], "medium": "GPU", "group_idx": 0}, Removed([11])),
+        ({"type": "AllBlocksCleared"}, Cleared()),
+        # SGLang, whose hashes are signed and whose medium may be left out:
+        (
+            {
+                "type": "BlockStored",
+                **{"block_hashes": [-5], "parent_block_hash": -4, "token_ids": [7], "block_size": 1, "lora_id": None},
+            },
+            Stored([-5], -4, [7], 1, False),
+        ),
+        ({"type": "BlockRemoved", "block_hashes": [-5]}, Removed([-5])),
+        # As arrays, and with hashes of 32 bytes:
+        (["BlockStored", [11, 12], None, [1, 2, 3, 4], 2, None, "GPU"], STORED),
+        (["BlockStored", [b"a" * 32], b"b" * 32, [1, 2], 2, None], Stored([b"a" * 32], b"b" * 32, [1, 2], 2, False)),
+        (["BlockRemoved", [11], "GPU"], Removed([11])),
+        (["AllBlocksCleared"], Cleared()),
+    ],
+)
+def test_both_encodings(raw: object, read: object) -> None:
+    """Maps and arrays, of vLLM and of SGLang, say the same."""
+    assert read_batch([1.0, [raw], 3]) == (3, (read,), ())
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [{"lora_id": 1}, {"lora_name": "adapter"}, {"cache_salt": "s"}, {"extra_keys": [["salt"], None]}],
+)
+def test_blocks_of_more_than_tokens_are_apart(extra: dict[str, object]) -> None:
+    """An adapter, a salt or media set a block apart from that of a plain prompt."""
+    (event,) = read_batch([1.0, [VLLM_STORED | extra]]).events
+    assert isinstance(event, Stored)
+    assert event.apart
+
+
+@pytest.mark.parametrize("elsewhere", [{"medium": "CPU"}, {"medium": "DISK"}, {"group_idx": 1}])
+def test_other_memory_is_left_out(elsewhere: dict[str, object]) -> None:
+    """Blocks on another medium, or of another group of layers, are neither stored nor at fault."""
+    removed = {"type": "BlockRemoved", "block_hashes": [11], "medium": "GPU", "group_idx": 0}
+    assert read_batch([1.0, [VLLM_STORED | elsewhere, removed | elsewhere]]) == (None, (), ())
+
+
+@pytest.mark.parametrize(
+    ("raw", "fault"),
+    [
+        (None, Fault.UNKNOWN_KIND),
+        ([], Fault.UNKNOWN_KIND),
+        (["BlockEaten", [1]], Fault.UNKNOWN_KIND),
+        ({"type": ["BlockStored"]}, Fault.UNKNOWN_KIND),
+        ({"block_hashes": [1]}, Fault.UNKNOWN_KIND),
+        (["BlockRemoved"], Fault.BAD_FIELDS),
+        (["BlockRemoved", ["name"], "GPU"], Fault.BAD_FIELDS),
+        (VLLM_STORED | {"block_size": 0}, Fault.BAD_FIELDS),
+        (VLLM_STORED | {"block_size": True}, Fault.BAD_FIELDS),
+        (VLLM_STORED | {"token_ids": [1, 2, 3]}, Fault.BAD_FIELDS),
+        (VLLM_STORED | {"token_ids": None}, Fault.BAD_FIELDS),
+        (VLLM_STORED | {"parent_block_hash": "name"}, Fault.BAD_FIELDS),
+    ],
+)
+def test_a_bad_event_is_named(raw: object, fault: Fault) -> None:
+    """A bad event is left out and named, and those around it are read."""
+    assert read_batch([1.0, [["AllBlocksCleared"], raw, ["AllBlocksCleared"]]]) == (
+        None,
+        (Cleared(), Cleared()),
+        (fault,),
+    )
+
+
+@pytest.mark.parametrize("payload", [None, 7, "text", {}, [], [1.0], [1.0, "events"], [1.0, {"a": 1}]])
+def test_no_batch(payload: object) -> None:
+    """A message that is no batch is refused as a whole."""
+    with pytest.raises(ValueError, match="batch"):
+        read_batch(payload)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9) | st.binary(max_size=9),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(["type", *VLLM_STORED]),
+            inner | st.sampled_from(["BlockStored", "BlockRemoved"]),
+            max_size=9,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(JSON, st.lists(JSON, max_size=3))
+def test_whatever_comes_is_read_or_refused(first: object, events: list[object]) -> None:
+    """No content, however wrong, raises anything but ValueError, nor does applying what was read of it."""
+    names = BlockNames(HASHER, 100)
+    for payload in (first, [1.0, events], [1.0, [VLLM_STORED, *events]]):
+        try:
+            batch = read_batch(payload)
+        except ValueError:
+            continue
+        names.apply(batch.events)
+
+
+def test_the_messages_of_a_publisher() -> None:
+    """Numbers tell what comes next, what came before, what is missing, and that the publisher is a new one."""
+    seen = Continuity()
+    assert seen.arrival(0, 100) is Arrival.NEXT
+    assert seen.arrival(5, 105) is Arrival.GAP
+    for number in range(3):
+        seen.take(number, 100 + number)
+    assert seen.arrival(3, 103) is Arrival.NEXT
+    assert seen.arrival(1, 101) is Arrival.REPEATED
+    assert seen.arrival(0, 7) is Arrival.RESTARTED
+    assert seen.arrival(4, 104) is Arrival.GAP
+
+
+def test_a_gap_may_stay() -> None:
+    """What is taken in after a gap is what comes next is measured by."""
+    seen = Continuity()
+    seen.take(0, 100)
+    seen.take(2, 102)
+    assert seen.arrival(3, 103) is Arrival.NEXT
+    assert seen.arrival(2, 102) is Arrival.REPEATED
+
+
+def test_marks_are_bounded() -> None:
+    """A message that came very long ago is not told from another one of its number."""
+    seen = Continuity()
+    for number in range(REMEMBERED + 1):
+        seen.take(number, number)
+    assert seen.arrival(1, 1) is Arrival.REPEATED
+    assert seen.arrival(0, 0) is Arrival.RESTARTED
+
+
+def test_blocks_are_chained_by_name() -> None:
+    """Blocks that follow on a named one have the hashes of the whole prefix, whatever the engine's names are."""
+    names = BlockNames(HASHER, 100)
+    assert names.apply([STORED]) == Change(False, b"", hashes(1, 2, 3, 4))
+    followed = names.apply([Stored([13], 12, [5, 6], 2, False)])
+    assert followed.stored == hashes(1, 2, 3, 4, 5, 6)[16:]
+    assert names.apply([Removed([12, 13])]) == Change(False, hashes(1, 2, 3, 4, 5, 6)[8:], b"")
+    assert len(names) == 1
+    assert not names.faults
+
+
+def test_what_is_removed_last_counts() -> None:
+    """Of one batch, only how it leaves each block is told."""
+    names = BlockNames(HASHER, 100)
+    change = names.apply([STORED, Removed([12]), Removed([11]), Stored([11], None, [1, 2], 2, False)])
+    assert change == Change(False, hashes(1, 2, 3, 4)[8:], hashes(1, 2))
+    assert names.apply([Cleared(), STORED]) == Change(True, b"", hashes(1, 2, 3, 4))
+
+
+def test_copies_are_counted() -> None:
+    """A content that was stored twice is there until it was removed twice."""
+    names = BlockNames(HASHER, 100)
+    names.apply([STORED])
+    again = [Stored([11], None, [1, 2], 2, False), Stored([12], 11, [3, 4], 2, False)]
+    assert names.apply(again) == Change(False, b"", b"")
+    assert names.apply([Removed([12, 11])]) == Change(False, b"", b"")
+    gone = names.apply([Removed([12, 11])])
+    assert sorted([gone.removed[:8], gone.removed[8:]]) == sorted([hashes(1, 2), hashes(1, 2, 3, 4)[8:]])
+
+
+def test_a_report_of_hits_is_no_copy() -> None:
+    """What a client has its engine report of its hits makes nothing stay that is removed."""
+    names = BlockNames(HASHER, 100)
+    names.apply([STORED])
+    assert names.apply([STORED, STORED]) == Change(False, b"", b"")
+    assert len(names.apply([Removed([12, 11])]).removed) == 16
+    assert len(names) == 0
+
+
+def test_unknown_parent() -> None:
+    """Blocks on an unknown one match nothing, nor do those that follow; it is counted once, and never a wrong match."""
+    names = BlockNames(HASHER, 100)
+    orphan = Stored([21], 99, [1, 2], 2, False)
+    assert names.apply([orphan, Stored([22], 21, [3, 4], 2, False), Removed([21])]) == Change(False, b"", b"")
+    assert names.faults == [Fault.UNKNOWN_PARENT]
+
+
+def test_what_is_apart_matches_nothing() -> None:
+    """Blocks that are apart, and all behind them, are known by name alone."""
+    names = BlockNames(HASHER, 100)
+    change = names.apply([STORED._replace(apart=True), Stored([13], 12, [5, 6], 2, False)])
+    assert change == Change(False, b"", b"")
+    assert not names.faults
+    assert len(names) == 3
+
+
+@pytest.mark.parametrize(
+    ("event", "fault"),
+    [
+        (Removed([99]), Fault.UNKNOWN_BLOCK),
+        (Stored([13], 12, [5, 6, 7], 3, False), Fault.ODD_BLOCK),
+        (Stored([13], 12, [-5, 6], 2, False), Fault.BAD_FIELDS),
+    ],
+)
+def test_faults_of_names(event: Removed | Stored, fault: Fault) -> None:
+    """What does not fit what is known is named, and changes nothing that is matched."""
+    names = BlockNames(HASHER, 100)
+    names.apply([STORED])
+    assert names.apply([event]) == Change(False, b"", b"")
+    assert names.faults == [fault]
+
+
+def test_too_many_blocks() -> None:
+    """A publisher that names more than the limit is given up."""
+    names = BlockNames(HASHER, 1)
+    with pytest.raises(TooManyBlocks):
+        names.apply([STORED])
+
+
+def test_random_caches_are_followed() -> None:
+    """After any history of an engine's cache with copies, the changes add up to what it holds."""
+    random_ = random.Random(5)
+    names, held = BlockNames(HASHER, 1000), set[bytes]()
+    engine: list[int] = []
+    for _ in range(2000):
+        if engine and random_.random() < 0.45:
+            change = names.apply([Removed([engine.pop(random_.randrange(len(engine)))])])
+        else:
+            name = random_.randrange(40)
+            engine.append(name)
+            change = names.apply([Stored([name], None, [name, name], 2, False)])
+        held -= {change.removed[at : at + 8] for at in range(0, len(change.removed), 8)}
+        held |= {change.stored[at : at + 8] for at in range(0, len(change.stored), 8)}
+        assert held == {hashes(name, name) for name in engine}
+    assert not names.faults

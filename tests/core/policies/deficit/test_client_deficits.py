@@ -1,0 +1,123 @@
+"""Counters of clients in groups: the group's clock against a loop that looks at every counter in every round."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.clients.shares import Shares
+from router.core.model.request import ClientId, GroupId, Request, RequestId
+from router.core.policies.deficit.client_deficits import ClientDeficits
+from router.core.policies.deficit.refill_schedule import Dues
+
+QUANTUM = 100.0
+TEAM = GroupId("team")
+MEMBERS = [ClientId(name) for name in ("ann", "bob", "cyd")]
+ALONE = ClientId("dan")
+
+
+def request(client: ClientId) -> Request:
+    group = None if client == ALONE else TEAM
+    return Request(RequestId(client), client, "m", (), weight=2.0 if client == "bob" else 1.0, group=group)
+
+
+clients = st.sampled_from([*MEMBERS, ALONE])
+steps = st.one_of(
+    st.tuples(st.just("begin"), clients, st.just(0)),
+    st.tuples(st.just("end"), clients, st.just(0)),
+    st.tuples(st.just("charge"), clients, st.integers(-50, 3000)),
+    st.tuples(st.just("refill"), clients, st.just(0)),
+)
+
+
+debts = st.lists(st.integers(0, 5000), min_size=4, max_size=4)
+
+
+@given(debts, st.lists(steps, max_size=40))
+def test_the_groups_clock_gives_what_a_loop_would(debts: list[int], steps: list[tuple[str, ClientId, int]]) -> None:
+    """However weights change on the way, no counter is ever a quantum away from that of the loop."""
+    shares = Shares()
+    table, looped, active = ClientDeficits(shares), dict[ClientId, float](), list[ClientId]()
+    for client, debt in zip((*MEMBERS, ALONE), debts, strict=True):
+        shares.begin(request(client))
+        active.append(client)
+        table.meet(request(client), QUANTUM, active=True)
+        looped[client] = QUANTUM * shares.of(request(client)) - debt
+        table.charge(client, debt)
+    for what, client, cost in steps:
+        if what == "begin":
+            shares.begin(request(client))
+            active.append(client)
+        elif what == "end" and client in active:
+            shares.end(client)
+            active.remove(client)
+        elif what == "charge":
+            table.charge(client, cost)
+            looped[client] -= cost
+        elif what == "refill":
+            before = table.rounds
+            table.let_pass(client)
+            for _ in range(round(table.rounds - before)):
+                for each, credit in looped.items():
+                    quantum = QUANTUM * shares.of(request(each))
+                    looped[each] = max(credit, min(credit + quantum, quantum))
+        for each, credit in looped.items():
+            assert table.credit(each) == pytest.approx(credit, abs=2 * QUANTUM + 1e-6)
+
+
+@given(st.lists(st.tuples(st.sampled_from(MEMBERS), st.integers(1, 900)), min_size=1, max_size=20), st.data())
+def test_the_first_of_the_dues_is_the_first_that_has_credit(
+    charges: list[tuple[ClientId, int]], data: st.DataObject
+) -> None:
+    """Though the weights of a group change after its members were noted."""
+    shares = Shares()
+    table = ClientDeficits(shares)
+    dues = Dues(table, lambda client: table.credit(client) <= 0)
+    for client in (*MEMBERS, ALONE):
+        shares.begin(request(client))
+        table.meet(request(client), QUANTUM, active=True)
+        table.charge(client, 100)
+    for client, cost in charges:
+        table.charge(client, cost)
+    for client in (*MEMBERS, ALONE):
+        dues.expect(client, [], most=1000)
+    for client in data.draw(st.lists(st.sampled_from(MEMBERS), max_size=2, unique=True)):
+        shares.end(client)
+    first = dues.first(lambda _: True)
+    rounds = {client: table.rounds_to_credit(client) for client in (*MEMBERS, ALONE)}
+    assert first is not None
+    assert rounds[first] == min(rounds.values())
+
+
+def test_a_member_comes_with_no_more_than_its_part_of_its_group() -> None:
+    """Be it new or have it credit from before: what the others have used is used."""
+    shares = Shares()
+    table = ClientDeficits(shares)
+    for client in MEMBERS:
+        shares.begin(request(client))
+        table.meet(request(client), QUANTUM, active=False)
+    table.charge(MEMBERS[0], 500)
+    held = table.credit(MEMBERS[1])
+    table.meet(request(MEMBERS[1]), QUANTUM, active=True)
+    assert table.credit(MEMBERS[1]) == held > 0
+    table.meet(request(MEMBERS[1]), QUANTUM, active=False)
+    assert table.credit(MEMBERS[1]) == pytest.approx(-200.0)  # half of the group's -400
+    new = Request(RequestId("eve"), ClientId("eve"), "m", (), group=TEAM)
+    shares.begin(new)
+    table.meet(new, QUANTUM, active=False)
+    assert table.credit(new.client) == pytest.approx(-80.0)  # a fifth of it
+
+
+def test_a_client_may_come_to_another_group() -> None:
+    """With what it has and owes; from then on the other group's clock counts."""
+    shares = Shares()
+    table = ClientDeficits(shares)
+    ann = request(MEMBERS[0])
+    shares.begin(ann)
+    table.meet(ann, QUANTUM, active=False)
+    table.charge(ann.client, 350)
+    alone = Request(RequestId("x"), ann.client, "m", ())
+    shares.begin(alone)
+    assert table.meet(alone, QUANTUM, active=True)
+    assert table.credit(ann.client) == -250.0
+    table.let_pass(ann.client)
+    assert (table.credit(ann.client), table.rounds) == (50.0, 3)

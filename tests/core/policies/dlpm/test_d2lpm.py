@@ -1,0 +1,341 @@
+"""D²LPM's placement, told as conversations: which worker's queue."""
+
+from itertools import pairwise
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.core.cache.prefix_map import PrefixMap
+from router.core.clients.backlog import Backlog
+from router.core.clients.ledger import LinearCost, Tokens
+from router.core.fleet.cluster import Cluster
+from router.core.fleet.window import FixedWindow
+from router.core.fleet_view import SchedulerView
+from router.core.model.commands import Refusal
+from router.core.model.request import ClientId, Request, RequestId, WorkerId
+from router.core.policies.base import Candidate, PlacementFactory
+from router.core.policies.context import Parameters, Surroundings
+from router.core.policies.dlpm.d2lpm import D2lpm, D2lpmParameters
+from router.core.predict.token_estimates import Estimates
+from router.core.settings import SchedulerSettings
+from tests.core.scenario import CHUNK_TOKENS, MODEL, ONE_AT_A_TIME, Scene
+
+W = ("w1", "w2")
+NO_ESCAPE = 10**6
+HUGE = 1e9
+"""Q^w so large that a counter is refilled only once, at the client's first request."""
+
+
+def scene(
+    quantum: float = 100_000,
+    *,
+    load_slack: int = 4,
+    printed: bool = False,
+    workers: tuple[str, ...] = W,
+    settings: SchedulerSettings | None = None,
+) -> Scene:
+    parameters = D2lpmParameters(quantum, charge_full_input=printed, load_slack=load_slack)
+    return Scene("d2lpm", parameters, workers=workers, settings=settings)
+
+
+def test_a_request_goes_where_its_prefix_is() -> None:
+    """Turn after turn, though the other worker is idle."""
+    talk = scene()
+    turns = [talk.arrive("ada", "document" + "?" * turn) for turn in range(4)]
+    assert len({talk.worker_of(turn) for turn in turns}) == 1
+    assert [talk.dispatched[turn].why for turn in turns] == ["no prefix", *["prefix"] * 3]
+
+
+def test_new_prefixes_go_to_the_shorter_queue_and_ties_rotate() -> None:
+    """Without a match load decides; among equals the workers take turns."""
+    talk = scene()
+    placed = [talk.worker_of(talk.arrive("ada", prompt)) for prompt in ("one", "two", "red")]
+    assert placed[0] != placed[1]
+    talk.finish(talk.order[0])
+    talk.finish(talk.order[2])
+    assert talk.worker_of(talk.arrive("bob", "new")) == placed[0]
+    idle = scene()
+    for prompt in ("one", "two", "six", "ten"):
+        idle.serve(idle.arrive("ada", prompt))
+    assert all(idle.worker_of(one) != idle.worker_of(other) for one, other in pairwise(idle.order))
+
+
+def test_without_a_prefix_a_client_goes_where_the_fewest_of_its_own_wait() -> None:
+    """Though more wait there in all: in a fair queue a client waits for its own."""
+    talk = Scene("d2lpm", D2lpmParameters(steal_loss=-1), workers=W, settings=ONE_AT_A_TIME)
+    ada, bob = talk.arrive("ada", "documents"), talk.arrive("bob", "literature")
+    for turn in range(4):
+        talk.arrive("ada", f"documents{turn}")
+    for turn in range(3):
+        talk.arrive("bob", f"literature{turn}")
+    new = talk.arrive("bob", "poem")
+    talk.serve_all()
+    assert talk.worker_of(new) == talk.worker_of(ada) != talk.worker_of(bob)
+
+
+def test_a_short_match_does_not_bind() -> None:
+    """A system line that everybody shares is shorter than the minimum and pins nobody."""
+    talk = scene()
+    requests = [talk.arrive("ada", f"s{letter}") for letter in "abcd"]
+    assert [talk.dispatched[request].why for request in requests] == ["no prefix"] * 4
+    assert {talk.worker_of(request) for request in requests} == set(W)
+
+
+def test_a_client_that_used_up_its_credit_at_a_worker_leaves_it() -> None:
+    """A hot prefix spreads when its client has been served enough in one place; the other client stays."""
+    talk = scene(quantum=12 * CHUNK_TOKENS)
+    first, second = talk.arrive("ada", "document 1"), talk.arrive("ada", "document 2---")
+    spread = talk.arrive("ada", "document 3")
+    assert talk.worker_of(first) == talk.worker_of(second) != talk.worker_of(spread)
+    assert talk.dispatched[spread].why == "credit used up"
+    assert talk.worker_of(talk.arrive("bob", "document 2---")) == talk.worker_of(first)
+
+
+def test_without_credit_anywhere_every_counter_is_refilled() -> None:
+    """Then the longest match decides again, and debts are as deep as they were, less what was given."""
+    talk = scene(quantum=100, workers=("w1",))
+    talk.arrive("ada", "document 1")
+    assert talk.deficit("ada").placement == 100 - 10 * CHUNK_TOKENS
+    talk.arrive("ada", "document 2")
+    assert talk.deficit("ada").placement == 100 - 10 * CHUNK_TOKENS + 3 * 100 - 1 * CHUNK_TOKENS
+
+
+@pytest.mark.parametrize("escape", [True, False])
+def test_a_hot_prefix_escapes_its_worker_by_load(escape: bool) -> None:
+    """Extend tokens cost almost nothing there, so credit alone would leave all on one worker."""
+    talk = scene(load_slack=4 if escape else NO_ESCAPE)
+    talk.serve(talk.arrive("ada", "hot prefix"))
+    crowd = [talk.arrive(f"c{number}", f"hot prefix {chr(33 + number)}") for number in range(30)]
+    loads = [sum(talk.worker_of(request) == worker for request in crowd) for worker in W]
+    if escape:
+        assert max(loads) <= 2 * min(loads) + 4 + 1
+        assert "load" in {talk.dispatched[request].why for request in crowd}
+    else:
+        assert min(loads) == 0
+
+
+def test_the_printed_rule_alternates_workers() -> None:
+    """With the full input charged, each worker gets one prompt beyond Q^w between two refills; with extend all stay."""
+    homes = {}
+    for printed in (True, False):
+        talk = scene(quantum=8 * CHUNK_TOKENS, printed=printed)
+        talk.serve(talk.arrive("bob", "document"))
+        for letter in "abcdef":
+            talk.serve(talk.arrive("ada", "document" + letter))
+        homes[printed] = [talk.worker_of(request) for request in talk.order[1:]]
+    assert all(one != other for one, other in zip(homes[True][::2], homes[True][1::2], strict=True))
+    assert len(set(homes[False])) == 1
+
+
+def test_a_charge_moves_along_when_a_queue_is_placed_anew() -> None:
+    """A worker leaves: its queue goes elsewhere, what was booked there too, and what runs there is still paid."""
+    talk = scene(HUGE, load_slack=NO_ESCAPE, settings=ONE_AT_A_TIME)
+    running = talk.arrive("ada", "document 1")
+    home, other = (running_at := talk.worker_of(running)), next(w for w in W if w != running_at)
+    waits = talk.arrive("ada", "document 2")
+    assert talk.deficit("ada", home).placement == HUGE - 11 * CHUNK_TOKENS
+    talk.leave(home)
+    assert talk.worker_of(waits) == other
+    assert talk.deficit("ada", other).placement == HUGE - 10 * CHUNK_TOKENS
+    talk.join(home)
+    assert talk.deficit("ada", home).placement == HUGE - 10 * CHUNK_TOKENS
+    talk.finish(running, output=5)
+    assert talk.deficit("ada", home).placement == HUGE - 10 * CHUNK_TOKENS - 2 * 5
+
+
+def test_what_no_other_worker_serves_is_turned_away() -> None:
+    """When the last worker for a model leaves, what waits for it is rejected; what runs there ends by itself."""
+    talk = scene(settings=ONE_AT_A_TIME)
+    talk.join("w3", "qwen")
+    running, waits = (talk.arrive("ada", prompt, model="qwen") for prompt in ("one", "two"))
+    stays = talk.arrive("ada", "one")
+    talk.leave("w3")
+    assert talk.refusals == {waits: Refusal.NO_WORKER}
+    talk.serve(running)
+    assert stays in talk.dispatched
+    assert talk.scheduler.live == 1
+
+
+def test_a_worker_that_gives_up_a_model_keeps_what_waits_for_the_others() -> None:
+    """Only what nobody serves any more is turned away."""
+    talk = Scene("d2lpm", workers=(), settings=ONE_AT_A_TIME)
+    talk.join("w1", MODEL, "qwen")
+    talk.arrive("ada", "one")
+    kept, lost = talk.arrive("ada", "two"), talk.arrive("ada", "red", model="qwen")
+    talk.join("w1", MODEL)
+    assert talk.refusals == {lost: Refusal.NO_WORKER}
+    talk.serve_all()
+    assert kept in talk.dispatched
+
+
+def test_a_new_worker_starts_with_the_highest_credit() -> None:
+    """Or a client that has credit anywhere would send it nothing before all of that is used up."""
+    talk = scene(quantum=10_000)
+    talk.serve(talk.arrive("ada", "something"))
+    talk.join("w3")
+    talk.arrive("ada", "else")
+    credits = {worker: talk.deficit("ada", worker).placement for worker in ("w1", "w2", "w3")}
+    chosen = talk.worker_of(talk.order[-1])
+    assert credits.pop("w3") == 10_000 - (4 * CHUNK_TOKENS if chosen == "w3" else 0)
+    assert max(c for c in credits.values() if c is not None) == 10_000 - (0 if chosen == "w3" else 4 * CHUNK_TOKENS)
+
+
+def test_a_booking_is_replaced_by_what_is_charged_at_dispatch() -> None:
+    """What was expected to be cached when its turn comes may have been evicted by then."""
+    talk = scene(HUGE, workers=("w1",), settings=ONE_AT_A_TIME)
+    running = talk.arrive("ada", "first")
+    for _ in range(2):
+        talk.arrive("ada", "document")
+    assert talk.deficit("ada").placement == HUGE - (5 + 8) * CHUNK_TOKENS - 1
+    talk.finish(running)
+    talk.evict("w1")
+    talk.finish(talk.order[1])
+    assert talk.deficit("ada").placement == HUGE - (5 + 8 + 8) * CHUNK_TOKENS
+
+
+def test_requests_that_begin_alike_wait_for_the_same_worker() -> None:
+    """Though none of them was computed yet: the first will have been when the others have their turn."""
+    talk = scene(HUGE, load_slack=NO_ESCAPE, settings=ONE_AT_A_TIME)
+    for letter in "ab":
+        talk.arrive("ada", letter)
+    waiting = [talk.arrive("ada", "document" + letter) for letter in "abcd"]
+    talk.serve_all()
+    assert len({talk.worker_of(request) for request in waiting}) == 1
+
+
+def test_a_promise_is_forgotten_when_nobody_waits() -> None:
+    """What was to come and did not is at home nowhere."""
+    talk = scene(HUGE, load_slack=NO_ESCAPE, settings=ONE_AT_A_TIME)
+    running = [talk.arrive("ada", letter) for letter in "ab"]
+    gone = talk.arrive("ada", "document")
+    talk.cancel(gone)
+    for request in running:
+        talk.finish(request)
+    assert talk.dispatched[talk.arrive("ada", "documents")].why == "no prefix"
+
+
+def test_a_booking_is_undone_once() -> None:
+    """Nothing of it is kept, and its client has the credit that it had before."""
+    estimates = Estimates()
+    view = SchedulerView(Cluster(FixedWindow()), PrefixMap(9, estimates, 0), estimates)
+    parameters = Parameters(D2lpmParameters(by_service_rate=False))
+    placement = D2lpm(Surroundings(view, LinearCost(), Random(0), parameters, Backlog()))
+    request = Request(RequestId("r1"), ClientId("ada"), MODEL, ())
+    candidate = Candidate(WorkerId("w1"), cached_tokens=30, extend_tokens=50, load=0)
+    placement.place(request, [candidate])
+    placement.book(request, candidate)
+    assert placement.credit(request.client, WorkerId("w1")) == D2lpmParameters().quantum - 50
+    placement.unplace(request.id)
+    assert placement.credit(request.client, WorkerId("w1")) == D2lpmParameters().quantum
+    with pytest.raises(KeyError):
+        placement.unplace(request.id)
+
+
+@settings(max_examples=40)
+@given(
+    steps=st.lists(
+        st.tuples(st.sampled_from(["arrive", "serve", "break", "refuse", "cancel", "flap"]), st.integers(0, 99)),
+        max_size=40,
+    )
+)
+def test_no_booking_is_lost(steps: list[tuple[str, int]]) -> None:
+    """When all has ended, what each counter lacks is what its client was charged for service at that worker."""
+    window = SchedulerSettings(window=FixedWindow(requests=2), cached_in_flight=8 * CHUNK_TOKENS)
+    talk = scene(HUGE, load_slack=1, settings=window)
+    paid: dict[tuple[str, str], Tokens] = {}
+
+    def end(request: RequestId, how: str, output: int) -> None:
+        client, worker = talk.requests[request].client, talk.worker_of(request)
+        if how == "refuse":
+            talk.refuse(request)
+            return
+        talk.progress(request, output)
+        bill = talk.scheduler.accounts.bills[request].tokens
+        paid[client, worker] = paid.get((client, worker), Tokens()).plus(bill)
+        if how == "cancel":
+            talk.cancel(request)
+        elif how == "break":
+            talk.fail(request)
+        else:
+            talk.finish(request, cached=bill.cached)
+
+    for kind, number in steps:
+        live = [r for r in talk.requests if r in talk.scheduler.accounts.bills]
+        waiting = [r for r in talk.requests if r not in talk.dispatched and r not in talk.refusals]
+        if kind == "arrive":
+            talk.arrive(f"c{number % 2}", f"{number % 3}" * (1 + number % 5))
+        elif kind == "flap":
+            talk.leave(W[number % 2])
+            talk.join(W[number % 2])
+        elif kind == "cancel" and waiting:
+            cancelled = waiting[number % len(waiting)]
+            talk.cancel(cancelled)
+            talk.refusals[cancelled] = Refusal.EXPIRED  # so that it is not taken for one that waits
+        elif live:
+            end(live[number % len(live)], kind, number)
+    while talk.scheduler.accounts.bills:
+        end(next(iter(talk.scheduler.accounts.bills)), "serve", 3)
+    for client in {request.client for request in talk.requests.values()}:
+        for worker in W:
+            left = talk.deficit(client, worker).placement
+            charged = talk.scheduler.settings.cost(paid.get((client, worker), Tokens()))
+            assert left in (None, HUGE - charged)
+
+
+LONG = "a prefix of more than 256 tokens"
+
+
+def crowded(*prompts: str, steal_loss: int = 256) -> tuple[Scene, list[RequestId]]:
+    """These wait at w1, which is busy and has computed LONG; then w2 joins, which has nothing to do."""
+    parameters = D2lpmParameters(HUGE, steal_loss=steal_loss)
+    talk = Scene("d2lpm", parameters, workers=("w1",), settings=ONE_AT_A_TIME)
+    talk.arrive("ada", LONG)
+    waiting = [talk.arrive("ada", prompt) for prompt in prompts]
+    talk.join("w2")
+    return talk, waiting
+
+
+def test_an_idle_worker_takes_over_what_loses_little() -> None:
+    """Of those that wait elsewhere, one without a prefix; the booking moves with it."""
+    talk, (warm, cold) = crowded(LONG + "?", "short")
+    assert warm not in talk.dispatched
+    assert (talk.worker_of(cold), talk.dispatched[cold].why) == ("w2", "stolen")
+    kept = HUGE - (len(LONG) + 1) * CHUNK_TOKENS
+    assert talk.deficit("ada", "w1").placement == kept
+    assert talk.deficit("ada", "w2").placement == kept - 5 * CHUNK_TOKENS
+
+
+def test_nothing_is_taken_over_that_would_lose_its_prefix() -> None:
+    """What would have to be computed anew waits for the worker that has it."""
+    talk, (warm,) = crowded(LONG + "?")
+    assert warm not in talk.dispatched
+    talk.finish(talk.order[0])
+    assert talk.worker_of(warm) == "w1"
+
+
+def test_stealing_can_be_switched_off() -> None:
+    """Then every request stays where it was placed, as printed."""
+    talk, (cold,) = crowded("short", steal_loss=-1)
+    assert cold not in talk.dispatched
+    assert not talk.scheduler.policy.properties.work_conserving
+
+
+class SlowFleet(SchedulerView):
+    """In which every worker is half as fast as the mean of another fleet."""
+
+    def speed(self, worker: WorkerId) -> float:  # noqa: ARG002 - every one
+        return 0.5
+
+
+def test_a_slow_worker_holds_its_clients_for_as_long_not_for_as_much() -> None:
+    """Q^w follows the service rate that was measured, unless that is switched off."""
+    for by_rate, quantum in ((True, 500.0), (False, 1000.0)):
+        view = SlowFleet(Cluster(FixedWindow()), PrefixMap(9, Estimates(), 0), Estimates())
+        parameters = Parameters(D2lpmParameters(1000.0, by_service_rate=by_rate))
+        build: PlacementFactory = D2lpm
+        placement = build(Surroundings(view, LinearCost(), Random(0), parameters, Backlog()))
+        request = Request(RequestId("r1"), ClientId("ada"), MODEL, ())
+        placement.place(request, [Candidate(WorkerId("w1"), cached_tokens=0, extend_tokens=0, load=0)])
+        assert placement.credit(request.client, WorkerId("w1")) == quantum

@@ -1,0 +1,359 @@
+"""The queue by longest match, against matching everything anew at every question."""
+
+from collections import Counter
+from collections.abc import Collection
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from router.core.cache.prefix_map import PrefixMap
+from router.core.model.commands import PassedOver
+from router.core.model.request import ClientId, Request, RequestId, Usage, WorkerId
+from router.core.policies.base import Turn
+from router.core.policies.dlpm.longest_match import LongestMatchQueue, longest
+from router.core.predict.token_estimates import Estimates
+from tests.core.scenario import CHUNK_TOKENS, MODEL, key
+
+HERE, THERE = WorkerId("here"), WorkerId("there")
+CLIENTS = [ClientId(name) for name in ("ada", "bob", "cyd")]
+
+PATIENCE = 2
+"""How often a request is passed over."""
+EVERY = 3
+"""How often a client's oldest goes."""
+
+texts = st.text("xy", max_size=6)
+
+
+class WaitingAtOneWorker(RuleBasedStateMachine):
+    """Requests come and go while prefixes, the standing of clients, room, and the worth of a chunk change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.estimates = Estimates()
+        self.map = PrefixMap(16, self.estimates, minimum=0)
+        self.standing: dict[ClientId, int | None] = dict.fromkeys(CLIENTS, 0)
+        self.queue = LongestMatchQueue(
+            lambda request: self.map.watch(request, [HERE])[HERE],
+            self.map.unwatch,
+            self.standing.__getitem__,
+            PATIENCE,
+            EVERY,
+        )
+        self.waiting: dict[RequestId, Request] = {}
+        self.passed: Counter[RequestId] = Counter()
+        self.gone: Counter[ClientId] = Counter()
+        self.arrivals = 0
+
+    def matched(self, request: Request) -> int:
+        return sum(self.map.tree.match(prompt.hashes).get(HERE, 0) for prompt in request.prompts)
+
+    def naive(self, fits: Collection[RequestId]) -> Turn | None:
+        """By matching everything anew: of those that may go, one of each client in order, until one fits."""
+        ranked = sorted(self.waiting.values(), key=lambda request: -self.matched(request))
+        passed: dict[ClientId, RequestId] = {}
+        for standing in (0, 1):
+            for request in ranked:
+                if self.standing[request.client] != standing or request.client in passed:
+                    continue
+                oldest = next(each for each in self.waiting.values() if each.client == request.client)
+                by_age = self.gone[request.client] % EVERY == EVERY - 1 and oldest.id in fits and len(self.waiting) > 1
+                if by_age or request.id in fits:
+                    return Turn(
+                        oldest if by_age else request,
+                        tuple(PassedOver(late, "did not fit") for late in passed.values()),
+                    )
+                if self.passed[request.id] >= PATIENCE and len(self.waiting) > 1:
+                    return None
+                passed[request.client] = request.id
+        return None
+
+    @rule(client=st.sampled_from(CLIENTS), prompts=st.lists(texts, min_size=1, max_size=2))
+    def push(self, client: ClientId, prompts: list[str]) -> None:
+        self.arrivals += 1
+        keys = tuple(key(prompt, exact=False) for prompt in prompts)
+        request = Request(RequestId(f"r{self.arrivals}"), client, MODEL, keys)
+        self.waiting[request.id] = request
+        self.queue.push(request)
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data(), again=st.booleans())
+    def remove(self, data: st.DataObject, again: bool) -> None:
+        """A request leaves, and may come again under the same name."""
+        request = data.draw(st.sampled_from(list(self.waiting)))
+        removed = self.queue.remove(request)
+        del self.passed[request]
+        assert removed == self.waiting.pop(request)
+        self.gone[removed.client] += 1
+        if removed.client not in {other.client for other in self.waiting.values()}:
+            del self.gone[removed.client]
+        if again:
+            self.queue.push(removed)
+            self.waiting[request] = removed
+
+    @rule(client=st.sampled_from(CLIENTS), standing=st.sampled_from([None, 0, 1]))
+    def restand(self, client: ClientId, standing: int | None) -> None:
+        self.standing[client] = standing
+        self.queue.stand(client)
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def little_room(self, data: st.DataObject) -> None:
+        """Whoever does not fit is passed over, and counts how often."""
+        fits = data.draw(st.sets(st.sampled_from(list(self.waiting))))
+        expected = self.naive(fits)
+        assert self.queue.longest(lambda request: request.id in fits) == expected
+        self.passed.update([late.request for late in expected.passed] if expected else ())
+
+    @rule(worker=st.sampled_from([HERE, HERE, THERE]), prompt=texts)
+    def insert(self, worker: WorkerId, prompt: str) -> None:
+        self.map.insert(MODEL, [key(prompt, exact=False)], worker, 0.0)
+        self.hear()
+
+    @rule(chunks=st.integers(1, 4))
+    def evict(self, chunks: int) -> None:
+        self.map.mirror.evict(HERE, chunks * CHUNK_TOKENS)
+        self.hear()
+
+    @rule()
+    def drop(self) -> None:
+        self.map.drop(HERE)
+        self.hear()
+
+    def hear(self) -> None:
+        self.queue.match_changed(self.map.changed().get(HERE, ()))
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data(), tokens=st.integers(1, 2000))
+    def learn(self, data: st.DataObject, tokens: int) -> None:
+        request = data.draw(st.sampled_from(list(self.waiting.values())))
+        self.estimates.learn(request, Usage(tokens, 1))
+
+    @invariant()
+    def it_is_the_naive_queue(self) -> None:
+        """The same request is first, the same wait in the same order, and each is watched once, unless it is alone."""
+        assert self.queue.longest(lambda _: True) == self.naive(self.waiting.keys())
+        assert list(self.queue.requests) == list(self.waiting)
+        assert len(self.queue) == len(self.waiting)
+        assert self.map.watched == len(self.queue) or (len(self.queue) == 1 and not self.map.watched)
+        self.map.check_integrity()
+
+
+TestWaitingAtOneWorker = WaitingAtOneWorker.TestCase
+TestWaitingAtOneWorker.settings = settings(max_examples=80)
+
+
+class Cache:
+    """A worker whose matches the test sets by hand, and that counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.matches: dict[RequestId, int] = {}
+        self.questions = 0
+
+    def watch(self, request: Request) -> int:
+        self.questions += 1
+        return self.matches.get(request.id, 0)
+
+    def unwatch(self, request: RequestId) -> None:
+        self.matches.pop(request, None)
+
+    def queue(self) -> LongestMatchQueue:
+        return LongestMatchQueue(self.watch, self.unwatch, lambda _: 0)
+
+
+def anything(_: Request) -> bool:
+    return True
+
+
+def request(client: str, number: int) -> Request:
+    return Request(RequestId(f"{client}{number}"), ClientId(client), MODEL, ())
+
+
+def test_a_choice_asks_about_nothing_however_many_wait() -> None:
+    """While no match changes, each is asked for once."""
+    cache = Cache()
+    queue = cache.queue()
+    for number in range(500):
+        cache.matches[RequestId(f"ada{number}")] = number
+        queue.push(request("ada", number))
+    assert queue.longest(anything) == Turn(request("ada", 499))
+    cache.questions = 0
+    assert queue.longest(anything) == Turn(request("ada", 499))
+    assert cache.questions == 0
+
+
+def test_a_request_alone_is_matched_with_nothing() -> None:
+    """There is no choice to make, so nothing is asked and nothing is watched."""
+    cache = Cache()
+    queue = cache.queue()
+    queue.push(request("ada", 1))
+    assert queue.longest(anything) == Turn(queue.remove(RequestId("ada1")))
+    assert cache.questions == 0
+
+
+def test_a_request_alone_that_does_not_fit_waits() -> None:
+    """It stays where it is."""
+    queue = Cache().queue()
+    queue.push(request("ada", 1))
+    assert queue.longest(lambda _: False) is None
+    assert len(queue) == 1
+
+
+def test_cancelled_requests_do_not_heap_up() -> None:
+    """A client that always has one request waiting may send and take back others for ever."""
+    queue = Cache().queue()
+    queue.push(request("ada", 0))
+    for number in range(1, 1000):
+        queue.push(request("ada", number))
+        queue.longest(anything)
+        queue.remove(RequestId(f"ada{number}"))
+    assert len(queue._backlogs[ClientId("ada")].ranks) < 10
+    assert len(queue._backlogs[ClientId("ada")]._order) < 30
+    assert len(queue._firsts[0]) < 30
+
+
+def test_clients_that_come_and_go_do_not_heap_up() -> None:
+    """Of a client that waits no more nothing is kept, be it found with a standing that it did not have, or never."""
+    standing: dict[ClientId, int | None] = {ClientId("stays"): 0}
+    queue = LongestMatchQueue(lambda _: 0, lambda _: None, standing.get)
+    queue.push(request("stays", 0))
+    for number in range(200):
+        client = f"guest {number}"
+        queue.push(request(client, 1))
+        queue.push(request(client, 2))
+        standing[ClientId(client)] = (None, 0, 1)[number % 3]
+        queue.stand(ClientId(client))
+        queue.longest(anything)
+        queue.remove(request(client, 1).id)
+        queue.remove(request(client, 2).id)
+    assert list(queue._backlogs) == ["stays"]
+    assert not queue._sidelined
+    assert all(len(firsts) < 30 for firsts in queue._firsts)
+
+
+def test_a_standing_that_comes_and_goes_costs_nothing_while_others_are_first() -> None:
+    """A client that is nowhere near its turn is not looked at, whatever becomes of it meanwhile."""
+    standing: dict[ClientId, int | None] = {}
+    asked: Counter[ClientId] = Counter()
+
+    def told(client: ClientId) -> int | None:
+        asked[client] += 1
+        return standing[client]
+
+    queue = LongestMatchQueue(lambda _: 0, lambda _: None, told)
+    for number in range(100):
+        standing[ClientId(f"client {number}-")] = 0
+        queue.push(request(f"client {number}-", 1))
+    queue.longest(anything)
+    asked.clear()
+    for number in range(1, 100):
+        for each in (1, None, 0, 1):
+            standing[ClientId(f"client {number}-")] = each
+            queue.stand(ClientId(f"client {number}-"))
+    assert queue.longest(anything) == Turn(request("client 0-", 1))
+    assert asked == {"client 0-": 1}
+    assert len(queue._firsts[0]) == 100
+
+
+class Both:
+    """Two queues, and what each request is to them."""
+
+    def __init__(self) -> None:
+        self.standing: dict[ClientId, int | None] = dict.fromkeys(CLIENTS, 0)
+        self.matches: tuple[dict[RequestId, int], ...] = ({}, {})
+        """By queue, in the order in which they came there."""
+        self.gone: tuple[Counter[ClientId], ...] = (Counter(), Counter())
+        self.queues = [
+            LongestMatchQueue(
+                lambda each, matched=matched: matched[each.id],  # type: ignore[misc]
+                lambda _: None,
+                self.standing.__getitem__,
+                oldest_every=EVERY,
+            )
+            for matched in self.matches
+        ]
+
+    def client(self, name: RequestId) -> ClientId:
+        return CLIENTS[int(name[1:]) % len(CLIENTS)]
+
+    def push(self, n: int, name: RequestId, match: int) -> None:
+        if name not in self.queues[n]:
+            self.matches[n][name] = match
+            self.queues[n].push(Request(name, self.client(name), MODEL, ()), arrival=int(name[1:]))
+
+    def remove(self, n: int, name: RequestId) -> None:
+        if name in self.queues[n]:
+            self.queues[n].remove(name)
+            del self.matches[n][name]
+            self.gone[n][self.client(name)] += 1
+            if self.client(name) not in map(self.client, self.matches[n]):
+                del self.gone[n][self.client(name)]
+
+    def rematch(self, n: int, name: RequestId, match: int) -> None:
+        if name in self.queues[n]:
+            self.matches[n][name] = match
+            self.queues[n].match_changed([name])
+
+    def restand(self, client: ClientId, standing: int | None) -> None:
+        self.standing[client] = standing
+        for queue in self.queues:
+            queue.stand(client)
+
+    def naive(self) -> RequestId | None:
+        ranked = [
+            (standing, -match, int(name[1:]), n, name)
+            for n, matched in enumerate(self.matches)
+            for name, match in matched.items()
+            if (standing := self.standing[self.client(name)]) is not None
+        ]
+        if not ranked:
+            return None
+        *_, n, first = min(ranked)
+        if self.gone[n][self.client(first)] % EVERY < EVERY - 1:
+            return first
+        return next(name for name in self.matches[n] if self.client(name) == self.client(first))
+
+
+PAIR_STEPS = st.tuples(
+    st.sampled_from(["push", "push", "push", "remove", "rematch", "restand", "ask", "ask"]),
+    st.integers(0, 11),
+    st.sampled_from([0, 1, 2]),
+    st.sampled_from([(0,), (1,), (0, 1)]),
+)
+
+
+BOTH, FIRST = (0, 1), (0,)
+OLDEST_OF_THE_FIRST = [
+    ("push", 0, 0, BOTH),
+    ("push", 3, 2, BOTH),
+    ("push", 6, 0, FIRST),
+    ("push", 9, 0, FIRST),
+    ("remove", 6, 0, FIRST),
+    ("remove", 9, 0, FIRST),
+    ("ask", 0, 0, FIRST),
+]
+
+
+@settings(max_examples=150)
+@example(steps=OLDEST_OF_THE_FIRST)
+@given(steps=st.lists(PAIR_STEPS, max_size=60))
+def test_of_two_queues_the_first_of_both_goes(steps: list[tuple[str, int, int, tuple[int, ...]]]) -> None:
+    """A request may wait in both, with another match in each; of equals the first queue's goes, or its oldest."""
+    both = Both()
+    for step, number, value, places in steps:
+        name = RequestId(f"r{number}")
+        match step:
+            case "restand":
+                both.restand(both.client(name), (None, 0, 1)[value])
+            case "ask":
+                turn = longest(both.queues, anything)
+                assert (turn and turn.request.id) == both.naive()
+        for n in places:
+            match step:
+                case "push":
+                    both.push(n, name, value)
+                case "remove":
+                    both.remove(n, name)
+                case "rematch":
+                    both.rematch(n, name, value)

@@ -1,0 +1,138 @@
+"""What `dlpm_home` lets go without the pool, held to what it gives out when everything enters that."""
+
+from random import Random
+
+import pytest
+
+from router.core.clients.queue_limits import WaitingLimits
+from router.core.fleet.health import HealthRules
+from router.core.fleet.window import FixedWindow
+from router.core.model.commands import Command
+from router.core.model.events import Event, Fault, Returned
+from router.core.model.request import Request, RequestId
+from router.core.policies.base import Choice
+from router.core.policies.context import Parameters, Surroundings
+from router.core.policies.dlpm.dlpm_home import DlpmHome, DlpmHomeParameters
+from router.core.scheduler import Scheduler
+from router.core.settings import SchedulerSettings
+from tests.core.scenario import CHUNK_TOKENS, MODEL, Scene
+
+STEPS = 800
+WORKERS = ("w1", "w2", "w3", "w4")
+SETTINGS = SchedulerSettings(
+    waiting=WaitingLimits(requests=4, time_to_live=10.0),
+    window=FixedWindow(requests=3, unstarted_tokens=8 * CHUNK_TOKENS),
+    prefix_limit=200,
+    match_minimum=CHUNK_TOKENS,
+    health=HealthRules(failures=1, cooldown=0.5, silence=2.0),
+)
+LITTLE_CREDIT = DlpmHomeParameters(
+    quantum=100.0, worker_quantum=300.0, home_loss=CHUNK_TOKENS, home_patience=100.0, load_ratio=1.0, load_slack=0
+)
+NO_PATIENCE = DlpmHomeParameters(quantum=1e4, home_loss=0, home_patience=1e-20)
+
+
+class AllWait(DlpmHome):
+    """Each request enters the pool, whomever it finds there."""
+
+    def enqueue(self, request: Request, now: float) -> None:
+        super().enqueue(request, now)
+        self._let_newcomer_wait(now)
+
+
+class Counting(DlpmHome):
+    """As it is; and counts."""
+
+    def __init__(self, surroundings: Surroundings) -> None:
+        super().__init__(surroundings)
+        self.passed = self.given = 0
+
+    def next(self, now: float) -> Choice | None:
+        alone = self._newcomer is not None
+        choice = super().next(now)
+        self.given += choice is not None
+        self.passed += alone and choice is not None
+        return choice
+
+
+class Twins(Scene):
+    """Two schedulers that hear the same."""
+
+    def __init__(self, parameters: DlpmHomeParameters) -> None:
+        self.twin = Scheduler(AllWait, SETTINGS, Parameters(parameters), Random(0))
+        super().__init__("dlpm_home", parameters, workers=(), settings=SETTINGS)
+        self.scheduler = Scheduler(Counting, SETTINGS, Parameters(parameters), Random(0))
+
+    def tell(self, event: Event) -> list[Command]:
+        commands = super().tell(event)
+        assert commands == self.twin.handle(event, self.now)
+        assert facts(self.scheduler, self.now) == facts(self.twin, self.now)
+        return commands
+
+
+def facts(scheduler: Scheduler, now: float) -> object:
+    """Counters, what fairness sees, in the order in which it is kept, and what waits."""
+    fairness, quantum = scheduler.fairness, scheduler.policy.properties.gap_quantum or 0.0
+    return (
+        list(scheduler.policy.saved()),
+        [(client, scheduler.backlog.of_client(client), fairness.waits(client)) for client in scheduler.weights],
+        (fairness.jain(now), fairness.gap(None), fairness.bound(None, quantum)),
+        (scheduler.waiting, scheduler.policy.next_deadline, scheduler.prefixes.watched),
+    )
+
+
+def step(talk: Twins, random: Random) -> None:
+    """Anything happens, most often an arrival or an answer."""
+    running = list(talk.scheduler.accounts.bills)
+    some = random.choice(running) if running else RequestId("never heard of")
+    worker = random.choice(WORKERS)
+    match random.choices(range(9), (10, 6, 4, 1, 1, 1, 0.5, 0.5, 3))[0]:
+        case 0:
+            arrive(talk, random)
+        case 1 if running:
+            talk.serve(some, random.randrange(20), answer=random.choice("xyz") * random.randint(1, 9))
+        case 2:
+            talk.start(some)
+        case 3 if running:
+            talk.tell(Returned(some, accepted=random.random() < 0.5, fault=random.choice(list(Fault))))
+        case 4 if talk.requests:
+            talk.cancel(random.choice(list(talk.requests)[-6:]))
+        case 5:
+            talk.evict(worker, random.choice([None, CHUNK_TOKENS, 4 * CHUNK_TOKENS]))
+        case 6:
+            talk.leave(worker)
+        case 7:
+            models = random.choice([(MODEL,), (MODEL, "qwen")])
+            talk.join(worker, *models, reorders=worker == "w4")
+        case 8 if random.random() < 0.5:
+            talk.wait(random.choice([0.01, 0.5, 4.0]))
+        case _:
+            talk.now += random.choice([0.01, 0.6, 2.5])  # the timer rings after whatever is next
+
+
+def arrive(talk: Twins, random: Random) -> None:
+    talk.arrive(
+        client := random.choice("abcde"),
+        random.choice("xyz") * random.randint(0, 6) + random.choice("pq") * random.randint(0, 3) + "!",
+        limit=random.choice([0, 20]),
+        weight=random.choice([1.0, 1.0, 2.0]),
+        model=random.choice([MODEL, MODEL, "qwen"]),
+        streamed=random.random() < 0.8,
+        group="team" if client in "de" else None,
+    )
+
+
+@pytest.mark.parametrize("parameters", [LITTLE_CREDIT, NO_PATIENCE], ids=["little-credit", "no-patience"])
+@pytest.mark.parametrize("seed", range(8))
+def test_what_finds_nobody_waiting_goes_as_if_it_had_entered_the_pool(
+    parameters: DlpmHomeParameters, seed: int
+) -> None:
+    """Whatever happens, commands, credit and what fairness sees are the same to the last bit; and many do pass."""
+    talk, random = Twins(parameters), Random(seed)
+    for worker in WORKERS[:3]:
+        talk.join(worker, MODEL, "qwen")
+    for _ in range(STEPS):
+        step(talk, random)
+    policy = talk.scheduler.policy
+    assert isinstance(policy, Counting)
+    assert 20 < policy.passed < policy.given

@@ -1,0 +1,269 @@
+"""Preble's placement: Algorithms 1 and 2 with made-up workers, and the adjustment of loads as conversations."""
+
+from collections import Counter
+from random import Random
+from typing import cast
+
+import pytest
+
+from router.core.clients.backlog import Backlog
+from router.core.clients.ledger import NOTHING, Charge, LinearCost, Tokens
+from router.core.model.request import ClientId, Request, RequestId, WorkerId
+from router.core.policies.base import Candidate
+from router.core.policies.context import FleetView, Parameters, Surroundings
+from router.core.policies.preble.preble import PrebleParameters
+from router.core.policies.registry import PLACEMENTS
+from tests.core.scenario import CHUNK_TOKENS, MODEL, ONE_AT_A_TIME, Scene, key
+
+W = ("w1", "w2", "w3")
+
+
+class Workers(FleetView):
+    """Each computes a hundred tokens of prefill in a second."""
+
+    def prefill_seconds(self, worker: WorkerId, tokens: float) -> float:  # noqa: ARG002 - all are alike
+        return tokens / 100
+
+
+class Bench:
+    """The placement alone, told how much of each prompt is cached where."""
+
+    def __init__(self, parameters: PrebleParameters) -> None:
+        view = cast(FleetView, Workers())  # type: ignore[abstract]
+        self.preble = PLACEMENTS["preble"](
+            Surroundings(view, LinearCost(), Random(0), Parameters(parameters), Backlog())
+        )
+        self._count = 0
+
+    def place(self, text: str, now: float = 0.0, *, wait: float = 0.0, output: int = 0, **cached: int) -> str:
+        """Place a prompt, cached by so many chunks at each of these workers, and let it be answered."""
+        self._count += 1
+        request = Request(RequestId(f"r{self._count}"), ClientId("ada"), MODEL, (key(text),))
+        candidates = [
+            Candidate(WorkerId(worker), chunks * CHUNK_TOKENS, (len(text) - chunks) * CHUNK_TOKENS, 0)
+            for worker, chunks in cached.items()
+        ]
+        self.preble.reach(now)
+        placed = self.preble.place(request, candidates)
+        self.preble.dispatched(request.id, now + wait)
+        self.preble.charged(Charge(request.id, request.client, placed.worker, NOTHING, Tokens(1)))
+        self.preble.charged(Charge(request.id, request.client, placed.worker, Tokens(1), Tokens(1, 0, output)))
+        self.preble.ended(request.id)
+        return f"{placed.worker} {placed.why}"
+
+
+def bench(
+    *,
+    eviction_cost: bool = False,
+    decode_seconds: float = 0.0,
+    decode_ratio: float = 0.0,
+    balance_ratio: float = 0.0,
+    balance_after: int = 0,
+    copy_slowdown: float = 0.0,
+) -> Bench:
+    """With every part switched off that is not named."""
+    return Bench(
+        PrebleParameters(
+            decode_seconds=decode_seconds,
+            eviction_cost=eviction_cost,
+            decode_ratio=decode_ratio,
+            balance_ratio=balance_ratio,
+            balance_after=balance_after,
+            copy_slowdown=copy_slowdown,
+        )
+    )
+
+
+def test_exploit_if_more_is_cached_than_missed() -> None:
+    """Half of a prompt is not enough; then load decides, whatever is cached."""
+    talk = bench()
+    talk.place("abcdefgh", w1=0)
+    assert talk.place("abcdexyz", w1=5, w2=0) == "w1 prefix"
+    assert talk.place("abcdxyzu", w1=4, w2=0) == "w2 load"
+
+
+def test_of_several_with_the_prefix_the_cheapest_is_taken() -> None:
+    """And that one itself, whatever its place among the workers is; one that holds less is none of them."""
+    talk = bench()
+    talk.place("abcdefgh", w2=0)
+    talk.place("abcdefgh" * 2, w4=0)
+    talk.place("abcdef", w4=3)
+    assert talk.place("abcdefgx", w1=0, w2=7, w3=6, w4=7) == "w2 prefix"
+    talk.place("x" * 40, w2=0)
+    assert talk.place("abcdefgx", w1=0, w2=7, w3=6, w4=7) == "w4 prefix"
+
+
+def test_load_is_what_the_last_while_missed() -> None:
+    """Input found in the cache costs nothing, and what was placed longer ago than H neither."""
+    talk = bench()
+    talk.place("abcdefgh", w1=0)
+    talk.place("abcdefghabcdefgh", 10.0, w2=9)
+    assert talk.place("x", 20.0, w1=0, w2=0) == "w2 load"
+    assert talk.place("y", 179.9, w1=0, w2=0) == "w1 load"
+    assert talk.place("uvw", 180.0, w1=0, w2=0) == "w1 load"
+    assert talk.place("z", 190.0, w1=0, w2=0) == "w2 load"
+
+
+def test_load_is_also_output_at_its_average() -> None:
+    """The mean of a worker's answers within H counts for each of its requests; before there is any, a first guess."""
+    talk = bench(decode_seconds=1.0)
+    talk.place("abc", w1=0, output=10)
+    talk.place("abc", w2=0, output=100)
+    assert talk.place("x", w1=0, w2=0, output=40) == "w1 load"  # 2 requests of 25 tokens there now
+    assert talk.place("y", w1=0, w2=0, output=1000) == "w1 load"
+    assert talk.place("z", w1=0, w2=0) == "w2 load"
+    guessed = bench(decode_seconds=1.0)
+    guessed.place("a", w1=0)
+    guessed.place("ab", w2=0, output=14)
+    explored = [guessed.place("x", w1=0, w2=0, output=14) for _ in range(4)]
+    assert explored == ["w2 load"] * 3 + ["w1 load"]  # 45 tokens outweigh three requests of 14
+
+
+def test_what_the_request_itself_costs_counts() -> None:
+    """Of two workers with equal load, the one that holds a part of the prompt is explored."""
+    for worker in ("w1", "w2"):
+        assert bench().place("abcdefgh", **{"w1": 0, "w2": 0, worker: 3}) == f"{worker} load"
+
+
+@pytest.mark.parametrize(("counted", "chosen"), [(True, "w2 load"), (False, "w1 load")])
+def test_evicting_what_many_share_costs_more(counted: bool, chosen: str) -> None:
+    """Both missed as much, w2 a little more; but the room at w1 would come from what all of its requests share."""
+    talk = bench(eviction_cost=counted)
+    for letter in "1234":
+        talk.place("abcdefgh" + letter, w1=0 if letter == "1" else 8)
+        talk.place(letter * 3 if letter != "4" else "5678", w2=0)
+    assert talk.place("uvwxyz", w1=0, w2=0) == chosen
+
+
+@pytest.mark.parametrize("gone", ["by time", "with its worker"])
+def test_what_is_history_no_more_costs_nothing_to_evict(gone: str) -> None:
+    """Once H is over, or its worker has left and come back, nothing is left of what requests shared there."""
+    talk = bench(eviction_cost=True)
+    for letter in "1234":
+        talk.place("abcdefgh" + letter, w1=0 if letter == "1" else 8)
+    if gone == "with its worker":
+        talk.preble.worker_left(WorkerId("w1"))
+    now = 200.0 if gone == "by time" else 1.0
+    talk.place("abc", now, w1=0)
+    talk.place("pqrs", now, w2=0)
+    assert talk.place("uvwxyz", now, w1=0, w2=0) == "w1 load"
+
+
+@pytest.mark.parametrize(("ratio", "chosen"), [(0.7, "w1 decodes"), (0.95, "w2 load"), (0.0, "w2 load")])
+def test_what_is_explored_goes_where_decoding_prevails(ratio: float, chosen: str) -> None:
+    """To the worker of whose input most was cached within 30 s, though it has more load; a part that may be off."""
+    talk = bench(decode_ratio=ratio)
+    for _ in range(8):
+        talk.place("abcdefgh", w1=7)
+    assert talk.place("xyz", 29.0, w1=0, w2=0) == chosen
+    assert talk.place("uvw", 45.0, w1=0, w2=0) == "w2 load"
+
+
+def test_a_worker_that_comes_back_shares_nothing_with_what_it_was() -> None:
+    """Requests that it had before it left are not counted with those that ask for the same afterwards."""
+    talk = bench(eviction_cost=True)
+    for _ in range(4):
+        talk.place("abcdefgh", w1=0)
+    talk.preble.worker_left(WorkerId("w1"))
+    talk.place("abcdefgh", w1=0)
+    talk.place("pqrstuvw", w1=0)
+    talk.place("y" * 14, w2=0)
+    # 16 chunks, and 8 that half of the requests share, against 14 and 8 that all share.
+    assert talk.place("01234567", w1=0, w2=0) == "w1 load"
+
+
+def test_no_worker_is_relieved_before_loads_tell_something() -> None:
+    """As many requests as are named, for each worker, come first."""
+    talk = bench(balance_ratio=1.5, balance_after=2)
+    placed = [talk.place("abcdefgh", w1=7, w2=0) for _ in range(5)]
+    assert placed == ["w1 prefix"] * 4 + ["w2 balance"]
+
+
+def test_the_most_loaded_worker_is_relieved() -> None:
+    """Until it has no more than Th_bal times the least load; others are not."""
+    talk = bench(balance_ratio=1.5, balance_after=2)
+    talk.place("x" * 24, w3=0)
+    talk.place("abcdefghabcdefgh", w2=0)
+    for _ in range(3):
+        assert talk.place("abcdefgh", w1=0, w2=7, w3=0) == "w2 prefix"
+    talk.place("abcdefghabcdef", w2=0)
+    assert talk.place("abcdefgh", w1=0, w2=7, w3=0) == "w1 balance"
+    assert talk.place("xxxxxx", w1=0, w2=0, w3=5) == "w3 prefix"
+    talk.place("y" * 20, w1=0)
+    assert talk.place("abcdefgh", w1=0, w2=7, w3=0) == "w2 prefix"
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_a_hot_prefix_is_shared_out(on: bool) -> None:
+    """By default a fleet that is asked for one prefix is used evenly; without the balance it is not."""
+    talk = Scene("preble", PrebleParameters(balance_ratio=1.5 * on, balance_after=5), workers=W)
+    for number in range(90):
+        talk.now += 0.1
+        talk.serve(talk.arrive("ada", "documents" + chr(33 + number)), output=20)
+    counts = Counter(talk.worker_of(request) for request in talk.order)
+    assert (min(counts.values()) >= 15 and len(counts) == 3) == on
+    assert ("balance" in {decision.why for decision in talk.dispatched.values()}) == on
+
+
+def test_a_prefix_is_copied_when_its_requests_wait_ever_longer() -> None:
+    """Twice as long in the later half of H, at the most loaded worker, where it alone has it; to any but that one."""
+    talk = bench(copy_slowdown=2.0)
+    talk.place("y" * 9, w2=0)
+    for now, cached in ((0.0, 0), (10.0, 7), (20.0, 7)):
+        talk.place("abcdefgh", now, wait=1.0, w1=cached)
+    # So far 1 s, and prefill of 320 tokens in 3 s for three: 2.07 s on the average.
+    assert talk.place("abcdefgh", 160.0, wait=3.0, w1=7, w2=0) == "w1 prefix"
+    assert talk.place("abcdefgh", 165.0, wait=6.0, w1=7, w2=0) == "w1 prefix"
+    # Since then 4.5 s and 0.32 s. It would cost less at w1 all the same.
+    assert talk.place("abcdefgh", 175.0, w1=7, w2=0) == "w2 copy"
+    assert talk.place("abcdefgh", 175.0, w1=7, w2=7) == "w1 prefix"
+
+
+def test_a_prefix_that_two_have_is_not_copied() -> None:
+    """However long its requests wait at both, and both being the most loaded."""
+    for others in (1, 2):
+        talk = bench(copy_slowdown=2.0)
+        for now, wait in ((0.0, 1.0), (160.0, 50.0)):
+            for worker in ("w1", "w2"):
+                talk.place("abcdefgh", now, wait=wait, **{worker: 0})
+        holders = {"w1": 7, "w2": 7 if others == 2 else 0}
+        assert talk.place("abcdefgh", 175.0, w3=0, **holders).split()[1] == ("copy" if others == 1 else "prefix")
+
+
+def test_what_waited_here_counts_as_waiting() -> None:
+    """In a conversation: with a queue that grows the prefix is copied to the idle worker, and without never."""
+    for crowd in (1, 12):
+        parameters = PrebleParameters(history=40.0, balance_ratio=0, decode_ratio=0)
+        talk = Scene("preble", parameters, workers=W[:2], settings=ONE_AT_A_TIME)
+        for round_ in range(30):
+            for _ in range(1 if round_ < 20 else crowd):
+                talk.arrive("ada", "document" + chr(48 + round_))
+            for _ in range(1 if round_ < 20 else 2):
+                talk.now += 0.5
+                running = [r for state in talk.scheduler.cluster for r in state.running]
+                if running:
+                    talk.serve(running[0])
+            talk.now += 1.0
+        talk.serve_all()
+        assert ("copy" in {decision.why for decision in talk.dispatched.values()}) == (crowd > 1)
+
+
+def test_a_worker_that_left_is_forgotten() -> None:
+    """It comes back with no load; what waited for it is placed anew, and what ran there ends in peace."""
+    talk = Scene("preble", PrebleParameters(decode_ratio=0), workers=W[:2], settings=ONE_AT_A_TIME)
+    first = talk.arrive("ada", "document")
+    waits = [talk.arrive("ada", "document" + letter) for letter in "ab"]
+    home = talk.worker_of(first)
+    talk.leave(home)
+    assert talk.worker_of(waits[0]) != home
+    talk.join(home)
+    talk.serve_all()
+    assert len(talk.order) == 3
+    assert talk.worker_of(talk.arrive("bob", "something else")) == home
+
+
+@pytest.mark.parametrize("wrong", ["history", "decode_history", "decode_seconds", "balance_ratio", "copy_slowdown"])
+def test_parameters_that_cannot_work_are_refused(wrong: str) -> None:
+    """Time and ratios are not negative."""
+    with pytest.raises(ValueError, match=wrong):
+        PrebleParameters(**{wrong: -1})  # type: ignore[arg-type]

@@ -1,0 +1,124 @@
+"""Preble's priority groups, told as conversations: who goes next at one worker."""
+
+from collections import Counter
+from collections.abc import Collection
+from random import Random
+
+import pytest
+
+from router.core.clients.backlog import Backlog
+from router.core.clients.ledger import LinearCost
+from router.core.fleet.window import FixedWindow
+from router.core.model.request import ClientId, Request, RequestId, WorkerId
+from router.core.policies.context import FleetView, Parameters, Surroundings
+from router.core.policies.preble.queue import PriorityGroupsParameters
+from router.core.policies.registry import ORDERS
+from router.core.settings import SchedulerSettings
+from tests.core.scenario import ONE_AT_A_TIME, Scene, key
+
+POLICY = "rr+priority_groups"
+
+
+def scene(groups: int = 10) -> Scene:
+    return Scene(POLICY, PriorityGroupsParameters(groups), settings=ONE_AT_A_TIME)
+
+
+def test_each_group_goes_in_proportion_to_its_rank() -> None:
+    """In one round the group with nine tenths cached has ten turns, a cold one has one, and none is left out."""
+    talk = scene()
+    running = talk.arrive("ada", "abcdefghij")
+    for number in range(30):
+        talk.arrive("cold", chr(48 + number) * 10)
+        talk.arrive("half", "abcde" + chr(48 + number) * 5)
+        talk.arrive("warm", "abcdefghi" + chr(48 + number))
+    talk.serve(running)
+    for _ in range(34):
+        talk.serve(talk.order[-1])
+    clients = [talk.requests[request].client for request in talk.order[1:35]]
+    assert Counter(clients[:17]) == Counter(clients[17:34]) == {"warm": 10, "half": 6, "cold": 1}
+    assert clients[:17] == ["warm"] * 10 + ["half"] * 6 + ["cold"]
+
+
+def test_in_a_group_the_first_to_come_goes_first() -> None:
+    """Also one that comes into the group late, by what was computed while it waited."""
+    talk = scene(groups=2)
+    running = talk.arrive("ada", "xxxx")
+    early = talk.arrive("ada", "abcdef1")
+    late = [talk.arrive("bob", "xxxx" + letter) for letter in "pq"]
+    opener = talk.arrive("cyd", "xxxxabcdef")
+    talk.serve(running, answer="abcdef")
+    assert talk.order[1] == early
+    talk.serve_all()
+    assert [request for request in talk.order if request in (early, *late)] == [early, *late]
+    assert opener in talk.order
+
+
+def test_a_group_follows_the_match() -> None:
+    """What is evicted makes a request cold, and what is computed makes it warm, while it waits."""
+    talk = scene(groups=2)
+    running = talk.arrive("ada", "abcdefgh")
+    other, warm = talk.arrive("bob", "pqrstuv"), talk.arrive("ada", "abcdefg1")
+    talk.evict("w1")
+    talk.serve(running)
+    assert talk.order == [running, other]
+    talk.serve_all()
+    assert talk.order == [running, other, warm]
+
+
+def test_a_head_that_does_not_fit_is_waited_for() -> None:
+    """Nobody passes it, so that it cannot starve."""
+    window = FixedWindow(requests=9, unstarted_tokens=7 * 32)
+    talk = Scene(POLICY, PriorityGroupsParameters(), settings=SchedulerSettings(window=window))
+    first, large, small = (talk.arrive("ada", letter) for letter in ("aaaaa", "bbbbb", "c"))
+    assert talk.order == [first]
+    talk.start(first)
+    assert talk.order == [first, large, small]
+
+
+class Matches(FleetView):
+    """Tells what the test wrote down."""
+
+    def __init__(self) -> None:
+        self.chunks: dict[RequestId, int] = {}
+
+    def watch(self, request: Request, workers: Collection[WorkerId]) -> dict[WorkerId, int]:
+        return dict.fromkeys(workers, self.chunks[request.id])
+
+    def unwatch(self, request: RequestId) -> None:
+        del self.chunks[request]
+
+
+def test_whoever_comes_and_changes_groups_has_its_turn() -> None:
+    """Over a long time, in which few wait and each changes groups many times, the choice is that of a plain list."""
+    random, matches = Random(5), Matches()  # type: ignore[abstract]
+    surroundings = Surroundings(matches, LinearCost(), random, Parameters(PriorityGroupsParameters(4)), Backlog())
+    queue = ORDERS["priority_groups"](surroundings, WorkerId("w1"))
+    arrived: list[RequestId] = []
+    turns = [1, 2, 3, 4]
+    for number in range(4000):
+        if len(arrived) < 5:
+            request = Request(RequestId(f"r{number}"), ClientId("ada"), "llama", (key("abcd"),))
+            arrived.append(request.id)
+            matches.chunks[request.id] = random.randrange(5)
+            queue.push(request)
+        changed = random.choice(arrived)
+        matches.chunks[changed] = random.randrange(5)
+        queue.match_changed([changed])
+        if number % 7 == 0 and number % 1000 > 500:  # and for a while nothing goes, and all change
+            group = {request: min(3, matches.chunks[request]) for request in arrived}
+            if not any(turns[group[request]] for request in arrived):
+                turns = [1, 2, 3, 4]
+            due = max((request for request in arrived if turns[group[request]]), key=group.__getitem__)
+            turn = queue.select(lambda _: True, 0.0)
+            assert turn is not None
+            assert turn.request.id == due
+            turns[group[due]] -= 1
+            arrived.remove(due)
+            queue.dispatched(queue.remove(due), 0.0)
+    assert list(queue.waiting()) == arrived
+
+
+def test_no_groups_at_all_are_refused() -> None:
+    """There must be one."""
+    with pytest.raises(ValueError, match="groups"):
+        PriorityGroupsParameters(0)

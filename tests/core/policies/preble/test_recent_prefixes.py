@@ -1,0 +1,80 @@
+"""The prefixes of recent requests, against a list of them."""
+
+from collections import deque
+from itertools import islice
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.model.request import WorkerId
+from router.core.policies.preble.recent_prefixes import RecentPrefixes
+from tests.core.scenario import key
+
+W1, W2 = WorkerId("w1"), WorkerId("w2")
+texts = st.text("xy", max_size=6)
+
+
+class Listed:
+    """The same by counting: prompts in the order in which they came, worker by worker."""
+
+    def __init__(self) -> None:
+        self.prompts: dict[WorkerId, deque[tuple[int, str]]] = {W1: deque(), W2: deque()}
+        self._count = 0
+
+    def add(self, text: str, worker: WorkerId) -> None:
+        self._count += 1
+        self.prompts[worker].append((self._count, text))
+
+    def stalest(self, worker: WorkerId, chunks: int) -> list[int]:
+        """How many requests share each chunk, from the least recently used and deepest on."""
+        used: dict[str, list[int]] = {}
+        for number, text in self.prompts[worker]:
+            for end in range(1, len(text) + 1):
+                used.setdefault(text[:end], []).append(number)
+        order = sorted(used, key=lambda prefix: (max(used[prefix]), -len(prefix)))
+        return [len(used[prefix]) for prefix in order[:chunks]]
+
+
+def stalest(prefixes: RecentPrefixes, worker: WorkerId, chunks: int) -> list[int]:
+    """The answer, chunk by chunk."""
+    return [run.requests for run in prefixes.stalest(worker, chunks) for _ in range(run.chunks)]
+
+
+@given(st.lists(st.tuples(st.sampled_from([W1, W2]), st.one_of(texts, st.none())), max_size=40), st.integers(0, 12))
+def test_what_goes_first_is_what_a_list_says(steps: list[tuple[WorkerId, str | None]], chunks: int) -> None:
+    """Whatever came and, oldest first, went; and nothing is left of what went."""
+    prefixes, listed = RecentPrefixes(), Listed()
+    for worker, text in steps:
+        if text is not None:
+            prefixes.add(key(text).hashes, worker)
+            listed.add(text, worker)
+        elif listed.prompts[worker]:
+            _, gone = listed.prompts[worker].popleft()
+            prefixes.remove(key(gone).hashes, worker)
+        for each in (W1, W2):
+            assert stalest(prefixes, each, chunks) == listed.stalest(each, chunks)
+        live = {text for prompts in listed.prompts.values() for _, text in prompts if text}
+        assert bool(live) <= len(prefixes) <= 2 * len(live)
+
+
+def test_nothing_is_left_of_what_ended_on_the_way() -> None:
+    """A prefix that stays while others that end in its midst come and go is in one piece again."""
+    prefixes = RecentPrefixes()
+    prefixes.add(key("document").hashes, W1)
+    for worker in (W1, W2):
+        for end in range(1, 8):
+            prefixes.add(key("document"[:end]).hashes, worker)
+        assert len(prefixes) == 8
+        for end in range(1, 8):
+            prefixes.remove(key("document"[:end]).hashes, worker)
+        assert len(prefixes) == 1
+        assert [*prefixes.stalest(W1, 99)] == [(8, 1)]
+
+
+def test_few_are_looked_at() -> None:
+    """Whoever asks for little does not pay for all that there is."""
+    prefixes = RecentPrefixes()
+    for number in range(1000):
+        prefixes.add(key(f"document{number % 10}{number // 10 % 10}{number // 100}").hashes, W1)
+    assert [*islice(prefixes.stalest(W1, 10**9), 2)] == [(1, 1), (1, 1)]
+    assert [*prefixes.stalest(W1, 2)] == [(1, 1), (1, 1)]

@@ -1,0 +1,67 @@
+"""First come, first served: in one worker's queue and from one pool."""
+
+from router.core.fleet.window import FixedWindow
+from router.core.model.commands import Refusal
+from router.core.settings import SchedulerSettings
+from tests.core.scenario import MODEL, ONE_AT_A_TIME, Scene
+
+
+def test_a_queue_is_served_in_order_of_arrival() -> None:
+    """Whoever sends, however much is cached; who leaves is passed over."""
+    talk = Scene("rr+fcfs", settings=ONE_AT_A_TIME)
+    requests = [talk.arrive(client, "document") for client in ("ada", "ada", "bob", "ada", "bob")]
+    talk.cancel(requests[2])
+    talk.serve_all()
+    assert talk.order == [*requests[:2], *requests[3:]]
+
+
+def test_a_pool_gives_the_oldest_request_to_whichever_worker_has_room() -> None:
+    """No worker idles while another has a queue."""
+    talk = Scene("pooled_fcfs", workers=("w1", "w2"), settings=ONE_AT_A_TIME)
+    requests = [talk.arrive("ada", prompt) for prompt in ("one", "two", "six", "ten", "red")]
+    talk.serve(requests[1])
+    talk.serve(requests[2])
+    assert talk.order == requests[:4]
+    assert {talk.worker_of(request) for request in requests[1:4]} == {talk.worker_of(requests[1])}
+
+
+def test_a_pool_spreads_over_the_workers_with_the_fewest_requests() -> None:
+    """Room alone does not decide where several have it."""
+    talk = Scene("pooled_fcfs", workers=("w1", "w2"))
+    requests = [talk.arrive("ada", prompt) for prompt in ("one", "two", "six", "ten")]
+    placed = [talk.worker_of(request) for request in requests]
+    assert sorted(placed) == ["w1", "w1", "w2", "w2"]
+
+
+def test_a_pool_serves_models_that_share_a_worker_in_order_of_arrival() -> None:
+    """A model whose queue never runs dry does not starve another."""
+    talk = Scene("pooled_fcfs", workers=(), settings=ONE_AT_A_TIME)
+    talk.join("w1", MODEL, "qwen")
+    models = (MODEL, MODEL, "qwen", MODEL, "qwen")
+    requests = [talk.arrive("ada", "document", model=model) for model in models]
+    talk.serve_all()
+    assert talk.order == requests
+
+
+def test_a_model_whose_workers_are_full_holds_up_no_other() -> None:
+    """The request that waits longest may have to wait on."""
+    talk = Scene("pooled_fcfs", workers=(), settings=SchedulerSettings(window=FixedWindow(requests=1)))
+    talk.join("w1", MODEL)
+    talk.join("w2", "qwen")
+    for model in (MODEL, MODEL, "qwen"):
+        talk.arrive("ada", "document", model=model)
+    assert [talk.requests[request].model for request in talk.order] == [MODEL, "qwen"]
+
+
+def test_a_pool_keeps_what_another_worker_serves() -> None:
+    """When a worker leaves, only the requests that nobody else can take are turned away."""
+    talk = Scene("pooled_fcfs", workers=("w1",), settings=ONE_AT_A_TIME)
+    talk.join("w2", "qwen")
+    running, lost = talk.arrive("ada", "one", model="qwen"), talk.arrive("ada", "two", model="qwen")
+    talk.arrive("ada", "one")
+    kept = talk.arrive("ada", "two")
+    talk.leave("w2")
+    assert talk.refusals == {lost: Refusal.NO_WORKER}
+    talk.serve(running)
+    talk.serve_all()
+    assert kept in talk.dispatched

@@ -1,0 +1,275 @@
+"""VTC, told as conversations: who goes next at one worker, and how far two that wait may drift apart."""
+
+from itertools import combinations
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.clients.ledger import LinearCost
+from router.core.fleet.window import FixedWindow
+from router.core.model.request import ClientId
+from router.core.policies.vtc.vtc import VirtualCounters
+from router.core.settings import SchedulerSettings
+from tests.core.scenario import CHUNK_TOKENS, ONE_AT_A_TIME, Scene
+
+FULL = LinearCost(cached=1.0)
+"""VTC's own price: the whole input, be it cached or not."""
+
+
+def scene() -> Scene:
+    return Scene("vtc", settings=ONE_AT_A_TIME)
+
+
+def served(talk: Scene, client: str) -> float:
+    """c_i: what the client was served and lifted by."""
+    credit = talk.deficit(client).order
+    assert credit is not None
+    return -credit
+
+
+def test_whoever_was_served_least_goes_next() -> None:
+    """However long others have waited, and in order of arrival among its own."""
+    talk = scene()
+    big, bigger, last = talk.arrive("ada", "document 1"), talk.arrive("ada", "document 22"), talk.arrive("ada", "a")
+    small, smaller = talk.arrive("bob", "four"), talk.arrive("bob", "two")
+    talk.serve_all()
+    assert talk.order == [big, bigger, small, smaller, last]
+
+
+def test_a_cached_prompt_costs_as_much_as_a_cold_one() -> None:
+    """VTC knows no prefixes: the whole input is charged, at once."""
+    talk = scene()
+    talk.serve(talk.arrive("ada", "document"))
+    cached = talk.arrive("ada", "document")
+    assert talk.dispatched[cached].cached_tokens > 0
+    assert served(talk, "ada") == 16 * CHUNK_TOKENS
+
+
+def test_output_is_charged_while_it_streams_and_usage_has_the_last_word() -> None:
+    """A long answer counts against its client before it has ended; what was charged too much is given back."""
+    talk = scene()
+    answer = talk.arrive("ada", "why?", limit=300)
+    talk.progress(answer, 100)
+    assert served(talk, "ada") == 4 * CHUNK_TOKENS + 2 * 100
+    talk.finish(answer, 90)
+    assert served(talk, "ada") == 4 * CHUNK_TOKENS + 2 * 90
+    talk.refuse(talk.arrive("ada", "why?"))
+    assert served(talk, "ada") == 4 * CHUNK_TOKENS + 2 * 90
+
+
+def test_a_running_answer_lets_others_pass() -> None:
+    """A counter that rises while its client waits counts at the next choice."""
+    talk = scene()
+    running = talk.arrive("ada", "a", limit=900)
+    mine, other = talk.arrive("ada", "one"), talk.arrive("bob", "document")
+    talk.progress(running, 900)
+    talk.finish(running)
+    talk.finish(other)
+    assert talk.order == [running, other, mine]
+
+
+def test_time_away_is_no_credit() -> None:
+    """Who comes back while others wait starts with the least of theirs, not with what it was served long ago."""
+    talk = scene()
+    talk.serve(talk.arrive("ada", "a"))
+    for _ in range(4):
+        talk.arrive("bob", "document")
+    talk.serve(talk.order[-1])
+    assert served(talk, "bob") == (1 + 2 * 8) * CHUNK_TOKENS
+    back, again = talk.arrive("ada", "document"), talk.arrive("ada", "document")
+    assert served(talk, "ada") == served(talk, "bob")
+    talk.serve_all()
+    assert [talk.requests[request].client for request in talk.order[3:]] == ["bob", "ada", "bob", "ada"]
+    assert talk.order[4::2] == [back, again]
+
+
+def test_a_lift_takes_nothing_away() -> None:
+    """Who was served much and leaves for a moment comes back with its own counter."""
+    talk = scene()
+    running, heavy = talk.arrive("bob", "a"), talk.arrive("ada", "document 1")
+    light = [talk.arrive("bob", letter) for letter in "abc"]
+    talk.finish(running)
+    before = served(talk, "ada")
+    again = talk.arrive("ada", "document 2")
+    assert served(talk, "ada") == before > served(talk, "bob")
+    talk.serve_all()
+    assert talk.order == [running, heavy, *light, again]
+
+
+def test_when_nobody_waits_a_counter_is_lifted_to_that_of_the_last_who_did() -> None:
+    """Whoever comes to an empty queue is level with it, as it stands then and not when it left."""
+    talk = scene()
+    running = talk.arrive("ada", "document", limit=100)
+    talk.progress(running, 100)
+    talk.arrive("bob", "one")
+    assert served(talk, "bob") == served(talk, "ada") == 8 * CHUNK_TOKENS + 2 * 100
+    talk.serve(running)
+    talk.arrive("cyd", "two")
+    assert served(talk, "cyd") == served(talk, "bob") == 11 * CHUNK_TOKENS + 2 * 100
+
+
+def test_a_request_that_is_withdrawn_costs_nothing() -> None:
+    """Neither its client nor the others of the queue are served by it."""
+    talk = scene()
+    running = talk.arrive("ada", "one")
+    gone, stays = talk.arrive("bob", "document"), talk.arrive("bob", "two")
+    talk.cancel(gone)
+    assert served(talk, "bob") == 3 * CHUNK_TOKENS
+    talk.cancel(stays)
+    other = talk.arrive("cyd", "ten")
+    talk.finish(running)
+    assert talk.order == [running, other]
+
+
+def test_counters_outlive_a_worker_that_leaves_and_comes_back() -> None:
+    """What waits is placed anew in its order, and who was served much is not forgotten."""
+    talk = Scene("vtc", workers=("w1", "w2"), settings=ONE_AT_A_TIME)
+    for letter in "abcdef":
+        talk.arrive("ada", "document" + letter)
+    before = served(talk, "ada")
+    talk.leave("w1")
+    talk.join("w1")
+    assert served(talk, "ada") == before
+    talk.serve_all()
+    first, second, third, fourth, fifth, sixth = talk.requests
+    assert talk.order == [first, second, fourth, sixth, third, fifth]
+
+
+@pytest.mark.parametrize("weights", [(1, 1), (1, 2), (2, 3), (0.5, 2)])
+def test_backlogged_clients_share_by_weight(weights: tuple[float, float]) -> None:
+    """Of two clients that always wait, each is served in proportion to its weight."""
+    talk = scene()
+    for _ in range(40):
+        for client, weight in zip(("ada", "bob"), weights, strict=True):
+            talk.arrive(client, "document", limit=10, weight=weight)
+    for _ in range(30):
+        talk.serve(talk.order[-1], output=10)
+    count = sum(talk.requests[request].client == "ada" for request in talk.order[:30])
+    assert count == pytest.approx(30 * weights[0] / sum(weights), abs=1)
+
+
+def test_a_new_weight_counts_from_the_next_request_on() -> None:
+    """Also for a client whose backlog never ends."""
+    talk = scene()
+    for _ in range(3):
+        talk.arrive("ada", "document")
+    talk.arrive("ada", "document", weight=2.0)
+    talk.serve(talk.order[-1])
+    assert served(talk, "ada") == (8 + 8 / 2) * CHUNK_TOKENS
+
+
+def test_without_the_lift_time_away_is_credit() -> None:
+    """Under least counter first, who comes back is served alone until it has caught up with all that it missed."""
+    firsts = {}
+    for policy in ("vtc", "lcf"):
+        talk = Scene(policy, settings=ONE_AT_A_TIME)
+        talk.serve(talk.arrive("ada", "a"))
+        for _ in range(10):
+            talk.serve(talk.arrive("bob", "document"))
+        running = talk.arrive("bob", "document")
+        for _ in range(6):
+            talk.arrive("bob", "document")
+            talk.arrive("ada", "document")
+        talk.serve(running)
+        talk.serve_all()
+        firsts[policy] = [talk.requests[request].client for request in talk.order[12:18]]
+    assert firsts == {"vtc": ["bob", "ada"] * 3, "lcf": ["ada"] * 6}
+
+
+def drift_and_bound(policy: str, seed: int) -> tuple[float, float]:
+    """How far the full-price service of clients that always wait drifts apart over any interval, and VTC's bound.
+
+    Predictions are exact, and what a client has in flight is what it may come to: input and output limit.
+    """
+    random = Random(seed)
+    talk = Scene(policy, settings=SchedulerSettings(window=FixedWindow(requests=4)))
+    demands = {"ada": (1.0, 12, 60), "bob": (1.0, 3, 10), "cyd": (2.0, 5, 200)}
+    weights = {client: weight for client, (weight, _, _) in demands.items()}
+    ledger, backlog = talk.scheduler.accounts, talk.scheduler.backlog
+    spans: dict[tuple[str, str], list[float]] = {pair: [] for pair in combinations(demands, 2)}
+    bound = 0.0
+    for step in range(300):
+        for client, (weight, chunks, limit) in demands.items():
+            while backlog.of_client(ClientId(client)) < 6:
+                # Of one prompt's beginning, so that most of it is cached.
+                prompt = (client[0] * 12)[: random.randint(1, chunks)] + chr(random.randint(48, 122))
+                talk.arrive(client, prompt, limit=random.randint(0, limit), weight=weight)
+        in_flight = dict.fromkeys(demands, 0)
+        for request in ledger.bills:
+            size = len(talk.requests[request].prompts[0].hashes) // 8 * CHUNK_TOKENS
+            client = talk.requests[request].client
+            in_flight[client] += size + (talk.requests[request].output_limit or 0)
+            bound = max(bound, 2 * size / weights[client], *(4 * n / weights[c] for c, n in in_flight.items()))
+        service = {c: FULL(ledger.accounts[ClientId(c)].charged) / weight for c, weight in weights.items()}
+        for (one, other), span in spans.items():
+            span.append(service[one] - service[other])
+        for request in list(ledger.bills):
+            limit = talk.requests[request].output_limit or 0
+            talk.progress(request, min(limit, ledger.bills[request].tokens.output + step % 20))
+        request = random.choice(list(ledger.bills))
+        talk.finish(request, talk.requests[request].output_limit)
+    return max(max(span) - min(span) for span in spans.values()), bound
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_service_at_full_price_stays_within_the_bound(seed: int) -> None:
+    """Theorem 4.4: of two clients that wait all the time, 2 max(w_p L_input, w_q M) per weight at most."""
+    drift, bound = drift_and_bound("vtc", seed)
+    assert drift <= bound
+
+
+def test_without_counters_the_bound_is_passed() -> None:
+    """First come, first served lets the heaviest win without end, so the check above can fail."""
+    drift, bound = drift_and_bound("rr+fcfs", seed=0)
+    assert drift > bound
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.sampled_from(["join", "leave", "charge"]), st.integers(-2, 2)),
+        min_size=20,
+        max_size=60,
+    )
+)
+def test_the_least_counter_is_the_least(steps: list[tuple[str, str, int]]) -> None:
+    """Whatever rises, falls, joins and leaves; of equals the first to wait; and the heap stays small."""
+    counters, waiting = VirtualCounters(), dict[str, int]()
+    values: dict[str, float] = {}
+    last: str | None = None
+    for number, (name, what, cost) in enumerate(steps):
+        client = ClientId(name)
+        if what == "join" and name not in waiting:
+            values.setdefault(name, 0.0)
+            level = min([values[other] for other in waiting], default=values[name] if last is None else values[last])
+            values[name] = max(values[name], level)
+            counters.weigh(client, 1.0)
+            counters.join(client)
+            waiting[name] = number
+        elif what == "leave" and name in waiting:
+            counters.leave(client)
+            del waiting[name]
+            last = name
+        elif what == "charge" and name in values:
+            counters.charge(client, cost, 1.0)
+            values[name] += cost
+        least = min(waiting, key=lambda other: (values[other], waiting[other]), default=None)
+        assert counters.least() == least
+        assert all(counters.value(ClientId(other)) == value for other, value in values.items())
+
+
+def test_the_heap_does_not_grow_with_what_is_given_back() -> None:
+    """A client that always waits and whose estimates are always too high leaves nothing behind."""
+    counters = VirtualCounters()
+    for client in map(ClientId, "abc"):
+        counters.weigh(client, 1.0)
+        counters.join(client)
+    for client in map(ClientId, "ab"):
+        counters.charge(client, 1000.0, 1.0)
+    counters.charge(ClientId("c"), 100.0, 1.0)
+    for _ in range(100):
+        counters.charge(ClientId("c"), -1.0, 1.0)
+        counters.charge(ClientId("c"), 1.0, 1.0)
+        assert counters.least() == "c"
+    assert len(counters) <= 7

@@ -1,0 +1,143 @@
+"""Estimates of input and output, and how they learn."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.model.prompt_key import CHUNK_BYTES, PromptKey, unmatched
+from router.core.model.request import ClientId, Request, RequestId, Usage
+from router.core.predict.output_length import FIRST_OUTPUT
+from router.core.predict.token_estimates import Estimates
+from tests.core.scenario import HASHER
+
+
+def request(*sizes: int, client: str = "ada", model: str = "llama", tokens: int | None = None) -> Request:
+    keys = tuple(PromptKey(b"", size, tokens) for size in sizes)
+    return Request(RequestId("r"), ClientId(client), model, keys)
+
+
+@given(
+    size=st.integers(0, 10**4) | st.integers(0, 50).map(lambda n: n * CHUNK_BYTES),
+    tokens=st.none() | st.integers(0, 10**6),
+    data=st.data(),
+)
+def test_a_match_is_never_the_whole_prompt(size: int, tokens: int | None, data: st.DataObject) -> None:
+    """More chunks are worth more tokens, and at least one token is left: an engine always computes the last."""
+    prompt = PromptKey(b"", size, tokens)
+    estimates = Estimates()
+    chunks = data.draw(st.integers(0, size // CHUNK_BYTES))
+    measure = estimates.measure("llama", prompt)
+    less, more = (measure.held(count) for count in (chunks, size // CHUNK_BYTES))
+    assert 0 <= less <= more < measure.tokens
+
+
+def test_input_is_exact_where_token_ids_came() -> None:
+    """A prompt of token ids needs no estimate, and teaches nothing about text."""
+    estimates = Estimates()
+    exact = request(4000, tokens=77)
+    assert estimates.input_tokens(exact) == 77
+    before = estimates.tokens_per_chunk("llama")
+    estimates.learn(exact, Usage(77, 5))
+    assert estimates.tokens_per_chunk("llama") == before
+
+
+def test_several_prompts_add_up() -> None:
+    """A call with a list of prompts is as large as all of them."""
+    estimates = Estimates()
+    assert estimates.input_tokens(request(400, 800)) == sum(estimates.input_tokens(request(s)) for s in (400, 800))
+
+
+def test_the_ratio_follows_the_engine_model_by_model() -> None:
+    """After some prompts of two bytes a token the next is estimated so, and other models as before."""
+    estimates = Estimates()
+    untouched = estimates.input_tokens(request(4000, model="qwen"))
+    for _ in range(20):
+        estimates.learn(request(4000), Usage(2000, 1))
+    assert estimates.input_tokens(request(4000)) == pytest.approx(2000, rel=0.02)
+    assert estimates.input_tokens(request(4000, model="qwen")) == untouched
+
+
+def test_an_engine_that_counts_no_input_teaches_nothing() -> None:
+    """Zeros in place of usage must not drive the worth of a chunk to nothing."""
+    estimates = Estimates()
+    before = estimates.tokens_per_chunk("llama")
+    estimates.learn(request(4000), Usage(0, 0))
+    assert estimates.tokens_per_chunk("llama") == before
+
+
+def test_expected_output_is_the_limit_or_what_is_usual() -> None:
+    """The client's limit; else its own mean; else the model's; else a constant."""
+    estimates = Estimates()
+    assert estimates.expected_output(request(1)) == FIRST_OUTPUT
+    estimates.learn(request(1, client="bob"), Usage(1, 40))
+    assert estimates.expected_output(request(1)) == 40
+    estimates.learn(request(1), Usage(1, 10))
+    assert estimates.expected_output(request(1)) == 10
+    assert estimates.expected_output(request(1, client="bob")) == 40
+    limited = Request(RequestId("r"), ClientId("ada"), "llama", (), output_limit=3)
+    assert estimates.expected_output(limited) == 3
+
+
+@given(lengths=st.lists(st.integers(0, 5000), min_size=1))
+def test_the_mean_stays_among_what_was_seen(lengths: list[int]) -> None:
+    """An expected output lies between the shortest and the longest so far."""
+    estimates = Estimates()
+    for length in lengths:
+        estimates.learn(request(1), Usage(1, length))
+    assert min(lengths) <= estimates.expected_output(request(1)) <= max(lengths)
+
+
+def test_clients_that_are_long_gone_are_forgotten() -> None:
+    """The least recently learned means go first, so that a stream of new clients takes no more room."""
+    estimates = Estimates(client_limit=3)
+    for client in ("ada", "bob", "ada", "cyd"):
+        estimates.learn(request(1, client=client), Usage(1, {"ada": 100, "bob": 10, "cyd": 1}[client]))
+    assert estimates.expected_output(request(1, client="ada")) == 100
+    assert estimates.expected_output(request(1, client="bob")) not in (10, 100)
+
+
+def test_a_call_without_output_says_nothing_about_others() -> None:
+    """As an embedding: its client's next answer is expected as before."""
+    estimates = Estimates()
+    estimates.learn(request(1), Usage(1, 40))
+    embedding = Request(RequestId("r"), ClientId("ada"), "llama", (PromptKey(b"", 4),), output_limit=0)
+    estimates.learn(embedding, Usage(1, 0))
+    assert estimates.expected_output(request(1)) == 40
+
+
+def test_a_prompt_of_a_guessed_size_teaches_no_ratio() -> None:
+    """What is no text at all, as audio, would spoil the estimates of what is."""
+    estimates = Estimates()
+    before = estimates.tokens_per_chunk("llama")
+    guessed = Request(RequestId("r"), ClientId("ada"), "llama", (unmatched(7).key,))
+    assert estimates.input_tokens(guessed) == 7
+    estimates.learn(guessed, Usage(100_000, 1))
+    assert estimates.tokens_per_chunk("llama") == before
+
+
+def test_the_next_turn_is_found_up_to_the_last_token_of_the_answer() -> None:
+    """Which no engine has computed; the bytes of it that fill no chunk count as well."""
+    estimates = Estimates()
+    asked, answered, again = (HASHER.prompt(b"x" * size).key for size in (400, 700, 1400))
+    estimates.learn(replace(request(400), prompts=(asked,)), Usage(100, 90), (answered,))
+    assert estimates.measure("llama", again).held(5) == 189
+
+
+@pytest.mark.parametrize(("found", "learned"), [(100, 100), (40, 64), (400, 64)])
+def test_a_find_teaches_only_where_it_can_be_what_was_believed(found: int, learned: int) -> None:
+    """Far less was evicted in part, and far more was there without our knowledge: neither says what a chunk has."""
+    estimates = Estimates()
+    prompt = HASHER.prompt(b"x" * 1000).key
+    assert estimates.measure("llama", prompt).held(2) == 64
+    estimates.found("llama", prompt, 2, found)
+    assert estimates.measure("llama", prompt).held(2) == learned
+
+
+def test_a_find_says_nothing_of_a_prompt_of_token_ids() -> None:
+    """Its chunks are exact without."""
+    estimates = Estimates()
+    prompt = replace(HASHER.prompt(b"x" * 1024).key, tokens=256)
+    estimates.found("llama", prompt, 2, 80)
+    assert (estimates.measure("llama", prompt).held(2), estimates.lessons) == (64, 0)

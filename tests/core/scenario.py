@@ -1,0 +1,189 @@
+"""A conversation with a scheduler: short words for what happens, and a clock that only the test moves.
+
+A prompt is written with one letter per chunk of 32 tokens: "doc?" and "doc!" share three chunks, 96 tokens.
+"""
+
+from collections.abc import Collection
+from random import Random
+
+from router.core.fleet.window import FixedWindow
+from router.core.model.commands import Command, Deficit, Dispatch, Refusal, Reject, WakeAt
+from router.core.model.events import (
+    Arrived,
+    Cancelled,
+    Event,
+    Evicted,
+    Failed,
+    Finished,
+    Progressed,
+    Started,
+    Ticked,
+    WorkerJoined,
+    WorkerLeft,
+)
+from router.core.model.prompt_key import CHUNK_BYTES, PromptHasher, PromptKey
+from router.core.model.request import ClientId, GroupId, Request, RequestId, Usage, Worker, WorkerId
+from router.core.policies.context import Parameters
+from router.core.policies.registry import POLICIES
+from router.core.scheduler import Scheduler
+from router.core.settings import SchedulerSettings
+
+CHUNK_TOKENS = 32
+MODEL = "llama"
+HASHER = PromptHasher(b"a secret")
+
+ONE_AT_A_TIME = SchedulerSettings(window=FixedWindow(requests=1))
+"""So that the order in which requests go is the order in which they are selected."""
+
+
+def key(text: str, *, exact: bool = True) -> PromptKey:
+    """Hash a prompt of one letter per chunk; unless `exact`, its tokens are left to be estimated."""
+    rendered = b"".join(letter.encode() * CHUNK_BYTES for letter in text)
+    return HASHER.prompt(rendered, CHUNK_TOKENS * len(text) if exact else None).key
+
+
+class Scene:
+    """One scheduler, its gateway and its engines, played by the test."""
+
+    def __init__(
+        self,
+        policy: str,
+        *parameters: object,
+        workers: Collection[str] = ("w1",),
+        settings: SchedulerSettings | None = None,
+    ) -> None:
+        """`parameters`: of the policy's families."""
+        self.now = 0.0
+        self.scheduler = Scheduler(
+            POLICIES[policy], settings or SchedulerSettings(), Parameters(*parameters), Random(0)
+        )
+        self.requests: dict[RequestId, Request] = {}
+        self.dispatched: dict[RequestId, Dispatch] = {}
+        """In the order of their dispatch."""
+        self.refusals: dict[RequestId, Refusal] = {}
+        self.wake_at: float | None = None
+        self._output: dict[RequestId, int] = {}
+        for worker in workers:
+            self.join(worker)
+
+    def tell(self, event: Event) -> list[Command]:
+        """Let this happen now, and note what is to be done."""
+        commands = self.scheduler.handle(event, self.now)
+        for command in commands:
+            match command:
+                case Dispatch(request):
+                    self.dispatched[request] = command
+                case Reject(request, reason):
+                    self.refusals[request] = reason
+                case WakeAt(time):
+                    self.wake_at = time
+        self.scheduler.accounts.check_conservation()
+        return commands
+
+    def join(self, worker: str, *models: str, reorders: bool = False, engine: str = "") -> None:
+        served = frozenset(models or [MODEL])
+        self.tell(WorkerJoined(Worker(WorkerId(worker), served, engine=engine, reorders=reorders)))
+
+    def leave(self, worker: str) -> None:
+        self.tell(WorkerLeft(WorkerId(worker)))
+
+    def evict(self, worker: str, tokens: int | None = None) -> None:
+        self.tell(Evicted(WorkerId(worker), tokens))
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass, and the timer ring if it was set to."""
+        self.now += seconds
+        if self.wake_at is not None and self.wake_at <= self.now:
+            self.wake_at = None
+            self.tell(Ticked())
+
+    def arrive(
+        self,
+        client: str,
+        prompt: str,
+        *,
+        limit: int = 0,
+        weight: float = 1.0,
+        model: str = MODEL,
+        streamed: bool = True,
+        group: str | None = None,
+        anew: Collection[str] = (),
+        answers: int = 1,
+        only: str | None = None,
+    ) -> RequestId:
+        """A client sends a prompt and asks for at most `limit` output tokens; a group has weight 1.
+
+        `anew`: the engines that compute the prompt in full, whatever they have cached; `only`: the worker that may take
+        it.
+        """
+        request = RequestId(f"{client}{len(self.requests) + 1}")
+        self.requests[request] = Request(
+            request,
+            ClientId(client),
+            model,
+            (key(prompt),),
+            limit,
+            streamed=streamed,
+            weight=weight,
+            group=None if group is None else GroupId(group),
+            computed_anew_by=frozenset(anew),
+            answers=answers,
+            worker=None if only is None else WorkerId(only),
+        )
+        self.tell(Arrived(self.requests[request]))
+        return request
+
+    def start(self, request: RequestId) -> None:
+        self.tell(Started(request))
+
+    def progress(self, request: RequestId, output: int) -> None:
+        self._output[request] = output
+        self.tell(Progressed({request: output}))
+
+    def finish(
+        self, request: RequestId, output: int | None = None, *, cached: int | None = None, answer: str = ""
+    ) -> None:
+        """The engine answers in full; unless told otherwise, with what streamed and what was predicted."""
+        self.tell(Finished(request, self._usage(request, output, cached), (key(answer),) if answer else ()))
+
+    def cancel(self, request: RequestId, output: int | None = None) -> None:
+        """The client leaves; with `output`, the engine's word on what it had got."""
+        self.tell(Cancelled(request, None if output is None else self._usage(request, output, None)))
+
+    def refuse(self, request: RequestId) -> None:
+        """The engine turns the call away before it looks at it."""
+        self.tell(Failed(request, accepted=False))
+
+    def fail(self, request: RequestId) -> None:
+        """The engine breaks off."""
+        self.tell(Failed(request, accepted=True))
+
+    def serve(self, request: RequestId, output: int = 0, *, answer: str = "") -> None:
+        """From the first token to the last at once."""
+        self.start(request)
+        self.finish(request, output, answer=answer)
+
+    def serve_all(self) -> None:
+        """Serve whatever is in flight, and what goes then, until nothing waits."""
+        while running := [r for state in self.scheduler.cluster for r in state.running]:
+            self.serve(running[0])
+
+    @property
+    def order(self) -> list[RequestId]:
+        """The dispatched requests, first to last."""
+        return list(self.dispatched)
+
+    def worker_of(self, request: RequestId) -> WorkerId:
+        return self.dispatched[request].worker
+
+    def deficit(self, client: str, worker: str = "w1") -> Deficit:
+        return self.scheduler.policy.credit(ClientId(client), WorkerId(worker))
+
+    def charged(self, client: str) -> float:
+        """What the client was charged so far, in cost units."""
+        return self.scheduler.settings.cost(self.scheduler.accounts.accounts[ClientId(client)].charged)
+
+    def _usage(self, request: RequestId, output: int | None, cached: int | None) -> Usage:
+        size = self.scheduler.estimates.input_tokens(self.requests[request])
+        found = self.dispatched[request].cached_tokens if cached is None else cached
+        return Usage(size, self._output.get(request, 0) if output is None else output, found)

@@ -1,0 +1,286 @@
+"""Prompts that an engine computes in full, whatever its prefix cache holds of them, and who pays for that."""
+
+from itertools import pairwise
+
+import pytest
+
+from router.api.body.call import Head
+from router.api.registry import FAMILIES
+from router.core.fleet.window import FixedWindow
+from router.core.model.events import CacheReport, WorkerJoined, WorkerReported, WorkReport
+from router.core.model.prompt_key import PromptHasher
+from router.core.model.request import RequestId, Worker, WorkerId
+from router.core.policies.dlpm.dlpm import DlpmParameters
+from router.core.settings import SchedulerSettings
+from tests.core.scenario import CHUNK_TOKENS, Scene
+
+W1 = WorkerId("w1")
+PROMPT = "ten chunks"
+SIZE = len(PROMPT) * CHUNK_TOKENS
+BOTH = {"vllm", "sglang"}
+CHAT, COMPLETIONS, POOLING = "/v1/chat/completions", "/v1/completions", "/pooling"
+HASHER = PromptHasher(b"a secret")
+
+
+@pytest.mark.parametrize(
+    ("path", "members", "anew"),
+    [
+        (CHAT, b"", set()),
+        (CHAT, b',"logprobs":true,"top_logprobs":3', set()),
+        (CHAT, b',"prompt_logprobs":null', set()),
+        (CHAT, b',"prompt_logprobs":0', {"vllm"}),
+        (CHAT, b',"prompt_logprobs":5', {"vllm"}),
+        (CHAT, b',"echo":true', {"vllm"}),
+        (CHAT, b',"echo":false', set()),
+        (COMPLETIONS, b',"logprobs":5', set()),
+        (COMPLETIONS, b',"echo":true', set()),
+        (COMPLETIONS, b',"echo":true,"logprobs":null', set()),
+        (COMPLETIONS, b',"echo":true,"logprobs":0', {"vllm"}),
+        (COMPLETIONS, b',"echo":true,"logprobs":2', BOTH),
+        (COMPLETIONS, b',"echo":true,"prompt_logprobs":0', {"vllm"}),
+        (COMPLETIONS, b',"prompt_logprobs":0', {"vllm"}),
+        (POOLING, b"", set()),
+        (POOLING, b',"task":"embed"', set()),
+        (POOLING, b',"task":"token_embed"', {"vllm"}),
+        (POOLING, b',"task":"token_classify"', {"vllm"}),
+        ("/v1/embeddings", b',"task":"token_embed"', set()),
+    ],
+)
+def test_a_body_says_which_engines_do_not_read_their_cache_for_it(path: str, members: bytes, anew: set[str]) -> None:
+    """0 is not null, and an engine that does not know a member passes over it."""
+    body = b'{"model":"m","prompt":"x","input":"x","messages":[{"role":"user","content":"x"}]%b}' % members
+    assert FAMILIES[path].parse(Head(path), body, HASHER).computed_anew_by == anew
+
+
+def scene(engine: str = "vllm", settings: SchedulerSettings | None = None) -> Scene:
+    """One worker that holds the prompt."""
+    talk = Scene("rr+dlpm", DlpmParameters(), workers=(), settings=settings)
+    talk.join("w1", engine=engine)
+    talk.serve(talk.arrive("bob", PROMPT))
+    return talk
+
+
+@pytest.mark.parametrize(("engine", "found"), [("vllm", 0), ("sglang", SIZE - 1), ("generic", 0), ("", 0)])
+def test_no_hit_is_predicted_where_the_engine_does_not_read_its_cache(engine: str, found: int) -> None:
+    """An engine of another kind reads it; one of an unknown kind is taken not to."""
+    talk = scene(engine)
+    asked = talk.arrive("ada", PROMPT, anew={"vllm"})
+    assert talk.dispatched[asked].cached_tokens == found
+    talk.start(asked)
+    talk.cancel(asked)
+    assert talk.charged("ada") == SIZE - talk.dispatched[asked].cached_tokens
+
+
+def test_what_was_computed_anew_is_cached_for_those_that_come_after() -> None:
+    """The engine stores what it computes, whether it looked for it or not."""
+    talk = Scene("rr+dlpm", DlpmParameters(), workers=())
+    talk.join("w1", engine="vllm")
+    talk.serve(talk.arrive("ada", PROMPT, anew={"vllm"}))
+    assert talk.dispatched[talk.arrive("bob", PROMPT)].cached_tokens > SIZE - 2 * CHUNK_TOKENS
+
+
+def test_an_answer_that_found_nothing_because_nothing_was_looked_for_refutes_nothing() -> None:
+    """What the cache is believed to hold stays, and the predictions for others are trusted as before."""
+    talk = scene()
+    for _ in range(40):
+        asked = talk.arrive("ada", PROMPT, anew={"vllm"})
+        talk.start(asked)
+        talk.finish(asked, 0, cached=0)
+    assert talk.dispatched[talk.arrive("bob", PROMPT)].cached_tokens > SIZE - 2 * CHUNK_TOKENS
+    cache = talk.scheduler.mirror.cache(W1)
+    assert (cache.calibration.totals.answers, cache.evictions.total(), list(cache.ages)) == (1, 0, [])
+
+
+def test_what_is_computed_anew_takes_its_whole_prompt_of_the_window() -> None:
+    """A window that has room for little uncached input lets it wait while something else does."""
+    talk = scene(settings=SchedulerSettings(window=FixedWindow(requests=8, unstarted_tokens=2 * SIZE + 64)))
+    talk.arrive("bob", "other text", limit=1)
+    first, second, third = (talk.arrive("ada", PROMPT, anew=anew) for anew in ({"vllm"}, {"vllm"}, ()))
+    assert [request in talk.dispatched for request in (first, second, third)] == [True, False, True]
+
+
+def test_longest_match_does_not_prefer_what_is_computed_anew() -> None:
+    """To go early brings such a request nothing: one that would find its prefix goes first."""
+    talk = scene(settings=SchedulerSettings(window=FixedWindow(requests=1)))
+    busy = talk.arrive("ada", "x")
+    anew = talk.arrive("ada", PROMPT, anew={"vllm"})
+    other = talk.arrive("ada", PROMPT)
+    talk.serve(busy)
+    assert talk.order[-1] == other
+    talk.serve(other)
+    assert talk.order[-1] == anew
+
+
+@pytest.mark.parametrize("told_by", ["itself", "its metrics"])
+def test_no_hit_is_predicted_at_a_worker_without_a_prefix_cache(told_by: str) -> None:
+    """And it is not believed to hold anything, until it says otherwise."""
+    talk = scene()
+    worker = Worker(W1, frozenset(["llama"]), engine="vllm", caches=told_by != "itself")
+    talk.tell(WorkerJoined(worker))
+    if told_by == "its metrics":
+        talk.tell(WorkerReported(W1, 0, 0, cache=CacheReport(caches=False)))
+    assert talk.dispatched[talk.arrive("ada", PROMPT)].cached_tokens == 0
+    assert talk.scheduler.mirror.held(W1) == 0.0
+    talk.tell(WorkerReported(W1, 0, 0, cache=CacheReport(caches=True)))
+    assert talk.dispatched[talk.arrive("bob", PROMPT)].cached_tokens > 0
+
+
+SECONDS_PER_TOKEN = 0.001
+LONG = "a longer text, of which all but a little is found in the cache"
+LONG_SIZE = len(LONG) * CHUNK_TOKENS
+
+
+def measured(engine: str = "vllm", settings: SchedulerSettings | None = None) -> Scene:
+    """One worker that computes a thousand tokens of input a second, as is known, and holds the long prompt."""
+    talk = scene(engine, settings)
+    for number in range(60):
+        asked = talk.arrive("bob", f"{number:02} lessons of its pace " * 2)
+        talk.now += 44 * CHUNK_TOKENS * SECONDS_PER_TOKEN
+        talk.serve(asked)
+    talk.serve(talk.arrive("bob", LONG))
+    talk.now += 10.0
+    return talk
+
+
+def left_after(talk: Scene, asked: RequestId, seconds: float) -> float:
+    """What the client is charged that leaves at the first token, which comes after so long."""
+    talk.now += seconds
+    talk.start(asked)
+    talk.cancel(asked)
+    return talk.charged("ada")
+
+
+def test_who_leaves_at_a_first_token_that_took_long_pays_for_what_was_computed_until_then() -> None:
+    """More with the time, from the prediction to the whole prompt and no further."""
+    seconds = [0.0, 0.2, 0.5, 1.0, 1.5, 2.0, 3.0, 60.0]
+    charges = []
+    for each in seconds:
+        talk = measured()
+        asked = talk.arrive("ada", LONG)
+        predicted = LONG_SIZE - talk.dispatched[asked].cached_tokens
+        assert predicted <= 2 * CHUNK_TOKENS
+        charges.append(left_after(talk, asked, each))
+    assert charges[:2] == [predicted, predicted]
+    assert charges[-2:] == [LONG_SIZE, LONG_SIZE]
+    assert all(before <= after for before, after in pairwise(charges))
+    for each, charged in zip(seconds[3:6], charges[3:6], strict=True):
+        assert 0.7 * each / SECONDS_PER_TOKEN - 400 <= charged <= 1.3 * each / SECONDS_PER_TOKEN
+
+
+def test_the_engines_own_word_counts_more_than_the_time() -> None:
+    """It may have had something else to do that the router does not know."""
+    talk = measured()
+    asked = talk.arrive("ada", LONG)
+    talk.now += 60.0
+    talk.start(asked)
+    talk.finish(asked, 0, cached=LONG_SIZE - 7)
+    assert talk.charged("ada") == 7
+
+
+@pytest.mark.parametrize("computed", [0, 700])
+def test_the_engines_count_says_how_much_of_the_time_may_be_charged(computed: int) -> None:
+    """Whatever else the engine was busy with, nobody pays for input that it has not counted."""
+    talk = measured()
+    talk.tell(WorkerReported(W1, 0, 0, work=WorkReport(1e6)))
+    talk.tell(WorkerReported(W1, 0, 0, work=WorkReport(1e6 + computed)))
+    asked = talk.arrive("ada", LONG)
+    predicted = LONG_SIZE - talk.dispatched[asked].cached_tokens
+    assert left_after(talk, asked, 60.0) == predicted + computed
+
+
+def test_nobody_pays_for_the_time_in_which_others_were_computed() -> None:
+    """Those before it, those that start with it, and those that still wait and may have been begun with."""
+    talk = measured()
+    others = [talk.arrive("bob", f"{number} other " * 7) for number in range(3)]
+    asked = talk.arrive("ada", LONG)
+    predicted = LONG_SIZE - talk.dispatched[asked].cached_tokens
+    work = sum(len(f"{number} other " * 7) * CHUNK_TOKENS for number in range(3)) * SECONDS_PER_TOKEN
+    talk.now += work / 3
+    talk.start(others[0])
+    talk.now += 2 * work / 3
+    talk.start(others[1])
+    assert left_after(talk, asked, 0.01) == predicted
+
+
+def test_nobody_pays_for_waiting_for_a_place() -> None:
+    """Where the engine's batch was full, the time counts from when another request left it."""
+    talk = measured()
+    talk.tell(WorkerReported(W1, 4, 0, places=4))
+    running = [talk.arrive("bob", f"run {number}") for number in range(4)]
+    for request in running:
+        talk.now += 0.2
+        talk.start(request)
+    asked = talk.arrive("ada", LONG)
+    predicted = LONG_SIZE - talk.dispatched[asked].cached_tokens
+    talk.now += 50.0
+    talk.finish(running[0], 0)
+    assert left_after(talk, asked, 0.05) == predicted
+
+
+def test_the_same_time_is_not_paid_for_twice() -> None:
+    """Of two that started together and leave, one claims what the time leaves unexplained, and the other the rest."""
+    talk = measured()
+    asked = [talk.arrive("ada", LONG), talk.arrive("ada", LONG)]
+    predicted = sum(LONG_SIZE - talk.dispatched[each].cached_tokens for each in asked)
+    talk.now += 1.5
+    for each in asked:
+        talk.start(each)
+    for each in asked:
+        talk.cancel(each)
+    assert predicted < talk.charged("ada") <= 1.3 * 1.5 / SECONDS_PER_TOKEN
+
+
+def test_one_pays_for_no_more_than_its_whole_prompt() -> None:
+    """What the time leaves unexplained beyond that is left for those that started with it."""
+    talk = measured()
+    asked = [talk.arrive("ada", LONG), talk.arrive("ada", LONG)]
+    talk.now += 60.0
+    for each in asked:
+        talk.start(each)
+    for each in asked:
+        talk.cancel(each)
+    assert talk.charged("ada") == 2 * LONG_SIZE
+
+
+@pytest.mark.parametrize("way", ["whole answers", "an answer that tells", "slow steps"])
+def test_what_else_may_have_taken_the_time(way: str) -> None:
+    """Prompts whose start does not show, one that proved to be computed in full, and steps with many streams."""
+    talk = measured()
+    running = talk.arrive("bob", "runs beside it") if way == "slow steps" else None
+    if running is not None:
+        talk.start(running)
+        for number in range(1, 20):
+            talk.now += 1.5
+            talk.progress(running, 1 + number)
+    for number in range(2 if way == "whole answers" else 0):
+        talk.arrive("bob", f"{number} whole " * 4, streamed=False)
+    told = talk.arrive("bob", LONG) if way == "an answer that tells" else None
+    asked = talk.arrive("ada", LONG)
+    predicted = LONG_SIZE - talk.dispatched[asked].cached_tokens
+    talk.now += 1.8
+    if told is not None:
+        talk.start(told)
+        talk.start(asked)
+        talk.finish(told, 0, cached=0)
+    assert left_after(talk, asked, 0.0) == predicted
+
+
+def test_before_its_pace_is_known_a_worker_is_taken_at_the_prediction() -> None:
+    """The first guess of a pace is no reason to charge anybody."""
+    talk = scene()
+    asked = talk.arrive("ada", PROMPT)
+    assert left_after(talk, asked, 60.0) == SIZE - talk.dispatched[asked].cached_tokens
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_a_prompt_with_several_answers_is_paid_once_though_one_of_them_found_it_in_the_cache(engine: str) -> None:
+    """What a real engine says was found is what the first answer had computed just before."""
+    talk = scene(engine)
+    asked = talk.arrive("ada", "a new one.", answers=3)
+    talk.start(asked)
+    talk.finish(asked, cached=SIZE - 1)
+    assert talk.charged("ada") == SIZE
+    again = talk.arrive("carol", "a new one.", answers=3)
+    talk.start(again)
+    talk.finish(again, cached=SIZE - 1)
+    assert talk.charged("carol") == SIZE - talk.dispatched[again].cached_tokens <= CHUNK_TOKENS

@@ -1,0 +1,481 @@
+"""What every policy in the table keeps to, whatever happens in whatever order."""
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from random import Random
+from typing import ClassVar
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from router.core.clients.ledger import Tokens
+from router.core.clients.queue_limits import WaitingLimits
+from router.core.fleet.health import HealthRules
+from router.core.fleet.window import FixedWindow
+from router.core.model.commands import Command, Dispatch, Refusal, Reject, WakeAt
+from router.core.model.events import (
+    Arrived,
+    Cancelled,
+    Event,
+    Evicted,
+    Failed,
+    Fault,
+    Finished,
+    Progressed,
+    Returned,
+    Started,
+    Ticked,
+    WorkerJoined,
+    WorkerLeft,
+    WorkerReported,
+)
+from router.core.model.prompt_key import PromptKey
+from router.core.model.request import ClientId, Request, RequestId, Usage, Worker, WorkerId
+from router.core.policies.context import Parameters
+from router.core.policies.dlpm.d2lpm import D2lpmParameters
+from router.core.policies.dlpm.dlpm import DlpmParameters
+from router.core.policies.dlpm.dlpm_home import DlpmHomeParameters
+from router.core.policies.dlpm.lpm import LpmParameters
+from router.core.policies.preble.preble import PrebleParameters
+from router.core.policies.preble.queue import PriorityGroupsParameters
+from router.core.policies.registry import POLICIES
+from router.core.policies.simple.cache_aware import CacheAwareParameters
+from router.core.policies.simple.consistent_hash import ConsistentHashParameters
+from router.core.policies.simple.rpm import RpmParameters
+from router.core.policies.vtc.vtc_predict import OracleParameters
+from router.core.scheduler import Scheduler
+from router.core.settings import SchedulerSettings
+from tests.core.scenario import CHUNK_TOKENS, ONE_AT_A_TIME, Scene, key
+
+ROOT = Path(__file__).parents[2]
+NAMES = sorted({factory: name for name, factory in POLICIES.items()}.values())
+"""One name of each policy."""
+JOINED_ONCE = {"d2lpm+dlpm", "client_rr+vtc", "consistent_hash+lpm"}
+"""Beside each placement with first come, first served, and each order with round robin."""
+WORKERS = [WorkerId(name) for name in ("w1", "w2", "w3")]
+MODELS = ("llama", "qwen")
+WEIGHTS = {"ada": 1.0, "bob": 2.0, "cyd": 0.5}
+WINDOW = FixedWindow(requests=3, unstarted_tokens=160)
+TIGHT = SchedulerSettings(
+    waiting=WaitingLimits(requests=8, time_to_live=10.0),
+    window=WINDOW,
+    prefix_limit=24,
+    match_minimum=CHUNK_TOKENS,
+    kv_tokens=12 * CHUNK_TOKENS,
+    cached_in_flight=4 * CHUNK_TOKENS,
+    health=HealthRules(failures=2, cooldown=3.0, tries=3, budget=0.5, floor=2),
+)
+"""Every limit so small that it is met."""
+PARAMETERS = Parameters(
+    DlpmParameters(quantum=100.0, patience=2),
+    D2lpmParameters(quantum=300.0, load_slack=1, steal_loss=CHUNK_TOKENS),
+    DlpmHomeParameters(quantum=100.0, worker_quantum=300.0, home_loss=CHUNK_TOKENS, patience=2),
+    LpmParameters(cut_off=3),
+    ConsistentHashParameters(prefix_chunks=1, load_factor=1.25),
+    CacheAwareParameters(balance_abs_threshold=1),
+    PrebleParameters(history=20.0, decode_ratio=0.3, balance_ratio=1.1, balance_after=1, copy_slowdown=1.1),
+    PriorityGroupsParameters(groups=3),
+    RpmParameters(limit=2),
+    OracleParameters(error=0.5),
+)
+
+prompts = st.lists(st.text("xy", max_size=5), min_size=1, max_size=2)
+model_sets = st.sets(st.sampled_from(MODELS), min_size=1).map(frozenset)
+
+
+def examples(policy: str) -> int:
+    """How many to try: placement and order hardly touch each other, so not every pair is tried as hard as each."""
+    placement, _, order = policy.partition("+")
+    return 40 if placement == "rr" or order in ("", "fcfs") or policy in JOINED_ONCE else 5
+
+
+def build(policy: str) -> Scheduler:
+    return Scheduler(POLICIES[policy], TIGHT, PARAMETERS, Random(0))
+
+
+@dataclass
+class Running:
+    """A dispatched request, as its engine and its gateway know it."""
+
+    request: Request
+    worker: WorkerId
+    input_tokens: int
+    uncached: int
+    output: int = 0
+    failed: tuple[WorkerId, ...] = ()
+    started: bool = False
+
+    @property
+    def unstarted(self) -> bool:
+        """Whether it fills the window, for certain; when the others start is guessed."""
+        return self.request.streamed and not self.started
+
+
+class Fleet(RuleBasedStateMachine):
+    """A gateway and engines that do anything, and keep books of their own about the scheduler's commands."""
+
+    policy: ClassVar[str]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scheduler = build(self.policy)
+        self.now = 0.0
+        self.arrivals = 0
+        self.waiting: dict[RequestId, Request] = {}
+        self.running: dict[RequestId, Running] = {}
+        self.back: dict[RequestId, Running] = {}
+        """What came back from a worker, as it was there."""
+        self.ended: list[RequestId] = [RequestId("never heard of")]
+        self.workers: dict[WorkerId, Worker] = {}
+        self.history: list[tuple[Event, float, list[Command]]] = []
+
+    def tell(self, event: Event) -> list[Command]:
+        commands = self.scheduler.handle(event, self.now)
+        self.history.append((event, self.now, commands))
+        for command in commands:
+            match command:
+                case Dispatch():
+                    self.dispatch(command)
+                case Reject(request):
+                    del (self.back if request in self.back else self.waiting)[request]
+                    self.ended.append(request)
+                case WakeAt(time):
+                    assert time >= self.now
+        return commands
+
+    def dispatch(self, command: Dispatch) -> None:
+        before = self.back.pop(command.request, None)
+        request = self.waiting.pop(command.request) if before is None else before.request
+        failed, output = (before.failed, before.output) if before else ((), 0)
+        assert request.model in self.workers[command.worker].models
+        assert request.worker in (None, command.worker)
+        assert command.worker not in failed
+        assert command.worker not in self.scheduler.cluster.barred
+        size = self.scheduler.estimates.input_tokens(request) + output
+        assert 0 <= command.cached_tokens < size
+        uncached = size - command.cached_tokens
+        there = [running for running in self.running.values() if running.worker == command.worker]
+        unstarted = [running.uncached for running in there if running.unstarted]
+        assert len(there) < WINDOW.requests
+        assert not unstarted or sum(unstarted) + uncached <= WINDOW.unstarted_tokens
+        self.running[request.id] = Running(request, command.worker, size, uncached, output, failed)
+
+    def end(self, request: RequestId) -> None:
+        self.waiting.pop(request, None)
+        self.running.pop(request, None)
+        self.back.pop(request, None)
+        self.ended.append(request)
+
+    def any_of(self, data: st.DataObject, requests: Mapping[RequestId, object]) -> RequestId:
+        return data.draw(st.sampled_from(list(requests)))
+
+    def usage(self, data: st.DataObject, request: RequestId) -> Usage:
+        running = self.running[request]
+        cached = data.draw(st.none() | st.integers(0, running.input_tokens))
+        output = running.output + data.draw(st.integers(0, 20))
+        return Usage(running.input_tokens + data.draw(st.sampled_from([0, 0, 7])), output, cached)
+
+    @initialize(models=model_sets)
+    def begin(self, models: frozenset[str]) -> None:
+        self.join(WORKERS[0], models)
+
+    @rule(worker=st.sampled_from(WORKERS), models=model_sets)
+    def join(self, worker: WorkerId, models: frozenset[str]) -> None:
+        self.workers[worker] = Worker(worker, models)
+        self.tell(WorkerJoined(self.workers[worker]))
+
+    @rule(worker=st.sampled_from(WORKERS))
+    def leave(self, worker: WorkerId) -> None:
+        self.workers.pop(worker, None)
+        commands = self.tell(WorkerLeft(worker))
+        refused = [command.reason for command in commands if isinstance(command, Reject)]
+        assert set(refused) <= {Refusal.NO_WORKER, Refusal.NO_RETRY}
+
+    @rule(
+        worker=st.sampled_from(WORKERS), counts=st.tuples(*[st.integers(0, 9)] * 2), kv=st.sampled_from([None, 99, 999])
+    )
+    def report(self, worker: WorkerId, counts: tuple[int, int], kv: int | None) -> None:
+        self.tell(WorkerReported(worker, *counts, kv))
+
+    @rule(worker=st.sampled_from(WORKERS), tokens=st.none() | st.integers(0, 300))
+    def evict(self, worker: WorkerId, tokens: int | None) -> None:
+        self.tell(Evicted(worker, tokens))
+
+    @rule(
+        client=st.sampled_from(list(WEIGHTS)),
+        texts=prompts,
+        exact=st.booleans(),
+        model=st.sampled_from([*MODELS, "nobody's"]),
+        limit=st.none() | st.integers(0, 20),
+        streamed=st.sampled_from([True, True, False]),
+        pin=st.sampled_from([None, None, *WORKERS]),
+    )
+    def arrive(
+        self,
+        client: str,
+        texts: list[str],
+        exact: bool,
+        model: str,
+        limit: int | None,
+        streamed: bool,
+        pin: WorkerId | None,
+    ) -> None:
+        self.arrivals += 1
+        keys: tuple[PromptKey, ...] = tuple(key(text, exact=exact) for text in texts)
+        request = Request(
+            RequestId(f"r{self.arrivals}"), ClientId(client), model, keys, limit, streamed, WEIGHTS[client], worker=pin
+        )
+        full = len(self.waiting) >= TIGHT.waiting.requests
+        in_use = self.scheduler.cluster.in_use
+        able = [worker for worker in self.workers.values() if pin is None or (worker.id == pin and in_use(pin))]
+        served = any(model in worker.models for worker in able)
+        self.waiting[request.id] = request
+        commands = self.tell(Arrived(request))
+        refused = [command.request for command in commands if isinstance(command, Reject)]
+        # A full waiting room keeps no worker with room from what it could serve at once. Else somebody gives way.
+        assert len(refused) == (not served or (full and request.id not in self.running))
+        assert served or refused == [request.id]
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def start(self, data: st.DataObject) -> None:
+        request = self.any_of(data, self.running)
+        self.running[request].started = True
+        self.tell(Started(request))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def progress(self, data: st.DataObject) -> None:
+        grown = data.draw(st.lists(st.sampled_from(list(self.running)), min_size=1, unique=True))
+        for request in grown:
+            self.running[request].output += data.draw(st.integers(0, 9))
+            self.running[request].started = True
+        self.tell(Progressed({request: self.running[request].output for request in grown}))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), told=st.booleans(), answers=st.lists(st.text("xy", max_size=8), max_size=2))
+    def finish(self, data: st.DataObject, told: bool, answers: list[str]) -> None:
+        request = self.any_of(data, self.running)
+        usage = self.usage(data, request) if told else None
+        self.end(request)
+        self.tell(Finished(request, usage, tuple(key(answer) for answer in answers)))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), accepted=st.booleans(), told=st.booleans(), fault=st.sampled_from(Fault))
+    def fail(self, data: st.DataObject, accepted: bool, told: bool, fault: Fault) -> None:
+        request = self.any_of(data, self.running)
+        usage = self.usage(data, request) if told else None
+        self.end(request)
+        self.tell(Failed(request, accepted, usage, fault))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), accepted=st.booleans(), fault=st.sampled_from(Fault))
+    def give_back(self, data: st.DataObject, accepted: bool, fault: Fault) -> None:
+        """A worker fails a request that another may do: then or later it goes there, or is refused."""
+        request = self.any_of(data, self.running)
+        running = self.back[request] = self.running.pop(request)
+        if fault is not Fault.FULL:
+            running.failed += (running.worker,)
+        begun = running.output > 0
+        paid = Usage(running.input_tokens, running.output, 0) if begun else None
+        self.tell(Returned(request, accepted or begun, fault, paid, begun=begun))
+        assert (request in self.ended) != (request in self.running or request in self.back)
+
+    @precondition(lambda self: self.back)
+    @rule(data=st.data())
+    def cancel_back(self, data: st.DataObject) -> None:
+        request = self.any_of(data, self.back)
+        self.end(request)
+        self.tell(Cancelled(request))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), told=st.booleans())
+    def cancel_running(self, data: st.DataObject, told: bool) -> None:
+        request = self.any_of(data, self.running)
+        usage = self.usage(data, request) if told else None
+        self.end(request)
+        self.tell(Cancelled(request, usage))
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def cancel_waiting(self, data: st.DataObject) -> None:
+        request = self.any_of(data, self.waiting)
+        self.end(request)
+        self.tell(Cancelled(request))
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def news_about_a_waiting_request(self, data: st.DataObject) -> None:
+        """Only its client can end a request that waits: other news of it is from a mistaken life."""
+        request = self.any_of(data, self.waiting)
+        for event in (Started(request), Progressed({request: 5}), Finished(request), Failed(request, accepted=False)):
+            assert not self.tell(event)
+
+    @rule(data=st.data())
+    def late_news(self, data: st.DataObject) -> None:
+        """What is told of a request that is gone, or was never here, changes nothing."""
+        request = data.draw(st.sampled_from(self.ended))
+        news: list[Event] = [
+            Started(request),
+            Progressed({request: 5}),
+            Finished(request, Usage(9, 9, 9), (key("xyx"),)),
+        ]
+        news += [Failed(request, accepted=True), Failed(request, accepted=False), Cancelled(request)]
+        news += [Returned(request, accepted=True, fault=Fault.BROKEN), Failed(request, True, fault=Fault.FULL)]
+        assert not self.tell(data.draw(st.sampled_from(news)))
+
+    @rule(seconds=st.sampled_from([0.0, 0.5, 4.0, 30.0]))
+    def tick(self, seconds: float) -> None:
+        self.now += seconds
+        self.tell(Ticked())
+        if seconds > TIGHT.waiting.time_to_live:
+            assert not self.waiting
+            assert not self.back
+
+    @invariant()
+    def books_agree(self) -> None:
+        """The scheduler has neither more nor fewer requests than the gateway and the engines."""
+        scheduler = self.scheduler
+        backlogged = sum(map(scheduler.backlog.of_client, scheduler.weights))
+        assert backlogged == len(self.waiting)
+        assert scheduler.waiting == len(self.waiting) + len(self.back)
+        assert scheduler.live == len(self.waiting) + len(self.back) + len(self.running)
+        assert scheduler.accounts.bills.keys() == self.running.keys()
+        reserved = [request for account in scheduler.accounts.accounts.values() for request in account.unstarted]
+        unstarted = {request: it for request, it in self.running.items() if not it.started}
+        assert len(reserved) == len(set(reserved))
+        # A whole answer may be believed to have started, and is charged for output from then on.
+        assert {request for request, it in unstarted.items() if it.request.streamed} <= set(reserved) <= {*unstarted}
+        for state in scheduler.cluster:
+            there = [running for running in self.running.values() if running.worker == state.worker.id]
+            shown = [running.uncached for running in there if running.unstarted]
+            silent = [running.uncached for running in there if not running.request.streamed]
+            assert state.load.requests == len(there)
+            assert len(shown) <= state.load.unstarted + state.load.guessed <= len(shown) + len(silent)
+            assert sum(shown) <= state.load.unstarted_tokens <= sum(shown) + sum(silent)
+
+    @invariant()
+    def nothing_is_torn(self) -> None:
+        """Charges are conserved, and the tree and the index of the watches are whole."""
+        self.scheduler.accounts.check_conservation()
+        self.scheduler.prefixes.check_integrity()
+
+    @invariant()
+    def no_worker_idles(self) -> None:
+        """A worker that nothing is on its way to, and that is not full, has nobody waiting for it.
+
+        In a pool with locality somebody may, for another worker and for a time that is known.
+        """
+        policy = self.scheduler.policy
+        assert policy.next(self.now) is None
+        assert policy.next_deadline > self.now
+        pooled = policy.properties.pooled and policy.next_deadline == inf
+        for worker, facts in self.workers.items():
+            state = self.scheduler.cluster[worker]
+            load = state.load
+            barred = worker in self.scheduler.cluster.barred
+            assert barred or state.health.trusted or load.requests, "nothing will ever show that it is well again"
+            if load.requests < WINDOW.requests and not load.unstarted and state.has_room and not barred:
+                assert policy.properties.pooled or not self.scheduler.backlog.length(worker)
+                able = [r for r in self.waiting.values() if r.model in facts.models and r.worker in (None, worker)]
+                assert not pooled or not able
+
+    def teardown(self) -> None:
+        """When all has ended, every count is at zero; and the same history has the same commands."""
+        self.join(WORKERS[0], frozenset(MODELS))
+        while self.running:
+            request = next(iter(self.running))
+            self.end(request)
+            self.tell(Finished(request))
+        # What still waits has a time to wait for, or is given up as too late.
+        deadlines = (self.scheduler.policy.next_deadline, self.scheduler.cluster.next_deadline)
+        assert not self.waiting or min(deadlines) < inf
+        assert not self.running
+        self.now += 2 * TIGHT.waiting.time_to_live
+        self.tell(Ticked())
+        assert not self.waiting
+        self.now += 2 * TIGHT.waiting.time_to_live
+        assert not self.tell(Ticked())
+        self.books_agree()
+        assert not self.scheduler.prefixes.watched
+        accounts = self.scheduler.accounts.accounts.values()
+        assert all(account.reserved == Tokens() for account in accounts)
+        again = build(self.policy)
+        for event, now, commands in self.history:
+            assert again.handle(event, now) == commands
+
+
+@pytest.mark.parametrize("policy", NAMES)
+def test_every_request_ends_once_and_leaves_nothing(policy: str) -> None:
+    """In any order of events, each request is dispatched at most once, within the window, and every count returns."""
+
+    class FleetOfPolicy(Fleet):
+        pass
+
+    FleetOfPolicy.policy = policy
+    run_state_machine_as_test(FleetOfPolicy, settings=settings(max_examples=examples(policy), stateful_step_count=50))
+
+
+@pytest.mark.parametrize("policy", NAMES)
+def test_declared_locality_is_seen(policy: str) -> None:
+    """One after the other on an idle fleet, requests that share a prefix stay at one worker exactly if so declared."""
+    talk = Scene(policy, workers=WORKERS)
+    for letter in "abcdef":
+        talk.serve(talk.arrive("ada", "document" + letter))
+    homes = {talk.worker_of(request) for request in talk.order}
+    assert (len(homes) == 1) == talk.scheduler.policy.properties.locality
+
+
+@pytest.mark.parametrize("policy", NAMES)
+def test_declared_work_conservation_is_seen(policy: str) -> None:
+    """A worker that joins takes what waits for another, and has no prefix there, exactly if the policy says so."""
+    talk = Scene(policy, RpmParameters(limit=1), workers=WORKERS[:1], settings=ONE_AT_A_TIME)
+    for letter in "abc":
+        talk.arrive("ada", letter)
+    talk.join("w2")
+    assert (len(talk.order) == 2) == talk.scheduler.policy.properties.work_conserving
+
+
+def history(policy: str) -> str:
+    """What a long fixed conversation comes to."""
+    talk = Scene(policy, DlpmParameters(200.0), D2lpmParameters(500.0), workers=WORKERS, settings=TIGHT)
+    random = Random(7)
+    for step in range(120):
+        client = random.choice(["ada", "bob", "cyd", "dee"])
+        talk.arrive(client, random.choice("xyz") * random.randint(1, 9) + client[0])
+        if running := list(talk.scheduler.accounts.bills):
+            talk.serve(random.choice(running), step % 9)
+        if step % 60 == 50:
+            talk.leave(random.choice(WORKERS))
+        elif step % 60 == 55:
+            talk.join(random.choice(WORKERS))
+    return repr((list(talk.dispatched.values()), talk.refusals))
+
+
+def test_commands_do_not_depend_on_the_order_of_sets() -> None:
+    """Another process, with another seed for the hashes of strings, gives the same commands."""
+    script = "import tests.core.test_conformance as t; print([t.history(name) for name in t.NAMES])"
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+    assert len(outputs) == 1
+    assert b"Dispatch" in outputs.pop()

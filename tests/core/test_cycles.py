@@ -1,0 +1,26 @@
+"""What has ended is freed by its reference counts: the collector looks for cycles of old objects seldom."""
+
+import gc
+
+import pytest
+
+from router.core.policies.registry import POLICIES
+from tests.core.scenario import Scene
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_nothing_of_a_request_is_left_to_the_collector(policy: str) -> None:
+    """Whether its client waits alone, leaves, or comes again."""
+    talk = Scene(policy)
+    gc.collect()
+    gc.disable()
+    try:
+        for turn in range(3):
+            for client in ("ada", "bob", "cyd"):
+                for text in ("document one", "document two", "else"):
+                    talk.arrive(client, f"{text} {turn}")
+            talk.cancel(talk.arrive("dan", "document three"))
+            talk.serve_all()
+        assert gc.collect() == 0
+    finally:
+        gc.enable()

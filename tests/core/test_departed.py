@@ -1,0 +1,206 @@
+"""Workers that come and go: of those that left, only so many are remembered, and nothing of the others anywhere."""
+
+from collections import deque
+from collections.abc import Iterator
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from router.config.settings import WorkerAddress
+from router.core.fleet.health import Condition
+from router.core.model.commands import Command
+from router.core.model.events import Event, Evicted, WorkerReported
+from router.core.model.request import WorkerId
+from router.core.policies.dlpm.d2lpm import D2lpmParameters
+from router.core.policies.dlpm.dlpm import DlpmParameters
+from router.core.policies.dlpm.dlpm_home import DlpmHomeParameters
+from router.core.settings import SchedulerSettings
+from router.core.snapshot import restore, snapshot
+from router.telemetry.cache_alarm import CacheAlarm
+from router.telemetry.explain import Explanations
+from router.telemetry.request_metrics import OTHER, ClientLabels, RequestMetrics
+from router.upstream.registry import Roster
+from tests.core.scenario import Scene
+from tests.support.running import chat, running_router, until
+from tests.support.scripted_engine import scripted_engine
+
+LIMIT = 8
+CODE = (FunctionType, MethodType, BuiltinFunctionType, ModuleType, type)
+"""In which nothing of a worker is looked for."""
+
+
+def texts(root: object) -> Iterator[tuple[str, str]]:
+    """Every text that an object of the router's holds, however deep, with the way there; containers by their type."""
+    seen: set[int] = set()
+    todo: list[tuple[str, object]] = [(type(root).__name__, root)]
+    while todo:
+        way, each = todo.pop()
+        if isinstance(each, str):
+            yield way, str(each)
+        if isinstance(each, CODE) or id(each) in seen:
+            continue
+        seen.add(id(each))
+        if isinstance(each, dict):
+            todo += [(way, inner) for pair in each.items() for inner in pair]
+        elif isinstance(each, list | tuple | set | frozenset | deque):
+            todo += [(way, inner) for inner in each]
+        if type(each).__module__.partition(".")[0] == "router":
+            todo += [(f"{way}.{name}", getattr(each, name)) for name in fields(each)]
+
+
+def fields(each: object) -> list[str]:
+    """The names of what an object has, be it by slots or not."""
+    names = [name for kind in type(each).__mro__ for name in getattr(kind, "__slots__", ())]
+    return [name for name in {*names, *getattr(each, "__dict__", ())} if hasattr(each, name)]
+
+
+def ways_to(root: object, workers: set[str]) -> dict[str, set[str]]:
+    """Where their names are still held, and whose."""
+    found: dict[str, set[str]] = {}
+    for way, text in texts(root):
+        if text in workers:
+            found.setdefault(way, set()).add(text)
+    return found
+
+
+class Fleet(Scene):
+    """A scene with the observers of a router, in which workers come and go."""
+
+    def __init__(self, policy: str, *parameters: object) -> None:
+        self.registry = CollectorRegistry()
+        settings = SchedulerSettings(departed_limit=LIMIT)
+        self.metrics = RequestMetrics(self.registry, ClientLabels(), workers=LIMIT)
+        self.observers: list[RequestMetrics | CacheAlarm] = [self.metrics]
+        super().__init__(policy, *parameters, workers=("stays",), settings=settings)
+        self.alarm = CacheAlarm(self.scheduler.mirror)
+        self.observers.append(self.alarm)
+
+    def tell(self, event: Event) -> list[Command]:
+        """See `Scene`; the observers hear of it."""
+        commands = super().tell(event)
+        for observer in self.observers:
+            observer.observe(self.now, event, commands)
+        return commands
+
+    def visit(self, worker: str) -> None:
+        """One more comes, does something, and goes while a request runs there."""
+        self.join(worker)
+        for client, letter in (("ada", "a"), ("bob", "b"), ("ada", "c"), ("cy", "d")):
+            self.arrive(client, letter * 4, limit=9, group="g" if client == "cy" else None)
+        self.now += 0.1
+        self.tell(WorkerReported(WorkerId(worker), 2, 0))
+        self.leave(worker)
+        self.tell(WorkerReported(WorkerId(worker), 2, 0))
+        self.serve_all()
+        self.tell(WorkerReported(WorkerId(worker), 0, 0))
+        self.tell(Evicted(WorkerId(worker)))
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "dlpm_home",
+        "d2lpm",
+        "rr+vtc",
+        "client_rr+vtc_predict",
+        "cache_aware+fcfs",
+        "preble",
+        "consistent_hash+lpm",
+        "rpm",
+    ],
+)
+def test_of_two_hundred_workers_that_left_the_last_are_remembered(policy: str) -> None:
+    """By scheduler, metrics and alarm together; whoever left before them has left no trace."""
+    fleet = Fleet(policy)
+    names = [f"worker-{number}" for number in range(200)]
+    for name in names:
+        fleet.visit(name)
+    roots = [fleet.scheduler, fleet.metrics, fleet.alarm]
+    assert {way for root in roots for way in ways_to(root, set(names[:-LIMIT]))} == set()
+    assert ways_to(fleet.metrics, set(names[-LIMIT:]))
+
+
+# What is remembered
+
+
+QUANTA = (DlpmParameters(quantum=100.0), DlpmHomeParameters(quantum=100.0), D2lpmParameters(quantum=100.0))
+
+
+@pytest.mark.parametrize(("others", "kept"), [(LIMIT - 1, True), (LIMIT, False)])
+def test_a_worker_that_comes_back_in_time_finds_what_is_owed(others: int, kept: bool) -> None:
+    """And is trusted little by little; after as many others it is new."""
+    fleet = Fleet("d2lpm", *QUANTA)
+    fleet.join("w")
+    fleet.leave("stays")
+    request = fleet.arrive("ada", "doc", limit=500)
+    fleet.serve(request, 500)
+    debt = fleet.deficit("ada", "w")
+    assert debt.order is not None
+    assert debt.order < 0
+    fleet.leave("w")
+    for number in range(others):
+        fleet.join(f"other-{number}")
+        fleet.leave(f"other-{number}")
+    fleet.join("w")
+    condition = fleet.scheduler.cluster[WorkerId("w")].health.condition
+    assert condition is (Condition.HALF_OPEN if kept else Condition.CLOSED)
+    assert (fleet.deficit("ada", "w") == debt) is kept
+
+
+@pytest.mark.parametrize("policy", ["d2lpm", "dlpm_home"])
+def test_workers_of_before_a_restart_are_remembered_like_those_that_left(policy: str) -> None:
+    """They are trusted as if they had not been away; those that do not come are forgotten when too many have left."""
+    fleet = Fleet(policy, *QUANTA)
+    fleet.join("gone")
+    for letter in "abcd":
+        fleet.serve(fleet.arrive("ada", letter * 4, limit=300), 300)
+    later = Fleet(policy, *QUANTA)
+    later.leave("stays")
+    restore(later.scheduler, list(snapshot(fleet.scheduler, fleet.now)), 0.0)
+    later.join("stays")
+    assert later.scheduler.cluster[WorkerId("stays")].health.condition is Condition.CLOSED
+    assert later.deficit("ada", "stays") == fleet.deficit("ada", "stays")
+    assert ways_to(later.scheduler, {"gone"})
+    for number in range(LIMIT):
+        later.join(f"other-{number}")
+        later.leave(f"other-{number}")
+    assert ways_to(later.scheduler, {"gone"}) == {}
+
+
+def test_what_was_counted_of_a_worker_is_not_lost_with_its_label() -> None:
+    """It is told of all the others together, also of one that came and went often."""
+    fleet = Fleet("rr+fcfs")
+    for number in range(3 * LIMIT):
+        fleet.visit(f"worker-{number}")
+        if number < LIMIT:
+            fleet.visit("often")
+    counted: dict[str, float] = {}
+    families = [family for family in fleet.registry.collect() if family.name == "d2lpm_dispatches"]
+    for sample in (sample for family in families for sample in family.samples):
+        worker = sample.labels["worker"]
+        counted[worker] = counted.get(worker, 0.0) + sample.value
+    assert sum(counted.values()) == 4 * (3 * LIMIT + LIMIT)
+    assert counted.keys() == {OTHER, "stays", *(f"worker-{number}" for number in range(2 * LIMIT, 3 * LIMIT))}
+
+
+# Beside the core
+
+
+async def test_workers_that_an_operator_adds_and_removes_leave_nothing() -> None:
+    """Neither in the roster, nor among connections, polls and followers; but that of the last one for a while."""
+    async with scripted_engine() as engine, running_router() as router:
+        (roster,) = [each for each in router.conductor._observers if isinstance(each, Roster)]
+        names = [f"worker-{number}" for number in range(12)]
+        for name in names:
+            roster.add(WorkerAddress(url=engine.url, id=name))
+            await until(lambda worker=name: WorkerId(worker) in router.scheduler.cluster)  # type: ignore[misc]
+            async with router.post(chat()) as post:
+                await (await engine.call()).answer()
+                await post.read()
+            roster.remove(name)
+            await until(lambda: not router.fleet.backends)
+        observers = [
+            each for each in router.conductor._observers if not isinstance(each, RequestMetrics | Explanations)
+        ]
+        assert [ways_to(each, set(names[:-1])) for each in [*observers, router.fleet]] == [{}] * (len(observers) + 1)

@@ -1,0 +1,181 @@
+"""Groups: members share one weight, whatever they do to have more, under every policy that weighs clients."""
+
+from collections import Counter
+from itertools import count
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.clients.shares import Shares
+from router.core.model.request import ClientId, GroupId, Request, RequestId
+from router.core.policies.dlpm.dlpm import DlpmParameters
+from router.core.policies.dlpm.dlpm_home import DlpmHomeParameters
+from tests.core.scenario import ONE_AT_A_TIME, Scene, key
+
+WEIGHING = ["d2lpm", "dlpm_home", "vtc"]
+TURNS = 600
+QUANTA = (DlpmParameters(quantum=200.0), DlpmHomeParameters(quantum=200.0))
+"""Of about six prompts, so that there are many rounds in a test."""
+
+
+def request(client: str, weight: float, group: str | None, group_weight: float = 1.0) -> Request:
+    return Request(
+        RequestId(client),
+        ClientId(client),
+        "m",
+        (key("x"),),
+        weight=weight,
+        group=None if group is None else GroupId(group),
+        group_weight=group_weight,
+    )
+
+
+members = st.tuples(st.sampled_from("abcde"), st.sampled_from([1.0, 2.0, 0.1]), st.sampled_from([None, "g", "h"]))
+
+
+@given(st.lists(members), st.data())
+def test_the_active_members_share_their_groups_weight(
+    told: list[tuple[str, float, str | None]], data: st.DataObject
+) -> None:
+    """Whoever comes, goes or changes: a group's members have its weight together, each in proportion to its own."""
+    shares, groups = Shares(), {"g": 3.0, "h": 0.5, None: 1.0}
+    active: Counter[str] = Counter()
+    latest: dict[str, Request] = {}
+    for name, weight, group in told:
+        latest[name] = request(name, weight, group, groups[group])
+        shares.begin(latest[name])
+        active[name] += 1
+        if data.draw(st.booleans()):
+            ended = data.draw(st.sampled_from(sorted(active.elements())))
+            shares.end(ClientId(ended))
+            active[ended] -= 1
+        now = [latest[each] for each in set(active.elements())]
+        for label, whole in groups.items():
+            mates = [each for each in now if each.group == label]
+            own = sum(each.weight for each in mates)
+            for each in mates:
+                assert shares.of(each) == pytest.approx(each.weight if label is None else whole * each.weight / own)
+        parts = [shares.part(each.client, each.weight, each.group, each.group_weight) for each in now]
+        assert not now or sum(parts) == pytest.approx(1.0)
+
+
+class Rivals:
+    """A group and a client of the same weight, both of which always have something waiting."""
+
+    def __init__(self, policy: str) -> None:
+        self.scene = Scene(policy, *QUANTA, settings=ONE_AT_A_TIME)
+        self.served: Counter[str] = Counter()
+        self._of: dict[RequestId, str] = {}
+        self._numbers = count()
+        for _ in range(3):
+            self.ask("single", None)
+
+    def ask(self, client: str, group: str | None, weight: float = 1.0) -> None:
+        """A prompt like no other."""
+        prompt = chr(1000 + next(self._numbers))
+        self._of[self.scene.arrive(client, prompt, group=group, weight=weight)] = client
+
+    def turn(self) -> str:
+        """Serve what is in flight; returns whose it was."""
+        running = self.scene.order[-1]
+        client = self._of[running]
+        self.scene.serve(running)
+        self.served["single" if client == "single" else "group"] += 1
+        if client == "single":
+            self.ask("single", None)
+        return client
+
+    @property
+    def ratio(self) -> float:
+        """What the group was served, over what the client was."""
+        return self.served["group"] / self.served["single"]
+
+
+@pytest.mark.parametrize("policy", WEIGHING)
+@pytest.mark.parametrize("size", [1, 10])
+def test_a_group_of_ten_keys_has_as_much_as_one(policy: str, size: int) -> None:
+    """Ten members that always wait are served together what one client of the group's weight is."""
+    rivals = Rivals(policy)
+    names = [f"member{number}" for number in range(size)]
+    for name in names * 3:
+        rivals.ask(name, "team")
+    for _ in range(TURNS):
+        client = rivals.turn()
+        if client != "single":
+            rivals.ask(client, "team")
+    assert rivals.ratio == pytest.approx(1.0, abs=0.1)
+
+
+@pytest.mark.parametrize("policy", WEIGHING)
+@pytest.mark.parametrize("names", [7, 10_000])
+def test_taking_turns_gives_nothing(policy: str, names: int) -> None:
+    """A group whose every request comes under another name, new or used before, has no more than its weight."""
+    rivals, fresh = Rivals(policy), count()
+    for _ in range(3):
+        rivals.ask(f"name{next(fresh) % names}", "team")
+    for _ in range(TURNS):
+        if rivals.turn() != "single":
+            rivals.ask(f"name{next(fresh) % names}", "team")
+    assert rivals.ratio <= 1.1
+
+
+@pytest.mark.parametrize("policy", WEIGHING)
+def test_members_share_by_their_own_weights(policy: str) -> None:
+    """Within a group, who weighs twice as much is served twice as much."""
+    rivals, served = Rivals(policy), Counter[str]()
+    weights = {"light": 1.0, "heavy": 2.0}
+    for name, weight in weights.items():
+        for _ in range(4):
+            rivals.ask(name, "team", weight)
+    for _ in range(TURNS):
+        client = rivals.turn()
+        if client != "single":
+            served[client] += 1
+            rivals.ask(client, "team", weights[client])
+    assert served["heavy"] / served["light"] == pytest.approx(2.0, abs=0.2)
+
+
+@pytest.mark.parametrize("policy", ["d2lpm", "dlpm_home"])
+def test_what_a_member_owes_does_not_change_with_its_weight(policy: str) -> None:
+    """Members that come and go change what it is given, not what it has."""
+    scene = Scene(policy, *QUANTA, settings=ONE_AT_A_TIME)
+    scene.arrive("ann", "abcdefghij", group="team")
+    owed = scene.deficit("ann").order
+    for number in range(5):
+        scene.arrive(f"member{number}", "x", group="team")
+    assert owed is not None
+    assert owed < 0
+    assert scene.deficit("ann").order == owed
+
+
+class CountingShares(Shares):
+    """Counts how often it is asked."""
+
+    asked = 0
+
+    def scale(self, group: GroupId | None) -> float:
+        """See `Shares`."""
+        self.asked += 1
+        return super().scale(group)
+
+
+def asked_per_turn(members: int) -> float:
+    """How often the scheduler asks for a weight while it serves one request of a group of so many."""
+    rivals = Rivals("dlpm_home")
+    shares = rivals.scene.scheduler.shares
+    shares.__class__ = CountingShares
+    assert isinstance(shares, CountingShares)
+    for number in range(members):
+        rivals.ask(f"member{number}", "team")
+    before = shares.asked
+    for _ in range(200):
+        client = rivals.turn()
+        if client != "single":
+            rivals.ask(client, "team")
+    return (shares.asked - before) / 200
+
+
+def test_a_decision_costs_the_same_in_a_large_group() -> None:
+    """Forty times as many members that wait do not make it look at more of them."""
+    assert asked_per_turn(400) < 2 * asked_per_turn(10) + 5

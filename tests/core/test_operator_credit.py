@@ -1,0 +1,91 @@
+"""What an operator's credit and forgetting do to counters, turns and bounds."""
+
+import pytest
+
+from router.core.model.events import Credited, Forgotten
+from router.core.model.request import ClientId, WorkerId
+from router.core.policies.dlpm.dlpm import DlpmParameters
+from router.core.policies.dlpm.dlpm_home import DlpmHomeParameters
+from router.core.policies.registry import POLICIES
+from tests.core.scenario import ONE_AT_A_TIME, Scene
+
+A, B = ClientId("a"), ClientId("b")
+WITH_COUNTERS = ("rr+dlpm", "dlpm_home", "rr+vtc", "rr+lcf", "d2lpm+dlpm", "d2lpm")
+
+
+def counter(scene: Scene, client: ClientId) -> float:
+    credit = scene.scheduler.policy.credit(client, WorkerId("w1")).order
+    assert credit is not None
+    return credit
+
+
+def crowded(policy: str) -> Scene:
+    """Two clients with several requests each, of which one runs."""
+    scene = Scene(policy, settings=ONE_AT_A_TIME)
+    for number in range(4):
+        scene.arrive("a", f"{number}a")
+        scene.arrive("b", f"{number}b")
+    return scene
+
+
+@pytest.mark.parametrize("policy", WITH_COUNTERS)
+def test_credit_moves_the_counter_of_its_client_alone(policy: str) -> None:
+    """By the cost; of a virtual counter, the credit told is its negative."""
+    scene = crowded(policy)
+    before = {client: counter(scene, client) for client in (A, B)}
+    scene.tell(Credited(A, 500.0))
+    assert counter(scene, A) == pytest.approx(before[A] + 500.0)
+    assert counter(scene, B) == before[B]
+
+
+@pytest.mark.parametrize("policy", ["rr+dlpm", "dlpm_home", "rr+vtc"])
+def test_who_has_credit_goes_first(policy: str) -> None:
+    """Until it is used up; without it the two take turns."""
+    scene = Scene(policy, DlpmParameters(quantum=64.0), DlpmHomeParameters(quantum=64.0), settings=ONE_AT_A_TIME)
+    for number in range(8):
+        scene.arrive("a", f"{number}a")
+        scene.arrive("b", f"{number}b")
+    scene.tell(Credited(B, 64.0 * 6))
+    for _ in range(7):
+        scene.finish(list(scene.dispatched)[-1])
+    clients = [scene.requests[request].client for request in scene.dispatched]
+    assert clients[1:7].count(B) >= 5
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_takes_credit_and_forgetting(policy: str) -> None:
+    """Also for a client that it does not know, and in the midst of others."""
+    scene = crowded(policy)
+    for client in (A, B, ClientId("nobody")):
+        scene.tell(Credited(client, 10.0))
+        scene.tell(Forgotten(client))
+    assert {A, B} <= scene.scheduler.weights.keys()
+
+
+def test_the_bound_is_wider_by_the_credit_and_the_gap_begins_anew() -> None:
+    """What was served before the gift is another interval."""
+    scene = crowded("rr+dlpm")
+    scene.finish(next(iter(scene.dispatched)))
+    fairness = scene.scheduler.fairness
+    assert fairness.gap(WorkerId("w1")) > 0
+    bound = fairness.bound(WorkerId("w1"), 100.0)
+    assert bound is not None
+    scene.tell(Credited(A, 500.0))
+    assert fairness.bound(WorkerId("w1"), 100.0) == pytest.approx(bound + 500.0)
+    assert fairness.gap(WorkerId("w1")) == 0
+
+
+def test_a_client_is_forgotten_when_it_has_nothing_under_way() -> None:
+    """Its service counts among those forgotten, and what it owes stays."""
+    scene = Scene("rr+dlpm", DlpmParameters(quantum=64.0))
+    scene.arrive("b", "x")
+    request = scene.arrive("a", "abcdefgh")
+    scene.tell(Forgotten(A))
+    assert A in scene.scheduler.weights
+    scene.finish(request)
+    owed = counter(scene, A)
+    assert owed < 0
+    scene.tell(Forgotten(A))
+    assert A not in scene.scheduler.weights
+    assert scene.scheduler.accounts.forgotten.extend == 256
+    assert counter(scene, A) == owed

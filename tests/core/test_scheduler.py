@@ -1,0 +1,351 @@
+"""The life of a request, told as conversations: what it costs, how it ends, what it leaves in the cache."""
+
+from dataclasses import replace
+from math import ceil
+
+import pytest
+
+from router.core.clients.ledger import Tokens
+from router.core.clients.queue_limits import LONGEST_RETRY, WaitingLimits
+from router.core.fleet.window import FixedWindow
+from router.core.model.commands import Refusal, Reject, WakeAt
+from router.core.model.events import Arrived, Failed, Fault, Finished, Started, Ticked
+from router.core.model.request import RequestId, WorkerId
+from router.core.settings import SchedulerSettings
+from tests.core.scenario import CHUNK_TOKENS, ONE_AT_A_TIME, Scene
+
+FEW_MAY_WAIT = SchedulerSettings(window=FixedWindow(requests=1), waiting=WaitingLimits(requests=2, time_to_live=10.0))
+
+
+def scene(settings: SchedulerSettings | None = None, workers: tuple[str, ...] = ("w1",)) -> Scene:
+    return Scene("d2lpm", workers=workers, settings=settings)
+
+
+# What a request costs
+
+
+def test_the_input_is_reserved_at_dispatch_and_the_output_paid_as_it_streams() -> None:
+    """Extend tokens once, output tokens twice, each as soon as it is known."""
+    talk = scene()
+    answer = talk.arrive("ada", "document?", limit=100)
+    assert talk.charged("ada") == 9 * CHUNK_TOKENS
+    talk.start(answer)
+    assert talk.charged("ada") == 9 * CHUNK_TOKENS
+    talk.progress(answer, 10)
+    assert talk.charged("ada") == 9 * CHUNK_TOKENS + 2 * 10
+    talk.finish(answer, output=12)
+    assert talk.charged("ada") == 9 * CHUNK_TOKENS + 2 * 12
+
+
+def test_nothing_is_charged_while_a_request_waits() -> None:
+    """A request that was never dispatched has cost its client nothing."""
+    talk = scene(ONE_AT_A_TIME)
+    talk.arrive("ada", "one")
+    talk.cancel(talk.arrive("bob", "two"))
+    assert list(talk.scheduler.accounts.accounts) == ["ada"]
+
+
+def test_the_engines_usage_is_the_last_word() -> None:
+    """What the cache did not hold after all is paid in full, and what it held more is given back."""
+    talk = scene()
+    talk.finish(talk.arrive("ada", "document"))
+    wrong = talk.arrive("ada", "document?")
+    talk.finish(wrong, cached=0)
+    assert talk.charged("ada") == (8 + 9) * CHUNK_TOKENS
+    talk.finish(talk.arrive("bob", "other text"), cached=6 * CHUNK_TOKENS)
+    assert talk.charged("bob") == 4 * CHUNK_TOKENS
+
+
+@pytest.mark.parametrize("output", [None, 7])
+def test_a_client_that_leaves_pays_for_what_was_computed(output: int | None) -> None:
+    """What streamed until then, or what the engine says; and nothing of it is left in any count."""
+    talk = scene()
+    running = talk.arrive("ada", "document", limit=100)
+    talk.progress(running, 5)
+    talk.cancel(running, output)
+    assert talk.charged("ada") == 8 * CHUNK_TOKENS + 2 * (output or 5)
+    assert talk.scheduler.live == 0
+    assert talk.scheduler.cluster[talk.worker_of(running)].load.requests == 0
+
+
+def test_a_refused_call_is_refunded_and_a_broken_one_is_not() -> None:
+    """Before the engine accepted it nothing was computed; later something was."""
+    talk = scene()
+    refused, broken = talk.arrive("ada", "document"), talk.arrive("bob", "another")
+    talk.refuse(refused)
+    talk.fail(broken)
+    assert talk.charged("ada") == 0
+    assert talk.deficit("ada").order == 20_000
+    assert talk.charged("bob") == 7 * CHUNK_TOKENS
+    assert talk.scheduler.live == 0
+
+
+def test_trust_in_a_predicted_match_is_limited_for_each_client() -> None:
+    """Above the cap a match is charged as if it were none; usage gives it back at the end."""
+    talk = scene(SchedulerSettings(cached_in_flight=10 * CHUNK_TOKENS))
+    talk.serve(talk.arrive("bob", "document"))
+    first, second = talk.arrive("ada", "document1"), talk.arrive("ada", "document2")
+    assert [talk.dispatched[request].cached_tokens for request in (first, second)] == [8 * CHUNK_TOKENS] * 2
+    assert talk.charged("ada") == (1 + 7) * CHUNK_TOKENS
+    talk.finish(second, cached=8 * CHUNK_TOKENS)
+    assert talk.charged("ada") == (1 + 1) * CHUNK_TOKENS
+    talk.finish(first, cached=8 * CHUNK_TOKENS)
+    talk.arrive("ada", "document3")
+    assert talk.charged("ada") == 3 * CHUNK_TOKENS
+
+
+def test_service_counts_from_the_first_token() -> None:
+    """Until then the input is reserved, and no service that could be compared with another's."""
+    talk = scene()
+    running = talk.arrive("ada", "document")
+    account = talk.scheduler.accounts.accounts[talk.requests[running].client]
+    assert (account.served, account.reserved) == (Tokens(), Tokens(8 * CHUNK_TOKENS))
+    talk.progress(running, 1)
+    assert (account.served, account.reserved) == (Tokens(8 * CHUNK_TOKENS, 0, 1), Tokens())
+
+
+def test_a_settlement_is_service() -> None:
+    """What usage adds to, or takes from, the tokens that streamed counts in the gap to those that wait meanwhile."""
+    talk = scene(ONE_AT_A_TIME)
+    running = talk.arrive("ada", "document", limit=50)
+    for client in ("ada", "bob", "ada", "bob"):
+        talk.arrive(client, "else")
+    talk.progress(running, 10)
+    assert talk.scheduler.fairness.gap(WorkerId("w1")) == 8 * CHUNK_TOKENS + 2 * 10
+    talk.finish(running, output=50, cached=3 * CHUNK_TOKENS)
+    assert talk.scheduler.fairness.gap(WorkerId("w1")) == 5 * CHUNK_TOKENS + 2 * 50
+
+
+# What a request leaves in the cache
+
+
+def test_a_prompt_is_matched_from_its_dispatch() -> None:
+    """The next of a burst need not wait for the end of the first to go where its prefix is."""
+    talk = scene(workers=("w1", "w2"))
+    first, second = talk.arrive("ada", "document1"), talk.arrive("bob", "document2")
+    assert talk.worker_of(first) == talk.worker_of(second)
+    assert talk.dispatched[second].cached_tokens == 8 * CHUNK_TOKENS
+
+
+def test_the_next_turn_matches_the_answer_too() -> None:
+    """Prompt and answer stand at the head of the next prompt, and both are in the cache."""
+    talk = scene(workers=("w1", "w2"))
+    turn = talk.arrive("ada", "question")
+    talk.serve(turn, output=3 * CHUNK_TOKENS, answer="question+answer")
+    following = talk.arrive("ada", "question+answer+more")
+    assert talk.dispatched[following].cached_tokens == len("question+answer") * CHUNK_TOKENS
+    assert talk.worker_of(following) == talk.worker_of(turn)
+
+
+def test_a_worker_that_left_holds_nothing() -> None:
+    """Neither what it had nor what ends there later; if it comes back, its cache is cold."""
+    talk = scene()
+    running, last = talk.arrive("ada", "question"), talk.arrive("ada", "else")
+    talk.leave("w1")
+    talk.finish(running, answer="question+answer")
+    talk.join("w1")
+    talk.finish(last)
+    assert talk.dispatched[talk.arrive("ada", "question+answer+more")].cached_tokens == 0
+
+
+def test_no_more_is_believed_than_fits() -> None:
+    """A worker of known capacity forgets its stalest prefixes as new ones come."""
+    talk = scene(SchedulerSettings(kv_tokens=10 * CHUNK_TOKENS))
+    for prompt in ("document", "another"):
+        talk.serve(talk.arrive("ada", prompt))
+    assert talk.dispatched[talk.arrive("ada", "another!")].cached_tokens == 7 * CHUNK_TOKENS
+    assert talk.dispatched[talk.arrive("ada", "document!")].cached_tokens == 2 * CHUNK_TOKENS
+
+
+# How a request ends
+
+
+def test_a_request_for_a_model_that_nobody_serves_is_turned_away() -> None:
+    """At once, without a promise of when to try again."""
+    talk = scene()
+    request = talk.arrive("ada", "document", model="unheard of")
+    assert talk.refusals == {request: Refusal.NO_WORKER}
+    assert talk.scheduler.live == 0
+
+
+def test_when_too_many_wait_the_next_is_turned_away() -> None:
+    """Those that run do not count as waiting."""
+    talk = scene(FEW_MAY_WAIT)
+    requests = [talk.arrive("ada", "document") for _ in range(4)]
+    assert talk.refusals == {requests[3]: Refusal.QUEUE_FULL}
+    talk.finish(requests[0])
+    assert talk.arrive("ada", "document") not in talk.refusals
+
+
+def test_a_full_waiting_room_keeps_no_idle_worker_idle() -> None:
+    """What can go at once need not wait, however many wait for another worker."""
+    talk = scene(FEW_MAY_WAIT)
+    talk.join("w2", "mistral")
+    for _ in range(4):
+        talk.arrive("ada", "document")
+    assert talk.arrive("bob", "hello", model="mistral") in talk.dispatched
+
+
+def test_a_request_that_waited_too_long_is_turned_away() -> None:
+    """Its deadline is the next alarm; with it the client learns when to try again."""
+    talk = scene(FEW_MAY_WAIT)
+    running = talk.arrive("ada", "one")
+    talk.now = 3.0
+    late = talk.arrive("ada", "two")
+    talk.now = 5.0
+    later = talk.arrive("ada", "six")
+    assert talk.wake_at == 13.0
+    talk.now = 13.0
+    assert talk.tell(Ticked()) == [Reject(late, Refusal.EXPIRED, 13.0), WakeAt(15.0)]
+    talk.now = 15.0
+    assert talk.tell(Ticked()) == [Reject(later, Refusal.EXPIRED, 1.0)]
+    assert talk.scheduler.live == 1
+    talk.finish(running)
+
+
+def test_an_alarm_is_set_once_and_again_when_it_rang_too_early() -> None:
+    """A `WakeAt` replaces the one before it, so it is not repeated; a vain `Ticked` sets it anew."""
+    talk = scene(FEW_MAY_WAIT)
+    talk.arrive("ada", "one")
+    waits = talk.arrive("ada", "two")
+    assert talk.tell(Started(talk.order[0])) == []
+    talk.now = 2.0
+    assert talk.tell(Ticked()) == [WakeAt(10.0)]
+    talk.cancel(waits)
+    talk.now = 10.0
+    assert talk.tell(Ticked()) == []
+
+
+def test_an_id_in_use_is_an_error_and_changes_nothing() -> None:
+    """The caller names its requests; one that has ended may be named again."""
+    talk = scene()
+    request = talk.arrive("ada", "document")
+    with pytest.raises(ValueError, match=request):
+        talk.tell(Arrived(talk.requests[request]))
+    assert talk.scheduler.live == 1
+    talk.refuse(request)
+    talk.tell(Arrived(talk.requests[request]))
+    assert talk.scheduler.live == 1
+
+
+def test_news_crosses_with_the_end_of_a_request() -> None:
+    """What comes after the end, or about nobody, is passed over."""
+    talk = scene()
+    running = talk.arrive("ada", "document")
+    talk.cancel(running)
+    charged = talk.charged("ada")
+    for request in (running, RequestId("nobody")):
+        talk.start(request)
+        talk.progress(request, 50)
+        talk.tell(Finished(request))
+        talk.refuse(request)
+        talk.cancel(request)
+    assert talk.charged("ada") == charged
+
+
+def test_what_runs_at_a_worker_that_left_ends_by_itself() -> None:
+    """It is charged to its end; the worker is forgotten with the last of it."""
+    talk = scene()
+    running = talk.arrive("ada", "document", limit=9)
+    talk.leave("w1")
+    talk.progress(running, 5)
+    assert talk.charged("ada") == 8 * CHUNK_TOKENS + 2 * 5
+    talk.finish(running, output=9)
+    assert talk.charged("ada") == 8 * CHUNK_TOKENS + 2 * 9
+    assert list(talk.scheduler.cluster) == []
+
+
+def test_a_worker_that_comes_back_in_time_takes_new_requests_beside_the_old() -> None:
+    """What runs there still fills its window, and ends as if nothing had been."""
+    talk = scene(ONE_AT_A_TIME)
+    running = talk.arrive("ada", "one")
+    talk.leave("w1")
+    talk.join("w1")
+    waits = talk.arrive("bob", "two")
+    assert waits not in talk.dispatched
+    talk.finish(running)
+    assert waits in talk.dispatched
+    talk.finish(waits)
+    assert talk.scheduler.live == 0
+
+
+# How much goes at once
+
+
+def test_what_has_not_started_fills_the_window() -> None:
+    """Uncached tokens count until the first token of their answer; then the next goes."""
+    talk = scene(SchedulerSettings(window=FixedWindow(requests=9, unstarted_tokens=10 * CHUNK_TOKENS)))
+    first, second, third = (talk.arrive("ada", prompt) for prompt in ("six---", "four", "1"))
+    assert talk.order == [first, second]
+    talk.start(second)
+    assert talk.order == [first, second, third]
+
+
+def test_a_request_larger_than_the_window_goes_alone() -> None:
+    """It waits until nothing is unstarted, and then need not fit."""
+    talk = scene(SchedulerSettings(window=FixedWindow(requests=9, unstarted_tokens=4 * CHUNK_TOKENS)))
+    small, large = talk.arrive("ada", "1"), talk.arrive("ada", "large prompt")
+    assert talk.order == [small]
+    talk.start(small)
+    assert talk.order == [small, large]
+
+
+def test_a_retry_is_promised_from_the_measured_rate() -> None:
+    """Before there is a rate the client is told to come back late; then, when its queue should have drained."""
+    talk = scene(FEW_MAY_WAIT)
+    for prompt in ("one", "two", "six"):
+        talk.arrive("ada", prompt)
+    surplus = replace(talk.requests[talk.order[0]], id=RequestId("surplus"))
+    assert talk.tell(Arrived(surplus)) == [Reject(surplus.id, Refusal.QUEUE_FULL, LONGEST_RETRY)]
+    talk.now = 6.0
+    talk.finish(talk.order[0])
+    talk.now = 9.0
+    talk.arrive("ada", "ten")
+    assert talk.tell(Arrived(surplus)) == [Reject(surplus.id, Refusal.QUEUE_FULL, ceil(2 / (2 / 9)))]
+
+
+# Too much
+
+
+def test_a_flood_costs_the_flooder() -> None:
+    """In a full room a client with less waiting displaces the newest of whoever has most, who is charged nothing."""
+    talk = scene(FEW_MAY_WAIT)
+    flood = [talk.arrive("flood", "document") for _ in range(3)]
+    light = talk.arrive("light", "prompt")
+    assert talk.refusals == {flood[2]: Refusal.DISPLACED}
+    talk.serve_all()
+    assert set(talk.order) == {*flood[:2], light}
+    assert (talk.scheduler.live, talk.scheduler.waiting) == (0, 0)
+    assert talk.scheduler.accounts.accounts.keys() == {"flood", "light"}
+
+
+def test_an_arrival_goes_with_the_last_that_waited() -> None:
+    """Room for both came by time alone, and no timer has rung yet."""
+    talk = Scene("pooled_fcfs")
+    talk.tell(Failed(talk.arrive("ada", "one"), accepted=False, fault=Fault.FULL))
+    waits = talk.arrive("ada", "two")
+    assert talk.scheduler.waiting == 1
+    talk.now += 10
+    newcomer = talk.arrive("bob", "three")
+    assert talk.order[1:] == [waits, newcomer]
+
+
+def test_what_waits_behind_a_head_that_is_displaced_goes_at_once() -> None:
+    """The head of a queue did not fit, and makes room for a newcomer, which fits."""
+    window, waiting = FixedWindow(requests=9, unstarted_tokens=4 * CHUNK_TOKENS), WaitingLimits(requests=1)
+    talk = Scene("pooled_fcfs", settings=SchedulerSettings(window=window, waiting=waiting))
+    first, head = (talk.arrive("ada", prompt, weight=0.5) for prompt in ("one", "large"))
+    newcomer = talk.arrive("bob", "1")
+    assert talk.refusals == {head: Refusal.DISPLACED}
+    assert talk.order == [first, newcomer]
+
+
+def test_what_was_displaced_is_gone() -> None:
+    """Whatever is said of it afterwards, by its client or by the clock, changes nothing."""
+    talk = scene(FEW_MAY_WAIT)
+    flood = [talk.arrive("flood", "document") for _ in range(3)]
+    talk.arrive("light", "prompt")
+    talk.cancel(flood[2])
+    talk.wait(1000)
+    assert talk.scheduler.waiting == 0
+    assert list(talk.refusals.values()).count(Refusal.EXPIRED) == 2

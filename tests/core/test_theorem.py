@@ -1,0 +1,325 @@
+"""The theorem, in virtual time: whatever happens, a client that waits falls no further behind another than it says.
+
+"Locality-aware Fair Scheduling in LLM Serving", Theorems 4.1 and 4.2, with what a proxy adds to their bound: see
+`theorem_books`. Reservations are the limits that the clients set. `theorem_fleet` says what happens.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.core.clients.backlog import Backlog
+from router.core.clients.ledger import LinearCost
+from router.core.clients.queue_limits import WaitingLimits
+from router.core.clients.shares import Shares
+from router.core.fleet.window import FixedWindow
+from router.core.model.events import Cancelled, Event, Failed, Finished
+from router.core.model.request import ClientId, Request, WorkerId
+from router.core.policies.base import Policy, PolicyFactory, Properties
+from router.core.policies.context import Parameters, Surroundings
+from router.core.policies.deficit.client_deficits import ClientDeficits
+from router.core.policies.deficit.eligibility import Standings
+from router.core.policies.dlpm.d2lpm import D2lpmParameters
+from router.core.policies.dlpm.dlpm import Dlpm, DlpmParameters
+from router.core.policies.dlpm.dlpm_home import DlpmHome, DlpmHomeParameters
+from router.core.policies.queued import QueuedPolicy
+from router.core.policies.registry import ORDERS, PLACEMENTS, POLICIES
+from router.core.scheduler import Scheduler
+from router.core.settings import SchedulerSettings
+from tests.core.scenario import CHUNK_TOKENS
+from tests.core.theorem_books import UnfairError
+from tests.core.theorem_fleet import Cached, EngineSize, Fleet, Habits, Scenario
+
+Ordering = DlpmParameters | DlpmHomeParameters
+"""Those that hold Q^u."""
+
+
+def bounded() -> list[str]:
+    """One name of each policy that declares a bound."""
+    names = {factory: name for name, factory in POLICIES.items()}
+    built = {name: Scheduler(POLICIES[name], SchedulerSettings(), Parameters(), Random(0)) for name in names.values()}
+    return [name for name, scheduler in built.items() if scheduler.policy.properties.gap_quantum is not None]
+
+
+def quanta(quantum: float) -> st.SearchStrategy[tuple[object, ...]]:
+    """Parameters of every family, with this Q^u."""
+    worker_quantum = st.sampled_from([50.0, 1000.0, 100_000.0])
+    head_start = st.sampled_from([0.0, 0.1 * quantum, 3 * quantum])
+    patience, lpm_seconds = st.sampled_from([0, 1, 32]), st.sampled_from([0.1, 10.0])
+    rounds = {
+        "round_seconds": st.sampled_from([0.0, 0.1, 40.0]),
+        "overdue_after": st.sampled_from([0.0, 0.5, 2.0]),
+        "overdraft": st.sampled_from([0.0, 0.2, 2.0]),
+    }
+    return st.tuples(
+        st.builds(
+            DlpmParameters,
+            quantum=st.just(quantum),
+            sparse_first=st.booleans(),
+            head_start=head_start,
+            patience=patience,
+            engine_lpm_seconds=lpm_seconds,
+            **rounds,
+        ),
+        st.builds(
+            D2lpmParameters,
+            worker_quantum,
+            charge_full_input=st.booleans(),
+            load_slack=st.sampled_from([0, 4]),
+            steal_loss=st.sampled_from([-1, 0, 2 * CHUNK_TOKENS, 256]),
+        ),
+        st.builds(
+            DlpmHomeParameters,
+            quantum=st.just(quantum),
+            worker_quantum=worker_quantum,
+            home_loss=st.sampled_from([0, 2 * CHUNK_TOKENS, 256]),
+            home_patience=st.sampled_from([0.0, 3.0, 1e6]),
+            sparse_first=st.booleans(),
+            head_start=head_start,
+            patience=patience,
+            engine_lpm_seconds=lpm_seconds,
+            isolation=st.sampled_from([0.0, 0.2, 1.0]),
+            **rounds,
+        ),
+    )
+
+
+def core_settings() -> st.SearchStrategy[SchedulerSettings]:
+    window = st.builds(FixedWindow, st.sampled_from([1, 2, 4, 256]), st.sampled_from([32, 512, 16_384]))
+    return st.builds(
+        SchedulerSettings,
+        cost=st.sampled_from([LinearCost(), LinearCost(1.0, 0.0), LinearCost(0.0, 1.0), LinearCost(3.0, 0.7)]),
+        waiting=st.builds(WaitingLimits, st.sampled_from([6, 5000]), st.sampled_from([0.5, 300.0])),
+        window=window,
+        match_minimum=st.just(CHUNK_TOKENS),
+        kv_tokens=st.sampled_from([640, 400_000]),
+        cached_in_flight=st.sampled_from([2 * CHUNK_TOKENS, 1_000_000]),
+    )
+
+
+def habits() -> st.SearchStrategy[Habits]:
+    seldom, often = st.sampled_from([0.0, 0.1, 0.5]), st.sampled_from([1.0, 0.5])
+    return st.builds(
+        Habits,
+        weight=st.floats(0.25, 4.0),
+        at_once=st.sampled_from([1, 2, 5, 12]),
+        shared=st.sampled_from([0, 2, 10, 40]),
+        own=st.sampled_from([1, 5, 20]),
+        density=st.sampled_from([None, 0.05, 0.25, 1.0]),
+        limit=st.sampled_from([0, 5, 40, 200]),
+        stops_early=st.booleans(),
+        streamed=often,
+        pinned=seldom,
+        cached=st.sampled_from(Cached),
+        told=often,
+        refused=seldom,
+        broken=seldom,
+        cancelled=st.sampled_from([0.0, 0.05, 0.5]),
+        leaves=st.sampled_from([0.0, 0.05, 0.3]),
+        returns=st.sampled_from([0.05, 0.3, 1.0]),
+    )
+
+
+def scenarios() -> st.SearchStrategy[Scenario]:
+    return st.builds(
+        Scenario,
+        clients=st.lists(habits(), min_size=2, max_size=5).map(tuple),
+        workers=st.integers(1, 3),
+        settings=core_settings(),
+        parameters=st.sampled_from([1.0, 20.0, 100.0, 1000.0, 20_000.0]).flatmap(quanta),
+        engine=st.builds(
+            EngineSize, st.sampled_from([1, 2, 8, 64]), st.sampled_from([32, 512, 10_000]), st.sampled_from([1, 4, 50])
+        ),
+        steps=st.sampled_from([10, 30, 60]),
+        seed=st.integers(0, 2**32),
+        evictions=st.sampled_from([0.0, 0.05, 0.5]),
+        flaps=st.sampled_from([0.0, 0.02, 0.2]),
+        reorders=st.booleans(),
+    )
+
+
+@pytest.mark.parametrize("policy", bounded())
+def test_whoever_waits_falls_no_further_behind_than_the_bound(policy: str) -> None:
+    """In every queue, over every interval in which a client waits there, against every other, be it waiting or not."""
+
+    @settings(max_examples=40 if policy in {"rr+dlpm", "d2lpm+dlpm", "dlpm_home"} else 8)
+    @given(scenario=scenarios())
+    def holds(scenario: Scenario) -> None:
+        fleet = Fleet(scenario, POLICIES[policy])
+        assert fleet.quantum in {p.reach for p in scenario.parameters if isinstance(p, Ordering)}
+        for _ in fleet.run():
+            pass
+
+    holds()
+
+
+@pytest.mark.parametrize("policy", ["d2lpm", "dlpm_home"])
+def test_gap_and_bound_are_shown_as_they_are(policy: str) -> None:
+    """The gap is that of the books, the bound no less than what any two clients need and no more than the formula."""
+
+    @settings(max_examples=20)
+    @given(scenario=scenarios())
+    def agrees(scenario: Scenario) -> None:
+        fleet = Fleet(scenario, POLICIES[policy])
+        fairness, books = fleet.scheduler.fairness, fleet.books
+        for _ in fleet.run():
+            # In a pool, what only one worker may take waits apart, and there is no gap among those that wait for it.
+            for queue in [None] if fleet.properties.pooled else books.queues:
+                assert fairness.gap(queue) == pytest.approx(books.gap(queue), abs=1e-6)
+                bound = fairness.bound(queue, fleet.quantum)
+                assert bound is not None
+                assert books.needed(queue) <= bound * (1 + 1e-9)
+                assert bound <= books.formula(queue) * (1 + 1e-9)
+
+    agrees()
+
+
+# What follows breaks the scheduler on purpose: the check above must find it.
+
+QUANTUM = 100.0
+Tamper = Callable[[Standings, Request, int], None]
+"""What is done to the counters before a request begins to wait, of whose client so many wait already."""
+
+
+class TamperedDlpm(Dlpm):
+    """DLPM whose counters somebody else can reach."""
+
+    def __init__(self, surroundings: Surroundings, tamper: Tamper, worker: WorkerId) -> None:
+        super().__init__(surroundings, worker)
+        self._tamper = tamper
+        self._backlog: Backlog = surroundings.backlog
+
+    def push(self, request: Request) -> None:
+        """See `Order`."""
+        self._tamper(self._standings, request, self._backlog.of_client(request.client))
+        super().push(request)
+
+
+class TamperedHome(DlpmHome):
+    """The same of the pool."""
+
+    def __init__(self, surroundings: Surroundings, tamper: Tamper) -> None:
+        super().__init__(surroundings)
+        self._tamper = tamper
+
+    def enqueue(self, request: Request, now: float) -> None:
+        """See `Policy`."""
+        self._tamper(self._standings, request, self._backlog.of_client(request.client))
+        super().enqueue(request, now)
+
+
+def tampered(pooled: bool, tamper: Tamper) -> PolicyFactory:
+    """One worker's queue, or a pool, whose counters are tampered with."""
+
+    def build(surroundings: Surroundings) -> Policy:
+        if pooled:
+            return TamperedHome(surroundings, tamper)
+        order = partial(TamperedDlpm, surroundings, tamper)
+        return QueuedPolicy(surroundings, PLACEMENTS["rr"](surroundings), order, Properties(QUANTUM))
+
+    return build
+
+
+def leave_alone(standings: Standings, request: Request, waiting: int) -> None:
+    """All as it should be."""
+
+
+def refill_for_one(standings: Standings, request: Request, waiting: int) -> None:  # noqa: ARG001
+    """CHECKREFILL without its condition: who has no credit gets a quantum, although others that wait have some."""
+    credit = standings.credit(request.client)
+    if credit is not None and credit <= 0:
+        standings.charge(request.client, -QUANTUM)
+
+
+def shed_by_churn(standings: Standings, request: Request, waiting: int) -> None:
+    """Line 12 of Algorithm 1 for whoever had nothing queued: its counter begins anew."""
+    credit = standings.credit(request.client)
+    if not waiting and credit is not None and credit < 0:
+        standings.charge(request.client, credit)
+
+
+class Saved(ClientDeficits):
+    """A refill that gives to those with credit too."""
+
+    def refill(self, contenders: Iterable[ClientId], part: float = 1.0) -> int:
+        rich = [client for client in self if self.credit(client) > 0]
+        rounds = super().refill(contenders, part)
+        for client in rich:
+            self.charge(client, -rounds * part * QUANTUM)
+        return rounds
+
+
+def save_credit(standings: Standings, request: Request, waiting: int) -> None:  # noqa: ARG001
+    """A refill gives to those with credit too."""
+    if not isinstance(standings._deficits, Saved):
+        standings._deficits = standings._dues._deficits = Saved(Shares())
+
+
+def tell_all(event: Event) -> Event:
+    """All is heard."""
+    return event
+
+
+def settle_nothing(event: Event) -> Event:
+    """The engine's usage at the end is not heard."""
+    return replace(event, usage=None) if isinstance(event, Finished | Failed | Cancelled) else event
+
+
+STEADY = Habits(at_once=12)
+HEAVY = Habits(at_once=12, own=10, limit=100)
+UNCACHED = Habits(at_once=12, shared=20, cached=Cached.NOTHING)
+"""Whose prompts are predicted to be cached, and never are."""
+CHURNING = Habits(at_once=1, weight=0.25, limit=100)
+"""Which has never anything queued when it comes."""
+RESTING = Habits(at_once=12, leaves=0.1, returns=0.02)
+
+
+def before(policy: PolicyFactory, clients: tuple[Habits, ...], heard: Callable[[Event], Event] = tell_all) -> Fleet:
+    """These clients before two slots: of one worker, or of two that share a pool."""
+    parameters = (DlpmParameters(QUANTUM), DlpmHomeParameters(QUANTUM))
+    one = Scenario(clients, settings=SchedulerSettings(window=FixedWindow(2)), parameters=parameters, steps=1200)
+    two = replace(one, workers=2, settings=SchedulerSettings(window=FixedWindow(1)))
+    fleet = Fleet(one, policy, heard)
+    return Fleet(two, policy, heard) if fleet.properties.pooled else fleet
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+@pytest.mark.parametrize(
+    ("clients", "tamper", "heard"),
+    [
+        ((STEADY, HEAVY), refill_for_one, tell_all),
+        ((STEADY, HEAVY, RESTING), save_credit, tell_all),
+        ((STEADY, UNCACHED), leave_alone, settle_nothing),
+        ((STEADY, CHURNING), shed_by_churn, tell_all),
+    ],
+    ids=["refill while others have credit", "refill those with credit", "no settlement", "debts shed by churn"],
+)
+def test_a_scheduler_that_breaks_a_rule_is_found(
+    clients: tuple[Habits, ...], tamper: Tamper, heard: Callable[[Event], Event], pooled: bool
+) -> None:
+    """By the same check, which the same clients pass before a scheduler that keeps the rules."""
+    sound = before(tampered(pooled, leave_alone), clients)
+    for _ in sound.run():
+        pass
+    assert 0.2 < sound.books.tightness <= 1
+    with pytest.raises(UnfairError):
+        for _ in before(tampered(pooled, tamper), clients, heard).run():
+            pass
+
+
+def first_come_first_served(surroundings: Surroundings) -> Policy:
+    """An order without credit that declares a bound."""
+    order = partial(ORDERS["fcfs"], surroundings)
+    return QueuedPolicy(surroundings, PLACEMENTS["rr"](surroundings), order, Properties(QUANTUM))
+
+
+def test_an_order_that_keeps_no_bound_is_found() -> None:
+    """First come, first served lets the heaviest win without end."""
+    with pytest.raises(UnfairError):
+        for _ in before(first_come_first_served, (STEADY, HEAVY)).run():
+            pass

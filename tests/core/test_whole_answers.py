@@ -1,0 +1,346 @@
+"""Answers that come whole: nothing of their output is seen before all of it, and it is charged all the same."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.core.attempts import ESTIMATE_SECONDS
+from router.core.clients.ledger import NOTHING, Tokens
+from router.core.fleet.service_rate import FIRST_SECONDS_PER_OUTPUT_TOKEN
+from router.core.model.events import Failed, Fault, Finished, Returned, WorkerReported, WorkReport
+from router.core.model.request import ClientId, RequestId, Usage, WorkerId
+from router.core.policies.dlpm.dlpm import DlpmParameters
+from router.core.settings import SchedulerSettings
+from tests.core.scenario import CHUNK_TOKENS, ONE_AT_A_TIME, Scene
+
+W1 = WorkerId("w1")
+RATE = 30.0
+"""Tokens that an answer gains in a second."""
+PROMPT = "ten chunks"
+SIZE = len(PROMPT) * CHUNK_TOKENS
+PREFILL = SIZE * 1e-4
+"""In seconds, as it is taken to be before any was seen."""
+
+
+def scene(*, streams: bool = True, settings: SchedulerSettings | None = None) -> Scene:
+    """One worker, and if `streams` one that has shown for ten seconds how fast answers grow there, and goes on."""
+    talk = Scene("rr+dlpm", DlpmParameters(), settings=settings)
+    if streams:
+        stream = talk.arrive("bob", "a stream", limit=10_000)
+        talk.start(stream)
+        run(talk, 10.0)
+    return talk
+
+
+def run(talk: Scene, seconds: float, beside: RequestId | None = None) -> None:
+    """Let time pass, in which the first stream, if there is one, gains its tokens, and another one `beside` it."""
+    for _ in range(round(seconds * 10)):
+        talk.wait(0.1)
+        if beside is not None:
+            talk.progress(beside, talk.scheduler.accounts.bills[beside].tokens.output + round(RATE / 10))
+        if "bob1" in talk.requests:
+            talk.progress(RequestId("bob1"), 1 + round(talk.now * RATE))
+
+
+def output(talk: Scene, client: str = "ada") -> int:
+    return talk.scheduler.accounts.accounts[ClientId(client)].charged.output
+
+
+def ask(talk: Scene, limit: int = 10_000, answers: int = 1) -> RequestId:
+    return talk.arrive("ada", PROMPT, limit=limit, streamed=False, answers=answers)
+
+
+def test_a_whole_answer_is_charged_while_it_runs_like_the_stream_beside_it() -> None:
+    """Within half a second and a few tokens, at any time of it, and its client's deficit falls with that."""
+    talk = scene()
+    ask(talk)
+    for second in range(1, 8):
+        run(talk, 1.0)
+        assert output(talk) == pytest.approx(RATE * second, abs=RATE * ESTIMATE_SECONDS + 4)
+        credit = talk.deficit("ada").order
+        assert credit is not None
+        assert credit <= DlpmParameters().quantum - SIZE - 2 * output(talk)
+
+
+@pytest.mark.parametrize("produced", [3, 100, 170])
+def test_what_the_engine_says_replaces_what_was_estimated(produced: int) -> None:
+    """Be it more or less."""
+    talk = scene()
+    asked = ask(talk)
+    run(talk, 5.0)
+    talk.finish(asked, produced)
+    assert talk.charged("ada") == SIZE + 2 * produced
+
+
+def test_an_answer_that_tells_no_usage_costs_no_output() -> None:
+    """It may be no text at all."""
+    talk = scene()
+    asked = ask(talk)
+    run(talk, 5.0)
+    talk.tell(Finished(asked))
+    assert talk.charged("ada") == SIZE
+
+
+def test_who_lets_go_of_a_whole_answer_pays_for_it_as_far_as_it_was() -> None:
+    """Up to that moment, and not the last estimate before."""
+    talk = scene()
+    asked = ask(talk)
+    run(talk, 5.2)
+    talk.now += 0.3
+    talk.cancel(asked)
+    assert output(talk) == pytest.approx(RATE * 5.5, abs=3)
+
+
+def test_no_estimate_exceeds_the_limit_that_the_client_set() -> None:
+    """However long it takes."""
+    talk = scene()
+    asked = ask(talk, limit=30)
+    run(talk, 60.0)
+    assert output(talk) == 30
+    talk.cancel(asked)
+    assert talk.charged("ada") == SIZE + 2 * 30
+
+
+def test_several_answers_gain_several_tokens_at_a_time() -> None:
+    """So many choices or prompts were asked for at once."""
+    talk = scene()
+    asked = ask(talk, answers=4)
+    run(talk, 5.0)
+    talk.cancel(asked)
+    assert output(talk) == pytest.approx(4 * RATE * 5, rel=0.05)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_nothing_is_charged_for_an_answer_that_its_worker_broke_off(again: bool) -> None:
+    """It may have hung for all that time. Of what it was asked for the input is paid."""
+    talk = scene()
+    asked = ask(talk)
+    run(talk, 5.0)
+    assert output(talk) > 0
+    event = Returned(asked, True, Fault.BROKEN) if again else Failed(asked, True, None, Fault.BROKEN)
+    talk.tell(event)
+    assert talk.charged("ada") == SIZE
+
+
+def test_an_answer_that_another_worker_begins_anew_is_paid_once() -> None:
+    """What the first one had come to is not charged again, and is no input of the second."""
+    talk = scene()
+    asked = ask(talk)
+    run(talk, 5.0)
+    talk.join("w2")
+    talk.tell(Returned(asked, True, Fault.ERROR))
+    first = output(talk)
+    assert (first > 100, talk.worker_of(asked)) == (True, "w2")
+    assert talk.scheduler.cluster[WorkerId("w2")].load.unstarted_tokens == SIZE
+    run(talk, 1.0)
+    assert output(talk) == first
+    talk.finish(asked, 200)
+    assert talk.charged("ada") == SIZE + 2 * 200
+
+
+def test_an_answer_that_its_engine_ended_with_an_error_is_charged() -> None:
+    """The engine worked for it, and a client might have brought the error about."""
+    talk = scene()
+    asked = ask(talk)
+    run(talk, 5.0)
+    talk.tell(Failed(asked, True, None, Fault.ERROR))
+    assert output(talk) == pytest.approx(RATE * 5, abs=4)
+
+
+def test_without_streams_the_pace_is_that_of_whole_answers_before() -> None:
+    """What the engine says of them shows it at their end."""
+    talk = scene(streams=False)
+    for _ in range(4):
+        asked = ask(talk)
+        run(talk, 10.0)
+        talk.finish(asked, round(10 * RATE))
+    before = output(talk)
+    asked = ask(talk)
+    run(talk, 5.0)
+    talk.cancel(asked)
+    assert output(talk) - before == pytest.approx(RATE * 5, rel=0.05)
+
+
+def test_without_any_answer_to_be_seen_the_pace_is_that_of_the_engines_own_count() -> None:
+    """Over all that ran by its own word, others' calls among them."""
+    talk = scene(streams=False)
+    asked = ask(talk)
+    for second in range(10):
+        talk.tell(WorkerReported(W1, 5, 0, work=WorkReport(0.0, 1000.0 + 5 * RATE * second)))
+        run(talk, 1.0)
+    talk.cancel(asked)
+    assert output(talk) == pytest.approx(RATE * 10, rel=0.1)
+
+
+def counted(talk: Scene, per_second: float, *, running: int, seconds: int = 10) -> None:
+    """Let time pass in which the engine counts so many output tokens a second, beside the first stream's."""
+    for second in range(seconds):
+        of_stream = RATE * talk.now if "bob1" in talk.requests else 0
+        work = WorkReport(0.0, 1000.0 + per_second * second + of_stream)
+        talk.tell(WorkerReported(W1, running, 0, work=work))
+        run(talk, 1.0)
+
+
+@pytest.mark.parametrize(("faster", "paid"), [(0.0, 0.5), (0.7, 0.7), (1.0, 1.0), (1.5, 1.5), (4.0, 2.0)])
+def test_who_lets_go_pays_for_what_the_engine_counted(faster: float, paid: float) -> None:
+    """Where whole answers grow faster than streams show, or more slowly: from half to twice as much as these do."""
+    talk = scene()
+    asked = ask(talk)
+    counted(talk, faster * RATE, running=2)
+    talk.cancel(asked)
+    assert output(talk) == pytest.approx(paid * RATE * 10, rel=0.15)
+
+
+def test_nobody_pays_for_what_the_engine_did_for_others() -> None:
+    """What another router sent it is counted, too, and cannot be told apart; what others let run here can."""
+    talk = scene()
+    asked = ask(talk)
+    counted(talk, 3 * RATE, running=5)
+    talk.cancel(asked)
+    assert output(talk) == pytest.approx(RATE * 10, rel=0.05)
+    talk = scene()
+    asked, other = ask(talk), talk.arrive("eve", PROMPT, limit=10_000, streamed=False)
+    counted(talk, 3 * RATE, running=3)
+    talk.cancel(asked)
+    talk.cancel(other)
+    assert output(talk) == pytest.approx(1.5 * RATE * 10, rel=0.15)
+    assert output(talk, "eve") == pytest.approx(1.5 * RATE * 10, rel=0.15)
+
+
+def test_no_more_is_paid_than_the_limit_that_the_client_set() -> None:
+    """Whatever the engine counted."""
+    talk = scene()
+    asked = ask(talk, limit=round(12 * RATE))
+    counted(talk, 2 * RATE, running=2)
+    talk.cancel(asked)
+    assert output(talk) == round(12 * RATE)
+
+
+def test_before_anything_is_known_a_slow_engine_is_assumed() -> None:
+    """So that the first answers are not free."""
+    talk = scene(streams=False)
+    asked = ask(talk)
+    run(talk, 5.0)
+    assert output(talk) == pytest.approx((5.0 - PREFILL) / FIRST_SECONDS_PER_OUTPUT_TOKEN, abs=12)
+    talk.cancel(asked)
+    assert output(talk) == pytest.approx((5.0 - PREFILL) / FIRST_SECONDS_PER_OUTPUT_TOKEN, abs=2)
+
+
+def test_nobody_pays_output_for_waiting_in_the_engine() -> None:
+    """By the engine's word the latest of those of which nothing was seen wait for a place."""
+    talk = scene()
+    running, waiting = ask(talk), talk.arrive("eve", PROMPT, limit=10_000, streamed=False)
+    for _ in range(50):
+        talk.tell(WorkerReported(W1, 2, 1))
+        run(talk, 0.1)
+    assert output(talk) == pytest.approx(RATE * 5, abs=RATE * ESTIMATE_SECONDS + 4)
+    assert output(talk, "eve") <= 4
+    talk.finish(running, 150)
+    talk.tell(WorkerReported(W1, 2, 0))
+    run(talk, 5.0)
+    talk.cancel(waiting)
+    assert output(talk, "eve") == pytest.approx(RATE * 5, abs=4)
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_one_that_is_sent_to_a_full_engine_gains_nothing_until_there_is_a_place(told: bool) -> None:
+    """Another one's end gives it one; or the engine says that nothing waits."""
+    talk = scene()
+    talk.tell(WorkerReported(W1, 1, 0, places=2))
+    other = talk.arrive("bob", "another", limit=10_000)
+    talk.start(other)
+    asked = ask(talk)
+    assert asked in talk.dispatched
+    run(talk, 5.0, beside=other)
+    assert output(talk) == 0
+    if told:
+        talk.tell(WorkerReported(W1, 3, 0, places=2))
+    else:
+        talk.finish(other, 151)
+    run(talk, 5.0, beside=other if told else None)
+    talk.cancel(asked)
+    assert output(talk) == pytest.approx(RATE * 5, abs=4)
+
+
+def test_an_answer_that_turns_out_to_stream_is_counted_from_then_on() -> None:
+    """Of some calls only the answer tells whether it is whole."""
+    talk = scene()
+    asked = ask(talk)
+    run(talk, 1.0)
+    estimated = output(talk)
+    talk.start(asked)
+    run(talk, 5.0)
+    assert output(talk) == estimated
+    talk.progress(asked, 300)
+    assert output(talk) == 300
+
+
+def test_a_refused_call_owes_nothing_although_it_was_estimated() -> None:
+    """What its engine turned away was not computed."""
+    talk = scene()
+    asked = ask(talk)
+    run(talk, 5.0)
+    talk.refuse(asked)
+    assert talk.charged("ada") == 0
+
+
+ENDS = ("told", "untold", "left", "broken", "error", "refused", "returned")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    calls=st.lists(
+        st.tuples(
+            st.sampled_from(["ada", "eve"]),
+            st.booleans(),
+            st.sampled_from(ENDS),
+            st.floats(0.0, 3.0),
+            st.integers(0, 80),
+            st.integers(1, 3),
+        ),
+        max_size=12,
+    ),
+    one_at_a_time=st.booleans(),
+)
+def test_every_token_is_charged_once(calls: list[tuple[str, bool, str, float, int, int]], one_at_a_time: bool) -> None:
+    """To one client and at one worker, and in the end what the engine says, or no more than could have been."""
+    talk = scene(settings=ONE_AT_A_TIME if one_at_a_time else None, streams=not one_at_a_time)
+    told: dict[str, int] = {"ada": 0, "eve": 0}
+    most: dict[str, int] = {"ada": 0, "eve": 0}
+    for client, streamed, end, seconds, produced, answers in calls:
+        asked = talk.arrive(client, PROMPT, limit=80, streamed=streamed, answers=answers)
+        run(talk, seconds)
+        if streamed and asked in talk.dispatched:
+            talk.start(asked)
+        match end:
+            case "told":
+                talk.finish(asked, produced)
+                told[client] += produced
+            case "untold":
+                talk.tell(Failed(asked, True, Usage(SIZE, produced), Fault.CALL))
+                told[client] += produced
+            case "left" | "error":
+                talk.cancel(asked) if end == "left" else talk.tell(Failed(asked, True, None, Fault.ERROR))
+                most[client] += 0 if streamed else 80
+            case "broken":
+                talk.tell(Failed(asked, True, None, Fault.BROKEN))
+            case "refused":
+                talk.refuse(asked)
+            case "returned":
+                talk.tell(Returned(asked, True, Fault.BROKEN))
+                talk.cancel(asked)
+        accounts = talk.scheduler.accounts
+        by_worker = [state.work.charged for state in talk.scheduler.cluster]
+        by_client = [account.served for account in accounts.accounts.values()]
+        assert total(by_worker) == total(by_client)
+    for client, charged in told.items():
+        if client in {name for name, *_ in calls}:
+            assert charged <= output(talk, client) <= charged + most[client]
+    assert set(talk.scheduler.accounts.bills) <= {RequestId("bob1")}
+
+
+def total(tokens: list[Tokens]) -> Tokens:
+    added = NOTHING
+    for each in tokens:
+        added = added.plus(each)
+    return added

@@ -1,0 +1,106 @@
+"""Anthropic's messages and OpenAI's responses before scripted engines: passed on byte for byte, charged, and keyed."""
+
+from typing import Any
+
+import pytest
+
+from tests.support.as_chats import APIS, ASKED, SYSTEM, USED, ChatApi, Used
+from tests.support.running import chat, running_router, until
+from tests.support.scripted_engine import ScriptedEngine, scripted_engine
+from tests.support.served import service
+
+FAILURES = [(api, failed) for api in APIS for failed in api.failures]
+each_api = pytest.mark.parametrize("api", APIS, ids=str)
+
+
+async def taken(*engines: ScriptedEngine) -> Any:
+    """The call that one of these has, and no other."""
+    await until(lambda: any(not engine.calls.empty() for engine in engines))
+    (engine,) = [engine for engine in engines if not engine.calls.empty()]
+    return engine.calls.get_nowait()
+
+
+@each_api
+async def test_every_event_goes_through_at_once_and_as_it_came(api: ChatApi) -> None:
+    """The usage at the end is charged: what was in the cache, and what was not."""
+    blocks = [api.start, b": hi\n\n", *api.odd, api.delta("a") + api.delta("b"), *api.end("ab")]
+    async with scripted_engine() as engine, running_router(engine.url) as router:
+        async with router.post(api.ask(stream=True), api.path) as post:
+            call = await engine.call()
+            assert call.body == api.ask(stream=True)
+            await call.begin()
+            for block in blocks:
+                await call.write(block)
+                assert await (await post.response()).content.readexactly(len(block)) == block
+            await call.end()
+            assert await post.read() == b""
+        assert await service(router, "user-ann") == USED
+
+
+@each_api
+async def test_tokens_are_charged_while_they_stream(api: ChatApi) -> None:
+    """One for each delta; a client that leaves pays for them, and for its input as told or else as estimated."""
+    async with scripted_engine() as engine, running_router(engine.url) as router:
+        async with router.post(api.ask(stream=True), api.path) as post:
+            call = await engine.call()
+            await call.begin()
+            await call.write(api.start + api.delta("a") * 7)
+            response = await post.response()
+            await response.content.readuntil(api.delta("a") * 7)
+            response.close()
+            await call.gone()
+        await until(lambda: not router.scheduler.live)
+        extend, cached, output = await service(router, "user-ann")
+        assert extend > 0
+        assert api.started in ((extend, cached), (None, cached))
+        assert output == 7
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+@each_api
+async def test_a_conversation_stays_where_it_began(api: ChatApi, streamed: bool) -> None:
+    """Prompt and answer are keyed as the chat that engines make of them: the next turn is predicted to be cached."""
+    answer = "the sea is deep " * 100
+    more: Any = {"role": "user", "content": [{"type": "text", "text": "More."}]}
+    turns: list[list[Any]] = [[ASKED], [ASKED, api.answered(answer), more]]
+    as_chat = [{"role": "system", "content": SYSTEM}, ASKED, {"role": "assistant", "content": answer}, more]
+    async with scripted_engine() as one, scripted_engine() as two, running_router(one.url, two.url) as router:
+        at, predicted = [], []
+        for turn, used in zip(turns, (Used(650, 0, 400), Used(50, 1000, 400)), strict=True):
+            body = api.ask(*turn, stream=streamed, **api.system(again=turn is turns[1]))
+            async with router.post(body, api.path) as post:
+                call = await taken(one, two)
+                if streamed:
+                    words = [api.delta(word + " ") for word in answer.split()]
+                    await call.stream(api.start, *words, *api.end(answer, used))
+                else:
+                    await call.respond(200, api.whole(answer, used))
+                await post.read()
+                headers = (await post.response()).headers
+            at.append(headers["x-d2lpm-worker"])
+            predicted.append(int(headers["x-d2lpm-predicted-cached-tokens"]))
+        async with router.post(chat(messages=as_chat)) as post:
+            await (await taken(one, two)).answer(prompt=650)
+            headers = (await post.response()).headers
+        assert at[0] == at[1] == headers["x-d2lpm-worker"]
+        assert predicted[0] == 0
+        assert predicted[1] > 500
+        assert int(headers["x-d2lpm-predicted-cached-tokens"]) > 500
+
+
+@pytest.mark.parametrize(
+    ("api", "failed"), FAILURES, ids=lambda value: str(value) if isinstance(value, ChatApi) else ""
+)
+async def test_an_engines_error_before_the_answer_goes_to_another(api: ChatApi, failed: bytes) -> None:
+    """As with chats: only when a client has nothing yet. Amid an answer it reaches the client as it is."""
+    async with scripted_engine() as one, scripted_engine() as two, running_router(one.url, two.url) as router:
+        async with router.post(api.ask(stream=True), api.path) as post:
+            await (await taken(one, two)).stream(failed)
+            answer = [api.start, api.delta("a"), *api.end("a")]
+            await (await taken(one, two)).stream(*answer)
+            assert await post.read() == b"".join(answer)
+        async with router.post(api.ask(stream=True), api.path) as post:
+            await (await taken(one, two)).stream(api.start, failed)
+            assert await post.read() == api.start + failed
+    assert one.calls.empty()
+    assert two.calls.empty()

@@ -1,0 +1,488 @@
+"""Clients that send too much, too slowly or too early, or do not read: on real sockets."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from functools import partial
+from random import Random
+
+import pytest
+import uvicorn
+import uvloop
+from starlette.types import Receive, Scope, Send
+from uvicorn.server import ServerState
+
+from router.front.byte_budget import ByteBudget
+from router.front.exchange import ClientGone, Exchange
+from router.front.http.connection import AT_A_TURN, doors, front
+from router.front.http.connection_limits import Connections, FrontLimits
+from tests.support.running import CHAT, PATIENCE, RunningRouter, chat, running_router, until
+from tests.support.scripted_engine import DONE, ScriptedEngine, chunk, scripted_engine, usage_chunk
+
+SOON = 0.15
+"""Seconds; what is to happen after them is waited for, however long it takes."""
+
+
+@asynccontextmanager
+async def served(**settings: object) -> AsyncIterator[tuple[ScriptedEngine, RunningRouter]]:
+    """A router before one engine."""
+    async with scripted_engine() as engine, running_router(engine.url, **settings) as router:
+        yield engine, router
+
+
+@asynccontextmanager
+async def connected(
+    router: RunningRouter, address: str = "127.0.0.1"
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A bare connection to the router, from this address of loopback."""
+    reader, writer = await asyncio.open_connection(*router.address, local_addr=(address, 0))
+    try:
+        yield reader, writer
+    finally:
+        writer.transport.abort()
+
+
+async def to_the_end(reader: asyncio.StreamReader) -> bytes:
+    """What comes until the router closes."""
+    async with asyncio.timeout(PATIENCE):
+        return await reader.read()
+
+
+def refused(answer: bytes, status: int, code: str | None = None) -> dict[str, object]:
+    """The error object of a whole answer, which says that the connection ends."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d " % status), answer[:200]
+    assert b"connection: close" in head
+    assert b"content-type: application/json" in head
+    error = json.loads(body)["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert code is None or error["code"] == code
+    return error  # type: ignore[no-any-return]
+
+
+def request_bytes(content: str = "Hello", **more: object) -> bytes:
+    body = json.dumps(chat(content, **more)).encode()
+    return b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (
+        CHAT.encode(),
+        len(body),
+        body,
+    )
+
+
+async def other_is_served(engine: ScriptedEngine, router: RunningRouter) -> None:
+    """Nobody else notices."""
+    async with router.post(chat()) as post:
+        await (await engine.call()).answer()
+        assert (await post.response()).status == 200
+
+
+@pytest.mark.parametrize(
+    ("head", "status", "code"),
+    [
+        (b"GET /health HTTP/1.1\r\nx: " + b"y" * 3000 + b"\r\n\r\n", 431, "headers_too_large"),
+        (b"GET /health HTTP/1.1\r\n" + b"x: y\r\n" * 500 + b"\r\n", 431, "headers_too_large"),
+        (b"GET /health HTTP/1.1\r\nx: " + b"y" * 3000, 431, "headers_too_large"),
+        (b"GET /health HTTP/1.1\r\n" + b"x" * 3000, 431, "headers_too_large"),
+        (b"\r\n" * 2000, 431, "headers_too_large"),
+        (b"GET /" + b"x" * 600 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n", 414, "url_too_long"),
+        (b"GET /" + b"x" * 3000, 431, "headers_too_large"),
+        (b"POST /health HTTP/1.1\r\ncontent-length: 2\r\ncontent-length: 2\r\n\r\n{}", 400, "invalid_http"),
+        (b"POST /health HTTP/1.1\r\ncontent-length: 2, 2\r\n\r\n{}", 400, "invalid_http"),
+        (b"POST /health HTTP/1.1\r\ntransfer-encoding: chunked\r\ncontent-length: 2\r\n\r\n0\r\n\r\n", 400, None),
+        (b"POST /health HTTP/1.1\r\ntransfer-encoding: chunked, identity\r\n\r\n0\r\n\r\n", 400, "invalid_http"),
+        (b"POST /health HTTP/1.1\r\ntransfer-encoding: xchunked\r\n\r\n0\r\n\r\n", 400, "invalid_http"),
+        (b"POST /health HTTP/1.1\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 400, "invalid_http"),
+        (b"POST /health HTTP/1.0\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", 400, "invalid_http"),
+        (b"GET /health HTTP/1.1\r\nx : y\r\n\r\n", 400, "invalid_http"),
+        (b"GET /health HTTP/1.1\r\nx: a\x00b\r\n\r\n", 400, "invalid_http"),
+        (b"GET /health HTTP/1.1\r\nx: a\r\n folded\r\n\r\n", 400, "invalid_http"),
+    ],
+)
+async def test_a_head_that_is_too_much_or_ambiguous_is_refused(head: bytes, status: int, code: str | None) -> None:
+    """Whole or endless, with an error object, and the connection ends."""
+    async with served(header_limit=2048, url_limit=512) as (engine, router):
+        async with connected(router) as (reader, writer):
+            writer.write(head)
+            refused(await to_the_end(reader), status, code)
+        await other_is_served(engine, router)
+
+
+@pytest.mark.parametrize(
+    ("sent", "part"),
+    [
+        (b"GET /health HTTP/1.1\r\n", "headers"),
+        (request_bytes()[:-1], "body"),
+        (b"POST %b HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n5\r\n{" % CHAT.encode(), "body"),
+    ],
+)
+async def test_what_does_not_come_whole_in_time_is_refused(sent: bytes, part: str) -> None:
+    """408 for a head or a body that is awaited, of a declared length or in chunks."""
+    async with served(header_timeout=SOON, body_timeout=SOON) as (engine, router):
+        async with connected(router) as (reader, writer):
+            writer.write(sent)
+            error = refused(await to_the_end(reader), 408, "request_timeout")
+            assert part in str(error["message"])
+        await other_is_served(engine, router)
+
+
+async def test_a_dribble_gains_no_time() -> None:
+    """Byte by byte, a head has no longer than at once."""
+    async with served(header_timeout=SOON) as (_, router), connected(router) as (reader, writer):
+        reading = asyncio.ensure_future(to_the_end(reader))
+        writer.write(b"GET /health HTTP/1.1\r\nx: ")
+        async with asyncio.timeout(PATIENCE):
+            while not reading.done():
+                writer.write(b"y")
+                await asyncio.sleep(0.01)
+        refused(await reading, 408, "request_timeout")
+
+
+async def test_a_body_that_comes_steadily_may_take_longer() -> None:
+    """As long as enough of it comes in each of its times, of which one block is enough here."""
+    limit = 1.0  # long beside what a busy machine may stand still for
+    async with served(body_timeout=limit) as (_, router), connected(router) as (reader, writer):
+        writer.write(
+            b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            b"transfer-encoding: chunked\r\n\r\n" % CHAT.encode()
+        )
+        until_then = asyncio.get_running_loop().time() + 2 * limit
+        while asyncio.get_running_loop().time() < until_then:
+            writer.write(b"1000\r\n" + b"x" * 4096 + b"\r\n")
+            await asyncio.sleep(0.01)
+        writer.write(b"0\r\n\r\n")
+        assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 400 ")
+
+
+async def test_a_connection_that_says_nothing_is_closed() -> None:
+    """Without an answer: nothing was asked."""
+    async with served(header_timeout=SOON) as (_, router), connected(router) as (reader, _):
+        assert await to_the_end(reader) == b""
+
+
+async def test_too_many_connections_of_one_address_are_refused() -> None:
+    """With 429, and counted; one that closes makes room."""
+    async with served(max_connections_per_address=2) as (engine, router):
+        async with connected(router), connected(router), connected(router) as (reader, _):
+            error = refused(await to_the_end(reader), 429)
+            assert error["type"] == "rate_limit_error"
+        await until(lambda: not len(router.connections))
+        await other_is_served(engine, router)
+        async with router.http.get("/metrics") as response:
+            told = await response.text()
+        assert 'd2lpm_refused_connections_total{status="429"} 1.0' in told
+        assert "d2lpm_connections 1.0" in told
+
+
+async def test_a_flood_of_connections_costs_the_flooder() -> None:
+    """When all are too many, the longest idle one of the address that has most gives way, and no call is cut."""
+    flooder = "127.0.0.2"
+    async with served(max_connections=3, header_timeout=PATIENCE) as (engine, router):
+        async with connected(router, flooder) as (_, busy), connected(router, flooder) as (idle, was_busy):
+            busy.write(request_bytes())
+            call = await engine.call()
+            was_busy.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            await idle.readuntil(b"}")
+            async with connected(router, flooder), connected(router) as (reader, writer):
+                assert await to_the_end(idle) == b""
+                writer.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+                assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+                async with connected(router, flooder) as (surplus, _):
+                    refused(await to_the_end(surplus), 429)
+                await call.answer()
+        await until(lambda: not len(router.connections))
+
+
+async def test_it_does_not_matter_how_bytes_are_cut() -> None:
+    """Requests behind each other get the same answers whatever pieces they come in."""
+    random = Random(0)
+    chunked = b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n1;x=y\r\n \r\n0\r\n\r\n"
+    calls = [
+        (b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n", b"200"),
+        (b"POST /health HTTP/1.1\r\nhost: localhost\r\ncontent-length: 3\r\n\r\nabc", b"405"),
+        (b"POST %b HTTP/1.1\r\nhost: localhost\r\n%b" % (CHAT.encode(), chunked), b"400"),
+        (b"\r\nGET /%20 HTTP/1.1\r\nhost: localhost\r\n\r\n", b"404"),
+        (
+            b"POST %b HTTP/1.1\r\nhost: localhost\r\nupgrade: h2c\r\nconnection: upgrade\r\n%b"
+            % (CHAT.encode(), chunked),
+            b"400",
+        ),
+    ]
+    async with served() as (engine, router):
+        for _ in range(30):
+            chosen = random.choices(calls, k=random.randint(1, 6))
+            sent = b"".join(call for call, _ in chosen)
+            cuts = sorted(random.sample(range(len(sent)), random.randint(0, 8)))
+            async with connected(router) as (reader, writer):
+                for start, end in zip([0, *cuts], [*cuts, len(sent)], strict=True):
+                    writer.write(sent[start:end])
+                    await asyncio.sleep(0)
+                for _, status in chosen:
+                    head = await reader.readuntil(b"\r\n\r\n")
+                    assert head.startswith(b"HTTP/1.1 " + status), (sent, cuts)
+                    await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0]))
+        assert engine.calls.empty()
+
+
+async def test_a_call_of_which_half_came_behind_another_is_read_on() -> None:
+    """Its rest comes while the first is under way, and is of use after that."""
+    second = request_bytes("two")
+    async with served() as (engine, router), connected(router) as (reader, writer):
+        writer.write(request_bytes("one") + second[:-10])
+        call = await engine.call()
+        writer.write(second[-10:])
+        await other_is_served(engine, router)  # and so the rest was read
+        for word in ("one", "two"):
+            assert word in str(call.json)
+            await call.answer(f"answer {word}")
+            await reader.readuntil(f"answer {word}".encode())
+            if word == "one":
+                call = await engine.call()
+
+
+async def test_pipelined_calls_are_answered_in_order_however_they_are_cut() -> None:
+    """Three at once, and a fourth byte by byte while the first is under way."""
+    async with served() as (engine, router), connected(router) as (reader, writer):
+        writer.write(request_bytes("one") + request_bytes("two") + request_bytes("three"))
+        call = await engine.call()
+        for byte in request_bytes("four"):
+            writer.write(bytes([byte]))
+        await writer.drain()
+        for word in ("one", "two", "three", "four"):
+            assert word in str(call.json)
+            await call.answer(f"answer {word}")
+            await reader.readuntil(f"answer {word}".encode())
+            if word != "four":
+                call = await engine.call()
+
+
+@pytest.mark.parametrize("early", [request_bytes("two"), request_bytes("two") * 3, request_bytes("two")[:30]])
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_a_second_call_does_not_hide_that_the_client_left(early: bytes, at_once: bool) -> None:
+    """The first call ends when its client leaves, whatever was sent behind it; nothing of that is begun."""
+    async with served() as (engine, router):
+        async with connected(router) as (_, writer):
+            writer.write(request_bytes("one", stream=True) + (early if at_once else b""))
+            call = await engine.call()
+            if not at_once:
+                writer.write(early)
+                await writer.drain()
+        await call.gone()
+        await router.check_at_rest()
+        assert engine.calls.empty()
+
+
+@pytest.mark.parametrize(
+    ("behind", "status"),
+    [
+        (b"nonsense\r\n\r\n", 400),
+        (b"GET /" + b"x" * 600 + b" HTTP/1.1\r\n\r\n", 414),
+        (b"GET / HTTP/1.1\r\nx: " + b"y" * 3000, 431),
+    ],
+)
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_what_is_bad_behind_a_call_takes_nothing_from_it(behind: bytes, status: int, at_once: bool) -> None:
+    """The call is answered, then what came behind it, however the two were cut; and the connection ends."""
+    async with served(header_limit=2048, url_limit=512) as (engine, router), connected(router) as (reader, writer):
+        writer.write(request_bytes() + (behind if at_once else b""))
+        call = await engine.call()
+        if not at_once:
+            writer.write(behind)
+        writer.write(request_bytes("forged"))
+        await other_is_served(engine, router)
+        await call.answer("yes")
+        assert (await reader.readuntil(b"}}}")).startswith(b"HTTP/1.1 200 ")
+        refused(await to_the_end(reader), status)
+        assert engine.calls.empty()
+
+
+async def test_who_sends_too_much_too_early_is_cut() -> None:
+    """What comes behind a call is bounded."""
+    async with served() as (engine, router), connected(router) as (reader, writer):
+        writer.write(request_bytes("one", stream=True))
+        call = await engine.call()
+        writer.write(b"x" * 200_000)
+        with pytest.raises(ConnectionError):
+            await to_the_end(reader)
+        await call.gone()
+
+
+async def test_the_rest_of_a_refused_body_is_not_read_for_ever() -> None:
+    """Its sender may read the answer, and a small rest costs it nothing."""
+    async with served(body_limit=1000) as (_, router), connected(router) as (reader, writer):
+        writer.write(
+            b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 1500\r\n\r\n"
+            % CHAT.encode()
+        )
+        answer = await reader.readuntil(b"}}")
+        assert answer.startswith(b"HTTP/1.1 413 ")
+        writer.write(b"x" * 1500 + b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+
+
+BLOCK = chunk("x" * 16_000)
+
+
+@contextmanager
+def not_reading(router: RunningRouter) -> Iterator[socket.socket]:
+    """A connection to the router that takes little from it."""
+    with socket.socket() as raw:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        raw.connect(router.address)
+        raw.setblocking(False)
+        yield raw
+
+
+async def test_a_client_that_does_not_read_is_cut_off() -> None:
+    """What the router holds for it is bounded, its engine stops, and after a while it is gone."""
+    settings = {"write_timeout": SOON, "max_held_bytes": 1 << 20}
+    async with scripted_engine(send_buffer=1 << 14) as engine, running_router(engine.url, **settings) as router:
+        with not_reading(router) as raw:
+            await asyncio.get_running_loop().sock_sendall(raw, request_bytes(stream=True))
+            call = await engine.call()
+            flood = asyncio.ensure_future(call.stream(*[BLOCK] * 10_000))
+            await call.gone()
+            with pytest.raises(ConnectionError):
+                await flood
+            await router.check_at_rest()
+
+
+async def test_what_a_client_does_not_read_is_bounded() -> None:
+    """Beyond its part of the budget, its answer waits in its engine."""
+    settings = {"max_held_bytes": 1 << 20}
+    async with (
+        scripted_engine(send_buffer=1 << 14) as engine,
+        running_router(engine.url, **settings) as router,
+    ):
+        with not_reading(router) as raw:
+            await asyncio.get_running_loop().sock_sendall(raw, request_bytes(stream=True))
+            call = await engine.call()
+            flood = asyncio.ensure_future(call.stream(*[BLOCK] * 10_000))
+            await until(lambda: router.connections.unread_bytes > 0)
+            most = 0
+            async with router.post(chat(stream=True)) as post:
+                other = await engine.call()
+                await other.begin()
+                for index in range(200):
+                    await other.write(chunk(f"{index}"))
+                    await (await post.response()).content.readexactly(len(chunk(f"{index}")))
+                    most = max(most, router.connections.unread_bytes)
+            assert 0 < most <= 1 << 19
+            assert not flood.done()
+        await call.gone()
+        with pytest.raises(ConnectionError):
+            await flood
+
+
+async def test_a_client_that_reads_slowly_is_not_cut_off() -> None:
+    """As long as it reads something in time."""
+    async with served(write_timeout=5.0) as (engine, router), router.post(chat(stream=True)) as post:
+        call = await engine.call()
+        flood = asyncio.ensure_future(call.stream(*[BLOCK] * 300, chunk("", "stop"), usage_chunk(9, 300), DONE))
+        content = (await post.response()).content
+        got = 0
+        while data := await content.read(1 << 20):
+            got += len(data)
+            await asyncio.sleep(0)
+        await flood
+        assert got == 300 * len(BLOCK) + len(chunk("", "stop") + DONE)
+
+
+async def test_trailers_are_bounded_and_of_no_use() -> None:
+    """A header behind a body is no header, and an endless one ends the connection."""
+    async with served(header_limit=2048) as (_, router):
+        head = b"GET /health HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n0\r\n"
+        async with connected(router) as (reader, writer):
+            writer.write(head + b"x-client-id: forged\r\n\r\n")
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        async with connected(router) as (reader, writer):
+            lines = b"content-type: application/json\r\nexpect: 100-continue\r\ntransfer-encoding: chunked\r\n"
+            head = b"POST %b HTTP/1.1\r\nhost: localhost\r\n%b\r\n" % (CHAT.encode(), lines)
+            writer.write(head)
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"0\r\nx: " + b"y" * 5000)
+            refused(await to_the_end(reader), 431)
+
+
+async def test_a_protocol_that_is_not_spoken_is_not_changed_to() -> None:
+    """The call is answered as if nobody had offered it, with its body, and so is the next one."""
+    offer = request_bytes().replace(b"host: localhost", b"host: localhost\r\nconnection: upgrade\r\nupgrade: h2c")
+    async with served() as (engine, router), connected(router) as (reader, writer):
+        for _ in range(2):
+            writer.write(offer)
+            call = await engine.call()
+            assert call.json["messages"] == chat()["messages"]
+            await call.answer("yes")
+            await reader.readuntil(b"}}}")
+
+
+async def test_an_idle_connection_is_closed() -> None:
+    """After the time that is kept for the next call, also when only line ends came."""
+    async with served(keep_alive=SOON) as (_, router), connected(router) as (reader, writer):
+        writer.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert (await to_the_end(reader)).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_nothing_is_left_of_connections() -> None:
+    """Whatever they did."""
+    async with served() as (_, router):
+        for sent in (b"", b"GET ", b"nonsense\r\n\r\n", b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"):
+            async with connected(router) as (_, writer):
+                writer.write(sent)
+        await until(lambda: not len(router.connections))
+
+
+@pytest.mark.parametrize("waiting", [1, 160])
+def test_who_connects_does_not_wait_for_a_turn_of_the_loop_each(waiting: int) -> None:
+    """A turn takes as many connections as there are doors; with one door, as uvloop does it, it would take one."""
+
+    async def turns() -> int:
+        taken, count = 0, 0
+
+        class Taken(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                nonlocal taken
+                taken += 1
+                transport.abort()  # type: ignore[attr-defined]
+
+        listener = socket.create_server(("127.0.0.1", 0), backlog=waiting)
+        loop = asyncio.get_running_loop()
+        async with AsyncExitStack() as ending:
+            for door in doors(listener):
+                ending.enter_context(door)
+                await ending.enter_async_context(await loop.create_server(Taken, sock=door, backlog=waiting))
+            for _ in range(waiting):
+                ending.enter_context(socket.create_connection(listener.getsockname()))
+            while taken < waiting:
+                await asyncio.sleep(0)
+                count += 1
+        return count
+
+    assert uvloop.run(turns()) <= waiting / AT_A_TURN + 4
+
+
+async def test_who_has_left_already_is_told_too() -> None:
+    """A client that leaves while its call is read, beside the event loop, is gone when that begins to wait."""
+    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(scope, receive, send)
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        try:
+            with exchange.while_connected():
+                await asyncio.Event().wait()
+        except ClientGone:
+            ended.set_result(None)
+
+    config = uvicorn.Config(app, ws="none", lifespan="off", log_config=None)
+    config.load()
+    connection: Callable[..., asyncio.Protocol] = front(Connections(FrontLimits(), ByteBudget(2**20)))
+    made = partial(connection, config=config, server_state=ServerState(), app_state={})
+    async with await asyncio.get_running_loop().create_server(made, "127.0.0.1", 0) as server:
+        _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        writer.write(request_bytes())
+        writer.close()
+        async with asyncio.timeout(PATIENCE):
+            await ended

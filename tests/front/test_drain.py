@@ -1,0 +1,51 @@
+"""When the router may end."""
+
+from router.front.drain import Drain
+from tests.support.running import CHAT, chat, running_router
+from tests.support.scripted_engine import scripted_engine
+
+
+def test_draining_is_over_with_the_last_call_or_the_time() -> None:
+    """Neither before it has begun, nor while a call is under way and there is time."""
+    now = 0.0
+    drain = Drain(10.0, lambda: now)
+
+    def over() -> bool:
+        return drain.over
+
+    assert not over()
+    with drain.call():
+        drain.begin()
+        assert drain.begun
+        now = 9.9
+        assert not over()
+        now = 10.0
+        assert over()
+    now = 5.0
+    assert over()
+
+
+async def test_what_waits_when_draining_begins_is_served() -> None:
+    """It was taken; only what comes later is refused, on both paths, while all else is answered."""
+    async with scripted_engine() as engine, running_router(engine.url, max_inflight=1, window="fixed") as router:
+        async with router.post(chat()) as first, router.post(chat()) as second:
+            call = await engine.call()
+            while router.scheduler.waiting == 0:
+                await router.get_json("/health")
+            router.drain.begin()
+            async with router.post(chat()) as late:
+                assert (await late.response()).status == 503
+            async with router.http.get("/ready") as ready:
+                assert ready.status == 503
+            assert await router.get_json("/health") == {"status": "ok"}
+            assert not router.drain.over
+            await call.answer()
+            assert (await first.response()).status == 200
+            await (await engine.call()).answer()
+            assert (await second.response()).status == 200
+            await first.read()
+            await second.read()
+        async with router.http.get(CHAT) as response:
+            assert response.status == 503
+        await router.check_at_rest()
+        assert router.drain.over

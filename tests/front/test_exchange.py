@@ -1,0 +1,206 @@
+"""One HTTP exchange, before a server that is written out message by message."""
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Callable, MutableMapping, Sequence
+from typing import Any
+
+import pytest
+
+from router.errors import BadRequest, BodyTooLarge, Refused, RouterError
+from router.front.byte_budget import ByteBudget, Hold
+from router.front.exchange import ClientGone, Exchange
+from router.front.http.connection_limits import LEAVING
+
+Message = MutableMapping[str, Any]
+Header = tuple[bytes, bytes]
+GONE: Message = {"type": "http.disconnect"}
+
+
+def body(block: bytes, more: bool = False) -> Message:
+    return {"type": "http.request", "body": block, "more_body": more}
+
+
+class Server:
+    """Hands out these messages, then whatever is put into `inbox`; keeps what is sent."""
+
+    def __init__(
+        self, messages: Sequence[Message] = (), length: bytes | None = None, headers: Sequence[Header] = ()
+    ) -> None:
+        self.inbox: asyncio.Queue[Message] = asyncio.Queue()
+        for message in messages:
+            self.inbox.put_nowait(message)
+        self.sent: list[Message] = []
+        sent = [*headers] if length is None else [*headers, (b"content-length", length)]
+        self.leave: Callable[[], None] = lambda: None
+        """What the application wants called when the client leaves."""
+        scope: Message = {"type": "http", "path": "/p", "method": "POST", "headers": sent, "client": ("10.0.0.1", 5)}
+        scope["extensions"] = {LEAVING: self._when_left}
+        self.exchange = Exchange(scope, self.inbox.get, self._send)
+        self.exchange.request_id = "id"
+
+    async def _send(self, message: Message) -> None:
+        self.sent.append(message)
+
+    def _when_left(self, leave: Callable[[], None]) -> None:
+        self.leave = leave
+
+
+def hold() -> Hold:
+    """A part of a budget with room for anything."""
+    return ByteBudget(2**20).hold("owner")
+
+
+async def test_last_of_repeated_headers_counts() -> None:
+    """A proxy that appends its header is not overruled by the one that the client sent."""
+    exchange = Server(headers=[(b"x-client-id", b"forged"), (b"x-client-id", b"true")]).exchange
+    assert exchange.headers == {b"x-client-id": b"true"}
+
+
+async def test_a_body_is_whole_however_it_is_cut() -> None:
+    """Up to its limit, in one block or in several."""
+    assert await Server([body(b"abc")], b"3").exchange.body(3, hold()) == b"abc"
+    assert await Server([body(b"a", True), body(b"", True), body(b"bc")]).exchange.body(3, hold()) == b"abc"
+    assert await Server([{"type": "http.request"}]).exchange.body(0, hold()) == b""
+
+
+@pytest.mark.parametrize(
+    ("messages", "length", "wrong"),
+    [
+        ([], b"4", BodyTooLarge),
+        ([], b"9" * 4000, BodyTooLarge),
+        ([], b"-1", BadRequest),
+        ([], b"+1", BadRequest),
+        ([body(b"ab", True), body(b"cd", True)], None, BodyTooLarge),
+        ([body(b"a", True), GONE], None, ClientGone),
+    ],
+)
+async def test_a_body_that_cannot_be_had(messages: list[Message], length: bytes | None, wrong: type[Exception]) -> None:
+    """Too long, as told or as it comes; of no length at all; or its client leaves. Nothing more is asked of it."""
+    server = Server(messages, length)
+    with pytest.raises(wrong):
+        await server.exchange.body(3, hold())
+    assert server.inbox.empty()
+
+
+async def test_a_body_counts_while_it_comes_and_as_long_as_it_is_held() -> None:
+    """In its owner's part of the budget: what goes beyond that is refused, and all of it comes back."""
+    budget = ByteBudget(100)
+    server = Server([body(b"x" * 40, True)])
+    with budget.hold("owner") as hold:
+        reading = asyncio.ensure_future(server.exchange.body(100, hold))
+        await asyncio.sleep(0)
+        assert budget.of("owner") == 40
+        server.inbox.put_nowait(body(b"x" * 20, True))
+        with pytest.raises(Refused):
+            await reading
+        assert len(await Server([body(b"x" * 10)]).exchange.body(100, hold)) == 10
+        assert budget.held == 50
+    assert budget.held == 0
+
+
+async def test_a_body_for_which_there_is_no_room_is_not_read() -> None:
+    """Its length tells."""
+    server = Server([], b"60")
+    with ByteBudget(100).hold("owner") as hold, pytest.raises(Refused):
+        await server.exchange.body(100, hold)
+
+
+async def test_a_client_that_leaves_cuts_short_whatever_is_awaited() -> None:
+    """And that is told apart from a task that is cancelled."""
+    server = Server()
+
+    async def wait() -> None:
+        with server.exchange.while_connected():
+            asyncio.get_running_loop().call_soon(server.leave)
+            await asyncio.Event().wait()
+
+    with pytest.raises(ClientGone):
+        await wait()
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+
+
+async def test_a_cancelled_task_is_no_client_that_left() -> None:
+    """Whoever stops the server finds its tasks cancelled, not answered."""
+    server = Server()
+    entered = asyncio.Event()
+
+    async def wait() -> None:
+        with server.exchange.while_connected():
+            entered.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.ensure_future(wait())
+    await entered.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_client_that_leaves_after_the_end_cuts_nothing_short() -> None:
+    """The server may say so of the next call on the same connection."""
+    server = Server()
+    with server.exchange.while_connected():
+        await server.exchange.respond(200, [], b"done")
+    server.leave()
+    task = asyncio.current_task()
+    assert task is not None
+    assert (len(server.sent), task.cancelling()) == (2, 0)
+
+
+async def test_nothing_of_a_call_is_left_to_the_collector() -> None:
+    """Its task is freed with its end, by its reference counts: the collector looks for cycles seldom."""
+    server = Server()
+
+    async def call() -> None:
+        with server.exchange.while_connected():
+            await asyncio.sleep(0)
+
+    gc.disable()
+    try:
+        task = weakref.ref(asyncio.create_task(call()))
+        for _ in range(3):  # it begins, and ends
+            await asyncio.sleep(0)
+        assert task() is None
+    finally:
+        gc.enable()
+
+
+async def test_an_error_before_the_answer_is_its_status() -> None:
+    """With its own headers and the request id."""
+    server = Server()
+    await server.exchange.fail(RouterError("oops", reason="why"))
+    start, end = server.sent
+    assert start["status"] == 500
+    assert {(b"x-d2lpm-dropped-reason", b"why"), (b"x-request-id", b"id")} <= set(start["headers"])
+    assert b"oops" in end["body"]
+    assert not end.get("more_body")
+
+
+async def test_an_error_inside_the_answer_is_its_last_event() -> None:
+    """There is no second status line."""
+    server = Server()
+    await server.exchange.begin(200, [])
+    await server.exchange.write(b": wait\n\n")
+    await server.exchange.fail(RouterError("oops"))
+    start, first, last = server.sent
+    assert (start["status"], first["more_body"]) == (200, True)
+    assert last["body"].startswith(b'data: {"error":{"message":"oops"')
+    assert last["body"].endswith(b"data: [DONE]\n\n")
+    assert not last.get("more_body")
+
+
+async def test_a_long_body_is_put_together_as_it_came() -> None:
+    """Of blocks of any size, byte for byte."""
+    whole = bytes(range(256)) * (3 * 2**12 + 1)
+    for size in (2**16 + 1, 2**20 - 1, 2**20, 2**22):
+        blocks = [whole[at : at + size] for at in range(0, len(whole), size)]
+        messages = [body(block, more=True) for block in blocks]
+        exchange = Server([*messages, body(b"")]).exchange
+        with ByteBudget(2**30).hold("owner") as hold:
+            same = await exchange.body(2**26, hold) == whole
+            assert same  # pytest would tell for minutes how megabytes differ
+            assert hold.amount == len(whole)

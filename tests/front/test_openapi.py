@@ -1,0 +1,153 @@
+"""The OpenAPI document: whatever it says can be sent is answered as it says, and it leaves nothing out."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeAlias
+
+import schemathesis
+from fastapi.routing import iter_route_contexts
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import Case, GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.core.result import Ok
+from schemathesis.schemas import APIOperation
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from router.api.registry import FAMILIES
+from router.config.settings import Settings
+from router.process.single import build
+from tests.support.running import PATIENCE, RunningRouter, chat, emulated_workers, gateway_of, running_router
+
+KEY: Final = "k" * 16
+HEADERS: Final = {"authorization": f"Bearer {KEY}"}
+SPARE: Final = "spare"
+"""The worker that is drained, flushed and removed."""
+CHECKS: Final = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    negative_data_rejection,
+]
+FEW: Final = settings(
+    max_examples=3,
+    database=None,
+    phases=(Phase.explicit, Phase.generate),
+    suppress_health_check=list(HealthCheck),
+)
+Operation: TypeAlias = APIOperation[Any, Any, Any, Any]
+AnyCase: TypeAlias = Case[Any]
+EMULATED: Final = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"),
+    *("/v1/embeddings", "/v1/rerank", "/v1/score", "/tokenize", "/detokenize"),
+)
+
+
+@asynccontextmanager
+async def router_with_a_spare() -> AsyncIterator[RunningRouter]:
+    with (
+        emulated_workers(1, "--max-model-len", "256") as (kept,),
+        emulated_workers(1, "--max-model-len", "256", "--dialect", "sglang") as (spare,),
+    ):
+        workers = [{"url": kept, "id": "kept"}, {"url": spare, "id": SPARE}]
+        async with running_router(worker=workers, admin_key=KEY) as router:
+            yield router
+
+
+def operations(url: str) -> list[Operation]:
+    """Those of the document that a router serves; what removes comes last."""
+    document = schemathesis.openapi.from_url(f"{url}/openapi.json")
+    found = []
+    for operation in document.get_all_operations():
+        assert isinstance(operation, Ok), operation
+        found.append(operation.ok())
+    return sorted(found, key=lambda operation: operation.method == "delete")
+
+
+def aim(case: AnyCase, there: Mapping[str, str]) -> None:
+    """Let a call name what is there, and send what the document shows, or it would seldom get beyond its reading."""
+    if case.path == "/workers" and isinstance(case.body, dict):
+        case.body = {"url": "http://127.0.0.1:9", "id": str(case.body.get("id", ""))}
+    elif isinstance(case.body, dict):
+        case.body = {**case.body, **example_of(case.operation.definition.raw)}
+    case.path_parameters.update({name: there[name] for name in case.path_parameters if name in there})
+
+
+def example_of(operation: Any) -> dict[str, Any]:
+    """What the document shows of its body; of an operator's, nothing."""
+    (example,) = operation["requestBody"]["content"]["application/json"]["schema"].get("examples", [{}])
+    assert isinstance(example, dict)
+    return example
+
+
+def try_out(operation: Operation, there: Mapping[str, str]) -> list[int]:
+    """Make a few calls of it; their statuses. Raises for an answer that is not as described.
+
+    `there`: what its path may name.
+    """
+    statuses = []
+
+    def call(case: AnyCase) -> None:
+        statuses.append(case.call_and_validate(headers=HEADERS, checks=CHECKS, timeout=PATIENCE).status_code)
+
+    def aimed(case: AnyCase) -> None:
+        aim(case, there)
+        call(case)
+
+    for make in (call, aimed):
+        FEW(given(operation.as_strategy())(make))()
+    if operation.body:
+        FEW(given(operation.as_strategy(generation_mode=GenerationMode.NEGATIVE))(call))()
+    return statuses
+
+
+async def test_every_answer_is_as_described() -> None:
+    """No 5xx; status, type and shape are those of the document; a body that it forbids is refused."""
+    async with router_with_a_spare() as router:
+        async with router.post(chat(), **HEADERS) as post:
+            assert (await post.response()).status == 200
+        (client,) = (await router.fairness())["clients"]
+        there = {"worker": SPARE, "name": "m", "client": client}
+
+        def try_all() -> dict[str, list[int]]:
+            return {operation.label: try_out(operation, there) for operation in operations(router.url)}
+
+        told = await asyncio.to_thread(try_all)
+        assert all(told.values())
+
+
+async def test_the_example_of_each_body_is_served() -> None:
+    """What the document shows of a call can be sent as it stands."""
+    with emulated_workers(1) as urls:
+        async with running_router(*urls) as router:
+            document = await router.get_json("/openapi.json")
+            for path in EMULATED:
+                async with router.http.post(path, json=example_of(document["paths"][path]["post"])) as response:
+                    assert response.status == 200, (path, await response.text())
+
+
+def test_every_route_is_described() -> None:
+    """Of the data path and of the control plane, with all of its methods, and no error that is never sent."""
+    app = build(Settings.model_validate({"worker": ["http://127.0.0.1:9"], "admin_key": KEY}))
+    assert gateway_of(app)
+    control: Any = app._control
+    paths = control.openapi()["paths"]
+    described = {(path, method.upper()) for path, operations in paths.items() for method in operations}
+    routes = {
+        ((context.path or "").replace(":path}", "}"), method)
+        for context in iter_route_contexts(control.routes)
+        if context.include_in_schema
+        for method in context.methods or ()
+    }
+    assert routes
+    assert described == routes | {(path, "POST") for path in FAMILIES}
+    told = {status for operations in paths.values() for each in operations.values() for status in each["responses"]}
+    assert "422" not in told

@@ -1,0 +1,191 @@
+"""What one worker fails, another does: before its client has anything of the answer, and when the worker is killed."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+
+from router.runtime.emulate import READY
+from tests.support.running import CHAT, COMPLETIONS, RunningRouter, chat, running_router
+from tests.support.scripted_engine import DONE, Call, ScriptedEngine, chunk, event, scripted_engine
+from tests.upstream.test_failing_workers import STREAMED, Act, close, garbage, half_a_head, no_json, reset, served
+
+ERROR = event({"error": {"message": "EngineCore encountered an issue.", "type": "InternalServerError", "code": 500}})
+
+
+async def internal_error(call: Call) -> None:
+    await call.respond(500, b"Internal Server Error", content_type="text/plain")
+
+
+async def error_in_band(call: Call) -> None:
+    if call.json.get("stream"):
+        await call.stream(ERROR, DONE)
+    else:
+        await call.respond(200, b'{"object":"error","message":"oops","type":"abort","param":null,"code":500}')
+
+
+async def empty_stream(call: Call) -> None:
+    await call.stream()
+
+
+async def aborted(call: Call) -> None:
+    await call.stream(chunk("", "abort"), DONE)
+
+
+@STREAMED
+@pytest.mark.parametrize("act", [reset, close, garbage, half_a_head, internal_error, error_in_band])
+async def test_another_worker_answers(stream: bool, act: Act) -> None:
+    """Whatever a worker does before its answer, the client has the other one's, and pays once."""
+    async with (
+        scripted_engine() as one,
+        scripted_engine() as two,
+        running_router(one.url, two.url, policy="rr+fcfs") as router,
+    ):
+        async with router.post(chat(stream=stream)) as post:
+            await act(await one.call())
+            await (await two.call()).answer()
+            response = await post.response()
+            assert response.status == 200
+            assert response.headers["x-d2lpm-worker"] == two.url.removeprefix("http://")
+            assert b"yes" in await post.read()
+        _, output = await served(router)
+        assert output == 1
+
+
+@pytest.mark.parametrize(
+    ("stream", "act"), [(False, no_json), (True, empty_stream), (True, aborted)], ids=["no JSON", "empty", "aborted"]
+)
+async def test_an_answer_that_is_none_is_asked_for_again(stream: bool, act: Act) -> None:
+    """It began well, and there was nothing in it."""
+    async with (
+        scripted_engine() as one,
+        scripted_engine() as two,
+        running_router(one.url, two.url, policy="rr+fcfs") as router,
+        router.post(chat(stream=stream)) as post,
+    ):
+        await act(await one.call())
+        await (await two.call()).answer()
+        assert b"yes" in await post.read()
+
+
+@STREAMED
+async def test_what_the_client_did_wrong_is_not_tried_again(stream: bool) -> None:
+    """A 400 is handed on as it is."""
+    async with (
+        scripted_engine() as one,
+        scripted_engine() as two,
+        running_router(one.url, two.url, policy="rr+fcfs") as router,
+        router.post(chat(stream=stream)) as post,
+    ):
+        await (await one.call()).respond(400, b'{"error":{"message":"too long"}}')
+        assert (await post.response()).status == 400
+        assert two.calls.empty()
+
+
+async def test_the_last_failure_is_told_when_there_are_no_more_tries() -> None:
+    """As the engine said it."""
+    async with (
+        scripted_engine() as one,
+        scripted_engine() as two,
+        running_router(one.url, two.url, policy="rr+fcfs", tries=2) as router,
+        router.post(chat()) as post,
+    ):
+        await internal_error(await one.call())
+        await (await two.call()).respond(500, b'{"error": {"message": "the second"}}')
+        assert (await post.response()).status == 500
+        assert await post.read() == b'{"error": {"message": "the second"}}'
+
+
+async def test_a_worker_that_hangs_is_given_up() -> None:
+    """Streamed or not, when it has said nothing for too long, another is asked."""
+    async with (
+        scripted_engine() as one,
+        scripted_engine() as two,
+        running_router(one.url, two.url, policy="rr+fcfs", first_token_timeout=0.1, token_timeout=0.1) as router,
+    ):
+        for stream in (True, False):
+            async with router.post(chat(stream=stream, max_tokens=1)) as post:
+                await (await next_call(one, two)).gone()
+                await (await next_call(one, two)).answer()
+                assert b"yes" in await post.read()
+
+
+async def next_call(*engines: ScriptedEngine) -> Call:
+    """The next call to any of them."""
+    waits = [asyncio.ensure_future(engine.call()) for engine in engines]
+    done, others = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for other in others:
+        other.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    return done.pop().result()
+
+
+@contextmanager
+def worker(dialect: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """An emulated worker that can be killed, and its URL."""
+    command = [sys.executable, "-m", "workers", "--port", "0", "--exit-with-parent", "--model", "m"]
+    command += ["--dialect", dialect, "--hardware", "h100-llama-7b", "--speed", "2"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        found = READY.match(process.stdout.readline())
+        assert found is not None
+        try:
+            yield found["url"], process
+        finally:
+            process.kill()
+
+
+async def tell(router: RunningRouter, number: int, begun: asyncio.Event, kill: asyncio.Event) -> list[Any]:
+    """The chunks of a stream of 60 tokens; sets `begun` with its tenth, and then reads no further before `kill`."""
+    options = {"include_usage": True}
+    more = {"stream": True, "max_tokens": 60, "ignore_eos": True, "stream_options": options}
+    body = chat(f"prompt {number}", **more) if number % 2 else {"model": "m", "prompt": f"prompt {number}", **more}
+    async with router.post(body, CHAT if number % 2 else COMPLETIONS) as post:
+        content = (await post.response()).content
+        received = b""
+        for _ in range(10):
+            received += await content.readuntil(b"\n\n")
+        begun.set()
+        await kill.wait()
+        *chunks, done, nothing = (received + await content.read()).split(b"\n\n")
+        assert (done, nothing) == (b"data: [DONE]", b"")
+        return [json.loads(each.removeprefix(b"data: ")) for each in chunks]
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "sglang"])
+async def test_killed_with_its_streams_a_worker_is_not_missed(dialect: str) -> None:
+    """Every answer says what it would have said, with one role, one end, and the usage of one answer."""
+    with ExitStack() as stack:
+        (first, victim), (second, _) = (stack.enter_context(worker(dialect)) for _ in range(2))
+        async with running_router(first, second, policy="rr+fcfs") as router:
+            kill, begun = asyncio.Event(), [asyncio.Event() for _ in range(8)]
+            streams = [asyncio.create_task(tell(router, i, begun[i], kill)) for i in range(8)]
+            await asyncio.gather(*(each.wait() for each in begun))
+            victim.kill()
+            kill.set()
+            for number, chunks in enumerate(await asyncio.gather(*streams)):
+                check(chunks)
+                assert said(chunks) == said(await tell(router, number, asyncio.Event(), kill))
+
+
+def said(chunks: list[Any]) -> str:
+    """The text of an answer."""
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    return "".join(choice["text"] if "text" in choice else choice["delta"].get("content", "") for choice in choices)
+
+
+def check(chunks: list[Any]) -> None:
+    """One whole answer."""
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    assert not [chunk for chunk in chunks if "error" in chunk]
+    assert sum("role" in choice.get("delta", ()) for choice in choices) == ("delta" in choices[0])
+    assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["length"]
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    (usage,) = [chunk["usage"] for chunk in chunks if chunk.get("usage")]
+    assert usage["completion_tokens"] == 60
+    assert usage["total_tokens"] == usage["prompt_tokens"] + 60

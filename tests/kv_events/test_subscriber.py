@@ -1,0 +1,117 @@
+"""KV events in a whole router, of emulated workers that publish them."""
+
+from pathlib import Path
+
+import pytest
+
+from router.cli.replay import replay_file
+from router.core.fleet.window import Load
+from router.core.model.commands import Decision, Deficit, Dispatch
+from router.core.model.events import Failed, Finished, Ticked, WorkerJoined, WorkerLeft
+from router.core.model.request import ClientId, RequestId, Usage, WorkerId
+from router.kv_events.subscriber import Fills, Follower
+from tests.support.publishing import WORKER
+from tests.support.running import PATIENCE, RunningRouter, chat, emulated_workers, running_router, until
+
+
+async def ask(router: RunningRouter, content: str) -> tuple[int, int]:
+    """Tokens predicted and found in the cache."""
+    async with router.post(chat(content, max_tokens=4)) as post:
+        response = await post.response()
+        usage = (await response.json())["usage"]["prompt_tokens_details"] or {}
+        return int(response.headers["x-d2lpm-predicted-cached-tokens"]), usage["cached_tokens"]
+
+
+@pytest.mark.parametrize(("dialect", "size"), [("vllm", 16), ("sglang", 16), ("sglang", 1)])
+async def test_predictions_are_exact(dialect: str, size: int) -> None:
+    """With events and the engine's own tokens, what is predicted is what the engine finds, whatever it has evicted."""
+    flags = ("--kv-events=0", f"--dialect={dialect}", f"--block-size={size}", "--kv-tokens=1600")
+    with emulated_workers(2, *flags) as urls:
+        async with running_router(*urls, token_budget=PATIENCE, min_match_tokens=1) as router:
+            hits = 0
+            for number in range(40):
+                predicted, actual = await ask(router, f"{number % 7} tells " + "a long story " * (30 + number % 3))
+                if number > 14:  # before, a worker may have told nothing yet
+                    assert predicted == actual
+                hits += actual
+                changes = router.scheduler.blocks.changes
+                await until(lambda seen=changes: router.scheduler.blocks.changes >= seen)  # type: ignore[misc]
+            router.scheduler.blocks.check_integrity()
+            assert hits
+
+
+async def test_a_worker_that_leaves_and_joins_is_followed_anew() -> None:
+    """Nothing is known of a worker that has left; when it joins again, its past is learned again."""
+    with emulated_workers(1, "--kv-events=0") as urls:
+        async with running_router(*urls, token_budget=PATIENCE) as router:
+            await ask(router, "a long story " * 60)
+            blocks = router.scheduler.blocks
+            await until(lambda: bool(blocks.blocks))
+            held = blocks.blocks
+            (worker,) = [state.worker for state in router.scheduler.cluster]
+            router.fleet.lost(worker.id)
+            router.conductor.feed(WorkerLeft(worker.id))
+            assert not blocks.blocks
+            router.conductor.feed(WorkerJoined(worker))
+            await until(lambda: blocks.blocks >= held)  # the answer's last block may have come after the look
+
+
+async def test_a_journal_with_events_replays(tmp_path: Path) -> None:
+    """What events told is in the journal, so that a replay decides the same."""
+    journal = tmp_path / "journal"
+    with emulated_workers(2, "--kv-events=0", "--kv-tokens=1600") as urls:
+        async with running_router(*urls, token_budget=PATIENCE, journal=journal) as router:
+            for number in range(12):
+                await ask(router, f"{number % 5} tells " + "a long story " * 30)
+            await until(lambda: bool(router.scheduler.blocks.blocks))
+    text = journal.read_bytes()
+    assert b"BlocksFollowed" in text
+    assert b"BlocksChanged" in text
+    assert replay_file(journal).difference is None
+
+
+async def test_the_state_is_in_the_metrics() -> None:
+    """Metrics tell which workers are followed, and what came of the calls' tokens."""
+    with emulated_workers(1, "--kv-events=0") as urls:
+        async with running_router(*urls, token_budget=PATIENCE) as router:
+            await ask(router, "a long story " * 60)
+            await until(lambda: bool(router.scheduler.blocks.blocks))
+            await ask(router, "a long story " * 60)
+            async with router.http.get("/metrics") as response:
+                text = await response.text()
+            (worker,) = [state.worker.id for state in router.scheduler.cluster]
+            assert f'd2lpm_kv_events_complete{{worker="{worker}"}} 1.0' in text
+            assert 'd2lpm_token_lookups_total{outcome="known"} 1.0' in text
+
+
+async def test_requests_are_heard_of_once_a_worker_publishes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then a long prompt's end says that news must come."""
+    expected: list[WorkerId] = []
+    monkeypatch.setattr(Follower, "expects_news", lambda follower: expected.append(follower.backend.id))
+    with emulated_workers(1, "--kv-events=0") as urls:
+        async with running_router(*urls) as router:
+            await ask(router, "a long story ")
+            await until(lambda: bool(router.scheduler.blocks.blocks))
+            assert not expected
+            await ask(router, "a long story " * 1000)
+            await until(lambda: bool(expected))
+            assert expected == [state.worker.id for state in router.scheduler.cluster]
+
+
+def test_a_worker_fills_blocks_by_what_it_computes() -> None:
+    """A long prompt that was not cached fills some; one that was, that is short, or that failed, may fill none."""
+    filled: list[WorkerId] = []
+    fills = Fills(filled.append)
+    endings: list[Finished | Failed] = [
+        Finished(RequestId("computed"), Usage(1024, 1)),
+        Finished(RequestId("cached"), Usage(1024, 1, 1)),
+        Finished(RequestId("unknown")),
+        Failed(RequestId("failed"), accepted=True, usage=Usage(1024, 1)),
+        Finished(RequestId("elsewhere"), Usage(1024, 1)),
+    ]
+    for ending in endings[:-1]:
+        decision = Decision(ClientId("ann"), {}, Deficit(), Load(), None, ())
+        fills.observe(0.0, Ticked(), [Dispatch(ending.request, WORKER, 0, "room", decision)])
+    for ending in endings:
+        fills.observe(1.0, ending, [])
+    assert filled == [WORKER]

@@ -1,0 +1,21 @@
+"""The short form of `python -m tests.chaos.pause`: a router or a worker that stands still for a while."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.pause import Plan, objections, pause
+
+SHORT = ("--token-timeout", "0.4", "--first-token-timeout", "0.4", "--write-timeout", "0.4", "--body-timeout", "0.4")
+
+
+@pytest.mark.parametrize("stopped", ["router", "worker"])
+async def test_no_stream_is_lost_to_a_pause(stopped: str, tmp_path: Path) -> None:
+    """All 12 streams, and a call sent half before it, come to their end: at the same worker if the router stood still,
+    else at the other.
+    """
+    limits = SHORT if stopped == "router" else ("--token-timeout", "1.5", "--silence-timeout", "0.3")
+    plan = Plan(stopped, seconds=2.5, tokens=200, speed=1.0, flags=limits)  # type: ignore[arg-type]
+    seen = await pause(plan, tmp_path)
+    assert not objections(plan, seen)
+    assert seen.back

@@ -1,0 +1,246 @@
+"""The decision log: what is written is what is read, and what goes wrong with it harms nobody."""
+
+import io
+import os
+import stat
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from router.core.model.commands import Command, WakeAt
+from router.core.model.events import Arrived, Event, Finished, Progressed, Started, Ticked, WorkerLeft
+from router.core.model.prompt_key import PromptKey
+from router.core.model.request import ClientId, Request, RequestId, WorkerId
+from router.errors import ConfigError
+from router.persistence.journal import FORMAT, MAGIC, Entry, Header, Journal, Torn, decode, encode, open_journal, read
+from tests.support.running import until
+
+# Of all mappings the core uses dicts alone, and no other can be read back as what it was.
+st.register_type_strategy(Mapping, lambda kind: st.dictionaries(*map(st.from_type, get_args(kind))))
+
+SECRET = b"0123456789abcdef"
+
+
+def opened(path: Path) -> Journal:
+    return open_journal(path, SECRET, 12.5, {"policy": "d2lpm", "seed": 3})
+
+
+def lines_of(path: Path) -> list[Header | Entry | Torn]:
+    with path.open("rb") as file:
+        return list(read(file))
+
+
+# The lines
+
+
+@given(
+    st.floats(allow_nan=False),
+    st.one_of(*map(st.from_type, get_args(Event))),
+    st.lists(st.one_of(*map(st.from_type, get_args(Command)))),
+)
+def test_every_event_and_command_is_read_as_it_was_written(at: float, event: Event, commands: list[Command]) -> None:
+    """Whatever its kind, with any text, bytes and numbers in it, on one line."""
+    assume("nan" not in repr((event, commands)))  # it does not equal itself
+    line = encode(at, event, commands)
+    assert b"\n" not in line
+    assert decode(line) == (at, event, commands)
+
+
+@given(st.floats())
+def test_floats_are_exact(value: float) -> None:
+    """To the last bit and the sign of zero: commands at other times would be others."""
+    entry = decode(encode(value, Ticked(), [WakeAt(value)]))
+    assert repr(entry) == repr(Entry(value, Ticked(), [WakeAt(value)]))
+
+
+@given(st.dictionaries(st.from_type(RequestId), st.integers()))
+def test_the_order_of_a_mapping_is_kept(tokens: dict[RequestId, int]) -> None:
+    """The scheduler charges in that order."""
+    event = decode(encode(0.0, Progressed(tokens), [])).event
+    assert isinstance(event, Progressed)
+    assert list(event.output_tokens) == list(tokens)
+
+
+@pytest.mark.parametrize("line", [b"", b"{}", b"[]", b"[0.5,[],[]]", b'[0.5,["Started"],[]]', b'[0.5,["No",{}],[]]'])
+def test_no_other_line_is_taken_for_one(line: bytes) -> None:
+    """Nor any beginning of a line, which a crash may leave."""
+    with pytest.raises(ValueError, match="whole line"):
+        decode(line)
+    whole = encode(0.5, Started(RequestId("r")), [WakeAt(1.0)])
+    for end in range(len(whole)):
+        with pytest.raises(ValueError, match="whole line"):
+            decode(whole[:end])
+
+
+def test_what_could_not_be_read_back_is_not_written() -> None:
+    """A value of another type than its field's is an error, not a line that says something else."""
+    with pytest.raises(ValueError, match="serializ"):
+        encode(0.0, WorkerLeft(WorkerId("w\ud800")), [])
+
+
+# The file
+
+
+async def test_a_run_is_a_header_and_what_happened_in_order(tmp_path: Path) -> None:
+    """The header says what the run was built from; the file is for its owner alone."""
+    path = tmp_path / "journal"
+    key = PromptKey(os.urandom(16), 300)
+    arrived = Arrived(Request(RequestId("r"), ClientId("ann"), "m", (key,)))
+    async with opened(path) as journal:
+        journal.observe(13.0, arrived, [WakeAt(14.0)])
+        journal.observe(14.0, Ticked(), [])
+    header, *entries = lines_of(path)
+    assert isinstance(header, Header)
+    assert (header.hash_secret, header.clock) == (SECRET.hex(), 12.5)
+    assert header.settings == {"policy": "d2lpm", "seed": 3}
+    assert entries == [Entry(13.0, arrived, [WakeAt(14.0)]), Entry(14.0, Ticked(), [])]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+async def test_lines_reach_the_file_while_the_run_goes_on(tmp_path: Path) -> None:
+    """So that a crash takes only the last of them."""
+    path = tmp_path / "journal"
+    async with opened(path) as journal:
+        for at in (1.0, 2.0):
+            journal.observe(at, Ticked(), [])
+            await until(lambda at=at: lines_of(path)[-1] == Entry(at, Ticked(), []))  # type: ignore[misc]
+            assert len(lines_of(path)) == 1 + at
+
+
+async def test_another_run_is_appended(tmp_path: Path) -> None:
+    """Nothing of the one before is lost, not even the line that its crash cut short."""
+    path = tmp_path / "journal"
+    async with opened(path) as journal:
+        journal.observe(1.0, Ticked(), [])
+    path.write_bytes(path.read_bytes()[:-5])
+    path.chmod(0o644)
+    async with opened(path) as journal:
+        journal.observe(2.0, Ticked(), [])
+    first, torn, second, entry = lines_of(path)
+    assert isinstance(first, Header)
+    assert isinstance(second, Header)
+    assert (torn, entry) == (Torn(2), Entry(2.0, Ticked(), []))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+async def test_a_file_has_one_writer(tmp_path: Path) -> None:
+    """Two runs that wrote at once could not be told apart."""
+    path = tmp_path / "journal"
+    async with opened(path):
+        with pytest.raises(ConfigError, match="another process"):
+            opened(path)
+
+
+def test_no_other_file_is_touched(tmp_path: Path) -> None:
+    """A slip in a setting spoils neither a file nor what only looks like one."""
+    text = tmp_path / "router.yaml"
+    text.write_text("policy: d2lpm")
+    text.chmod(0o644)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe, 0o644)
+    for path in (text, tmp_path, tmp_path / "no" / "where"):
+        with pytest.raises(ConfigError, match=str(path)):
+            opened(path)
+    with pytest.raises(ConfigError, match=f"{pipe}: not a regular file"):
+        opened(pipe)
+    assert text.read_text() == "policy: d2lpm"
+    assert stat.S_IMODE(text.stat().st_mode) == 0o644
+
+
+# What is no journal
+
+
+def header_line(tmp_path: Path) -> bytes:
+    """The first line of a file that has no other."""
+    path = tmp_path / "header"
+    opened(path)._file.close()
+    line = path.read_bytes()
+    path.unlink()
+    return line
+
+
+def test_what_is_not_a_journal_is_said_so(tmp_path: Path) -> None:
+    """A file of another kind, or of another format."""
+    with pytest.raises(ConfigError, match="not a journal"):
+        list(read([b"policy: d2lpm\n"]))
+    other = header_line(tmp_path).replace(MAGIC + b"%d" % FORMAT, MAGIC + b"%d" % (FORMAT + 1))
+    with pytest.raises(ConfigError, match=f"format {FORMAT + 1}"):
+        list(read([other]))
+    with pytest.raises(ConfigError, match="header"):
+        list(read([MAGIC + b"1}\n"]))
+
+
+def test_only_the_last_line_of_a_run_may_be_torn(tmp_path: Path) -> None:
+    """What follows a gap could not be replayed."""
+    line = encode(1.0, Ticked(), [])
+    assert list(read([header_line(tmp_path), line, line[:-2]]))[-1] == Torn(3)
+    with pytest.raises(ConfigError, match="line 2 is broken"):
+        list(read([header_line(tmp_path), line[:-2], line]))
+
+
+# What goes wrong
+
+
+class Gate(io.RawIOBase):
+    """A disk that takes a few bytes at a time, once it is let to."""
+
+    def __init__(self) -> None:
+        self.open = threading.Event()
+        self.written = b""
+
+    def write(self, block: object) -> int:
+        assert isinstance(block, memoryview)
+        self.open.wait()
+        self.written += bytes(block[:7])
+        return min(7, len(block))
+
+
+async def test_a_full_disk_ends_the_journal_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """One line in the log; whoever is observed notices nothing."""
+    async with Journal(io.FileIO("/dev/full", "w")) as journal:
+        journal.observe(1.0, Ticked(), [])
+        await until(lambda: bool(caplog.messages))
+        for _ in range(3):
+            journal.observe(2.0, Ticked(), [])
+    assert caplog.messages == ["the journal ends here: No space left on device"]
+
+
+async def test_a_disk_that_takes_little_at_a_time_gets_all() -> None:
+    """A write that was cut short is continued."""
+    disk = Gate()
+    disk.open.set()
+    async with Journal(disk) as journal:
+        for at in range(50):
+            journal.observe(float(at), Ticked(), [])
+    assert [decode(line).at for line in disk.written.splitlines()] == list(range(50))
+
+
+async def test_a_slow_disk_does_not_fill_the_memory(caplog: pytest.LogCaptureFixture) -> None:
+    """Beyond its measure the journal ends; what the disk had been given before is whole."""
+    disk = Gate()
+    event = Finished(RequestId("r"), None, (PromptKey(bytes(600), 1),))
+    async with Journal(disk, most_pending=1000) as journal:
+        journal.observe(1.0, event, [])
+        journal.observe(2.0, event, [])
+        journal.observe(3.0, event, [])
+        disk.open.set()
+    assert caplog.messages == ["the journal ends here: the disk is too slow for it"]
+    assert disk.written == b""
+
+
+async def test_an_event_that_cannot_be_written_ends_the_journal_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """A gap would make the rest worthless; what came before it is kept."""
+    disk = Gate()
+    disk.open.set()
+    async with Journal(disk) as journal:
+        journal.observe(1.0, Ticked(), [])
+        journal.observe(2.0, Ticked(), [WakeAt("soon")])  # type: ignore[arg-type]
+        journal.observe(3.0, Ticked(), [])
+    assert len(caplog.messages) == 1
+    assert "\n" not in caplog.text.strip()
+    assert disk.written == encode(1.0, Ticked(), []) + b"\n"

@@ -1,0 +1,42 @@
+"""A router that is killed with -9, and the one that is started after it."""
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from router.persistence.state_file import NAME
+from tests.cli.test_main import PATIENCE, serving
+from tests.support.running import chat, emulated_workers
+
+
+def told(url: str) -> Any:
+    """What /fairness says of the clients, but for how long they waited."""
+    clients = httpx.get(f"{url}/fairness", timeout=PATIENCE).json()["clients"]
+    return {name: (entry["weight"], entry["service"], entry["deficit"]) for name, entry in clients.items()}
+
+
+def test_what_was_saved_before_a_kill_is_there_after_it(tmp_path: Path) -> None:
+    """Service, debts and prefixes, as of the last save; the file that it left is whole."""
+    state = tmp_path / "state"
+    prompt = "A long document that is asked about again. " * 40
+    flags = ("--state", str(state), "--state-interval", "0.05", "--dlpm-home.quantum", "100")
+    with emulated_workers(1) as (worker,):
+        with serving(tmp_path, "--worker", worker, *flags) as router:
+            for user in ("ann", "bob"):
+                call = chat(f"{user} {prompt}", user=user, max_tokens=20)
+                httpx.post(f"{router.url}/v1/chat/completions", json=call, timeout=PATIENCE).raise_for_status()
+            before = told(router.url)
+            for _ in range(2):  # the first one may have begun before
+                saved = (state / NAME).stat().st_mtime_ns
+                while (state / NAME).stat().st_mtime_ns == saved:
+                    httpx.get(f"{router.url}/health", timeout=PATIENCE)
+            router.process.kill()
+            router.process.wait(PATIENCE)
+        with serving(tmp_path, "--worker", worker, *flags) as router:
+            assert told(router.url) == before
+            assert min(deficit["order"] for _, _, deficits in before.values() for deficit in deficits.values()) < 0
+            call = chat(f"bob {prompt}", user="cy", max_tokens=20)
+            answer = httpx.post(f"{router.url}/v1/chat/completions", json=call, timeout=PATIENCE)
+            assert int(answer.headers["x-d2lpm-predicted-cached-tokens"]) > 200
+    assert "broken" not in (tmp_path / "log").read_text()

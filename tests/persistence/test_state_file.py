@@ -1,0 +1,236 @@
+"""The state on disk: what a router wrote is what the next one begins with, and what is damaged is set aside."""
+
+import asyncio
+import json
+import logging
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import SecretStr
+
+from router.cli.replay import replay_file
+from router.config.settings import Settings
+from router.core.clients.ledger import Tokens
+from router.core.model.events import CacheReport
+from router.core.model.request import ClientId, GroupId, WorkerId
+from router.core.model.saved import (
+    Cache,
+    Clients,
+    Counters,
+    Groups,
+    Piece,
+    Prefixes,
+    SavedClient,
+    SavedCounter,
+    SavedGroup,
+    SavedNode,
+    SavedTouch,
+)
+from router.errors import ConfigError
+from router.persistence.state_file import NAME, StateFile, decode, load, new_header
+from router.process.single import begin
+from router.runtime.atomic_file import replace_file
+from tests.support.running import chat, running_router
+from tests.support.scripted_engine import scripted_engine
+
+W = WorkerId("w")
+PIECES: list[Piece] = [
+    Clients((SavedClient(ClientId("user-ä"), 2.0, Tokens(1, 2, 3)),)),
+    Counters("placement", (SavedCounter(ClientId("a"), W, -1.5, 10.0),)),
+    Counters("order", (SavedCounter(ClientId("a"), None, 0.1, 10.0),)),
+    Groups((SavedGroup(GroupId("g"), W, -7.5, 10.0),)),
+    Cache(W, "m", CacheReport(born=1.0)),
+    Prefixes((SavedNode(-1, b"\x00\xff345678"),), (SavedTouch(W, 0, 2.5),)),
+]
+
+
+async def write(directory: Path, pieces: list[Piece], policy: str = "dlpm_home", secret: bytes = b"s" * 16) -> Path:
+    async with StateFile(directory, lambda: iter(pieces), lambda: new_header(policy, secret), 3600):
+        pass
+    return directory / NAME
+
+
+async def test_what_is_written_is_read(tmp_path: Path) -> None:
+    """Every piece, with the policy and the secret; nobody else may read the file, and nothing is left beside it."""
+    path = await write(tmp_path, PIECES)
+    state = decode(path.read_bytes())
+    assert state.pieces == PIECES
+    assert (state.header.policy, state.header.hash_secret) == ("dlpm_home", (b"s" * 16).hex())
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert os.listdir(tmp_path) == [NAME]
+
+
+async def test_a_state_replaces_the_one_before_as_a_whole(tmp_path: Path) -> None:
+    """It is saved again and again, and whoever reads meanwhile finds a whole one."""
+    path = tmp_path / NAME
+    saved = 0
+
+    def pieces() -> list[Piece]:
+        nonlocal saved
+        saved += 1
+        return PIECES * saved
+
+    async with StateFile(tmp_path, lambda: iter(pieces()), lambda: new_header("p", b"s"), 0.001):
+        while saved < 20:
+            if path.exists():
+                assert len(decode(path.read_bytes()).pieces) % len(PIECES) == 0
+            await asyncio.sleep(0)
+    assert len(decode(path.read_bytes()).pieces) == saved * len(PIECES)
+
+
+async def test_a_state_is_loaded_while_it_is_fresh(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """After that it stays where it is, with one line in the log."""
+    saved = decode((await write(tmp_path, PIECES)).read_bytes()).header.saved
+    assert load(tmp_path, 10.0, saved + 10.0) is not None
+    assert not caplog.messages
+    assert load(tmp_path, 10.0, saved + 10.1) is None
+    assert len(caplog.messages) == 1
+    assert (tmp_path / NAME).exists()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content[:0],
+        lambda content: content[:-1000],
+        lambda content: content[: content.rindex(b"\n", 0, -1) + 1],
+        lambda content: content.replace(b"-1.5", b"-1.0"),
+        lambda content: content.replace(b'"d2lpm_state":1', b'"d2lpm_state":2'),
+        lambda content: b"something else\n" + content,
+    ],
+)
+async def test_what_is_damaged_or_foreign_is_set_aside(
+    damage: "object", tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With one line in the log; the router begins without it, and the file can be looked at."""
+    path = await write(tmp_path, PIECES)
+    assert callable(damage)
+    broken = damage(path.read_bytes())
+    path.write_bytes(broken)
+    assert load(tmp_path, 10.0, 0.0) is None
+    assert len(caplog.messages) == 1
+    assert not path.exists()
+    assert (tmp_path / "state.broken").read_bytes() == broken
+
+
+async def test_a_state_that_contradicts_itself_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its checksum is right, and still nothing of it is taken."""
+    await write(tmp_path, [*PIECES, Prefixes((SavedNode(7, b"12345678"),), ())])
+    begun = begin(Settings(state=tmp_path), 0.0)
+    assert begun.restored == []
+    assert not begun.scheduler.weights
+    assert len(caplog.messages) == 1
+    assert (tmp_path / "state.broken").exists()
+
+
+@given(st.binary(max_size=300), st.integers(0, 2000), st.booleans())
+def test_no_bytes_crash_the_loader(noise: bytes, place: int, cut: bool) -> None:
+    """It says ValueError, or the bytes are a state."""
+    content = b"".join(CONTENT)
+    place %= len(content)
+    for tried in (noise, content[:place] + noise + (b"" if cut else content[place:])):
+        if tried != content:
+            with pytest.raises(ValueError, match=r"^it "):
+                decode(tried)
+
+
+async def test_under_another_policy_or_secret_the_rest_is_of_use(tmp_path: Path) -> None:
+    """Counters belong to a policy, hashes to a secret; what was served belongs to nobody but the client."""
+    await write(tmp_path, PIECES)
+    begun = begin(Settings(state=tmp_path, policy="d2lpm", hash_secret=SecretStr("t" * 16)), 0.0)
+    assert [type(piece) for piece in begun.restored] == [Clients, Cache]
+    assert begun.secret == b"t" * 16
+    begun = begin(Settings(state=tmp_path), 0.0)
+    assert begun.restored == PIECES
+    assert begun.secret == b"s" * 16
+
+
+def test_a_directory_that_cannot_be_made_is_the_operators_fault(tmp_path: Path) -> None:
+    """It is told in one line, which names the file."""
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="file/state: Not a directory"):
+        begin(Settings(state=tmp_path / "file"), 0.0)
+
+
+async def test_a_disk_that_fails_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """And the router goes on."""
+    with caplog.at_level(logging.ERROR):
+        async with StateFile(tmp_path / "nowhere", lambda: iter(PIECES), lambda: new_header("p", b"s"), 0.001) as file:
+            for _ in range(3):
+                await file._turn()
+    assert len(caplog.messages) == 1
+
+
+async def test_debts_service_and_prefixes_survive_a_restart(tmp_path: Path) -> None:
+    """The next router tells the same of its clients, finds what the last one sent, and its journal replays."""
+    prompt = "A long document that is asked about again. " * 40
+    journal = tmp_path / "journal"
+    async with scripted_engine() as engine:
+        settings = {"state": tmp_path / "state", "journal": journal, "dlpm_home": {"quantum": 100}}
+        worker = {"url": engine.url, "id": "w"}
+        async with running_router(worker=[worker], **settings) as router:
+            async with router.post(chat(prompt, user="ann")) as post:
+                await (await engine.call()).answer(prompt=430, completion=7)
+                await post.read()
+            before = await router.fairness()
+            hashed = router.hasher.prompt(b"x" * 128).key
+        async with running_router(worker=[worker], **settings) as router:
+            after = await router.fairness()
+            assert after["clients"]["user-ann"]["service"] == before["clients"]["user-ann"]["service"]
+            assert after["clients"]["user-ann"]["deficit"] == before["clients"]["user-ann"]["deficit"]
+            assert before["clients"]["user-ann"]["deficit"]["w"]["order"] < 0
+            assert router.hasher.prompt(b"x" * 128).key == hashed
+            async with router.post(chat(prompt, user="bob")) as post:
+                await (await engine.call()).answer(prompt=430, completion=7)
+                assert int((await post.response()).headers["x-d2lpm-predicted-cached-tokens"]) > 300
+                await post.read()
+            assert (await router.fairness())["clients"]["user-ann"]["deficit"]["w"]["order"] < 0
+    replayed = replay_file(journal)
+    assert (replayed.runs, replayed.difference) == (2, None)
+    assert json.loads(journal.read_bytes().splitlines()[0])["restored"] == []
+
+
+CONTENT: list[bytes] = []
+
+
+@pytest.fixture(autouse=True, scope="module")
+def content(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A state to damage."""
+    CONTENT.append(asyncio.run(write(tmp_path_factory.mktemp("state"), PIECES)).read_bytes())
+
+
+def test_a_symbolic_link_is_not_followed(tmp_path: Path) -> None:
+    """Whoever may write into the directory cannot have the router overwrite what it may write elsewhere."""
+    precious = tmp_path / "precious"
+    precious.write_bytes(b"precious")
+    state = tmp_path / "state"
+    (tmp_path / "state.new").symlink_to(precious)
+    replace_file(state, [b"saved"])
+    assert precious.read_bytes() == b"precious"
+    assert state.read_bytes() == b"saved"
+    assert not state.is_symlink()
+
+
+async def test_a_state_that_cannot_be_written_is_told_by_a_metric(tmp_path: Path) -> None:
+    """As long as it is so; no journal is spoken of where none is kept."""
+    directory = tmp_path / "kept"
+    async with scripted_engine() as engine, running_router(engine.url, state=directory, state_interval=0.01) as router:
+
+        async def told() -> str:
+            async with router.http.get("/metrics") as response:
+                lines = (await response.text()).splitlines()
+            (line,) = [line for line in lines if line.startswith("d2lpm_file_failing{")]
+            return line
+
+        assert await told() == 'd2lpm_file_failing{file="state"} 0.0'
+        directory.rename(tmp_path / "elsewhere")
+        async with asyncio.timeout(60):
+            while await told() != 'd2lpm_file_failing{file="state"} 1.0':
+                pass
+            (tmp_path / "elsewhere").rename(directory)
+            while await told() != 'd2lpm_file_failing{file="state"} 0.0':
+                pass

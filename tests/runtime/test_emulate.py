@@ -1,0 +1,69 @@
+"""Emulated workers are there when they are said to be, and gone when their parent is."""
+
+import signal
+import socket
+import subprocess
+import sys
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from router.errors import ConfigError
+from router.runtime.emulate import emulated
+
+
+def connect(url: str) -> socket.socket:
+    parts = urlsplit(url)
+    return socket.create_connection((parts.hostname, parts.port), timeout=30)
+
+
+def closed(connection: socket.socket) -> bool:
+    """Wait until the other side closes a connection on which it has nothing to say."""
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:  # it had not accepted it yet
+        return True
+
+
+def interrupted() -> None:
+    with emulated(1) as workers:
+        raise KeyboardInterrupt(workers[0].url)
+
+
+def test_workers_listen_when_they_are_given_out_and_not_afterwards() -> None:
+    """Each is a server of its own, with the model that it said; after the block nobody listens there."""
+    with emulated(2) as workers:
+        assert len({worker.url for worker in workers}) == 2
+        for worker in workers:
+            assert worker.model in httpx.get(f"{worker.url}/v1/models").text
+    for worker in workers:
+        with pytest.raises(ConnectionRefusedError):
+            connect(worker.url)
+
+
+def test_an_exception_ends_the_workers() -> None:
+    """Also when the router does not get far, nothing is left running."""
+    with pytest.raises(KeyboardInterrupt) as caught:
+        interrupted()
+    with pytest.raises(ConnectionRefusedError):
+        connect(str(caught.value))
+
+
+def test_workers_end_with_a_parent_that_is_killed() -> None:
+    """A router that had no time to clean up leaves no process behind."""
+    parent = "from router.runtime.emulate import emulated\nwith emulated(1) as w: print(w[0].url, flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        with connect(process.stdout.readline().strip()) as connection:
+            process.send_signal(signal.SIGKILL)
+            assert closed(connection)
+
+
+@pytest.mark.parametrize("program", ["print('no')", "pass"])
+def test_a_worker_that_does_not_start_is_a_mistake_of_one_line(program: str) -> None:
+    """What it said instead is told."""
+    with pytest.raises(ConfigError, match="did not start"), emulated(1, [sys.executable, "-c", program]):
+        pass

@@ -1,0 +1,122 @@
+"""Timers that ring only once the router has had the time to hear whom they judge."""
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable
+from typing import NamedTuple, cast
+
+import pytest
+import uvloop
+
+from router.runtime.fair_timer import GRACE, LATE, Alarm
+
+LOOPS = pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+
+
+@LOOPS
+def test_what_comes_as_the_loop_stood_still_is_read_before_the_alarm(loop: type[asyncio.AbstractEventLoop]) -> None:
+    """Whatever the order in which a loop takes up timers and sockets; also what its sender could send only then."""
+
+    async def hold() -> list[str]:
+        running, happened = asyncio.get_running_loop(), []
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            rung = asyncio.Event()
+            running.add_reader(ours, lambda: happened.append("read") or running.remove_reader(ours))  # type: ignore[func-returns-value]
+            Alarm(running, 0.01, lambda: happened.append("rang") or rung.set())  # type: ignore[func-returns-value]
+            time.sleep(0.01 + 2 * LATE)  # noqa: ASYNC251 - the loop has to stand still
+            running.call_soon(theirs.send, b"x")
+            await rung.wait()
+        return happened
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        assert runner.run(hold()) == ["read", "rang"]
+
+
+@LOOPS
+def test_an_alarm_that_is_due_now_has_a_time(loop: type[asyncio.AbstractEventLoop]) -> None:
+    """A loop may know no time of a timer without a delay."""
+
+    async def due() -> float:
+        running = asyncio.get_running_loop()
+        alarm = Alarm(running, 0.0, lambda: None)
+        alarm.cancel()
+        return alarm.when - running.time()
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        assert -GRACE < runner.run(due()) <= 0
+
+
+class Clock:
+    """As much of an event loop as an alarm needs; its time goes on only when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.timers: list[tuple[float, Callable[[], None]]] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def call_later(self, seconds: float, call: Callable[[], None]) -> "Timer":
+        self.timers.append((self.now + seconds, call))
+        return Timer(self, call)
+
+    def run(self, now: float) -> None:
+        """Let it be so late, and call what is due."""
+        self.now = now
+        due = [timer for timer in self.timers if timer[0] <= now]
+        self.timers = [timer for timer in self.timers if timer[0] > now]
+        for _, call in due:
+            call()
+
+
+class Timer(NamedTuple):
+    """One that can be cancelled."""
+
+    clock: Clock
+    call: Callable[[], None]
+
+    def cancel(self) -> None:
+        self.clock.timers = [timer for timer in self.clock.timers if timer[1] != self.call]
+
+
+def alarm(clock: Clock, seconds: float) -> tuple[Alarm, list[float]]:
+    """An alarm, and the times at which it rang."""
+    rang: list[float] = []
+    return Alarm(cast(asyncio.AbstractEventLoop, clock), seconds, lambda: rang.append(clock.now)), rang
+
+
+@pytest.mark.parametrize(("seconds", "grace"), [(60.0, GRACE), (0.2, 0.2)])
+def test_a_late_alarm_rings_after_a_grace_and_no_later(seconds: float, grace: float) -> None:
+    """After a standstill there is a second to read in, or the alarm's own time if that is less."""
+    clock = Clock()
+    _, rang = alarm(clock, seconds)
+    clock.run(seconds + 40.0)
+    assert rang == []
+    clock.run(seconds + 40.0 + grace)
+    assert rang == [seconds + 40.0 + grace]
+
+
+def test_an_alarm_in_time_rings_once() -> None:
+    """A busy loop's delay is none."""
+    clock = Clock()
+    _, rang = alarm(clock, 5.0)
+    clock.run(4.9)
+    assert rang == []
+    clock.run(5.0 + LATE / 2)
+    clock.run(60.0)
+    assert rang == [5.0 + LATE / 2]
+
+
+def test_a_cancelled_alarm_does_not_ring() -> None:
+    """Neither in its time nor in its grace."""
+    clock = Clock()
+    first, rang = alarm(clock, 5.0)
+    first.cancel()
+    clock.run(5.0)
+    second, rang_late = alarm(clock, 5.0)
+    clock.run(40.0)
+    second.cancel()
+    clock.run(90.0)
+    assert rang == rang_late == []

@@ -1,0 +1,69 @@
+"""When old objects are looked at for cycles."""
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from router.runtime.gc_tuning import MIDDLE, YOUNG, Collector, spare_the_collector
+from tests.support.running import until
+
+
+class Knot:
+    """A cycle."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+
+@pytest.fixture(autouse=True)
+def collector_as_before() -> Iterator[None]:
+    before = gc.get_threshold()
+    yield
+    gc.set_threshold(*before)
+    gc.unfreeze()
+
+
+async def test_everything_is_looked_at_when_no_call_is_under_way() -> None:
+    """What is frozen, too; and not before that."""
+    idle = False
+    knot = Knot()
+    gone = weakref.ref(knot)
+    spare_the_collector()
+    del knot
+    asked = 0
+
+    def is_idle() -> bool:
+        nonlocal asked
+        asked += 1
+        return idle
+
+    async with Collector(is_idle, seldom=0.001, latest=3600.0) as collector:
+        await until(lambda: asked > 2)
+        assert (collector.looks, gone() is None) == (0, False)
+        idle = True
+        await until(lambda: collector.looks > 0)
+        assert gone() is None
+
+
+async def test_a_router_that_is_never_idle_looks_at_what_is_new() -> None:
+    """In the end; what was frozen before stays unseen."""
+    async with Collector(lambda: False, seldom=0.001, latest=0.01) as collector:
+        await until(lambda: collector.looks > 0)
+        knot = Knot()
+        gone = weakref.ref(knot)
+        del knot
+        looks = collector.looks
+        await until(lambda: collector.looks > looks)
+        assert gone() is None
+
+
+def test_what_is_old_is_never_looked_at_of_itself() -> None:
+    """However many objects there are, no third generation is collected by the number of those made."""
+    spare_the_collector()
+    before = gc.get_stats()[2]["collections"]
+    kept = [[number] for number in range(YOUNG * MIDDLE * 15)]
+    assert gc.get_stats()[2]["collections"] == before
+    assert gc.get_stats()[1]["collections"] > 0
+    assert len(kept) == YOUNG * MIDDLE * 15

@@ -1,0 +1,24 @@
+"""Whether there are as many files as there may be connections."""
+
+import resource
+import subprocess
+import sys
+
+from router.runtime.open_files import PER_WORKER, SPARE, needed
+
+
+def test_a_call_needs_a_file_at_either_side() -> None:
+    """As many upstream as may be in flight at the workers, but no more than clients are there."""
+    rest = 2 * PER_WORKER + SPARE
+    assert needed(connections=1000, workers=2, in_flight=10) == 1020 + rest
+    assert needed(connections=1000, workers=2, in_flight=1024) == 2000 + rest
+    assert needed(connections=1000, workers=2, in_flight=None) == 2000 + rest
+
+
+def test_the_soft_limit_becomes_the_hard_one() -> None:
+    """In a process whose soft limit is lower than its hard one; the answer is what holds afterwards."""
+    program = "from resource import *; import router.open_files as o; print(o.raise_limit(), *getrlimit(RLIMIT_NOFILE))"
+    hard = min(512, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    command = ["sh", "-c", f'ulimit -S -n 100; ulimit -H -n {hard}; exec "$0" -c "$1"', sys.executable, program]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert said.split() == [str(hard)] * 3

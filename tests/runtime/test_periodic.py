@@ -1,0 +1,42 @@
+"""What is done again and again."""
+
+import asyncio
+import logging
+
+import pytest
+
+from router.runtime.periodic import Background
+
+
+class Counting(Background):
+    """Counts its turns; the first one fails."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0)
+        self.turns = 0
+        self.third = asyncio.Event()
+
+    async def _turn(self) -> None:
+        self.turns += 1
+        if self.turns == 1:
+            raise RuntimeError("the first")
+        if self.turns == 3:
+            self.third.set()
+
+
+async def test_a_turn_that_fails_is_told_and_the_next_one_comes(caplog: pytest.LogCaptureFixture) -> None:
+    """With its trace, once."""
+    with caplog.at_level(logging.ERROR):
+        async with Counting() as counting, asyncio.timeout(60):
+            await counting.third.wait()
+    (record,) = caplog.records
+    assert "a turn of Counting failed" in record.getMessage()
+    assert record.exc_info is not None
+
+
+async def test_there_are_no_turns_after_the_context() -> None:
+    """Its task is over when it has been left."""
+    before = asyncio.all_tasks()
+    async with Counting() as counting, asyncio.timeout(60):
+        await counting.third.wait()
+    assert asyncio.all_tasks() == before

@@ -1,0 +1,74 @@
+"""Every metric there is, from the code: `python -m tests.support.metric_table` writes the table in docs/operations.md anew."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+from router.front.byte_budget import ByteBudget
+from router.front.http.connection_limits import Connections, FrontLimits
+from router.telemetry.admission_metrics import AdmissionMetrics
+from router.telemetry.event_metrics import EventMetrics
+from router.telemetry.kept_files import KeptFiles
+from router.telemetry.loop_lag import LoopLag
+from router.telemetry.report import FairnessReport, Service
+from router.telemetry.request_metrics import ClientLabels, RequestMetrics
+from router.telemetry.response_metrics import ResponseMetrics
+from router.telemetry.state_metrics import StateCollector
+
+OPERATIONS: Final = Path(__file__).parents[2] / "docs" / "operations.md"
+HEAD: Final = "| metric | kind | labels | what |\n| --- | --- | --- | --- |\n"
+SUFFIXES: Final = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_count", "_sum")}
+"""Of a metric's samples, by its kind."""
+
+
+Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
+
+
+def metrics() -> list[Family]:
+    """All of a router before anything has happened."""
+    registry = CollectorRegistry()
+    labels = ClientLabels()
+    RequestMetrics(registry, labels)
+    nothing = FairnessReport("", None, {}, Service(0, 0, 0, 0.0), {})
+    state = StateCollector(labels)
+    state.report = nothing
+    registry.register(state)
+    registry.register(EventMetrics(dict, dict))
+    registry.register(AdmissionMetrics({}))
+    registry.register(KeptFiles({}))
+    registry.register(LoopLag())
+    registry.register(ResponseMetrics((), ()))
+    budget = ByteBudget(1)
+    registry.register(Connections(FrontLimits(), budget))
+    registry.register(budget)
+    found = [metric for metric in registry.collect() if isinstance(metric, Family)]
+    return sorted(found, key=lambda metric: metric.name)
+
+
+def samples() -> Iterator[str]:
+    """The names under which Prometheus knows them."""
+    for metric in metrics():
+        yield from (metric.name + suffix for suffix in SUFFIXES[metric.type])
+
+
+def table() -> str:
+    """One row for each."""
+    return HEAD + "".join(
+        f"| `{metric.name}{SUFFIXES[metric.type][0] if metric.type == 'counter' else ''}` | {metric.type} "
+        f"| {', '.join(f'`{label}`' for label in metric._labelnames)} | {metric.documentation} |\n"
+        for metric in metrics()
+    )
+
+
+def shown() -> str:
+    """The table as it stands in the document."""
+    text = OPERATIONS.read_text("utf-8")
+    begin = text.index(HEAD)
+    return text[begin : text.find("\n\n", begin) + 1] if "\n\n" in text[begin:] else text[begin:]
+
+
+if __name__ == "__main__":
+    OPERATIONS.write_text(OPERATIONS.read_text("utf-8").replace(shown(), table()), "utf-8")

@@ -1,0 +1,166 @@
+"""An engine's publisher of KV events, played by a test over real sockets, and who follows it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any, Self
+
+import httpx
+import msgpack
+import zmq
+import zmq.asyncio
+
+from router.core.kv_blocks.kv_events import Fault
+from router.core.model.block_key import ROOT, BlockHasher
+from router.core.model.events import BlocksChanged, BlocksLost, Event
+from router.core.model.request import WorkerId
+from router.kv_events.stream import END, StreamLimits
+from router.kv_events.subscriber import Follower
+from router.upstream.directory import Backend
+from router.upstream.kv_endpoints import Source
+from tests.support.running import PATIENCE
+
+HASHER = BlockHasher(b"secret")
+WORKER = WorkerId("w")
+LIMITS = StreamLimits(replay_seconds=PATIENCE, replay_every_seconds=0, pause_seconds=0.01, penalty_seconds=0.01)
+
+
+def block(number: int, parent: int | None = None) -> dict[str, Any]:
+    """An event that stores one block of two tokens, named and filled with a number."""
+    return {
+        "type": "BlockStored",
+        **{"block_hashes": [number], "parent_block_hash": parent, "token_ids": [number, number], "block_size": 2},
+    }
+
+
+def hashes(*numbers: int) -> bytes:
+    return b"".join(HASHER.chain(ROOT, [number, number], 2) for number in numbers)
+
+
+class Publisher:
+    """An engine's publisher that a test plays. Past messages are those in `past`."""
+
+    def __init__(self, context: zmq.asyncio.Context, replays: bool, ports: tuple[int, int] = (0, 0)) -> None:
+        self.past: list[tuple[int, bytes]] = []
+        self.asked: list[int] = []
+        self._next = 0
+        self._context = context
+        self._live, self._replay = context.socket(zmq.XPUB), context.socket(zmq.ROUTER)
+        try:
+            self.ports = (_bind(self._live, ports[0]), _bind(self._replay, ports[1]))
+        except zmq.ZMQError:
+            self._live.close(0)
+            self._replay.close(0)
+            raise
+        live, past = (f"tcp://127.0.0.1:{port}" for port in self.ports)
+        self.source = Source(live, past if replays else None, b"kv")
+        self._answering = asyncio.create_task(self._answer())
+
+    async def subscribed(self) -> None:
+        """Wait until somebody is listening: what is published before is lost."""
+        async with asyncio.timeout(PATIENCE):
+            assert (await self._live.recv())[:1] == b"\x01"
+
+    async def publish(self, *events: object, lost: bool = False, kept: bool = True) -> None:
+        """Send a message, or lose it on the way; keep it for a replay, or not."""
+        await self.send_payload(msgpack.packb([0.5 + self._next, list(events), 0]), lost=lost, kept=kept)
+
+    async def send_payload(self, payload: bytes, *, lost: bool = False, kept: bool = True) -> None:
+        number = self._next
+        self._next += 1
+        if kept:
+            self.past.append((number, payload))
+        if not lost:
+            await self.send_frames(b"kv", number.to_bytes(8, "big"), payload)
+
+    async def send_frames(self, *frames: bytes) -> None:
+        await self._live.send_multipart(list(frames))
+
+    async def close(self) -> None:
+        """End as a process does."""
+        self._answering.cancel()
+        await asyncio.gather(self._answering, return_exceptions=True)
+        self._live.close(0)
+        self._replay.close(0)
+
+    async def again(self, past: Sequence[tuple[int, bytes]] = ()) -> Self:
+        """Another process at the same ports, which knows nothing, or the same one behind a broken connection."""
+        await self.close()
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                try:
+                    another = type(self)(self._context, self.source.replay is not None, self.ports)
+                    another.past, another._next = list(past), len(past)
+                    return another
+                except zmq.ZMQError:  # a closed socket gives its port back a little later
+                    await asyncio.sleep(0.01)
+
+    async def _answer(self) -> None:
+        while True:
+            caller, _, start = await self._replay.recv_multipart()
+            self.asked.append(int.from_bytes(start, "big"))
+            for number, payload in self.past:
+                if number >= self.asked[-1]:
+                    await self._replay.send_multipart([caller, b"", b"kv", number.to_bytes(8, "big"), payload])
+            await self._replay.send_multipart([caller, b"", b"", END, b""])
+
+
+def _bind(socket: zmq.asyncio.Socket, port: int) -> int:
+    if not port:
+        return socket.bind_to_random_port("tcp://127.0.0.1")
+    socket.bind(f"tcp://127.0.0.1:{port}")
+    return port
+
+
+class Scene(SimpleNamespace):
+    """A publisher, who follows it, and what that tells."""
+
+    publisher: Publisher
+    follower: Follower
+    told: list[Event]
+    held: set[bytes]
+
+    def feed(self, event: Event) -> None:
+        self.told.append(event)
+        if isinstance(event, BlocksLost) or (isinstance(event, BlocksChanged) and event.cleared):
+            self.held.clear()
+        if isinstance(event, BlocksChanged):
+            self.held -= {event.removed[at : at + 8] for at in range(0, len(event.removed), 8)}
+            self.held |= {event.stored[at : at + 8] for at in range(0, len(event.stored), 8)}
+
+    def holds(self, *numbers: int) -> Callable[[], bool]:
+        expected = {hashes(number) for number in numbers}
+        return lambda: self.held == expected
+
+    @property
+    def complete(self) -> bool:
+        return self.follower.report.complete
+
+    @property
+    def faults(self) -> dict[Fault, int]:
+        return dict(self.follower.report.faults)
+
+
+@asynccontextmanager
+async def following(*, replays: bool = True, before: int = 0, limits: StreamLimits = LIMITS) -> AsyncIterator[Scene]:
+    """Follow a publisher that has published so many blocks before."""
+    context = zmq.asyncio.Context()
+    publisher = Publisher(context, replays)
+    for number in range(before):
+        await publisher.publish(block(100 + number), lost=True)
+    scene = Scene(publisher=publisher, told=[], held=set())
+    scene.follower = Follower(
+        Backend(WORKER, "http://127.0.0.1:1", sources=(publisher.source,)), scene.feed, HASHER, limits, lambda: None
+    )
+    async with httpx.AsyncClient() as client:
+        task = asyncio.create_task(scene.follower.run(context, client))
+        await publisher.subscribed()
+        try:
+            yield scene
+        finally:
+            task.cancel()
+            async with asyncio.timeout(PATIENCE):
+                await asyncio.gather(task, return_exceptions=True)
+            await scene.publisher.close()
+            context.destroy(linger=0)

@@ -1,0 +1,110 @@
+"""What Prometheus records and alerts on, what Grafana draws, and what the document says of it, are of one piece."""
+
+import itertools
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+
+from tests.support.metric_table import OPERATIONS, metrics, samples, shown, table
+from tests.support.running import running_router
+
+ROOT: Final = Path(__file__).parents[2]
+DASHBOARD: Final[dict[str, Any]] = json.loads((ROOT / "deploy/grafana/dashboards/d2lpm.json").read_text("utf-8"))
+PANELS: Final = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+GROUPS: Final = yaml.safe_load((ROOT / "deploy/prometheus/rules.yml").read_text("utf-8"))["groups"]
+RULES: Final = [rule for group in GROUPS for rule in group["rules"]]
+ALERTS: Final = [rule for rule in RULES if "alert" in rule]
+RECORDED: Final = [rule["record"] for rule in RULES if "record" in rule]
+QUERIES: Final = [target["expr"] for panel in PANELS for target in panel["targets"]]
+NAME: Final = re.compile(r"(?:\w+:)?d2lpm[_:][\w:]+")
+"""Of a metric or of what is recorded of some."""
+
+
+def read(expression: str) -> set[str]:
+    """The metrics that an expression reads."""
+    return set(NAME.findall(re.sub(r'"[^"]*"', '""', expression)))
+
+
+def test_the_dashboard_is_what_its_program_makes() -> None:
+    """Run `python deploy/grafana/dashboard.py > deploy/grafana/dashboards/d2lpm.json` after a change."""
+    program = [sys.executable, str(ROOT / "deploy/grafana/dashboard.py")]
+    made = subprocess.run(program, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert made == (ROOT / "deploy/grafana/dashboards/d2lpm.json").read_text("utf-8")
+
+
+def test_the_table_of_metrics_is_that_of_the_code() -> None:
+    """Run `python -m tests.support.metric_table` after a change."""
+    assert shown() == table()
+
+
+async def test_the_table_has_every_metric_of_a_router() -> None:
+    """None that it exports is missing, in the table or in the text."""
+    async with running_router("http://127.0.0.1:9") as router, router.http.get("/metrics") as response:
+        exported = set(re.findall(r"^# TYPE (\S+)", await response.text(), re.MULTILINE))
+    told = {metric.name + ("_total" if metric.type == "counter" else "") for metric in metrics()}
+    assert exported == told
+
+
+@pytest.mark.parametrize("expression", [*QUERIES, *(rule["expr"] for rule in RULES)])
+def test_every_query_reads_what_there_is(expression: str) -> None:
+    """Each name is one of the router's samples or recorded by a rule."""
+    assert read(expression) <= {*samples(), *RECORDED}
+    assert read(expression) or expression.startswith("up{")
+
+
+def test_nothing_is_recorded_for_nobody() -> None:
+    """Each recording is read by a panel or by another rule."""
+    used = set().union(*(read(expression) for expression in [*QUERIES, *(rule["expr"] for rule in RULES)]))
+    assert [name for name in RECORDED if name not in used] == []
+
+
+@pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
+def test_every_panel_says_what_it_shows(panel: dict[str, Any]) -> None:
+    """A title, an explanation, a unit, a name for each line, and queries to the source that is provisioned."""
+    provisioned = yaml.safe_load((ROOT / "deploy/grafana/provisioning/datasources/prometheus.yml").read_text("utf-8"))
+    (source,) = provisioned["datasources"]
+    assert panel["title"]
+    assert panel["description"].endswith(".")
+    assert panel["fieldConfig"]["defaults"]["unit"]
+    assert panel["targets"]
+    for target in (panel, *panel["targets"]):
+        assert target["datasource"] == {"type": source["type"], "uid": source["uid"]}
+    assert all(target["legendFormat"] for target in panel["targets"])
+    assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
+
+
+def test_no_two_panels_lie_on_each_other() -> None:
+    """And all lie within the 24 columns, with ids and titles of their own."""
+    for panel in DASHBOARD["panels"]:
+        assert 0 <= panel["gridPos"]["x"] <= 24 - panel["gridPos"]["w"]
+    for one, other in itertools.combinations([panel["gridPos"] for panel in DASHBOARD["panels"]], 2):
+        beside = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
+        below = one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
+        assert beside or below
+    for key in ("id", "title"):
+        assert len({panel[key] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+
+
+def test_the_provisioned_folder_is_the_mounted_one() -> None:
+    """Grafana looks for dashboards, and for its home page, where the compose file puts them."""
+    provider = yaml.safe_load((ROOT / "deploy/grafana/provisioning/dashboards/d2lpm.yml").read_text("utf-8"))
+    service = yaml.safe_load((ROOT / "docker-compose.yml").read_text("utf-8"))["services"]["grafana"]
+    folder = provider["providers"][0]["options"]["path"]
+    assert f"./deploy/grafana/dashboards:{folder}:ro" in service["volumes"]
+    assert service["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"] == f"{folder}/d2lpm.json"
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
+def test_every_alert_can_be_understood_and_drawn(alert: dict[str, Any]) -> None:
+    """One expression against one number, for some time, with how bad it is, what it says, and a line in the text."""
+    assert re.fullmatch(r"[^<>]+ [<>] [\d.]+", alert["expr"])
+    assert alert["for"]
+    assert alert["labels"]["severity"] in ("critical", "warning", "info")
+    assert alert["annotations"].keys() == {"summary", "description"}
+    assert f"| `{alert['alert']}` |" in OPERATIONS.read_text("utf-8")

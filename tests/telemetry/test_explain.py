@@ -1,0 +1,252 @@
+"""Why a request went where and when it did."""
+
+import json
+from typing import Any
+
+import pytest
+
+from router.core.fleet.window import Limits, Load
+from router.core.model.commands import Decision, Deficit, Dispatch, PassedOver, Refusal, Reject
+from router.core.model.events import Arrived, Cancelled, Event, Failed, Fault, Finished, Returned, Started
+from router.core.model.request import ClientId, Request, RequestId, Usage, WorkerId
+from router.errors import UnknownRequest
+from router.telemetry.explain import Explanation, Explanations, State
+from tests.support.running import RunningRouter, chat, running_router, until
+from tests.support.scripted_engine import scripted_engine
+
+WORKER = WorkerId("w1")
+
+
+def request(name: str) -> Request:
+    return Request(RequestId(name), ClientId("ann"), "m", ())
+
+
+def dispatch(name: str, match: dict[str, int] | None = None, passed: tuple[PassedOver, ...] = ()) -> Dispatch:
+    matched = {WorkerId(worker): tokens for worker, tokens in (match or {}).items()}
+    decision = Decision(ClientId("ann"), matched, Deficit(3.5, None), Load(2, 1, 700), Limits(256, 16384), passed)
+    return Dispatch(RequestId(name), WORKER, 64, "match", decision)
+
+
+def told(*events: tuple[float, Event, list[Dispatch | Reject]]) -> Explanations:
+    """What is remembered of these."""
+    explanations = Explanations("d2lpm")
+    for at, event, commands in events:
+        explanations.observe(at, event, commands)
+    return explanations
+
+
+def explained(explanations: Explanations, name: str, now: float = 100.0) -> Explanation:
+    return explanations.of(name, now, 1_700_000_000.0)
+
+
+# What is told
+
+
+def test_a_dispatch_is_told_with_all_that_was_known() -> None:
+    """Worker, reason, prediction, matches, home, credit, window and those passed over."""
+    passed = (PassedOver(RequestId("big"), "did not fit"),)
+    explanations = told(
+        (1.0, Arrived(request("big")), []),
+        (1.5, Arrived(request("r")), [dispatch("r", {"w1": 64, "w2": 96, "w3": 96}, passed)]),
+    )
+    choice = explained(explanations, "r").dispatch
+    assert choice is not None
+    assert (choice.worker, choice.why, choice.predicted_cached_tokens) == ("w1", "match", 64)
+    assert choice.match == {"w1": 64, "w2": 96, "w3": 96}
+    assert choice.home == ["w2", "w3"]
+    assert choice.credit == Deficit(3.5, None)
+    assert (choice.load.requests, choice.load.unstarted, choice.load.unstarted_tokens) == (2, 1, 700)
+    assert choice.limits == Limits(256, 16384)
+    assert [(p.request, p.reason) for p in choice.passed_over] == [("big", "did not fit")]
+
+
+def test_nobodys_home_is_nowhere() -> None:
+    """A prompt that nobody holds has none."""
+    choice = explained(told((0.0, Arrived(request("r")), [dispatch("r")])), "r").dispatch
+    assert choice is not None
+    assert (choice.match, choice.home) == ({}, [])
+
+
+def test_a_request_that_was_passed_over_is_told_how_often() -> None:
+    """That is why it waited."""
+    passed = (PassedOver(RequestId("big"), "did not fit"),)
+    explanations = told(
+        (1.0, Arrived(request("big")), []),
+        (2.0, Arrived(request("1")), [dispatch("1", passed=passed)]),
+        (3.0, Arrived(request("2")), [dispatch("2", passed=passed)]),
+    )
+    assert explained(explanations, "big").held_back == {"did not fit": 2}
+
+
+def test_times_are_told_from_the_arrival() -> None:
+    """The arrival by the wall clock, the rest in seconds after it."""
+    explanations = told(
+        (40.0, Arrived(request("r")), []),
+        (42.0, Started(RequestId("other")), [dispatch("r")]),
+        (42.5, Started(RequestId("r")), []),
+        (45.0, Finished(RequestId("r"), Usage(100, 7, 64)), []),
+    )
+    explanation = explained(explanations, "r", now=100.0)
+    times = explanation.times
+    assert times.arrived.timestamp() == 1_700_000_000.0 - 60.0
+    assert (times.dispatched_s, times.started_s, times.ended_s, times.waited_s) == (2.0, 2.5, 5.0, 2.0)
+    assert (explanation.state, explanation.usage) == (State.FINISHED, Usage(100, 7, 64))
+
+
+def test_a_request_that_waits_has_waited_until_now() -> None:
+    """And one that ended waiting, until its end."""
+    explanations = told(
+        (40.0, Arrived(request("r")), []),
+        (41.0, Arrived(request("left")), []),
+        (43.0, Cancelled(RequestId("left")), []),
+    )
+    assert explained(explanations, "r", now=100.0).times.waited_s == 60.0
+    assert explained(explanations, "left", now=100.0).times.waited_s == 2.0
+
+
+@pytest.mark.parametrize(
+    ("ending", "state", "reason"),
+    [
+        (Finished(RequestId("r")), State.FINISHED, None),
+        (Cancelled(RequestId("r")), State.CANCELLED, None),
+        (Failed(RequestId("r"), accepted=True), State.FAILED, "when the worker may have begun"),
+        (Failed(RequestId("r"), accepted=False), State.FAILED, "before the worker had begun"),
+    ],
+)
+def test_each_ending_is_told(ending: Finished | Cancelled | Failed, state: State, reason: str | None) -> None:
+    """What came of it, and at what point it failed."""
+    explanations = told((1.0, Arrived(request("r")), [dispatch("r")]), (2.0, ending, []))
+    explanation = explained(explanations, "r")
+    assert (explanation.state, explanation.reason) == (state, reason)
+
+
+def test_a_refusal_is_the_end() -> None:
+    """The conductor's word on a refused request does not make it a cancelled one."""
+    reject = Reject(RequestId("r"), Refusal.QUEUE_FULL, 2.5)
+    explanations = told((1.0, Arrived(request("r")), [reject]), (1.5, Cancelled(RequestId("r")), []))
+    explanation = explained(explanations, "r")
+    assert (explanation.state, explanation.reason) == (State.REJECTED, "rejected-saturated")
+    assert (explanation.retry_after_s, explanation.times.ended_s) == (2.5, 0.0)
+
+
+def test_workers_that_lost_a_request_are_told() -> None:
+    """But not those of an earlier request of the same id."""
+    explanations = Explanations("d2lpm")
+    explanations.observe(1.0, Arrived(request("r")), [dispatch("r")])
+    for _ in range(2):
+        explanations.observe(1.0, Returned(RequestId("r"), accepted=False, fault=Fault.BROKEN), [dispatch("r")])
+    assert explained(explanations, "r").tried == ["w1", "w1"]
+    explanations.observe(2.0, Failed(RequestId("r"), accepted=True), [])
+    explanations.observe(3.0, Arrived(request("r")), [])
+    assert explained(explanations, "r").tried == []
+
+
+# What is remembered
+
+
+def test_only_the_last_arrivals_are_remembered() -> None:
+    """An id that comes again is the newest; late news about a forgotten one changes nothing."""
+    explanations = Explanations("d2lpm", limit=3)
+    for name in ("a", "b", "c", "a", "d", "e"):
+        explanations.observe(1.0, Arrived(request(name)), [])
+    explanations.observe(2.0, Started(RequestId("b")), [dispatch("b", passed=(PassedOver(RequestId("c"), "x"),))])
+    explanations.observe(3.0, Finished(RequestId("b")), [])
+    assert list(explanations._records) == ["a", "d", "e"]
+    for name in ("b", "c", "never"):
+        with pytest.raises(UnknownRequest):
+            explained(explanations, name)
+
+
+# Over HTTP
+
+
+async def explanation_of(router: RunningRouter, name: str) -> Any:
+    return await router.get_json(f"/explain/{name}")
+
+
+async def test_a_request_is_explained_while_it_waits_runs_and_after() -> None:
+    """By the id that its client gave, and is told."""
+    async with scripted_engine() as engine, running_router(engine.url, max_inflight=1) as router:
+        async with (
+            router.post(chat(user="ann", stream=True), x_request_id="first") as first,
+            router.post(chat("Hello " * 100, user="bob"), x_request_id="a/b c") as second,
+        ):
+            call = await engine.call()
+            await until(lambda: router.scheduler.waiting == 1)
+            assert (await explanation_of(router, "first"))["state"] == "in flight"
+            waiting = await explanation_of(router, "a%2Fb%20c")
+            assert (waiting["state"], waiting["dispatch"], waiting["client"]) == ("waiting", None, "user-bob")
+            await call.answer(prompt=10, completion=3)
+            assert (await first.response()).headers["x-request-id"] == "first"
+            await first.read()
+            await (await engine.call()).answer()
+            await second.read()
+        done = await explanation_of(router, "first")
+        assert done.keys() == {
+            *("request", "client", "model", "policy", "state", "reason", "retry_after_s", "times"),
+            *("tried", "held_back", "dispatch", "usage"),
+        }
+        assert (done["request"], done["client"], done["model"]) == ("first", "user-ann", "m")
+        assert (done["policy"], done["state"], done["reason"]) == ("dlpm_home", "finished", None)
+        assert done["usage"] == {"input_tokens": 10, "output_tokens": 3, "cached_tokens": 0}
+        assert done["times"]["waited_s"] <= done["times"]["started_s"] <= done["times"]["ended_s"]
+        assert done["dispatch"]["worker"] == engine.url.removeprefix("http://")
+        assert done["dispatch"]["limits"] == {"requests": 1, "unstarted_tokens": 4096}
+        assert done["dispatch"]["load"] == {"requests": 0, "unstarted": 0, "unstarted_tokens": 0}
+        assert done["dispatch"]["credit"].keys() == {"placement", "order"}
+
+
+async def test_an_id_that_the_router_made_is_explained() -> None:
+    """Whatever the client sees in the header is what it may ask by."""
+    async with scripted_engine() as engine, running_router(engine.url) as router, router.post(chat()) as post:
+        await (await engine.call()).answer()
+        name = (await post.response()).headers["x-request-id"]
+        await post.read()
+        assert (await explanation_of(router, name))["state"] == "finished"
+
+
+async def test_a_refused_a_lost_and_a_failed_request_are_explained() -> None:
+    """Each by its own reason; one that no other worker could take names the one that did not."""
+    async with (
+        scripted_engine() as engine,
+        running_router(engine.url, max_inflight=1, max_queued=0, poll_interval=3600) as router,
+    ):
+        async with router.post(chat(), x_request_id="failed"):
+            call = await engine.call()
+            async with router.post(chat(), x_request_id="refused") as post:
+                await post.read()
+            await call.respond(500, b"{}")
+        await until(lambda: not router.scheduler.live)
+        await engine.stop()
+        async with router.post(chat(), x_request_id="lost") as post:
+            await post.read()
+        refused = await explanation_of(router, "refused")
+        assert (refused["state"], refused["reason"]) == ("rejected", "rejected-saturated")
+        failed = await explanation_of(router, "failed")
+        assert (failed["state"], failed["reason"]) == ("failed", "when the worker may have begun")
+        lost = await explanation_of(router, "lost")
+        assert (lost["state"], lost["reason"]) == ("rejected", "rejected-no-endpoints")
+        assert lost["tried"] == [engine.url.removeprefix("http://")]
+
+
+async def test_an_unknown_id_is_an_openai_error() -> None:
+    """A 404 of the shape that client libraries read."""
+    async with running_router("http://127.0.0.1:9") as router:
+        async with router.http.get("/explain/nope") as response:
+            assert response.status == 404
+            error = json.loads(await response.read())["error"]
+        assert (error["type"], error["code"]) == ("not_found_error", "unknown_request")
+        assert "`nope`" in error["message"]
+
+
+async def test_the_answer_is_documented() -> None:
+    """Every member of it is in the OpenAPI document, with what it means."""
+    async with running_router("http://127.0.0.1:9") as router:
+        document = await router.get_json("/openapi.json")
+        responses = document["paths"]["/explain/{request_id}"]["get"]["responses"]
+        assert responses.keys() >= {"200", "404"}
+        schemas = document["components"]["schemas"]
+        assert responses["200"]["content"]["application/json"]["schema"]["$ref"].endswith("/Explanation")
+        assert schemas["Explanation"]["properties"].keys() == set(Explanation.__dataclass_fields__)
+        assert schemas["Explanation"]["properties"]["held_back"]["description"]
+        assert schemas["Dispatched"]["properties"]["home"]["description"]

@@ -1,0 +1,107 @@
+"""What /fairness and /metrics tell of a polite crowd over HTTP, before two emulated workers."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.running import COMPLETIONS, PATIENCE, RunningRouter, emulated_workers, running_router
+
+CLIENTS: Final = [f"c{number}" for number in range(16)]
+LENGTH: Final = 8000
+"""Of the prefix that each client has for itself, in bytes."""
+ENGINE: Final = ("--hardware", "a100-mistral-7b", "--speed", "1", "--max-running", "2")
+"""Slow enough for calls to wait."""
+WITHOUT_END: Final = {"quantum": 1e9, "round_seconds": 0.0, "overdue_after": 0.0, "head_start": 2000.0}
+"""By longest match, the first clients go until they have used up a quantum."""
+
+
+class Crowd:
+    """Clients with one call open each, all the time."""
+
+    def __init__(self, router: RunningRouter) -> None:
+        self._router = router
+        self._going = True
+        self.answered: Counter[str] = Counter()
+
+    async def call(self, client: str) -> None:
+        while self._going:
+            prompt = f"{client} ".ljust(LENGTH, "x") + str(self.answered[client])
+            body = {"model": "m", "prompt": prompt, "max_tokens": 20, "user": client, "stream": True}
+            await self._router.post(body, COMPLETIONS).read()
+            self.answered[client] += 1
+
+    def stop(self) -> None:
+        """Let each call end that is open, and none follow."""
+        self._going = False
+
+
+@asynccontextmanager
+async def crowd(**settings: Any) -> AsyncIterator[tuple[RunningRouter, Crowd]]:
+    with emulated_workers(2, *ENGINE) as urls:
+        async with running_router(*urls, **settings) as router, asyncio.TaskGroup() as calls:
+            clients = Crowd(router)
+            for client in CLIENTS:
+                calls.create_task(clients.call(client))
+            yield router, clients
+            clients.stop()
+
+
+async def report_when(router: RunningRouter, true: Callable[[Mapping[str, Any]], bool]) -> Mapping[str, Any]:
+    """The first report of which it is true."""
+    async with asyncio.timeout(PATIENCE):
+        while not true(report := await router.fairness()):  # noqa: ASYNC110 - nobody is there to set an event
+            await asyncio.sleep(0.05)
+    return dict(report)
+
+
+async def scraped(router: RunningRouter) -> dict[str, float]:
+    """Each sample by its name and the values of its labels."""
+    async with router.http.get("/metrics") as response:
+        families = text_string_to_metric_families(await response.text())
+        return {
+            " ".join([sample.name, *sample.labels.values()]): sample.value
+            for family in families
+            for sample in family.samples
+        }
+
+
+async def test_starved_clients_are_told_while_the_gap_of_the_queue_is_zero() -> None:
+    """Those who were served nothing for a round, how far they are behind, and that the round does not end."""
+    async with crowd(dlpm_home=WITHOUT_END) as (router, _):
+        report = await report_when(router, lambda told: (told["waits"]["unserved_rounds"] or 0) > 2)
+        samples = await scraped(router)
+    starved = [told for told in report["clients"].values() if told["service"]["cost"] == 0.0]
+    served = [told for told in report["clients"].values() if told["service"]["cost"] > 0.0]
+    assert starved
+    assert served
+    assert {entry["service_gap"] for entry in report["workers"].values()} == {0.0}
+    assert report["service_lag"] == max(told["service_lag"] for told in starved) > 0.0
+    assert min(told["unserved_s"] for told in starved) > report["rounds"]["fair_s"]
+    assert report["waits"]["unserved_clients"] >= len(starved)
+    assert report["waits"]["waiting_rounds"] > 2
+    assert report["rounds"]["unserved"] >= len(starved)
+    assert report["rounds"]["current_s"] > report["rounds"]["fair_s"]
+    assert sum(told["share"] for told in report["clients"].values()) == pytest.approx(1.0)
+    assert {told["share"] for told in starved} == {0.0}
+    assert samples["d2lpm_unserved_clients"] >= len(starved)
+    assert samples["d2lpm_longest_unserved_rounds"] > 1
+    assert samples["d2lpm_service_lag_cost_units"] >= report["service_lag"]
+    assert samples["d2lpm_round_clients open"] <= len(CLIENTS)
+
+
+async def test_a_crowd_that_is_served_has_its_turns() -> None:
+    """By default nobody is left out of the rounds, and the work is charged as it is computed."""
+    async with crowd() as (router, clients):
+        await report_when(router, lambda _: min(clients.answered[client] for client in CLIENTS) >= 3)
+        clients.stop()
+        report = await report_when(router, lambda told: told["rounds"]["clients"] == 0)
+    assert report["rounds"]["last_s"] is not None
+    assert report["waits"]["unserved_s"] == 0.0
+    assert max(told["service_lag"] for told in report["clients"].values()) == report["service_lag"]
+    charged = [entry["work"]["charged_of_computed"] for entry in report["workers"].values()]
+    assert charged == pytest.approx([1.0] * 2, abs=0.1)

@@ -1,0 +1,43 @@
+"""How late the loop is, as /metrics tells."""
+
+import asyncio
+import re
+import time
+
+from router.telemetry.loop_lag import EVERY, LoopLag
+from tests.support.running import running_router, until
+
+
+async def test_a_callback_that_holds_up_the_loop_is_seen() -> None:
+    """The gauge shows at least what it took beyond the time of one look."""
+    async with LoopLag() as lag:
+        began = time.monotonic()
+        asyncio.get_running_loop().call_soon(
+            lambda: [None for _ in iter(lambda: time.monotonic() < began + 3 * EVERY, False)]
+        )
+        await until(lambda: lag.worst > 0)
+        assert lag.worst >= 2 * EVERY - 0.001
+    family, _ = lag.collect()
+    assert [sample.value for sample in family.samples] == [lag.worst]
+
+
+async def test_the_tasks_are_counted() -> None:
+    """All of the loop, and those that have ended no more."""
+    async with LoopLag() as lag:
+        before = tasks(lag)
+        waiting = asyncio.ensure_future(asyncio.Event().wait())
+        assert tasks(lag) == before + 1
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        assert tasks(lag) == before
+
+
+def tasks(lag: LoopLag) -> float:
+    _, family = lag.collect()
+    return sum(sample.value for sample in family.samples)
+
+
+async def test_the_lag_is_a_metric() -> None:
+    """One number, whatever the router is busy with."""
+    async with running_router("http://127.0.0.1:9") as router, router.http.get("/metrics") as response:
+        assert re.search(r"^d2lpm_event_loop_lag_seconds \d", await response.text(), re.MULTILINE)

@@ -1,0 +1,194 @@
+"""What Prometheus reads."""
+
+import pytest
+from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from router.core.model.commands import Refusal, Reject
+from router.core.model.events import Arrived, Cancelled, Finished, WorkerJoined
+from router.core.model.request import ClientId, Request, RequestId, Worker, WorkerId
+from router.telemetry.report import ClientReport, FairnessReport, Service, WorkCard, WorkerReport
+from router.telemetry.request_metrics import OTHER, ClientLabels, Durations, ModelLabels, RequestMetrics
+from router.telemetry.state_metrics import StateCollector
+from router.telemetry.turn_report import RoundReport, WaitReport
+from tests.support.running import RunningRouter, chat, running_router
+from tests.support.scripted_engine import scripted_engine
+
+
+async def scraped(router: RunningRouter) -> dict[str, Metric]:
+    async with router.http.get("/metrics") as response:
+        assert response.headers["content-type"].startswith("text/plain")
+        return {family.name: family for family in text_string_to_metric_families(await response.text())}
+
+
+def values(family: Metric, **labels: str) -> list[float]:
+    """The samples that have these labels, of a counter or gauge."""
+    return [s.value for s in family.samples if labels.items() <= s.labels.items() and not s.name.endswith("_created")]
+
+
+async def test_a_scrape_parses_and_tells_what_happened() -> None:
+    """All names are ours and each has its help; requests, service, times and load are there."""
+    async with scripted_engine() as engine, running_router(engine.url, worker_api_key="sk-x") as router:
+        async with router.post(chat(user="ann", stream=True)) as post:
+            await (await engine.call()).answer(prompt=10, completion=2)
+            await post.read()
+        async with router.post(chat(user="ann", stream=True)) as post:
+            await (await engine.call()).respond(500, b"{}")
+            await post.read()
+        families = await scraped(router)
+        assert all(name.startswith("d2lpm_") and family.documentation for name, family in families.items())
+        requests = families["d2lpm_requests"]
+        assert values(requests, client="user-ann", outcome="finished") == [1]
+        assert values(requests, client="user-ann", outcome="failed") == [1]
+        assert values(families["d2lpm_service_tokens"], client="user-ann", kind="output") == [2]
+        worker = engine.url.removeprefix("http://")
+        assert values(families["d2lpm_worker_healthy"], worker=worker) == [1]
+        assert values(families["d2lpm_worker_running_requests"], worker=worker) == [0]
+        states = {s.labels["state"]: s.value for s in families["d2lpm_worker_breaker"].samples}
+        assert states == {"closed": 1, "open": 0, "half-open": 0, "silent": 0}
+        for name in ("queue", "time_to_first_token", "request"):
+            counts = [s.value for s in families[f"d2lpm_{name}_seconds"].samples if s.name.endswith("_count")]
+            assert sum(counts) > 0, name
+
+
+async def test_a_scrape_before_any_call_parses() -> None:
+    """An empty state has no odd values."""
+    async with running_router("http://127.0.0.1:9") as router:
+        families = await scraped(router)
+        assert values(families["d2lpm_worker_healthy"]) == [0]
+
+
+def test_only_so_many_clients_have_a_label_of_their_own() -> None:
+    """The rest share one, and the first ones keep theirs."""
+    labels = ClientLabels(limit=2)
+    assert [labels.of(ClientId(c)) for c in ("a", "b", "c", "a", "d")] == ["a", "b", OTHER, "a", OTHER]
+
+
+def test_a_counter_never_falls() -> None:
+    """Service that turns out less than was estimated does not look like a counter that began anew; a client that was
+    forgotten begins anew.
+    """
+    told = [
+        Service(100, 0, 10, 120.0),
+        Service(40, 60, 10, 60.0),
+        Service(140, 160, 20, 180.0),
+        None,
+        Service(7, 0, 1, 9),
+    ]
+    reports = [FairnessReport("p", None, clients(service), Service(0, 0, 0, 0.0), {}) for service in told]
+    collector = StateCollector(ClientLabels())
+    scrapes = []
+    for collector.report in reports:
+        scrapes.append({family.name: family for family in collector.collect()})
+    extend = [values(families["d2lpm_service_tokens"], kind="extend") for families in scrapes]
+    assert extend == [[100], [100], [140], [], [7]]
+    assert [values(families["d2lpm_service_cost_units"]) for families in scrapes] == [[120], [120], [180], [], [9]]
+
+
+def test_what_is_charged_of_a_worker_stands_beside_what_it_computed() -> None:
+    """By kind; a charge that turns out less waits, and where the engine does not count there is nothing."""
+    collector = StateCollector(ClientLabels())
+    scrapes = []
+    for card in (WorkCard(100, 20, 120, None, 0.9), WorkCard(80, 25, 130, None)):
+        worker = WorkerReport("http://w", True, 0, 0, 0, None, None, None, None, work=card)
+        collector.report = FairnessReport("p", None, {}, Service(0, 0, 0, 0.0), {WorkerId("w"): worker})
+        families = {family.name: family for family in collector.collect()}
+        charged, computed = families["d2lpm_worker_charged_tokens"], families["d2lpm_worker_computed_tokens"]
+        kinds = [(family, kind) for family in (charged, computed) for kind in ("extend", "output")]
+        scrapes.append([values(family, worker="w", kind=kind) for family, kind in kinds])
+        scrapes[-1].append(values(families["d2lpm_worker_charged_of_computed_ratio"], worker="w"))
+    assert scrapes == [[[100], [20], [120], [], [0.9]], [[100], [25], [130], [], []]]
+
+
+def test_what_clients_feel_is_told_as_far_as_it_is_known() -> None:
+    """Rounds, waits and lags of all, and each client's; of clients without a label of their own the shares alone."""
+    each = ClientReport(1.0, Service(0, 0, 0, 0.0), 0, 0, None, None, {}, 0.25, 40.0, 7.0)
+    served = ClientReport(1.0, Service(0, 0, 0, 0.0), 0, 0, None, None, {}, 0.25)
+    told = {ClientId("ann"): each, ClientId("bob"): served, ClientId("cyd"): each}
+    rounds, waits = RoundReport(3, 2.0, 5.0, 1, None), WaitReport(9.0, 4.5, 3.0, 1.5, 7.0, 3.5, 2)
+    known = FairnessReport("p", None, told, Service(0, 0, 0, 0.0), {}, 40.0, rounds, waits)
+    collector = StateCollector(ClientLabels(2))
+    scrapes = []
+    for collector.report in (known, FairnessReport("p", None, {}, Service(0, 0, 0, 0.0), {})):
+        families = {family.name: family for family in collector.collect()}
+        scrapes.append({name: _by_label(families[f"d2lpm_{name}"]) for name in FELT})
+    assert scrapes[0] == {
+        "client_service_lag_cost_units": {"ann": 40.0, "bob": 0.0},
+        "client_unserved_seconds": {"ann": 7.0},
+        "client_service_share_ratio": {"ann": 0.25, "bob": 0.25, OTHER: 0.25},
+        "service_lag_cost_units": {"": 40.0},
+        "round_seconds": {"fair": 2.0, "current": 5.0},
+        "round_clients": {"open": 3, "unserved": 1},
+        "longest_wait_seconds": {"waiting": 9.0, "lately": 3.0},
+        "longest_wait_rounds": {"waiting": 4.5, "lately": 1.5},
+        "longest_unserved_rounds": {"": 3.5},
+        "unserved_clients": {"": 2},
+    }
+    assert scrapes[1]["longest_wait_rounds"] == scrapes[1]["unserved_clients"] == {}
+    assert scrapes[1]["round_seconds"] == {"current": 0.0}
+
+
+FELT = (
+    *("client_service_lag_cost_units", "client_unserved_seconds", "client_service_share_ratio"),
+    *("service_lag_cost_units", "round_seconds", "round_clients", "longest_wait_seconds", "longest_wait_rounds"),
+    *("longest_unserved_rounds", "unserved_clients"),
+)
+
+
+def _by_label(family: Metric) -> dict[str, float]:
+    return {"".join(sample.labels.values()): sample.value for sample in family.samples}
+
+
+def clients(service: Service | None) -> dict[ClientId, ClientReport]:
+    """One that was served this, or nobody."""
+    return {} if service is None else {ClientId("ann"): ClientReport(1.0, service, 0, 0, None, None, {})}
+
+
+def request(name: str) -> Request:
+    return Request(RequestId(name), ClientId("ann"), "m", ())
+
+
+def test_only_models_that_a_worker_serves_have_a_label() -> None:
+    """Clients may ask for any number of others."""
+    registry = CollectorRegistry()
+    metrics = RequestMetrics(registry, ClientLabels())
+    for number in range(3):
+        invented = Request(RequestId(str(number)), ClientId("ann"), f"invented{number}", ())
+        metrics.observe(0.0, Arrived(invented), [Reject(invented.id, Refusal.NO_WORKER)])
+    metrics.observe(0.0, WorkerJoined(Worker(WorkerId("w"), frozenset(["m"]))), [])
+    metrics.observe(0.0, Arrived(request("3")), [])
+    metrics.observe(1.0, Finished(RequestId("3")), [])
+    families = {f.name: f for f in text_string_to_metric_families(generate_latest(registry).decode())}
+    counted = [(s.labels["model"], s.value) for s in families["d2lpm_requests"].samples]
+    assert counted == [(OTHER, 3), ("m", 1)]
+    labels = ModelLabels(limit=1)
+    labels.served(["b", "a"])
+    assert [labels.of("a"), labels.of("b")] == ["a", OTHER]
+
+
+def test_a_request_is_counted_once_however_it_ends() -> None:
+    """What is said of it after its end, as of one that was refused before its client left, counts no second time."""
+    registry = CollectorRegistry()
+    metrics = RequestMetrics(registry, ClientLabels())
+    refused, finished = request("1"), request("2")
+    metrics.observe(0.0, Arrived(refused), [Reject(refused.id, Refusal.QUEUE_FULL)])
+    metrics.observe(0.0, Cancelled(refused.id), [])
+    metrics.observe(0.0, Arrived(finished), [])
+    metrics.observe(1.0, Finished(finished.id), [])
+    metrics.observe(1.0, Finished(finished.id), [])
+    families = {f.name: f for f in text_string_to_metric_families(generate_latest(registry).decode())}
+    counted = {s.labels["outcome"]: s.value for s in families["d2lpm_requests"].samples if s.name.endswith("_total")}
+    assert counted == {"rejected-saturated": 1, "finished": 1}
+
+
+def test_a_duration_counts_in_every_bucket_that_holds_it() -> None:
+    """Buckets are cumulative and their bounds belong to them; the last holds all, and the sum is there."""
+    durations = Durations("d2lpm_x_seconds", "Text.")
+    for seconds in (0.0, 0.001, 0.0025, 600.0, 601.0):
+        durations.add("m", seconds)
+    (family,) = durations.families()
+    samples = family.samples
+    buckets = {s.labels["le"]: s.value for s in samples if s.name.endswith("_bucket")}
+    assert (buckets["0.001"], buckets["0.005"], buckets["300.0"], buckets["600.0"], buckets["+Inf"]) == (2, 3, 3, 4, 5)
+    others = {s.name[15:]: s.value for s in samples if "le" not in s.labels}
+    assert others == {"_count": 5, "_sum": pytest.approx(1201.0035)}

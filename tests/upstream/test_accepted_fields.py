@@ -1,0 +1,81 @@
+"""Which of the router's own fields a worker is believed to accept."""
+
+import pytest
+
+from router.api.body.additions import EVERYTHING, NOTHING, Addition
+from router.api.endpoints.chat import PATH as CHAT
+from router.api.endpoints.completions import PATH as COMPLETIONS
+from router.upstream.accepted_fields import SINCE, AcceptedFields, parse_version, shares_prefixes
+
+
+@pytest.mark.parametrize(
+    ("told", "version"),
+    [
+        ("0.32.0", (0, 32, 0)),
+        ("v0.5.9.post1", (0, 5, 9)),
+        ("0.10.2rc1", (0, 10, 2)),
+        ("0.10.2+cpu", (0, 10, 2)),
+        ("0.1.dev1+g1234567", None),
+        ("0.0.0", None),
+        ("main", None),
+        (None, None),
+    ],
+)
+def test_a_version_is_that_of_a_release(told: str | None, version: tuple[int, ...] | None) -> None:
+    """A build between releases has numbers that say nothing of what it contains."""
+    assert parse_version(told) == version
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("engine", SINCE)
+def test_a_field_is_accepted_from_its_version_on(engine: str, path: str) -> None:
+    """And not by any version before it."""
+    for field, since in SINCE[engine][path].items():
+        if since:
+            assert field in AcceptedFields(engine, ".".join(map(str, since)))[path]
+            assert field not in AcceptedFields(engine, ".".join(map(str, just_before(since))))[path]
+
+
+def just_before(version: tuple[int, ...]) -> tuple[int, ...]:
+    *first, last = version
+    return (*first, last - 1) if last else (*just_before(tuple(first)), 99)
+
+
+def test_no_streamed_chat_at_sglang_is_asked_for_token_ids() -> None:
+    """Its newest version refuses that; a completion may be asked."""
+    newest = AcceptedFields("sglang", None)
+    assert newest[CHAT] == EVERYTHING - {Addition.TOKEN_IDS}
+    assert newest[COMPLETIONS] == EVERYTHING
+    assert newest.missing == {CHAT: {Addition.TOKEN_IDS}}
+
+
+def test_an_unknown_engine_is_sent_what_openai_documents() -> None:
+    """Nothing is added on other paths, nor for a worker that has not said what it is."""
+    assert AcceptedFields("generic")[CHAT] == {Addition.USAGE}
+    assert AcceptedFields("vllm", "0.32.0")["/v1/responses"] == NOTHING
+    assert AcceptedFields()[CHAT] == NOTHING
+    assert AcceptedFields().missing == {}
+
+
+def test_a_refusal_is_remembered_for_its_path_and_version() -> None:
+    """Until the worker comes back as another version, or as one that it does not tell."""
+    fields = AcceptedFields("vllm", "0.32.0")
+    fields.refuse(CHAT, frozenset({Addition.CHUNK_USAGE}))
+    assert Addition.CHUNK_USAGE not in fields[CHAT]
+    assert Addition.CHUNK_USAGE in fields[COMPLETIONS]
+    assert fields.refused == fields.missing == {CHAT: {Addition.CHUNK_USAGE}}
+    fields.identify("vllm", "0.32.0")
+    assert Addition.CHUNK_USAGE not in fields[CHAT]
+    for version in ("0.33.0", None, None):
+        fields.identify("vllm", version)
+        assert fields[CHAT] == EVERYTHING
+        assert not fields.refused
+        fields.refuse(CHAT, frozenset({Addition.CHUNK_USAGE}))
+
+
+def test_where_an_engine_does_not_keep_prefixes_apart() -> None:
+    """Where no version does, where this one is too old, and everywhere at an engine that nobody knows."""
+    assert shares_prefixes("vllm", "0.32.0") == []
+    assert shares_prefixes("vllm", "0.9.2") == [COMPLETIONS, "/v1/responses", "/v1/messages"]
+    assert shares_prefixes("sglang", None) == ["/v1/messages"]
+    assert shares_prefixes("generic", None) == [CHAT, COMPLETIONS, "/v1/responses", "/v1/messages"]

@@ -1,0 +1,362 @@
+"""A worker that dies amid a stream: another goes on, and the client sees one answer, without a gap or a repetition."""
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from tests.support.running import CHAT, COMPLETIONS, Post, RunningRouter, chat, running_router, until
+from tests.support.scripted_engine import DONE, Call, ScriptedEngine, event, scripted_engine, usage
+
+CARD: dict[str, Any] = {"id": "m", "object": "model", "owned_by": "vllm", "max_model_len": 1000}
+PROMPT = list(range(100, 110))
+
+
+def said(text: str, ids: Sequence[int] | None, output: int, finish: str | None = None, **more: object) -> bytes:
+    """A chunk as vLLM sends it to whoever asks for ids, or, with `ids` None, to whoever does not."""
+    end = {"stop_reason": None} if finish else {}
+    choice = {"index": 0, "delta": {"content": text}, "logprobs": None, "finish_reason": finish, **end}
+    return event(
+        {
+            **HEAD,
+            "choices": [{**choice, "token_ids": None if ids is None else list(ids)}],
+            **({"usage": counts(output)} if ids is not None else {}),
+            **more,
+        }
+    )
+
+
+HEAD = {"id": "first", "object": "chat.completion.chunk", "created": 7, "model": "m"}
+
+
+def counts(output: int, prompt: int = len(PROMPT)) -> dict[str, int]:
+    """Usage in a chunk."""
+    return {"prompt_tokens": prompt, "total_tokens": prompt + output, "completion_tokens": output}
+
+
+def role(ids: Sequence[int] | None) -> bytes:
+    """The first chunk of a chat."""
+    delta = {"role": "assistant", "content": ""}
+    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
+    told = {"prompt_token_ids": None if ids is None else list(ids), "prompt_text": None}
+    return event({**HEAD, "choices": [choice], **({"usage": counts(0)} if ids is not None else {}), **told})
+
+
+def piece(text: str, ids: Sequence[int] | None, output: int, finish: str | None = None, prompt: int = 12) -> bytes:
+    """A chunk of /v1/completions, from the engine that goes on."""
+    choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": finish, "stop_reason": None}
+    told = {"prompt_token_ids": None, "token_ids": None if ids is None else list(ids)}
+    return event(
+        {
+            **{"id": "other", "object": "text_completion", "created": 9, "model": "m"},
+            **{"choices": [{**choice, **told}], "usage": counts(output, prompt)},
+        }
+    )
+
+
+def final(prompt: int, output: int) -> bytes:
+    """The last chunk."""
+    return event({"id": "other", "object": "text_completion", "choices": [], "usage": usage(prompt, output, 8)})
+
+
+@asynccontextmanager
+async def pair(**settings: Any) -> AsyncIterator[tuple[list[ScriptedEngine], RunningRouter]]:
+    """Two engines behind a router."""
+    async with scripted_engine() as one, scripted_engine() as two:
+        for engine in (one, two):
+            engine.polled["/v1/models"] = (200, json.dumps({"object": "list", "data": [CARD]}).encode())
+        async with running_router(one.url, two.url, policy="rr+fcfs", **settings) as router:
+            yield [one, two], router
+
+
+async def read_until(post: Post, text: bytes) -> bytes:
+    """What came of the answer, up to this text."""
+    content = (await post.response()).content
+    return await content.readuntil(text)
+
+
+def events(stream: bytes) -> list[dict[str, Any]]:
+    """The chunks of a stream that is complete."""
+    *chunks, done, nothing = stream.split(b"\n\n")
+    assert (done, nothing) == (b"data: [DONE]", b"")
+    return [json.loads(each.removeprefix(b"data: ")) for each in chunks]
+
+
+def content_of(chunks: list[dict[str, Any]]) -> str:
+    """What a chat says."""
+    return "".join(each["delta"].get("content", "") for chunk in chunks for each in chunk["choices"])
+
+
+async def begin(engine: ScriptedEngine, post: Post) -> tuple[Call, bytes]:
+    """Two tokens of a chat; the call and what its client has."""
+    call = await engine.call()
+    await call.begin()
+    await call.write(role(PROMPT))
+    await call.write(said("one ", [1], 1))
+    await call.write(said("two ", [2], 2))
+    return call, await read_until(post, b"two ")
+
+
+@pytest.mark.parametrize("wanted", [False, True], ids=["without usage", "with usage"])
+async def test_a_chat_goes_on_by_its_tokens(wanted: bool) -> None:
+    """Prompt and answer so far are the next engine's prompt; its chunks come as the first one's would have."""
+    options: dict[str, Any] = {"stream_options": {"include_usage": True}} if wanted else {}
+    async with pair() as ((one, two), router):
+        async with router.post(chat(stream=True, max_tokens=5, temperature=0, user="ann", **options)) as post:
+            call, before = await begin(one, post)
+            assert call.json["return_token_ids"] is True
+            call.reset()
+            rest = await two.call()
+            assert rest.path == COMPLETIONS
+            assert rest.json["prompt"] == [*PROMPT, 1, 2]
+            assert (rest.json["max_tokens"], rest.json["temperature"]) == (3, 0)
+            assert "messages" not in rest.json
+            await rest.stream(piece("three ", [3], 1), piece("four", [4], 2, "stop"), final(12, 2), DONE)
+            chunks = events(before + await post.read())
+        assert content_of(chunks) == "one two three four"
+        assert [each["delta"].get("role") for chunk in chunks for each in chunk["choices"]] == ["assistant"] + 4 * [
+            None
+        ]
+        assert {chunk["id"] for chunk in chunks} == {"first"}
+        assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+        assert [each["finish_reason"] for chunk in chunks for each in chunk["choices"]] == [None] * 4 + ["stop"]
+        told = [chunk["usage"] for chunk in chunks if chunk.get("usage")]
+        assert told == ([counts(4)] if wanted else [])
+        assert b"[1" not in before, "the client sees ids that it did not ask for"
+        service = (await router.fairness())["clients"]["user-ann"]["service"]
+        assert (service["extend"], service["output"]) == (10, 4), "what was computed twice is charged once"
+
+
+async def test_a_second_death_is_survived_too() -> None:
+    """What came from the second worker is gone on with by the third."""
+    async with (
+        scripted_engine() as one,
+        scripted_engine() as two,
+        scripted_engine() as three,
+        running_router(one.url, two.url, three.url, policy="rr+fcfs") as router,
+        router.post(chat(stream=True, max_tokens=9)) as post,
+    ):
+        call, before = await begin(one, post)
+        call.reset()
+        second = await three.call()
+        await second.begin()
+        await second.write(piece("three ", [3], 1))
+        before += await read_until(post, b"three ")
+        second.reset()
+        third = await two.call()
+        assert (third.json["prompt"], third.json["max_tokens"]) == ([*PROMPT, 1, 2, 3], 6)
+        await third.stream(piece("four", [4], 1, "stop"), final(13, 1), DONE)
+        assert content_of(events(before + await post.read())) == "one two three four"
+
+
+async def test_tokens_without_text_are_chosen_again() -> None:
+    """Half a character is in the first engine's memory alone, so the next is not told of its token."""
+    async with pair() as ((one, two), router), router.post(chat(stream=True, max_tokens=9)) as post:
+        call = await one.call()
+        await call.begin()
+        await call.write(role(PROMPT) + said("one ", [1], 1) + said("", [2], 2))
+        before = await read_until(post, b'content":""},"logprobs":null,"finish_reason":null,"token_ids":null}]}\n\n')
+        call.reset()
+        rest = await two.call()
+        assert (rest.json["prompt"], rest.json["max_tokens"]) == ([*PROMPT, 1], 8)
+        await rest.stream(piece("\u00e9", [2, 3], 2, "stop", 11), DONE)
+        assert content_of(events(before + await post.read())) == "one \u00e9"
+
+
+async def test_without_ids_the_text_goes_on() -> None:
+    """An engine that tells none is asked to go on with its own last message; its role is told once."""
+    async with pair() as ((one, two), router), router.post(chat(stream=True, max_tokens=5)) as post:
+        call = await one.call()
+        await call.begin()
+        await call.write(role(None) + said("one ", None, 1, usage=counts(1)) + said("two ", None, 2, usage=counts(2)))
+        before = await read_until(post, b"two ")
+        call.reset()
+        rest = await two.call()
+        assert (rest.path, rest.json["continue_final_message"]) == (CHAT, True)
+        assert rest.json["messages"][-1] == {"role": "assistant", "content": "one two "}
+        assert rest.json["max_tokens"] == 3
+        await rest.stream(role(None), said("three", None, 1, "stop", usage=counts(1, 12)), DONE)
+        chunks = events(before + await post.read())
+        assert content_of(chunks) == "one two three"
+        assert sum("role" in each["delta"] for chunk in chunks for each in chunk["choices"]) == 1
+
+
+async def test_a_limit_that_the_client_did_not_set_is_the_models() -> None:
+    """A completion would stop after 16 tokens, and a chat does not."""
+    async with pair() as ((one, two), router), router.post(chat(stream=True)) as post:
+        call, before = await begin(one, post)
+        call.reset()
+        rest = await two.call()
+        assert rest.json["max_tokens"] == CARD["max_model_len"] - len(PROMPT) - 2
+        await rest.stream(piece("three", [3], 1, "stop"), DONE)
+        assert content_of(events(before + await post.read())) == "one two three"
+
+
+async def test_an_answer_whose_end_alone_is_missing_ends() -> None:
+    """All that may come has come, or the last chunk has: no engine is asked for more."""
+    async with pair() as ((one, two), router):
+        options: dict[str, Any] = {"stream_options": {"include_usage": True}}
+        for limit, finish in ((2, None), (9, "stop")):
+            async with router.post(chat(stream=True, max_tokens=limit, **options)) as post:
+                engine = one if finish is None else two
+                call = await engine.call()
+                await call.begin()
+                await call.write(role(PROMPT) + said("one ", [1], 1) + said("two ", [2], 2, finish))
+                before = await read_until(post, b"two ")
+                call.reset()
+                chunks = events(before + await post.read())
+                assert content_of(chunks) == "one two "
+                reasons = [each["finish_reason"] for chunk in chunks for each in chunk["choices"]]
+                assert reasons[-1] == finish or "length"
+                assert sum(reason is not None for reason in reasons) == 1
+                assert chunks[-1]["usage"] == counts(2)
+        assert one.calls.empty()
+        assert two.calls.empty()
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"n": 2},
+        {"logprobs": True},
+        {"response_format": {"type": "json_object"}},
+        {"tool_choice": "required", "tools": [{}]},
+    ],
+    ids=["several", "logprobs", "structured", "tools"],
+)
+async def test_what_cannot_go_on_ends_in_an_error(asked: dict[str, Any]) -> None:
+    """It is one event of OpenAI's shape, then [DONE]; nobody else is asked."""
+    async with pair() as ((one, two), router), router.post(chat(stream=True, **asked)) as post:
+        call, before = await begin(one, post)
+        assert "return_token_ids" not in call.json
+        call.reset()
+        *_, last = events(before + await post.read())
+        assert last["error"]["code"] == "worker_broke"
+        assert two.calls.empty()
+
+
+@pytest.mark.parametrize("how", ["text", "off"])
+async def test_it_can_be_switched_off(how: str) -> None:
+    """By text alone, no ids are asked for; off, the client hears of the death."""
+    async with pair(continuation=how) as ((one, two), router), router.post(chat(stream=True)) as post:
+        call, before = await begin(one, post)
+        assert "return_token_ids" not in call.json
+        call.reset()
+        if how == "text":
+            await (await two.call()).stream(said("three", None, 1, "stop"), DONE)
+        *_, last = events(before + await post.read())
+        assert ("error" in last) == (how == "off")
+
+
+async def test_a_tool_call_under_way_is_not_gone_on_with() -> None:
+    """Its half could not be parsed; plain text before any call can."""
+    async with pair() as ((one, two), router), router.post(chat(stream=True, tools=[{"type": "function"}])) as post:
+        call = await one.call()
+        await call.begin()
+        function = {"index": 0, "id": "c1", "type": "function", "function": {"name": "f", "arguments": "{"}}
+        delta = {"role": "assistant", "content": None, "tool_calls": [function]}
+        await call.write(event({**HEAD, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}))
+        before = await read_until(post, b"\n\n")
+        call.reset()
+        *_, last = events(before + await post.read())
+        assert last["error"]["code"] == "worker_broke"
+        assert two.calls.empty()
+
+
+async def test_an_error_told_amid_the_stream_is_not_seen() -> None:
+    """The engine says that it dies, before it does."""
+    dead = event({"error": {"message": "EngineCore encountered an issue.", "type": "InternalServerError", "code": 500}})
+    async with pair() as ((one, two), router), router.post(chat(stream=True, max_tokens=5)) as post:
+        call, before = await begin(one, post)
+        await call.write(dead + DONE)
+        await call.end()
+        await (await two.call()).stream(piece("three", [3], 1, "stop"), DONE)
+        assert content_of(events(before + await post.read())) == "one two three"
+
+
+NONSENSE = [
+    b"<html>\n\n",
+    b"data: {broken}\n\n",
+    b'data: {"choices":7}\n\n',
+    b'data: {"choices":[7]}\n\n',
+    b'data: {"choices":[{"index":"x"}]}\n\n',
+]
+
+
+@pytest.mark.parametrize("nonsense", NONSENSE)
+async def test_nonsense_amid_the_stream_is_not_seen(nonsense: bytes) -> None:
+    """Whoever said it, the first worker or the one that went on, another goes on from what came before it."""
+    async with (
+        scripted_engine() as one,
+        scripted_engine() as two,
+        scripted_engine() as three,
+        running_router(one.url, two.url, three.url, policy="rr+fcfs") as router,
+        router.post(chat(stream=True, max_tokens=9)) as post,
+    ):
+        call, before = await begin(one, post)
+        await call.write(nonsense + said("lost ", [9], 3))
+        second = await three.call()
+        assert second.json["prompt"] == [*PROMPT, 1, 2]
+        await second.stream(piece("three ", [3], 1) + nonsense + piece("lost ", [9], 2, "stop"), DONE)
+        third = await two.call()
+        assert third.json["prompt"] == [*PROMPT, 1, 2, 3]
+        await third.stream(piece("four", [4], 1, "stop"), final(13, 1), DONE)
+        assert content_of(events(before + await post.read())) == "one two three four"
+
+
+async def test_nonsense_behind_a_whole_answer_harms_nothing() -> None:
+    """Its end is made up, and nobody is asked for more."""
+    async with pair() as ((one, two), router), router.post(chat(stream=True, max_tokens=9)) as post:
+        call, before = await begin(one, post)
+        await call.write(said("three", [3], 3, "stop") + b"<html>\n\n")
+        assert content_of(events(before + await post.read())) == "one two three"
+        await call.gone()
+        assert two.calls.empty()
+
+
+async def test_a_worker_that_falls_silent_is_left() -> None:
+    """Amid a stream and before it: another does what it does not."""
+    timeouts = {"first_token_timeout": 0.2, "token_timeout": 0.2}
+    async with pair(**timeouts) as ((one, two), router), router.post(chat(stream=True, max_tokens=5)) as post:
+        silent = await one.call()
+        call, before = await begin(two, post)
+        await silent.gone()
+        await call.gone()
+        *_, last = events(before + await post.read())
+        assert last["error"]["code"] == "worker_timeout"
+
+
+async def test_a_completion_goes_on_by_its_tokens() -> None:
+    """Its chunks keep their form, and the id of the first."""
+    body = {"model": "m", "prompt": "Hello", "stream": True, "max_tokens": 5}
+    async with pair() as ((one, two), router), router.post(body, COMPLETIONS) as post:
+        call = await one.call()
+        await call.begin()
+        first = json.loads(piece("one ", [1], 1, prompt=10).removeprefix(b"data: "))
+        first["id"] = "first"
+        first["choices"][0]["prompt_token_ids"] = PROMPT
+        await call.write(event(first))
+        before = await read_until(post, b"\n\n")
+        call.reset()
+        rest = await two.call()
+        assert (rest.json["prompt"], rest.json["max_tokens"]) == ([*PROMPT, 1], 4)
+        await rest.stream(piece("two", [2], 1, "stop"), DONE)
+        chunks = events(before + await post.read())
+        assert "".join(each["text"] for chunk in chunks for each in chunk["choices"]) == "one two"
+        assert {chunk["id"] for chunk in chunks} == {"first"}
+
+
+async def test_a_client_that_leaves_while_its_stream_waits_for_a_worker_leaves_nothing() -> None:
+    """The other worker is full, and the request is in no worker's hands."""
+    async with pair(max_inflight=1) as ((one, two), router), router.post(chat(stream=True)) as first:
+        call, _ = await begin(one, first)
+        async with router.post(chat("other", stream=True)) as second:
+            held = await two.call()
+            call.reset()
+            await until(lambda: bool(router.scheduler._returned.lives))
+            first._task.result().close()
+            await until(lambda: not router.scheduler._returned.lives)
+            await held.answer()
+            assert (await second.read()).endswith(DONE)

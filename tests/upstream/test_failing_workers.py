@@ -1,0 +1,421 @@
+"""Workers that fail, refuse, die and come back: what their clients are told, and what they pay."""
+
+import asyncio
+import json
+import os
+import resource
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from router.core.fleet.health import DEFAULT_RULES
+from router.errors import NoWorker
+from router.upstream.http_client import BUFFER_BYTES, WorkerClient
+from tests.support.running import RunningRouter, chat, running_router, until
+from tests.support.scripted_engine import DONE, Call, ScriptedEngine, chunk, event, scripted_engine, usage
+
+Act = Callable[[Call], Awaitable[None]]
+STREAMED = pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+
+
+async def served(router: RunningRouter) -> tuple[int, int]:
+    """Extend and output tokens of all clients, once everything has ended."""
+    await router.check_at_rest()
+    service = [entry["service"] for entry in (await router.fairness())["clients"].values()]
+    return sum(s["extend"] for s in service), sum(s["output"] for s in service)
+
+
+async def reset(call: Call) -> None:
+    call.reset()
+
+
+async def close(call: Call) -> None:
+    call.connection.writer.close()
+
+
+async def garbage(call: Call) -> None:
+    await call.raw(b"\x16\x03\x01 this is not HTTP \xff\r\n\r\n")
+
+
+async def half_a_head(call: Call) -> None:
+    await call.raw(b"HTTP/1.1 200 OK\r\ncontent-len")
+    await close(call)
+
+
+async def no_json(call: Call) -> None:
+    await call.respond(200, b"<html>hello</html>")
+
+
+async def no_object(call: Call) -> None:
+    await call.respond(200, b"[1]")
+
+
+async def too_short(call: Call) -> None:
+    await call.raw(b'HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n{"choices":[]}')
+    await close(call)
+
+
+async def bad_chunk(call: Call) -> None:
+    await call.begin(content_type="application/json")
+    await call.raw(b"zz\r\n{}\r\n")
+
+
+@pytest.mark.parametrize(
+    ("stream", "act", "code"),
+    [
+        *(
+            (stream, act, "worker_unreachable")
+            for stream in (True, False)
+            for act in (reset, close, garbage, half_a_head)
+        ),
+        *((False, act, "worker_broke") for act in (no_json, no_object, too_short, bad_chunk)),
+    ],
+)
+async def test_a_worker_that_fails_before_its_answer(stream: bool, act: Act, code: str) -> None:
+    """Its client has a 502 in OpenAI's shape, and the next call is served."""
+    async with scripted_engine() as engine, running_router(engine.url) as router:
+        async with router.post(chat(stream=stream)) as post:
+            await act(await engine.call())
+            response = await post.response()
+            error = json.loads(await post.read())["error"]
+            assert (response.status, error["type"]) == (502, "server_error")
+            assert error["code"].startswith(code)
+            assert "http" not in error["message"]
+        async with router.post(chat()) as post:
+            await (await engine.call()).answer()
+            assert (await post.response()).status == 200
+
+
+async def test_a_refused_connection_costs_nothing() -> None:
+    """Nothing can have reached the engine, so the client is refunded."""
+    async with scripted_engine() as engine, running_router(engine.url, poll_interval=3600) as router:
+        await engine.stop()
+        async with router.post(chat()) as post:
+            response = await post.response()
+            assert (response.status, response.headers["x-d2lpm-dropped-reason"]) == (503, "rejected-no-endpoints")
+        assert await served(router) == (0, 0)
+
+
+async def test_a_call_is_offered_to_every_worker_until_one_takes_the_connection() -> None:
+    """What asks for a connection in vain is no try; when none is left, the client hears of it."""
+    async with AsyncExitStack() as stack:
+        engines = [await stack.enter_async_context(scripted_engine()) for _ in range(DEFAULT_RULES.tries + 1)]
+        router = await stack.enter_async_context(running_router(*(e.url for e in engines), poll_interval=3600))
+        for engine in engines:
+            await engine.stop()
+        async with router.post(chat()) as post:
+            assert (await post.response()).status == 503
+        assert not healthy(router)
+        assert await served(router) == (0, 0)
+
+
+async def test_descriptors_that_run_out_are_no_fault_of_the_worker() -> None:
+    """The router has no connection left to give, which a client may wait for."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with scripted_engine() as engine:
+        free = os.dup(0)
+        os.close(free)  # the lowest number that is free: all below it are in use
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+        try:
+            with pytest.raises(NoWorker):
+                await WorkerClient(engine.url, 1.0).send("POST", "/v1/completions", {}, b"{}")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def broken_chunk(call: Call) -> None:
+    await call.raw(b"not a size\r\n")
+
+
+async def half_an_event(call: Call) -> None:
+    await call.write(b'data: {"id":"c","cho')
+    await reset(call)
+
+
+async def early_end(call: Call) -> None:
+    await call.end()
+
+
+@pytest.mark.parametrize("options", [{}, {"include_usage": True, "continuous_usage_stats": True}], ids=["cut", "all"])
+@pytest.mark.parametrize("act", [reset, close, broken_chunk, half_an_event, early_end])
+async def test_a_worker_that_fails_amid_a_stream(act: Act, options: dict[str, Any]) -> None:
+    """The client has what there was, an error event of its own, and [DONE]; it pays what was computed."""
+    first = chunk("a", usage=usage(9, 1))
+    async with scripted_engine() as engine, running_router(engine.url) as router:
+        async with router.post(chat(stream=True, stream_options=options)) as post:
+            call = await engine.call()
+            await call.begin()
+            await call.write(first)
+            seen = first if options else chunk("a")
+            assert await (await post.response()).content.readexactly(len(seen)) == seen
+            await act(call)
+            *_, last, done, nothing = (await post.read()).split(b"\n\n")
+            error = json.loads(last.removeprefix(b"data: "))["error"]
+            assert (error["type"], error["code"]) == ("server_error", "worker_broke")
+            assert (done, nothing) == (b"data: [DONE]", b"")
+        assert await served(router) == (9, 1)
+
+
+@STREAMED
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (400, b'{"error":{"message":"too long","type":"BadRequestError","param":"input_tokens","code":400}}'),
+        (400, b'{"object":"error","message":"too long","type":"BadRequestError","param":null,"code":400}'),
+        (422, b'{"error":"Unprocessable"}'),
+        (413, b""),
+    ],
+)
+async def test_a_refusal_is_handed_on_as_it_is_and_costs_nothing(stream: bool, status: int, body: bytes) -> None:
+    """Status, body, type and Retry-After are the engine's own; it computed nothing, so nothing is owed."""
+    async with scripted_engine() as engine, running_router(engine.url) as router:
+        async with router.post(chat(stream=stream)) as post:
+            await (await engine.call()).respond(
+                status, body, "retry-after: 7", "location: /elsewhere", content_type="text/odd; charset=\xe9"
+            )
+            response = await post.response()
+            assert (response.status, await post.read()) == (status, body)
+            assert response.headers["retry-after"] == "7"
+            assert response.headers["content-type"].startswith("text/odd")
+        assert await served(router) == (0, 0)
+        assert engine.calls.empty()
+
+
+@STREAMED
+async def test_an_engines_own_failure_is_handed_on(stream: bool) -> None:
+    """A 500 goes through as it is; the engine may have worked for it, so it is not refunded."""
+    said = b'{"error":{"message":"Internal Server Error"}}'
+    async with scripted_engine() as engine, running_router(engine.url) as router:
+        async with router.post(chat("x" * 400, stream=stream)) as post:
+            await (await engine.call()).respond(500, said, content_type="application/odd")
+            response = await post.response()
+            assert (response.status, response.content_type) == (500, "application/odd")
+            assert await post.read() == said
+        extend, output = await served(router)
+        assert extend > 0
+        if stream:  # a whole answer is charged by the time that it took, which is the machine's
+            assert output == 0
+
+
+@pytest.mark.parametrize(
+    ("status", "page", "told"),
+    [
+        (500, b"Internal Server Error", "500"),
+        (502, b"<html>", "502"),
+        (504, b"", "504"),
+        (409, b'{"detail":"Not Found"}', "Not Found"),
+    ],
+)
+async def test_a_failure_in_another_shape_is_told_in_openais(status: int, page: bytes, told: str) -> None:
+    """What a proxy before the worker says of it, or the frame it is built on, is none of OpenAI's errors."""
+    async with scripted_engine() as engine, running_router(engine.url) as router, router.post(chat()) as post:
+        await (await engine.call()).respond(status, page, content_type="text/html")
+        response = await post.response()
+        assert (response.status, response.content_type) == (status, "application/json")
+        assert told in (await response.json())["error"]["message"]
+
+
+FULL = event({"error": {"object": "error", "message": "The request queue is full.", "type": "abort", "code": 503}})
+
+
+async def in_band(call: Call) -> None:
+    await call.stream(FULL, DONE)
+
+
+async def by_status(call: Call) -> None:
+    await call.respond(503, b'{"error":{"message":"The request queue is full.","code":503}}')
+
+
+async def too_many(call: Call) -> None:
+    await call.respond(429, b"slow down")
+
+
+@pytest.mark.parametrize("act", [in_band, by_status, too_many])
+async def test_a_queue_that_is_full_fails_nobody(act: Act) -> None:
+    """SGLang tells it inside a stream of status 200, vLLM by status: the request waits and is sent again, unseen."""
+    async with scripted_engine() as engine, running_router(engine.url) as router:
+        async with router.post(chat(stream=True)) as post:
+            await act(await engine.call())
+            await (await engine.call()).answer()
+            assert await post.read() == chunk("yes") + chunk("", "stop") + DONE
+        assert await served(router) == (10, 1)
+
+
+async def test_a_queue_that_is_full_amid_a_stream_is_a_failure() -> None:
+    """What came before it is paid, and the client hears it as the engine told it."""
+    async with scripted_engine() as engine, running_router(engine.url) as router:
+        async with router.post(chat(stream=True)) as post:
+            await (await engine.call()).stream(chunk("a", usage=usage(9, 1)), FULL, DONE)
+            assert (await post.read()).endswith(FULL + DONE)
+        assert await served(router) == (9, 1)
+
+
+async def test_an_error_with_status_200_is_an_error() -> None:
+    """It goes through as it is, and the prompt counts as computed, but not as answered."""
+    body = b'{"object":"error","message":"oops","type":"abort","param":null,"code":500}'
+    async with scripted_engine() as engine, running_router(engine.url) as router:
+        async with router.post(chat()) as post:
+            await (await engine.call()).respond(200, body)
+            assert await post.read() == body
+        async with router.http.get("/metrics") as response:
+            assert 'model="m",outcome="failed"} 1.0' in await response.text()
+
+
+async def test_a_connection_that_nobody_read_on_is_not_used_again() -> None:
+    """Its answer was all here when its client left, but for what the socket was told to keep back."""
+    async with scripted_engine() as engine:
+        worker = WorkerClient(engine.url, connect_timeout=5.0)
+        pending = asyncio.ensure_future(worker.send("POST", "/x", {}, b"{}"))
+        call = await engine.call()
+        await call.respond(200, b"x" * (BUFFER_BYTES + 1))
+        upstream = await pending
+        await until(lambda: upstream._connection._complete)
+        upstream.close()
+        pending = asyncio.ensure_future(worker.send("POST", "/x", {}, b"{}"))
+        await (await engine.call()).respond(200, b"yes")
+        assert await (await pending).begin(10, lambda _: True) == (b"yes", True)
+        worker.close()
+
+
+async def answered_by(router: RunningRouter, *engines: ScriptedEngine, model: str = "m") -> ScriptedEngine:
+    """Make a call; the engine that got it."""
+    async with router.post({**chat(), "model": model}) as post:
+        gets = {asyncio.ensure_future(engine.call()): engine for engine in engines}
+        (got,), others = await asyncio.wait(gets, return_when=asyncio.FIRST_COMPLETED)
+        for other in others:
+            other.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await got.result().answer()
+        assert (await post.response()).status == 200
+        return gets[got]
+
+
+async def test_a_model_of_one_worker_goes_only_there() -> None:
+    """However often it is asked for; and a model of nobody is unknown."""
+    async with (
+        scripted_engine("m", "a") as one,
+        scripted_engine("m", "b") as two,
+        running_router(one.url, two.url, policy="rr+fcfs") as router,
+    ):
+        for model, only in (("a", one), ("b", two)):
+            assert [await answered_by(router, one, two, model=model) for _ in range(3)] == [only] * 3
+        assert {await answered_by(router, one, two) for _ in range(2)} == {one, two}
+        async with router.post({**chat(), "model": "c"}) as post:
+            assert (await post.response()).status == 404
+
+
+def healthy(router: RunningRouter) -> set[str]:
+    return {backend.url for backend in router.fleet.backends if backend.healthy}
+
+
+async def test_the_queue_of_a_dead_worker_moves_to_another() -> None:
+    """The moment a connection is refused, with the calls that found it out, one of which ran there."""
+    async with (
+        scripted_engine() as one,
+        scripted_engine() as two,
+        running_router(one.url, two.url, policy="rr+fcfs", max_inflight=1, poll_interval=3600) as router,
+    ):
+        async with AsyncExitStack() as stack:
+            posts = [await stack.enter_async_context(router.post(chat(f"{i}", stream=True))) for i in range(8)]
+            await one.call()
+            held = await two.call()
+            await until(lambda: router.scheduler.waiting == 6)
+            await one.stop()
+            await until(lambda: one.url not in healthy(router))
+            for _ in range(7):
+                await held.answer()
+                held = await two.call()
+            await held.answer()
+            told = [await post.read() for post in posts]
+        assert sum(b"yes" in answer and answer.endswith(DONE) for answer in told) == 8
+
+
+async def test_a_worker_that_is_back_is_used_again() -> None:
+    """It was left out while its engine was ill, whatever ran there went on, and then it has its turn again."""
+    async with (
+        scripted_engine() as one,
+        scripted_engine() as two,
+        running_router(one.url, two.url, policy="rr+fcfs") as router,
+    ):
+        async with router.post(chat(stream=True)) as post:
+            running = await one.call()
+            one.polled["/health"] = (503, b"")
+            await until(lambda: one.url not in healthy(router))
+            assert {await answered_by(router, one, two) for _ in range(3)} == {two}
+            await running.answer()
+            assert (await post.read()).endswith(DONE)
+        one.polled["/health"] = (200, b"")
+        await until(lambda: one.url in healthy(router))
+        assert {await answered_by(router, one, two) for _ in range(2)} == {one, two}
+
+
+async def test_without_a_worker_a_call_is_refused_with_the_reason() -> None:
+    """Those that wait for the last one, too; its models are still known."""
+    async with (
+        scripted_engine() as engine,
+        running_router(engine.url, max_inflight=1) as router,
+        router.post(chat(stream=True)) as running,
+        router.post(chat("waiting")) as waiting,
+    ):
+        call = await engine.call()
+        engine.polled["/health"] = (503, b"")
+        await until(lambda: not healthy(router))
+        async with router.post(chat("late")) as late:
+            for post in (waiting, late):
+                response = await post.response()
+                assert response.status == 503
+                assert response.headers["x-d2lpm-dropped-reason"] == "rejected-no-endpoints"
+        await call.answer()
+        assert (await running.read()).endswith(DONE)
+
+
+@STREAMED
+async def test_a_connection_that_closes_as_the_call_comes_is_no_failure(stream: bool) -> None:
+    """An engine closes what has been idle for long; a call that crosses that goes once more on a fresh connection."""
+    async with scripted_engine() as engine, running_router(engine.url, breaker_failures=1) as router:
+        for act in (close, reset, close, reset, close):
+            async with router.post(chat(stream=stream)) as post:
+                await (await engine.call()).answer()
+                await post.read()
+            async with router.post(chat(stream=stream)) as post:
+                await act(await engine.call())
+                await (await engine.call()).answer()
+                assert (await post.response()).status == 200
+                assert b"yes" in await post.read()
+        assert 'd2lpm_lost_tries_total{fault="broken"} 0.0' in await metrics(router)
+
+
+async def test_a_fresh_connection_that_closes_is_the_workers_failure() -> None:
+    """It is tried once more, and no oftener; and not where the worker had the call for a while before it closed."""
+    async with scripted_engine() as engine, running_router(engine.url) as router:
+        async with router.post(chat()) as post:
+            await (await engine.call()).answer()
+            await post.read()
+        async with router.post(chat()) as post:
+            await close(await engine.call())
+            await close(await engine.call())
+            assert (await post.response()).status == 502
+        assert engine.calls.empty()
+        await served(router)
+
+
+async def test_a_worker_that_dies_of_a_call_has_had_it() -> None:
+    """Where the fresh connection is refused, the first one may have been taken: its client pays for the prompt."""
+    async with scripted_engine() as engine, running_router(engine.url, poll_interval=3600) as router:
+        async with router.post(chat()) as post:
+            await (await engine.call()).answer()
+            await post.read()
+        before = await served(router)
+        async with router.post(chat("Something else")) as post:
+            await engine.call()
+            await engine.stop()
+            assert (await post.response()).status == 502
+        assert await served(router) > before
+
+
+async def metrics(router: RunningRouter) -> str:
+    """What /metrics says."""
+    async with router.http.get("/metrics") as response:
+        return await response.text()

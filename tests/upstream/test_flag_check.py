@@ -1,0 +1,246 @@
+"""Whether workers' flags fit: seen on emulated workers of both dialects and on scripted engines, over real sockets."""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from router.cli.main import main
+from router.core.model.request import WorkerId
+from router.upstream.directory import Backend
+from router.upstream.flag_check import Examined, examine
+from router.upstream.flag_rules import Wanted
+from router.upstream.poll_client import polling_client
+from tests.support.running import running_router, until
+from tests.support.scripted_engine import ScriptedEngine, scripted_engine, usage
+from tests.support.workers_http import worker
+
+SGLANG = {"data": [{"id": "m", "owned_by": "sglang"}]}
+FITTING = {"schedule_policy": "fcfs", "enable_cache_report": True, "page_size": 16}
+SGLANG_METRICS = b"sglang:num_running_reqs 0.0\nsglang:num_queue_reqs 0.0\n"
+
+
+@asynccontextmanager
+async def answering(details: object = None) -> AsyncIterator[ScriptedEngine]:
+    """An engine that answers every prompt, with these details of what was cached."""
+    async with scripted_engine() as engine:
+
+        async def answer() -> None:
+            while True:
+                call = await engine.call()
+                body = {"choices": [], "usage": {**usage(9, 1), "prompt_tokens_details": details}}
+                await call.respond(200, json.dumps(body).encode())
+
+        task = asyncio.create_task(answer())
+        yield engine
+        task.cancel()
+
+
+async def examined(url: str, *, generate: bool = True, isolated: bool = False) -> Examined:
+    client = polling_client()
+    try:
+        return await examine(Backend(WorkerId("w"), url), client, Wanted(64, isolated), generate=generate)
+    finally:
+        await client.aclose()
+
+
+async def changes(url: str, *, generate: bool = True) -> list[str]:
+    """What should be changed."""
+    return [finding.change for finding in (await examined(url, generate=generate)).findings]
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "sglang"])
+async def test_a_worker_started_as_it_should_be_fits(dialect: str) -> None:
+    """Nothing is found, and its card tells engine, model and cache."""
+    with worker(dialect=dialect, block_size=16, kv_tokens=4096) as url:
+        told = await examined(url)
+    assert told.findings == []
+    assert re.match(rf"{dialect} [\d.]+ serves tiny, its cache holds 4", told.card)
+    assert told.card.endswith("in blocks of 16")
+
+
+@pytest.mark.parametrize(
+    ("flags", "flag"),
+    [
+        ({"dialect": "vllm", "block_size": 128}, "--block-size 16"),
+        ({"dialect": "sglang", "block_size": 128}, "--page-size 16"),
+        ({"dialect": "sglang", "order": "lpm"}, "--schedule-policy fcfs"),
+        ({"dialect": "sglang", "block_size": 1, "kv_events": 0}, "--page-size 16"),
+    ],
+)
+async def test_an_emulated_worker_that_does_not_fit_is_found(flags: dict[str, object], flag: str) -> None:
+    """One finding with the exact flag, also without a prompt."""
+    with worker(**flags) as url:
+        (change,) = await changes(url, generate=False)
+    assert flag in change
+
+
+async def test_a_field_that_is_refused_is_told_with_what_it_means() -> None:
+    """By the engine's version, or as the worker says when it is tried; neither is something to change."""
+    with worker(dialect="sglang", block_size=16, kv_tokens=4096) as url:
+        told = await examined(url)
+    assert told.findings == []
+    (note,) = told.notes
+    assert note.startswith("does not accept return_token_ids on /v1/chat/completions")
+    async with scripted_engine() as engine:
+
+        async def refuse() -> None:
+            while True:
+                call = await engine.call()
+                assert call.json["max_tokens"] == 1
+                refused = "continuous_usage_stats" in call.body.decode()
+                await call.respond(*((422, b"continuous_usage_stats?") if refused else (200, b"data: [DONE]\n\n")))
+
+        task = asyncio.create_task(refuse())
+        notes = (await examined(engine.url)).notes
+        task.cancel()
+    paths = ("/v1/chat/completions", "/v1/completions")
+    assert [note.partition(",")[0] for note in notes] == [
+        f"refuses stream_options.continuous_usage_stats on {path}" for path in paths
+    ]
+
+
+@pytest.mark.parametrize(("dialect", "paths"), [("vllm", []), ("sglang", ["/v1/messages"])])
+async def test_paths_on_which_prefixes_are_not_kept_apart_are_found(dialect: str, paths: list[str]) -> None:
+    """Where the operator wants them apart; else there is nothing to say."""
+    with worker(dialect=dialect, block_size=16, kv_tokens=4096) as url:
+        found = (await examined(url, isolated=True)).findings
+        assert (await examined(url)).findings == []
+    assert [finding.seen.split(",")[0] for finding in found] == [f"passes over cache_salt on {path}" for path in paths]
+
+
+@pytest.mark.parametrize("role", [{"disaggregation_mode": "prefill"}, {"is_embedding": True}])
+async def test_a_worker_that_generates_nothing_is_sent_nothing(role: dict[str, object]) -> None:
+    """A prefill or decode worker may never answer a call of its own, and an SGLang that only embeds dies of it."""
+    async with scripted_engine() as engine:
+        engine.polled["/v1/models"] = (200, json.dumps(SGLANG).encode())
+        engine.polled["/metrics"] = (200, SGLANG_METRICS)
+        engine.polled["/server_info"] = (200, json.dumps(FITTING | role).encode())
+        assert (await examined(engine.url)).findings == []
+        assert engine.calls.empty()
+
+
+async def test_answers_that_do_not_tell_what_was_cached_are_found() -> None:
+    """By the second answer to the same prompt; none is sent where that is not asked for."""
+    async with answering() as engine:
+        (change,) = await changes(engine.url)
+        assert "--enable-prompt-tokens-details" in change
+        assert await changes(engine.url, generate=False) == []
+    async with answering({"cached_tokens": 0}) as engine:
+        assert await changes(engine.url) == []
+
+
+async def test_a_vllm_without_metrics_or_cache_is_found() -> None:
+    """A page that is not there, one that is another's, and one that says that prefixes are not cached."""
+    async with answering({"cached_tokens": 1}) as engine:
+        for page in ((404, b""), (200, b"other 1\n")):
+            engine.polled["/metrics"] = page
+            assert ["--disable-log-stats" in change for change in await changes(engine.url)] == [True]
+        off = b'vllm:num_requests_running 0\nvllm:num_requests_waiting 0\nvllm:cache_config_info{a="b",%b} 1\n'
+        engine.polled["/metrics"] = (200, off % b'enable_prefix_caching="False"')
+        assert ["--enable-prefix-caching" in change for change in await changes(engine.url)] == [True]
+
+
+@pytest.mark.parametrize(
+    ("told", "flag"),
+    [
+        ({}, None),
+        ({"enable_cache_report": False}, "--enable-cache-report"),
+        ({"disable_radix_cache": True}, "--disable-radix-cache"),
+        ({"schedule_policy": "lpm"}, "--schedule-policy fcfs"),
+        ({"page_size": 1}, None),
+        ({"page_size": 1, "kv_events": {"publisher": "zmq"}}, "--page-size 16"),
+        ({"page_size": 16, "kv_events": {"publisher": "zmq"}}, None),
+    ],
+)
+async def test_an_sglang_says_itself_with_what_it_was_started(told: dict[str, object], flag: str | None) -> None:
+    """Each flag that does not fit is one finding."""
+    async with scripted_engine() as engine:
+        engine.polled |= {
+            "/v1/models": (200, json.dumps(SGLANG).encode()),
+            "/server_info": (200, json.dumps(FITTING | told).encode()),
+            "/metrics": (200, SGLANG_METRICS),
+        }
+        found = await changes(engine.url, generate=False)
+        assert [str(flag) in change for change in found] == ([] if flag is None else [True])
+        engine.polled |= {"/metrics": (404, b""), "/server_info": (404, b"")}
+        assert ["--enable-metrics" in change for change in await changes(engine.url, generate=False)] == [True, False]
+
+
+async def test_an_sglang_that_has_served_nothing_yet_fits() -> None:
+    """Until its first prompt its metrics lack its load and its cache."""
+    async with scripted_engine() as engine:
+        engine.polled |= {
+            "/v1/models": (200, json.dumps(SGLANG).encode()),
+            "/server_info": (200, json.dumps(FITTING).encode()),
+            "/metrics": (200, b"sglang:context_len 8192.0\n"),
+        }
+        assert await changes(engine.url, generate=False) == []
+        engine.polled["/metrics"] = (200, b"other:context_len 8192.0\n")
+        assert ["--enable-metrics" in change for change in await changes(engine.url, generate=False)] == [True]
+
+
+async def test_a_worker_that_is_away_or_wants_a_key_is_found() -> None:
+    """With what to do about it."""
+    assert "correct its URL" in (await changes("http://127.0.0.1:9"))[0]
+    async with scripted_engine() as engine:
+        engine.polled["/v1/models"] = (401, b"")
+        assert "worker_api_key" in (await changes(engine.url))[0]
+        engine.polled["/v1/models"] = (200, b'{"data":[{"id":"m","owned_by":"other"}]}')
+        assert "kv_tokens_default" in (await changes(engine.url, generate=False))[0]
+
+
+async def test_what_does_not_fit_is_warned_of_once_at_the_start(caplog: pytest.LogCaptureFixture) -> None:
+    """No prompt is sent for it, and a worker that comes back as it was is not warned of again."""
+    async with scripted_engine() as engine:
+        engine.polled |= {
+            "/v1/models": (200, json.dumps(SGLANG).encode()),
+            "/server_info": (200, json.dumps(FITTING | {"schedule_policy": "lpm"}).encode()),
+            "/metrics": (200, SGLANG_METRICS),
+            "/ready": (200, b""),
+            "/v1/loads": (404, b""),
+        }
+        async with running_router(engine.url) as router:
+            await until(lambda: "order of arrival" in caplog.text)
+            await engine.stop()
+            await until(lambda: not router.fleet.backends[0].healthy)
+            asked = len(engine.polls)
+            await engine.start()
+            await until(lambda: sum(call.path == "/server_info" for call in engine.polls[asked:]) >= 2)
+        assert engine.calls.empty()
+    assert caplog.text.count("order of arrival") == 1
+
+
+def test_the_command_tells_of_settings_and_workers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """0 where all fits, 1 where something does not, with a line for each; 2 for a file that is wrong."""
+    file, more = tmp_path / "router.yaml", tmp_path / "workers.yaml"
+    with worker(block_size=16) as one, worker(dialect="sglang", order="lpm") as two:
+        file.write_text(f"worker: [{one}]\nmax_queued: 7\nadmin_key: kkkkkkkkkkkkkkkk\n")
+        assert main(["check", str(file)]) == 0
+        told = capsys.readouterr().out
+        assert "max_queued: 7" in told
+        assert "kkkk" not in told
+        assert told.splitlines()[-1].endswith("; its flags fit")
+        more.write_text(f"[{two}, {one}]")
+        file.write_text(f"worker: [{one}]\nworkers_file: {more}\n")
+        assert main(["check", str(file)]) == 1
+        lines = capsys.readouterr().out.splitlines()
+        assert [line for line in lines if "--schedule-policy fcfs" in line] == lines[-1:]
+    file.write_text("max_queued: many\n")
+    assert main(["check", str(file)]) == 2
+    file.write_text("port: 1\n")
+    assert main(["check", str(file)]) == 2
+
+
+@pytest.mark.parametrize("page", [b"<html>login</html>", b'["0.32.0"]', b'"0.32.0"', b""])
+async def test_what_answers_something_else_is_told_to_do_so(page: bytes) -> None:
+    """It does answer, and what it says of itself is no JSON object: a proxy in front, perhaps."""
+    async with scripted_engine() as engine:
+        engine.polled["/version"] = (200, page)
+        (found,) = (await examined(engine.url, generate=False)).findings
+        assert found.seen.startswith("answers /version at http://")
+        assert "JSON" in found.seen

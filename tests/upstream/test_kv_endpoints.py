@@ -1,0 +1,52 @@
+"""Where engines say that they publish."""
+
+import httpx
+import pytest
+
+from router.errors import WorkerBroke
+from router.upstream.kv_endpoints import Source, reachable, read_sglang_sources, read_vllm_sources
+
+
+def test_where_vllm_publishes() -> None:
+    """One publisher a rank, at the worker's own host where it listens everywhere."""
+    config = {"enable_kv_cache_events": True, "publisher": "zmq", "topic": "kv"}
+    ranks = {
+        "1": config | {"endpoint": "tcp://*:5558", "replay_endpoint": None},
+        "0": config | {"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://10.0.0.7:6000"},
+        "2": config | {"enable_kv_cache_events": False},
+    }
+    assert read_vllm_sources(_json(ranks), "gpu1") == (
+        Source("tcp://gpu1:5557", "tcp://10.0.0.7:6000", b"kv"),
+        Source("tcp://gpu1:5558", None, b"kv"),
+    )
+    assert read_vllm_sources(b"{}", "gpu1") == ()
+
+
+def test_where_sglang_publishes() -> None:
+    """Ports count up by rank; a server without events names none."""
+    told = {"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": 5557, "topic": "kv", "dp_size": 2}
+    body = _json({"kv_events": told | {"replay_endpoint_port_base": 6000}})
+    assert read_sglang_sources(body, "::1") == (
+        Source("tcp://[::1]:5557", "tcp://[::1]:6000", b"kv"),
+        Source("tcp://[::1]:5558", "tcp://[::1]:6001", b"kv"),
+    )
+    assert read_sglang_sources(_json({"kv_events": None}), "gpu1") == ()
+    assert read_sglang_sources(b"{}", "gpu1") == ()
+
+
+@pytest.mark.parametrize("endpoint", [None, 7, "", "ipc:///tmp/x", "tcp://*", "tcp://*:nan", "tcp://h:99999"])
+def test_what_cannot_be_reached(endpoint: object) -> None:
+    """A publisher that no other machine can reach is not subscribed to."""
+    with pytest.raises(WorkerBroke):
+        reachable(endpoint, "gpu1")
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"0": 7}', b"\xff"])
+def test_a_bad_answer_about_sources(body: bytes) -> None:
+    """An answer that is not what an engine sends is refused."""
+    with pytest.raises(WorkerBroke):
+        read_vllm_sources(body, "gpu1")
+
+
+def _json(body: object) -> bytes:
+    return httpx.Request("POST", "http://x", json=body).content

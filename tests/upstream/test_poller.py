@@ -1,0 +1,318 @@
+"""What the router learns of its workers by asking them: who is alive, and what each serves and does."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import httpx
+import pytest
+
+from router.core.model.events import (
+    CacheReport,
+    Event,
+    Evicted,
+    WorkerAnswered,
+    WorkerJoined,
+    WorkerLeft,
+    WorkerReported,
+    WorkReport,
+)
+from router.core.model.request import WorkerId
+from router.errors import WorkerBroke
+from router.upstream.directory import Backend, Fleet
+from router.upstream.poll_client import MOST_BYTES
+from router.upstream.poller import MODELS_EVERY, PATIENCE, Monitor, Probe
+from tests.support.scripted_engine import VLLM_METRICS, ScriptedEngine, scripted_engine
+
+
+@dataclass
+class Watch:
+    """A probe of one engine, polled step by step; `events` is what it told since they were last taken."""
+
+    engine: ScriptedEngine
+    backend: Backend
+    events: list[Event]
+    probe: Probe
+    client: httpx.AsyncClient
+
+    async def told(self, polls: int = 1) -> list[Event]:
+        """Poll; what is told of it."""
+        for _ in range(polls):
+            await self.probe.poll(self.client)
+        events = self.events.copy()
+        self.events.clear()
+        return events
+
+    async def kinds(self, polls: int = 1) -> list[str]:
+        """The same by name."""
+        return [type(event).__name__ for event in await self.told(polls)]
+
+
+@asynccontextmanager
+async def watched(*models: str) -> AsyncIterator[Watch]:
+    async with scripted_engine(*models) as engine, httpx.AsyncClient() as client:
+        backend = Backend(WorkerId("w"), engine.url)
+        events: list[Event] = []
+        yield Watch(engine, backend, events, Probe(backend, events.append), client)
+
+
+async def test_a_worker_joins_with_its_models_and_reports_its_load() -> None:
+    """The first answer tells all; the next one only what may have changed."""
+    async with watched("m", "adapter") as watch:
+        joined, reported = await watch.told()
+        assert isinstance(joined, WorkerJoined)
+        assert joined.worker.models == {"m", "adapter"}
+        told = CacheReport(block_tokens=16), WorkReport()
+        assert reported == WorkerReported(WorkerId("w"), 0, 0, kv_tokens=100_000, cache=told[0], work=told[1])
+        assert watch.backend.healthy
+        assert await watch.kinds() == ["WorkerReported"]
+
+
+async def test_a_refused_connection_ends_it_at_once_and_an_answer_brings_it_back() -> None:
+    """A process that is gone needs no second look, and is told of once."""
+    async with watched() as watch:
+        await watch.told()
+        await watch.engine.stop()
+        assert await watch.told() == [WorkerLeft(WorkerId("w"))]
+        assert not watch.backend.healthy
+        assert watch.backend.models == {"m"}
+        assert await watch.told(2 * PATIENCE) == []
+        await watch.engine.start()
+        assert await watch.kinds() == ["WorkerJoined", "WorkerReported"]
+
+
+async def test_an_engine_that_answers_with_errors_has_some_patience() -> None:
+    """One bad answer is no death, several in a row are."""
+    async with watched() as watch:
+        await watch.told()
+        watch.engine.polled["/health"] = (503, b"")
+        assert await watch.told(PATIENCE - 1) == []
+        watch.engine.polled["/health"] = (200, b"")
+        assert await watch.kinds() == ["WorkerReported"]
+        watch.engine.polled["/health"] = (503, b"")
+        assert await watch.told(PATIENCE) == [WorkerLeft(WorkerId("w"))]
+
+
+async def test_an_engine_whose_health_is_bad_does_not_join() -> None:
+    """Its server answers, but its engine is dead: it is sent nothing, at no moment."""
+    async with watched() as watch:
+        watch.engine.polled["/health"] = (503, b"")
+        assert await watch.told(2 * PATIENCE) == []
+        watch.engine.polled["/health"] = (200, b"")
+        assert await watch.kinds() == ["WorkerJoined", "WorkerReported"]
+
+
+@pytest.mark.parametrize("answer", [(404, b""), (500, b""), (200, b""), (200, b"vllm:num_requests_running x\n")])
+async def test_an_engine_without_metrics_is_alive(answer: tuple[int, bytes]) -> None:
+    """What it does not tell does not make it leave."""
+    async with watched() as watch:
+        watch.engine.polled["/metrics"] = answer
+        answered = ["WorkerAnswered"] * (2 * PATIENCE - 1)
+        assert await watch.kinds(2 * PATIENCE) == ["WorkerJoined", *answered], "or it would be taken for one that hangs"
+        assert watch.backend.healthy
+
+
+async def test_an_engine_of_no_known_kind_is_asked_each_time() -> None:
+    """For its list of models, where there is nothing else: or a poll would say that it answers, and have no answer."""
+    async with watched() as watch:
+        watch.engine.polled["/v1/models"] = (200, b'{"data": [{"id": "m", "owned_by": "me"}]}')
+        assert await watch.kinds(3) == ["WorkerJoined", "WorkerAnswered", "WorkerAnswered"]
+        assert len(watch.engine.polls) == 3
+        watch.engine.polled["/v1/models"] = (500, b"")
+        assert await watch.kinds(PATIENCE) == ["WorkerLeft"]
+
+
+async def test_metrics_that_were_gone_are_read_again() -> None:
+    """The next list of models is the occasion to ask for them anew."""
+    async with watched() as watch:
+        await watch.told()
+        watch.engine.polled["/metrics"] = (404, b"")
+        assert await watch.kinds(2) == ["WorkerAnswered"], "the first of them came to nothing"
+        watch.engine.polled["/metrics"] = (200, VLLM_METRICS)
+        assert "WorkerReported" in await watch.kinds(MODELS_EVERY)
+
+
+@pytest.mark.parametrize("body", [b"", b"no JSON", b"[]", b'{"data":1}'])
+async def test_nonsense_is_no_worker(body: bytes) -> None:
+    """Something else listens there."""
+    async with watched() as watch:
+        watch.engine.polled["/v1/models"] = (200, body)
+        assert await watch.told(2 * PATIENCE) == []
+
+
+async def test_a_new_list_of_models_is_noticed() -> None:
+    """Adapters come and go while the engine runs."""
+    async with watched() as watch:
+        await watch.told()
+        watch.engine.serve("m", "adapter")
+        events = await watch.told(MODELS_EVERY)
+        (joined,) = [event for event in events if isinstance(event, WorkerJoined)]
+        assert joined.worker.models == watch.backend.models == {"m", "adapter"}
+
+
+async def test_sglang_is_asked_in_its_own_way() -> None:
+    """Never at /health, which computes a token; and at /metrics only where it has no /v1/loads."""
+    metrics = VLLM_METRICS.replace(b"vllm:num_requests_running", b"sglang:num_running_reqs")
+    metrics = metrics.replace(b"vllm:num_requests_waiting", b"sglang:num_queue_reqs")
+    async with watched() as watch:
+        models = {"object": "list", "data": [{"id": "m", "owned_by": "sglang"}]}
+        watch.engine.polled["/v1/models"] = (200, json.dumps(models).encode())
+        watch.engine.polled["/ready"] = (200, b"")
+        watch.engine.polled["/server_info"] = (404, b"")
+        watch.engine.polled["/v1/loads"] = (404, b"")
+        watch.engine.polled["/metrics"] = (200, metrics)
+        assert await watch.kinds(3) == ["WorkerJoined", "WorkerAnswered", "WorkerReported", "WorkerReported"]
+        asked = {"/v1/models", "/ready", "/server_info", "/v1/loads", "/metrics"}
+        assert {call.path for call in watch.engine.polls} == asked
+
+
+@pytest.mark.parametrize(
+    ("answer", "reorders"),
+    [
+        ((200, b'{"schedule_policy":"lpm"}'), True),
+        ((200, b'{"schedule_policy":"fcfs"}'), False),
+        ((200, b"{}"), False),
+        ((200, b"no JSON"), False),
+        ((404, b""), False),
+    ],
+)
+async def test_an_engine_that_reorders_is_told_of(answer: tuple[int, bytes], reorders: bool) -> None:
+    """Its order works against the router's, and the scheduler must know."""
+    async with watched() as watch:
+        models = {"object": "list", "data": [{"id": "m", "owned_by": "sglang"}]}
+        watch.engine.polled["/v1/models"] = (200, json.dumps(models).encode())
+        watch.engine.polled["/ready"] = (200, b"")
+        watch.engine.polled["/v1/loads"] = (404, b"")
+        watch.engine.polled["/server_info"] = answer
+        (joined, *_) = await watch.told(2 * MODELS_EVERY)
+        assert isinstance(joined, WorkerJoined)
+        assert joined.worker.reorders is reorders
+
+
+async def test_an_engine_without_a_prefix_cache_is_told_of() -> None:
+    """No hit may be predicted there."""
+    async with watched() as watch:
+        models = {"object": "list", "data": [{"id": "m", "owned_by": "sglang"}]}
+        watch.engine.polled["/v1/models"] = (200, json.dumps(models).encode())
+        watch.engine.polled["/ready"] = (200, b"")
+        watch.engine.polled["/v1/loads"] = (404, b"")
+        watch.engine.polled["/server_info"] = (200, b'{"disable_radix_cache":true}')
+        (joined, *_) = await watch.told(2 * MODELS_EVERY)
+        assert isinstance(joined, WorkerJoined)
+        assert not joined.worker.caches
+
+
+async def test_a_poll_that_fails_inside_the_router_is_not_the_last(caplog: pytest.LogCaptureFixture) -> None:
+    """It is logged, and the worker is asked again."""
+    reports: list[Event] = []
+    again = asyncio.Event()
+
+    def feed(event: Event) -> None:
+        if isinstance(event, WorkerReported):
+            reports.append(event)
+            if len(reports) == 2:
+                raise ValueError("a mistake of ours")
+            if len(reports) == 3:
+                again.set()
+
+    async with (
+        scripted_engine() as engine,
+        Monitor(Fleet([Backend(WorkerId("w"), engine.url)], 1.0), feed, 0.01),
+        asyncio.timeout(10),
+    ):
+        await again.wait()
+    assert "a poll failed" in caplog.text
+
+
+CACHE_METRICS = b"""\
+vllm:prompt_tokens_total{engine="0"} 500.0
+vllm:prompt_tokens_created{engine="0"} 1.5e+09
+vllm:prefix_cache_hits_total{engine="0"} 100.0
+vllm:engine_sleep_state{engine="0",sleep_state="awake"} 1.0
+vllm:engine_sleep_state{engine="0",sleep_state="discard_all"} 0.0
+"""
+
+
+async def test_a_worker_tells_what_its_metrics_say_of_its_cache() -> None:
+    """On the page with its load, which is read once."""
+    async with watched() as watch:
+        watch.engine.polled["/metrics"] = (200, VLLM_METRICS + CACHE_METRICS)
+        _, reported = await watch.told()
+        assert isinstance(reported, WorkerReported)
+        assert reported.cache == CacheReport(16, 1.5e9, 500.0, 100.0)
+        assert [call.path for call in watch.engine.polls].count("/metrics") == 1
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        (500, b"out of memory"),
+        (200, b"<html>Bad Gateway</html>"),
+        (200, VLLM_METRICS + b"vllm:prompt_tokens_total NaN\n"),
+        (200, b"#" * (MOST_BYTES + 1)),
+    ],
+    ids=["error", "garbage", "no number", "endless"],
+)
+async def test_metrics_that_are_of_no_use_are_counted_and_the_worker_is_served_on(
+    page: tuple[int, bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    """One line a minute says so, however often it happens."""
+    async with watched() as watch:
+        await watch.told()
+        watch.engine.polled["/metrics"] = page
+        told = [event for event in await watch.told(5) if not isinstance(event, WorkerAnswered)]
+        assert all(isinstance(event, WorkerReported) and event.cache is None for event in told)
+        assert watch.backend.healthy
+        assert watch.probe.unread == 5
+        assert len([record for record in caplog.records if "metrics ignored" in record.message]) == 1
+
+
+async def test_a_worker_that_emptied_its_cache_when_told_is_believed_empty() -> None:
+    """One that refused, or does not know how to, is not."""
+    async with watched() as watch:
+        await watch.told()
+        watch.engine.polled["/reset_prefix_cache"] = (200, b'{"success": false}')
+        with pytest.raises(WorkerBroke, match="did not empty"):
+            await watch.probe.flush(watch.client)
+        watch.engine.polled["/reset_prefix_cache"] = (404, b"")
+        with pytest.raises(WorkerBroke, match="did not empty"):
+            await watch.probe.flush(watch.client)
+        assert not watch.events
+        watch.engine.polled["/reset_prefix_cache"] = (200, b'{"success": true}')
+        await watch.probe.flush(watch.client)
+        assert watch.events == [Evicted(WorkerId("w"))]
+
+
+async def test_slow_metrics_make_no_worker_silent() -> None:
+    """While /health answers, whoever never answers /metrics is alive, and is told to be."""
+    async with scripted_engine() as engine:
+        backend = Backend(WorkerId("w"), engine.url)
+        told: asyncio.Queue[Event] = asyncio.Queue()
+        async with Monitor(Fleet([backend], 1.0), told.put_nowait, 0.02):
+            del engine.polled["/metrics"]  # what comes there waits in `calls` from now on, and is never answered
+            await engine.call()
+            while not told.empty():
+                told.get_nowait()
+            polls = len(engine.polls)
+            for _ in range(3):
+                assert isinstance(await told.get(), WorkerAnswered)
+            assert {poll.path for poll in engine.polls[polls:]} <= {"/health", "/v1/models"}
+        assert engine.calls.empty(), "only one question is open at a time"
+
+
+async def test_metrics_in_time_are_the_only_sign_of_life() -> None:
+    """A worker that tells its load is not also said to tell none, however health and load are asked in turn."""
+    async with scripted_engine() as engine:
+        told: list[Event] = []
+        reported = asyncio.Event()
+
+        def feed(event: Event) -> None:
+            told.append(event)
+            if len(told) > 20:
+                reported.set()
+
+        async with Monitor(Fleet([Backend(WorkerId("w"), engine.url)], 1.0), feed, 0.01), asyncio.timeout(60):
+            await reported.wait()
+        assert {type(event) for event in told} == {WorkerJoined, WorkerReported}

@@ -1,0 +1,98 @@
+"""The figures of an emulated engine's own queue, in its loop and over HTTP."""
+
+import aiohttp
+import pytest
+
+from tests.support.workers_http import worker
+from workers.engine.engine import create_engine, default_config
+from workers.engine.hardware import HARDWARE
+from workers.engine.model import Dialect, Request
+from workers.engine.waiting import DEEP_SECONDS, SHALLOW, TimeWeighted, Waiting
+from workers.server.loop import EngineLoop
+
+QUEUE = "/emulated/queue"
+
+
+def test_a_value_counts_for_as_long_as_it_held() -> None:
+    """Percentiles are over time, not over changes."""
+    meter = TimeWeighted()
+    meter.change(1.0, 5.0)  # 0 for 1 s, 5 for 8 s, 9 for 1 s
+    meter.change(9.0, 9.0)
+    assert [meter.percentile(10.0, share) for share in (0.1, 0.11, 0.9, 0.91, 1.0)] == [0.0, 5.0, 5.0, 9.0, 9.0]
+
+
+def test_a_reset_forgets_the_past_and_keeps_the_value() -> None:
+    """After a warm-up only what came since counts, the value that held across it from then on."""
+    meter = TimeWeighted()
+    meter.change(0.0, 100.0)
+    meter.change(5.0, 7.0)
+    meter.reset(6.0)
+    assert meter.percentile(8.0, 1.0) == pytest.approx(7.0)
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "sglang"])
+def test_what_waits_is_counted_in_requests_and_uncached_tokens(dialect: Dialect) -> None:
+    """One runs and two wait: of those it tells, and once they have been admitted, no more."""
+    engine = create_engine(default_config(dialect, max_running=1), HARDWARE["instant"])
+    waiting = Waiting()
+    for number in range(3):
+        engine.submit(Request(str(number), [1000 * number + each for each in range(100)], 2, True))
+    engine.step()
+    waiting.note(1.0, engine)
+    waiting.reset(1.0)
+    assert (waiting.requests.percentile(2.0, 0.95), waiting.tokens.percentile(2.0, 0.95)) == (2, 200)
+    while engine.has_work:
+        engine.step()
+    waiting.note(3.0, engine)
+    waiting.reset(3.0)
+    assert (waiting.requests.percentile(4.0, 0.95), waiting.tokens.percentile(4.0, 0.95)) == (0, 0)
+
+
+def test_a_deep_queue_is_counted_now_and_then() -> None:
+    """Its requests at every change, its tokens only so often: that takes time for each of them."""
+    engine = create_engine(default_config("vllm", max_running=1), HARDWARE["instant"])
+    waiting = Waiting()
+    for number in range(2 * SHALLOW):
+        engine.submit(Request(str(number), [1000 * number + each for each in range(100)], 2, True))
+        waiting.note(0.001, engine)
+    waiting.reset(0.001)
+    assert waiting.requests.percentile(0.1, 1.0) == 2 * SHALLOW
+    assert waiting.tokens.percentile(0.1, 1.0) == 100 * SHALLOW
+    waiting.note(0.001 + DEEP_SECONDS, engine)
+    waiting.reset(1.0)
+    assert waiting.tokens.percentile(2.0, 1.0) == 200 * SHALLOW
+
+
+async def test_an_engine_loop_measures_only_when_told() -> None:
+    """Submissions and abortions are seen between steps, too."""
+    engine = create_engine(default_config("vllm"), HARDWARE["instant"])
+    assert EngineLoop(engine, 1.0).queue is None
+    loop = EngineLoop(engine, 1.0, measure=True)
+    mailbox = loop.open([([1, 2, 3], 4, 0)], ignore_eos=True)
+    loop.measure()
+    seen = loop.queue
+    assert seen is not None
+    assert (seen.requests_p95, seen.tokens_p95, seen.lost_seconds) == (1, 3, 0)
+    loop.close(mailbox)
+    loop.measure()
+    seen = loop.queue
+    assert seen is not None
+    assert (seen.requests_p95, seen.tokens_p95) == (0, 0)
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "sglang"])
+async def test_a_worker_tells_of_its_queue_if_asked_to_measure(dialect: Dialect) -> None:
+    """Over HTTP: since it began, or since a POST; a worker without that switch has no such path, like an engine."""
+    async with aiohttp.ClientSession() as http:
+        with worker(dialect=dialect, measure=True) as url:
+            async with http.get(url + QUEUE) as response:
+                before = await response.json()
+            async with http.post(url + QUEUE) as response:
+                assert response.status == 200
+            async with http.get(url + QUEUE) as response:
+                after = await response.json()
+        assert before.keys() == {"seconds", "requests_p95", "tokens_p95", "lost_seconds"}
+        assert (after["requests_p95"], after["tokens_p95"]) == (0, 0)
+        with worker(dialect=dialect) as url:
+            async with http.get(url + QUEUE) as response:
+                assert response.status == 404

@@ -1,0 +1,124 @@
+"""What an emulated worker publishes of its cache."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import aiohttp
+import msgpack
+import orjson
+import pytest
+import zmq
+import zmq.asyncio
+
+from tests.support.workers_http import CHAT, chat, worker
+from workers.engine.block_hash import ROOT_HASH, chained_hashes
+from workers.engine.block_log import BlockEvent, Cleared, Removed, Stored
+from workers.engine.engine import create_engine, default_config
+from workers.engine.hardware import HARDWARE
+from workers.engine.model import Dialect, Request
+
+PATIENCE = 20.0
+
+
+class Believer:
+    """Who holds what by the events alone."""
+
+    def __init__(self) -> None:
+        self.copies: dict[int, int] = {}
+
+    def hear(self, events: Sequence[BlockEvent]) -> None:
+        for event in events:
+            match event:
+                case Stored(hashes, parent, _):
+                    assert parent is None or parent in self.copies
+                    for hash_ in hashes:
+                        self.copies[hash_] = self.copies.get(hash_, 0) + 1
+                case Removed(hashes):
+                    for hash_ in hashes:
+                        self.copies[hash_] -= 1
+                        if not self.copies[hash_]:
+                            del self.copies[hash_]
+                case Cleared():
+                    self.copies.clear()
+
+    def hit(self, prompt: Sequence[int], size: int) -> int:
+        found = 0
+        for hash_ in chained_hashes(ROOT_HASH, prompt[: (len(prompt) - 1) // size * size], size):
+            if hash_ not in self.copies:
+                break
+            found += size
+        return found
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "sglang"])
+@pytest.mark.parametrize("size", [1, 4])
+def test_events_tell_what_the_cache_holds(dialect: Dialect, size: int) -> None:
+    """After any step, each waiting prompt would hit just what the events say is there."""
+    engine = create_engine(default_config(dialect, HARDWARE["instant"], kv_tokens=160, block_size=size))
+    log, believer = engine.log_blocks(), Believer()
+    hits = 0
+    for number in range(60):
+        prompt = [number % 3, *range(10 + number % 7), number % 5, number % 4, 7]
+        believer.hear(log.take())
+        expected = believer.hit(prompt, size)
+        engine.submit(Request(str(number), prompt, 1 + number % 6, ignore_eos=True))
+        cached = None
+        while engine.has_work:
+            for output in engine.step()[1]:
+                cached = output.cached_tokens
+        assert cached == expected
+        hits += expected
+    assert hits
+    believer.hear(log.take())
+    assert len(believer.copies) * size == engine.cached_tokens
+    engine.flush_cache()
+    believer.hear(log.take())
+    assert not believer.copies
+
+
+def test_a_used_cache_is_not_logged() -> None:
+    """A log that does not begin with an empty cache is refused."""
+    engine = create_engine(default_config("vllm", HARDWARE["instant"]))
+    engine.submit(Request("r", [1], 1))
+    with pytest.raises(RuntimeError):
+        engine.log_blocks()
+
+
+async def asked(url: str, path: str) -> Any:
+    async with aiohttp.ClientSession(url) as http, http.get(path) as response:
+        return orjson.loads(await response.read())
+
+
+async def say(url: str, content: str) -> None:
+    async with aiohttp.ClientSession(url) as http, http.post(CHAT, json=chat(content)) as response:
+        assert response.status == 200
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "sglang"])
+async def test_messages_on_the_wire(dialect: Dialect) -> None:
+    """A worker says where it publishes; live and past messages are the same, in order, and end with their mark."""
+    with worker(dialect=dialect, kv_events=0) as url:
+        if dialect == "vllm":
+            told = (await asked(url, "/kv_event_sources"))["0"]
+            ports = [int(told[name].rpartition(":")[2]) for name in ("endpoint", "replay_endpoint")]
+        else:
+            told = (await asked(url, "/server_info"))["kv_events"]
+            ports = [told["endpoint_port_base"], told["replay_endpoint_port_base"]]
+        with zmq.asyncio.Context() as context, context.socket(zmq.SUB) as live, context.socket(zmq.DEALER) as past:
+            live.subscribe(told["topic"])
+            live.connect(f"tcp://127.0.0.1:{ports[0]}")
+            past.connect(f"tcp://127.0.0.1:{ports[1]}")
+            async with asyncio.timeout(PATIENCE):
+                await say(url, "hello, hello, hello")
+                await past.send_multipart([b"", (0).to_bytes(8, "big")])
+                replayed = [await past.recv_multipart()]
+                while replayed[-1][-2] != b"\xff" * 8:
+                    replayed.append(await past.recv_multipart())
+                assert [int.from_bytes(frames[2], "big") for frames in replayed[:-1]] == list(range(len(replayed) - 1))
+                await say(url, "another prompt")
+                topic, _, payload = await live.recv_multipart()
+        assert topic == told["topic"].encode()
+        _, events, rank = msgpack.unpackb(payload)
+        assert (events[0]["type"], events[0]["block_size"], rank) == ("BlockStored", 4, 0)
+        assert len(events[0]["token_ids"]) == 4 * len(events[0]["block_hashes"])

@@ -1,0 +1,96 @@
+"""`python -m workers` as a parent process sees it: one line, then silence, and a prompt end."""
+
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from workers.server.settings import WorkerSettings, parse_settings
+
+
+@contextmanager
+def worker(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "workers", "--port", "0", "--hardware", "instant", *arguments]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def ready_url(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    prefix, _, url = line.rstrip("\n").rpartition(" ")
+    assert prefix == "workers: sglang tiny on", line
+    return url
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_quietly_with_a_stream_open(number: signal.Signals) -> None:
+    """Exit status 0, nothing on standard error, no second line, although a client is being answered."""
+    with worker("--dialect", "sglang", "--model", "tiny", "--speed", "0.01") as process:
+        url = ready_url(process)
+        body = b'{"prompt": "hi", "stream": true, "max_tokens": 30000, "ignore_eos": true}'
+        headers = {"content-type": "application/json"}
+        request = urllib.request.Request(f"{url}/v1/completions", body, headers)
+        with urllib.request.urlopen(request, timeout=30) as response:
+            response.readline()
+            process.send_signal(number)
+            out, err = process.communicate(timeout=30)
+        assert (process.returncode, out, err) == (0, "", "")
+
+
+def test_it_ends_with_its_parent() -> None:
+    """The end of standard input is the end of the worker."""
+    with worker("--dialect", "sglang", "--model", "tiny", "--exit-with-parent") as process:
+        url = ready_url(process)
+        with urllib.request.urlopen(f"{url}/ready", timeout=30) as response:
+            assert response.status == 200
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(timeout=30) == 0
+
+
+def test_a_signal_before_the_server_runs_is_not_lost() -> None:
+    """Whoever read the line may stop it at once."""
+    with worker("--dialect", "sglang", "--model", "tiny") as process:
+        ready_url(process)
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.wait(timeout=30) == 0
+
+
+def test_every_setting_is_a_flag() -> None:
+    """The command line gives what the dataclass holds, with its types and defaults."""
+    assert parse_settings([]) == WorkerSettings()
+    line = "--dialect sglang --order lpm --kv-tokens 5000 --speed inf --max-queued 3 --hide-capacity --api-key k"
+    assert parse_settings(line.split()) == WorkerSettings(
+        dialect="sglang",
+        order="lpm",
+        kv_tokens=5000,
+        speed=float("inf"),
+        max_queued=3,
+        hide_capacity=True,
+        api_key="k",
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("--hardware abacus", "--dialect trt", "--order lpm", "--speed -1", "--max-model-len 1", "--kv-tokens 10"),
+        *("--x 1", "--step-times 1,2", "--step-times 1,-2,3", "--step-times 1,2,x"),
+    ],
+)
+def test_mistakes_end_with_status_2(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """And with a message that names the program."""
+    with pytest.raises(SystemExit) as ended:
+        parse_settings(line.split())
+    assert ended.value.code == 2
+    assert "python -m workers" in capsys.readouterr().err

@@ -1,0 +1,285 @@
+"""What both engines' continuous batching has in common: the life of a request and the frame of a step.
+
+PURE: no clock, no I/O, no global random. Time is only what `step` returns. A request is owned by `waiting` or by
+`running` from `submit` until the step that emits its last token, or until `abort`; then its KV is released (cached
+blocks may stay cached) and it is forgotten.
+"""
+
+from abc import ABC, abstractmethod
+from collections import deque
+from typing import Generic, TypeVar
+
+from workers.engine.block_log import BlockLog
+from workers.engine.hardware import Batch, Hardware
+from workers.engine.model import Counters, EngineConfig, FinishReason, Output, QueueFull, Request, RequestTooLarge
+from workers.engine.sampling import answer_length, initial_state, say, walk
+from workers.engine.tokenizer import EOS
+
+
+class Sequence:
+    """A request in the engine: its tokens so far and how many of them have their KV computed."""
+
+    __slots__ = ("_length", "cached_tokens", "computed", "ended", "prompt_length", "request", "state", "tokens")
+
+    def __init__(self, request: Request, seed: int) -> None:
+        self.request = request
+        self.tokens = list(request.prompt)
+        self.prompt_length = len(self.tokens)
+        self.computed = 0
+        self.cached_tokens: int | None = None  # None until first scheduled
+        self.state = initial_state(seed, self.tokens, request.sample)
+        self.ended = False
+        self._length: int | None = None
+
+    @property
+    def generated(self) -> int:
+        return len(self.tokens) - self.prompt_length
+
+    @property
+    def tokens_left(self) -> int:
+        """How many tokens are still to come, the last included; the first call of all looks for the end."""
+        if self._length is None:
+            request, generated = self.request, self.generated
+            self._length = generated + answer_length(self.state, request.ignore_eos, request.max_tokens - generated)
+        return self._length + self.prompt_length - len(self.tokens)
+
+    def gain(self, steps: int) -> list[int]:
+        """Take the next tokens, none of them the last."""
+        tokens, self.state = walk(self.state, self.request.ignore_eos, steps)
+        self.tokens += tokens
+        self.computed += steps
+        return tokens
+
+
+S = TypeVar("S", bound=Sequence)
+
+
+class Batching(ABC, Generic[S]):
+    """An engine without its scheduler and cache; `VllmEngine` and `SglangEngine` add them."""
+
+    def __init__(self, config: EngineConfig, hardware: Hardware) -> None:
+        self.config = config
+        self.hardware = hardware
+        self.counters = Counters()
+        self.last_step_prefilled = False
+        self._sequences: dict[str, S] = {}
+        self._waiting: deque[S] = deque()
+        self._running: list[S] = []
+        self._log: BlockLog | None = None
+
+    def log_blocks(self) -> BlockLog:
+        """Begin to note what the cache stores and drops. Raises RuntimeError once there was a request."""
+        if self.counters.submitted_requests:
+            raise RuntimeError("the cache has been used")
+        self._log = BlockLog()
+        self.flush_cache()
+        self._log.take()
+        return self._log
+
+    def submit(self, request: Request) -> None:
+        """Queue `request`.
+
+        Raises ValueError for an empty prompt, no token wanted, or an id in use; RequestTooLarge if it could never fit
+        in the KV pool; QueueFull if `max_queued` requests are waiting.
+        """
+        if not request.prompt or request.max_tokens < 1 or request.id in self._sequences:
+            raise ValueError("a request needs a prompt, max_tokens of at least 1 and an id of its own")
+        if len(request.prompt) + request.max_tokens > self.max_request_tokens:
+            raise RequestTooLarge(f"prompt and answer may hold {self.max_request_tokens} tokens together")
+        if self.config.max_queued is not None and len(self._waiting) >= self.config.max_queued:
+            raise QueueFull("The request queue is full.")
+        sequence = self._new_sequence(request)
+        self._sequences[request.id] = sequence
+        self._waiting.append(sequence)
+        self.counters.submitted_requests += 1
+
+    def abort(self, request_id: str) -> bool:
+        """Forget a request at once and release its KV; False if it is not here (any more)."""
+        sequence = self._sequences.pop(request_id, None)
+        if sequence is None:
+            return False
+        sequence.ended = True
+        self._drop(sequence)
+        self.counters.aborted_requests += 1
+        return True
+
+    def step(self) -> tuple[float, list[Output]]:
+        """Run one engine step: the seconds it takes, and the tokens that exist at its end.
+
+        Returns (0.0, []) when nothing is waiting or running.
+        """
+        if not self._sequences:
+            return 0.0, []
+        before = len(self._sequences)
+        batch, sampled = self._schedule()
+        elapsed = self.hardware.step_seconds(batch)
+        self._count_step(batch, elapsed)
+        outputs = [self._emit(sequence) for sequence in sampled]
+        self.counters.generation_tokens += len(outputs)
+        if len(self._sequences) < before:
+            self._remove_ended(sampled)
+        return elapsed, outputs
+
+    def lookahead(self, limit: int) -> list[float]:
+        """Seconds of each of the next steps, at most `limit`, in which nothing happens but that all that runs decodes.
+
+        No request is admitted, preempted or ended in them. Empty if the next step is of another kind, or may be.
+        Changes nothing; `submit` and `abort` make it void.
+        """
+        if not self._running or not self._only_decodes():
+            return []
+        steps = min(limit, min([sequence.tokens_left for sequence in self._running]) - 1)
+        if steps < 1:
+            return []
+        steps = self._undisturbed(steps)
+        size = len(self._running)
+        context = sum([sequence.computed for sequence in self._running])
+        batches = (Batch(decodes=size, decode_context=context + size * step) for step in range(1, steps + 1))
+        return [self.hardware.step_seconds(batch) for batch in batches]
+
+    def jump(self, steps: int) -> list[tuple[str, list[int]]]:
+        """Take so many of the steps that `lookahead` saw, and be as after as many times `step`.
+
+        Returns the id of each running request and the tokens it gained.
+        """
+        self._take_memory(steps)
+        gained = [(sequence.request.id, sequence.gain(steps)) for sequence in self._running]
+        self._fill_memory()
+        self.counters.steps += steps
+        self.counters.generation_tokens += steps * len(gained)
+        self.last_step_prefilled = False
+        return gained
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._sequences)
+
+    @property
+    def running(self) -> int:
+        """Requests that hold KV, those in the middle of their prefill included."""
+        return len(self._running)
+
+    @property
+    def running_ids(self) -> list[str]:
+        return [sequence.request.id for sequence in self._running]
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def waiting_uncached_tokens(self) -> int:
+        """Tokens that the waiting requests would have to compute if all were scheduled now; O(waiting tokens)."""
+        return sum(len(sequence.tokens) - self._peek(sequence) for sequence in self._waiting)
+
+    def found(self, prompt: tuple[int, ...]) -> int:
+        """Tokens that the cache would save a request with this prompt now, without touching the cache."""
+        return self._peek(self._new_sequence(Request("", prompt, 1)))
+
+    @property
+    @abstractmethod
+    def capacity(self) -> int:
+        """Usable KV tokens."""
+
+    @property
+    @abstractmethod
+    def max_request_tokens(self) -> int:
+        """The most tokens, prompt and answer, that one request may hold."""
+
+    @property
+    @abstractmethod
+    def used_tokens(self) -> int:
+        """KV tokens that running requests hold."""
+
+    @property
+    @abstractmethod
+    def cached_tokens(self) -> int:
+        """Tokens whose KV a new request could hit, in use or not."""
+
+    @abstractmethod
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless every block is accounted for exactly once; O(cache)."""
+
+    @abstractmethod
+    def flush_cache(self) -> None:
+        """Forget all cached KV. Raises RuntimeError while there is work."""
+
+    @abstractmethod
+    def _new_sequence(self, request: Request) -> S: ...
+
+    @abstractmethod
+    def _schedule(self) -> tuple[Batch, list[S]]:
+        """Choose and account for one step's work; the sequences that gain a token at its end."""
+
+    @abstractmethod
+    def _only_decodes(self) -> bool:
+        """Whether the next step would decode all that runs and admit nobody, given the memory to do so."""
+
+    @abstractmethod
+    def _undisturbed(self, steps: int) -> int:
+        """How many of so many decode steps find memory, and admit nobody; asked only where `_only_decodes`."""
+
+    @abstractmethod
+    def _take_memory(self, steps: int) -> None:
+        """Allocate what all that runs needs for so many decode steps."""
+
+    @abstractmethod
+    def _fill_memory(self) -> None:
+        """Give to the cache what decode steps have filled."""
+
+    @abstractmethod
+    def _release(self, sequence: S) -> None:
+        """Give back the KV of a sequence that has ended."""
+
+    @abstractmethod
+    def _peek(self, sequence: S) -> int:
+        """Tokens that the cache would save this sequence now, without touching the cache."""
+
+    def _drop(self, sequence: S) -> None:
+        if sequence in self._running:
+            self._running.remove(sequence)
+            self._release(sequence)
+        else:
+            self._waiting.remove(sequence)
+
+    def _first_scheduled(self, sequence: S, hit: int) -> None:
+        if sequence.cached_tokens is None:
+            sequence.cached_tokens = hit
+            self.counters.prefix_queries += sequence.prompt_length
+            self.counters.prefix_hits += hit
+
+    def _count_step(self, batch: Batch, elapsed: float) -> None:
+        self.counters.steps += 1
+        self.last_step_prefilled = bool(batch.extends)
+        if batch.extends:
+            self.counters.prefill_steps += 1
+            self.counters.prefilled_tokens += sum(new for new, _ in batch.extends)
+            self.counters.prefill_seconds += elapsed
+
+    def _emit(self, sequence: S) -> Output:
+        request = sequence.request
+        token, sequence.state = say(sequence.state, request.ignore_eos)
+        sequence.tokens.append(token)
+        generated = len(sequence.tokens) - sequence.prompt_length
+        if generated == 1:
+            self.counters.prompt_tokens += sequence.prompt_length
+        finish: FinishReason | None = None
+        if token == EOS:
+            finish = "stop"
+        elif generated >= request.max_tokens:
+            finish = "length"
+        if finish:
+            self._finish(sequence, finish)
+        return Output(request.id, token, finish, sequence.cached_tokens or 0)
+
+    def _finish(self, sequence: S, reason: FinishReason) -> None:
+        sequence.ended = True
+        del self._sequences[sequence.request.id]
+        self.counters.finished_requests[reason] += 1
+        self.counters.finished_prompt_tokens += sequence.prompt_length
+        self.counters.finished_generation_tokens += sequence.generated
+
+    def _remove_ended(self, sampled: list[S]) -> None:
+        self._running = [sequence for sequence in self._running if not sequence.ended]
+        for sequence in sampled:
+            if sequence.ended:
+                self._release(sequence)

@@ -1,0 +1,255 @@
+"""vLLM's scheduler (v1): one token budget per step, running requests first, preemption by recomputation.
+
+After `vllm/v1/core/sched/scheduler.py`: running requests in order take one token each, or the next chunk of their
+prompt; then waiting requests in order take what is left, unless this step preempted somebody. A waiting request is let
+in when there is room for all its tokens, though it gets blocks only for those that the step computes; one that is not
+stops the queue behind it. When a running request cannot grow, the last running one is preempted: it loses all its
+blocks, goes to the head of the queue and recomputes, often from its own cached blocks. Blocks become findable when they
+are scheduled, generated ones too.
+Left out: priorities, speculative decoding, encoder inputs, KV connectors, pipeline and asynchronous scheduling.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from workers.engine.batching import Batching, Sequence
+from workers.engine.block_hash import ROOT_HASH, chained_hashes
+from workers.engine.block_log import Cleared, Stored
+from workers.engine.hardware import Batch, Hardware
+from workers.engine.model import EngineConfig, Request
+from workers.engine.vllm_cache import BlockPool
+
+
+class BlockSequence(Sequence):
+    """A request with its blocks, in order, and the hashes of its full blocks."""
+
+    __slots__ = ("blocks", "hashes", "remembered")
+
+    def __init__(self, request: Request, seed: int, block_size: int) -> None:
+        super().__init__(request, seed)
+        self.blocks: list[int] = []
+        self.remembered = 0  # leading blocks that the pool can find
+        self.hashes: list[int] = []
+        self.extend_hashes(block_size, self.prompt_length // block_size)
+
+    def extend_hashes(self, block_size: int, full_blocks: int) -> None:
+        new = self.tokens[len(self.hashes) * block_size : full_blocks * block_size]
+        self.hashes += chained_hashes(self.hashes[-1] if self.hashes else ROOT_HASH, new, block_size)
+
+
+class VllmEngine(Batching[BlockSequence]):
+    """An emulated vLLM engine core."""
+
+    def __init__(self, config: EngineConfig, hardware: Hardware) -> None:
+        super().__init__(config, hardware)
+        self._block_size = config.block_size
+        self._pool = self._new_pool()
+
+    @property
+    def capacity(self) -> int:
+        return self._pool.size * self._block_size
+
+    @property
+    def max_request_tokens(self) -> int:
+        return self.capacity
+
+    @property
+    def used_tokens(self) -> int:
+        return (self._pool.size - self._pool.free) * self._block_size
+
+    @property
+    def cached_tokens(self) -> int:
+        return self._pool.cached * self._block_size
+
+    def flush_cache(self) -> None:
+        if self.has_work:
+            raise RuntimeError("the cache is in use")
+        self._pool = self._new_pool()
+        if self._log is not None:
+            self._log.add(Cleared())
+
+    def check_integrity(self) -> None:
+        assert not any(sequence.blocks for sequence in self._waiting)
+        self._pool.check_integrity(sequence.blocks for sequence in self._running)
+        assert len(self._sequences) == len(self._running) + len(self._waiting)
+        for sequence in self._running:
+            assert sequence.computed <= len(sequence.blocks) * self._block_size
+        for sequence in self._sequences.values():
+            assert self._peek(sequence) == len(self._hits(sequence)) * self._block_size
+
+    def _new_pool(self) -> BlockPool:
+        return BlockPool(self.config.kv_tokens // self._block_size - 1, self._log)  # block 0 is vLLM's null block
+
+    def _new_sequence(self, request: Request) -> BlockSequence:
+        return BlockSequence(request, self.config.seed, self._block_size)
+
+    def _schedule(self) -> tuple[Batch, list[BlockSequence]]:
+        batch, sampled = Batch(), list[BlockSequence]()
+        running = len(self._running)
+        budget = self._schedule_running(batch, sampled)
+        if len(self._running) == running:  # nobody was preempted
+            self._admit_waiting(budget, batch, sampled)
+        self.counters.evicted_tokens = self._pool.evicted * self._block_size
+        return batch, sampled
+
+    def _schedule_running(self, batch: Batch, sampled: list[BlockSequence]) -> int:
+        budget, size = self.config.max_batched_tokens, self._block_size
+        for sequence in self._running:  # whoever is preempted goes from its end
+            if not budget:
+                break
+            new = min(len(sequence.tokens) - sequence.computed, budget)
+            if sequence.computed + new > len(sequence.blocks) * size and not self._grow(sequence, new):
+                break
+            self._compute(sequence, new, batch, sampled)
+            budget -= new
+        return budget
+
+    def _grow(self, sequence: BlockSequence, new: int) -> bool:
+        """Make room for `new` tokens, preempting from the end; False if that took `sequence` itself."""
+        missing = -(-(sequence.computed + new) // self._block_size) - len(sequence.blocks)
+        if missing <= 0:
+            return True
+        while (blocks := self._pool.allocate(missing)) is None:
+            victim = self._running.pop()
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        sequence.blocks += blocks
+        return True
+
+    def _preempt(self, sequence: BlockSequence) -> None:
+        self._release(sequence)
+        sequence.computed = 0
+        self._waiting.appendleft(sequence)
+        self.counters.preempted_requests += 1
+        self.counters.preempted_input_tokens += sequence.prompt_length
+        self.counters.preempted_output_tokens += sequence.generated
+
+    def _admit_waiting(self, budget: int, batch: Batch, sampled: list[BlockSequence]) -> None:
+        while self._waiting and budget > 0 and len(self._running) < self.config.max_running:
+            sequence = self._waiting[0]
+            hits = self._hits(sequence)
+            blocks = self._allocate_part(sequence, hits, budget) if self._fits(sequence, hits) else None
+            if blocks is None:
+                return
+            hit = len(hits) * self._block_size
+            new = min(len(sequence.tokens) - hit, budget)
+            self._running.append(self._waiting.popleft())
+            sequence.blocks, sequence.computed, sequence.remembered = blocks, hit, len(hits)
+            self._first_scheduled(sequence, hit)
+            self._compute(sequence, new, batch, sampled)
+            budget -= new
+
+    def _fits(self, sequence: BlockSequence, hits: list[int]) -> bool:
+        """Whether all tokens of a waiting request find memory, beside the blocks that are cached."""
+        blocks = -(-len(sequence.tokens) // self._block_size)
+        return self._pool.can_allocate(blocks - len(hits), hits)
+
+    def _allocate_part(self, sequence: BlockSequence, hits: list[int], budget: int) -> list[int] | None:
+        """Blocks for what the budget allows to compute of a waiting request, and those that are cached."""
+        end = min(len(sequence.tokens), len(hits) * self._block_size + budget)
+        return self._pool.allocate(-(-end // self._block_size) - len(hits), hits)
+
+    def _hits(self, sequence: BlockSequence) -> list[int]:
+        """Cached leading blocks."""
+        return self._pool.find(sequence.hashes[: self._hittable(sequence)])
+
+    def _hittable(self, sequence: BlockSequence) -> int:
+        """Blocks that it could hit at most; the last token is always computed, since its logits are needed."""
+        return min(len(sequence.hashes), (len(sequence.tokens) - 1) // self._block_size)
+
+    def _compute(self, sequence: BlockSequence, new: int, batch: Batch, sampled: list[BlockSequence]) -> None:
+        computed = sequence.computed = sequence.computed + new
+        if new == 1 and computed > sequence.prompt_length:
+            batch.decodes += 1
+            batch.decode_context += computed
+        else:
+            batch.extends.append((new, computed))
+        if computed // self._block_size > sequence.remembered:
+            self._remember_full_blocks(sequence)
+        if computed == len(sequence.tokens):
+            sampled.append(sequence)
+
+    def _remember_full_blocks(self, sequence: BlockSequence) -> None:
+        full = sequence.computed // self._block_size
+        sequence.extend_hashes(self._block_size, full)
+        before = sequence.remembered
+        for index in range(before, full):
+            self._pool.remember(sequence.blocks[index], sequence.hashes[index])
+        if self._log is not None:
+            parent = sequence.hashes[before - 1] if before else None
+            tokens = sequence.tokens[before * self._block_size : full * self._block_size]
+            self._log.add(Stored(sequence.hashes[before:full], parent, tokens))
+        sequence.remembered = full
+
+    def _only_decodes(self) -> bool:
+        # Only the last may be within a prompt: nobody is admitted behind one that takes all that is left of a step.
+        last = self._running[-1]
+        if last.computed < last.prompt_length or last.computed + 1 < len(last.tokens):
+            return False
+        if len(self._running) > self.config.max_batched_tokens:
+            return False
+        return self._nobody_admissible or self._head_blocked()
+
+    @property
+    def _nobody_admissible(self) -> bool:
+        """Whether nobody would be admitted whatever memory there is."""
+        return not self._waiting or len(self._running) >= min(self.config.max_running, self.config.max_batched_tokens)
+
+    def _head_blocked(self) -> bool:
+        """Whether the head of the queue would find no memory."""
+        return not self._fits(self._waiting[0], self._hits(self._waiting[0]))
+
+    def _undisturbed(self, steps: int) -> int:
+        # Evictions cannot let in who found no memory: a prefix loses its tail first, a block for each that is taken.
+        if not self._nobody_admissible and self._may_complete(self._waiting[0], steps):
+            return 0
+        usable = self._pool.free
+        for step, growing in enumerate(self._growing(steps)):
+            usable -= len(growing)
+            if usable < 0:
+                return step
+        return steps
+
+    def _may_complete(self, waiting: BlockSequence, steps: int) -> bool:
+        """Whether a running request may, in so many steps, complete the block that this one misses first."""
+        hittable = self._hittable(waiting)
+        block = self._pool.count_found(waiting.hashes, hittable)
+        if block == hittable:
+            return False
+        for sequence in self._running:
+            current, last = sequence.computed // self._block_size, (sequence.computed + steps) // self._block_size
+            if current < block < last or (
+                current == block < last and sequence.hashes[:block] == waiting.hashes[:block]
+            ):
+                return True
+        return False
+
+    def _growing(self, steps: int) -> Iterator[list[BlockSequence]]:
+        """For each of the next decode steps those that need another block, in order."""
+        by_phase = defaultdict[int, list[BlockSequence]](list)
+        for sequence in self._running:
+            by_phase[sequence.computed % self._block_size].append(sequence)
+        return (by_phase[-step % self._block_size] for step in range(steps))
+
+    def _take_memory(self, steps: int) -> None:
+        for growing in self._growing(steps):
+            blocks = self._pool.allocate(len(growing))
+            assert blocks is not None
+            for sequence, block in zip(growing, blocks, strict=True):
+                sequence.blocks.append(block)
+        self.counters.evicted_tokens = self._pool.evicted * self._block_size
+
+    def _fill_memory(self) -> None:
+        # The first of two equal blocks to be remembered is the one that others hit. Requests that fill equal blocks
+        # have equal prompts, and of those the first in the list is never behind.
+        for sequence in self._running:
+            if sequence.computed // self._block_size > sequence.remembered:
+                self._remember_full_blocks(sequence)
+
+    def _release(self, sequence: BlockSequence) -> None:
+        self._pool.release(sequence.blocks)
+        sequence.blocks = []
+
+    def _peek(self, sequence: BlockSequence) -> int:
+        return self._pool.count_found(sequence.hashes, self._hittable(sequence)) * self._block_size

@@ -1,0 +1,284 @@
+"""I/O: the emulated engine as an ASGI application that speaks its dialect.
+
+A generation call is owned by the task that answers it: it submits, reads its mailbox, and on its way out, however that
+comes, aborts in the engine whatever has not finished. A second task per call watches for the client's disconnect.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING
+
+from workers.dialects.sglang import SglangWire
+from workers.dialects.sglang_status import SglangStatus
+from workers.dialects.vllm import VllmWire
+from workers.dialects.vllm_status import VllmStatus
+from workers.dialects.wire import DONE, StreamWriter, Wire
+from workers.engine.engine import Engine, create_engine
+from workers.engine.model import QueueFull
+from workers.engine.sglang_engine import SglangEngine
+from workers.server.call import ApiError, Call, parse_call
+from workers.server.choice import Choice
+from workers.server.forms import Form
+from workers.server.http import (
+    HttpRequest,
+    Receive,
+    Response,
+    Routes,
+    Scope,
+    Send,
+    json_response,
+    read_request,
+    send_response,
+)
+from workers.server.loop import CallEnded, EngineLoop, Mailbox
+from workers.server.messages import MessagesForm
+from workers.server.pooling import POOLED, Pooled
+from workers.server.responses import ResponsesForm
+from workers.server.settings import WorkerSettings
+
+if TYPE_CHECKING:
+    from workers.server.kv_events import KvPublisher
+
+log = logging.getLogger(__name__)
+
+STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+QUEUE = "/emulated/queue"
+"""What no engine has: the figures of its own queue, where the settings ask for them."""
+GENERATION = {"/v1/chat/completions": True, "/v1/completions": False}  # path: is it a chat?
+
+
+class WorkerApp:
+    """One worker. `loop.run()` must be running for calls to be answered."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        engine = create_engine(settings.engine_config(), settings.machine())
+        max_model_len = min(settings.max_model_len, engine.max_request_tokens)
+        self._settings = settings
+        self._calls: dict[str, Mailbox] = {}
+        self._pooled = POOLED[settings.dialect]
+        self._forms: Mapping[str, Form] = {
+            "/v1/messages": MessagesForm(settings.dialect, engine.config.block_size),
+            "/v1/responses": ResponsesForm(settings.dialect),
+        }
+        self._wire: Wire
+        self._routes: Routes
+        self.publisher = _publisher(settings, engine)
+        steps = [] if self.publisher is None else [self.publisher.after_step]
+        if isinstance(engine, SglangEngine):
+            told = None if self.publisher is None else self.publisher.descriptor()
+            status = SglangStatus(settings, engine, max_model_len, told)
+            self.loop = EngineLoop(engine, settings.speed, (*steps, status.after_step), measure=settings.measure)
+            self._wire = SglangWire(settings.model, max_model_len)
+            self._routes = {**status.routes(), ("POST", "/abort_request"): self._abort_request}
+        else:
+            self.loop = EngineLoop(engine, settings.speed, steps, measure=settings.measure)
+            self._wire = VllmWire(settings.model, max_model_len, engine.config.block_size)
+            sources = {} if self.publisher is None else self.publisher.sources()
+            self._routes = VllmStatus(settings, engine, max_model_len, sources).routes()
+        if settings.measure:
+            self._routes = {**self._routes, ("GET", QUEUE): self._queue, ("POST", QUEUE): self._measure}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI entry point, HTTP only."""
+        try:
+            request = await read_request(scope, receive)
+            await self._respond(request, receive, send)
+        except (ConnectionResetError, CallEnded):
+            return
+        except ApiError as error:
+            form = self._forms.get(scope["path"].removesuffix("/count_tokens"), self._wire)
+            await send_response(send, Response(form.error(error), error.status))
+        except Exception:
+            log.exception("%s failed", scope["path"])
+            raise
+
+    async def _respond(self, request: HttpRequest, receive: Receive, send: Send) -> None:
+        if not self._authorized(request):
+            await send_response(send, json_response({"error": "Unauthorized"}, 401))
+        elif request.method == "POST" and request.path in GENERATION:
+            body = request.json()
+            self._wire.check(body, request.path)
+            call = parse_call(body, GENERATION[request.path])
+            await self._generate(request, call, self._wire, receive, send)
+        elif request.method == "POST" and (form := self._forms.get(request.path)) is not None:
+            body = request.json()
+            self._wire.check(body, request.path)
+            await self._generate(request, form.parse(body), form, receive, send)
+        elif request.method == "POST" and (pooled := self._pooled.get(request.path)) is not None:
+            await self._pool(request, pooled, receive, send)
+        elif handler := self._routes.get((request.method, request.path)):
+            await send_response(send, handler(request))
+        else:
+            await send_response(send, self._nowhere(request.path))
+
+    def _authorized(self, request: HttpRequest) -> bool:
+        """The key guards the APIs' paths alone on vLLM, everything but health and metrics on SGLang."""
+        if self._settings.api_key is None or self._open_to_all(request.path):
+            return True
+        return request.headers.get("authorization") == f"Bearer {self._settings.api_key}"
+
+    def _open_to_all(self, path: str) -> bool:
+        if self._settings.dialect == "vllm":
+            return not path.startswith(("/v1", "/v2", "/inference", "/cohere"))
+        return path.startswith(("/health", "/ready", "/metrics"))
+
+    def _nowhere(self, path: str) -> Response:
+        """What both engines' web framework says of a path, or of a method, that is not served."""
+        posted = {*GENERATION, *self._forms, *self._pooled}
+        if path in posted or any(served == path for _, served in self._routes):
+            return json_response({"detail": "Method Not Allowed"}, 405)
+        return json_response({"detail": "Not Found"}, 404)
+
+    async def _generate(
+        self, request: HttpRequest, call: Call, form: "Wire | Form", receive: Receive, send: Send
+    ) -> None:
+        header = "x-request-id" if self._settings.dialect == "vllm" else "x-override-rid"
+        answer = self._wire.answer(call, request.headers.get(header))
+        try:
+            mailbox, choices = self._submit(call)
+        except QueueFull as error:
+            await self._refuse(call, form, str(error), send)
+            return
+        async with self._answering(answer.id, mailbox, receive, streams=call.stream):
+            if call.stream:
+                await self._stream(form.writer(answer), call, mailbox, choices, send)
+            else:
+                await _finish(mailbox, choices)
+                await send_response(send, Response(form.full(answer, choices)))
+
+    async def _pool(self, request: HttpRequest, pooled: Pooled, receive: Receive, send: Send) -> None:
+        """Compute the prompts, as far as their first token, which nobody sees."""
+        body = request.json()
+        prompts = pooled.prompts(body)
+        whole = {"model": body.get("model"), "prompt": prompts, "max_tokens": 1}
+        call = parse_call(whole, False)
+        answer = self._wire.answer(call, None)
+        try:
+            mailbox, choices = self._submit(call)
+        except QueueFull as error:
+            raise ApiError(503, str(error), "Service Unavailable") from error
+        async with self._answering(answer.id, mailbox, receive, streams=False):
+            await _finish(mailbox, choices)
+            await send_response(send, Response(pooled.answer(body, answer.model, choices)))
+
+    @asynccontextmanager
+    async def _answering(self, name: str, mailbox: Mailbox, receive: Receive, *, streams: bool) -> AsyncIterator[None]:
+        """While this is entered, the call can be aborted, and is when its client leaves; in any case at the end."""
+        self._calls[name] = mailbox
+        seconds = self.loop.scaled(self._wire.disconnect_poll)
+        watch = asyncio.create_task(_watch(receive, mailbox, seconds, streams))
+        try:
+            yield
+        finally:
+            watch.cancel()
+            self.loop.close(mailbox)
+            if self._calls.get(name) is mailbox:
+                del self._calls[name]
+
+    def _submit(self, call: Call) -> tuple[Mailbox, list[Choice]]:
+        limits = [self._wire.max_tokens(call, prompt) for prompt in call.prompts]
+        answers = [
+            (prompt, limit, sample)
+            for prompt, limit in zip(call.prompts, limits, strict=True)
+            for sample in range(call.n)
+        ]
+        mailbox = self.loop.open(answers, call.ignore_eos)
+        return mailbox, [Choice(index, prompt) for index, (prompt, _, _) in enumerate(answers)]
+
+    async def _refuse(self, call: Call, form: "Wire | Form", message: str, send: Send) -> None:
+        """Say that the queue is full: by status, or inside a stream of status 200."""
+        kind = "Service Unavailable" if self._settings.dialect == "vllm" else "503"
+        error = ApiError(503, message, kind)
+        if not (call.stream and self._wire.queue_full_in_band):
+            raise error
+        await _start_stream(send)
+        await _send_body(send, form.stream_error(error) + (DONE if form is self._wire else b""), more=False)
+
+    async def _stream(
+        self, writer: StreamWriter, call: Call, mailbox: Mailbox, choices: list[Choice], send: Send
+    ) -> None:
+        started = self._wire.headers_at_once
+        if started:
+            await _start_stream(send)
+        unfinished = len(choices)
+        while unfinished:
+            touched = await _take(mailbox, choices)
+            unfinished -= sum(choice.finish is not None for choice in touched)
+            due = [choice for choice in touched if choice.due(call.stream_interval)]
+            events = b"".join([writer.update(choice) for choice in due])
+            for choice in due:
+                choice.mark_sent()
+            if not unfinished:
+                events += writer.end(choices)
+            if events and not started:
+                started = True
+                await _start_stream(send)
+            if events:
+                await _send_body(send, events, more=unfinished > 0)
+
+    def _queue(self, _request: HttpRequest) -> Response:
+        queue = self.loop.queue
+        return json_response({} if queue is None else queue._asdict())
+
+    def _measure(self, _request: HttpRequest) -> Response:
+        self.loop.measure()
+        return Response()
+
+    def _abort_request(self, request: HttpRequest) -> Response:
+        body = request.json()
+        for rid in list(self._calls) if body.get("abort_all") else [str(body.get("rid"))]:
+            if rid in self._calls:
+                self.loop.abort(self._calls[rid])
+        return Response()
+
+
+def _publisher(settings: WorkerSettings, engine: Engine) -> "KvPublisher | None":
+    if settings.kv_events is None:
+        return None
+    from workers.server.kv_events import KvPublisher  # noqa: PLC0415 - it needs an optional extra
+
+    return KvPublisher(engine, settings.dialect, settings.host, settings.kv_events)
+
+
+async def _take(mailbox: Mailbox, choices: list[Choice]) -> list[Choice]:
+    """Wait for tokens and add them to their choices; the choices that got some, in the order of their index."""
+    touched = {}
+    for index, output in await mailbox.take():
+        choices[index].add(output)
+        touched[index] = choices[index]
+    return [touched[index] for index in sorted(touched)]
+
+
+async def _finish(mailbox: Mailbox, choices: list[Choice]) -> None:
+    """Wait until all of them have ended."""
+    unfinished = len(choices)
+    while unfinished:
+        touched = await _take(mailbox, choices)
+        unfinished -= sum(choice.finish is not None for choice in touched)
+
+
+async def _watch(receive: Receive, mailbox: Mailbox, poll: float, streams: bool) -> None:
+    """End the call after its client has gone.
+
+    At once where `poll` is 0 or an answer streams. Before it streams, and where it is sent whole, the engine looks for
+    its client every `poll` seconds.
+    """
+    clock = asyncio.get_running_loop().time
+    began = clock()
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    if poll:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(poll - (clock() - began) % poll):
+                await (mailbox.begun.wait() if streams else asyncio.sleep(poll))
+    mailbox.hang_up()
+
+
+async def _start_stream(send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+
+
+async def _send_body(send: Send, body: bytes, more: bool) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": more})

@@ -1,0 +1,40 @@
+"""One answer in the making: what has been generated, and what of it has not been sent yet. PURE."""
+
+from workers.engine.model import FinishReason, Output
+from workers.engine.tokenizer import EOS, VOCABULARY, decode
+
+ANSWER_TEXT = {EOS: "", **{token: decode([token]) for token in VOCABULARY}}
+
+
+class Choice:
+    """The answer `index` of a call; token counts are of all of it, `text` and `token_ids` of what is not sent yet."""
+
+    __slots__ = ("cached_tokens", "completion_tokens", "finish", "index", "prompt", "sent", "token_ids")
+
+    def __init__(self, index: int, prompt: list[int]) -> None:
+        self.index = index
+        self.prompt = prompt
+        self.completion_tokens = 0
+        self.cached_tokens = 0
+        self.finish: FinishReason | None = None
+        self.token_ids: list[int] = []
+        self.sent = False
+
+    def add(self, output: Output) -> None:
+        self.finish = output.finish
+        self.cached_tokens = output.cached_tokens
+        if output.finish != "abort":
+            self.completion_tokens += 1
+            self.token_ids.append(output.token)
+
+    def due(self, interval: int) -> bool:
+        """A chunk leaves for the first token, the last, and every `interval` between."""
+        return not self.sent or self.finish is not None or len(self.token_ids) >= interval
+
+    @property
+    def text(self) -> str:
+        return "".join([ANSWER_TEXT[token] for token in self.token_ids])
+
+    def mark_sent(self) -> None:
+        self.sent = True
+        self.token_ids = []

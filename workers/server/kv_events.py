@@ -1,0 +1,134 @@
+"""I/O: publishes what an emulated cache stores and drops, over ZeroMQ, as vLLM and SGLang do.
+
+A message is a topic, a number and a batch of events; past ones can be had from a second socket. Left out: data-parallel
+ranks, offloading, adapters.
+"""
+
+import time
+from collections import deque
+from itertools import count
+from typing import Any, Final
+
+import msgpack
+import zmq
+import zmq.asyncio
+
+from workers.engine.block_log import BlockEvent, Cleared, Removed, Stored, tells_after_step
+from workers.engine.engine import Engine
+from workers.engine.model import Dialect
+
+TOPIC: Final = "kv-events"
+KEPT: Final = 10_000
+"""Messages that can be had again."""
+END: Final = (-1).to_bytes(8, "big", signed=True)
+
+
+class KvPublisher:
+    """Publishes at `port`, and past messages at `replay_port`. Of an engine that has not been used."""
+
+    def __init__(self, engine: Engine, dialect: Dialect, host: str, port: int, kept: int = KEPT) -> None:
+        """Listens at once; `port` 0 takes free ones, else past messages are at the next. `kept`: of those, how many."""
+        self._engine = engine
+        self._vllm = dialect == "vllm"
+        self._log = engine.log_blocks()
+        self._numbers = count()
+        self._past = deque[tuple[bytes, bytes]](maxlen=kept)
+        self._context = zmq.asyncio.Context()
+        self._live = zmq.Context(self._context).socket(zmq.PUB)
+        self._replay = self._context.socket(zmq.ROUTER)
+        self.port = _bind(self._live, host, port)
+        self.replay_port = _bind(self._replay, host, port + 1 if port else 0)
+
+    def after_step(self) -> None:
+        """Tell what is new, if the engine tells it now."""
+        if tells_after_step(self._engine):
+            self.publish()
+
+    def publish(self) -> None:
+        """Tell what is new, if anything is."""
+        events = self._log.take()
+        if events:
+            payload = msgpack.packb([time.time(), [self._encoded(event) for event in events], 0])
+            number = next(self._numbers).to_bytes(8, "big")
+            self._past.append((number, payload))
+            self._live.send_multipart([TOPIC.encode(), number, payload])
+
+    async def serve_replay(self) -> None:
+        """Answer whoever asks for past messages, until cancelled."""
+        while True:
+            caller, *rest = await self._replay.recv_multipart()
+            if len(rest) == 2:
+                start = int.from_bytes(rest[1], "big")
+                for number, payload in list(self._past):
+                    if int.from_bytes(number, "big") >= start:
+                        await self._replay.send_multipart([caller, b"", TOPIC.encode(), number, payload])
+                await self._replay.send_multipart([caller, b"", b"", END, b""])
+
+    def close(self) -> None:
+        """Close both sockets; what is not yet sent is lost."""
+        self._live.close(linger=0)
+        self._context.destroy(linger=0)
+
+    def sources(self) -> dict[str, Any]:
+        """What vLLM's /kv_event_sources says."""
+        config = {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": f"tcp://*:{self.port}",
+            "replay_endpoint": f"tcp://*:{self.replay_port}",
+            "buffer_steps": KEPT,
+            "hwm": 100_000,
+            "max_queue_size": 100_000,
+            "topic": TOPIC,
+        }
+        return {"0": config}
+
+    def descriptor(self) -> dict[str, Any]:
+        """What stands in SGLang's /server_info."""
+        return {
+            "publisher": "zmq",
+            "endpoint_host": "*",
+            "endpoint_port_base": self.port,
+            "replay_endpoint_port_base": self.replay_port,
+            "topic": TOPIC,
+            "block_size": self._engine.config.block_size,
+            "dp_size": 1,
+        }
+
+    def _encoded(self, event: BlockEvent) -> dict[str, Any]:
+        match event:
+            case Cleared():
+                return {"type": "AllBlocksCleared"}
+            case Removed(hashes):
+                return {"type": "BlockRemoved", "block_hashes": self._names(hashes), **self._place()}
+            case Stored(hashes, parent, tokens):
+                return {
+                    "type": "BlockStored",
+                    "block_hashes": self._names(hashes),
+                    "parent_block_hash": None if parent is None else self._names([parent])[0],
+                    "token_ids": list(tokens),
+                    "block_size": self._engine.config.block_size,
+                    "lora_id": None,
+                    **self._place(),
+                    **(_of_vllm(len(hashes)) if self._vllm else {}),
+                }
+
+    def _place(self) -> dict[str, Any]:
+        return {"medium": "GPU", "group_idx": 0} if self._vllm else {"medium": "GPU"}
+
+    def _names(self, hashes: Any) -> list[int]:
+        """Without a sign in vLLM, with one in SGLang."""
+        return [hash_ % 2**64 for hash_ in hashes] if self._vllm else list(hashes)
+
+
+def _of_vllm(blocks: int) -> dict[str, Any]:
+    """What vLLM tells of stored blocks, and SGLang not."""
+    return {"lora_name": None, "extra_keys": [None] * blocks, "kv_cache_spec_kind": "full_attention"}
+
+
+def _bind(socket: zmq.Socket[Any], host: str, port: int) -> int:
+    """Listen and return the port. Raises zmq.ZMQError if it is taken."""
+    if port == 0:
+        return socket.bind_to_random_port(f"tcp://{host}")
+    socket.bind(f"tcp://{host}:{port}")
+    return port

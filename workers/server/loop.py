@@ -1,0 +1,174 @@
+"""I/O: the task that steps an engine at the pace of the emulated machine, and hands tokens to whoever waits."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
+from time import monotonic
+from typing import NamedTuple
+
+from workers.engine.engine import Engine
+from workers.engine.model import Output, Request
+from workers.engine.tokenizer import EOS
+from workers.engine.waiting import Waiting
+
+MAX_LAG = 0.05
+"""Seconds of delay of this process that later steps may catch up; more is lost time."""
+
+
+class CallEnded(Exception):
+    """The client of this call has gone."""
+
+
+class Mailbox:
+    """Tokens on their way from the engine to one call, as (choice, output); a slow reader gets several at once."""
+
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+        self.begun = asyncio.Event()
+        """Set with the first token."""
+        self._deliveries: list[tuple[int, Output]] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self._gone = False
+
+    def put(self, choice: int, output: Output) -> None:
+        self._deliveries.append((choice, output))
+        self.begun.set()
+        self._wake()
+
+    def hang_up(self) -> None:
+        self._gone = True
+        self._wake()
+
+    async def take(self) -> list[tuple[int, Output]]:
+        """Everything that has arrived, at least one. Raises CallEnded after `hang_up`."""
+        if not self._deliveries and not self._gone:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        if self._gone:
+            raise CallEnded
+        deliveries, self._deliveries = self._deliveries, []
+        return deliveries
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class QueueFigures(NamedTuple):
+    """The engine's own queue since measuring began; times are the clock's."""
+
+    seconds: float
+    requests_p95: float
+    """Requests that waited, weighted by time."""
+    tokens_p95: float
+    """Uncached tokens of those."""
+    lost_seconds: float
+    """By which this process was too slow for its emulated machine."""
+
+
+class EngineLoop:
+    """Owns an engine: every submit, abort and step goes through here.
+
+    `speed` divides the time that steps take; 0 or infinity means not to sleep at all. `after_step` are called after
+    each step, before its tokens are delivered. `measure`: whether to follow the engine's queue, which takes time.
+    """
+
+    def __init__(
+        self, engine: Engine, speed: float, after_step: Iterable[Callable[[], None]] = (), *, measure: bool = False
+    ) -> None:
+        self.engine = engine
+        self._waiting = Waiting() if measure else None
+        self.measure()
+        self._pause_factor = 1 / speed if speed else 0.0
+        self._after_step = tuple(after_step)
+        self._receivers: dict[str, tuple[Mailbox, int]] = {}
+        self._work = asyncio.Event()
+        self._serial = count()
+
+    def scaled(self, seconds: float) -> float:
+        """Emulated seconds as seconds of the clock."""
+        return seconds * self._pause_factor
+
+    def open(self, answers: Sequence[tuple[Sequence[int], int, int]], ignore_eos: bool) -> Mailbox:
+        """Submit one request per (prompt, max_tokens, sample), all or none; raises what `Engine.submit` raises."""
+        mailbox = Mailbox()
+        try:
+            for choice, (prompt, max_tokens, sample) in enumerate(answers):
+                request = Request(str(next(self._serial)), prompt, max_tokens, ignore_eos, sample)
+                self.engine.submit(request)
+                mailbox.ids.append(request.id)
+                self._receivers[request.id] = (mailbox, choice)
+        except BaseException:
+            self.close(mailbox)
+            raise
+        self._note()
+        self._work.set()
+        return mailbox
+
+    def close(self, mailbox: Mailbox) -> None:
+        """Abort what the engine still has of a call; nothing more is delivered."""
+        for request_id in mailbox.ids:
+            if self._receivers.pop(request_id, None) is not None:
+                self.engine.abort(request_id)
+                self._note()
+
+    def abort(self, mailbox: Mailbox) -> None:
+        """Abort a call on somebody's order: its reader gets a last output that says so."""
+        for request_id in mailbox.ids:
+            receiver = self._receivers.pop(request_id, None)
+            if receiver is not None:
+                self.engine.abort(request_id)
+                self._note()
+                mailbox.put(receiver[1], Output(request_id, EOS, "abort", 0))
+
+    async def run(self) -> None:
+        """Step for ever; ends only by cancellation."""
+        clock = asyncio.get_running_loop().time
+        due = clock()
+        while True:
+            if not self.engine.has_work:
+                self._work.clear()
+                await self._work.wait()
+                due = clock()
+            elapsed, outputs = self.engine.step()
+            self._note()
+            now = clock()
+            self._lost_seconds += max(0.0, now - MAX_LAG - due)
+            due = max(due, now - MAX_LAG) + elapsed * self._pause_factor
+            await asyncio.sleep(max(0.0, due - now))
+            for after_step in self._after_step:
+                after_step()
+            self._deliver(outputs)
+
+    def measure(self) -> None:
+        """Forget what the queue was before now."""
+        self._measured_since, self._lost_seconds = monotonic(), 0.0
+        if self._waiting is not None:
+            self._waiting.reset(self._measured_since)
+
+    @property
+    def queue(self) -> QueueFigures | None:
+        """What was measured; None if nothing is."""
+        if self._waiting is None:
+            return None
+        now, waiting = monotonic(), self._waiting
+        return QueueFigures(
+            now - self._measured_since,
+            waiting.requests.percentile(now, 0.95),
+            waiting.tokens.percentile(now, 0.95),
+            self._lost_seconds,
+        )
+
+    def _note(self) -> None:
+        if self._waiting is not None:
+            self._waiting.note(monotonic(), self.engine)
+
+    def _deliver(self, outputs: list[Output]) -> None:
+        receivers = self._receivers
+        for output in outputs:
+            receiver = receivers.get(output.id)
+            if receiver is None:
+                continue
+            if output.finish:
+                del receivers[output.id]
+            receiver[0].put(receiver[1], output)

@@ -1,0 +1,56 @@
+"""I/O: one worker on one listening socket: the HTTP server and the engine's tasks, which live and end together."""
+
+import asyncio
+import socket
+
+import uvicorn
+
+from workers.server.app import WorkerApp
+from workers.server.settings import WorkerSettings
+
+
+class WorkerServer:
+    """Serves as soon as `run` is awaited; connections made before wait in the socket's backlog."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        """Listens at once. Raises OSError if the address is taken."""
+        self._app = WorkerApp(settings)
+        self._listener = socket.create_server((settings.host, settings.port), backlog=2048)
+        self._server = uvicorn.Server(_config(self._app))
+        host, port = self._listener.getsockname()[:2]
+        self.url = f"http://{host}:{port}"
+
+    def stop(self, *_signal: object) -> None:
+        """End `run` soon, cutting open streams; may be called from any thread, and as a signal's handler."""
+        self._server.should_exit = True
+
+    async def run(self) -> None:
+        """Serve until `stop`. Raises what the engine's task raised, if it failed."""
+        tasks = [asyncio.create_task(self._app.loop.run())]
+        publisher = self._app.publisher
+        if publisher is not None:
+            tasks.append(asyncio.create_task(publisher.serve_replay()))
+        for task in tasks:
+            task.add_done_callback(self.stop)
+        await self._server.serve([self._listener])
+        for task in tasks:
+            if task.done():
+                task.result()
+            task.cancel()
+        if publisher is not None:
+            await asyncio.gather(*tasks, return_exceptions=True)
+            publisher.close()
+
+
+def _config(app: WorkerApp) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="critical",  # it reports every stream that a shutdown cuts as an error
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=0,
+    )
