@@ -2,15 +2,14 @@
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Final, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Final, Protocol, cast
 
 from bench.demo import command as demo
-from bench.lab import experiments
-from bench.lab.micro import chunk_size, decision_cost, prefix_memory, window_live
-from bench.lab.neighbour import command as neighbour
-from bench.lab.picture import command as picture
 from bench.live import command as load
+from bench.report.exits import refuse
 from bench.sim import command as simulate
 
 
@@ -23,25 +22,26 @@ class Command(Protocol):
     def run(self, options: argparse.Namespace) -> None: ...
 
 
-COMMANDS: Final[Mapping[str, Command]] = {
-    "chunk-size": chunk_size,
-    "decision-cost": decision_cost,
-    "demo": demo,
-    "experiment": experiments,
-    "load": load,
-    "neighbour": neighbour,
-    "picture": picture,
-    "prefix-memory": prefix_memory,
-    "simulate": simulate,
-    "window": window_live,
+COMMANDS: Final[Mapping[str, Command]] = {"demo": demo, "load": load, "simulate": simulate}
+LAB: Final[Mapping[str, str]] = {
+    "chunk-size": "bench.lab.micro.chunk_size",
+    "decision-cost": "bench.lab.micro.decision_cost",
+    "experiment": "bench.lab.experiments",
+    "neighbour": "bench.lab.neighbour.command",
+    "picture": "bench.lab.picture.command",
+    "prefix-memory": "bench.lab.micro.prefix_memory",
+    "window": "bench.lab.micro.window_live",
 }
+"""Commands of the lab, by module: a checkout has them, the installed package does not."""
 PROJECT: Final = ("bench", "router", "workers")
 
 
 def main(arguments: Sequence[str]) -> None:
+    if arguments and arguments[0] in LAB and not _in_checkout():
+        refuse("bench", f"{arguments[0]} needs a checkout of the project: the installed package leaves the lab out")
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     subparsers = parser.add_subparsers(required=True, metavar="command")
-    for name, command in COMMANDS.items():
+    for name, command in _commands():
         summary = (command.__doc__ or "").partition("\n")[0]
         subparser = subparsers.add_parser(name, help=summary, description=command.__doc__)
         command.configure(subparser)
@@ -52,8 +52,17 @@ def main(arguments: Sequence[str]) -> None:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] in PROJECT:
             raise
-        print(f"bench: error: {error.name} is not installed; it comes with the development extras", file=sys.stderr)
-        sys.exit(2)  # as argparse does
+        refuse("bench", f"{error.name} is not installed; it comes with the development extras")
+
+
+def _in_checkout() -> bool:
+    return find_spec("bench.lab") is not None
+
+
+def _commands() -> Iterator[tuple[str, Command]]:
+    yield from COMMANDS.items()
+    if _in_checkout():
+        yield from ((name, cast(Command, import_module(module))) for name, module in LAB.items())
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from threading import Thread
 import uvloop
 
 from workers.server.process import WorkerServer
-from workers.server.settings import parse_settings
+from workers.settings import parse_settings
 
 
 def main() -> None:

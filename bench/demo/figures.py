@@ -7,7 +7,7 @@ from typing import Final, Self
 
 from bench.report.meters import censored_percentile
 from router.core.clients.fairness import jain_index
-from router.core.clients.ledger import NOTHING, LinearCost, Tokens
+from router.core.model.cost import NOTHING, LinearCost, Tokens
 
 HEAVY: Final = "heavy"
 """The heavy client's name in `HeavyAndLight`; whoever has another is a light one."""
@@ -77,7 +77,7 @@ class Group:
     """What those came to."""
     ttft_p50_s: float | None
     """Of requests that came in the time measured; one that has no token at its end counts as having waited at least
-    so long (`bench.meters.censored_percentile`)."""
+    so long (`bench.report.meters.censored_percentile`)."""
     ttft_p95_s: float | None
 
 
@@ -86,7 +86,7 @@ class Reading:
     """What the router says of itself, the largest over its workers; None where it does not say."""
 
     service_gap: float | None = None
-    """See `router.core.service_gap`; nothing waits in a router whose window is off, and so it sees none."""
+    """See `router.core.clients.service_gap`; nothing waits in a router whose window is off, and so it sees none."""
     service_gap_bound: float | None = None
 
     def joined(self, other: "Reading") -> "Reading":

@@ -21,6 +21,7 @@ from bench.lab.frame.experiment import Experiment, Row
 from bench.lab.frame.kept import Kept
 from bench.lab.frame.runner import run as run_cells
 from bench.lab.frame.traced import TracedExperiment
+from bench.lab.neighbour import experiment as neighbour
 from bench.lab.neighbour.servers import SGLANG_FLAGS, Contestant, ServerError, contestant
 from bench.lab.papers import fig4
 from bench.lab.papers.fig1 import Figure1
@@ -33,7 +34,6 @@ from bench.lab.papers.fig12 import Figure12
 from bench.lab.papers.preble import PrebleLatency
 from bench.lab.papers.preble_ablation import PrebleAblation
 from bench.lab.papers.vtc import VtcSuites
-from bench.lab.sweeps import neighbour
 from bench.lab.sweeps.cache import CacheTruth
 from bench.lab.sweeps.defaults import Defaults
 from bench.lab.sweeps.felt import Felt

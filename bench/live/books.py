@@ -10,10 +10,9 @@ from typing import Final, NamedTuple
 
 from bench.live.call import LiveFlight
 from bench.report.meters import censored_percentile
-from bench.report.records import Result, ServiceSample
+from bench.report.records import CLIENT_VIEW, Result, ServiceSample
 from bench.report.summary import Summary, summarise
-from bench.sim.observation import CLIENT_VIEW
-from router.core.clients.ledger import NOTHING, LinearCost, Tokens
+from router.core.model.cost import NOTHING, LinearCost, Tokens
 
 ACTUAL: Final = LinearCost()
 """See `ServiceSample`."""

@@ -8,7 +8,7 @@ import orjson
 from bench.live import completions
 from bench.report.records import Record
 from bench.workloads.parts.traffic import Call, Client, Outcome
-from router.core.clients.ledger import Tokens
+from router.core.model.cost import Tokens
 
 
 class LiveFlight:

@@ -54,9 +54,9 @@ class LiveLoad:
     api_key: str | None = None
     """The key of all clients, where the server checks keys: they differ by `user` alone then."""
     stream_interval: int | None = None
-    """See `bench.completions.body`."""
+    """See `bench.live.completions.body`."""
     vocabulary: int | None = None
-    """See `bench.completions.body`."""
+    """See `bench.live.completions.body`."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.warmup < self.seconds < inf:

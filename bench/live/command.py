@@ -16,8 +16,8 @@ import uvloop
 
 from bench.report.exits import INTERRUPTED, refuse
 from bench.report.progress import ProgressBar
+from bench.workloads.parts.spec import parse_spec
 from bench.workloads.registry import WORKLOADS
-from bench.workloads.spec import parse_spec
 
 if TYPE_CHECKING:
     from bench.live.books import LiveResult

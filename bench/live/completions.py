@@ -6,7 +6,7 @@ from typing import Any, Final
 import orjson
 
 from bench.workloads.parts.traffic import Call
-from router.core.clients.ledger import Tokens
+from router.core.model.cost import Tokens
 
 PATH: Final = "/v1/completions"
 

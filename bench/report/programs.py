@@ -16,7 +16,7 @@ class ProgramSummary(TypedDict):
 
     A program is done when as many of its calls are done as it has: `Record.program_calls`. One that is not done when
     measuring ends counts as having taken at least until then, whether its calls run or are still to come
-    (`bench.meters.censored_percentile` and `censored_mean`). One of which a call was rejected, failed or was cancelled
+    (`bench.report.meters.censored_percentile` and `censored_mean`). One of which a call was rejected, failed or was cancelled
     never ends; it is counted as broken and in no latency.
     """
 

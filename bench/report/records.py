@@ -2,9 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from bench.workloads.parts.traffic import Outcome
+from router.core.model.cost import LinearCost
+
+CLIENT_VIEW: Final = LinearCost(cached=1.0)
+"""Price of a token as the client sees it, cached or not (see `ServiceSample`)."""
 
 
 class Record(NamedTuple):
@@ -49,7 +53,7 @@ class WorkerTotals(NamedTuple):
     waiting_tokens_p95: float
     """Uncached tokens of those."""
     service_gap: float
-    """The largest seen, sampled at every poll and with every report of progress; see `router.core.service_gap`."""
+    """The largest seen, sampled at every poll and with every report of progress; see `router.core.clients.service_gap`."""
     service_gap_bound: float | None
     """None where nothing bounds it."""
 
@@ -66,7 +70,7 @@ class ServiceSample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A simulation's outcome; `bench.summary.summarise` makes figures of it."""
+    """A simulation's outcome; `bench.report.summary.summarise` makes figures of it."""
 
     seconds: float
     """When measuring ended."""

@@ -5,9 +5,8 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean, pvariance
 from typing import Final, NamedTuple
 
-from bench.report.records import Record, Result
-from bench.sim.observation import CLIENT_VIEW
-from router.core.clients.ledger import Tokens
+from bench.report.records import CLIENT_VIEW, Record, Result
+from router.core.model.cost import Tokens
 
 WINDOW_SECONDS: Final = 60.0
 STEP_SECONDS: Final = 30.0

@@ -14,7 +14,7 @@ class ClientSummary(TypedDict):
     """One client. Times in seconds, of calls that arrived in the time measured.
 
     A call that has not come so far when measuring ends counts as having taken at least that long
-    (`bench.meters.censored_percentile`).
+    (`bench.report.meters.censored_percentile`).
     """
 
     weight: float
@@ -28,7 +28,7 @@ class ClientSummary(TypedDict):
     ttft_p95_s: float | None
     ttft_p99_s: float | None
     ttft_mean_s: float | None
-    """The response time of the VTC paper. Means are those of `bench.meters.censored_mean`."""
+    """The response time of the VTC paper. Means are those of `bench.report.meters.censored_mean`."""
     latency_p50_s: float | None
     latency_p99_s: float | None
     latency_mean_s: float | None

@@ -1,10 +1,10 @@
 """Simulate a fleet under a workload in virtual time.
 
 The router's own scheduler over emulated engines: nothing sleeps, and the same seed gives the same figures. They are
-written as JSON; `bench/summary.py` says what each of them means. Parameters are set behind a colon, as in
+written as JSON; `bench/report/summary.py` says what each of them means. Parameters are set behind a colon, as in
 `--workload documents:documents=40,tokens=6000` or `--window fixed:requests=64`; several numbers are joined by a slash,
 as in `weights=1/2/4`, and those of a part follow a dot, as in `--workload tot-s1:heavy.branches=3`. A trace's stand
-behind its kind, as in `--trace arena,speed=2:FILE`; `bench/traces.py` and `bench/sessions.py` say what the
+behind its kind, as in `--trace arena,speed=2:FILE`; `bench/workloads/recorded/traces.py` and `bench/workloads/recorded/sessions.py` say what the
 files hold.
 """
 
@@ -22,11 +22,11 @@ from bench.report.records import Record, Result
 from bench.report.summary import Summary, summarise
 from bench.sim.scenario import Scenario, WorkerSpec
 from bench.sim.simulation import Observer, Simulation
+from bench.workloads.parts.spec import changed, parse_spec, split
 from bench.workloads.parts.traffic import Rated, Workload
 from bench.workloads.recorded.sessions import KIND, parse_recorded
 from bench.workloads.recorded.traces import READERS
 from bench.workloads.registry import WORKLOADS
-from bench.workloads.spec import changed, parse_spec, split
 from router.core.fleet.window import FixedWindow, LearnedWindow, NoWindow, Window
 from router.core.model.commands import Command
 from router.core.model.events import Event

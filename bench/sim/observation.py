@@ -3,19 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from math import inf
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-from bench.report.records import Record, Result, ServiceSample, WorkerTotals
+from bench.report.records import CLIENT_VIEW, Record, Result, ServiceSample, WorkerTotals
 from bench.sim.emulated_worker import EmulatedWorker
 from bench.sim.flight import Flight
 from bench.workloads.parts.traffic import Outcome
-from router.core.clients.ledger import LinearCost
 from router.core.model.request import RequestId, WorkerId
 from router.core.scheduler import Scheduler
 from workers.engine.model import Counters
-
-CLIENT_VIEW: Final = LinearCost(cached=1.0)
-"""See `ServiceSample`."""
 
 
 class Mark(NamedTuple):

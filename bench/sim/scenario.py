@@ -91,13 +91,13 @@ class Scenario:
     seed: int = 0
     settings: SchedulerSettings = field(default_factory=SchedulerSettings)
     parameters: tuple[object, ...] = ()
-    """Of the policy's families, for `router.core.policy.Parameters`."""
+    """Of the policy's families, for `router.core.policies.base.Parameters`."""
     drain: bool = False
     """Whether calls that came before the end are then run to theirs, and programs that began, though no more arrive."""
     latency: float = 0.0005
     """Seconds from the router to an engine, and as many back."""
     progress_seconds: float = 0.1
-    """How long output goes uncharged, as in `router.conductor`."""
+    """How long output goes uncharged, as in `router.channel.host`."""
     poll_seconds: float = 0.5
     """How often each worker reports its metrics."""
     oracle: bool = False

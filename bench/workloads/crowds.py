@@ -72,7 +72,7 @@ AGENTS: Final = Chat(
     output=Lengths(350, 450, most=3000),
     reading=12.0,
 )
-"""Coding agents: a tool's result follows each answer. Lengths are those of recorded sessions (`bench.sessions`), as far
+"""Coding agents: a tool's result follows each answer. Lengths are those of recorded sessions (`bench.workloads.recorded.sessions`), as far
 as contexts of 60,000 tokens; what they begin with, tools, system prompt and task, few others share. Tools take about
 as long as their median there; the mean, of minutes, is that of people."""
 

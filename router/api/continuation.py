@@ -16,7 +16,7 @@ import orjson
 from router.api.answer.sse import EventSplitter, event_data, plain_event
 from router.api.answer.stream_reader import StreamReader, is_chunk
 from router.api.answer.usage import token_count
-from router.api.body.call import Call, Way
+from router.api.body.call import COMPLETIONS, Call, Way
 from router.api.body.fields import Fields
 from router.api.endpoints import chat, completions
 from router.errors import WorkerBroke
@@ -83,7 +83,7 @@ def continuation(call: Call, reader: StreamReader, *, ids: bool = True) -> Conti
         limit = _limit(fields, is_chat)
         remaining = None if limit is None else limit - len(output)
         body = _by_ids(fields, [*prompt, *output], remaining, len(output))
-        return Continuation(completions.PATH, True, body, len(prompt), len(output), reader.head, is_chat, remaining)
+        return Continuation(COMPLETIONS, True, body, len(prompt), len(output), reader.head, is_chat, remaining)
     text = reader.text
     if text is None:
         return None

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 
+from router.api.body.call import COMPLETIONS
 from router.api.body.fields import TOO_LARGE
-from router.api.endpoints import chat, completions, embeddings, messages, responses, scoring, tokenizing
+from router.api.endpoints import chat, embeddings, messages, responses, scoring, tokenizing
 from router.api.registry import FAMILIES, errors_of
 from router.errors import (
     BadRequest,
@@ -139,7 +140,7 @@ _DETOKENIZE: Final = Body("The text of tokens", _PLAIN, {"model": "m", "tokens":
 
 _BODIES: Final[Mapping[str, Body]] = {
     chat.PATH: _CHAT,
-    completions.PATH: _COMPLETION,
+    COMPLETIONS: _COMPLETION,
     responses.PATH: _RESPONSE,
     messages.PATH: _MESSAGE,
     messages.COUNT_PATH: _COUNTING,

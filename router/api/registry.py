@@ -4,12 +4,11 @@ from collections.abc import Mapping
 from typing import Final
 
 from router.api.answer.event_reader import EventReader
-from router.api.body.call import Call, Head
+from router.api.body.call import COMPLETIONS, Call, Head
 from router.api.body.error_bodies import ErrorShape
 from router.api.endpoints import embeddings, messages, responses, scoring, tokenizing
 from router.api.endpoints.chat import PATH as CHAT
 from router.api.endpoints.chat import parse_chat
-from router.api.endpoints.completions import PATH as COMPLETIONS
 from router.api.endpoints.completions import parse_completion
 from router.api.endpoints.other import parse_other
 from router.api.endpoints.plain import read_plain

@@ -16,8 +16,7 @@ from router.core.model.request import ClientId, WorkerId
 from router.errors import BadRequest, BodyTooLarge, ClientBusy, Unauthorized, UnknownClient, UnknownWorker, WorkerExists
 from router.telemetry.history import FairnessHistory, Sample
 from router.upstream.directory import Backend, Fleet
-from router.upstream.registry import Roster
-from router.upstream.worker_drain import WorkerDrain
+from router.upstream.registry import Roster, WorkerDrain
 
 log = logging.getLogger(__name__)
 

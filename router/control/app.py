@@ -10,7 +10,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse
 
-from router.api.body.additions import AddedFields
+from router.api.body.edits import AddedFields
 from router.api.body.error_bodies import error_body
 from router.api.openapi import with_calls
 from router.control.admin import Operations, administration

@@ -15,12 +15,13 @@ from typing import Final
 
 from router.core.cache.prefix_map import PrefixMap
 from router.core.clients.fairness import Fairness
-from router.core.clients.ledger import NOTHING, Accounts, Charge, LinearCost
+from router.core.clients.ledger import Accounts
 from router.core.clients.service_gap import Outstanding
 from router.core.fleet.cluster import Cluster
 from router.core.fleet_view import SchedulerView
 from router.core.membership import Membership
 from router.core.model.commands import Decision, Dispatch
+from router.core.model.cost import NOTHING, Charge, LinearCost
 from router.core.model.prompt_key import PromptKey
 from router.core.model.request import RequestId, Usage
 from router.core.policies.base import Choice, Policy

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from math import inf
 
-from router.core.clients.ledger import Tokens
 from router.core.clients.service_gap import Outstanding
 from router.core.fleet.health import HealthRules, RetryBudget
+from router.core.model.cost import Tokens
 from router.core.model.events import Fault, Returned
 from router.core.model.request import Request, RequestId, WorkerId
 

@@ -3,12 +3,12 @@
 from dataclasses import dataclass, field
 
 from router.core.cache.engine_rules import FOLLOWED, Tracking
-from router.core.clients.ledger import LinearCost
 from router.core.clients.queue_limits import WaitingLimits
 from router.core.clients.recent_clients import DEBTORS
 from router.core.fleet.cluster import DEPARTED
 from router.core.fleet.health import HealthRules
 from router.core.fleet.window import LearnedWindow, Window
+from router.core.model.cost import LinearCost
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from math import isfinite
 from typing import Final
 
 from router.core.cache.saved_prefixes import restore_prefixes, saved_prefixes
-from router.core.clients.ledger import NOTHING
+from router.core.model.cost import NOTHING
 from router.core.model.saved import Cache, Clients, Counters, Groups, Piece, Prefixes, SavedClient, in_rows
 from router.core.scheduler import Scheduler
 

@@ -14,11 +14,9 @@ from typing import NamedTuple
 
 from starlette.types import Receive, Scope, Send
 
-from router.api.body.alias import rename
-from router.api.body.cache_salt import isolated
 from router.api.body.call import Call, Head
-from router.api.body.token_ids import check_vocabulary
-from router.api.body.weight import check_weight
+from router.api.body.checks import check_vocabulary, check_weight
+from router.api.body.edits import isolated, rename
 from router.api.endpoints.responses import stored_id
 from router.api.family import Family
 from router.api.registry import family_of

@@ -8,8 +8,8 @@ from typing import Literal
 
 from router.api.answer.outline import Outline
 from router.api.answer.stream_reader import Answer, StreamReader
-from router.api.body.additions import AddedFields, named_in
 from router.api.body.call import Call
+from router.api.body.edits import AddedFields, named_in
 from router.api.continuation import Continuation, Rewriter, continuation, last_events
 from router.api.endpoints.plain import tail_usage
 from router.api.endpoints.responses import ResponseReader, is_running

@@ -20,10 +20,10 @@ from router.channel.host import Conductor, Observer
 from router.config.settings import Settings
 from router.control.admin import Operations, is_open
 from router.control.app import Usage, control_plane
-from router.core.clients.ledger import LinearCost
 from router.core.clients.queue_limits import WaitingLimits
 from router.core.fleet.health import HealthRules, PatienceRules
 from router.core.fleet.window import FixedWindow, LearnedWindow, NoWindow, Window
+from router.core.model.cost import LinearCost
 from router.core.model.prompt_key import PromptHasher
 from router.core.model.request import WorkerId
 from router.core.model.saved import Piece
@@ -44,13 +44,11 @@ from router.kv_events.setup import ExactMap, exact_map
 from router.persistence.journal import Journal, open_journal
 from router.persistence.state_file import Saved, StateFile, load, new_header, set_aside, usable
 from router.runtime.gc_tuning import Collector
-from router.telemetry.admission_metrics import AdmissionMetrics
 from router.telemetry.cache_alarm import CacheAlarm
-from router.telemetry.event_metrics import EventMetrics
+from router.telemetry.component_metrics import AdmissionMetrics, EventMetrics, KeptFiles, ResponseMetrics
 from router.telemetry.explain import Explanation, Explanations
 from router.telemetry.exposition import exposition
 from router.telemetry.history import FairnessHistory
-from router.telemetry.kept_files import KeptFiles
 from router.telemetry.loop_lag import LoopLag
 from router.telemetry.report import (
     FairnessReport,
@@ -61,15 +59,13 @@ from router.telemetry.report import (
     worker_reports,
 )
 from router.telemetry.request_metrics import ClientLabels, RequestMetrics
-from router.telemetry.response_metrics import ResponseMetrics
 from router.telemetry.state_metrics import StateCollector
 from router.upstream.directory import Fleet
 from router.upstream.discovery import Discovery, DnsSource, FileSource, Resolve, WorkerSource, read_workers, resolve
 from router.upstream.flag_check import Advice
 from router.upstream.flag_rules import Wanted
 from router.upstream.poller import Monitor
-from router.upstream.registry import Roster, backend_of
-from router.upstream.worker_drain import WorkerDrain
+from router.upstream.registry import Roster, WorkerDrain, backend_of
 
 
 def build(settings: Settings, resolve: Resolve = resolve) -> "Router":

@@ -9,9 +9,9 @@ from typing import ClassVar, Final
 
 from pydantic import with_config
 
-from router.core.fleet.window import Limits
 from router.core.model.commands import Command, Decision, Deficit, Dispatch, Refusal, Reject
 from router.core.model.events import EVENTS, Arrived, Cancelled, Event, Failed, Finished, Progressed, Returned, Started
+from router.core.model.load import Limits
 from router.core.model.request import ClientId, Request, RequestId, Usage, WorkerId
 from router.errors import UnknownRequest
 

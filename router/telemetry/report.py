@@ -8,12 +8,13 @@ from typing import Final, TypeVar
 
 from pydantic import TypeAdapter
 
-from router.core.clients.ledger import NOTHING, Account, Tokens
+from router.core.clients.ledger import Account
 from router.core.clients.turns import ClientTurns
 from router.core.fleet.engine_work import EngineWork
 from router.core.fleet.health import Condition
-from router.core.fleet.window import Limits
 from router.core.model.commands import Deficit
+from router.core.model.cost import NOTHING, Tokens
+from router.core.model.load import Limits
 from router.core.model.request import ClientId, GroupId, WorkerId
 from router.core.scheduler import Scheduler
 from router.telemetry.turn_report import NO_ROUND, NO_WAIT, RoundReport, WaitReport, round_report, wait_report
@@ -52,7 +53,7 @@ class ClientReport:
     share: float | None = None
     """Of the cost served in the last minute, 0 to 1; None if nothing was served."""
     service_lag: float = 0.0
-    """How far it is behind an even share, see `router.core.service_lag`; 0 while it is not active."""
+    """How far it is behind an even share, see `router.core.clients.service_lag`; 0 while it is not active."""
     unserved_s: float | None = None
     """For how long a call of its has waited while it was served nothing; None while none of its waits."""
 

@@ -9,7 +9,7 @@ from router.core.clients.turns import ClientTurns, RoundTimes
 
 @dataclass(frozen=True, slots=True)
 class RoundReport:
-    """Rounds in which each active client has a turn; see `router.core.turns`."""
+    """Rounds in which each active client has a turn; see `router.core.clients.turns`."""
 
     clients: int
     """That have a call open."""

@@ -8,9 +8,9 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from router.api.body.additions import EVERYTHING, NOTHING, AddedFields, Addition
+from router.api.body.call import COMPLETIONS
+from router.api.body.edits import EVERYTHING, NOTHING, AddedFields, Addition
 from router.api.endpoints.chat import PATH as CHAT
-from router.api.endpoints.completions import PATH as COMPLETIONS
 from router.api.endpoints.messages import PATH as MESSAGES
 from router.api.endpoints.responses import PATH as RESPONSES
 

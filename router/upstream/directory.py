@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-from router.api.body.additions import AddedFields
+from router.api.body.edits import AddedFields
 from router.core.fleet.health import DEFAULT_PATIENCE, Patience, PatienceRules
 from router.core.model.request import RequestId, WorkerId
 from router.errors import NoWorker

@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Final, NamedTuple, Self
 import httpx
 import orjson
 
-from router.api.body.additions import NOTHING, Addition, Additions, named_in
+from router.api.body.call import COMPLETIONS
+from router.api.body.edits import NOTHING, Addition, Additions, named_in
 from router.api.endpoints.chat import PATH as CHAT
-from router.api.endpoints.completions import PATH as COMPLETIONS
 from router.core.model.commands import Command
 from router.core.model.events import Event, WorkerJoined
 from router.core.model.request import WorkerId

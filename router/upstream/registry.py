@@ -1,9 +1,4 @@
-"""Which workers there are: those listed, those found by name or file, and those that an operator added, at run time.
-
-A worker is there as long as any source names its URL. One that no source names any more, or that the operator removed,
-leaves: it is sent nothing more, what waits for it goes elsewhere, what runs there ends; then it is forgotten. Named
-again before that, it stays. What the operator removed stays away until its source has dropped it, or it is added again.
-"""
+"""Which workers there are: listed, discovered, or added by an operator; and which of them are being drained."""
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -11,13 +6,53 @@ from typing import ClassVar, Final
 
 from router.config.settings import Settings, WorkerAddress
 from router.core.model.commands import Command
-from router.core.model.events import Cancelled, Event, Failed, Finished, Returned, WorkerLeft
+from router.core.model.events import Cancelled, Event, Failed, Finished, Returned, WorkerJoined, WorkerLeft
 from router.core.model.request import WorkerId
 from router.errors import UnknownWorker, WorkerExists
 from router.upstream.directory import Backend, Fleet
 from router.upstream.kv_endpoints import Source
 from router.upstream.poller import Monitor
-from router.upstream.worker_drain import WorkerDrain
+
+
+class WorkerDrain:
+    """Stands between those who watch the workers and the scheduler, for which a worker taken out has left."""
+
+    def __init__(self, feed: Callable[[Event], None]) -> None:
+        self._feed = feed
+        self._joined: dict[WorkerId, WorkerJoined] = {}
+        """Those that are there, taken out or not."""
+        self.drained: Final[set[WorkerId]] = set()
+        """Those taken out."""
+
+    def feed(self, event: Event) -> None:
+        """Pass an event on, unless by it a worker would come back that was taken out."""
+        match event:
+            case WorkerJoined(worker):
+                self._joined[worker.id] = event
+                if worker.id in self.drained:
+                    return
+            case WorkerLeft(gone):
+                self._joined.pop(gone, None)
+        self._feed(event)
+
+    def drain(self, worker: WorkerId) -> None:
+        """Send it nothing more, and place its queue anew; one that is taken out stays so."""
+        if worker not in self.drained:
+            self.drained.add(worker)
+            self._feed(WorkerLeft(worker))
+
+    def resume(self, worker: WorkerId) -> None:
+        """Put it back, if it is there; as one that was away, it is trusted little by little."""
+        if worker in self.drained:
+            self.drained.remove(worker)
+            if (joined := self._joined.get(worker)) is not None:
+                self._feed(joined)
+
+    def forget(self, worker: WorkerId) -> None:
+        """It is no more of the fleet."""
+        self.drained.discard(worker)
+        self._joined.pop(worker, None)
+
 
 log = logging.getLogger(__name__)
 

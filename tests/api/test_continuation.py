@@ -7,8 +7,8 @@ import pytest
 
 from router.api.answer.stream_reader import StreamReader
 from router.api.answer.token_record import RECORD_LIMIT, Record
-from router.api.body.additions import Addition
 from router.api.body.call import Call, Way
+from router.api.body.edits import Addition
 from router.api.continuation import Continuation, Rewriter, continuation, last_events
 from router.api.endpoints.chat import parse_chat
 from router.api.endpoints.completions import parse_completion

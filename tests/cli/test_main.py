@@ -210,7 +210,7 @@ def test_the_access_log_tells_no_query(tmp_path: Path) -> None:
         httpx.post(f"{router.url}/v1/chat/completions?key=sk-secret", content=b"{}", timeout=PATIENCE)
         router.signal(signal.SIGTERM)
         _, log = router.end()
-    assert re.findall(r'router.access_log: 127.0.0.1:\d+ - "(.*)" (\d+)', log) == [
+    assert re.findall(r'router.telemetry.access_log: 127.0.0.1:\d+ - "(.*)" (\d+)', log) == [
         *(("GET /health", "200"), ("GET /no%0Asuch", "404"), ("POST /v1/chat/completions", "400")),
     ]
     assert "sk-secret" not in log

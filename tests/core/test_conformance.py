@@ -21,11 +21,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from router.core.clients.ledger import Tokens
 from router.core.clients.queue_limits import WaitingLimits
 from router.core.fleet.health import HealthRules
 from router.core.fleet.window import FixedWindow
 from router.core.model.commands import Command, Dispatch, Refusal, Reject, WakeAt
+from router.core.model.cost import Tokens
 from router.core.model.events import (
     Arrived,
     Cancelled,

@@ -5,10 +5,10 @@ from math import ceil
 
 import pytest
 
-from router.core.clients.ledger import Tokens
 from router.core.clients.queue_limits import LONGEST_RETRY, WaitingLimits
 from router.core.fleet.window import FixedWindow
 from router.core.model.commands import Refusal, Reject, WakeAt
+from router.core.model.cost import Tokens
 from router.core.model.events import Arrived, Failed, Fault, Finished, Started, Ticked
 from router.core.model.request import RequestId, WorkerId
 from router.core.settings import SchedulerSettings

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from router.core.cache.prefix_tree import PrefixTree
 from router.core.cache.saved_prefixes import restore_prefixes, saved_prefixes
-from router.core.clients.ledger import Tokens
 from router.core.model.commands import Deficit
+from router.core.model.cost import Tokens
 from router.core.model.events import CacheReport, WorkerReported
 from router.core.model.request import ClientId, GroupId, RequestId, WorkerId
 from router.core.model.request import Request as CoreRequest

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.core.clients.backlog import Backlog
-from router.core.clients.ledger import LinearCost
 from router.core.clients.queue_limits import WaitingLimits
 from router.core.clients.shares import Shares
 from router.core.fleet.window import FixedWindow
+from router.core.model.cost import LinearCost
 from router.core.model.events import Cancelled, Event, Failed, Finished
 from router.core.model.request import ClientId, Request, WorkerId
 from router.core.policies.base import Policy, PolicyFactory, Properties

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.core.attempts import ESTIMATE_SECONDS
-from router.core.clients.ledger import NOTHING, Tokens
 from router.core.fleet.service_rate import FIRST_SECONDS_PER_OUTPUT_TOKEN
+from router.core.model.cost import NOTHING, Tokens
 from router.core.model.events import Failed, Fault, Finished, Returned, WorkerReported, WorkReport
 from router.core.model.request import ClientId, RequestId, Usage, WorkerId
 from router.core.policies.dlpm.dlpm import DlpmParameters

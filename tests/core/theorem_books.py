@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, dataclass, field
 
 from router.core.clients.backlog import BacklogWatcher
-from router.core.clients.ledger import LinearCost, Tokens
 from router.core.model.commands import Command, Dispatch, Reject
+from router.core.model.cost import LinearCost, Tokens
 from router.core.model.events import Arrived, Cancelled, Event, Failed, Finished, Progressed, Started
 from router.core.model.request import ClientId, Request, RequestId, Usage, WorkerId
 

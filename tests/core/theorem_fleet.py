@@ -10,8 +10,8 @@ from enum import Enum
 from math import ceil
 from random import Random
 
-from router.core.clients.ledger import Tokens
 from router.core.model.commands import Dispatch, Reject, WakeAt
+from router.core.model.cost import Tokens
 from router.core.model.events import (
     Arrived,
     Cancelled,

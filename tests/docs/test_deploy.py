@@ -11,7 +11,7 @@ import yaml
 
 from router.config.sources import load
 from tests.support.dockerfile import instructions, last
-from workers.server.settings import parse_settings
+from workers.settings import parse_settings
 
 ROOT: Final = Path(__file__).parents[2]
 COMPOSED: Final[dict[str, Any]] = yaml.safe_load((ROOT / "docker-compose.yml").read_text("utf-8"))

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from router.api.body.additions import Addition, Additions
+from router.api.body.edits import Addition, Additions
 from router.upstream.accepted_fields import AcceptedFields
 
 from . import prompts

@@ -26,7 +26,7 @@ QUANTUM = 300
 RESERVED = NARROW * OUTPUT
 """The most output tokens that one client has reserved: it may have all places."""
 BOUND = 2 * (INPUT + 2 * RESERVED + QUANTUM) + 2 * NARROW * INPUT
-"""Of the gap per weight, in cost units of one for an input token and two for an output token: `router.core.service_gap`
+"""Of the gap per weight, in cost units of one for an input token and two for an output token: `router.core.clients.service_gap`
 with prompts that no cache has, and sizes and limits that are known."""
 BODY: Json = {"model": "tiny", "temperature": 0, "ignore_eos": True, "max_tokens": OUTPUT}
 

@@ -5,7 +5,7 @@ import json
 from random import Random
 from typing import Any, Final
 
-from router.core.clients.ledger import Tokens
+from router.core.model.cost import Tokens
 from router.core.model.events import CacheReport
 from router.core.model.request import ClientId, GroupId, WorkerId
 from router.core.model.saved import (

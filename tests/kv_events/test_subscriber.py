@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from router.cli.replay import replay_file
-from router.core.fleet.window import Load
 from router.core.model.commands import Decision, Deficit, Dispatch
 from router.core.model.events import Failed, Finished, Ticked, WorkerJoined, WorkerLeft
+from router.core.model.load import Load
 from router.core.model.request import ClientId, RequestId, Usage, WorkerId
 from router.kv_events.subscriber import Fills, Follower
 from tests.support.publishing import WORKER

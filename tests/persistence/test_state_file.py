@@ -14,7 +14,7 @@ from pydantic import SecretStr
 
 from router.cli.replay import replay_file
 from router.config.settings import Settings
-from router.core.clients.ledger import Tokens
+from router.core.model.cost import Tokens
 from router.core.model.events import CacheReport
 from router.core.model.request import ClientId, GroupId, WorkerId
 from router.core.model.saved import (

@@ -1,4 +1,4 @@
-"""Every metric there is, from the code: `python -m tests.support.metric_table` writes the table in docs/operations.md anew."""
+"""The table of all metrics, from the code. `python -m tests.support.metric_table` writes it into docs/operations.md."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,13 +9,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from router.front.byte_budget import ByteBudget
 from router.front.http.connection_limits import Connections, FrontLimits
-from router.telemetry.admission_metrics import AdmissionMetrics
-from router.telemetry.event_metrics import EventMetrics
-from router.telemetry.kept_files import KeptFiles
+from router.telemetry.component_metrics import AdmissionMetrics, EventMetrics, KeptFiles, ResponseMetrics
 from router.telemetry.loop_lag import LoopLag
 from router.telemetry.report import FairnessReport, Service
 from router.telemetry.request_metrics import ClientLabels, RequestMetrics
-from router.telemetry.response_metrics import ResponseMetrics
 from router.telemetry.state_metrics import StateCollector
 
 OPERATIONS: Final = Path(__file__).parents[2] / "docs" / "operations.md"

@@ -10,7 +10,7 @@ import aiohttp
 import orjson
 
 from workers.server.process import WorkerServer
-from workers.server.settings import WorkerSettings
+from workers.settings import WorkerSettings
 
 CHAT: Final = "/v1/chat/completions"
 TEXT: Final = "/v1/completions"

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from router.core.fleet.window import Limits, Load
 from router.core.model.commands import Decision, Deficit, Dispatch, PassedOver, Refusal, Reject
 from router.core.model.events import Arrived, Cancelled, Event, Failed, Fault, Finished, Returned, Started
+from router.core.model.load import Limits, Load
 from router.core.model.request import ClientId, Request, RequestId, Usage, WorkerId
 from router.errors import UnknownRequest
 from router.telemetry.explain import Explanation, Explanations, State

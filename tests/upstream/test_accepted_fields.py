@@ -2,9 +2,9 @@
 
 import pytest
 
-from router.api.body.additions import EVERYTHING, NOTHING, Addition
+from router.api.body.call import COMPLETIONS
+from router.api.body.edits import EVERYTHING, NOTHING, Addition
 from router.api.endpoints.chat import PATH as CHAT
-from router.api.endpoints.completions import PATH as COMPLETIONS
 from router.upstream.accepted_fields import SINCE, AcceptedFields, parse_version, shares_prefixes
 
 

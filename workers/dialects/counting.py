@@ -1,7 +1,7 @@
 """Counting a message's tokens, which both dialects do alike."""
 
-from workers.server.call import Body, text_tokens
-from workers.server.messages import messages_as_chat
+from workers.api.call import Body, text_tokens
+from workers.api.messages import messages_as_chat
 
 
 def count_message_tokens(body: Body) -> int:

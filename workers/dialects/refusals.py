@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from math import isfinite
 
-from workers.server.call import MAX_TOKEN_ID, ApiError, Body, boolean, string, wrong_type
+from workers.api.call import MAX_TOKEN_ID, ApiError, Body, boolean, string, wrong_type
 
 Refusal = Callable[[Body, str], None]
 """Takes a body and a path. Raises ApiError."""

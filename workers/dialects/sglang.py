@@ -13,11 +13,11 @@ from uuid import uuid4
 
 import orjson
 
+from workers.api.call import ApiError, Body, Call
+from workers.api.choice import Choice
+from workers.api.dialect import DONE, FINISH, Answer, StreamWriter, now_seconds, usage_totals
 from workers.dialects.refusals import RESPONSES, refuse_for_sglang
-from workers.dialects.wire import DONE, FINISH, Answer, StreamWriter, now_seconds, usage_totals
 from workers.engine.tokenizer import EOS
-from workers.server.call import ApiError, Body, Call
-from workers.server.choice import Choice
 
 
 def _usage(prompt: int, completion: int, cached: int | None) -> dict[str, object]:

@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from workers.api.call import ApiError, boolean, text_tokens, token_list
+from workers.api.http import PLAIN, Handler, HttpRequest, Response, Routes, json_response
 from workers.dialects.counting import count_message_tokens
 from workers.dialects.exposition import Exposition
 from workers.engine.block_log import refreshes_after_step
 from workers.engine.sglang_engine import SglangEngine
 from workers.engine.tokenizer import decode
-from workers.server.call import ApiError, boolean, text_tokens, token_list
-from workers.server.http import PLAIN, Handler, HttpRequest, Response, Routes, json_response
-from workers.server.settings import WorkerSettings
+from workers.settings import WorkerSettings
 
 VERSION = "0.5.23"
 IDLE_LOG_SECONDS = 30.0

@@ -11,10 +11,10 @@ from uuid import uuid4
 
 import orjson
 
+from workers.api.call import ApiError, Body, Call
+from workers.api.choice import Choice
+from workers.api.dialect import DONE, FINISH, Answer, StreamWriter, now_seconds, usage_totals
 from workers.dialects.refusals import refuse_for_vllm
-from workers.dialects.wire import DONE, FINISH, Answer, StreamWriter, now_seconds, usage_totals
-from workers.server.call import ApiError, Body, Call
-from workers.server.choice import Choice
 
 FINGERPRINT = "vllm-emulated"
 UNSET = dict.fromkeys(("kv_transfer_params", "ec_transfer_params", "metrics"))

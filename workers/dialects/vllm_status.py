@@ -7,14 +7,14 @@ Left out: histograms and the development endpoints, which a production server do
 import time
 from collections.abc import Mapping
 
+from workers.api.call import ApiError, Body, text_tokens, token_list
+from workers.api.http import HttpRequest, Response, Routes, json_response
 from workers.dialects.counting import count_message_tokens
 from workers.dialects.exposition import Exposition
 from workers.dialects.refusals import refuse_chat_ends
 from workers.engine.engine import Engine
 from workers.engine.tokenizer import decode
-from workers.server.call import ApiError, Body, text_tokens, token_list
-from workers.server.http import HttpRequest, Response, Routes, json_response
-from workers.server.settings import WorkerSettings
+from workers.settings import WorkerSettings
 
 VERSION = "0.33.0"
 TEXT = b"text/plain; version=1.0.0; charset=utf-8"

@@ -1,10 +1,24 @@
-"""What a cache stored and dropped, as its engine would publish it: facts that whoever publishes takes away. PURE."""
+"""What a cache stored and dropped, as its engine would publish it, and the names of its blocks."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from workers.engine.engine import Engine
+
+
+ROOT_HASH = 0
+
+
+def chained_hashes(parent: int, tokens: Sequence[int], block_size: int) -> list[int]:
+    """Hashes of the full blocks of `tokens` behind `parent` (`ROOT_HASH` before the first); equal in every process."""
+    hashes = []
+    # The same iterator so many times: zip takes a block's tokens from it in turn.
+    for block in zip(*[iter(tokens)] * block_size, strict=False):
+        parent = hash((parent, block))
+        hashes.append(parent)
+    return hashes
+
 
 DECODES: Final = 40
 """Decode steps after which SGLang tells of itself: what it stored, and its gauges."""

@@ -11,8 +11,7 @@ import heapq
 from collections.abc import Iterator, Sequence
 from itertools import chain, count
 
-from workers.engine.block_hash import ROOT_HASH, chained_hashes
-from workers.engine.block_log import BlockLog, Removed, Stored
+from workers.engine.block_log import ROOT_HASH, BlockLog, Removed, Stored, chained_hashes
 
 Key = int | tuple[int, ...]
 

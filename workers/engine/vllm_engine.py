@@ -13,8 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from workers.engine.batching import Batching, Sequence
-from workers.engine.block_hash import ROOT_HASH, chained_hashes
-from workers.engine.block_log import Cleared, Stored
+from workers.engine.block_log import ROOT_HASH, Cleared, Stored, chained_hashes
 from workers.engine.hardware import Batch, Hardware
 from workers.engine.model import EngineConfig, Request
 from workers.engine.vllm_cache import BlockPool

@@ -10,18 +10,11 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
-from workers.dialects.sglang import SglangWire
-from workers.dialects.sglang_status import SglangStatus
-from workers.dialects.vllm import VllmWire
-from workers.dialects.vllm_status import VllmStatus
-from workers.dialects.wire import DONE, StreamWriter, Wire
-from workers.engine.engine import Engine, create_engine
-from workers.engine.model import QueueFull
-from workers.engine.sglang_engine import SglangEngine
-from workers.server.call import ApiError, Call, parse_call
-from workers.server.choice import Choice
-from workers.server.forms import Form
-from workers.server.http import (
+from workers.api.call import ApiError, Call, parse_call
+from workers.api.choice import Choice
+from workers.api.dialect import DONE, StreamWriter, Wire
+from workers.api.forms import Form
+from workers.api.http import (
     HttpRequest,
     Receive,
     Response,
@@ -32,11 +25,18 @@ from workers.server.http import (
     read_request,
     send_response,
 )
+from workers.api.messages import MessagesForm
+from workers.api.pooling import POOLED, Pooled
+from workers.api.responses import ResponsesForm
+from workers.dialects.sglang import SglangWire
+from workers.dialects.sglang_status import SglangStatus
+from workers.dialects.vllm import VllmWire
+from workers.dialects.vllm_status import VllmStatus
+from workers.engine.engine import Engine, create_engine
+from workers.engine.model import QueueFull
+from workers.engine.sglang_engine import SglangEngine
 from workers.server.loop import CallEnded, EngineLoop, Mailbox
-from workers.server.messages import MessagesForm
-from workers.server.pooling import POOLED, Pooled
-from workers.server.responses import ResponsesForm
-from workers.server.settings import WorkerSettings
+from workers.settings import WorkerSettings
 
 if TYPE_CHECKING:
     from workers.server.kv_events import KvPublisher

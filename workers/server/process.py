@@ -6,7 +6,7 @@ import socket
 import uvicorn
 
 from workers.server.app import WorkerApp
-from workers.server.settings import WorkerSettings
+from workers.settings import WorkerSettings
 
 
 class WorkerServer:

@@ -46,7 +46,7 @@ LIGHT_TIMES: Final = tuple(
 def light_times(result: Result) -> Mapping[str, float | None]:
     """Seconds to the first token and to the end of the modest clients' calls, the latter of whole programs.
 
-    Of what began in the time measured. What has not come when the simulation ends counts as `bench.meters` says, and
+    Of what began in the time measured. What has not come when the simulation ends counts as `bench.report.meters` says, and
     as the longest with what it has taken.
     """
     own = set(modest(result))
@@ -131,7 +131,7 @@ def jain_of_shares(result: Result, summary: Summary) -> float | None:
 
 
 def first_token_spans(records: Iterable[Record], end: float) -> Iterator[tuple[float, bool]]:
-    """How long each call took to its first token, and whether that had come by the end; see `bench.meters`."""
+    """How long each call took to its first token, and whether that had come by the end; see `bench.report.meters`."""
     for record in records:
         if record.started is None or record.started > end:
             yield end - record.arrived, False

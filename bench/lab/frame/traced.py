@@ -14,6 +14,6 @@ class TracedExperiment(Experiment):
     """One that plays traces; without them it has other cells, or stand-ins for them."""
 
     kinds: ClassVar[Sequence[str]]
-    """Of the traces: those of `bench.traces.READERS`, and `bench.sessions.KIND`."""
+    """Of the traces: those of `bench.workloads.recorded.traces.READERS`, and `bench.workloads.recorded.sessions.KIND`."""
     traces: Mapping[str, Trace | Sessions] = field(default_factory=dict, hash=False)
     """By kind."""

@@ -2,7 +2,7 @@
 
 One emulated worker and the router (d2lpm), with `--window off` and `--window learned` in turn, the size of the KV pool
 told and hidden. Each load keeps more requests open than the worker can take. They are those of virtual time
-(tests/test_window_throughput.py), but scaled so that Python processes keep up: the short and the slot-bound ones run on
+(tests/bench/sim/test_window_throughput.py), but scaled so that Python processes keep up: the short and the slot-bound ones run on
 slower hardware, with fewer requests open, and an event of an answer holds several tokens after its first. `--speed F`
 lets the emulated time run F times faster; all that is not emulated, as sockets and router, takes F times as long then.
 "time lost" is by how much the worker's process was too slow even so: where there is any, the row is of this machine.
@@ -158,7 +158,7 @@ def trial(load: Load, dialect: str, window: str, manner: Manner, *, told: bool) 
 
 async def _watched(url: str, load: Load, manner: Manner) -> Seen:
     """Make the calls, and look at the engine's queue from the warm-up to just before the end."""
-    import aiohttp  # noqa: PLC0415 - as in bench.load
+    import aiohttp  # noqa: PLC0415 - as in bench.live.command
 
     from bench.live.clients import LiveLoad, run_load  # noqa: PLC0415
 

@@ -21,7 +21,7 @@ from bench.lab.neighbour.traffic import Neighbours
 from bench.report.columns import aligned
 from bench.report.exits import INTERRUPTED, refuse
 from bench.report.progress import ProgressBar
-from bench.workloads.spec import changed, split
+from bench.workloads.parts.spec import changed, split
 
 if TYPE_CHECKING:
     from bench.lab.frame.experiment import Value
@@ -103,7 +103,7 @@ def _levels(text: str) -> Sequence[int]:
 
 
 def _tell(options: argparse.Namespace, runs: Mapping[int, "LiveResult"]) -> None:
-    from bench.lab.sweeps.neighbour import FIGURES, NoisyNeighbour  # noqa: PLC0415 - it knows all the experiments
+    from bench.lab.neighbour.experiment import FIGURES, NoisyNeighbour  # noqa: PLC0415 - it knows all the experiments
     from bench.live.command import doubts  # noqa: PLC0415
 
     seen = {heavy: NoisyNeighbour().measure(ended.result, ended.summary()) for heavy, ended in runs.items()}

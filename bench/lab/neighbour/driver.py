@@ -40,7 +40,7 @@ class Target:
     api_key: str | None = None
     """The key of all clients, where the server checks keys; else each client's is its name."""
     stream_interval: int | None = None
-    """See `bench.completions.body`."""
+    """See `bench.live.completions.body`."""
 
     def __post_init__(self) -> None:
         if not self.urls or not 0 < self.speed < inf:

@@ -85,7 +85,7 @@ class Figure9(Experiment):
         """See `Experiment`. Seconds, and cost units of actual service.
 
         spread: the largest difference between clients since all were active. gap/bound: the largest of any worker
-        against its bound (`router.core.service_gap`). alone: how long one client got nine tenths of the service.
+        against its bound (`router.core.clients.service_gap`). alone: how long one client got nine tenths of the service.
         """
         end = summary["last_end_s"] or result.seconds
         programs = summarise_programs(light_records(result), result.warmup, result.seconds)

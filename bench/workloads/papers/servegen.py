@@ -2,7 +2,7 @@
 
 ServeGen ("Workload Characterization and Generation of Large Language Model Serving in Production", arXiv 2505.09999)
 publishes each client's rates and lengths. These are the 14 clients that ask for most in 600 s of its mix `m-mid`, drawn
-from them; a stand-in for the trace itself, which `bench.traces` reads.
+from them; a stand-in for the trace itself, which `bench.workloads.recorded.traces` reads.
 """
 
 from typing import Final, NamedTuple

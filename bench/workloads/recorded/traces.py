@@ -20,8 +20,8 @@ from typing import Final, NamedTuple
 
 from bench.workloads.parts.lengths import zipf
 from bench.workloads.parts.prompts import EMPTY, Prompt, random_tokens
+from bench.workloads.parts.spec import changed, split
 from bench.workloads.parts.traffic import Call, Client
-from bench.workloads.spec import changed, split
 
 BLOCK_TOKENS: Final = 512
 """What one of Mooncake's hashes stands for; the last of a prompt may stand for less."""

@@ -16,10 +16,9 @@ import re
 from typing import Any, Final
 
 from router.api.answer.sse import event_data, with_data
-from router.api.body.call import Call
+from router.api.body.call import COMPLETIONS, Call
 from router.api.body.error_bodies import load
 from router.api.body.json_edit import cut_member, replace_member
-from router.api.endpoints.completions import PATH as COMPLETIONS
 
 _KEY: Final = b'"usage"'
 _IDS: Final = re.compile(rb'("(?:prompt_)?token_ids"\s*+:\s*+)\[[\d,\s]*+\]')

@@ -3,10 +3,11 @@
 from enum import Enum
 from typing import Final, NamedTuple
 
-from router.api.body.additions import Addition, Additions
+from router.api.body.edits import Addition, Additions
 from router.core.model.prompt_key import Prompt
 from router.errors import BadRequest
 
+COMPLETIONS: Final = "/v1/completions"
 NAME_BYTES: Final = 256
 """Of a model or a user: they are kept after their call."""
 

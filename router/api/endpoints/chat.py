@@ -5,10 +5,10 @@ from typing import Any, Final
 from router.api.body import cache_reading
 from router.api.body import fields as read
 from router.api.body import prompt_bytes as render
-from router.api.body.additions import additions, usage_wish
 from router.api.body.call import Call, Way
+from router.api.body.checks import largest_id
+from router.api.body.edits import additions, usage_wish
 from router.api.body.fields import Fields
-from router.api.body.token_ids import largest_id
 from router.api.resumable import way_of
 from router.core.model.prompt_key import PromptHasher
 from router.errors import BadRequest

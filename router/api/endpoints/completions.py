@@ -5,14 +5,13 @@ from typing import Final
 from router.api.body import cache_reading
 from router.api.body import fields as read
 from router.api.body import prompt_bytes as render
-from router.api.body.additions import additions, usage_wish
-from router.api.body.call import Call, Way
+from router.api.body.call import COMPLETIONS, Call, Way
+from router.api.body.checks import largest_id
+from router.api.body.edits import additions, usage_wish
 from router.api.body.prompts import prompts_of
-from router.api.body.token_ids import largest_id
 from router.api.resumable import way_of
 from router.core.model.prompt_key import PromptHasher
 
-PATH: Final = "/v1/completions"
 DEFAULT_MAX_TOKENS: Final = 16
 """What both engines assume for a call that names no limit."""
 
@@ -33,7 +32,7 @@ def parse_completion(body: bytes, hasher: PromptHasher, *, ids: bool = False) ->
     way = way_of(fields, streamed=streamed, answers=choices * len(prompts))
     ids_wanted = read.flag(fields, "return_token_ids")
     return Call(
-        path=PATH,
+        path=COMPLETIONS,
         body=body,
         model=model,
         streamed=streamed,

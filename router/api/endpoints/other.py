@@ -13,9 +13,9 @@ from urllib.parse import quote
 
 from router.api.body import fields as read
 from router.api.body.call import Call, Head, Storage
+from router.api.body.checks import largest_id
 from router.api.body.fields import Fields
 from router.api.body.multipart import form_fields, is_form
-from router.api.body.token_ids import largest_id
 from router.core.model.prompt_key import PromptHasher, unmatched
 
 SAFE_IN_PATH: Final = "/:@!$&'()*+,;=~"

@@ -1,16 +1,108 @@
-"""What the mirror keeps beside the prefix tree: of each worker's cache, and of each request that is at a worker."""
+"""What the cache mirror keeps besides the prefix tree: caches, the requests that use them, and shared batches."""
 
 from collections import Counter, deque
+from collections.abc import Container
+from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 from router.core.cache.calibration import Calibration
 from router.core.cache.engine_rules import GENERIC, CacheRules
 from router.core.cache.occupancy import Occupancy
 from router.core.cache.prefix_node import Holding, Node
-from router.core.cache.same_batch import NextBatch
 from router.core.model.events import CacheReport
 from router.core.model.prompt_key import HASH_BYTES
-from router.core.model.request import Request, WorkerId
+from router.core.model.request import Request, RequestId, WorkerId
+
+JITTER: Final = 0.002
+"""Seconds by which calls that were sent at once may reach an engine one after the other."""
+
+
+@dataclass(slots=True)
+class Computing:
+    """A request whose prompt is not computed yet; places in chunks."""
+
+    hashes: bytes
+    found: int
+    """What others of its batch will find of it."""
+    room: int | None
+    """How much of other prompts its last batch takes; None where one batch takes all of it."""
+    formed: float
+    """When the batch is formed that it waits for, if no first token tells so before; in seconds."""
+
+
+class NextBatch:
+    """What one worker computes or is about to, as far as can be seen from outside."""
+
+    def __init__(self) -> None:
+        self.chunks = 0
+        """How much of a prompt goes into one batch; 0 where that is not known, and taken for enough."""
+        self._computing: dict[RequestId, Computing] = {}
+        self._formed = -inf
+        """When a first token showed last that a batch is over, in seconds."""
+
+    def __len__(self) -> int:
+        return len(self._computing)
+
+    def add(self, request: RequestId, hashes: bytes, held: int, now: float, formed: float) -> int:
+        """A request is sent, of whose chunks so many are held; returns how many of these are computed by its turn.
+
+        `formed`: when the batch will be formed that it waits for, in seconds.
+        """
+        computing = self._computing
+        past = [each for each, other in computing.items() if other.room is None and other.formed + JITTER < now]
+        for other in past:
+            del computing[other]
+        size, found = len(hashes) // HASH_BYTES, held
+        for each in computing.values():
+            if each.found < found and _alike(hashes, each) and self._joins(each, size):
+                found = each.found
+        whole = (size - found) // self.chunks * self.chunks if self.chunks else 0
+        room = self.chunks - (size - found - whole) if whole else None
+        computing[request] = Computing(hashes, found + whole, room, formed)
+        return found
+
+    def would_find(self, hashes: bytes, waiting: Container[RequestId]) -> int | None:
+        """How many chunks of a prompt a request that is sent now would find at most; None where nothing limits that.
+
+        By first tokens, and by `waiting`, the requests that wait for one: when a batch ought to be formed may be too
+        early, and who is held back too long loses one step.
+        """
+        ahead = [each for each, other in self._computing.items() if _alike(hashes, other) and each in waiting]
+        return min([self._computing[each].found for each in ahead], default=None)
+
+    @staticmethod
+    def _joins(other: Computing, size: int) -> bool:
+        """Whether a prompt of so many chunks is computed in the same batch as another's end; then room is taken."""
+        if other.room is None:
+            return True
+        other.room -= size - other.found
+        return other.room >= 0
+
+    def started(self, request: RequestId, now: float) -> None:
+        """A first token is there: a batch is over, and of what waits as much as a batch takes is in the next one."""
+        self.ended(request)
+        if now <= self._formed + JITTER:
+            return
+        self._formed = now
+        left = self.chunks or inf
+        for each in [each for each, other in self._computing.items() if other.room is None]:
+            left -= len(self._computing[each].hashes) // HASH_BYTES - self._computing[each].found
+            if left < 0:
+                break
+            del self._computing[each]
+
+    def ended(self, request: RequestId) -> None:
+        """It is computed, or never will be."""
+        self._computing.pop(request, None)
+
+
+def _alike(hashes: bytes, other: Computing) -> bool:
+    """Whether a prompt begins with the first chunk that another is to compute, and so with all before it."""
+    start = other.found * HASH_BYTES
+    chunk = other.hashes[start : start + HASH_BYTES]
+    return bool(chunk) and hashes[start : start + HASH_BYTES] == chunk
+
 
 HITS_REMEMBERED: Final = 32
 """The oldest of so many hits says what was still cached lately."""

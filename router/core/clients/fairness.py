@@ -6,10 +6,10 @@ from math import ceil
 from typing import NamedTuple
 
 from router.core.clients.last_minute import MINUTE, MinuteSums
-from router.core.clients.ledger import LinearCost, Tokens
 from router.core.clients.service_gap import BoundMeter, GapMeter, Outstanding
 from router.core.clients.shares import Shares
 from router.core.clients.turns import Turns
+from router.core.model.cost import LinearCost, Tokens
 from router.core.model.request import ClientId, Request, WorkerId
 
 WAITS_KEPT = 256

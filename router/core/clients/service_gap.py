@@ -18,7 +18,7 @@ with the gift.
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from router.core.clients.ledger import LinearCost, Tokens
+from router.core.model.cost import LinearCost, Tokens
 from router.core.model.request import ClientId
 
 PAIR_LIMIT = 64

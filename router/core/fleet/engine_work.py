@@ -3,7 +3,7 @@
 from collections import deque
 from typing import Final
 
-from router.core.clients.ledger import NOTHING, Tokens
+from router.core.model.cost import NOTHING, Tokens
 from router.core.model.events import WorkReport
 
 UNCHARGED_SECONDS: Final = 30.0

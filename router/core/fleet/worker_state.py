@@ -10,8 +10,9 @@ from router.core.fleet.health import DEFAULT_RULES, Health, HealthRules, Pauses
 from router.core.fleet.in_flight import Flights, InFlight
 from router.core.fleet.kv_forecast import KvForecast
 from router.core.fleet.service_rate import Pace
-from router.core.fleet.window import Load, Window
+from router.core.fleet.window import Window
 from router.core.model.events import WorkReport
+from router.core.model.load import Load
 from router.core.model.request import RequestId, Worker, WorkerId
 
 HASTE = 0.7

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from router.core.fleet.window import Limits, Load
+from router.core.model.load import Limits, Load
 from router.core.model.request import ClientId, RequestId, WorkerId
 
 

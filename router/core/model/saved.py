@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final, Literal, NamedTuple, TypeVar
 
-from router.core.clients.ledger import Tokens
+from router.core.model.cost import Tokens
 from router.core.model.events import CacheReport
 from router.core.model.request import ClientId, GroupId, WorkerId
 

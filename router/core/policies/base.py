@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
 
-from router.core.clients.ledger import Charge
 from router.core.model.commands import Deficit, PassedOver
+from router.core.model.cost import Charge
 from router.core.model.request import ClientId, GroupId, Request, RequestId, WorkerId
 from router.core.model.saved import Counters, Groups, SavedCounter
 from router.core.policies.context import Surroundings

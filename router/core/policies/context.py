@@ -9,9 +9,9 @@ from random import Random
 from typing import Protocol, TypeVar
 
 from router.core.clients.backlog import Backlog
-from router.core.clients.ledger import LinearCost
 from router.core.clients.recent_clients import DEBTORS
 from router.core.clients.shares import Shares
+from router.core.model.cost import LinearCost
 from router.core.model.request import Request, RequestId, WorkerId
 
 P = TypeVar("P")

@@ -5,8 +5,8 @@ from functools import partial
 from math import inf
 from typing import NamedTuple
 
-from router.core.clients.ledger import Charge
 from router.core.model.commands import Deficit
+from router.core.model.cost import Charge
 from router.core.model.request import ClientId, Request, RequestId, WorkerId
 from router.core.model.saved import Counters, Groups, SavedCounter, SavedGroup, in_rows
 from router.core.policies.base import Candidate, Choice, Order, Placed, Placement, Policy, Properties

@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.api.body.additions import EVERYTHING, NOTHING, AddedFields, Addition, named_in
-from router.api.body.call import Call, Head
+from router.api.body.call import COMPLETIONS, Call, Head
+from router.api.body.edits import EVERYTHING, NOTHING, AddedFields, Addition, named_in
 from router.api.endpoints.chat import PATH as CHAT
 from router.api.endpoints.chat import parse_chat
-from router.api.endpoints.completions import PATH as COMPLETIONS
 from router.api.endpoints.completions import parse_completion
 from router.api.registry import FAMILIES
 from router.core.model.prompt_key import PromptHasher

@@ -25,7 +25,7 @@ from bench.demo.table import FIGURES, findings, summary_lines
 from bench.demo.trial import Glance, Trial
 from bench.workloads.parts.prompts import EMPTY, Prompt
 from bench.workloads.parts.traffic import Call, Client
-from router.core.clients.ledger import Tokens
+from router.core.model.cost import Tokens
 from tests.support.scripted_engine import DONE, event, scripted_engine, usage_chunk
 from tests.support.scripted_engine import Call as Received
 

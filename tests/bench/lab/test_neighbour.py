@@ -19,9 +19,9 @@ from bench.lab.frame.experiment import Row, Value
 from bench.lab.frame.measures import max_min
 from bench.lab.frame.report import write
 from bench.lab.neighbour.driver import Span, Target, drive
+from bench.lab.neighbour.experiment import DIRECT, FIGURES, ROUTERS, NoisyNeighbour, Plan, doubts, run, undisturbed
 from bench.lab.neighbour.servers import SGLANG_FLAGS, ServerError, contestant, expanded, started
 from bench.lab.neighbour.traffic import Neighbours, spoken
-from bench.lab.sweeps.neighbour import DIRECT, FIGURES, ROUTERS, NoisyNeighbour, Plan, doubts, run, undisturbed
 from bench.report.records import Record, Result, ServiceSample
 from bench.report.summary import summarise
 from bench.workloads.parts.traffic import Call, Outcome

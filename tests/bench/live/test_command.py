@@ -24,9 +24,9 @@ from bench.report.records import Record
 from bench.report.summary import summarise
 from bench.sim.scenario import Scenario, WorkerSpec
 from bench.sim.simulation import Simulation
+from bench.workloads.parts.spec import parse_spec
 from bench.workloads.parts.traffic import Call, Client, Ending, Outcome
 from bench.workloads.registry import WORKLOADS
-from bench.workloads.spec import parse_spec
 from tests.bench.sim.simulated import Scripted, own_prompt
 from tests.support.running import running_router
 from tests.support.scripted_engine import DONE, event, scripted_engine, usage_chunk

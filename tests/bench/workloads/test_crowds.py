@@ -13,9 +13,9 @@ from bench.sim.command import simulate
 from bench.sim.scenario import Scenario, WorkerSpec
 from bench.workloads.crowds import AGENTS, GIVING_UP, HOLDERS, LIGHT, POLITE, Crowd, Flood
 from bench.workloads.papers.servegen import SERVEGEN_MID
+from bench.workloads.parts.spec import parse_spec
 from bench.workloads.parts.traffic import Outcome
 from bench.workloads.registry import WORKLOADS
-from bench.workloads.spec import parse_spec
 from tests.core.played import played
 
 SLOW = (WorkerSpec(max_running=16),) * 2

@@ -5,7 +5,7 @@ from typing import Literal
 
 import pytest
 
-from bench.workloads.spec import parse_spec
+from bench.workloads.parts.spec import parse_spec
 
 
 @dataclass(frozen=True, slots=True)

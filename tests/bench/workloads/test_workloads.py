@@ -61,7 +61,8 @@ def test_a_seed_is_all_that_it_depends_on(name: str) -> None:
 def test_nothing_depends_on_the_hash_seed() -> None:
     """Processes that hash strings differently make the same calls of every workload, also those that follow."""
     script = (
-        "from hashlib import blake2b; from bench.workloads.registry import WORKLOADS; from tests.core.played import played;"
+        "from hashlib import blake2b; from bench.workloads.registry import WORKLOADS;"
+        "from tests.core.played import played;"
         "digest = blake2b();"
         "[digest.update(repr((c.name, at, call.prompt.key.hashes, call.output_tokens, call.program)).encode())"
         " for w in WORKLOADS.values() for c in w.clients(3)[:3] for at, call in played(c, 8)];"

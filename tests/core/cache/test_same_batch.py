@@ -1,6 +1,6 @@
 """What of a match is computed by the time at which a request has its turn."""
 
-from router.core.cache.same_batch import JITTER, NextBatch
+from router.core.cache.cache_model import JITTER, NextBatch
 from router.core.model.request import RequestId
 from tests.core.scenario import key
 

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from router.core.clients.fairness import WAITS_KEPT, Fairness, RecentService, jain_index, percentile
 from router.core.clients.last_minute import MINUTE
-from router.core.clients.ledger import LinearCost
 from router.core.clients.service_gap import Outstanding
 from router.core.clients.shares import Shares
 from router.core.fleet.window import FixedWindow
+from router.core.model.cost import LinearCost
 from router.core.model.request import ClientId, Request, RequestId, WorkerId
 from router.core.settings import SchedulerSettings
 from tests.core.scenario import Scene

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from router.core.clients.ledger import Accounts, Charge, LinearCost, Tokens
+from router.core.clients.ledger import Accounts
+from router.core.model.cost import Charge, LinearCost, Tokens
 from router.core.model.request import ClientId, Request, RequestId, Usage, WorkerId
 
 LIMIT = 100

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from router.core.clients.ledger import LinearCost, Tokens
 from router.core.clients.service_gap import PAIR_LIMIT, BoundMeter, GapMeter, Outstanding
+from router.core.model.cost import LinearCost, Tokens
 from router.core.model.request import ClientId
 
 CLIENTS = [ClientId(name) for name in ("ada", "bob", "cyd", "dee")]

@@ -1,7 +1,7 @@
 """What a worker computed by its own counters, beside what was charged for it."""
 
-from router.core.clients.ledger import Tokens
 from router.core.fleet.engine_work import EngineWork
+from router.core.model.cost import Tokens
 from router.core.model.events import WorkReport
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.engine.block_hash import ROOT_HASH, chained_hashes
+from workers.engine.block_log import ROOT_HASH, chained_hashes
 from workers.engine.sglang_cache import RadixCache
 from workers.engine.vllm_cache import BlockPool
 

@@ -44,7 +44,7 @@ def test_english_takes_little_more_than_a_token_a_word() -> None:
 
 def test_ids_are_the_same_in_another_process() -> None:
     """No id and no answer depends on the process's hash seed."""
-    program = "import workers.sampling as s, workers.tokenizer as t; print(t.encode('a b'), s.initial_state(1, [2], 3))"
+    program = "import workers.engine.sampling as s, workers.engine.tokenizer as t; print(t.encode('a b'), s.initial_state(1, [2], 3))"
     runs = {
         subprocess.run(
             [sys.executable, "-c", program], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True

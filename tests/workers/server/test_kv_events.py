@@ -12,8 +12,7 @@ import zmq
 import zmq.asyncio
 
 from tests.support.workers_http import CHAT, chat, worker
-from workers.engine.block_hash import ROOT_HASH, chained_hashes
-from workers.engine.block_log import BlockEvent, Cleared, Removed, Stored
+from workers.engine.block_log import ROOT_HASH, BlockEvent, Cleared, Removed, Stored, chained_hashes
 from workers.engine.engine import create_engine, default_config
 from workers.engine.hardware import HARDWARE
 from workers.engine.model import Dialect, Request

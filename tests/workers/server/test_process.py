@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from workers.server.settings import WorkerSettings, parse_settings
+from workers.settings import WorkerSettings, parse_settings
 
 
 @contextmanager

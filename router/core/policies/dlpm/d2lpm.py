@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
-from router.core.clients.ledger import Charge, LinearCost, Tokens
+from router.core.model.cost import Charge, LinearCost, Tokens
 from router.core.model.request import ClientId, Request, RequestId, WorkerId
 from router.core.model.saved import SavedCounter
 from router.core.policies.base import Candidate, Placed, Placement

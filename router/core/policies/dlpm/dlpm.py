@@ -10,7 +10,7 @@ using an idle machine takes nothing from anybody.
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from router.core.clients.ledger import Charge, Tokens
+from router.core.model.cost import Charge, Tokens
 from router.core.model.request import ClientId, GroupId, Request, RequestId, WorkerId
 from router.core.policies.base import Fits, Order, Turn
 from router.core.policies.context import Surroundings

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 
-from router.core.clients.ledger import Charge, Tokens
 from router.core.model.commands import Deficit, PassedOver
+from router.core.model.cost import Charge, Tokens
 from router.core.model.request import ClientId, Request, RequestId, WorkerId
 from router.core.model.saved import Counters, Groups, SavedCounter, SavedGroup, in_rows
 from router.core.policies.base import Choice, Policy, Properties

@@ -18,7 +18,7 @@ from collections.abc import Collection
 from math import inf
 from typing import Final, NamedTuple
 
-from router.core.clients.ledger import LinearCost
+from router.core.model.cost import LinearCost
 from router.core.model.request import ClientId, Request, RequestId, WorkerId, own_route
 from router.core.policies.context import FleetView
 from router.core.policies.deficit.eligibility import Standings

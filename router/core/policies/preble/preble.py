@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import ClassVar, Final, NamedTuple
 
-from router.core.clients.ledger import Charge
+from router.core.model.cost import Charge
 from router.core.model.request import Request, RequestId, WorkerId
 from router.core.policies.base import Candidate, Placed, Placement
 from router.core.policies.context import Surroundings

@@ -5,8 +5,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from router.core.clients.ledger import Charge
 from router.core.model.commands import Deficit
+from router.core.model.cost import Charge
 from router.core.model.request import ClientId, Request, RequestId, WorkerId
 from router.core.policies.base import Candidate, Choice, Fits, Order, Policy, Properties, Turn
 from router.core.policies.context import Surroundings

@@ -13,8 +13,8 @@ from itertools import islice
 from math import inf
 from typing import Final, NamedTuple
 
-from router.core.clients.ledger import Charge
 from router.core.model.commands import Deficit
+from router.core.model.cost import Charge
 from router.core.model.request import ClientId, Request, RequestId, WorkerId
 from router.core.policies.base import Choice, Policy, Properties
 from router.core.policies.context import Surroundings

@@ -20,8 +20,8 @@ from heapq import heapify, heappop, heappush, heapreplace
 from math import inf
 from typing import ClassVar, NamedTuple
 
-from router.core.clients.ledger import Charge, LinearCost
 from router.core.clients.recent_clients import DEBTORS, Debtors
+from router.core.model.cost import Charge, LinearCost
 from router.core.model.request import ClientId, GroupId, Request, RequestId, WorkerId
 from router.core.policies.base import Fits, Order, Turn
 from router.core.policies.context import Surroundings

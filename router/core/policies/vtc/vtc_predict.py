@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from router.core.clients.ledger import NOTHING, Charge
+from router.core.model.cost import NOTHING, Charge
 from router.core.model.request import ClientId, Request, RequestId, WorkerId
 from router.core.policies.context import Surroundings
 from router.core.policies.vtc.vtc import Vtc

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from router.core.cache.prefix_map import PrefixMap
 from router.core.clients.backlog import Backlog
-from router.core.clients.ledger import LinearCost, Tokens
 from router.core.fleet.cluster import Cluster
 from router.core.fleet.window import FixedWindow
 from router.core.fleet_view import SchedulerView
 from router.core.model.commands import Refusal
+from router.core.model.cost import LinearCost, Tokens
 from router.core.model.request import ClientId, Request, RequestId, WorkerId
 from router.core.policies.base import Candidate, PlacementFactory
 from router.core.policies.context import Parameters, Surroundings

@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from router.core.clients.backlog import Backlog
-from router.core.clients.ledger import NOTHING, Charge, LinearCost, Tokens
+from router.core.model.cost import NOTHING, Charge, LinearCost, Tokens
 from router.core.model.request import ClientId, Request, RequestId, WorkerId
 from router.core.policies.base import Candidate
 from router.core.policies.context import FleetView, Parameters, Surroundings

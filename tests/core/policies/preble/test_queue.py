@@ -7,8 +7,8 @@ from random import Random
 import pytest
 
 from router.core.clients.backlog import Backlog
-from router.core.clients.ledger import LinearCost
 from router.core.fleet.window import FixedWindow
+from router.core.model.cost import LinearCost
 from router.core.model.request import ClientId, Request, RequestId, WorkerId
 from router.core.policies.context import FleetView, Parameters, Surroundings
 from router.core.policies.preble.queue import PriorityGroupsParameters

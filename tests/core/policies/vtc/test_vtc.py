@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.clients.ledger import LinearCost
 from router.core.fleet.window import FixedWindow
+from router.core.model.cost import LinearCost
 from router.core.model.request import ClientId
 from router.core.policies.vtc.vtc import VirtualCounters
 from router.core.settings import SchedulerSettings

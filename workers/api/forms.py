@@ -8,9 +8,9 @@ from typing import Protocol
 
 import orjson
 
-from workers.dialects.wire import Answer, StreamWriter
-from workers.server.call import ApiError, Body, Call
-from workers.server.choice import Choice
+from workers.api.call import ApiError, Body, Call
+from workers.api.choice import Choice
+from workers.api.dialect import Answer, StreamWriter
 
 
 class Form(Protocol):

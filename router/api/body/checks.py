@@ -1,9 +1,10 @@
-"""Token ids that a client names itself: one outside the vocabulary ends an SGLang server, with all its calls."""
+"""Bodies that would harm: token ids that end an SGLang server, and bodies that take too much memory once parsed."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from router.errors import BadRequest
+from router.errors import BadRequest, TooManyMembers
 
 MEMBERS: Final = ("prompt", "input", "input_ids", "query", "items", "documents", "text_1", "text_2")
 """Body members in which engines take token ids for a text: one list, or a list of lists."""
@@ -47,3 +48,40 @@ def _lists(value: object) -> Iterator[list[int]]:
 
 def _outside(name: str) -> BadRequest:
     return BadRequest(f"`{name}` has a negative token id.", param=name, code="invalid_value")
+
+
+OBJECT_BYTES: Final = 240
+LIST_BYTES: Final = 72
+ITEM_BYTES: Final = 48
+"""What Python's objects take, without what is in them; an item is a number, or a short text."""
+MOST: Final = 96 * 2**20
+"""Bytes of objects, beside those of their texts."""
+STEP: Final = 2**20
+"""Bytes that are counted at once: some tenths of a millisecond for which Python's lock is held."""
+_STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+
+
+def check_weight(body: bytes) -> None:
+    """Raise TooManyMembers for JSON that would take more than `MOST` bytes of objects when it is parsed."""
+    if _weight(body, 0, len(body)) <= MOST or body.lstrip(b" \t\r\n")[:1] not in (b"{", b"["):
+        return
+    # Only what stands outside strings is structure, as code inside of them is not. Looked for in small steps, as each
+    # holds Python's lock.
+    weight = before = 0
+    for string in _STRING.finditer(body):
+        weight += ITEM_BYTES + _weight(body, before, string.start())
+        before = string.end()
+        if weight > MOST:
+            raise TooManyMembers
+    if weight + _weight(body, before, len(body)) > MOST:
+        raise TooManyMembers
+
+
+def _weight(body: bytes, start: int, end: int) -> int:
+    if end - start > STEP:
+        return sum([_weight(body, at, min(at + STEP, end)) for at in range(start, end, STEP)])
+    return (
+        OBJECT_BYTES * body.count(b"{", start, end)
+        + LIST_BYTES * body.count(b"[", start, end)
+        + ITEM_BYTES * body.count(b",", start, end)
+    )

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import orjson
 
-from workers.dialects.wire import Answer, StreamWriter
+from workers.api.call import ApiError, Body, Call, parse_call, wrong_type
+from workers.api.choice import Choice
+from workers.api.dialect import Answer, StreamWriter
+from workers.api.forms import named_event, with_stream_options
 from workers.engine.model import Dialect
-from workers.server.call import ApiError, Body, Call, parse_call, wrong_type
-from workers.server.choice import Choice
-from workers.server.forms import named_event, with_stream_options
 
 STOP = {"stop": "end_turn", "length": "max_tokens", "abort": "refusal", None: None}
 TYPES = {400: "invalid_request_error", 404: "not_found_error", 503: "overloaded_error"}

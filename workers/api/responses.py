@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 import orjson
 
-from workers.dialects.wire import Answer, StreamWriter, usage_totals
+from workers.api.call import ApiError, Body, Call, parse_call, wrong_type
+from workers.api.choice import Choice
+from workers.api.dialect import Answer, StreamWriter, usage_totals
+from workers.api.forms import named_event, with_stream_options
 from workers.engine.model import Dialect
-from workers.server.call import ApiError, Body, Call, parse_call, wrong_type
-from workers.server.choice import Choice
-from workers.server.forms import named_event, with_stream_options
 
 WRONG_VALUE = "invalid_request_error"
 """What SGLang calls that here; a value of a wrong type it calls what it calls it everywhere."""

@@ -9,11 +9,11 @@ from uuid import uuid4
 
 import orjson
 
-from workers.dialects.wire import now_seconds
+from workers.api.call import ApiError, Body, prompt_list
+from workers.api.choice import Choice
+from workers.api.dialect import now_seconds
 from workers.engine.model import Dialect
 from workers.engine.tokenizer import encode
-from workers.server.call import ApiError, Body, prompt_list
-from workers.server.choice import Choice
 
 DIMENSIONS = 8
 

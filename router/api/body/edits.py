@@ -1,17 +1,49 @@
-"""What the router adds to a streamed call for itself: usage in every chunk, and token ids.
+"""What the router changes in a body: the model's name, a cache salt, and the usage and token ids that it asks for."""
 
-An engine accepts some of these and refuses others, by its version and the path (`router.accepted_fields`). So the
-router puts them into a body once it knows the worker.
-"""
-
+from collections.abc import Callable
 from enum import Enum
+from hashlib import sha256
 from typing import Final, NamedTuple
 
 import orjson
 
 from router.api.body import fields as read
-from router.api.body.fields import Fields
-from router.api.body.json_edit import put_members
+from router.api.body.error_bodies import load
+from router.api.body.fields import Fields, dump
+from router.api.body.json_edit import put_members, replace_member
+from router.api.body.multipart import is_form, replace_field
+
+
+def rename(body: bytes, content_type: str, model: str) -> bytes:
+    """`body`, which names a model, with this one instead. `content_type`: as it was read, see `Call.content_type`."""
+    if is_form(content_type):
+        return replace_field(body, content_type, "model", model)
+    return replace_member(body, "model", orjson.dumps(model))
+
+
+SALT_FIELD: Final = "cache_salt"
+
+
+def isolated(body: bytes, side_of: Callable[[str | None], str], secret: bytes) -> bytes:
+    """The body with a salt of the side that `side_of` names for its `user`; a client's own salt goes into that.
+
+    The salt tells nobody without the secret whose it is. A body that is no JSON object stays as it is.
+    """
+    fields = load(body)
+    if fields is None:
+        return body
+    user, own = fields.get("user"), fields.get(SALT_FIELD)
+    salt = _salt(
+        side_of(user if isinstance(user, str) else None), b"" if own is None else dump(own, SALT_FIELD), secret
+    )
+    return put_members(body, {SALT_FIELD: dump(salt, SALT_FIELD)}, fields)
+
+
+def _salt(side: str, own: bytes, secret: bytes) -> str:
+    keyed = sha256(sha256(b"cache salt\0" + secret).digest())
+    keyed.update(side.encode() + b"\0" + own)
+    return keyed.hexdigest()[:32]
+
 
 _OPTIONS: Final = "stream_options"
 IN_EVERY_CHUNK: Final = b'{"include_usage":true,"continuous_usage_stats":true}'

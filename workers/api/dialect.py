@@ -7,9 +7,9 @@ from typing import Protocol
 
 import orjson
 
+from workers.api.call import ApiError, Body, Call
+from workers.api.choice import Choice
 from workers.engine.model import FinishReason
-from workers.server.call import ApiError, Body, Call
-from workers.server.choice import Choice
 
 DONE = b"data: [DONE]\n\n"
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from workers.server.call import ApiError
+from workers.api.call import ApiError
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
