@@ -14,7 +14,7 @@ from typing import NamedTuple
 from bench.sim.agenda import Agenda, Rank
 from workers.engine.engine import Engine
 from workers.engine.model import Output, Request
-from workers.engine.waiting import Waiting
+from workers.engine.waiting import QueueMeter
 
 SHORTEST_PLAN = 2
 LONGEST_PLAN = 1024
@@ -70,7 +70,7 @@ class EmulatedWorker:
         self.engine = engine
         self._busy_seconds = 0.0
         self._next = 0.0
-        self.waiting = Waiting()
+        self.waiting = QueueMeter()
         self._place = place
         self._agenda = agenda
         self._latency = latency

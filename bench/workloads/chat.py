@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from random import Random
 
 from bench.workloads.parts.lengths import Lengths
-from bench.workloads.parts.pace import Pace, pause
+from bench.workloads.parts.pace import RatedWorkload, pause
 from bench.workloads.parts.prompts import Prompt, Text, random_tokens
 from bench.workloads.parts.traffic import Call, Client, Draw, Ending, Outcome
 
 
 @dataclass(frozen=True, slots=True)
-class Chat(Pace):
+class Chat(RatedWorkload):
     """A new conversation is what a client starts at its rate, or keeps `concurrency` of; lengths in tokens.
 
     A conversation ends after its turns, or with the first that is not answered. Its turns are calls by themselves, no

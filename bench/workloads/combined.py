@@ -7,7 +7,7 @@ from typing import Self
 
 from bench.workloads.chat import Chat
 from bench.workloads.judge import Judge
-from bench.workloads.parts.pace import Pace
+from bench.workloads.parts.pace import RatedWorkload
 from bench.workloads.parts.traffic import Client
 from bench.workloads.shared_prefix import SharedPrefix
 from bench.workloads.tree_of_thoughts import TreeOfThoughts
@@ -29,10 +29,10 @@ class Combined:
             raise ValueError("a workload with this rate has parts with a rate")
 
     @property
-    def parts(self) -> Mapping[str, Pace]:
+    def parts(self) -> Mapping[str, RatedWorkload]:
         """By name, as they were given."""
         each = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: part for name, part in each.items() if isinstance(part, Pace)}
+        return {name: part for name, part in each.items() if isinstance(part, RatedWorkload)}
 
     def at_rate(self, rate: float) -> Self:
         """The same with this rate."""
@@ -56,15 +56,15 @@ class Misbehaving(Combined):
     S1, more requests: a higher rate or concurrency, more branches, more dimensions. S2, a longer prefix.
     """
 
-    heavy: Pace
-    light: Pace
+    heavy: RatedWorkload
+    light: RatedWorkload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reforming(Misbehaving):
     """A second misbehaving client, which becomes like the others after a while (DLPM paper, figure 8)."""
 
-    reformed: Pace
+    reformed: RatedWorkload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ class ToolsAndVideos(Combined):
     videos: SharedPrefix
 
 
-def _named(name: str, part: Pace, seed: int) -> Sequence[Client]:
+def _named(name: str, part: RatedWorkload, seed: int) -> Sequence[Client]:
     """The part's clients under its name, with chances of their own."""
     clients = part.clients(Random(f"{seed} {name}").getrandbits(64))
     names = [name] if len(clients) == 1 else [f"{name}-{number}" for number in range(1, len(clients) + 1)]

@@ -12,7 +12,7 @@ from bench.workloads.chat import Chat
 from bench.workloads.combined import Combined
 from bench.workloads.documents import SharedDocuments
 from bench.workloads.parts.lengths import Lengths
-from bench.workloads.parts.pace import Pace
+from bench.workloads.parts.pace import RatedWorkload
 from bench.workloads.parts.traffic import Workload
 from bench.workloads.shared_prefix import SharedPrefix
 from bench.workloads.unrelated import Unrelated
@@ -22,17 +22,17 @@ from bench.workloads.unrelated import Unrelated
 class Crowd(Combined):
     """Equal clients, beside light ones."""
 
-    crowd: Pace
-    light: Pace
+    crowd: RatedWorkload
+    light: RatedWorkload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flood(Combined):
     """One or more that ask for much, honest clients that would take their share, and light ones."""
 
-    heavy: Pace
-    honest: Pace
-    light: Pace
+    heavy: RatedWorkload
+    honest: RatedWorkload
+    light: RatedWorkload
 
 
 LIGHT: Final = Unrelated(client_count=2, input=300, output=50, concurrency=1, think=1.0)

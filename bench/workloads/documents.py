@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from bench.workloads.parts.pace import Pace, varied
+from bench.workloads.parts.pace import RatedWorkload, varied
 from bench.workloads.parts.prompts import Prompt, Text, Texts, random_tokens
 from bench.workloads.parts.traffic import Call, Client, Draw
 
 
 @dataclass(frozen=True, slots=True)
-class SharedDocuments(Pace):
+class SharedDocuments(RatedWorkload):
     """Each call is a document, picked at random, and a question of its own behind it; lengths in tokens."""
 
     documents: int = 80

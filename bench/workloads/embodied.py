@@ -6,13 +6,13 @@ from itertools import count
 from random import Random
 
 from bench.workloads.parts.lengths import Lengths
-from bench.workloads.parts.pace import Pace
+from bench.workloads.parts.pace import RatedWorkload
 from bench.workloads.parts.prompts import Prompt, Text, random_tokens
 from bench.workloads.parts.traffic import Call, Client, Draw, Ending, Outcome
 
 
 @dataclass(frozen=True, slots=True)
-class Embodied(Pace):
+class Embodied(RatedWorkload):
     """A session is one task, whose steps follow each other; lengths in tokens.
 
     A stand-in for ALFWorld in Preble's appendix A.2: environments differ from their first token on, a task ends after

@@ -6,13 +6,13 @@ from itertools import chain, count
 from random import Random
 
 from bench.workloads.parts.lengths import Lengths
-from bench.workloads.parts.pace import Pace
+from bench.workloads.parts.pace import RatedWorkload
 from bench.workloads.parts.prompts import Prompt, Text, random_tokens
 from bench.workloads.parts.traffic import Call, Client, Continuation, Draw, Ending, Outcome
 
 
 @dataclass(frozen=True, slots=True)
-class Judge(Pace):
+class Judge(RatedWorkload):
     """A session is one call for each dimension, and when all are answered one for the score; lengths in tokens.
 
     All of them begin with the system prompt and the article; the last also holds the judgements, so it is not made
@@ -33,7 +33,7 @@ class Judge(Pace):
     score_output: int = 2
 
     def __post_init__(self) -> None:
-        Pace.__post_init__(self)
+        RatedWorkload.__post_init__(self)
         if self.dimensions < 1:
             raise ValueError("a workload's dimensions are positive")
 

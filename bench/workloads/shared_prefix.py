@@ -6,13 +6,13 @@ from itertools import accumulate
 from random import Random
 
 from bench.workloads.parts.lengths import Lengths, stratified, zipf
-from bench.workloads.parts.pace import Pace
+from bench.workloads.parts.pace import RatedWorkload
 from bench.workloads.parts.prompts import Prompt, Text, Texts, random_tokens
 from bench.workloads.parts.traffic import Call, Client, Draw
 
 
 @dataclass(frozen=True, slots=True)
-class SharedPrefix(Pace):
+class SharedPrefix(RatedWorkload):
     """Each call is what all begin with, the prefix of one group and a question of its own; lengths in tokens.
 
     A stand-in for a data set of which only statistics are known: a tool's instructions, a video, a document, a
@@ -38,7 +38,7 @@ class SharedPrefix(Pace):
     """Share of the calls whose prefix nobody else has."""
 
     def __post_init__(self) -> None:
-        Pace.__post_init__(self)
+        RatedWorkload.__post_init__(self)
         if self.groups < 1 or not 0 <= self.alone <= 1 or self.prefix_times <= 0:
             raise ValueError("a workload's groups and prefix_times are positive, and alone is a share")
 

@@ -7,7 +7,7 @@ from random import Random
 from typing import Final
 
 from bench.workloads.parts.lengths import Lengths
-from bench.workloads.parts.pace import Pace
+from bench.workloads.parts.pace import RatedWorkload
 from bench.workloads.parts.prompts import Prompt, Text, random_tokens
 from bench.workloads.parts.traffic import Call, Client, Draw, Ending, Outcome
 
@@ -16,7 +16,7 @@ STAGES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class TreeOfThoughts(Pace):
+class TreeOfThoughts(RatedWorkload):
     """A session is a tree of b + b² + b³ + b⁴ calls for b branches: 30, 120 or 340 for 2, 3 or 4; lengths in tokens.
 
     The b calls at a node have the same prompt and different answers; each answer is continued by the next stage's
@@ -37,7 +37,7 @@ class TreeOfThoughts(Pace):
     """The answer's length that clients ask for at most."""
 
     def __post_init__(self) -> None:
-        Pace.__post_init__(self)
+        RatedWorkload.__post_init__(self)
         if self.branches < 1 or self.question_times <= 0:
             raise ValueError("a workload's branches and question_times are positive")
 

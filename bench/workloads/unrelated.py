@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from bench.workloads.parts.pace import Pace, pause, varied
+from bench.workloads.parts.pace import RatedWorkload, pause, varied
 from bench.workloads.parts.prompts import EMPTY, Prompt, random_tokens
 from bench.workloads.parts.traffic import Call, Client, Draw
 
 
 @dataclass(frozen=True, slots=True)
-class Unrelated(Pace):
+class Unrelated(RatedWorkload):
     """Each call has a prompt of its own; lengths in tokens."""
 
     input: int = 50

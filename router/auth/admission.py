@@ -55,7 +55,7 @@ class Shortage(NamedTuple):
     """Until it would not, as far as that can be told."""
 
 
-class Meter:
+class RateLimiter:
     """What one holder of limits has in flight, and had lately."""
 
     __slots__ = ("_requests", "_tokens", "in_flight", "limits")
@@ -103,7 +103,7 @@ class Meter:
         return not self.in_flight and all(bucket.level(now) >= bucket.size for bucket in buckets)
 
 
-class Permit:
+class AdmissionTicket:
     """One call that is under way as long as the context is entered."""
 
     __slots__ = ("_clock", "_estimate", "_meters", "identity", "tokens")
@@ -136,9 +136,9 @@ class Permit:
         for owned in self._meters:
             owned.meter.use(tokens, now)
 
-    def handed_on(self) -> "Permit":
+    def handed_on(self) -> "AdmissionTicket":
         """A permit for what goes on after this call: it is to be entered, and this one counts no more."""
-        other = Permit(self._clock)
+        other = AdmissionTicket(self._clock)
         other.identity, other._meters, other._estimate = self.identity, self._meters, self._estimate
         self._meters = ()
         return other
@@ -157,7 +157,7 @@ class Owned(NamedTuple):
     """A meter and whom to name where it is used up."""
 
     owner: str
-    meter: Meter
+    meter: RateLimiter
 
     def check(self, shortage: Shortage | None) -> None:
         """Raise Refused for a limit that a call would break."""
@@ -178,8 +178,8 @@ class Admission:
         """By their reason."""
         self._is_known = is_known
         self._clock = clock
-        self._meters: OrderedDict[str, Meter] = OrderedDict()
-        self._arrivals: OrderedDict[str, Meter] = OrderedDict()
+        self._meters: OrderedDict[str, RateLimiter] = OrderedDict()
+        self._arrivals: OrderedDict[str, RateLimiter] = OrderedDict()
         """Of new names, by address."""
 
     def identify(self, headers: Mapping[bytes, bytes], user: str | None, address: str | None) -> Identity:
@@ -202,26 +202,28 @@ class Admission:
         meter.in_flight = 0
         return identity
 
-    def entered(self, headers: Mapping[bytes, bytes], address: str | None) -> Permit:
+    def entered(self, headers: Mapping[bytes, bytes], address: str | None) -> AdmissionTicket:
         """A call with this head is let in as far as that tells who calls; the permit is to be entered at once.
 
         Raises InvalidKey, and Refused where the client or its group has as many calls as it may.
         """
-        permit = Permit(self._clock)
+        permit = AdmissionTicket(self._clock)
         if (identity := self.identifier.by_head(headers, address)) is not None:
             self._begin(permit, self._within_cap(identity, address))
         return permit
 
-    def uncounted(self, headers: Mapping[bytes, bytes], address: str | None) -> Permit:
+    def uncounted(self, headers: Mapping[bytes, bytes], address: str | None) -> AdmissionTicket:
         """A call with this head that computes nothing is let in, whatever its client has in flight. Raises InvalidKey.
 
         A client at its limit must be able to look at its requests, and to cancel them.
         """
-        permit = Permit(self._clock)
+        permit = AdmissionTicket(self._clock)
         permit.identity = self.identifier.identify(headers, None, address)
         return permit
 
-    def admit(self, permit: Permit, identity: Identity, model: str, tokens: int, adapters: Iterable[str] = ()) -> None:
+    def admit(
+        self, permit: AdmissionTicket, identity: Identity, model: str, tokens: int, adapters: Iterable[str] = ()
+    ) -> None:
         """A call of this client to this model, with about so many tokens of input, is let in.
 
         Raises ModelNotAllowed, and Refused where the client or its group has as much as it may.
@@ -238,7 +240,7 @@ class Admission:
             self.refusals[refused.reason or ""] += 1
             raise
 
-    def _begin(self, permit: Permit, identity: Identity) -> None:
+    def _begin(self, permit: AdmissionTicket, identity: Identity) -> None:
         try:
             permit.begin(identity, self._meters_of(identity, self._clock()))
         except Refused as refused:
@@ -256,7 +258,7 @@ class Admission:
         return meters
 
     @staticmethod
-    def _meter(meters: OrderedDict[str, Meter], name: str, limits: Limits, now: float) -> Meter:
+    def _meter(meters: OrderedDict[str, RateLimiter], name: str, limits: Limits, now: float) -> RateLimiter:
         """One of these meters, with these limits; the one not looked at for longest is forgotten if it is of no use."""
         oldest = next(iter(meters), name)
         if oldest != name and meters[oldest].is_idle(now):
@@ -265,7 +267,7 @@ class Admission:
             meters.move_to_end(oldest)
         meter = meters.get(name)
         if meter is None:
-            meter = meters[name] = Meter(limits, now)
+            meter = meters[name] = RateLimiter(limits, now)
         elif meter.limits != limits:
             meter.limit(limits, now)
         return meter

@@ -96,7 +96,7 @@ class Identity(NamedTuple):
         return 1.0 if self.group is None or self.group.weight is None else self.group.weight
 
 
-class Entry(NamedTuple):
+class ResolvedClient(NamedTuple):
     """What one key, or a trusted name, stands for."""
 
     identity: Identity
@@ -104,7 +104,7 @@ class Entry(NamedTuple):
     """When it expires, in seconds since 1970."""
 
 
-class Anonymous(NamedTuple):
+class AnonymousPolicy(NamedTuple):
     """What is done about those whom nobody vouches for."""
 
     allowed: bool = True
@@ -117,14 +117,14 @@ class Anonymous(NamedTuple):
     """How many may come by a new name from one address; beyond that they go by their address."""
 
 
-class Book(NamedTuple):
+class ClientDirectory(NamedTuple):
     """Who is known. Replaced as a whole, never changed."""
 
-    keys: Mapping[bytes, Entry] = {}
+    keys: Mapping[bytes, ResolvedClient] = {}
     """By the SHA-256 of a key."""
-    names: Mapping[str, Entry] = {}
+    names: Mapping[str, ResolvedClient] = {}
     """The same clients by name, for trusted headers."""
-    anonymous: Anonymous = Anonymous()
+    anonymous: AnonymousPolicy = AnonymousPolicy()
     checks: bool = False
     """Whether keys that are not in it are refused; else each is a client of its own."""
 
@@ -141,7 +141,7 @@ class Identifier:
         order: Iterable[str] = DEFAULT_ORDER,
         trusted_headers: Iterable[str] = (),
         proxies: Iterable[str] = LOOPBACK,
-        book: Book = Book(),  # noqa: B008 - immutable
+        book: ClientDirectory = ClientDirectory(),  # noqa: B008 - immutable
         clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """`clock`: the wall clock, in seconds since 1970, by which keys expire."""
@@ -201,7 +201,7 @@ class Identifier:
                 return Identity(_named_id(Source.HEADER, value)) if entry is None else self._valid(entry)
         return None
 
-    def _valid(self, entry: Entry) -> Identity:
+    def _valid(self, entry: ResolvedClient) -> Identity:
         if entry.until is not None and self._clock() >= entry.until:
             raise InvalidKey("The API key has expired.")
         return entry.identity
@@ -241,7 +241,7 @@ def _key(headers: Mapping[bytes, bytes]) -> bytes:
 
 
 @lru_cache(maxsize=4096)
-def _stranger(client: ClientId, rules: Anonymous) -> Identity:
+def _stranger(client: ClientId, rules: AnonymousPolicy) -> Identity:
     return Identity(client, 1.0, rules.group, rules.limits, rules.models, anonymous=True)
 
 

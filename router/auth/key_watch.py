@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from router.auth.identity import Book
+from router.auth.identity import ClientDirectory
 from router.auth.keys_file import load
 from router.errors import ConfigError
 from router.runtime.atomic_file import Mark, mark_of
@@ -25,7 +25,7 @@ class KeyWatch(Background):
     in the log, and what was read before it stays.
     """
 
-    def __init__(self, path: Path | None, use: Callable[[Book], None], every: float = SECONDS) -> None:
+    def __init__(self, path: Path | None, use: Callable[[ClientDirectory], None], every: float = SECONDS) -> None:
         """`use` is given what the file holds: at once, and after each change. Raises ConfigError for a wrong file."""
         super().__init__(every)
         self._path = path

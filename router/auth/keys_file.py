@@ -29,7 +29,16 @@ from pydantic import (
     model_validator,
 )
 
-from router.auth.identity import UNLIMITED, Anonymous, Book, Entry, Group, Identity, Limits, is_free
+from router.auth.identity import (
+    UNLIMITED,
+    AnonymousPolicy,
+    ClientDirectory,
+    Group,
+    Identity,
+    Limits,
+    ResolvedClient,
+    is_free,
+)
 from router.core.model.request import ClientId, GroupId
 from router.errors import ConfigError
 from router.runtime import yaml_file as plain_yaml
@@ -177,7 +186,7 @@ class ClientsFile(Section):
         return self
 
 
-def load(path: Path) -> Book:
+def load(path: Path) -> ClientDirectory:
     """The book that a file holds. Raises ConfigError as `read_clients` does."""
     return book_of(read_clients(path))
 
@@ -206,17 +215,17 @@ def parse(text: str) -> ClientsFile:
         raise ConfigError(": ".join([*where, first["msg"].removeprefix("Value error, ")])) from None
 
 
-def book_of(file: ClientsFile) -> Book:
+def book_of(file: ClientsFile) -> ClientDirectory:
     """What the router knows by it."""
-    keys: dict[bytes, Entry] = {}
-    names: dict[str, Entry] = {}
+    keys: dict[bytes, ResolvedClient] = {}
+    names: dict[str, ResolvedClient] = {}
     for name, client in file.clients.items():
         identity = _identity(name, client, file.groups)
-        names[name] = Entry(identity, client.expires)
+        names[name] = ResolvedClient(identity, client.expires)
         for key in client.key:
             ends = [time for time in (client.expires, key.until) if time is not None]
-            keys[key.digest] = Entry(identity, min(ends, default=None))
-    return Book(keys, names, _anonymous(file.anonymous), checks=True)
+            keys[key.digest] = ResolvedClient(identity, min(ends, default=None))
+    return ClientDirectory(keys, names, _anonymous(file.anonymous), checks=True)
 
 
 def _identity(name: str, client: ClientEntry, groups: Mapping[str, GroupEntry]) -> Identity:
@@ -228,8 +237,8 @@ def _identity(name: str, client: ClientEntry, groups: Mapping[str, GroupEntry]) 
     return Identity(ClientId(name), client.weight, group, client.limits.limits, models)
 
 
-def _anonymous(entry: AnonymousEntry) -> Anonymous:
+def _anonymous(entry: AnonymousEntry) -> AnonymousPolicy:
     together = entry.limits.limits
     group = Group(GroupId(EVERYBODY), entry.weight, together) if entry.weight or together != UNLIMITED else None
     models = None if entry.models is None else frozenset(entry.models)
-    return Anonymous(entry.allowed, group, entry.each.limits, models, entry.new_per_minute)
+    return AnonymousPolicy(entry.allowed, group, entry.each.limits, models, entry.new_per_minute)

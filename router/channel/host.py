@@ -44,7 +44,7 @@ class Stream:
     charged: int = 0
 
 
-class Conductor:
+class SchedulerHost:
     """Stands between the scheduler, which never waits, and the tasks that wait for it."""
 
     def __init__(self, scheduler: Scheduler, observers: Sequence[Observer], clock: Callable[[], float]) -> None:

@@ -23,7 +23,7 @@ from router.config.settings import Settings, WorkerAddress
 from router.config.sources import ABOUT, Parser, add_flags, load
 from router.errors import ConfigError
 from router.front.drain import Drain
-from router.front.http.connection import doors, front
+from router.front.http.connection import accept_sockets, front
 from router.process.single import build
 from router.runtime import open_files
 from router.runtime.emulate import Emulated, emulated
@@ -155,7 +155,7 @@ def _serve(settings: Settings) -> int:
         spare_the_collector()
         sys.setswitchinterval(SWITCH_SECONDS)
         server = _Server(config, app.drain, _greeting(listener, settings.policy, len(joined), workers))
-        server.run(doors(listener))
+        server.run(accept_sockets(listener))
         return 0
     return INTERRUPTED
 

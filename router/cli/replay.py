@@ -13,7 +13,7 @@ from router.core.model.events import Arrived
 from router.core.scheduler import Scheduler
 from router.core.snapshot import restore
 from router.errors import ConfigError
-from router.persistence.journal import Entry, Header, Torn, read
+from router.persistence.journal import Header, JournalEntry, Torn, read
 from router.process.single import new_scheduler
 
 
@@ -22,7 +22,7 @@ class Difference:
     """An entry at which other commands came than were recorded."""
 
     line: int
-    entry: Entry
+    entry: JournalEntry
     came: Sequence[Command]
 
     def __str__(self) -> str:
@@ -78,7 +78,7 @@ def replay(lines: Iterable[bytes]) -> Replayed:
                 told.runs += 1
             case Torn():
                 told.torn += 1
-            case Entry(at, event, commands):
+            case JournalEntry(at, event, commands):
                 assert told.scheduler is not None, "a run begins with its header"
                 told.events += 1
                 told.requests += isinstance(event, Arrived)

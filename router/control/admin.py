@@ -15,8 +15,8 @@ from router.core.model.events import Credited, Event, Forgotten
 from router.core.model.request import ClientId, WorkerId
 from router.errors import BadRequest, BodyTooLarge, ClientBusy, Unauthorized, UnknownClient, UnknownWorker, WorkerExists
 from router.telemetry.history import FairnessHistory, Sample
-from router.upstream.directory import Backend, Fleet
-from router.upstream.registry import Roster, WorkerDrain
+from router.upstream.directory import WorkerDirectory, WorkerEndpoint
+from router.upstream.registry import WorkerDrain, WorkerRegistry
 
 log = logging.getLogger(__name__)
 
@@ -41,8 +41,8 @@ _CREDIT: Final = TypeAdapter(Credit)
 class Operations(NamedTuple):
     """What the calls work on."""
 
-    fleet: Fleet
-    roster: Roster
+    fleet: WorkerDirectory
+    roster: WorkerRegistry
     drain: WorkerDrain
     flush: Callable[[WorkerId], Awaitable[None]]
     history: FairnessHistory
@@ -162,7 +162,7 @@ def _state(routes: APIRouter, operations: Operations) -> None:
 _UNKNOWN: Final[dict[int | str, dict[str, Any]]] = {UnknownWorker.status: {"description": "There is no such worker."}}
 
 
-def _found(fleet: Fleet, worker: str) -> Backend:
+def _found(fleet: WorkerDirectory, worker: str) -> WorkerEndpoint:
     for backend in fleet.backends:
         if backend.id == worker:
             return backend

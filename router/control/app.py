@@ -28,14 +28,14 @@ from router.errors import (
 from router.front.drain import Drain
 from router.telemetry.explain import Explanation
 from router.telemetry.report import FairnessReport, UsageReport, WorkerReport, written
-from router.upstream.directory import Backend, Fleet
+from router.upstream.directory import WorkerDirectory, WorkerEndpoint
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 Usage = Callable[[Mapping[bytes, bytes], str | None], UsageReport]
 
 
 def control_plane(
-    fleet: Fleet,
+    fleet: WorkerDirectory,
     scrape: Callable[[], Awaitable[bytes]],
     report: Callable[[], Awaitable[FairnessReport]],
     cards: Callable[[], Awaitable[Mapping[WorkerId, WorkerReport]]],
@@ -85,7 +85,7 @@ def _answer_errors(app: FastAPI) -> None:
         return _error(error)
 
 
-def _models(fleet: Fleet) -> APIRouter:
+def _models(fleet: WorkerDirectory) -> APIRouter:
     routes = APIRouter()
 
     def served() -> dict[str, dict[str, Any]]:
@@ -122,7 +122,7 @@ def _usage(usage: Usage) -> APIRouter:
 
 
 def _health(
-    fleet: Fleet,
+    fleet: WorkerDirectory,
     cards: Callable[[], Awaitable[Mapping[WorkerId, WorkerReport]]],
     drain: Drain,
     drained: Collection[WorkerId],
@@ -188,7 +188,7 @@ def _model(name: str, root: str, parent: str | None) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "d2lpm", "root": root, "parent": parent}
 
 
-def _card(backend: Backend, told: WorkerReport, *, drained: bool) -> dict[str, Any]:
+def _card(backend: WorkerEndpoint, told: WorkerReport, *, drained: bool) -> dict[str, Any]:
     return {
         "id": backend.id,
         "url": backend.url,

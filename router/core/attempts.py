@@ -15,7 +15,7 @@ from typing import Final
 
 from router.core.cache.prefix_map import PrefixMap
 from router.core.clients.fairness import Fairness
-from router.core.clients.ledger import Accounts
+from router.core.clients.ledger import Ledger
 from router.core.clients.service_gap import Outstanding
 from router.core.fleet.cluster import Cluster
 from router.core.fleet_view import SchedulerView
@@ -27,13 +27,13 @@ from router.core.model.request import RequestId, Usage
 from router.core.policies.base import Choice, Policy
 from router.core.predict.output_length import most_more
 from router.core.predict.token_estimates import Estimates
-from router.core.requests import Live, State
+from router.core.requests import RequestState, Stage
 
 ESTIMATE_SECONDS: Final = 0.5
 """How long the output of whole answers goes uncharged."""
 
 
-class Dispatched:
+class Attempts:
     """Keeps the books of the requests that workers have."""
 
     def __init__(
@@ -42,7 +42,7 @@ class Dispatched:
         prefixes: PrefixMap,
         view: SchedulerView,
         estimates: Estimates,
-        accounts: Accounts,
+        accounts: Ledger,
         policy: Policy,
         fairness: Fairness,
         membership: Membership,
@@ -61,12 +61,12 @@ class Dispatched:
         self._fairness = fairness
         self._membership = membership
         self._cost = cost
-        self._whole: dict[RequestId, Live] = {}
+        self._whole: dict[RequestId, RequestState] = {}
         """Those whose answers come whole, and of which nothing was seen."""
         self.next_estimate = inf
         """When the output of these is to be charged again; infinite without any."""
 
-    def send(self, live: Live, choice: Choice, now: float) -> Dispatch:
+    def send(self, live: RequestState, choice: Choice, now: float) -> Dispatch:
         """It goes to the worker chosen, be it for the first time or after others; returns the command."""
         request, worker, why, passed = choice
         size, match = self._prefixes.look(request)
@@ -75,7 +75,7 @@ class Dispatched:
         state = self._states[worker]
         turn = state.turn_of_next(now)
         cached = self._mirror.dispatched(request, worker, now, match.get(worker, 0), size, turn)
-        live.state, live.worker = State.IN_FLIGHT, worker
+        live.state, live.worker = Stage.IN_FLIGHT, worker
         if live.paid is None:
             charge = self._accounts.open(request, worker, size, cached)
         else:
@@ -104,7 +104,7 @@ class Dispatched:
         self._blocks.expect(request, worker)
         return Dispatch(request.id, worker, cached, why, decision)
 
-    def start(self, live: Live, now: float, *, seen: bool = True) -> None:
+    def start(self, live: RequestState, now: float, *, seen: bool = True) -> None:
         """Its prefill is over: what was reserved is served. `seen`: because its first token is here.
 
         Changes nothing of a request that has started, but that it is seen from now on, or that is at no worker.
@@ -114,16 +114,16 @@ class Dispatched:
             return
         request, state = live.request, self._states[worker]
         unseen = self._whole.pop(request.id, None) is not None if seen else False
-        if live.state is State.IN_FLIGHT or unseen:
+        if live.state is Stage.IN_FLIGHT or unseen:
             state.start(request.id, now, seen=seen)
             if seen:
                 self._mirror.started(request.id, now)
                 self._fairness.answered(request, now)
                 if live.suspects:
                     self._membership.blame_suspects(live, now)
-        if live.state is not State.IN_FLIGHT:
+        if live.state is not Stage.IN_FLIGHT:
             return
-        live.state = State.STARTED
+        live.state = Stage.STARTED
         self._policy.started(request, worker)
         tokens = self._accounts.start(request.id)
         state.work.charge(NOTHING, tokens)
@@ -131,12 +131,12 @@ class Dispatched:
         state.serve(request.id, served, 0)
         self._fairness.served(request, worker, served, now)
 
-    def progress(self, live: Live, tokens: int, now: float) -> None:
+    def progress(self, live: RequestState, tokens: int, now: float) -> None:
         """Its client has so many output tokens by now, whichever workers gave them; nothing if it is at none."""
         worker = live.worker
         if worker is None:
             return
-        if live.state is State.IN_FLIGHT:
+        if live.state is Stage.IN_FLIGHT:
             self.start(live, now)
         request = live.request.id
         self._states[worker].heard(now)
@@ -157,7 +157,7 @@ class Dispatched:
             self._estimate(live, now)
         self.next_estimate = now + ESTIMATE_SECONDS if self._whole else inf
 
-    def _estimate(self, live: Live, now: float) -> None:
+    def _estimate(self, live: RequestState, now: float) -> None:
         request, worker = live.request, live.worker
         assert worker is not None, "it is at a worker until it ends"
         tokens = self._states[worker].output_by_pace(request.id, now)
@@ -165,12 +165,12 @@ class Dispatched:
             tokens = min(tokens, request.output_limit)
         tokens -= live.paid_output
         if tokens > self._accounts.bills[request.id].tokens.output:
-            if live.state is State.IN_FLIGHT:
+            if live.state is Stage.IN_FLIGHT:
                 self.start(live, now, seen=False)
                 self._fairness.answered(request, now)
             self._serve(live, self._accounts.progress(request.id, tokens), now)
 
-    def _given_up(self, live: Live, now: float) -> int:
+    def _given_up(self, live: RequestState, now: float) -> int:
         """The output that is owed for a whole answer whose end nobody will see, by the pace and the engine's count."""
         self._estimate(live, now)
         request, worker, bills = live.request, live.worker, self._accounts.bills
@@ -183,7 +183,7 @@ class Dispatched:
         self._mirror.progressed(request.id, owed)
         return owed
 
-    def finish(self, live: Live, usage: Usage | None, answers: tuple[PromptKey, ...], now: float) -> bool:
+    def finish(self, live: RequestState, usage: Usage | None, answers: tuple[PromptKey, ...], now: float) -> bool:
         """It is answered in full; False, and nothing changes, if it is at no worker."""
         worker = live.worker
         if worker is None:
@@ -198,7 +198,7 @@ class Dispatched:
         self._settle(live, usage, now, answers, keeps_estimate=False)
         return True
 
-    def break_off(self, live: Live, usage: Usage | None, now: float, *, broken: bool = False) -> None:
+    def break_off(self, live: RequestState, usage: Usage | None, now: float, *, broken: bool = False) -> None:
         """End one that was computed, at least in part, and not to its end: what the engine did is paid.
 
         Its client left, or its worker failed. If the engine has not said how much of the input it found in its cache,
@@ -221,7 +221,7 @@ class Dispatched:
 
     def _settle(
         self,
-        live: Live,
+        live: RequestState,
         usage: Usage | None,
         now: float,
         answers: tuple[PromptKey, ...],
@@ -235,7 +235,7 @@ class Dispatched:
         output = None
         if unseen:
             output = self._given_up(live, now) if keeps_estimate else 0
-        if live.state is State.IN_FLIGHT:
+        if live.state is Stage.IN_FLIGHT:
             self.start(live, now, seen=False)
         if paid is not None and usage is not None:
             usage = Usage(0, max(0, usage.output_tokens - paid.output), 0)
@@ -248,7 +248,7 @@ class Dispatched:
         live.paid = charge.after if paid is None else charge.after.plus(paid)
         self._end(live, charge, now, computed=True)
 
-    def _found_by_first(self, live: Live, usage: Usage) -> Usage:
+    def _found_by_first(self, live: RequestState, usage: Usage) -> Usage:
         """What an engine says that a call used, with no more found in the cache than its first prefill was to find.
 
         Where a prompt is to have several answers, both engines compute it once, and each of the other answers finds it
@@ -261,19 +261,19 @@ class Dispatched:
         predicted = self._accounts.bills[request.id].tokens.cached
         return Usage(usage.input_tokens, usage.output_tokens, min(cached, predicted))
 
-    def refund(self, live: Live, now: float) -> None:
+    def refund(self, live: RequestState, now: float) -> None:
         """End one that its worker refused before it accepted it: nothing was computed, and nothing is owed."""
         self._mirror.ended(live.request.id, None, (), now, computed=False)
         self._end(live, self._accounts.refund(live.request.id), now, computed=False)
 
-    def _end(self, live: Live, charge: Charge, now: float, *, computed: bool) -> None:
+    def _end(self, live: RequestState, charge: Charge, now: float, *, computed: bool) -> None:
         """Close what is still open: after this, nothing of the try is left in any count.
 
         `computed`: at least in part, and not turned away.
         """
         request, worker = live.request, charge.worker
         self._whole.pop(request.id, None)
-        if live.state is State.STARTED:
+        if live.state is Stage.STARTED:
             self._serve(live, charge, now)
         else:
             self._policy.charged(charge)
@@ -284,7 +284,7 @@ class Dispatched:
         self._membership.forget_if_gone(worker)
         self._view.tell_changes(self._policy)
 
-    def _serve(self, live: Live, charge: Charge, now: float) -> None:
+    def _serve(self, live: RequestState, charge: Charge, now: float) -> None:
         """A started one's bill changed by what its worker did."""
         self._policy.charged(charge)
         cost = charge.at(self._cost)

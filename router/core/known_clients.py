@@ -8,7 +8,7 @@ not a word about one of its requests, comes here too.
 from typing import assert_never
 
 from router.core.clients.fairness import Fairness
-from router.core.clients.ledger import Accounts
+from router.core.clients.ledger import Ledger
 from router.core.clients.recent_clients import RecentClients
 from router.core.clients.shares import Shares
 from router.core.model.events import Credited, Forgotten
@@ -19,7 +19,7 @@ from router.core.policies.base import Policy
 class KnownClients:
     """Every client remembered, and the way in which one is forgotten."""
 
-    def __init__(self, limit: int, shares: Shares, accounts: Accounts, fairness: Fairness, policy: Policy) -> None:
+    def __init__(self, limit: int, shares: Shares, accounts: Ledger, fairness: Fairness, policy: Policy) -> None:
         """`limit`: how many are remembered that have nothing under way; `shares`: knows which have."""
         self.weights: dict[ClientId, float] = {}
         """Every client remembered, with the weight it had when it came last."""

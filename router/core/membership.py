@@ -25,7 +25,7 @@ from router.core.model.events import (
 )
 from router.core.model.request import Request, WorkerId
 from router.core.policies.base import Policy
-from router.core.requests import Live
+from router.core.requests import RequestState
 
 WorkerEvent = (
     WorkerJoined | WorkerReported | WorkerAnswered | WorkerLeft | Evicted | BlocksFollowed | BlocksChanged | BlocksLost
@@ -86,7 +86,7 @@ class Membership:
         elif fault is Fault.ERROR and worker in self._cluster:
             self._cluster[worker].heard(now)
 
-    def blame_suspects(self, live: Live, now: float) -> None:
+    def blame_suspects(self, live: RequestState, now: float) -> None:
         """The workers under suspicion for a request are to blame: another has done it, or there was just one."""
         suspects, live.suspects = live.suspects, ()
         for worker in suspects:

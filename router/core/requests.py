@@ -12,7 +12,7 @@ from router.core.model.events import Fault, Returned
 from router.core.model.request import Request, RequestId, WorkerId
 
 
-class State(Enum):
+class Stage(Enum):
     """Where a request is in its life."""
 
     WAITING = auto()
@@ -22,13 +22,13 @@ class State(Enum):
 
 
 @dataclass(slots=True)
-class Live:
+class RequestState:
     """A request between its arrival and its end."""
 
     request: Request
     since: float
     """When it began to wait, for its turn or for another worker."""
-    state: State = State.WAITING
+    state: Stage = Stage.WAITING
     worker: WorkerId | None = None
     outstanding: Outstanding = field(init=False, repr=False)
     """What was believed of it at its dispatch; there from then on."""
@@ -52,7 +52,7 @@ class Live:
         return self.paid_output if self.request.streamed else 0
 
 
-class ReturnedPool:
+class RetryQueue:
     """What came back from a worker and waits for another, first come, first served."""
 
     def __init__(self, rules: HealthRules, time_to_live: float) -> None:
@@ -60,15 +60,15 @@ class ReturnedPool:
         self._tries = rules.tries
         self._time_to_live = time_to_live
         self._budget = RetryBudget(rules.budget, rules.floor)
-        self._lives: dict[RequestId, Live] = {}
-        self.lives: Mapping[RequestId, Live] = self._lives
+        self._lives: dict[RequestId, RequestState] = {}
+        self.lives: Mapping[RequestId, RequestState] = self._lives
         """To be looked at only."""
 
     def arrived(self) -> None:
         """A request arrived, which raises the budget of retries."""
         self._budget.request()
 
-    def add(self, live: Live, event: Returned, now: float, *, in_use: bool) -> bool:
+    def add(self, live: RequestState, event: Returned, now: float, *, in_use: bool) -> bool:
         """A request came back from its worker; whether it may be tried again.
 
         An engine that has no room has failed nothing: the request waits as if it had never been sent. One that took no
@@ -78,7 +78,7 @@ class ReturnedPool:
         however much it is, it is of one fault and comes once.
         """
         self._lives[live.request.id] = live
-        worker, live.state, live.worker = live.worker, State.RETURNED, None
+        worker, live.state, live.worker = live.worker, Stage.RETURNED, None
         if event.fault is Fault.FULL or worker is None:
             return True
         live.since = now
@@ -94,7 +94,7 @@ class ReturnedPool:
         """It waits no more."""
         del self._lives[request]
 
-    def expired(self, now: float) -> list[Live]:
+    def expired(self, now: float) -> list[RequestState]:
         """Those whose time is over; they stay until they are removed."""
         return [live for live in self._lives.values() if live.since + self._time_to_live <= now]
 

@@ -29,12 +29,12 @@ from math import inf
 from random import Random
 from typing import Final
 
-from router.core.attempts import Dispatched
+from router.core.attempts import Attempts
 from router.core.cache.prefix_map import Oracle, PrefixMap
 from router.core.clients.backlog import Backlog
 from router.core.clients.fairness import Fairness
-from router.core.clients.ledger import Accounts
-from router.core.clients.queue_limits import WaitingRoom
+from router.core.clients.ledger import Ledger
+from router.core.clients.queue_limits import QueueLimits
 from router.core.clients.shares import Shares
 from router.core.fleet.cluster import Cluster
 from router.core.fleet_view import SchedulerView
@@ -57,9 +57,9 @@ from router.core.model.events import (
 )
 from router.core.model.request import ClientId, Request, RequestId
 from router.core.policies.base import Choice, PolicyFactory
-from router.core.policies.context import Parameters, Surroundings
+from router.core.policies.context import Parameters, PolicyContext
 from router.core.predict.token_estimates import Estimates
-from router.core.requests import Live, ReturnedPool, State
+from router.core.requests import RequestState, RetryQueue, Stage
 from router.core.settings import SchedulerSettings
 
 CHUNKS_OF_A_LANDMARK: Final = 80
@@ -80,7 +80,7 @@ class Scheduler:
         """`oracle`: see `PrefixMap`."""
         self.settings = settings
         self.estimates = Estimates(landmarks=settings.prefix_limit // CHUNKS_OF_A_LANDMARK)
-        self.accounts = Accounts(settings.cached_in_flight)
+        self.accounts = Ledger(settings.cached_in_flight)
         self.cluster = Cluster(settings.window, settings.health, settings.departed_limit)
         self.backlog = Backlog()
         self.prefixes = PrefixMap(
@@ -90,14 +90,16 @@ class Scheduler:
         self.blocks = self.prefixes.blocks
         self._view = view = SchedulerView(self.cluster, self.prefixes, self.estimates)
         self.shares = Shares()
-        around = Surroundings(view, settings.cost, random, parameters, self.backlog, settings.debtor_limit, self.shares)
+        around = PolicyContext(
+            view, settings.cost, random, parameters, self.backlog, settings.debtor_limit, self.shares
+        )
         self.policy = policy(around)
         self.fairness = Fairness(settings.cost, self.shares, pooled=self.policy.properties.pooled)
         self.backlog.subscribe(self.fairness)
         self.membership = Membership(self.cluster, self.prefixes, self.policy, self.fairness, self._place_anew)
         self.clients = KnownClients(settings.client_limit, self.shares, self.accounts, self.fairness, self.policy)
         self.weights: Mapping[ClientId, float] = self.clients.weights
-        self._dispatched = Dispatched(
+        self._dispatched = Attempts(
             self.cluster,
             self.prefixes,
             self._view,
@@ -108,9 +110,9 @@ class Scheduler:
             self.membership,
             settings.cost,
         )
-        self._live: dict[RequestId, Live] = {}
-        self._room = WaitingRoom(settings.waiting)
-        self._returned = ReturnedPool(settings.health, settings.waiting.time_to_live)
+        self._live: dict[RequestId, RequestState] = {}
+        self._room = QueueLimits(settings.waiting)
+        self._returned = RetryQueue(settings.health, settings.waiting.time_to_live)
         """It goes before all that waits."""
         self._placed = False
         """Whether this event gave the policy requests, which may be promised a place and may not have gone yet."""
@@ -188,12 +190,12 @@ class Scheduler:
         if not self.cluster.able(request):
             self._out.append(Reject(request.id, Refusal.NO_WORKER))
         else:
-            self._bear(Live(request, now), now)
+            self._bear(RequestState(request, now), now)
             self._returned.arrived()
             self._placed = True
             self.policy.enqueue(request, now)
 
-    def _bear(self, live: Live, now: float) -> None:
+    def _bear(self, live: RequestState, now: float) -> None:
         """A request is there, be it new or back from a worker."""
         self._live[live.request.id] = live
         self.shares.begin(live.request)
@@ -210,7 +212,7 @@ class Scheduler:
 
         Asked after the turns are given: a full waiting room must not keep an idle worker idle.
         """
-        if (live := self._live.get(arrival.id)) is None or live.state is not State.WAITING:
+        if (live := self._live.get(arrival.id)) is None or live.state is not Stage.WAITING:
             return
         self._room.enter(arrival, now, self.shares.of(arrival))
         surplus = self._room.surplus(arrival.id)
@@ -257,13 +259,13 @@ class Scheduler:
             if live.paid_output:
                 self.estimates.answers.learn(live.request, live.paid_output)
             self._bury(live.request, now)
-        elif live.state is State.RETURNED:
+        elif live.state is Stage.RETURNED:
             self._bury(live.request, now)
             self._returned.remove(event.request)
         else:
             self._withdraw(live, now)
 
-    def _fail(self, event: Failed | Returned, now: float) -> Live | None:
+    def _fail(self, event: Failed | Returned, now: float) -> RequestState | None:
         """End a request that failed at a worker; returns what was known of it, and None if it was at none."""
         live = self._live.get(event.request)
         if live is None or live.worker is None:
@@ -286,13 +288,13 @@ class Scheduler:
                 self.membership.blame_suspects(live, now)
             self._abandon(live, Refusal.NO_RETRY, now)
 
-    def _abandon(self, live: Live, reason: Refusal, now: float) -> None:
+    def _abandon(self, live: RequestState, reason: Refusal, now: float) -> None:
         """Give up a request that came back; what is owed for it is paid."""
         self._bury(live.request, now)
         self._returned.remove(live.request.id)
         self._out.append(Reject(live.request.id, reason))
 
-    def _withdraw(self, live: Live, now: float) -> None:
+    def _withdraw(self, live: RequestState, now: float) -> None:
         """End a request that waits."""
         self.policy.withdraw(live.request.id, now)
         self._room.leave(live.request.id, now, served=False)

@@ -17,7 +17,7 @@ from typing import Final, Self
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from router.core.clients.fair_drop import Holdings
+from router.core.clients.fair_drop import LongestQueueDrop
 from router.errors import CapacityError, NoRoom, Refused
 
 RETRY_SECONDS: Final = 1.0
@@ -31,7 +31,7 @@ class ByteBudget(Collector):
         self.limit = limit
         self.refused: Counter[int] = Counter()
         """Calls, by the status of their answer."""
-        self._held: Holdings[str] = Holdings()
+        self._held: LongestQueueDrop[str] = LongestQueueDrop()
 
     @property
     def held(self) -> int:

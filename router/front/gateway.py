@@ -20,9 +20,9 @@ from router.api.body.edits import isolated, rename
 from router.api.endpoints.responses import stored_id
 from router.api.family import Family
 from router.api.registry import family_of
-from router.auth.admission import Admission, Permit
+from router.auth.admission import Admission, AdmissionTicket
 from router.auth.identity import Identity
-from router.channel.host import Conductor
+from router.channel.host import SchedulerHost
 from router.core.model.block_key import BlockKey
 from router.core.model.prompt_key import PromptHasher
 from router.core.model.request import ClientId, Request, RequestId, WorkerId
@@ -30,9 +30,9 @@ from router.errors import MethodNotAllowed, RouterError, ShuttingDown, UnknownMo
 from router.front.byte_budget import ByteBudget, Hold
 from router.front.exchange import ClientGone, Exchange, new_request_id
 from router.front.parse_slots import AT_ONCE, ParseSlots
-from router.front.relay import Journey, JourneySettings
+from router.front.relay import JourneySettings, Relay
 from router.front.stored.calls import ResponseCalls
-from router.upstream.directory import Fleet
+from router.upstream.directory import WorkerDirectory
 
 log = logging.getLogger(__name__)
 
@@ -59,8 +59,8 @@ class Gateway:
 
     def __init__(
         self,
-        conductor: Conductor,
-        fleet: Fleet,
+        conductor: SchedulerHost,
+        fleet: WorkerDirectory,
         admission: Admission,
         hasher: PromptHasher,
         budget: ByteBudget,
@@ -120,7 +120,9 @@ class Gateway:
         """Whose responses a call may make and see: whom its head names, since a call about one has no other part."""
         return self._admission.identifier.identify(exchange.headers, None, exchange.address).client
 
-    async def _serve(self, family: Family, exchange: Exchange, body: bytes, hold: Hold, permit: Permit) -> None:
+    async def _serve(
+        self, family: Family, exchange: Exchange, body: bytes, hold: Hold, permit: AdmissionTicket
+    ) -> None:
         """Parse a call that is here as a whole, let it in, and see it through."""
         arrived = self._conductor.clock()
         if self._isolation is not None:
@@ -135,7 +137,7 @@ class Gateway:
         blocks = await self._block_keys(call.path, body, call.model) if family.tokenised else ()
         request = self._request(exchange, call, identity, blocks, worker)
         overhead = self._conductor.clock() - arrived
-        journey = Journey(
+        journey = Relay(
             *(request, call, family, exchange, hold, self._slots, self._conductor, self._fleet, overhead, keeper)
         )
         try:

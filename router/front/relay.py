@@ -14,7 +14,7 @@ from router.api.continuation import Continuation, Rewriter, continuation, last_e
 from router.api.endpoints.plain import tail_usage
 from router.api.endpoints.responses import ResponseReader, is_running
 from router.api.family import Family, Reader
-from router.channel.host import Conductor
+from router.channel.host import SchedulerHost
 from router.core.model.commands import Dispatch, Refusal
 from router.core.model.events import Cancelled, Failed, Fault, Finished, Returned, WorkerLeft
 from router.core.model.request import Request, Usage, WorkerId
@@ -25,8 +25,8 @@ from router.front.parse_slots import AT_ONCE, ParseSlots
 from router.front.stored.keeper import ResponseKeeper
 from router.front.verdict import fault_of, lacks_path, worker_refused
 from router.upstream.accepted_fields import BAD_REQUEST
-from router.upstream.directory import Fleet
-from router.upstream.http_client import CRUMBS, Silence, Upstream
+from router.upstream.directory import WorkerDirectory
+from router.upstream.http_client import CRUMBS, IdleTimeouts, WorkerResponse
 
 HEARTBEAT = b": waiting for a worker\n\n"
 EVENT_TYPE = b"text/event-stream"
@@ -55,7 +55,7 @@ class JourneySettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class FailedAttempt:
     """A try that did not come to its end, and what its client is told unless another worker does better."""
 
     fault: Fault
@@ -95,7 +95,7 @@ class Pending:
         return self._blocks > CRUMBS
 
 
-class Journey:
+class Relay:
     """An accepted call. The scheduler is told of its beginning, of each worker that lost it, and once of its end."""
 
     def __init__(
@@ -106,8 +106,8 @@ class Journey:
         exchange: Exchange,
         hold: Hold,
         slots: ParseSlots,
-        conductor: Conductor,
-        fleet: Fleet,
+        conductor: SchedulerHost,
+        fleet: WorkerDirectory,
         overhead: float,
         keeper: ResponseKeeper | None = None,
     ) -> None:
@@ -129,7 +129,7 @@ class Journey:
         self._reader: Reader | None = None
         self._rest: Continuation | None = None
         """What is left to ask for, where the client has a part of the answer."""
-        self._upstream: Upstream | None = None
+        self._upstream: WorkerResponse | None = None
         """The answer of the worker that has the call."""
         self._sent = False
         self._ending: Finished | Failed | None = None
@@ -148,7 +148,7 @@ class Journey:
         """Wait for the turn, forward, relay. Raises RouterError where the client is still owed an answer."""
         submitted = self._conductor.clock()
         turn = self._conductor.submit(self._request)
-        lost: Lost | None = None
+        lost: FailedAttempt | None = None
         try:
             while (dispatch := await self._turn(turn, settings.heartbeat, lost)) is not None:
                 self._sent = True
@@ -189,7 +189,9 @@ class Journey:
             self._hang_up()
             self._conductor.settle(ending)
 
-    async def _turn(self, turn: "asyncio.Future[Dispatch]", heartbeat: float, lost: Lost | None) -> Dispatch | None:
+    async def _turn(
+        self, turn: "asyncio.Future[Dispatch]", heartbeat: float, lost: FailedAttempt | None
+    ) -> Dispatch | None:
         """Wait in the queue; a streaming client hears from us meanwhile, so that no proxy cuts an idle stream.
 
         None if it is refused another try. Then its client is told of the one before, but if that took no connection:
@@ -219,7 +221,7 @@ class Journey:
             (b"x-d2lpm-predicted-cached-tokens", b"%d" % dispatch.cached_tokens),
         ]
 
-    async def _may_go_on(self, lost: Lost, settings: JourneySettings) -> bool:
+    async def _may_go_on(self, lost: FailedAttempt, settings: JourneySettings) -> bool:
         """Whether another worker may do what this one did not, or the rest of it, if the client has a part."""
         reader = self._reader
         if (lost.fault is Fault.CALL and not lost.elsewhere) or self._exchange.whole:
@@ -239,14 +241,14 @@ class Journey:
         await self._exchange.end(last_events(self._call, reader, "length"))
         return False
 
-    def _unfit(self, worker: WorkerId) -> Lost | None:
+    def _unfit(self, worker: WorkerId) -> FailedAttempt | None:
         """What keeps a call from a worker that would die of it; None if nothing does."""
         if not (self._family.generates and self._fleet[worker].embeds):
             return None
         error = BadRequest(f"The model `{self._call.model[:200]}` makes embeddings alone.", param="model")
-        return Lost(Fault.CALL, False, error, elsewhere=True)
+        return FailedAttempt(Fault.CALL, False, error, elsewhere=True)
 
-    async def _attempt(self, dispatch: Dispatch, headers: HeaderList) -> Lost | None:
+    async def _attempt(self, dispatch: Dispatch, headers: HeaderList) -> FailedAttempt | None:
         """Try a worker; where its engine would compute on without the client, so do we."""
         if self._keeper is None or not self._keeper.outlives_client:
             return await self._try(dispatch, headers)
@@ -256,7 +258,7 @@ class Journey:
         finally:
             self._exchange.may_leave()
 
-    async def _try(self, dispatch: Dispatch, headers: HeaderList) -> Lost | None:
+    async def _try(self, dispatch: Dispatch, headers: HeaderList) -> FailedAttempt | None:
         """Send the call to a worker and pass its answer on; None if that was the request's end."""
         path, body = self._call.path, self._call.body
         if self._rest is None:
@@ -264,11 +266,11 @@ class Journey:
         elif (part := self._body_of_rest(dispatch.worker)) is not None:
             path, body = self._rest.path, part
         else:
-            return Lost(Fault.CALL, False)
+            return FailedAttempt(Fault.CALL, False)
         patience = self._fleet.patience(dispatch.worker)
         limit = self._request.output_limit
         first = patience.first_token if self._call.streamed else patience.whole(limit)
-        silence = Silence(first, patience.between_tokens)
+        silence = IdleTimeouts(first, patience.between_tokens)
         added = self._call.additions.wanted & self._fleet.accepted(dispatch.worker, path)
         try:
             upstream = await self._send(dispatch.worker, path, body, added, silence)
@@ -283,15 +285,17 @@ class Journey:
                 # What waits for it must not run into the same wall, one by one.
                 self._fleet.lost(dispatch.worker)
                 self._conductor.feed(WorkerLeft(dispatch.worker))
-            return Lost(Fault.BROKEN, error.accepted, error)
+            return FailedAttempt(Fault.BROKEN, error.accepted, error)
         except (WorkerBroke, WorkerHung) as error:
-            return Lost(Fault.BROKEN, True, error)
+            return FailedAttempt(Fault.BROKEN, True, error)
         except NoWorker as error:
-            return Lost(Fault.CALL, False, error)
+            return FailedAttempt(Fault.CALL, False, error)
         finally:
             self._hang_up()
 
-    async def _send(self, worker: WorkerId, path: str, body: bytes, added: AddedFields, silence: Silence) -> Upstream:
+    async def _send(
+        self, worker: WorkerId, path: str, body: bytes, added: AddedFields, silence: IdleTimeouts
+    ) -> WorkerResponse:
         """Send the call with the fields that the router adds; once more without those by which it is refused.
 
         What the second sending proves is remembered, so that no client can make a worker seem to refuse a field by
@@ -321,7 +325,7 @@ class Journey:
             self._upstream.close()
             self._upstream = None
 
-    def _is_stream(self, upstream: Upstream) -> bool:
+    def _is_stream(self, upstream: WorkerResponse) -> bool:
         """Whether the answer comes in events: as was asked for or, where that tells nothing, as it says itself."""
         if self._call.streamed is not None:
             return self._call.streamed
@@ -337,7 +341,7 @@ class Journey:
             body = by_text.body(None)
         return body
 
-    async def _relay(self, upstream: Upstream, dispatch: Dispatch, headers: HeaderList) -> Lost | None:
+    async def _relay(self, upstream: WorkerResponse, dispatch: Dispatch, headers: HeaderList) -> FailedAttempt | None:
         """Stream the answer; each block is on its way to the client before it is counted.
 
         But for the last: where the answer's end came with it, the two leave together.
@@ -406,38 +410,42 @@ class Journey:
             await self._exchange.begin(200, headers)
         await self._exchange.write(block)
 
-    def _verdict(self, reader: Reader, headers: HeaderList) -> Lost | None:
+    def _verdict(self, reader: Reader, headers: HeaderList) -> FailedAttempt | None:
         """What is wrong with a whole stream; None if it is complete."""
         if reader.broken and not reader.complete:
-            return Lost(Fault.BROKEN, True, WorkerBroke("The worker's stream became something else than an answer."))
+            return FailedAttempt(
+                Fault.BROKEN, True, WorkerBroke("The worker's stream became something else than an answer.")
+            )
         if reader.error is not None:
             fault = fault_of(reader.error.code)
             accepted = reader.started or fault is not Fault.FULL
-            return Lost(Fault.BROKEN if reader.started else fault, accepted, headers=headers, body=reader.held)
+            return FailedAttempt(Fault.BROKEN if reader.started else fault, accepted, headers=headers, body=reader.held)
         if reader.aborted:
-            return Lost(Fault.ERROR, True, headers=headers, body=reader.held)
+            return FailedAttempt(Fault.ERROR, True, headers=headers, body=reader.held)
         if not reader.finished:
-            return Lost(Fault.BROKEN, True, WorkerBroke("The worker ended the stream before the answer was complete."))
+            return FailedAttempt(
+                Fault.BROKEN, True, WorkerBroke("The worker ended the stream before the answer was complete.")
+            )
         return None
 
-    async def _pass_on(self, upstream: Upstream, worker: WorkerId, headers: HeaderList) -> Lost | None:
+    async def _pass_on(self, upstream: WorkerResponse, worker: WorkerId, headers: HeaderList) -> FailedAttempt | None:
         """Hand over an answer in one piece; an engine's own refusal is lost, and told as it is if it must be."""
         before = self._hold.amount
         body, all_here = await upstream.begin(HELD_BYTES, self._hold.take)
         if (refused := worker_refused(upstream.status, everywhere=self._family.everywhere)) is not None:
             lacks = all_here and lacks_path(upstream.status, body)
             error = UnservedPath(self._call.path, self._call.model) if lacks else refused
-            return Lost(Fault.ERROR, False, error)
+            return FailedAttempt(Fault.ERROR, False, error)
         if not 200 <= upstream.status < 300:
             fault = fault_of(upstream.status)
             told = body if all_here else b""  # a part of it is no JSON
-            return Lost(fault, fault is Fault.ERROR, status=upstream.status, headers=headers, body=told)
+            return FailedAttempt(fault, fault is Fault.ERROR, status=upstream.status, headers=headers, body=told)
         if not all_here:
             return await self._pass_through(upstream, worker, headers, body, before)
         answer = self._family.read(self._call, body)
         if answer.error is not None or answer.aborted:
             fault = Fault.ERROR if answer.error is None else fault_of(answer.error.code)
-            return Lost(fault, True, headers=headers, body=body)
+            return FailedAttempt(fault, True, headers=headers, body=body)
         if not self._keep(answer, worker):
             self._settle(Finished(self._request.id, answer.usage, answer.answers))
         await self._exchange.respond(upstream.status, headers, body)
@@ -454,8 +462,8 @@ class Journey:
         return True
 
     async def _pass_through(
-        self, upstream: Upstream, worker: WorkerId, headers: HeaderList, first: bytes, before: int
-    ) -> Lost | None:
+        self, upstream: WorkerResponse, worker: WorkerId, headers: HeaderList, first: bytes, before: int
+    ) -> FailedAttempt | None:
         """Hand over an answer that is too long to be held, as it comes; no other worker can make good its errors.
 
         `before`: bytes that were held without its beginning.
@@ -488,7 +496,7 @@ class Journey:
                 return self._family.read(self._call, rest)
         return Answer(tail_usage(outline.tail), (), None, False)
 
-    async def _tell(self, lost: Lost) -> None:
+    async def _tell(self, lost: FailedAttempt) -> None:
         """Let the client know how its request was lost. Raises the RouterError that says it, if it is one of ours."""
         if lost.error is not None:
             raise lost.error

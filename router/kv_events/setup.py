@@ -6,14 +6,14 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
-from router.channel.host import Conductor
+from router.channel.host import SchedulerHost
 from router.config.settings import Settings
 from router.core.kv_blocks.kv_events import EventsReport
 from router.core.model.block_key import BlockHasher, BlockKey
 from router.core.model.request import WorkerId
 from router.errors import ConfigError
-from router.kv_events.tokenize import Tokenizer, Tokens
-from router.upstream.directory import Fleet
+from router.kv_events.tokenize import PromptTokenizer, Tokenizer
+from router.upstream.directory import WorkerDirectory
 
 if TYPE_CHECKING:
     from router.kv_events.subscriber import Subscriber
@@ -26,14 +26,14 @@ FEWEST: Final = 8
 """Workers among whom the limit on prefixes is divided, at least, where they are not all known at the start."""
 
 
-class ExactMap:
+class KvEvents:
     """Both parts, for as long as the context is entered; without them, one that knows nothing."""
 
-    def __init__(self, parts: "tuple[Subscriber, Tokens] | None" = None) -> None:
+    def __init__(self, parts: "tuple[Subscriber, PromptTokenizer] | None" = None) -> None:
         self._parts = parts
 
     async def keys(self, path: str, body: bytes, model: str) -> tuple[BlockKey, ...]:
-        """See `Tokens.keys`."""
+        """See `PromptTokenizer.keys`."""
         return await self._parts[1].keys(path, body, model) if self._parts else ()
 
     def report(self) -> Mapping[WorkerId, EventsReport]:
@@ -57,13 +57,13 @@ class ExactMap:
         await self._opened.aclose()
 
 
-def exact_map(settings: Settings, fleet: Fleet, conductor: Conductor, secret: bytes) -> ExactMap:
+def exact_map(settings: Settings, fleet: WorkerDirectory, conductor: SchedulerHost, secret: bytes) -> KvEvents:
     """The parts that the settings ask for. Raises ConfigError for a tokenizer that cannot be used.
 
     They hear of requests from the time on at which some worker is found to publish events.
     """
     if settings.kv_events == "off":
-        return ExactMap()
+        return KvEvents()
     tokenizer = None if settings.tokenizer is None else _tokenizer(settings.tokenizer)
     try:
         from router.kv_events.stream import StreamLimits  # noqa: PLC0415 - they need an optional extra
@@ -71,7 +71,7 @@ def exact_map(settings: Settings, fleet: Fleet, conductor: Conductor, secret: by
     except ModuleNotFoundError as error:
         _check_extra(error)
         log.info("KV events are not followed: the extra d2lpm-router[events] is not installed")
-        return ExactMap()
+        return KvEvents()
     hasher = BlockHasher(secret)
     fewest = FEWEST if settings.worker_dns or settings.workers_file is not None else 1
     limits = StreamLimits(blocks=settings.prefix_limit // max(fewest, len(settings.worker)))
@@ -80,9 +80,9 @@ def exact_map(settings: Settings, fleet: Fleet, conductor: Conductor, secret: by
         conductor.attach(Fills(subscriber.filled), tokens)
 
     subscriber = Subscriber(fleet, conductor.feed, hasher, limits, hear_of_requests)
-    tokens = Tokens(fleet, hasher, subscriber.block_sizes, tokenizer, settings.token_budget)
+    tokens = PromptTokenizer(fleet, hasher, subscriber.block_sizes, tokenizer, settings.token_budget)
     conductor.attach(subscriber)
-    return ExactMap((subscriber, tokens))
+    return KvEvents((subscriber, tokens))
 
 
 def _tokenizer(folder: Path) -> Tokenizer:

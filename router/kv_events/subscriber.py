@@ -34,7 +34,7 @@ from router.core.model.events import (
 from router.core.model.request import RequestId, WorkerId
 from router.errors import WorkerBroke
 from router.kv_events.stream import Complaints, EventStream, StreamLimits
-from router.upstream.directory import Backend, Fleet
+from router.upstream.directory import WorkerDirectory, WorkerEndpoint
 from router.upstream.kv_endpoints import READERS, Source
 from router.upstream.poll_client import ask, polling_client
 
@@ -51,7 +51,7 @@ class Follower:
 
     def __init__(
         self,
-        backend: Backend,
+        backend: WorkerEndpoint,
         feed: Callable[[Event], None],
         hasher: BlockHasher,
         limits: StreamLimits,
@@ -181,7 +181,7 @@ class Subscriber:
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: WorkerDirectory,
         feed: Callable[[Event], None],
         hasher: BlockHasher,
         limits: StreamLimits,

@@ -24,7 +24,7 @@ from router.core.model.commands import Command
 from router.core.model.events import Arrived, Cancelled, Event, Failed, Finished
 from router.core.model.request import RequestId
 from router.errors import WorkerBroke
-from router.upstream.directory import Backend, Fleet
+from router.upstream.directory import WorkerDirectory, WorkerEndpoint
 from router.upstream.poll_client import ask, polling_client
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class Tokenizer(Protocol):
         """Token ids of a chat; None where it is declined."""
 
 
-class Teller(IntEnum):
+class TokenSource(IntEnum):
     """Who tells the token ids of a model, while nobody before it is found wrong."""
 
     HERE = 0
@@ -83,21 +83,21 @@ class Name(NamedTuple):
     """Its digest."""
     chat: bool
     sizes: frozenset[int]
-    teller: Teller
+    teller: TokenSource
 
 
 class Declined(Exception):
     """Nobody here knows the token ids of this call."""
 
 
-class Tokens:
+class PromptTokenizer:
     """Gives each call its keys; as an observer, compares the engine's count of tokens with its own."""
 
     hears: ClassVar[Collection[type[Event]]] = (Arrived, Finished, Failed, Cancelled)
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: WorkerDirectory,
         hasher: BlockHasher,
         sizes: Callable[[str], Collection[int]],
         tokenizer: Tokenizer | None,
@@ -112,8 +112,8 @@ class Tokens:
         self._budget = budget
         self._known: OrderedDict[Name, tuple[BlockKey, ...]] = OrderedDict()
         self._running: set[asyncio.Task[tuple[BlockKey, ...]]] = set()
-        self._counted: dict[RequestId, tuple[str, int, Teller]] = {}
-        self._tellers: dict[str, Teller] = {}
+        self._counted: dict[RequestId, tuple[str, int, TokenSource]] = {}
+        self._tellers: dict[str, TokenSource] = {}
         """Of the models whose teller is not the first any more."""
         self._wrong: Counter[str] = Counter()
 
@@ -136,7 +136,7 @@ class Tokens:
         if not sizes:
             return ()
         teller = self._teller(model)
-        if teller is Teller.NOBODY:
+        if teller is TokenSource.NOBODY:
             self.outcomes[Outcome.DISTRUSTED] += 1
             return ()
         name = Name(blake2b(body, digest_size=16).digest(), path.endswith("/chat/completions"), sizes, teller)
@@ -161,17 +161,19 @@ class Tokens:
             case Failed(request_id) | Cancelled(request_id):
                 self._counted.pop(request_id, None)
 
-    def _teller(self, model: str) -> Teller:
-        return self._tellers.get(model, Teller.WORKER if self._tokenizer is None else Teller.HERE)
+    def _teller(self, model: str) -> TokenSource:
+        return self._tellers.get(model, TokenSource.WORKER if self._tokenizer is None else TokenSource.HERE)
 
-    def _compare(self, model: str, ours: int, teller: Teller, engines: int) -> None:
+    def _compare(self, model: str, ours: int, teller: TokenSource, engines: int) -> None:
         if teller is not self._teller(model):
             return
         self._wrong[model] = 0 if ours == engines else self._wrong[model] + 1
         if self._wrong[model] == DISTRUSTED:
             self._wrong[model] = 0
-            self._tellers[model] = Teller(teller + 1)
-            instead = "its workers are asked" if teller is Teller.HERE else "its requests are matched by their bytes"
+            self._tellers[model] = TokenSource(teller + 1)
+            instead = (
+                "its workers are asked" if teller is TokenSource.HERE else "its requests are matched by their bytes"
+            )
             log.warning(
                 "model %s: %d prompts in a row have other numbers of tokens for its engine (%d, not %d, the last): "
                 "is it another tokenizer? From now on %s",
@@ -227,7 +229,7 @@ class Tokens:
         fields = orjson.loads(body)
         if not isinstance(fields, dict) or any(fields.get(member) for member in APART):
             raise Declined
-        tokenizer = self._tokenizer if name.teller is Teller.HERE else None
+        tokenizer = self._tokenizer if name.teller is TokenSource.HERE else None
         return fields, _chat(fields, tokenizer) if name.chat else _texts(fields, tokenizer)
 
     def _is_adapter(self, model: str) -> bool:
@@ -254,7 +256,7 @@ class Tokens:
             raise ValueError("no token ids")
         return ids
 
-    def _able(self, model: str) -> Iterator[Backend]:
+    def _able(self, model: str) -> Iterator[WorkerEndpoint]:
         return (backend for backend in self._fleet.backends if backend.healthy and model in backend.models)
 
 

@@ -61,7 +61,7 @@ class Header:
     """What it began with from before a restart."""
 
 
-class Entry(NamedTuple):
+class JournalEntry(NamedTuple):
     """What happened, when on the monotonic clock, and what was done."""
 
     at: float
@@ -90,15 +90,15 @@ def encode(at: float, event: Event, commands: Sequence[Command]) -> bytes:
     return _ENTRY.dump_json((at, event, list(commands)), warnings="error")
 
 
-def decode(line: bytes) -> Entry:
+def decode(line: bytes) -> JournalEntry:
     """What a line says; ValueError for one that is not whole."""
     try:
-        return Entry(*_ENTRY.validate_json(line))
+        return JournalEntry(*_ENTRY.validate_json(line))
     except (ValueError, LookupError, TypeError) as error:  # the latter two from what should be a pair and is none
         raise ValueError("not a whole line of a journal") from error
 
 
-def read(lines: Iterable[bytes]) -> Iterator[Header | Entry | Torn]:
+def read(lines: Iterable[bytes]) -> Iterator[Header | JournalEntry | Torn]:
     """The runs of a journal, line by line.
 
     Raises ConfigError, which names the line, for what no router wrote; a line that was cut short may only be the last

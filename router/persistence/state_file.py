@@ -61,7 +61,7 @@ Saved = Piece | Responses
 """What is saved: of the scheduler, and the directory of stored responses."""
 
 
-class State(NamedTuple):
+class SavedState(NamedTuple):
     """What a file holds."""
 
     header: Header
@@ -81,7 +81,7 @@ def encode(piece: Saved) -> bytes:
     return _PIECE.dump_json(piece, warnings="error") + b"\n"
 
 
-def decode(content: bytes) -> State:
+def decode(content: bytes) -> SavedState:
     """What a file holds. Raises ValueError, which says why, for one that is damaged or of another format."""
     head, _, rest = content.partition(b"\n")
     try:
@@ -100,10 +100,10 @@ def decode(content: bytes) -> State:
     except (ValidationError, LookupError, TypeError):  # the latter two from what should be a pair and is none
         raise ValueError("it is damaged") from None
     pieces = [piece for piece in saved if not isinstance(piece, Responses)]
-    return State(header, pieces, [row for piece in saved if isinstance(piece, Responses) for row in piece.rows])
+    return SavedState(header, pieces, [row for piece in saved if isinstance(piece, Responses) for row in piece.rows])
 
 
-def load(directory: Path, fresh: float, now: float) -> State | None:
+def load(directory: Path, fresh: float, now: float) -> SavedState | None:
     """The state saved in a directory, unless it is older than `fresh` seconds at this time of the wall clock.
 
     A file that cannot be read as one is set aside, with one line in the log. Raises ConfigError where the directory
@@ -140,7 +140,7 @@ def set_aside(directory: Path, reason: object) -> None:
     log.warning("%s: set aside as %s: %s", path, aside.name, " ".join(str(reason).split()))
 
 
-def usable(state: State, policy: str, secret: bytes) -> Iterator[Piece]:
+def usable(state: SavedState, policy: str, secret: bytes) -> Iterator[Piece]:
     """What of a scheduler's state has a meaning under this policy and this hash secret: the ledger always has."""
     for piece in state.pieces:
         match piece:

@@ -14,9 +14,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.api.registry import family_of
 from router.auth.admission import Admission
-from router.auth.identity import Book, Identifier
+from router.auth.identity import ClientDirectory, Identifier
 from router.auth.key_watch import KeyWatch
-from router.channel.host import Conductor, Observer
+from router.channel.host import Observer, SchedulerHost
 from router.config.settings import Settings
 from router.control.admin import Operations, is_open
 from router.control.app import Usage, control_plane
@@ -40,7 +40,7 @@ from router.front.relay import JourneySettings
 from router.front.stored.background import BackgroundResponses
 from router.front.stored.calls import ResponseCalls
 from router.front.stored.owners import StoredResponse, StoredResponses
-from router.kv_events.setup import ExactMap, exact_map
+from router.kv_events.setup import KvEvents, exact_map
 from router.persistence.journal import Journal, open_journal
 from router.persistence.state_file import Saved, StateFile, load, new_header, set_aside, usable
 from router.runtime.gc_tuning import Collector
@@ -60,12 +60,12 @@ from router.telemetry.report import (
 )
 from router.telemetry.request_metrics import ClientLabels, RequestMetrics
 from router.telemetry.state_metrics import StateCollector
-from router.upstream.directory import Fleet
+from router.upstream.directory import WorkerDirectory
 from router.upstream.discovery import Discovery, DnsSource, FileSource, Resolve, WorkerSource, read_workers, resolve
 from router.upstream.flag_check import Advice
 from router.upstream.flag_rules import Wanted
-from router.upstream.poller import Monitor
-from router.upstream.registry import Roster, WorkerDrain, backend_of
+from router.upstream.poller import Poller
+from router.upstream.registry import WorkerDrain, WorkerRegistry, backend_of
 
 
 def build(settings: Settings, resolve: Resolve = resolve) -> "Router":
@@ -77,13 +77,13 @@ def build(settings: Settings, resolve: Resolve = resolve) -> "Router":
     secret, scheduler, restored, responses = begin(settings, now)
     journal = _journal(settings, secret, now, restored)
     patience = PatienceRules(settings.first_token_timeout, settings.token_timeout)
-    fleet = Fleet((), settings.connect_timeout, patience, settings.aliases())
+    fleet = WorkerDirectory((), settings.connect_timeout, patience, settings.aliases())
     registry, labels = CollectorRegistry(), ClientLabels()
     explanations = Explanations(settings.policy)
     observers: list[Observer] = [RequestMetrics(registry, labels), explanations, CacheAlarm(scheduler.mirror)]
     if journal is not None:
         observers.insert(0, journal)
-    conductor = Conductor(scheduler, observers, time.monotonic)
+    conductor = SchedulerHost(scheduler, observers, time.monotonic)
     kv_events = exact_map(settings, fleet, conductor, secret)
     workers = _workers(settings, fleet, conductor, resolve)
     conductor.attach(workers.advice, workers.roster)
@@ -139,7 +139,7 @@ def build(settings: Settings, resolve: Resolve = resolve) -> "Router":
 @asynccontextmanager
 async def _running(
     parts: Sequence[AbstractAsyncContextManager[object]],
-    conductor: Conductor,
+    conductor: SchedulerHost,
     app: FastAPI,  # noqa: ARG001 - FastAPI's signature
 ) -> AsyncIterator[None]:
     """All parts at work, in the order in which they need each other."""
@@ -150,7 +150,7 @@ async def _running(
     conductor.close()
 
 
-def _state(settings: Settings, secret: bytes, conductor: Conductor, stored: StoredResponses) -> StateFile | None:
+def _state(settings: Settings, secret: bytes, conductor: SchedulerHost, stored: StoredResponses) -> StateFile | None:
     if settings.state is None:
         return None
 
@@ -163,9 +163,9 @@ def _state(settings: Settings, secret: bytes, conductor: Conductor, stored: Stor
 
 def _operations(
     settings: Settings,
-    fleet: Fleet,
+    fleet: WorkerDirectory,
     workers: "Workers",
-    conductor: Conductor,
+    conductor: SchedulerHost,
     report: Callable[[], Awaitable[FairnessReport]],
 ) -> Operations | None:
     """What operators may do, where they may do anything."""
@@ -179,11 +179,11 @@ def _operations(
 
 def _gateway(
     settings: Settings,
-    conductor: Conductor,
-    fleet: Fleet,
+    conductor: SchedulerHost,
+    fleet: WorkerDirectory,
     door: "Door",
     budget: ByteBudget,
-    kv_events: ExactMap,
+    kv_events: KvEvents,
     responses: ResponseCalls,
     secret: bytes,
 ) -> Gateway:
@@ -290,23 +290,23 @@ def _window(settings: Settings) -> Window:
 class Workers(NamedTuple):
     """Those who tell of workers that come and go."""
 
-    monitor: Monitor
+    monitor: Poller
     drain: WorkerDrain
-    roster: Roster
+    roster: WorkerRegistry
     discovery: Discovery
     advice: Advice
 
 
-def _workers(settings: Settings, fleet: Fleet, conductor: Conductor, resolve: Resolve) -> Workers:
+def _workers(settings: Settings, fleet: WorkerDirectory, conductor: SchedulerHost, resolve: Resolve) -> Workers:
     drain = WorkerDrain(conductor.feed)
-    monitor = Monitor(fleet, drain.feed, settings.poll_interval)
+    monitor = Poller(fleet, drain.feed, settings.poll_interval)
     runs = conductor.scheduler.cluster.__contains__
-    roster = Roster(fleet, monitor, drain, runs, lambda worker: backend_of(worker, settings))
+    roster = WorkerRegistry(fleet, monitor, drain, runs, lambda worker: backend_of(worker, settings))
     advice = Advice(fleet, Wanted(settings.min_match_tokens, settings.isolate != "none"))
     return Workers(monitor, drain, roster, _discovery(settings, roster, resolve), advice)
 
 
-def _discovery(settings: Settings, roster: Roster, resolve: Resolve) -> Discovery:
+def _discovery(settings: Settings, roster: WorkerRegistry, resolve: Resolve) -> Discovery:
     """Names the workers of the settings to the roster, and finds the others. Raises ConfigError for a wrong file."""
     roster.tell("the settings", settings.worker)
     sources: list[WorkerSource] = [DnsSource(url, resolve) for url in settings.worker_dns]
@@ -324,11 +324,11 @@ class Door(NamedTuple):
     usage: Usage
 
 
-def _door(settings: Settings, conductor: Conductor) -> Door:
+def _door(settings: Settings, conductor: SchedulerHost) -> Door:
     scheduler = conductor.scheduler
     identifier = Identifier(settings.identity, settings.trusted_header, settings.trusted_proxy, clock=time.time)
 
-    def use(book: Book) -> None:
+    def use(book: ClientDirectory) -> None:
         identifier.book = book
 
     def usage(headers: Mapping[bytes, bytes], address: str | None) -> UsageReport:

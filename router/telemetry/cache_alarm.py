@@ -4,7 +4,7 @@ import logging
 from collections.abc import Collection, Sequence
 from typing import ClassVar, Final
 
-from router.core.cache.cache_mirror import Mirror
+from router.core.cache.cache_mirror import CacheMirror
 from router.core.model.commands import Command
 from router.core.model.events import Event, WorkerLeft, WorkerReported
 from router.core.model.request import WorkerId
@@ -20,7 +20,7 @@ class CacheAlarm:
 
     hears: ClassVar[Collection[type[Event]]] = (WorkerReported, WorkerLeft)
 
-    def __init__(self, mirror: Mirror) -> None:
+    def __init__(self, mirror: CacheMirror) -> None:
         self._mirror = mirror
         self._said: dict[WorkerId, float] = {}
         """When it was last said of those of which it is so."""

@@ -23,7 +23,7 @@ NOT_BEGUN: Final = "before the worker had begun"
 BEGUN: Final = "when the worker may have begun"
 
 
-class State(StrEnum):
+class RequestOutcome(StrEnum):
     """Where a request is in its life, or how that ended."""
 
     WAITING = "waiting"
@@ -72,7 +72,7 @@ class Passed:
 
 @with_config(use_attribute_docstrings=True)
 @dataclass(frozen=True, slots=True)
-class Dispatched:
+class DispatchRecord:
     """The choice of a worker and a turn, and what the scheduler knew when it made it."""
 
     worker: WorkerId
@@ -102,7 +102,7 @@ class Explanation:
     client: ClientId
     model: str
     policy: str
-    state: State
+    state: RequestOutcome
     reason: str | None
     """Why it was rejected, or at what point it failed."""
     retry_after_s: float | None
@@ -112,7 +112,7 @@ class Explanation:
     """Workers that it was sent to before, and that lost it."""
     held_back: dict[str, int]
     """How often another went in its turn, by the reason."""
-    dispatch: Dispatched | None
+    dispatch: DispatchRecord | None
     """None while it waits, and for one that ended waiting."""
     usage: Usage | None
     """What the engine said that it used, in tokens."""
@@ -126,7 +126,7 @@ class Record:
     model: str
     arrived: float
     tried: tuple[WorkerId, ...] = ()
-    state: State = State.WAITING
+    state: RequestOutcome = RequestOutcome.WAITING
     dispatch: Dispatch | None = None
     dispatched: float | None = None
     started: float | None = None
@@ -160,13 +160,13 @@ class Explanations:
                 if (record := self._records.get(request_id)) and record.started is None:
                     record.started = now
             case Finished(request_id, usage):
-                self._end(request_id, now, State.FINISHED, usage=usage)
+                self._end(request_id, now, RequestOutcome.FINISHED, usage=usage)
             case Returned(request_id, accepted):
                 self._give_back(request_id, BEGUN if accepted else NOT_BEGUN)
             case Failed(request_id, accepted, usage):
-                self._end(request_id, now, State.FAILED, BEGUN if accepted else NOT_BEGUN, usage)
+                self._end(request_id, now, RequestOutcome.FAILED, BEGUN if accepted else NOT_BEGUN, usage)
             case Cancelled(request_id, usage):
-                self._end(request_id, now, State.CANCELLED, usage=usage)
+                self._end(request_id, now, RequestOutcome.CANCELLED, usage=usage)
         for command in commands:
             match command:
                 case Dispatch():
@@ -207,14 +207,14 @@ class Explanations:
         """It is turned away; one that may not be tried again has failed as it did the last time."""
         record = self._records.get(request)
         if refusal is Refusal.NO_RETRY and record is not None:
-            self._end(request, now, State.FAILED, record.reason)
+            self._end(request, now, RequestOutcome.FAILED, record.reason)
         else:
-            self._end(request, now, State.REJECTED, refusal, retry_after=retry_after)
+            self._end(request, now, RequestOutcome.REJECTED, refusal, retry_after=retry_after)
 
     def _give_back(self, request: RequestId, reason: str) -> None:
         """A worker lost it; another may do it."""
         if (record := self._records.get(request)) and record.dispatch is not None:
-            record.state, record.reason = State.WAITING, reason
+            record.state, record.reason = RequestOutcome.WAITING, reason
             record.tried = (*record.tried, record.dispatch.worker)[-TRIED:]
 
     def _dispatch(self, command: Dispatch, now: float) -> None:
@@ -222,7 +222,7 @@ class Explanations:
             if passed := self._records.get(request):
                 passed.held_back[reason] = passed.held_back.get(reason, 0) + 1
         if record := self._records.get(command.request):
-            record.state, record.reason = State.IN_FLIGHT, None
+            record.state, record.reason = RequestOutcome.IN_FLIGHT, None
             record.dispatch = command
             record.dispatched = now
 
@@ -230,7 +230,7 @@ class Explanations:
         self,
         request: RequestId,
         now: float,
-        state: State,
+        state: RequestOutcome,
         reason: str | None = None,
         usage: Usage | None = None,
         retry_after: float | None = None,
@@ -259,10 +259,10 @@ def _times(record: Record, now: float, wall: float) -> Times:
     )
 
 
-def _dispatched(command: Dispatch) -> Dispatched:
+def _dispatched(command: Dispatch) -> DispatchRecord:
     decision: Decision = command.decision
     longest = max(decision.match.values(), default=0)
-    return Dispatched(
+    return DispatchRecord(
         worker=command.worker,
         why=command.why,
         predicted_cached_tokens=command.cached_tokens,

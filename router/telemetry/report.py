@@ -18,7 +18,7 @@ from router.core.model.load import Limits
 from router.core.model.request import ClientId, GroupId, WorkerId
 from router.core.scheduler import Scheduler
 from router.telemetry.turn_report import NO_ROUND, NO_WAIT, RoundReport, WaitReport, round_report, wait_report
-from router.upstream.directory import Backend, Fleet
+from router.upstream.directory import WorkerDirectory, WorkerEndpoint
 
 T = TypeVar("T")
 
@@ -156,7 +156,7 @@ _CLIENTS: Final = TypeAdapter(dict[ClientId, ClientReport])
 
 
 async def fairness_report(
-    policy: str, scheduler: Scheduler, fleet: Fleet, now: float, unread: Mapping[WorkerId, int]
+    policy: str, scheduler: Scheduler, fleet: WorkerDirectory, now: float, unread: Mapping[WorkerId, int]
 ) -> FairnessReport:
     """Read it all off; changes nothing. `unread`: by worker, see `WorkerReport`.
 
@@ -225,7 +225,7 @@ def usage_report(
 
 
 async def worker_reports(
-    scheduler: Scheduler, fleet: Fleet, unread: Mapping[WorkerId, int]
+    scheduler: Scheduler, fleet: WorkerDirectory, unread: Mapping[WorkerId, int]
 ) -> dict[WorkerId, WorkerReport]:
     """What of that is about the workers."""
     reports = {}
@@ -297,7 +297,7 @@ def _rounded(tokens: float | None) -> int | None:
     return None if tokens is None else round(tokens)
 
 
-def _worker(backend: Backend, scheduler: Scheduler, unread: int) -> WorkerReport:
+def _worker(backend: WorkerEndpoint, scheduler: Scheduler, unread: int) -> WorkerReport:
     if backend.id not in scheduler.cluster:
         return WorkerReport(backend.url, backend.healthy, 0, 0, 0, None, None, None, None, unread=unread)
     state = scheduler.cluster[backend.id]

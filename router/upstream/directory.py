@@ -7,18 +7,18 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from router.api.body.edits import AddedFields
-from router.core.fleet.health import DEFAULT_PATIENCE, Patience, PatienceRules
+from router.core.fleet.health import DEFAULT_PATIENCE, PatienceRules, SilenceTimeout
 from router.core.model.request import RequestId, WorkerId
 from router.errors import NoWorker
 from router.upstream.accepted_fields import AcceptedFields
-from router.upstream.http_client import UNLIMITED, Silence, Upstream, WorkerClient
+from router.upstream.http_client import UNLIMITED, IdleTimeouts, WorkerClient, WorkerResponse
 from router.upstream.kv_endpoints import Source
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Backend:
+class WorkerEndpoint:
     """One worker as it is reached, and what was last seen of it."""
 
     id: WorkerId
@@ -46,12 +46,12 @@ class Backend:
         return {} if self.api_key is None else {"authorization": f"Bearer {self.api_key}"}
 
 
-class Fleet:
+class WorkerDirectory:
     """All workers by id, and the connections to them, which last as long as the context is entered."""
 
     def __init__(
         self,
-        backends: Iterable[Backend],
+        backends: Iterable[WorkerEndpoint],
         connect_timeout: float,
         patience: PatienceRules = DEFAULT_PATIENCE,
         aliases: Mapping[str, str] | None = None,
@@ -63,25 +63,25 @@ class Fleet:
         self.aliases: Mapping[str, str] = dict(aliases or {})
         self._connect_timeout = connect_timeout
         self._rules = patience
-        self._backends: dict[WorkerId, Backend] = {}
-        self._patience: dict[WorkerId, Patience] = {}
+        self._backends: dict[WorkerId, WorkerEndpoint] = {}
+        self._patience: dict[WorkerId, SilenceTimeout] = {}
         self._clients: dict[WorkerId, WorkerClient] = {}
         for backend in backends:
             self.add(backend)
 
     @property
-    def backends(self) -> Sequence[Backend]:
+    def backends(self) -> Sequence[WorkerEndpoint]:
         """The workers of this moment, in the order in which they came."""
         return tuple(self._backends.values())
 
-    def __getitem__(self, worker: WorkerId) -> Backend:
+    def __getitem__(self, worker: WorkerId) -> WorkerEndpoint:
         """KeyError for one that is not there."""
         return self._backends[worker]
 
-    def add(self, backend: Backend) -> None:
+    def add(self, backend: WorkerEndpoint) -> None:
         """One more worker, of an id that no other has."""
         self._backends[backend.id] = backend
-        self._patience[backend.id] = Patience(self._rules)
+        self._patience[backend.id] = SilenceTimeout(self._rules)
         self._clients[backend.id] = WorkerClient(backend.url, self._connect_timeout)
 
     def remove(self, worker: WorkerId) -> None:
@@ -134,7 +134,7 @@ class Fleet:
         for client in self._clients.values():
             client.close()
 
-    def patience(self, worker: WorkerId) -> Patience:
+    def patience(self, worker: WorkerId) -> SilenceTimeout:
         """With a worker's silence, by what it has shown of itself; to be told how fast it is."""
         return self._patience[worker]
 
@@ -154,11 +154,11 @@ class Fleet:
         path: str,
         body: bytes,
         request: RequestId,
-        silence: Silence = UNLIMITED,
+        silence: IdleTimeouts = UNLIMITED,
         *,
         method: str = "POST",
         content_type: str = "application/json",
-    ) -> Awaitable[Upstream]:
+    ) -> Awaitable[WorkerResponse]:
         """Send a call to a worker; returns when its answer begins.
 
         Raises WorkerUnreachable if none does, and WorkerHung if the worker says nothing for longer than it may.

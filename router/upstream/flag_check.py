@@ -17,7 +17,7 @@ from router.core.model.request import WorkerId
 from router.errors import WorkerBroke
 from router.upstream.accepted_fields import BAD_REQUEST, AcceptedFields
 from router.upstream.dialects import MODELS_PATH, About, read_about, read_models, recognise
-from router.upstream.directory import Backend, Fleet
+from router.upstream.directory import WorkerDirectory, WorkerEndpoint
 from router.upstream.flag_rules import Answers, Finding, Wanted, facts, findings
 from router.upstream.poll_client import ask, polling_client, reply_to
 
@@ -49,7 +49,7 @@ class Examined(NamedTuple):
     """What it cannot do, and what the router does instead; no flag changes that."""
 
 
-async def examine(backend: Backend, client: httpx.AsyncClient, wanted: Wanted, *, generate: bool) -> Examined:
+async def examine(backend: WorkerEndpoint, client: httpx.AsyncClient, wanted: Wanted, *, generate: bool) -> Examined:
     """Ask a worker about itself.
 
     `generate`: also have it answer a prompt, twice, by one token each, to see what its usage tells. That is a load on
@@ -82,23 +82,23 @@ async def examine(backend: Backend, client: httpx.AsyncClient, wanted: Wanted, *
     return Examined(backend.id, ", ".join(told), findings(answers, wanted), [*_notes(fields)])
 
 
-def _unanswered(backend: Backend, error: Exception) -> Finding:
+def _unanswered(backend: WorkerEndpoint, error: Exception) -> Finding:
     if isinstance(error, httpx.HTTPStatusError) and error.response.status_code in (401, 403):
         return Finding("does not let the router in", "give its key as worker_api_key, or as api_key under worker")
     why = str(error) or type(error).__name__
     return Finding(f"does not answer at {backend.url} ({why})", "start it, or correct its URL")
 
 
-def _nonsense(backend: Backend, path: str, error: WorkerBroke) -> Finding:
+def _nonsense(backend: WorkerEndpoint, path: str, error: WorkerBroke) -> Finding:
     seen = f"answers {path} at {backend.url} with something else than an engine of its kind does ({error})"
     return Finding(seen, "see whether another server, or a proxy, answers there")
 
 
-async def _get(backend: Backend, client: httpx.AsyncClient, path: str) -> bytes:
+async def _get(backend: WorkerEndpoint, client: httpx.AsyncClient, path: str) -> bytes:
     return await ask(client, backend.url + path, backend.authorization)
 
 
-async def _page(backend: Backend, client: httpx.AsyncClient, path: str | None) -> bytes | None:
+async def _page(backend: WorkerEndpoint, client: httpx.AsyncClient, path: str | None) -> bytes | None:
     """What is there, or None where nothing is."""
     if path is None:
         return None
@@ -110,7 +110,7 @@ async def _page(backend: Backend, client: httpx.AsyncClient, path: str | None) -
         return None
 
 
-async def _usage(backend: Backend, client: httpx.AsyncClient, model: str) -> object:
+async def _usage(backend: WorkerEndpoint, client: httpx.AsyncClient, model: str) -> object:
     """The usage of a prompt that it has seen before; None where it does not complete texts."""
     post = orjson.dumps({"model": model, "prompt": PROMPT, "max_tokens": 1})
     headers = {"content-type": "application/json", **backend.authorization}
@@ -123,7 +123,7 @@ async def _usage(backend: Backend, client: httpx.AsyncClient, model: str) -> obj
     return answer.get("usage") if isinstance(answer, dict) else None
 
 
-async def _try_fields(backend: Backend, client: httpx.AsyncClient, model: str, fields: AcceptedFields) -> None:
+async def _try_fields(backend: WorkerEndpoint, client: httpx.AsyncClient, model: str, fields: AcceptedFields) -> None:
     """Send a streamed call of each kind with what the router adds, and take note of what is refused."""
     headers = {"content-type": "application/json", **backend.authorization}
     for path, asked in STREAMS.items():
@@ -144,7 +144,7 @@ def _notes(fields: AcceptedFields) -> Iterator[str]:
             yield f"{verb} {field.value} on {path}, which is not added there: {WITHOUT[field]}"
 
 
-async def examine_all(backends: Sequence[Backend], wanted: Wanted) -> list[Examined]:
+async def examine_all(backends: Sequence[WorkerEndpoint], wanted: Wanted) -> list[Examined]:
     """All of them at once, each with a prompt."""
     client = polling_client()
     try:
@@ -162,7 +162,7 @@ class Advice:
 
     hears: ClassVar[Collection[type[Event]]] = (WorkerJoined,)
 
-    def __init__(self, fleet: Fleet, wanted: Wanted) -> None:
+    def __init__(self, fleet: WorkerDirectory, wanted: Wanted) -> None:
         self._fleet = fleet
         self._wanted = wanted
         self._told: dict[WorkerId, Sequence[Finding]] = {}
@@ -187,7 +187,7 @@ class Advice:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _advise(self, backend: Backend) -> None:
+    async def _advise(self, backend: WorkerEndpoint) -> None:
         """Warn of what is other than the last time."""
         examined = await examine(backend, self._client, self._wanted, generate=False)
         if not examined.card or examined.findings == self._told.get(backend.id, []):

@@ -43,7 +43,7 @@ SWITCHING: Final = 101
 LAST_STATUS: Final = 599
 
 
-class Silence(NamedTuple):
+class IdleTimeouts(NamedTuple):
     """How many seconds a worker may say nothing; None for as long as it likes."""
 
     first: float | None = None
@@ -52,7 +52,7 @@ class Silence(NamedTuple):
     """From then on, while somebody waits for more."""
 
 
-UNLIMITED: Final = Silence()
+UNLIMITED: Final = IdleTimeouts()
 
 
 class Connection(asyncio.Protocol):
@@ -74,7 +74,7 @@ class Connection(asyncio.Protocol):
         """Bytes that came in and were not read yet."""
         self._begun = self._complete = self._keep_alive = self._paused = False
         self._started = False
-        self._silence: Silence | None = None
+        self._silence: IdleTimeouts | None = None
         """What the call under way allows."""
         self._sent = self._waiting_since = 0.0
         self._watch: Alarm | None = None
@@ -95,7 +95,7 @@ class Connection(asyncio.Protocol):
         """The answer is complete and all of it was read."""
         return self._complete and not self._blocks
 
-    async def send(self, head: bytes, body: bytes, silence: Silence) -> None:
+    async def send(self, head: bytes, body: bytes, silence: IdleTimeouts) -> None:
         """Send a call and wait for the status and the headers of its answer.
 
         Raises WorkerUnreachable without one, and WorkerHung if it takes too long.
@@ -269,7 +269,7 @@ class Connection(asyncio.Protocol):
         self._complete = self._begun
 
 
-class Upstream:
+class WorkerResponse:
     """A worker's answer to one call. To be closed: before its end that aborts the call, after it it frees the way."""
 
     def __init__(self, connection: Connection, release: Callable[[Connection], None]) -> None:
@@ -329,8 +329,8 @@ class WorkerClient:
         """Those that no call uses, longest unused first."""
 
     async def send(
-        self, method: str, path: str, headers: dict[str, str], body: bytes, silence: Silence = UNLIMITED
-    ) -> Upstream:
+        self, method: str, path: str, headers: dict[str, str], body: bytes, silence: IdleTimeouts = UNLIMITED
+    ) -> WorkerResponse:
         """Send a call; returns when the answer's headers are here.
 
         A connection that was used before may close as the call comes: then it is sent once more, on a fresh one.
@@ -359,7 +359,7 @@ class WorkerClient:
             raise WorkerUnreachable(error.message, accepted=used is not None) from error
         return await self._ask(fresh, head, body, silence)
 
-    async def _ask(self, connection: Connection, head: bytes, body: bytes, silence: Silence) -> Upstream:
+    async def _ask(self, connection: Connection, head: bytes, body: bytes, silence: IdleTimeouts) -> WorkerResponse:
         try:
             sending = connection.send(head, body, silence)
             del body
@@ -367,7 +367,7 @@ class WorkerClient:
         except asyncio.CancelledError:
             connection.abort()
             raise
-        return Upstream(connection, self._release)
+        return WorkerResponse(connection, self._release)
 
     def close(self) -> None:
         """Close the connections that no call uses."""

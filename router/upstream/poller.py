@@ -34,7 +34,7 @@ from router.upstream.dialects import (
     read_vocabulary,
     recognise,
 )
-from router.upstream.directory import Backend, Fleet
+from router.upstream.directory import WorkerDirectory, WorkerEndpoint
 from router.upstream.poll_client import ask, polling_client, reply_to
 
 log = logging.getLogger(__name__)
@@ -50,13 +50,13 @@ MODELS_EVERY = 20
 """Polls between two readings of the list of models: adapters come and go, but seldom."""
 
 
-class Monitor:
+class Poller:
     """Polls every worker for as long as the context is entered, and tells of what changed by events."""
 
-    def __init__(self, fleet: Fleet, feed: Callable[[Event], None], interval: float) -> None:
+    def __init__(self, fleet: WorkerDirectory, feed: Callable[[Event], None], interval: float) -> None:
         """`interval`: seconds between two polls of a worker."""
         self._feed = feed
-        self._probes = {backend.id: Probe(backend, feed) for backend in fleet.backends}
+        self._probes = {backend.id: WorkerProbe(backend, feed) for backend in fleet.backends}
         self._interval = interval
         self._tasks: dict[WorkerId, tuple[asyncio.Task[None], ...]] = {}
         """Of each worker, one that looks at its health and one that reads its load: slow metrics delay nothing."""
@@ -81,9 +81,9 @@ class Monitor:
         if client is not None:
             await client.aclose()
 
-    def add(self, backend: Backend) -> None:
+    def add(self, backend: WorkerEndpoint) -> None:
         """Poll one more worker, the first time at once if polling has begun."""
-        probe = self._probes[backend.id] = Probe(backend, self._feed)
+        probe = self._probes[backend.id] = WorkerProbe(backend, self._feed)
         if self._client is not None:
             self._tasks[backend.id] = self._begin(self._client, probe, 0.0)
 
@@ -106,7 +106,7 @@ class Monitor:
             raise WorkerBroke(f"Worker {worker} is not polled.")
         await self._probes[worker].flush(self._client)
 
-    def _begin(self, client: httpx.AsyncClient, probe: "Probe", pause: float) -> tuple[asyncio.Task[None], ...]:
+    def _begin(self, client: httpx.AsyncClient, probe: "WorkerProbe", pause: float) -> tuple[asyncio.Task[None], ...]:
         acts = (probe.look, probe.measure)
         return tuple(asyncio.create_task(self._keep(act, client, pause)) for act in acts)
 
@@ -125,10 +125,10 @@ Act = Callable[[httpx.AsyncClient], Awaitable[None]]
 """One poll."""
 
 
-class Probe:
+class WorkerProbe:
     """What is known of one worker from the polls so far."""
 
-    def __init__(self, backend: Backend, feed: Callable[[Event], None]) -> None:
+    def __init__(self, backend: WorkerEndpoint, feed: Callable[[Event], None]) -> None:
         self._backend = backend
         self._feed = feed
         self._dialect: Dialect | None = None
@@ -300,7 +300,7 @@ class Probe:
             log.warning("worker %s: metrics ignored, %d times so far: %s", self._backend.id, self.unread, reason)
 
     async def flush(self, client: httpx.AsyncClient) -> None:
-        """See `Monitor.flush`."""
+        """See `Poller.flush`."""
         path = None if self._dialect is None else self._dialect.flush_path
         if path is None:
             raise WorkerBroke(f"Worker {self._backend.id} cannot empty its cache.")

@@ -9,9 +9,9 @@ from router.core.model.commands import Command
 from router.core.model.events import Cancelled, Event, Failed, Finished, Returned, WorkerJoined, WorkerLeft
 from router.core.model.request import WorkerId
 from router.errors import UnknownWorker, WorkerExists
-from router.upstream.directory import Backend, Fleet
+from router.upstream.directory import WorkerDirectory, WorkerEndpoint
 from router.upstream.kv_endpoints import Source
-from router.upstream.poller import Monitor
+from router.upstream.poller import Poller
 
 
 class WorkerDrain:
@@ -59,27 +59,27 @@ log = logging.getLogger(__name__)
 OPERATOR: Final = "the operator"
 
 
-def backend_of(worker: WorkerAddress, settings: Settings) -> Backend:
+def backend_of(worker: WorkerAddress, settings: Settings) -> WorkerEndpoint:
     """A worker as it is reached."""
     key = worker.api_key or settings.worker_api_key
     sources: tuple[Source, ...] = ()
     if worker.kv_events is not None:
         sources = (Source(worker.kv_events, worker.kv_replay, worker.kv_topic.encode()),)
-    return Backend(WorkerId(worker.id), worker.url, key.get_secret_value() if key else None, sources=sources)
+    return WorkerEndpoint(WorkerId(worker.id), worker.url, key.get_secret_value() if key else None, sources=sources)
 
 
-class Roster:
+class WorkerRegistry:
     """Adds workers to all who must know them, and takes them out again; the only one who does."""
 
     hears: ClassVar[Collection[type[Event]]] = (Finished, Failed, Returned, Cancelled, WorkerLeft)
 
     def __init__(
         self,
-        fleet: Fleet,
-        monitor: Monitor,
+        fleet: WorkerDirectory,
+        monitor: Poller,
         drain: WorkerDrain,
         runs: Callable[[WorkerId], bool],
-        backend: Callable[[WorkerAddress], Backend],
+        backend: Callable[[WorkerAddress], WorkerEndpoint],
     ) -> None:
         """`runs`: whether a worker may be sent requests or has some under way; `backend`: one as it is reached."""
         self._fleet = fleet

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.auth.admission import MINUTE, Admission, Bucket, Permit
-from router.auth.identity import Anonymous, Book, Group, Identifier, Identity, Limits
+from router.auth.admission import MINUTE, Admission, AdmissionTicket, Bucket
+from router.auth.identity import AnonymousPolicy, ClientDirectory, Group, Identifier, Identity, Limits
 from router.core.model.request import ClientId, GroupId
 from router.errors import ModelNotAllowed, Refused
 
@@ -18,15 +18,17 @@ MODEL = "m"
 class Door:
     """An admission, and a clock that only the test moves."""
 
-    def __init__(self, book: Book | None = None) -> None:
+    def __init__(self, book: ClientDirectory | None = None) -> None:
         self.now = 0.0
         self.known: set[ClientId] = set()
-        self.admission = Admission(Identifier(book=book or Book()), self.known.__contains__, clock=lambda: self.now)
+        self.admission = Admission(
+            Identifier(book=book or ClientDirectory()), self.known.__contains__, clock=lambda: self.now
+        )
 
     @contextmanager
-    def admitted(self, identity: Identity, tokens: int = 0) -> Iterator[Permit]:
+    def admitted(self, identity: Identity, tokens: int = 0) -> Iterator[AdmissionTicket]:
         """A call whose head does not tell whose it is, while it is under way."""
-        with Permit(lambda: self.now) as permit:
+        with AdmissionTicket(lambda: self.now) as permit:
             self.admission.admit(permit, identity, MODEL, tokens)
             yield permit
 
@@ -134,7 +136,7 @@ def test_new_limits_count_at_once_and_forget_nothing_in_flight() -> None:
 
 def test_names_beyond_the_cap_go_by_their_address() -> None:
     """So many new ones a minute from each address; who is known keeps its name, and a minute later others may come."""
-    door = Door(Book(anonymous=Anonymous(new_per_minute=2)))
+    door = Door(ClientDirectory(anonymous=AnonymousPolicy(new_per_minute=2)))
     names = [door.name(f"u{number}", "10.0.0.1") for number in range(4)]
     assert names == ["user-u0", "user-u1", "address-10.0.0.1", "address-10.0.0.1"]
     assert door.name("u0", "10.0.0.1") == "user-u0"
@@ -145,7 +147,7 @@ def test_names_beyond_the_cap_go_by_their_address() -> None:
 
 def test_what_is_remembered_of_idle_clients_is_forgotten() -> None:
     """However many have called: a minute after their calls there is nothing to know of them."""
-    door = Door(Book(anonymous=Anonymous(new_per_minute=100)))
+    door = Door(ClientDirectory(anonymous=AnonymousPolicy(new_per_minute=100)))
     for number in range(3000):
         door.now += 0.5
         door.call(client(f"c{number}", Limits(requests_per_minute=10)))

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from router.auth.identity import (
     ANONYMOUS,
     ID_LENGTH,
-    Anonymous,
-    Book,
-    Entry,
+    AnonymousPolicy,
+    ClientDirectory,
     Group,
     Identifier,
     Identity,
+    ResolvedClient,
     Source,
     is_free,
 )
@@ -79,12 +79,14 @@ def test_unknown_source_is_a_configuration_error() -> None:
         Identifier(order=["cookie"])
 
 
-def book(**anonymous: Any) -> Book:
+def book(**anonymous: Any) -> ClientDirectory:
     """Alice, whose key this is, and Bob, whose key has expired; nobody else but as told."""
-    alice = Entry(Identity(ClientId("alice"), 3.0))
-    bob = Entry(Identity(ClientId("bob")), until=1000.0)
+    alice = ResolvedClient(Identity(ClientId("alice"), 3.0))
+    bob = ResolvedClient(Identity(ClientId("bob")), until=1000.0)
     keys = {sha256(KEY).digest(): alice, sha256(b"sk-old").digest(): bob}
-    return Book(keys, {"alice": alice, "bob": bob}, Anonymous(**{"allowed": False, **anonymous}), checks=True)
+    return ClientDirectory(
+        keys, {"alice": alice, "bob": bob}, AnonymousPolicy(**{"allowed": False, **anonymous}), checks=True
+    )
 
 
 def bearer(key: bytes) -> dict[bytes, bytes]:

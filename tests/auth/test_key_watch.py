@@ -6,20 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from router.auth.identity import Book
+from router.auth.identity import ClientDirectory
 from router.auth.key_watch import KeyWatch
 from router.errors import ConfigError
 
 ONE, TWO = "clients: {ann: {}}\n", "clients: {ann: {}, bob: {}}\n"
 
 
-def names(books: list[Book]) -> list[set[str]]:
+def names(books: list[ClientDirectory]) -> list[set[str]]:
     return [set(book.names) for book in books]
 
 
 async def test_it_is_read_at_first_and_when_it_is_another() -> None:
     """Not where it stayed as it is; nor is anything where no file is given."""
-    books: list[Book] = []
+    books: list[ClientDirectory] = []
     watch = KeyWatch(None, books.append)
     await watch.look()
     assert not books
@@ -27,7 +27,7 @@ async def test_it_is_read_at_first_and_when_it_is_another() -> None:
 
 async def test_a_change_is_seen_however_it_was_made(tmp_path: Path) -> None:
     """Written over, or put in its place with the same time and size."""
-    path, books = tmp_path / "clients", list[Book]()
+    path, books = tmp_path / "clients", list[ClientDirectory]()
     path.write_text(ONE)
     watch = KeyWatch(path, books.append)
     await watch.look()
@@ -45,7 +45,7 @@ async def test_a_change_is_seen_however_it_was_made(tmp_path: Path) -> None:
 
 async def test_a_wrong_file_is_refused_with_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The old clients stay, until it is right again; one that is gone is as wrong."""
-    path, books = tmp_path / "clients", list[Book]()
+    path, books = tmp_path / "clients", list[ClientDirectory]()
     path.write_text(ONE)
     watch = KeyWatch(path, books.append)
     with caplog.at_level(logging.ERROR):
@@ -64,7 +64,7 @@ async def test_a_wrong_file_is_refused_with_one_line(tmp_path: Path, caplog: pyt
 
 def test_nothing_is_served_with_a_wrong_file(tmp_path: Path) -> None:
     """At the start whoever asks for it is told what is wrong."""
-    path, books = tmp_path / "clients", list[Book]()
+    path, books = tmp_path / "clients", list[ClientDirectory]()
     path.write_text("clients: 3")
     with pytest.raises(ConfigError, match="clients"):
         KeyWatch(path, books.append)

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from router.channel.host import Conductor, Observer
+from router.channel.host import Observer, SchedulerHost
 from router.core.clients.queue_limits import WaitingLimits
 from router.core.fleet.window import FixedWindow
 from router.core.model.commands import Command, Dispatch, WakeAt
@@ -50,7 +50,7 @@ class Desk:
         self.diary = Diary()
         settings = SchedulerSettings(window=FixedWindow(1, 1000), waiting=waiting or WaitingLimits())
         scheduler = Scheduler(POLICIES["rr+fcfs"], settings, Parameters(), Random(0))
-        self.conductor = Conductor(scheduler, [self.diary], asyncio.get_running_loop().time)
+        self.conductor = SchedulerHost(scheduler, [self.diary], asyncio.get_running_loop().time)
         for number in range(workers):
             self.conductor.feed(WorkerJoined(Worker(WorkerId(f"w{number}"), frozenset({"m"}))))
 

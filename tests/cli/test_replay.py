@@ -14,7 +14,7 @@ from router.core.model.commands import Dispatch, Reject
 from router.core.model.events import Arrived, Cancelled, Failed, Finished, Progressed, Started, WorkerLeft
 from router.core.model.request import ClientId
 from router.errors import ConfigError
-from router.persistence.journal import Entry, read
+from router.persistence.journal import JournalEntry, read
 from tests.support.running import COMPLETIONS, RunningRouter, chat, emulated_workers, running_router, until
 from tests.support.scripted_engine import chunk, scripted_engine
 
@@ -75,9 +75,9 @@ async def record(path: Path, workers: list[str], policy: str) -> None:
                 await post.read()
 
 
-def entries_of(path: Path) -> list[Entry]:
+def entries_of(path: Path) -> list[JournalEntry]:
     with path.open("rb") as file:
-        return [item for item in read(file) if isinstance(item, Entry)]
+        return [item for item in read(file) if isinstance(item, JournalEntry)]
 
 
 @pytest.mark.parametrize("policy", ["d2lpm", "dlpm_home", "two_choices+vtc", "pooled_fcfs"])

@@ -20,7 +20,7 @@ from router.core.snapshot import restore, snapshot
 from router.telemetry.cache_alarm import CacheAlarm
 from router.telemetry.explain import Explanations
 from router.telemetry.request_metrics import OTHER, ClientLabels, RequestMetrics
-from router.upstream.registry import Roster
+from router.upstream.registry import WorkerRegistry
 from tests.core.scenario import Scene
 from tests.support.running import chat, running_router, until
 from tests.support.scripted_engine import scripted_engine
@@ -190,7 +190,7 @@ def test_what_was_counted_of_a_worker_is_not_lost_with_its_label() -> None:
 async def test_workers_that_an_operator_adds_and_removes_leave_nothing() -> None:
     """Neither in the roster, nor among connections, polls and followers; but that of the last one for a while."""
     async with scripted_engine() as engine, running_router() as router:
-        (roster,) = [each for each in router.conductor._observers if isinstance(each, Roster)]
+        (roster,) = [each for each in router.conductor._observers if isinstance(each, WorkerRegistry)]
         names = [f"worker-{number}" for number in range(12)]
         for name in names:
             roster.add(WorkerAddress(url=engine.url, id=name))

@@ -21,9 +21,9 @@ from router.core.model.cost import LinearCost
 from router.core.model.events import Cancelled, Event, Failed, Finished
 from router.core.model.request import ClientId, Request, WorkerId
 from router.core.policies.base import Policy, PolicyFactory, Properties
-from router.core.policies.context import Parameters, Surroundings
+from router.core.policies.context import Parameters, PolicyContext
 from router.core.policies.deficit.client_deficits import ClientDeficits
-from router.core.policies.deficit.eligibility import Standings
+from router.core.policies.deficit.eligibility import Eligibility
 from router.core.policies.dlpm.d2lpm import D2lpmParameters
 from router.core.policies.dlpm.dlpm import Dlpm, DlpmParameters
 from router.core.policies.dlpm.dlpm_home import DlpmHome, DlpmHomeParameters
@@ -182,14 +182,14 @@ def test_gap_and_bound_are_shown_as_they_are(policy: str) -> None:
 # What follows breaks the scheduler on purpose: the check above must find it.
 
 QUANTUM = 100.0
-Tamper = Callable[[Standings, Request, int], None]
+Tamper = Callable[[Eligibility, Request, int], None]
 """What is done to the counters before a request begins to wait, of whose client so many wait already."""
 
 
 class TamperedDlpm(Dlpm):
     """DLPM whose counters somebody else can reach."""
 
-    def __init__(self, surroundings: Surroundings, tamper: Tamper, worker: WorkerId) -> None:
+    def __init__(self, surroundings: PolicyContext, tamper: Tamper, worker: WorkerId) -> None:
         super().__init__(surroundings, worker)
         self._tamper = tamper
         self._backlog: Backlog = surroundings.backlog
@@ -203,7 +203,7 @@ class TamperedDlpm(Dlpm):
 class TamperedHome(DlpmHome):
     """The same of the pool."""
 
-    def __init__(self, surroundings: Surroundings, tamper: Tamper) -> None:
+    def __init__(self, surroundings: PolicyContext, tamper: Tamper) -> None:
         super().__init__(surroundings)
         self._tamper = tamper
 
@@ -216,7 +216,7 @@ class TamperedHome(DlpmHome):
 def tampered(pooled: bool, tamper: Tamper) -> PolicyFactory:
     """One worker's queue, or a pool, whose counters are tampered with."""
 
-    def build(surroundings: Surroundings) -> Policy:
+    def build(surroundings: PolicyContext) -> Policy:
         if pooled:
             return TamperedHome(surroundings, tamper)
         order = partial(TamperedDlpm, surroundings, tamper)
@@ -225,18 +225,18 @@ def tampered(pooled: bool, tamper: Tamper) -> PolicyFactory:
     return build
 
 
-def leave_alone(standings: Standings, request: Request, waiting: int) -> None:
+def leave_alone(standings: Eligibility, request: Request, waiting: int) -> None:
     """All as it should be."""
 
 
-def refill_for_one(standings: Standings, request: Request, waiting: int) -> None:  # noqa: ARG001
+def refill_for_one(standings: Eligibility, request: Request, waiting: int) -> None:  # noqa: ARG001
     """CHECKREFILL without its condition: who has no credit gets a quantum, although others that wait have some."""
     credit = standings.credit(request.client)
     if credit is not None and credit <= 0:
         standings.charge(request.client, -QUANTUM)
 
 
-def shed_by_churn(standings: Standings, request: Request, waiting: int) -> None:
+def shed_by_churn(standings: Eligibility, request: Request, waiting: int) -> None:
     """Line 12 of Algorithm 1 for whoever had nothing queued: its counter begins anew."""
     credit = standings.credit(request.client)
     if not waiting and credit is not None and credit < 0:
@@ -254,7 +254,7 @@ class Saved(ClientDeficits):
         return rounds
 
 
-def save_credit(standings: Standings, request: Request, waiting: int) -> None:  # noqa: ARG001
+def save_credit(standings: Eligibility, request: Request, waiting: int) -> None:  # noqa: ARG001
     """A refill gives to those with credit too."""
     if not isinstance(standings._deficits, Saved):
         standings._deficits = standings._dues._deficits = Saved(Shares())
@@ -312,7 +312,7 @@ def test_a_scheduler_that_breaks_a_rule_is_found(
             pass
 
 
-def first_come_first_served(surroundings: Surroundings) -> Policy:
+def first_come_first_served(surroundings: PolicyContext) -> Policy:
     """An order without credit that declares a bound."""
     order = partial(ORDERS["fcfs"], surroundings)
     return QueuedPolicy(surroundings, PLACEMENTS["rr"](surroundings), order, Properties(QUANTUM))

@@ -10,7 +10,7 @@ from router.core.model.commands import Dispatch
 from router.core.model.events import Arrived, BlocksChanged, Finished, Started
 from router.core.model.prompt_key import CHUNK_BYTES, HASH_BYTES
 from router.core.model.request import Request, RequestId, Usage, WorkerId
-from router.persistence.journal import Entry, read
+from router.persistence.journal import JournalEntry, read
 
 from .fleet import BLOCK_TOKENS
 
@@ -83,7 +83,7 @@ def _heard(journal: Path) -> tuple[dict[RequestId, Call], list[Removed]]:
     calls: dict[RequestId, Call] = {}
     removed: list[Removed] = []
     with journal.open("rb") as lines:
-        for entry in (item for item in read(lines) if isinstance(item, Entry)):
+        for entry in (item for item in read(lines) if isinstance(item, JournalEntry)):
             match entry.event:
                 case Arrived(request):
                     requests[request.id] = request

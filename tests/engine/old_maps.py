@@ -11,7 +11,7 @@ from router.core.model.events import Arrived, Cancelled, Event, Failed, Finished
 from router.core.model.prompt_key import CHUNK_BYTES
 from router.core.model.request import Request, RequestId, WorkerId
 from router.core.predict.token_estimates import TokenRatio
-from router.persistence.journal import Entry, read
+from router.persistence.journal import JournalEntry, read
 
 MINIMUM = 64
 """Tokens below which a match counts as none."""
@@ -30,7 +30,7 @@ class LruMap:
         self.predicted: dict[RequestId, int] = {}
         """By request, of its last dispatch."""
 
-    def hear(self, entry: Entry) -> None:
+    def hear(self, entry: JournalEntry) -> None:
         """Take in one line of the journal."""
         self._take_in(entry.event, entry.at)
         for command in entry.commands:
@@ -70,6 +70,6 @@ def predictions(journal: Path, capacity: int | None) -> dict[RequestId, int]:
     told = LruMap(capacity)
     with journal.open("rb") as lines:
         for item in read(lines):
-            if isinstance(item, Entry):
+            if isinstance(item, JournalEntry):
                 told.hear(item)
     return told.predicted

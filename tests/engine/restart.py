@@ -7,7 +7,7 @@ from statistics import fmean
 
 from router.core.model.commands import Dispatch
 from router.core.model.events import BlocksLost, Evicted, WorkerLeft
-from router.persistence.journal import Entry, read
+from router.persistence.journal import JournalEntry, read
 
 from .clients import Clients
 from .fleet import Engine, Router
@@ -49,7 +49,7 @@ def forgotten(journal: Path, worker: str, since: float) -> tuple[float, int]:
     gone: float | None = None
     with journal.open("rb") as lines:
         for item in read(lines):
-            if isinstance(item, Entry) and item.at >= since:
+            if isinstance(item, JournalEntry) and item.at >= since:
                 event = item.event
                 if gone is None and isinstance(event, WorkerLeft | BlocksLost | Evicted) and event.worker == worker:
                     gone = item.at - since

@@ -21,8 +21,8 @@ from router.core.model.events import Arrived, Finished
 from router.core.model.request import ClientId, Request, RequestId, Usage, WorkerId
 from router.errors import ConfigError
 from router.kv_events.local_tokenizer import LocalTokenizer
-from router.kv_events.tokenize import AT_ONCE, DISTRUSTED, Outcome, Tokens
-from router.upstream.directory import Backend, Fleet
+from router.kv_events.tokenize import AT_ONCE, DISTRUSTED, Outcome, PromptTokenizer
+from router.upstream.directory import WorkerDirectory, WorkerEndpoint
 from tests.support.running import CHAT, COMPLETIONS, PATIENCE, until
 from tests.support.workers_http import worker
 from workers.engine.tokenizer import encode, render_chat
@@ -66,11 +66,11 @@ async def finding(
     tokenizer: Fixed | None = None,
     budget: float = PATIENCE,
     healthy: bool = True,
-) -> AsyncIterator[Tokens]:
+) -> AsyncIterator[PromptTokenizer]:
     """Before one worker with a model and an adapter on it."""
     models, parents = frozenset(("tiny", "adapter")), {"adapter": "tiny"}
-    backend = Backend(WorkerId("w"), url, healthy=healthy, models=models, parents=parents)
-    async with Tokens(Fleet([backend], 1.0), HASHER, lambda _: sizes, tokenizer, budget) as tokens:
+    backend = WorkerEndpoint(WorkerId("w"), url, healthy=healthy, models=models, parents=parents)
+    async with PromptTokenizer(WorkerDirectory([backend], 1.0), HASHER, lambda _: sizes, tokenizer, budget) as tokens:
         yield tokens
 
 
@@ -189,7 +189,7 @@ async def test_only_so_many_at_once() -> None:
         assert all(await asyncio.gather(*waiting))
 
 
-def end(tokens: Tokens, number: int, ours: int, engines: int) -> None:
+def end(tokens: PromptTokenizer, number: int, ours: int, engines: int) -> None:
     """A request with keys is over, and its engine has counted."""
     request = Request(RequestId(str(number)), ClientId("c"), "tiny", (), blocks=(BlockKey(ours, {}),))
     tokens.observe(0.0, Arrived(request), [])

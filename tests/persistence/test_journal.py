@@ -17,7 +17,18 @@ from router.core.model.events import Arrived, Event, Finished, Progressed, Start
 from router.core.model.prompt_key import PromptKey
 from router.core.model.request import ClientId, Request, RequestId, WorkerId
 from router.errors import ConfigError
-from router.persistence.journal import FORMAT, MAGIC, Entry, Header, Journal, Torn, decode, encode, open_journal, read
+from router.persistence.journal import (
+    FORMAT,
+    MAGIC,
+    Header,
+    Journal,
+    JournalEntry,
+    Torn,
+    decode,
+    encode,
+    open_journal,
+    read,
+)
 from tests.support.running import until
 
 # Of all mappings the core uses dicts alone, and no other can be read back as what it was.
@@ -30,7 +41,7 @@ def opened(path: Path) -> Journal:
     return open_journal(path, SECRET, 12.5, {"policy": "d2lpm", "seed": 3})
 
 
-def lines_of(path: Path) -> list[Header | Entry | Torn]:
+def lines_of(path: Path) -> list[Header | JournalEntry | Torn]:
     with path.open("rb") as file:
         return list(read(file))
 
@@ -55,7 +66,7 @@ def test_every_event_and_command_is_read_as_it_was_written(at: float, event: Eve
 def test_floats_are_exact(value: float) -> None:
     """To the last bit and the sign of zero: commands at other times would be others."""
     entry = decode(encode(value, Ticked(), [WakeAt(value)]))
-    assert repr(entry) == repr(Entry(value, Ticked(), [WakeAt(value)]))
+    assert repr(entry) == repr(JournalEntry(value, Ticked(), [WakeAt(value)]))
 
 
 @given(st.dictionaries(st.from_type(RequestId), st.integers()))
@@ -98,7 +109,7 @@ async def test_a_run_is_a_header_and_what_happened_in_order(tmp_path: Path) -> N
     assert isinstance(header, Header)
     assert (header.hash_secret, header.clock) == (SECRET.hex(), 12.5)
     assert header.settings == {"policy": "d2lpm", "seed": 3}
-    assert entries == [Entry(13.0, arrived, [WakeAt(14.0)]), Entry(14.0, Ticked(), [])]
+    assert entries == [JournalEntry(13.0, arrived, [WakeAt(14.0)]), JournalEntry(14.0, Ticked(), [])]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
@@ -108,7 +119,7 @@ async def test_lines_reach_the_file_while_the_run_goes_on(tmp_path: Path) -> Non
     async with opened(path) as journal:
         for at in (1.0, 2.0):
             journal.observe(at, Ticked(), [])
-            await until(lambda at=at: lines_of(path)[-1] == Entry(at, Ticked(), []))  # type: ignore[misc]
+            await until(lambda at=at: lines_of(path)[-1] == JournalEntry(at, Ticked(), []))  # type: ignore[misc]
             assert len(lines_of(path)) == 1 + at
 
 
@@ -124,7 +135,7 @@ async def test_another_run_is_appended(tmp_path: Path) -> None:
     first, torn, second, entry = lines_of(path)
     assert isinstance(first, Header)
     assert isinstance(second, Header)
-    assert (torn, entry) == (Torn(2), Entry(2.0, Ticked(), []))
+    assert (torn, entry) == (Torn(2), JournalEntry(2.0, Ticked(), []))
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 

@@ -17,7 +17,7 @@ from router.core.model.events import BlocksChanged, BlocksLost, Event
 from router.core.model.request import WorkerId
 from router.kv_events.stream import END, StreamLimits
 from router.kv_events.subscriber import Follower
-from router.upstream.directory import Backend
+from router.upstream.directory import WorkerEndpoint
 from router.upstream.kv_endpoints import Source
 from tests.support.running import PATIENCE
 
@@ -151,7 +151,11 @@ async def following(*, replays: bool = True, before: int = 0, limits: StreamLimi
         await publisher.publish(block(100 + number), lost=True)
     scene = Scene(publisher=publisher, told=[], held=set())
     scene.follower = Follower(
-        Backend(WORKER, "http://127.0.0.1:1", sources=(publisher.source,)), scene.feed, HASHER, limits, lambda: None
+        WorkerEndpoint(WORKER, "http://127.0.0.1:1", sources=(publisher.source,)),
+        scene.feed,
+        HASHER,
+        limits,
+        lambda: None,
     )
     async with httpx.AsyncClient() as client:
         task = asyncio.create_task(scene.follower.run(context, client))

@@ -10,7 +10,7 @@ from router.core.model.events import Arrived, Cancelled, Event, Failed, Fault, F
 from router.core.model.load import Limits, Load
 from router.core.model.request import ClientId, Request, RequestId, Usage, WorkerId
 from router.errors import UnknownRequest
-from router.telemetry.explain import Explanation, Explanations, State
+from router.telemetry.explain import Explanation, Explanations, RequestOutcome
 from tests.support.running import RunningRouter, chat, running_router, until
 from tests.support.scripted_engine import scripted_engine
 
@@ -90,7 +90,7 @@ def test_times_are_told_from_the_arrival() -> None:
     times = explanation.times
     assert times.arrived.timestamp() == 1_700_000_000.0 - 60.0
     assert (times.dispatched_s, times.started_s, times.ended_s, times.waited_s) == (2.0, 2.5, 5.0, 2.0)
-    assert (explanation.state, explanation.usage) == (State.FINISHED, Usage(100, 7, 64))
+    assert (explanation.state, explanation.usage) == (RequestOutcome.FINISHED, Usage(100, 7, 64))
 
 
 def test_a_request_that_waits_has_waited_until_now() -> None:
@@ -107,13 +107,13 @@ def test_a_request_that_waits_has_waited_until_now() -> None:
 @pytest.mark.parametrize(
     ("ending", "state", "reason"),
     [
-        (Finished(RequestId("r")), State.FINISHED, None),
-        (Cancelled(RequestId("r")), State.CANCELLED, None),
-        (Failed(RequestId("r"), accepted=True), State.FAILED, "when the worker may have begun"),
-        (Failed(RequestId("r"), accepted=False), State.FAILED, "before the worker had begun"),
+        (Finished(RequestId("r")), RequestOutcome.FINISHED, None),
+        (Cancelled(RequestId("r")), RequestOutcome.CANCELLED, None),
+        (Failed(RequestId("r"), accepted=True), RequestOutcome.FAILED, "when the worker may have begun"),
+        (Failed(RequestId("r"), accepted=False), RequestOutcome.FAILED, "before the worker had begun"),
     ],
 )
-def test_each_ending_is_told(ending: Finished | Cancelled | Failed, state: State, reason: str | None) -> None:
+def test_each_ending_is_told(ending: Finished | Cancelled | Failed, state: RequestOutcome, reason: str | None) -> None:
     """What came of it, and at what point it failed."""
     explanations = told((1.0, Arrived(request("r")), [dispatch("r")]), (2.0, ending, []))
     explanation = explained(explanations, "r")
@@ -125,7 +125,7 @@ def test_a_refusal_is_the_end() -> None:
     reject = Reject(RequestId("r"), Refusal.QUEUE_FULL, 2.5)
     explanations = told((1.0, Arrived(request("r")), [reject]), (1.5, Cancelled(RequestId("r")), []))
     explanation = explained(explanations, "r")
-    assert (explanation.state, explanation.reason) == (State.REJECTED, "rejected-saturated")
+    assert (explanation.state, explanation.reason) == (RequestOutcome.REJECTED, "rejected-saturated")
     assert (explanation.retry_after_s, explanation.times.ended_s) == (2.5, 0.0)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from router.cli.main import main
 from router.core.model.request import WorkerId
-from router.upstream.directory import Backend
+from router.upstream.directory import WorkerEndpoint
 from router.upstream.flag_check import Examined, examine
 from router.upstream.flag_rules import Wanted
 from router.upstream.poll_client import polling_client
@@ -43,7 +43,7 @@ async def answering(details: object = None) -> AsyncIterator[ScriptedEngine]:
 async def examined(url: str, *, generate: bool = True, isolated: bool = False) -> Examined:
     client = polling_client()
     try:
-        return await examine(Backend(WorkerId("w"), url), client, Wanted(64, isolated), generate=generate)
+        return await examine(WorkerEndpoint(WorkerId("w"), url), client, Wanted(64, isolated), generate=generate)
     finally:
         await client.aclose()
 

@@ -21,9 +21,9 @@ from router.core.model.events import (
 )
 from router.core.model.request import WorkerId
 from router.errors import WorkerBroke
-from router.upstream.directory import Backend, Fleet
+from router.upstream.directory import WorkerDirectory, WorkerEndpoint
 from router.upstream.poll_client import MOST_BYTES
-from router.upstream.poller import MODELS_EVERY, PATIENCE, Monitor, Probe
+from router.upstream.poller import MODELS_EVERY, PATIENCE, Poller, WorkerProbe
 from tests.support.scripted_engine import VLLM_METRICS, ScriptedEngine, scripted_engine
 
 
@@ -32,9 +32,9 @@ class Watch:
     """A probe of one engine, polled step by step; `events` is what it told since they were last taken."""
 
     engine: ScriptedEngine
-    backend: Backend
+    backend: WorkerEndpoint
     events: list[Event]
-    probe: Probe
+    probe: WorkerProbe
     client: httpx.AsyncClient
 
     async def told(self, polls: int = 1) -> list[Event]:
@@ -53,9 +53,9 @@ class Watch:
 @asynccontextmanager
 async def watched(*models: str) -> AsyncIterator[Watch]:
     async with scripted_engine(*models) as engine, httpx.AsyncClient() as client:
-        backend = Backend(WorkerId("w"), engine.url)
+        backend = WorkerEndpoint(WorkerId("w"), engine.url)
         events: list[Event] = []
-        yield Watch(engine, backend, events, Probe(backend, events.append), client)
+        yield Watch(engine, backend, events, WorkerProbe(backend, events.append), client)
 
 
 async def test_a_worker_joins_with_its_models_and_reports_its_load() -> None:
@@ -219,7 +219,7 @@ async def test_a_poll_that_fails_inside_the_router_is_not_the_last(caplog: pytes
 
     async with (
         scripted_engine() as engine,
-        Monitor(Fleet([Backend(WorkerId("w"), engine.url)], 1.0), feed, 0.01),
+        Poller(WorkerDirectory([WorkerEndpoint(WorkerId("w"), engine.url)], 1.0), feed, 0.01),
         asyncio.timeout(10),
     ):
         await again.wait()
@@ -288,9 +288,9 @@ async def test_a_worker_that_emptied_its_cache_when_told_is_believed_empty() -> 
 async def test_slow_metrics_make_no_worker_silent() -> None:
     """While /health answers, whoever never answers /metrics is alive, and is told to be."""
     async with scripted_engine() as engine:
-        backend = Backend(WorkerId("w"), engine.url)
+        backend = WorkerEndpoint(WorkerId("w"), engine.url)
         told: asyncio.Queue[Event] = asyncio.Queue()
-        async with Monitor(Fleet([backend], 1.0), told.put_nowait, 0.02):
+        async with Poller(WorkerDirectory([backend], 1.0), told.put_nowait, 0.02):
             del engine.polled["/metrics"]  # what comes there waits in `calls` from now on, and is never answered
             await engine.call()
             while not told.empty():
@@ -313,6 +313,9 @@ async def test_metrics_in_time_are_the_only_sign_of_life() -> None:
             if len(told) > 20:
                 reported.set()
 
-        async with Monitor(Fleet([Backend(WorkerId("w"), engine.url)], 1.0), feed, 0.01), asyncio.timeout(60):
+        async with (
+            Poller(WorkerDirectory([WorkerEndpoint(WorkerId("w"), engine.url)], 1.0), feed, 0.01),
+            asyncio.timeout(60),
+        ):
             await reported.wait()
         assert {type(event) for event in told} == {WorkerJoined, WorkerReported}

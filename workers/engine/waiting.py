@@ -44,7 +44,7 @@ class TimeWeighted:
         return self._value
 
 
-class Waiting:
+class QueueMeter:
     """Of one engine: its waiting requests, and their uncached tokens."""
 
     def __init__(self) -> None:

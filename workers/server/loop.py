@@ -9,7 +9,7 @@ from typing import NamedTuple
 from workers.engine.engine import Engine
 from workers.engine.model import Output, Request
 from workers.engine.tokenizer import EOS
-from workers.engine.waiting import Waiting
+from workers.engine.waiting import QueueMeter
 
 MAX_LAG = 0.05
 """Seconds of delay of this process that later steps may catch up; more is lost time."""
@@ -77,7 +77,7 @@ class EngineLoop:
         self, engine: Engine, speed: float, after_step: Iterable[Callable[[], None]] = (), *, measure: bool = False
     ) -> None:
         self.engine = engine
-        self._waiting = Waiting() if measure else None
+        self._waiting = QueueMeter() if measure else None
         self.measure()
         self._pause_factor = 1 / speed if speed else 0.0
         self._after_step = tuple(after_step)

@@ -12,7 +12,7 @@ from bench.workloads.combined import Misbehaving
 from bench.workloads.papers.dlpm import ARENA_CHAT, JUDGE, QA, TREES
 from bench.workloads.papers.preble import EMBODIED, LOOGLE, PROGRAMMING, TOOLBENCH, VIDEO
 from bench.workloads.parts.lengths import Lengths
-from bench.workloads.parts.pace import Pace
+from bench.workloads.parts.pace import RatedWorkload
 from bench.workloads.parts.traffic import Rated, Workload
 from bench.workloads.shared_prefix import SharedPrefix
 from router.core.clients.queue_limits import WaitingLimits
@@ -99,7 +99,7 @@ class Span:
     warmup: float = 0.0
 
 
-SATURATING: Final[Mapping[str, tuple[Pace, int]]] = {
+SATURATING: Final[Mapping[str, tuple[RatedWorkload, int]]] = {
     "chat": (ARENA_CHAT, 256),
     "tree": (TREES, 32),
     "long tree": (replace(TREES, question_times=10.0), 32),

@@ -13,7 +13,7 @@ from statistics import median, quantiles
 from time import perf_counter_ns
 from typing import Final
 
-from router.core.cache.cache_mirror import Mirror
+from router.core.cache.cache_mirror import CacheMirror
 from router.core.cache.engine_rules import FOLLOWED
 from router.core.cache.prefix_tree import PrefixTree
 from router.core.model.prompt_key import CHUNK_BYTES, HASH_BYTES, PromptKey
@@ -34,7 +34,7 @@ class Believed:
         self._random = Random(1)
         self._prefixes = [self._random.randbytes(SHARED_CHUNKS * HASH_BYTES) for _ in range(PREFIXES)]
         self.tree = PrefixTree(chunks)
-        self._mirror = Mirror(self.tree, Estimates(), 10**9, FOLLOWED)
+        self._mirror = CacheMirror(self.tree, Estimates(), 10**9, FOLLOWED)
         self._workers = [WorkerId(f"w{number}") for number in range(workers)]
         for worker in self._workers:
             self._mirror.joined(Worker(worker, frozenset([MODEL]), engine=engine))

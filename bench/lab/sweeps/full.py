@@ -19,7 +19,7 @@ from bench.report.summary import Summary
 from bench.sim.scenario import Scenario
 from bench.workloads.combined import Combined
 from bench.workloads.papers.vtc import Suite
-from bench.workloads.parts.pace import Pace
+from bench.workloads.parts.pace import RatedWorkload
 from bench.workloads.parts.traffic import Workload
 from bench.workloads.recorded.sessions import Sessions
 from bench.workloads.recorded.traces import Trace
@@ -132,7 +132,7 @@ def _scaled(workload: Workload, factor: float) -> Workload:
     return replace(workload, **parts)  # type: ignore[arg-type]
 
 
-def _more(part: Pace, factor: float) -> Pace:
+def _more(part: RatedWorkload, factor: float) -> RatedWorkload:
     """So many times the calls open: more clients where each has one, else more for each."""
     if part.concurrency == 1:
         return replace(part, client_count=max(1, round(part.client_count * factor)))

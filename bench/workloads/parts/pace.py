@@ -13,7 +13,7 @@ from bench.workloads.parts.traffic import Call, Client, Draw, closed_loop, open_
 
 
 @dataclass(frozen=True, slots=True)
-class Pace(ABC):
+class RatedWorkload(ABC):
     """Equal clients, in an open loop at a rate or in a closed one.
 
     What they begin at this pace are sessions: single calls in most families, whole programs or conversations in the

@@ -27,7 +27,7 @@ _COMMON: Final = re.compile(rb'(%b)([^"]*)"(%b)%b(\}\])(, ?"usage": ?\{)(%b)' % 
 
 
 @dataclass(slots=True)
-class Run:
+class ChunkRun:
     """Chunks of one form in a row. Made for every block that comes, and not changed."""
 
     seen: bytes
@@ -57,18 +57,18 @@ class Form:
     """From there to the usage, its name and its first brace included."""
     finish_reason: bytes | None
 
-    def run(self, texts: list[bytes], ids: list[bytes], rest: bytes) -> Run:
+    def run(self, texts: list[bytes], ids: list[bytes], rest: bytes) -> ChunkRun:
         """The chunks that say these texts; `rest` is what the last has behind the first brace of its usage."""
         end = b'"' + self.behind + b"}\n\n"
         start = b"data: " + self.before
         seen = start + (end + start).join(texts) + end
         text, usage = b"".join(texts), b"{" + rest[:-1]
         if not self.to_ids:
-            return Run(seen, text, usage, self.finish_reason, None if text else b"")
+            return ChunkRun(seen, text, usage, self.finish_reason, None if text else b"")
         said = len(texts)
         while said and not texts[said - 1]:
             said -= 1
-        return Run(seen, text, usage, self.finish_reason, _listed(ids[:said]), _listed(ids[said:]))
+        return ChunkRun(seen, text, usage, self.finish_reason, _listed(ids[:said]), _listed(ids[said:]))
 
 
 def _listed(ids: list[bytes]) -> bytes:
@@ -90,7 +90,7 @@ class CommonChunks:
         self._form = NO_FORM
         """Of the last one."""
 
-    def take_apart(self, data: Iterable[bytes]) -> Iterator[Run | bytes]:
+    def take_apart(self, data: Iterable[bytes]) -> Iterator[ChunkRun | bytes]:
         """Chunks in their order: the common ones run by run, each other by itself and as it is."""
         form = self._form
         before, to_ids, to_usage = form.before, form.to_ids, form.to_usage

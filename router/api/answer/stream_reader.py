@@ -12,7 +12,7 @@ from typing import Any, Final
 import orjson
 
 from router.api.answer.choices import Choices
-from router.api.answer.fast_path import CommonChunks, Run
+from router.api.answer.fast_path import ChunkRun, CommonChunks
 from router.api.answer.sse import BLANK, EVENT_LIMIT, EventSplitter, event_data, is_event, plain_data, plain_event
 from router.api.answer.token_record import Record
 from router.api.answer.usage import UsageTally, read_usage
@@ -55,7 +55,7 @@ class StreamReader:
         may_be_common = self._expected == 1 and plain and self._choices.chat
         self._common = CommonChunks(call.hides_ids) if may_be_common else None
         """Where chunks may have the common form, they are read without their JSON."""
-        self._unread: list[dict[str, Any] | Run] = []
+        self._unread: list[dict[str, Any] | ChunkRun] = []
         """Chunks that were passed on and not looked at yet."""
         self._broken = False
         """The engine sent what is no event of an answer; nothing behind that counts."""
@@ -88,7 +88,7 @@ class StreamReader:
         for part in data if self._common is None else self._common.take_apart(data):
             if self._broken:
                 break
-            if isinstance(part, Run):
+            if isinstance(part, ChunkRun):
                 self._unread.append(part)
                 passed.append(self._show(part.seen))
             elif (chunk := self._take(part)) is not None and (seen := self._splice.data(part, chunk)) is not None:
@@ -194,9 +194,9 @@ class StreamReader:
         if not self._unread:
             return
         unread, self._unread = self._unread, []
-        runs: list[Run] = []
+        runs: list[ChunkRun] = []
         for each in unread:
-            if isinstance(each, Run):
+            if isinstance(each, ChunkRun):
                 runs.append(each)
             else:
                 self._read_common(runs)
@@ -204,7 +204,7 @@ class StreamReader:
                 runs = []
         self._read_common(runs)
 
-    def _read_common(self, runs: list[Run]) -> None:
+    def _read_common(self, runs: list[ChunkRun]) -> None:
         """Common chunks in a row: their text, and the usage of the last, which counts for all of them."""
         if not runs:
             return

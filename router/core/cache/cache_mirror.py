@@ -22,7 +22,7 @@ from itertools import count
 from math import inf
 from typing import Final
 
-from router.core.cache.cache_model import CacheState, Run
+from router.core.cache.cache_model import CacheState, PinnedRun
 from router.core.cache.engine_rules import Tracking, blocks_for, computes_anew, rules_of, whole_blocks
 from router.core.cache.prefix_node import Node
 from router.core.cache.prefix_tree import PrefixTree
@@ -32,7 +32,7 @@ from router.core.model.request import Request, RequestId, Usage, Worker, WorkerI
 from router.core.predict.token_estimates import Estimates
 
 
-class Mirror:
+class CacheMirror:
     """The caches of all workers, in the prefix tree."""
 
     def __init__(self, tree: PrefixTree, estimates: Estimates, capacity: int, tracking: Tracking) -> None:
@@ -43,7 +43,7 @@ class Mirror:
         self._caches: defaultdict[WorkerId, CacheState] = defaultdict(lambda: CacheState(capacity))
         self.caches: Final[Mapping[WorkerId, CacheState]] = self._caches
         """Every worker heard of; one that is looked up is."""
-        self._runs: dict[RequestId, Run] = {}
+        self._runs: dict[RequestId, PinnedRun] = {}
         self._strangers = count(1 << 63)
         self.uncached: set[WorkerId] = set()
         """Workers that keep no prefix cache; a match there is worth nothing."""
@@ -117,7 +117,7 @@ class Mirror:
             state.predicted += predicted
             state.prompts += prompt_tokens
         holding = self._tree.holding(worker)
-        run = self._runs[request.id] = Run(request, worker, holding, now, predicted, prompt_tokens, reads=reads)
+        run = self._runs[request.id] = PinnedRun(request, worker, holding, now, predicted, prompt_tokens, reads=reads)
         replays = self._tracking.replays
         whole = replays and state.rules.whole_nodes
         before = self._tree.held(worker)
@@ -242,7 +242,7 @@ class Mirror:
             return matched
         return min(matched, self.in_blocks(self._estimates.measure(request.model, prompt).held(found), worker))
 
-    def _grow(self, run: Run, state: CacheState) -> bool:
+    def _grow(self, run: PinnedRun, state: CacheState) -> bool:
         """Account for what a request holds beside what the tree knows; whether that is more than before."""
         if not self._tracking.replays:
             return False
@@ -284,7 +284,7 @@ class Mirror:
             if held > (heir[-1][0] if heir else 0):
                 heir.append((held, released))
 
-    def _keep_answers(self, run: Run, usage: Usage | None, answers: Sequence[PromptKey], now: float) -> None:
+    def _keep_answers(self, run: PinnedRun, usage: Usage | None, answers: Sequence[PromptKey], now: float) -> None:
         for answer in answers:
             self._tree.insert(answer.hashes, run.worker, now)
         if not answers and run.prompts:
@@ -294,7 +294,7 @@ class Mirror:
             if names:
                 self._tree.insert(run.prompts[0].hashes + names, run.worker, now)
 
-    def _compare(self, run: Run, state: CacheState, usage: Usage, *, here: bool) -> None:
+    def _compare(self, run: PinnedRun, state: CacheState, usage: Usage, *, here: bool) -> None:
         """Set what the engine found beside what was predicted."""
         if usage.cached_tokens is None:
             state.calibration.told_nothing()
@@ -310,7 +310,7 @@ class Mirror:
             elif run.paths[0] and (released := run.paths[0][-1][1]) is not None:
                 state.ages.append(run.since - released)
 
-    def _correct(self, run: Run, state: CacheState, found: int) -> None:
+    def _correct(self, run: PinnedRun, state: CacheState, found: int) -> None:
         """Of a prompt only so many chunks were there: what else is gone?"""
         missing = next((released for end, released in run.paths[0] if end > found), None)
         if missing is None:  # it was pinned: in the middle of being computed

@@ -108,7 +108,7 @@ HITS_REMEMBERED: Final = 32
 """The oldest of so many hits says what was still cached lately."""
 
 
-class Run:
+class PinnedRun:
     """A request at a worker: what it pins there, what was predicted, and what it holds beside its prompts."""
 
     __slots__ = (

@@ -4,7 +4,7 @@ from router.core.model.prompt_key import HASH_BYTES
 from router.core.model.request import RequestId, WorkerId
 
 
-class Watch:
+class MatchWatch:
     """One prompt of a watched request, and how many of its chunks each worker holds."""
 
     __slots__ = ("ends", "hashes", "request", "serial")
@@ -29,14 +29,14 @@ class Watch:
         return end // HASH_BYTES
 
 
-class Edges:
+class WatchIndex:
     """The watches by the chunks at which a match of theirs ends: the last one held, and the first one lacked."""
 
     def __init__(self) -> None:
-        self.held: dict[bytes, dict[Watch, None]] = {}
-        self.lacked: dict[bytes, dict[Watch, None]] = {}
+        self.held: dict[bytes, dict[MatchWatch, None]] = {}
+        self.lacked: dict[bytes, dict[MatchWatch, None]] = {}
 
-    def add(self, watch: Watch, chunks: int) -> None:
+    def add(self, watch: MatchWatch, chunks: int) -> None:
         """A match of this length ends there."""
         held, lacked = watch.edge(chunks)
         if held:
@@ -44,7 +44,7 @@ class Edges:
         if lacked:
             self.lacked.setdefault(lacked, {})[watch] = None
 
-    def remove(self, watch: Watch, chunks: int) -> None:
+    def remove(self, watch: MatchWatch, chunks: int) -> None:
         """None of this length does any more."""
         held, lacked = watch.edge(chunks)
         if held:
@@ -52,7 +52,7 @@ class Edges:
         if lacked:
             _remove(self.lacked, lacked, watch)
 
-    def move(self, watch: Watch, worker: WorkerId, chunks: int) -> None:
+    def move(self, watch: MatchWatch, worker: WorkerId, chunks: int) -> None:
         """A worker holds so many chunks now."""
         ends = watch.ends
         before = ends[worker]
@@ -63,7 +63,7 @@ class Edges:
             self.remove(watch, before)
 
 
-def _remove(index: dict[bytes, dict[Watch, None]], chunk: bytes, watch: Watch) -> None:
+def _remove(index: dict[bytes, dict[MatchWatch, None]], chunk: bytes, watch: MatchWatch) -> None:
     watches = index[chunk]
     del watches[watch]
     if not watches:

@@ -14,9 +14,9 @@ from operator import attrgetter
 from struct import iter_unpack
 from typing import Final
 
-from router.core.cache.cache_mirror import Mirror
+from router.core.cache.cache_mirror import CacheMirror
 from router.core.cache.engine_rules import FOLLOWED, Tracking, whole_blocks
-from router.core.cache.match_watch import Edges, Watch
+from router.core.cache.match_watch import MatchWatch, WatchIndex
 from router.core.cache.prefix_tree import PrefixTree
 from router.core.kv_blocks.token_blocks import TokenBlocks
 from router.core.model.prompt_key import CHUNK_BYTES, HASH_BYTES, PromptKey
@@ -62,7 +62,7 @@ class PrefixMap:
         really are, instead of what is believed.
         """
         self.tree = PrefixTree(limit, self._lost, self._gained)
-        self.mirror = Mirror(self.tree, estimates, capacity, tracking)
+        self.mirror = CacheMirror(self.tree, estimates, capacity, tracking)
         self._oracle = oracle
         self.blocks = TokenBlocks(limit)
         self._promised = PrefixTree(limit)
@@ -77,10 +77,10 @@ class PrefixMap:
         self._seen_at = 0
         """The changes until then."""
         self._most_seen = SEEN_KEPT if oracle is None else 1  # an oracle does not say when it would say another thing
-        self._watches: dict[RequestId, tuple[Watch, ...]] = {}
+        self._watches: dict[RequestId, tuple[MatchWatch, ...]] = {}
         """Of each watched request one by prompt."""
-        self._edges = Edges()
-        self._fresh: dict[Watch, None] = {}
+        self._edges = WatchIndex()
+        self._fresh: dict[MatchWatch, None] = {}
         """Watches that are in none of these yet, since the tree has not changed: most of what waits for no time."""
         self._questions = 0
         self._changed: dict[WorkerId, dict[RequestId, None]] = {}
@@ -196,7 +196,7 @@ class PrefixMap:
                     if watch.hashes[(chunks - 1) * HASH_BYTES : chunks * HASH_BYTES] == chunk:
                         self._move(watch, worker, chunks - place - 1)
 
-    def _move(self, watch: Watch, worker: WorkerId, chunks: int) -> None:
+    def _move(self, watch: MatchWatch, worker: WorkerId, chunks: int) -> None:
         self._edges.move(watch, worker, chunks)
         self._changed.setdefault(worker, {})[watch.request] = None
 
@@ -247,10 +247,10 @@ class PrefixMap:
             matched = {worker: sum([found.get(worker, 0) for found in finds]) for worker in workers}
         return self._worth_going_for(request, matched)
 
-    def _follow(self, request: RequestId, hashes: bytes, workers: tuple[WorkerId, ...]) -> Watch:
+    def _follow(self, request: RequestId, hashes: bytes, workers: tuple[WorkerId, ...]) -> MatchWatch:
         """Begin to watch one prompt."""
         found = self.tree.match(hashes)
-        watch = Watch(request, hashes, {worker: found.get(worker, 0) for worker in workers})
+        watch = MatchWatch(request, hashes, {worker: found.get(worker, 0) for worker in workers})
         self._fresh[watch] = None
         return watch
 

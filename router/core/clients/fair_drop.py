@@ -20,7 +20,7 @@ class Holding:
     weight: float = 1.0
 
 
-class Holdings(Generic[K]):
+class LongestQueueDrop(Generic[K]):
     """Amounts by holder, their sum, and the holder with the most of it by weight.
 
     Adding, taking away and asking cost no more with many holders than with few, but for the logarithm of a heap.

@@ -63,7 +63,7 @@ class Account:
         return self.served.plus(self.reserved)
 
 
-class Accounts:
+class Ledger:
     """Bills of the requests in flight and the account of every client."""
 
     def __init__(self, cached_in_flight_limit: int) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import ceil, inf
 from typing import NamedTuple
 
-from router.core.clients.fair_drop import Holdings
+from router.core.clients.fair_drop import LongestQueueDrop
 from router.core.model.commands import Refusal
 from router.core.model.request import ClientId, Request, RequestId
 
@@ -47,7 +47,7 @@ class Waiter(NamedTuple):
     weight: float
 
 
-class WaitingRoom:
+class QueueLimits:
     """Every waiting request with the time until which it may wait, in order of arrival, and what each client has."""
 
     def __init__(self, limits: WaitingLimits) -> None:
@@ -58,8 +58,8 @@ class WaitingRoom:
         self.waiters: Mapping[RequestId, Waiter] = self._waiters
         """To be looked at only."""
         self._by_client: dict[ClientId, dict[RequestId, None]] = {}
-        self._requests: Holdings[ClientId] = Holdings()
-        self._bytes: Holdings[ClientId] = Holdings()
+        self._requests: LongestQueueDrop[ClientId] = LongestQueueDrop()
+        self._bytes: LongestQueueDrop[ClientId] = LongestQueueDrop()
         self._departures: deque[float] = deque(maxlen=RATE_MEMORY)
 
     def __len__(self) -> int:
@@ -136,7 +136,7 @@ class WaitingRoom:
         rate = len(self._departures) / (now - self._departures[0])
         return min(LONGEST_RETRY, max(1.0, ceil(len(self._waiters) / rate)))
 
-    def _short(self) -> Holdings[ClientId] | None:
+    def _short(self) -> LongestQueueDrop[ClientId] | None:
         """What all together have more of than they may."""
         if _beyond(self._requests.total, self._limits.requests):
             return self._requests

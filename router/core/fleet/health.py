@@ -139,7 +139,7 @@ class Health:
             self.reset()
 
 
-class Pauses:
+class Backoff:
     """For how long a worker gets nothing that says it has no room for more."""
 
     __slots__ = ("_next", "until")
@@ -198,7 +198,7 @@ class PatienceRules:
 DEFAULT_PATIENCE: Final = PatienceRules()
 
 
-class Patience:
+class SilenceTimeout:
     """How long a worker may say nothing, by what it has shown of itself: some times its own slowest of late."""
 
     __slots__ = ("_first", "_gap", "_rules")

@@ -39,7 +39,7 @@ class InFlight:
     """Of one whose start does not show: when its answers are believed to begin; infinite while it has no place."""
 
 
-class Flights:
+class InFlightTable:
     """The requests of one worker, by id and in the order of their dispatch, and sums over them."""
 
     def __init__(self) -> None:

@@ -33,7 +33,7 @@ class Hold(NamedTuple):
     """By which it may grow, if it outlives what was foreseen."""
 
 
-class KvForecast:
+class KvPeakForecast:
     """The spans of one worker's requests, by their ends."""
 
     def __init__(self) -> None:

@@ -64,7 +64,7 @@ class Burst:
     """That of others which may have been computed in part in the same time, and still waited at the end."""
 
 
-class Pace:
+class ServiceRate:
     """One worker's prefill, turnover and service, measured."""
 
     def __init__(self) -> None:

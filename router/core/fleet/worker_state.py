@@ -6,10 +6,10 @@ from math import inf
 
 from router.core.fleet.engine_limits import EngineReport
 from router.core.fleet.engine_work import EngineWork
-from router.core.fleet.health import DEFAULT_RULES, Health, HealthRules, Pauses
-from router.core.fleet.in_flight import Flights, InFlight
-from router.core.fleet.kv_forecast import KvForecast
-from router.core.fleet.service_rate import Pace
+from router.core.fleet.health import DEFAULT_RULES, Backoff, Health, HealthRules
+from router.core.fleet.in_flight import InFlight, InFlightTable
+from router.core.fleet.kv_forecast import KvPeakForecast
+from router.core.fleet.service_rate import ServiceRate
 from router.core.fleet.window import Window
 from router.core.model.events import WorkReport
 from router.core.model.load import Load
@@ -38,7 +38,7 @@ class WorkerState:
         self.worker = worker
         self.window = window
         self.health = Health(rules)
-        self.pace = Pace()
+        self.pace = ServiceRate()
         self.work = EngineWork()
         self.left = False
         self.silent = False
@@ -48,9 +48,9 @@ class WorkerState:
         self.has_room = True
         """Whether any request could go now, however small."""
         self._deadlines = deadlines
-        self._flights = Flights()
-        self._forecast = KvForecast()
-        self._pauses = Pauses()
+        self._flights = InFlightTable()
+        self._forecast = KvPeakForecast()
+        self._pauses = Backoff()
         self._silence = rules.silence
         self._quiet_since = 0.0
         """When it was heard last, or got something to do after that."""

@@ -13,7 +13,7 @@ from router.core.model.commands import Deficit, PassedOver
 from router.core.model.cost import Charge
 from router.core.model.request import ClientId, GroupId, Request, RequestId, WorkerId
 from router.core.model.saved import Counters, Groups, SavedCounter
-from router.core.policies.context import Surroundings
+from router.core.policies.context import PolicyContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +263,7 @@ class Order(Protocol):
         return
 
     @classmethod
-    def gap_quantum(cls, surroundings: Surroundings) -> float | None:
+    def gap_quantum(cls, surroundings: PolicyContext) -> float | None:
         """See `Properties`."""
 
 
@@ -272,18 +272,18 @@ class PlacementFactory(Protocol):
 
     locality: bool
 
-    def __call__(self, surroundings: Surroundings) -> Placement:
+    def __call__(self, surroundings: PolicyContext) -> Placement:
         """Build the placement of one scheduler."""
 
 
 class OrderFactory(Protocol):
     """An order's class."""
 
-    def gap_quantum(self, surroundings: Surroundings) -> float | None:
+    def gap_quantum(self, surroundings: PolicyContext) -> float | None:
         """See `Properties`."""
 
-    def __call__(self, surroundings: Surroundings, worker: WorkerId) -> Order:
+    def __call__(self, surroundings: PolicyContext, worker: WorkerId) -> Order:
         """Build the order of one worker's queue."""
 
 
-PolicyFactory = Callable[[Surroundings], Policy]
+PolicyFactory = Callable[[PolicyContext], Policy]

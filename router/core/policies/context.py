@@ -1,6 +1,6 @@
 """What a policy is built into: the fleet and the prefix map as it may ask about them, its parameters, and who shares.
 
-Given at its construction, by the scheduler; one `Surroundings` for all parts of a policy.
+Given at its construction, by the scheduler; one `PolicyContext` for all parts of a policy.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -100,7 +100,7 @@ class Parameters:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class PolicyContext:
     """What a policy is built into."""
 
     view: FleetView

@@ -10,7 +10,7 @@ from router.core.model.cost import Charge
 from router.core.model.request import ClientId, Request, RequestId, WorkerId
 from router.core.model.saved import Counters, Groups, SavedCounter, SavedGroup, in_rows
 from router.core.policies.base import Candidate, Choice, Order, Placed, Placement, Policy, Properties
-from router.core.policies.context import Surroundings
+from router.core.policies.context import PolicyContext
 
 
 class Ticket(NamedTuple):
@@ -31,7 +31,7 @@ class QueuedPolicy(Policy):
 
     def __init__(
         self,
-        surroundings: Surroundings,
+        surroundings: PolicyContext,
         placement: Placement,
         order: Callable[[WorkerId], Order],
         properties: Properties,

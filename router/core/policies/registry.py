@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Final
 
 from router.core.policies.base import OrderFactory, PlacementFactory, Policy, PolicyFactory, Properties
-from router.core.policies.context import Surroundings
+from router.core.policies.context import PolicyContext
 from router.core.policies.dlpm.d2lpm import D2lpm, D2lpmParameters
 from router.core.policies.dlpm.dlpm import Dlpm, DlpmParameters
 from router.core.policies.dlpm.dlpm_home import DlpmHome, DlpmHomeParameters
@@ -82,7 +82,7 @@ PARAMETERS: Final[Mapping[str, type]] = {
 
 
 def _joined(placement: PlacementFactory, order: OrderFactory) -> PolicyFactory:
-    def build(surroundings: Surroundings) -> Policy:
+    def build(surroundings: PolicyContext) -> Policy:
         placed = placement(surroundings)
         gap_quantum, takes_over = order.gap_quantum(surroundings), placed.steal_loss is not None
         properties = Properties(gap_quantum, placement.locality, work_conserving=takes_over)

@@ -43,7 +43,7 @@ class Measure(NamedTuple):
         return min(self.tokens - 1, int(before + (tokens - before) * (chunks - start) / (end - start)))
 
 
-class Landmarks:
+class MeasuredPrefixes:
     """Of all models' prompts, by the hash of the last chunk before; the least recently told go first."""
 
     def __init__(self, limit: int = LANDMARKS) -> None:

@@ -5,7 +5,7 @@ from typing import Final
 
 from router.core.model.prompt_key import CHUNK_BYTES, HASH_BYTES, PromptKey
 from router.core.model.request import Request, Usage
-from router.core.predict.measured_prefixes import LANDMARKS, Landmarks, Measure
+from router.core.predict.measured_prefixes import LANDMARKS, Measure, MeasuredPrefixes
 from router.core.predict.output_length import Answers
 
 FIRST_RATIO = 0.25
@@ -43,7 +43,7 @@ class Estimates:
         Of either the least recently learned goes first.
         """
         self._ratios: dict[str, TokenRatio] = {}
-        self._landmarks = Landmarks(landmarks)
+        self._landmarks = MeasuredPrefixes(landmarks)
         self._measured: dict[tuple[str, bytes], tuple[PromptKey, Measure]] = {}
         """By model and hashes, since the last lesson: one decision asks several times about what it looks at."""
         self.answers: Final = Answers(client_limit)

@@ -18,7 +18,7 @@ from uvicorn.server import ServerState
 from router.errors import BadRequest, HeadTooLarge, Refused, RouterError, TooSlow
 from router.front.http.connection_limits import BREAK_OFF, LEAVING, OWNER, Connections
 from router.front.http.corked_transport import Corked
-from router.front.http.deadlines import Deadlines, Owed
+from router.front.http.deadlines import Awaiting, Deadlines
 from router.front.http.http_errors import SPOKEN, head_size, not_http, protocol, refusal, wrong_head
 from router.front.http.response_writer import send
 from router.front.http.unread_bytes import Unread
@@ -34,7 +34,7 @@ AT_A_TURN: Final = 16
 """Connections that are taken in one turn of the event loop. Whoever connects wakes every door, at 4 µs of CPU each."""
 
 
-class Front(HttpToolsProtocol):
+class ClientConnection(HttpToolsProtocol):
     """One client's connection."""
 
     transport: Corked
@@ -300,23 +300,23 @@ class Front(HttpToolsProtocol):
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
 
-    def _owed(self) -> Owed | None:
+    def _owed(self) -> Awaiting | None:
         if self.transport.is_closing():
             return None
         if self._refused:
-            return Owed.REST
+            return Awaiting.REST
         if self._served is not None:
-            return Owed.BODY if self._served is self.cycle and self.cycle.more_body else None
+            return Awaiting.BODY if self._served is self.cycle and self.cycle.more_body else None
         if self.cycle is not None and self.cycle.more_body:
-            return Owed.REST
-        return Owed.HEAD if self.cycle is None or self._dangling else None
+            return Awaiting.REST
+        return Awaiting.HEAD if self.cycle is None or self._dangling else None
 
-    def _late(self, owed: Owed) -> None:
+    def _late(self, owed: Awaiting) -> None:
         """It did not come in time."""
-        if owed is Owed.REST or (owed is Owed.HEAD and not self._dangling):
+        if owed is Awaiting.REST or (owed is Awaiting.HEAD and not self._dangling):
             self.cut()
         else:
-            self._refuse(TooSlow("body" if owed is Owed.BODY else "headers"))
+            self._refuse(TooSlow("body" if owed is Awaiting.BODY else "headers"))
 
     def _refuse(self, error: RouterError) -> None:
         """Answer what came with an error and end, in its turn, or cut, where that would be taken for another answer."""
@@ -377,7 +377,7 @@ class Front(HttpToolsProtocol):
         self._deadlines.expect_reading(self.cut, lambda: self._unread.read)
 
 
-def doors(listener: socket.socket) -> list[socket.socket]:
+def accept_sockets(listener: socket.socket) -> list[socket.socket]:
     """A socket that listens, and copies of it, for `uvicorn.Server.run`, which closes them.
 
     Of each, uvloop takes one connection in a turn of its loop. A turn in which a thousand streams go on is long, and
@@ -389,7 +389,7 @@ def doors(listener: socket.socket) -> list[socket.socket]:
 def front(connections: Connections) -> type[asyncio.Protocol]:
     """The protocol for `uvicorn.Config(http=...)`; whatever connects is one of these connections."""
 
-    class LimitedFront(Front):
+    class LimitedFront(ClientConnection):
         def __init__(
             self,
             config: Config,

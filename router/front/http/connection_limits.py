@@ -11,7 +11,7 @@ from typing import Final, Protocol
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from router.core.clients.fair_drop import Holdings
+from router.core.clients.fair_drop import LongestQueueDrop
 from router.front.byte_budget import ByteBudget
 
 LEAVING: Final = "d2lpm.leaving"
@@ -67,7 +67,7 @@ class Connections(Collector):
         """`budget`: of the bytes that are held for them."""
         self.limits = limits
         self.budget = budget
-        self._by_address: Holdings[str] = Holdings()
+        self._by_address: LongestQueueDrop[str] = LongestQueueDrop()
         self._open: dict[Client, None] = {}
         self._idle: dict[str, dict[Client, None]] = {}
         """Those without a call that is here as a whole, by address, longest idle first."""

@@ -14,7 +14,7 @@ LINGER: Final = 5.0
 read that."""
 
 
-class Owed(Enum):
+class Awaiting(Enum):
     """What a client has still to send."""
 
     HEAD = auto()
@@ -35,13 +35,13 @@ class Deadlines:
         """Bytes of the body so far, of which enough have to come in each of its times."""
         self._limits = limits
         self._loop = loop
-        self._owed: Owed | None = None
+        self._owed: Awaiting | None = None
         self._content_before = 0
         """When the body's time began."""
         self._sending: Alarm | None = None
         self._reading: Alarm | None = None
 
-    def expect(self, owed: Owed | None, late: Callable[[Owed], None]) -> None:
+    def expect(self, owed: Awaiting | None, late: Callable[[Awaiting], None]) -> None:
         """Let it owe this from now on; if it did already, its time goes on. When that is over, `late` is called."""
         if owed is self._owed:
             return
@@ -81,19 +81,19 @@ class Deadlines:
             self._sending.cancel()
             self._sending = None
 
-    def _begin(self, owed: Owed, late: Callable[[Owed], None]) -> None:
+    def _begin(self, owed: Awaiting, late: Callable[[Awaiting], None]) -> None:
         self._content_before = self.content
         self._sending = Alarm(self._loop, self._allowed(owed), partial(self._expire, owed, late))
 
-    def _allowed(self, owed: Owed) -> float:
+    def _allowed(self, owed: Awaiting) -> float:
         """Seconds for what is owed."""
-        if owed is Owed.REST:
+        if owed is Awaiting.REST:
             return LINGER
-        return self._limits.head_seconds if owed is Owed.HEAD else self._limits.body_seconds
+        return self._limits.head_seconds if owed is Awaiting.HEAD else self._limits.body_seconds
 
-    def _expire(self, owed: Owed, late: Callable[[Owed], None]) -> None:
+    def _expire(self, owed: Awaiting, late: Callable[[Awaiting], None]) -> None:
         self._sending = None
-        if owed is Owed.BODY and self._in_time:
+        if owed is Awaiting.BODY and self._in_time:
             self._begin(owed, late)
         else:
             late(owed)

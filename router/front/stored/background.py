@@ -17,13 +17,13 @@ from router.api.answer.outline import Outline
 from router.api.body.call import Call
 from router.api.endpoints.plain import tail_usage
 from router.api.endpoints.responses import PATH, Stage, read_stage
-from router.auth.admission import Permit
-from router.channel.host import Conductor
+from router.auth.admission import AdmissionTicket
+from router.channel.host import SchedulerHost
 from router.core.model.events import Cancelled, Failed, Fault, Finished
 from router.core.model.request import RequestId, WorkerId
 from router.errors import WorkerBroke, WorkerError
-from router.upstream.directory import Fleet
-from router.upstream.http_client import Silence
+from router.upstream.directory import WorkerDirectory
+from router.upstream.http_client import IdleTimeouts
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ MISSES: Final = 3
 Ending = Finished | Failed | Cancelled
 
 
-class Run(NamedTuple):
+class BackgroundRun(NamedTuple):
     """One response in the background."""
 
     response: str
@@ -49,7 +49,7 @@ class Run(NamedTuple):
     """As the scheduler knows it; it is settled here."""
     call: Call
     """Without its body."""
-    permit: Permit
+    permit: AdmissionTicket
     patience: float | None
     """Seconds after which it is given up, as a whole answer is; None for never."""
 
@@ -57,7 +57,7 @@ class Run(NamedTuple):
 class BackgroundResponses:
     """Follows the responses in the background for as long as the context is entered."""
 
-    def __init__(self, conductor: Conductor, fleet: Fleet) -> None:
+    def __init__(self, conductor: SchedulerHost, fleet: WorkerDirectory) -> None:
         self._conductor = conductor
         self._fleet = fleet
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -79,7 +79,7 @@ class BackgroundResponses:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def follow(self, run: Run) -> None:
+    def follow(self, run: BackgroundRun) -> None:
         """See a response to its end, and settle its request then."""
         self._wakes[run.response] = asyncio.Event()
         self._tasks[run.response] = asyncio.create_task(self._follow(run))
@@ -104,7 +104,7 @@ class BackgroundResponses:
         if (wake := self._wakes.get(response)) is not None:
             wake.set()
 
-    async def _follow(self, run: Run) -> None:
+    async def _follow(self, run: BackgroundRun) -> None:
         ending: Ending = Cancelled(run.request)
         with run.permit:
             try:
@@ -118,7 +118,7 @@ class BackgroundResponses:
                 run.permit.tokens = None if usage is None else usage.input_tokens + usage.output_tokens
                 self._conductor.settle(ending)
 
-    async def _ending(self, run: Run, wake: asyncio.Event) -> Ending:
+    async def _ending(self, run: BackgroundRun, wake: asyncio.Event) -> Ending:
         """Look at a response until it has come to its end."""
         began, misses = self._conductor.clock(), 0
         while True:
@@ -144,7 +144,7 @@ class BackgroundResponses:
                     await self._ask(run, "POST", "/cancel")
                 return Failed(run.request, True, fault=Fault.BROKEN)
 
-    async def _look(self, run: Run) -> Stage:
+    async def _look(self, run: BackgroundRun) -> Stage:
         """How far it is. Raises WorkerError."""
         status, outline = await self._ask(run, "GET")
         if status >= 500:
@@ -154,10 +154,10 @@ class BackgroundResponses:
         rest = outline.close()
         return Stage("completed", tail_usage(outline.tail)) if rest is None else read_stage(run.call, rest)
 
-    async def _ask(self, run: Run, method: str, about: str = "") -> tuple[int, Outline]:
+    async def _ask(self, run: BackgroundRun, method: str, about: str = "") -> tuple[int, Outline]:
         """The status and the body of what its worker says of a response. Raises WorkerError."""
         path = f"{PATH}/{quote(run.response, safe='')}{about}"
-        outline, silence = Outline(), Silence(LOOK_SECONDS, LOOK_SECONDS)
+        outline, silence = Outline(), IdleTimeouts(LOOK_SECONDS, LOOK_SECONDS)
         upstream = await self._fleet.forward(run.worker, path, b"", run.request, silence, method=method)
         try:
             while block := await upstream.read():
@@ -167,7 +167,7 @@ class BackgroundResponses:
         return upstream.status, outline
 
 
-def _ending_at(stage: Stage, run: Run) -> Ending | None:
+def _ending_at(stage: Stage, run: BackgroundRun) -> Ending | None:
     """How a response ended that is at this stage; None while it has not."""
     if stage.running:
         return None

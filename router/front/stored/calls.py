@@ -8,8 +8,8 @@ from typing import Final
 
 from router.api.body.call import Call
 from router.api.endpoints.other import target
-from router.auth.admission import Permit
-from router.channel.host import Conductor
+from router.auth.admission import AdmissionTicket
+from router.channel.host import SchedulerHost
 from router.core.model.request import ClientId, RequestId, WorkerId
 from router.errors import BadRequest, UnknownResponse
 from router.front.byte_budget import Hold
@@ -18,13 +18,13 @@ from router.front.stored.background import BackgroundResponses
 from router.front.stored.keeper import ResponseKeeper
 from router.front.stored.owners import StoredResponses
 from router.front.verdict import worker_refused
-from router.upstream.directory import Fleet
-from router.upstream.http_client import Silence
+from router.upstream.directory import WorkerDirectory
+from router.upstream.http_client import IdleTimeouts
 
 HELD_BYTES: Final = 2**20
 """Of an answer that are held before its head is sent."""
 PASSED_ON: Final = (b"content-type", b"retry-after", b"allow")
-SILENCE: Final = Silence(30.0, None)
+SILENCE: Final = IdleTimeouts(30.0, None)
 """An engine has nothing to compute for such a call; what it streams may wait for what it computes."""
 
 
@@ -33,8 +33,8 @@ class ResponseCalls:
 
     def __init__(
         self,
-        conductor: Conductor,
-        fleet: Fleet,
+        conductor: SchedulerHost,
+        fleet: WorkerDirectory,
         stored: StoredResponses,
         background: BackgroundResponses,
         *,
@@ -47,7 +47,7 @@ class ResponseCalls:
         self._background = background
         self._allow_background = allow_background
 
-    def keeper(self, call: Call, owner: ClientId, permit: Permit) -> ResponseKeeper | None:
+    def keeper(self, call: Call, owner: ClientId, permit: AdmissionTicket) -> ResponseKeeper | None:
         """Who takes care of the response of a call; None where nothing is kept of it.
 
         Raises BadRequest for what is not served.

@@ -3,11 +3,11 @@
 import asyncio
 
 from router.api.body.call import Call
-from router.auth.admission import Permit
+from router.auth.admission import AdmissionTicket
 from router.core.model.request import ClientId, RequestId, WorkerId
-from router.front.stored.background import BackgroundResponses, Run
+from router.front.stored.background import BackgroundResponses, BackgroundRun
 from router.front.stored.owners import StoredResponse, StoredResponses
-from router.upstream.directory import Fleet
+from router.upstream.directory import WorkerDirectory
 
 
 class ResponseKeeper:
@@ -17,10 +17,10 @@ class ResponseKeeper:
         self,
         owner: ClientId,
         call: Call,
-        permit: Permit,
+        permit: AdmissionTicket,
         stored: StoredResponses,
         background: BackgroundResponses,
-        fleet: Fleet,
+        fleet: WorkerDirectory,
     ) -> None:
         """`owner`: to whom the response belongs; `permit`: of the call."""
         self._owner = owner
@@ -65,7 +65,7 @@ class ResponseKeeper:
             return False
         patience = self._fleet.patience(self._worker).whole(self._call.output_limit)
         call = self._call._replace(body=b"")
-        run = Run(self._response, self._worker, request, call, self._permit.handed_on(), patience)
+        run = BackgroundRun(self._response, self._worker, request, call, self._permit.handed_on(), patience)
         self._background.follow(run)
         return True
 

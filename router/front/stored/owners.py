@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from router.api.body.call import NAME_BYTES
-from router.core.clients.fair_drop import Holdings
+from router.core.clients.fair_drop import LongestQueueDrop
 from router.core.model.request import ClientId, WorkerId
 from router.core.model.saved import in_rows
 
@@ -46,7 +46,7 @@ class StoredResponses:
         self._known: dict[str, StoredResponse] = {}
         self._of_client: dict[ClientId, OrderedDict[str, None]] = {}
         """The ids of each client, the one asked for last at the end."""
-        self._amounts: Holdings[ClientId] = Holdings()
+        self._amounts: LongestQueueDrop[ClientId] = LongestQueueDrop()
 
     def __len__(self) -> int:
         return len(self._known)

@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from router.api.answer.fast_path import CommonChunks, Run
+from router.api.answer.fast_path import ChunkRun, CommonChunks
 from router.api.answer.stream_reader import StreamReader
 from router.api.answer.token_record import Record
 from router.api.endpoints.chat import parse_chat
@@ -24,21 +24,21 @@ def dump(chunk: Any, marks: tuple[str, str] = (",", ":")) -> bytes:
 def take_apart(data: bytes) -> tuple[bytes, str, Any, bytes | None] | None:
     """A chunk's JSON without its usage, its text, its usage and the reason of its end; None where it is not common."""
     (part,) = CommonChunks().take_apart([data])
-    if not isinstance(part, Run):
+    if not isinstance(part, ChunkRun):
         return None
     return part.seen[6:-2], json.loads(b'"%b"' % part.text), json.loads(part.usage), part.finish_reason
 
 
-def joined(parts: Sequence[Run | bytes]) -> tuple[bytes, bytes, bytes, set[bytes | None], list[int] | None]:
+def joined(parts: Sequence[ChunkRun | bytes]) -> tuple[bytes, bytes, bytes, set[bytes | None], list[int] | None]:
     """What goes to the client, other chunks as they came; what was said; the last usage; the reasons; the ids."""
-    runs = [part for part in parts if isinstance(part, Run)]
-    seen = [part.seen if isinstance(part, Run) else b"data: %b\n\n" % part for part in parts]
+    runs = [part for part in parts if isinstance(part, ChunkRun)]
+    seen = [part.seen if isinstance(part, ChunkRun) else b"data: %b\n\n" % part for part in parts]
     reasons = {run.finish_reason for run in runs}
     said = b"".join([run.text for run in runs])
     return b"".join(seen), said, runs[-1].usage if runs else b"", reasons, ids_of(runs)
 
 
-def ids_of(runs: Sequence[Run]) -> list[int] | None:
+def ids_of(runs: Sequence[ChunkRun]) -> list[int] | None:
     """What a record of these runs tells as the tokens of the answer, behind the one of a prompt."""
     record = Record()
     record.prompt([0])
@@ -162,6 +162,6 @@ def test_chunks_of_one_form_are_one_run() -> None:
     """They leave together, and another between them keeps its place."""
     sent = [dump({"choices": [{"index": 0, "delta": {"content": text}}], "usage": USAGE}) for text in "abc"]
     run, other, last = CommonChunks().take_apart([*sent[:2], b"[DONE]", sent[2]])
-    assert isinstance(run, Run)
-    assert isinstance(last, Run)
+    assert isinstance(run, ChunkRun)
+    assert isinstance(last, ChunkRun)
     assert (run.text, other, last.text) == (b"ab", b"[DONE]", b"c")

@@ -12,7 +12,7 @@ from bench.lab.frame.report import as_markdown, write
 from bench.lab.sweeps.policies import PolicyTable
 from bench.lab.sweeps.saturation import Saturation
 from bench.workloads.combined import Combined
-from bench.workloads.parts.pace import Pace
+from bench.workloads.parts.pace import RatedWorkload
 
 
 def row(workload: str, policy: str, service: float | None, jain: float = 1.0, wait: float = 0.0) -> Row:
@@ -34,7 +34,7 @@ ROWS = [
 def test_equal_clients_ask_half_as_much_again_as_the_workers_can_do(workload: str, workers: int) -> None:
     """Sessions a second times the seconds that each takes, over the workers."""
     load = loaded(workload, workers)
-    assert isinstance(load, Pace)
+    assert isinstance(load, RatedWorkload)
     assert load.rate * ON_A100[PLAIN_SESSIONS[workload]] == pytest.approx(OVERLOAD * workers)
 
 

@@ -8,7 +8,7 @@ from bench.sim.command import simulate
 from bench.sim.scenario import Scenario
 from bench.workloads.combined import Combined, Misbehaving
 from bench.workloads.judge import Judge
-from bench.workloads.parts.pace import Pace
+from bench.workloads.parts.pace import RatedWorkload
 from bench.workloads.parts.traffic import Call, Rated
 from bench.workloads.registry import WORKLOADS
 from bench.workloads.shared_prefix import SharedPrefix
@@ -72,7 +72,7 @@ def test_figure_7_is_table_3() -> None:
         (SharedPrefix(rate=1.0, client_count=3), {"prefix_times": 3.0, "popularity": 1.1}),
     ],
 )
-def test_any_family_may_misbehave(good: Pace, bad: dict[str, object]) -> None:
+def test_any_family_may_misbehave(good: RatedWorkload, bad: dict[str, object]) -> None:
     """By rate, by concurrency or by any parameter of its own."""
     workload = Misbehaving(heavy=replace(good, **bad), light=good)  # type: ignore[arg-type]
     records = simulate(Scenario("d2lpm", workload, seconds=4.0, seed=2)).records

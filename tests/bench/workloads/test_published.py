@@ -7,7 +7,7 @@ import pytest
 
 from bench.workloads.papers.dlpm import ARENA_CHAT, JUDGE, QA, TREES
 from bench.workloads.papers.preble import LOOGLE, PROGRAMMING, TOOLBENCH, VIDEO
-from bench.workloads.parts.pace import Pace
+from bench.workloads.parts.pace import RatedWorkload
 from bench.workloads.parts.traffic import Call
 from bench.workloads.registry import WORKLOADS
 from bench.workloads.shared_prefix import SharedPrefix
@@ -26,7 +26,7 @@ PREBLE = {
 
 
 def calls(workload: object, count: int = CALLS) -> list[Call]:
-    assert isinstance(workload, Pace)
+    assert isinstance(workload, RatedWorkload)
     return [call for _, call in played(workload.clients(1)[0], count)]
 
 

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from router.core.cache.cache_mirror import Mirror
+from router.core.cache.cache_mirror import CacheMirror
 from router.core.cache.calibration import FEWEST
 from router.core.cache.engine_rules import Tracking
 from router.core.cache.prefix_tree import PrefixTree
@@ -33,7 +33,7 @@ class Caches:
     ) -> None:
         """`chunks`: the capacity of each worker's cache; `limit`: that of the tree."""
         self.tree = PrefixTree(limit)
-        self.mirror = Mirror(self.tree, Estimates(), chunks * CHUNK_TOKENS, tracking or Tracking())
+        self.mirror = CacheMirror(self.tree, Estimates(), chunks * CHUNK_TOKENS, tracking or Tracking())
         self.now = 0.0
         self.arrived = 0
         self.running: dict[RequestId, Request] = {}

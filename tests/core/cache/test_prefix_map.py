@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from router.core.cache.match_watch import Watch
+from router.core.cache.match_watch import MatchWatch
 from router.core.cache.prefix_map import PrefixMap
 from router.core.model.request import ClientId, Request, RequestId, Usage, WorkerId
 from router.core.predict.token_estimates import Estimates
@@ -252,6 +252,6 @@ def test_a_broken_index_is_found() -> None:
     """The check fails when a chunk is indexed that nobody waits for."""
     held = prefixes()
     watch(held, request("doc"), W1)
-    held._edges.lacked[b"12345678"] = {Watch(RequestId("r9"), b"", {}): None}
+    held._edges.lacked[b"12345678"] = {MatchWatch(RequestId("r9"), b"", {}): None}
     with pytest.raises(AssertionError, match="watches"):
         held.check_integrity()

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from router.core.clients.ledger import Accounts
+from router.core.clients.ledger import Ledger
 from router.core.model.cost import Charge, LinearCost, Tokens
 from router.core.model.request import ClientId, Request, RequestId, Usage, WorkerId
 
@@ -22,11 +22,11 @@ def request(number: int, client: str = "ada") -> Request:
     return Request(RequestId(f"r{number}"), ClientId(client), "llama", ())
 
 
-def ledger(limit: int = LIMIT) -> Accounts:
-    return Accounts(limit)
+def ledger(limit: int = LIMIT) -> Ledger:
+    return Ledger(limit)
 
 
-class Ledger(RuleBasedStateMachine):
+class LedgerMachine(RuleBasedStateMachine):
     """Any interleaving of bills, beside a ledger that adds up the charges as they come out."""
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class Ledger(RuleBasedStateMachine):
             assert sum(t for bill, t in self.trusted.items() if self.clients[bill] == client) <= LIMIT
 
 
-TestLedger = Ledger.TestCase
+TestLedger = LedgerMachine.TestCase
 TestLedger.settings = settings(max_examples=30)
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.clients.queue_limits import LONGEST_RETRY, Surplus, WaitingLimits, WaitingRoom
+from router.core.clients.queue_limits import LONGEST_RETRY, QueueLimits, Surplus, WaitingLimits
 from router.core.model.commands import Refusal
 from router.core.model.request import ClientId, Request, RequestId
 
@@ -19,11 +19,11 @@ def waiter(name: str, client: str = "c", size: int = 0, weight: float = 1.0) -> 
 A, B, C = waiter("a"), waiter("b"), waiter("c")
 
 
-def room(requests: int = 2, time_to_live: float = 10.0) -> WaitingRoom:
-    return WaitingRoom(WaitingLimits(requests, time_to_live))
+def room(requests: int = 2, time_to_live: float = 10.0) -> QueueLimits:
+    return QueueLimits(WaitingLimits(requests, time_to_live))
 
 
-def fill(waiting: WaitingRoom, requests: Sequence[Request]) -> list[Surplus]:
+def fill(waiting: QueueLimits, requests: Sequence[Request]) -> list[Surplus]:
     """Let these come one by one, and what is too much leave; returns what left."""
     gone = []
     for request in requests:
@@ -84,14 +84,14 @@ def test_weights_scale_shares() -> None:
 
 def test_bytes_are_bounded_as_requests_are() -> None:
     """One with few large requests makes way for small ones, and not the one with many small ones."""
-    waiting = WaitingRoom(WaitingLimits(100, 10.0, body_bytes=1000))
+    waiting = QueueLimits(WaitingLimits(100, 10.0, body_bytes=1000))
     fill(waiting, [*numbered("large", 3, size=300), *numbered("small", 10, size=10)])
     assert fill(waiting, [waiter("new", "new", 50)]) == [Surplus(RequestId("large3"), Refusal.DISPLACED)]
 
 
 def test_nobody_gives_way_in_vain() -> None:
     """A request that would not fit after all is refused alone, and everything else is as it was."""
-    waiting = WaitingRoom(WaitingLimits(100, 10.0, body_bytes=100))
+    waiting = QueueLimits(WaitingLimits(100, 10.0, body_bytes=100))
     fill(waiting, [*numbered("x", 5, size=10), *numbered("y", 5, size=10)])
     assert fill(waiting, [waiter("z", "z", 45)]) == [Surplus(RequestId("z"), Refusal.QUEUE_FULL)]
     assert fill(waiting, [waiter("u", "u", 10)]) == [Surplus(RequestId("x5"), Refusal.DISPLACED)]
@@ -100,7 +100,7 @@ def test_nobody_gives_way_in_vain() -> None:
 @pytest.mark.parametrize("limits", [WaitingLimits(client_requests=2), WaitingLimits(client_bytes=200)])
 def test_a_client_has_limits_of_its_own(limits: WaitingLimits) -> None:
     """Beyond them its own request is refused, be the room as empty as it may, and others do not notice."""
-    waiting = WaitingRoom(limits)
+    waiting = QueueLimits(limits)
     gone = fill(waiting, [*numbered("x", 3, size=100), *numbered("y", 2, size=100)])
     assert gone == [Surplus(RequestId("x3"), Refusal.CLIENT_FULL)]
 
@@ -120,7 +120,7 @@ def test_the_limits_hold_and_light_clients_are_spared(
     limits: WaitingLimits, arrivals: list[tuple[str, int, bool]]
 ) -> None:
     """Never more than may waits; what gives way belongs to whoever has most, and what is refused is gone once."""
-    waiting = WaitingRoom(limits)
+    waiting = QueueLimits(limits)
     here: dict[RequestId, Request] = {}
     for number, (client, size, leaves) in enumerate(arrivals):
         request = waiter(f"{number}", client, size, weight="abcd".index(client) + 1.0)

@@ -5,7 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.fleet.engine_limits import FEWEST_REQUESTS
-from router.core.fleet.health import FULL_TRUST, Condition, Health, HealthRules, Patience, PatienceRules, RetryBudget
+from router.core.fleet.health import (
+    FULL_TRUST,
+    Condition,
+    Health,
+    HealthRules,
+    PatienceRules,
+    RetryBudget,
+    SilenceTimeout,
+)
 from router.core.fleet.window import FixedWindow
 from router.core.model.commands import Refusal
 from router.core.model.events import Fault, Returned, WorkerAnswered
@@ -119,7 +127,7 @@ def test_the_floor_of_the_budget_comes_again() -> None:
 
 def test_patience_follows_what_a_worker_has_shown() -> None:
     """Ten times its slowest first token, but never less than is set; and it forgets slowly."""
-    patience = Patience(PatienceRules(2.0, 1.0))
+    patience = SilenceTimeout(PatienceRules(2.0, 1.0))
     assert (patience.first_token, patience.between_tokens) == (2.0, 1.0)
     patience.started(3.0)
     patience.streamed(10.0, 100)
@@ -130,7 +138,7 @@ def test_patience_follows_what_a_worker_has_shown() -> None:
     for _ in range(500):
         patience.started(0.001)
     assert patience.first_token == 2.0
-    never = Patience(PatienceRules(0.0, 0.0))
+    never = SilenceTimeout(PatienceRules(0.0, 0.0))
     assert (never.first_token, never.between_tokens, never.whole(5)) == (None, None, None)
 
 

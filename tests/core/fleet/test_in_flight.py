@@ -2,15 +2,15 @@
 
 from math import inf
 
-from router.core.fleet.in_flight import Flights
+from router.core.fleet.in_flight import InFlightTable
 from router.core.model.request import RequestId
 
 A, B, C = RequestId("a"), RequestId("b"), RequestId("c")
 
 
-def flights(*silent: RequestId, streamed: tuple[RequestId, ...] = ()) -> Flights:
+def flights(*silent: RequestId, streamed: tuple[RequestId, ...] = ()) -> InFlightTable:
     """These were dispatched at time 0, one after the other, with 10 uncached tokens each."""
-    made = Flights()
+    made = InFlightTable()
     for request in (*silent, *streamed):
         made.add(request, 10, 0.0, streamed=request in streamed, telling=True)
     return made
@@ -72,7 +72,7 @@ def test_what_is_gone_is_not_guessed() -> None:
 
 def test_what_was_sent_lately_is_told() -> None:
     """Of what has not started."""
-    made = Flights()
+    made = InFlightTable()
     for number, request in enumerate((A, B, C)):
         made.add(request, 10, float(number), streamed=True, telling=True)
     assert [made.unstarted_since(time) for time in (-1.0, 0.0, 1.5, 2.0)] == [3, 2, 1, 0]

@@ -5,13 +5,13 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.fleet.kv_forecast import LEAST_MORE, KvForecast
+from router.core.fleet.kv_forecast import LEAST_MORE, KvPeakForecast
 from router.core.model.request import RequestId
 
 
-def forecast(*spans: tuple[int, int]) -> KvForecast:
+def forecast(*spans: tuple[int, int]) -> KvPeakForecast:
     """Requests that hold so many tokens and grow by so many."""
-    made = KvForecast()
+    made = KvPeakForecast()
     for number, (tokens, growth) in enumerate(spans):
         made.put(RequestId(str(number)), tokens, growth)
     return made
@@ -52,7 +52,7 @@ def test_growth_goes_with_the_engines_steps() -> None:
 
 def test_one_that_outlives_its_forecast_is_foreseen_to_grow_as_much_again() -> None:
     """And no further than the most that it may have, which it may come to at the pace of others a little early."""
-    made = KvForecast()
+    made = KvPeakForecast()
     made.put(RequestId("long"), 10, 50, most=130)
     peaks = [made.peak(0, enough=0)]
     for _ in range(3):
@@ -71,7 +71,7 @@ def test_what_runs_is_foreseen_to_hold_no_less_than_it_does(
     spans: list[tuple[int, int, int]], steps: list[float]
 ) -> None:
     """However long it goes on, and no more than twice what it has grown, or the growth foreseen."""
-    made = KvForecast()
+    made = KvPeakForecast()
     for number, (tokens, growth, most) in enumerate(spans):
         made.put(RequestId(str(number)), tokens, growth, most)
     for step in steps:

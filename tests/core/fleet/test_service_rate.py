@@ -2,12 +2,12 @@
 
 import pytest
 
-from router.core.fleet.service_rate import FIRST_SECONDS_PER_TOKEN, LEAST_STEP_TOKENS, Pace, Turnover
+from router.core.fleet.service_rate import FIRST_SECONDS_PER_TOKEN, LEAST_STEP_TOKENS, ServiceRate, Turnover
 
 
-def learned(seconds_per_token: float, starts: int = 200, *, telling: bool = True) -> Pace:
+def learned(seconds_per_token: float, starts: int = 200, *, telling: bool = True) -> ServiceRate:
     """A pace after so many starts of 1000 tokens, each computed right after the one before."""
-    pace = Pace()
+    pace = ServiceRate()
     now = 0.0
     for _ in range(starts):
         dispatched, now = now, now + 1000 * seconds_per_token
@@ -19,7 +19,7 @@ def learned(seconds_per_token: float, starts: int = 200, *, telling: bool = True
 
 def test_prefill_is_guessed_until_it_is_seen() -> None:
     """In proportion to the tokens."""
-    assert Pace().prefill_seconds(500) == 500 * FIRST_SECONDS_PER_TOKEN
+    assert ServiceRate().prefill_seconds(500) == 500 * FIRST_SECONDS_PER_TOKEN
 
 
 @pytest.mark.parametrize("seconds_per_token", [1e-5, 1e-4, 2e-3])
@@ -43,7 +43,7 @@ def test_only_what_had_a_place_shows_that_prefill_is_slow(telling: bool, slower:
 
 def test_a_first_start_that_waited_for_a_cold_engine_is_soon_forgotten() -> None:
     """What comes sooner after it is believed at once."""
-    pace = Pace()
+    pace = ServiceRate()
     pace.started(30.0, 0.0, 300, telling=True)
     for number in range(1, 4):
         pace.started(40.0 + number, 40.0 + number - 0.1, 1000, telling=True)
@@ -52,7 +52,7 @@ def test_a_first_start_that_waited_for_a_cold_engine_is_soon_forgotten() -> None
 
 def test_an_answer_that_comes_all_at_once_does_not_show_how_fast_answers_grow() -> None:
     """It was computed before; a second of streaming is needed to tell."""
-    pace = Pace()
+    pace = ServiceRate()
     first = pace.seconds_per_output_token
     pace.advance(0.1, streams=1, busy=True, full=False, shown=1)
     pace.produced(1000)
@@ -61,7 +61,7 @@ def test_an_answer_that_comes_all_at_once_does_not_show_how_fast_answers_grow() 
 
 def test_small_prompts_show_the_cost_of_a_step_and_not_of_tokens() -> None:
     """A start of a few tokens says nothing of prefill."""
-    pace = Pace()
+    pace = ServiceRate()
     for number in range(1, 50):
         pace.started(float(number), number - 0.9, 10, telling=True)
     assert pace.prefill_seconds(1) == FIRST_SECONDS_PER_TOKEN
@@ -69,7 +69,7 @@ def test_small_prompts_show_the_cost_of_a_step_and_not_of_tokens() -> None:
 
 def test_turnover_is_what_starts_while_every_stream_gains_a_token() -> None:
     """Eight streams gain a token a step of 0.1 s, and two requests of 50 tokens start in each."""
-    pace = Pace()
+    pace = ServiceRate()
     for step in range(1, 200):
         pace.advance(0.1 * step, streams=8, busy=True, full=True)
         pace.served(16.0, 8, full=True)
@@ -85,13 +85,13 @@ def test_turnover_is_what_starts_while_every_stream_gains_a_token() -> None:
 
 def test_nothing_is_told_before_it_worked_for_a_while() -> None:
     """A single answer is no average."""
-    assert Pace().turnover == Turnover()
-    assert (Pace().rate, Pace().least_rate, Pace().streams) == (None, None, 1.0)
+    assert ServiceRate().turnover == Turnover()
+    assert (ServiceRate().rate, ServiceRate().least_rate, ServiceRate().streams) == (None, None, 1.0)
 
 
 def test_the_rate_is_of_the_time_without_room_for_more() -> None:
     """One that has little to do serves little, however fast it is; that it serves at least so much is known."""
-    pace = Pace()
+    pace = ServiceRate()
     for second in range(1, 30):
         pace.advance(float(second), streams=1, busy=True, full=False)
         pace.served(100.0, 50, full=False)
@@ -115,7 +115,7 @@ def test_rest_wears_nothing_away() -> None:
 
 def test_whole_answers_show_that_prefill_is_at_least_so_fast() -> None:
     """What ended in a while was computed in no more time, though none of it showed its start."""
-    pace = Pace()
+    pace = ServiceRate()
     for second in range(1, 400):
         pace.advance(float(second), streams=0, busy=True, full=False)
         pace.ended(50_000)
@@ -124,7 +124,7 @@ def test_whole_answers_show_that_prefill_is_at_least_so_fast() -> None:
 
 def test_one_long_prompt_does_not_show_what_a_step_takes() -> None:
     """It may have been computed in several; only what started together with another was computed in one."""
-    pace = Pace()
+    pace = ServiceRate()
     pace.advance(2.0, streams=0, busy=True, full=True)
     pace.started(2.0, 0.0, 20_000, telling=True)
     pace.took(20_000)
@@ -134,14 +134,14 @@ def test_one_long_prompt_does_not_show_what_a_step_takes() -> None:
 
 def test_a_long_prefill_is_no_rate_of_nothing() -> None:
     """A worker that is full for seconds before it has served anything is not infinitely slow."""
-    pace = Pace()
+    pace = ServiceRate()
     pace.advance(5.0, streams=0, busy=True, full=True)
     assert (pace.rate, pace.least_rate) == (None, None)
 
 
 def test_what_is_taken_back_makes_no_rate_below_zero() -> None:
     """An engine's usage may take back more than was charged of late."""
-    pace = Pace()
+    pace = ServiceRate()
     pace.advance(5.0, streams=1, busy=True, full=True)
     pace.served(-10.0, -5, full=True)
     assert (pace.rate, pace.least_rate) == (None, None)
@@ -149,7 +149,7 @@ def test_what_is_taken_back_makes_no_rate_below_zero() -> None:
 
 def test_a_decode_step_is_learned_while_nothing_is_prefilled() -> None:
     """Steps that share their time with prefill count for nothing, and none is taken for shorter than it can be."""
-    pace = Pace()
+    pace = ServiceRate()
     least = pace.prefill_seconds(LEAST_STEP_TOKENS)
     assert pace.decode_seconds == least
     for number in range(100):  # ten steps a second

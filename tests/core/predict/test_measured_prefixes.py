@@ -4,20 +4,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.model.prompt_key import CHUNK_BYTES
-from router.core.predict.measured_prefixes import Landmarks
+from router.core.predict.measured_prefixes import MeasuredPrefixes
 from tests.core.scenario import key
 
 
 def test_without_any_a_prompt_has_the_usual_ratio() -> None:
     """Evenly spread, and never all of it cached."""
-    measure = Landmarks().measure(key("abcd", exact=False), 0.25)
+    measure = MeasuredPrefixes().measure(key("abcd", exact=False), 0.25)
     assert measure.tokens == CHUNK_BYTES
     assert [measure.held(chunks) for chunks in range(5)] == [0, 32, 64, 96, 127]
 
 
 def test_what_begins_like_a_prompt_that_was_counted_is_known_as_far() -> None:
     """What follows has the usual ratio; what is between two landmarks is spread evenly."""
-    landmarks = Landmarks()
+    landmarks = MeasuredPrefixes()
     landmarks.tell(key("ab", exact=False), 100, 0.25)
     landmarks.tell(key("abcd", exact=False), 300, 0.25)
     measure = landmarks.measure(key("abcdef", exact=False), 0.25)
@@ -28,7 +28,7 @@ def test_what_begins_like_a_prompt_that_was_counted_is_known_as_far() -> None:
 
 def test_the_oldest_goes_where_there_are_too_many() -> None:
     """One that was told again is not the oldest."""
-    landmarks = Landmarks(limit=2)
+    landmarks = MeasuredPrefixes(limit=2)
     for text in ("a", "b", "a", "c"):
         landmarks.tell(key(text, exact=False), 100, 0.25)
     sizes = [landmarks.measure(key(text, exact=False), 0.25).tokens for text in "abc"]
@@ -39,7 +39,7 @@ def test_what_an_engine_found_where_prompts_part_it_finds_of_the_next_that_parts
     """To the token, and not in whole chunks; before that place tokens are spread evenly, and behind it a half chunk is
     taken for shared.
     """
-    landmarks = Landmarks()
+    landmarks = MeasuredPrefixes()
     landmarks.reach(key("abcd", exact=False), 3, 150)
     measure = landmarks.measure(key("abcxx", exact=False), 0.25)
     assert [measure.held(chunks) for chunks in (1, 2, 3)] == [50, 100, 150]
@@ -49,7 +49,7 @@ def test_what_an_engine_found_where_prompts_part_it_finds_of_the_next_that_parts
 
 def test_what_was_found_counts_more_than_what_was_counted() -> None:
     """An engine that counted up to a chunk's end finds what prompts share behind it as well."""
-    landmarks = Landmarks()
+    landmarks = MeasuredPrefixes()
     landmarks.reach(key("ab", exact=False), 2, 80)
     landmarks.tell(key("ab", exact=False), 64, 0.25)
     assert landmarks.measure(key("abc", exact=False), 0.25).held(2) == 80
@@ -62,7 +62,7 @@ def test_what_was_found_counts_more_than_what_was_counted() -> None:
 )
 def test_more_chunks_are_never_fewer_tokens(told: list[tuple[str, int, bool]], asked: str, ratio: float) -> None:
     """However little sense there is in what engines told."""
-    landmarks = Landmarks()
+    landmarks = MeasuredPrefixes()
     for text, tokens, found in told:
         if found:
             landmarks.reach(key(text, exact=False), len(text), tokens)

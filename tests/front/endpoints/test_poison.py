@@ -13,8 +13,8 @@ from router.core.model.events import Event, WorkerJoined
 from router.core.model.request import WorkerId
 from router.errors import BadRequest
 from router.upstream.dialects import read_vocabulary
-from router.upstream.directory import Backend
-from router.upstream.poller import Probe
+from router.upstream.directory import WorkerEndpoint
+from router.upstream.poller import WorkerProbe
 from tests.support.running import CHAT, COMPLETIONS, chat, running_router, until
 from tests.support.scripted_engine import ScriptedEngine, scripted_engine
 
@@ -61,8 +61,8 @@ async def test_a_worker_that_is_seen_to_be_healthy_is_one_that_is_sent_calls() -
     async with scripted_engine() as engine, httpx.AsyncClient() as client:
         as_sglang(engine)
         engine.asks_back = True
-        backend, told = Backend(WorkerId("w"), engine.url), list[Event]()
-        polling = asyncio.create_task(Probe(backend, told.append).look(client))
+        backend, told = WorkerEndpoint(WorkerId("w"), engine.url), list[Event]()
+        polling = asyncio.create_task(WorkerProbe(backend, told.append).look(client))
         question = await engine.call()
         assert (backend.healthy, told) == (False, [])
         await question.respond(400, REFUSAL)

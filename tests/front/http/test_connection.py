@@ -16,7 +16,7 @@ from uvicorn.server import ServerState
 
 from router.front.byte_budget import ByteBudget
 from router.front.exchange import ClientGone, Exchange
-from router.front.http.connection import AT_A_TURN, doors, front
+from router.front.http.connection import AT_A_TURN, accept_sockets, front
 from router.front.http.connection_limits import Connections, FrontLimits
 from tests.support.running import CHAT, PATIENCE, RunningRouter, chat, running_router, until
 from tests.support.scripted_engine import DONE, ScriptedEngine, chunk, scripted_engine, usage_chunk
@@ -449,7 +449,7 @@ def test_who_connects_does_not_wait_for_a_turn_of_the_loop_each(waiting: int) ->
         listener = socket.create_server(("127.0.0.1", 0), backlog=waiting)
         loop = asyncio.get_running_loop()
         async with AsyncExitStack() as ending:
-            for door in doors(listener):
+            for door in accept_sockets(listener):
                 ending.enter_context(door)
                 await ending.enter_async_context(await loop.create_server(Taken, sock=door, backlog=waiting))
             for _ in range(waiting):

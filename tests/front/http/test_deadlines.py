@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from router.front.http.connection_limits import FrontLimits
-from router.front.http.deadlines import LINGER, READ_BYTES, Deadlines, Owed
+from router.front.http.deadlines import LINGER, READ_BYTES, Awaiting, Deadlines
 
 LIMITS = FrontLimits(head_seconds=10.0, body_seconds=30.0, body_rate=100, write_seconds=60.0)
 
@@ -55,11 +55,11 @@ class Client:
     def __init__(self) -> None:
         self.clock = Clock()
         self.deadlines = Deadlines(LIMITS, self.clock)  # type: ignore[arg-type]
-        self.late: list[Owed | str] = []
+        self.late: list[Awaiting | str] = []
         self.read = 0
         """Bytes."""
 
-    def owes(self, owed: Owed | None) -> None:
+    def owes(self, owed: Awaiting | None) -> None:
         self.deadlines.expect(owed, self.late.append)
 
     def does_not_read(self) -> None:
@@ -80,9 +80,10 @@ def test_a_client_that_reads_has_as_long_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("owed", "seconds"), [(Owed.HEAD, LIMITS.head_seconds), (Owed.BODY, LIMITS.body_seconds), (Owed.REST, LINGER)]
+    ("owed", "seconds"),
+    [(Awaiting.HEAD, LIMITS.head_seconds), (Awaiting.BODY, LIMITS.body_seconds), (Awaiting.REST, LINGER)],
 )
-def test_each_has_its_time_however_often_it_is_asked_for(owed: Owed, seconds: float) -> None:
+def test_each_has_its_time_however_often_it_is_asked_for(owed: Awaiting, seconds: float) -> None:
     """That it is still owed gives no more of it; and it is over once."""
     client = Client()
     client.owes(owed)
@@ -98,20 +99,20 @@ def test_each_has_its_time_however_often_it_is_asked_for(owed: Owed, seconds: fl
 def test_what_has_come_is_not_late() -> None:
     """What is owed next has a time of its own."""
     client = Client()
-    client.owes(Owed.HEAD)
+    client.owes(Awaiting.HEAD)
     client.clock.wait(9)
-    client.owes(Owed.BODY)
+    client.owes(Awaiting.BODY)
     client.clock.wait(29)
     client.owes(None)
     client.clock.wait(1000)
     assert not client.late
 
 
-@pytest.mark.parametrize(("content", "late"), [(3000, []), (2999, [Owed.BODY])])
-def test_a_body_has_as_long_again_if_enough_of_it_came(content: int, late: list[Owed]) -> None:
+@pytest.mark.parametrize(("content", "late"), [(3000, []), (2999, [Awaiting.BODY])])
+def test_a_body_has_as_long_again_if_enough_of_it_came(content: int, late: list[Awaiting]) -> None:
     """So many bytes a second since the last time, not since its beginning."""
     client = Client()
-    client.owes(Owed.BODY)
+    client.owes(Awaiting.BODY)
     client.deadlines.content += 9000
     client.clock.wait(30)
     client.deadlines.content += content
@@ -137,7 +138,7 @@ def test_who_reads_in_time_is_not_late() -> None:
 def test_who_is_gone_owes_nothing() -> None:
     """Neither way."""
     client = Client()
-    client.owes(Owed.HEAD)
+    client.owes(Awaiting.HEAD)
     client.does_not_read()
     client.deadlines.end()
     client.clock.wait(1000)

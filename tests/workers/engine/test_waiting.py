@@ -7,7 +7,7 @@ from tests.support.workers_http import worker
 from workers.engine.engine import create_engine, default_config
 from workers.engine.hardware import HARDWARE
 from workers.engine.model import Dialect, Request
-from workers.engine.waiting import DEEP_SECONDS, SHALLOW, TimeWeighted, Waiting
+from workers.engine.waiting import DEEP_SECONDS, SHALLOW, QueueMeter, TimeWeighted
 from workers.server.loop import EngineLoop
 
 QUEUE = "/emulated/queue"
@@ -34,7 +34,7 @@ def test_a_reset_forgets_the_past_and_keeps_the_value() -> None:
 def test_what_waits_is_counted_in_requests_and_uncached_tokens(dialect: Dialect) -> None:
     """One runs and two wait: of those it tells, and once they have been admitted, no more."""
     engine = create_engine(default_config(dialect, max_running=1), HARDWARE["instant"])
-    waiting = Waiting()
+    waiting = QueueMeter()
     for number in range(3):
         engine.submit(Request(str(number), [1000 * number + each for each in range(100)], 2, True))
     engine.step()
@@ -51,7 +51,7 @@ def test_what_waits_is_counted_in_requests_and_uncached_tokens(dialect: Dialect)
 def test_a_deep_queue_is_counted_now_and_then() -> None:
     """Its requests at every change, its tokens only so often: that takes time for each of them."""
     engine = create_engine(default_config("vllm", max_running=1), HARDWARE["instant"])
-    waiting = Waiting()
+    waiting = QueueMeter()
     for number in range(2 * SHALLOW):
         engine.submit(Request(str(number), [1000 * number + each for each in range(100)], 2, True))
         waiting.note(0.001, engine)

@@ -20,7 +20,7 @@ from router.core.policies.deficit.deficits import Counter, DeficitTable
 
 
 @dataclass(slots=True)
-class Pace:
+class RefillClock:
     """A group's refills."""
 
     clock: float
@@ -36,7 +36,7 @@ class ClientDeficits(DeficitTable[ClientId]):
         """`debtors`: how many debts are kept of who is forgotten."""
         super().__init__(debtors)
         self._shares = shares
-        self._paces: dict[GroupId, Pace] = {}
+        self._paces: dict[GroupId, RefillClock] = {}
 
     def meet(self, request: Request, quantum: float, *, active: bool) -> bool:
         """Begin its client's counter with one quantum, which is `quantum` for weight 1, or let it have another one.
@@ -110,12 +110,12 @@ class ClientDeficits(DeficitTable[ClientId]):
 
     def restore_group(self, group: GroupId, credit: float, quantum: float) -> None:
         """Begin with this of a group, so that names which nobody has seen before pay its debt as they did."""
-        self._paces[group] = Pace(0.0, Counter(credit, quantum, self.rounds, self._beginning))
+        self._paces[group] = RefillClock(0.0, Counter(credit, quantum, self.rounds, self._beginning))
 
     def _meet_group(self, group: GroupId, quantum: float) -> None:
         pace = self._paces.get(group)
         if pace is None:
-            self._paces[group] = Pace(0.0, Counter(quantum, quantum, self.rounds, self._beginning))
+            self._paces[group] = RefillClock(0.0, Counter(quantum, quantum, self.rounds, self._beginning))
         elif pace.whole.quantum != quantum:
             self._catch_up(pace.whole)
             pace.whole.quantum = quantum

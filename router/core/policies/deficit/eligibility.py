@@ -24,7 +24,7 @@ from router.core.model.request import ClientId, GroupId, Request, RequestId
 from router.core.policies.deficit.active_clients import ActiveClients
 from router.core.policies.deficit.client_deficits import ClientDeficits
 from router.core.policies.deficit.parameters import DeficitParameters
-from router.core.policies.deficit.refill_schedule import Dues
+from router.core.policies.deficit.refill_schedule import RefillSchedule
 from router.core.policies.deficit.rounds import Rounds
 
 OVERDUE, FRESH_AND_SPARSE, FRESH, SPARSE, CREDITED = range(5)
@@ -34,7 +34,7 @@ IN_TURN: Final = frozenset((OVERDUE, FRESH_AND_SPARSE))
 """Those of which the client goes first that had its last turn before the others."""
 
 
-class Standings:
+class Eligibility:
     """The counter of every client, and who contends for what is next."""
 
     def __init__(
@@ -65,7 +65,7 @@ class Standings:
         """The standing of a client that waits; None without credit."""
         self._contenders: dict[str, int] = {}
         """How many clients with credit wait, by route."""
-        self._dues = Dues(self._deficits, self._is_poor)
+        self._dues = RefillSchedule(self._deficits, self._is_poor)
         self._in_flight: dict[ClientId, dict[RequestId, None]] = {}
         self._turns: dict[ClientId, int] = {}
         """When each client that waits last had a turn, or began to wait, the latest last; no two have the same."""

@@ -8,14 +8,14 @@ from router.core.model.request import ClientId, GroupId
 from router.core.policies.deficit.client_deficits import ClientDeficits
 
 
-class Due(NamedTuple):
+class Refill(NamedTuple):
     """The time on its group's clock by which a waiting client has credit; it may be later by now, but not earlier."""
 
     time: float
     client: ClientId
 
 
-class Dues:
+class RefillSchedule:
     """What is expected, by group: what a round brings to one is another thing than what it brings to the next.
 
     To look for who is first costs no more with many members of a group than with few.
@@ -25,7 +25,7 @@ class Dues:
         """`poor`: whether a client waits and has no credit."""
         self._deficits = deficits
         self._poor = poor
-        self._heaps: dict[GroupId | None, list[Due]] = {}
+        self._heaps: dict[GroupId | None, list[Refill]] = {}
 
     def __len__(self) -> int:
         """How much is noted, what holds no more included."""
@@ -35,10 +35,10 @@ class Dues:
         """Note when a client will have credit. If more than `most` are noted, only those of who is `waiting` stay."""
         group = self._deficits.group_of(client)
         heap = self._heaps.setdefault(group, [])
-        heappush(heap, Due(self._deficits.due(client), client))
+        heappush(heap, Refill(self._deficits.due(client), client))
         if len(heap) > most:
             poor = [each for each in waiting if self._poor(each) and self._deficits.group_of(each) == group]
-            heap[:] = [Due(self._deficits.due(each), each) for each in poor]
+            heap[:] = [Refill(self._deficits.due(each), each) for each in poor]
             heapify(heap)
 
     def first(self, counts: Callable[[ClientId], bool]) -> ClientId | None:
@@ -66,7 +66,7 @@ class Dues:
             if not self._poor(due.client) or deficits.group_of(due.client) != group:
                 heappop(heap)
             elif (now_due := deficits.due(due.client)) > due.time:
-                heapreplace(heap, Due(now_due, due.client))
+                heapreplace(heap, Refill(now_due, due.client))
             elif not counts(due.client):
                 aside.append(heappop(heap))
             else:

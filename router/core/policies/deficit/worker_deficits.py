@@ -15,7 +15,7 @@ from router.core.model.saved import SavedCounter
 from router.core.policies.deficit.deficits import DeficitTable
 
 
-class WorkerCredits:
+class WorkerDeficits:
     """For each client a counter by worker."""
 
     def __init__(self, quantum: float, speed: Callable[[WorkerId], float], shares: Shares) -> None:

@@ -15,8 +15,8 @@ from router.core.model.cost import Charge, LinearCost, Tokens
 from router.core.model.request import ClientId, Request, RequestId, WorkerId
 from router.core.model.saved import SavedCounter
 from router.core.policies.base import Candidate, Placed, Placement
-from router.core.policies.context import Surroundings
-from router.core.policies.deficit.worker_deficits import WorkerCredits
+from router.core.policies.context import PolicyContext
+from router.core.policies.deficit.worker_deficits import WorkerDeficits
 from router.core.policies.simple.balancers import lightest
 
 
@@ -58,13 +58,13 @@ class D2lpm(Placement):
 
     locality: ClassVar[bool] = True
 
-    def __init__(self, surroundings: Surroundings) -> None:
+    def __init__(self, surroundings: PolicyContext) -> None:
         self._parameters = surroundings.parameters.of(D2lpmParameters)
         cost = surroundings.cost
         self.steal_loss = self._parameters.steal_loss if self._parameters.steal_loss >= 0 else None
         view = surroundings.view
         speed = view.speed if self._parameters.by_service_rate else lambda _worker: 1.0
-        self._credits = WorkerCredits(self._parameters.quantum, speed, surroundings.shares)
+        self._credits = WorkerDeficits(self._parameters.quantum, speed, surroundings.shares)
         self._cost: LinearCost = replace(cost, cached=cost.extend) if self._parameters.charge_full_input else cost
         self._bookings: dict[RequestId, Booking] = {}
         self._waiting: Counter[tuple[ClientId, WorkerId]] = Counter()

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from router.core.model.cost import Charge, Tokens
 from router.core.model.request import ClientId, GroupId, Request, RequestId, WorkerId
 from router.core.policies.base import Fits, Order, Turn
-from router.core.policies.context import Surroundings
-from router.core.policies.deficit.eligibility import Standings
+from router.core.policies.context import PolicyContext
+from router.core.policies.deficit.eligibility import Eligibility
 from router.core.policies.deficit.parameters import DeficitParameters
 from router.core.policies.dlpm.longest_match import LongestMatchQueue
-from router.core.policies.dlpm.unstarted import Unstarted
+from router.core.policies.dlpm.unstarted import AwaitingFirstToken
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,12 @@ class DlpmParameters(DeficitParameters):
 class Dlpm(Order):
     """Counters q_i of one worker's queue; longest match among the requests of clients with credit."""
 
-    def __init__(self, surroundings: Surroundings, worker: WorkerId) -> None:
+    def __init__(self, surroundings: PolicyContext, worker: WorkerId) -> None:
         self._parameters = surroundings.parameters.of(DlpmParameters)
         self._cost = surroundings.cost
         self._view = view = surroundings.view
         self._worker = worker
-        self._standings = Standings(
+        self._standings = Eligibility(
             self._restand, self._parameters, self._rate, surroundings.shares, surroundings.debtors
         )
         self._standings.let_go_first(int(self._parameters.sparse_first))
@@ -56,7 +56,7 @@ class Dlpm(Order):
             self._parameters.oldest_every,
             self._standings.turn if self._parameters.overdue_after else None,
         )
-        self._unstarted = Unstarted()
+        self._unstarted = AwaitingFirstToken()
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -143,7 +143,7 @@ class Dlpm(Order):
         self._standings.restore_group(group, value, scale)
 
     @classmethod
-    def gap_quantum(cls, surroundings: Surroundings) -> float | None:
+    def gap_quantum(cls, surroundings: PolicyContext) -> float | None:
         """See `Properties`."""
         return surroundings.parameters.of(DlpmParameters).reach
 

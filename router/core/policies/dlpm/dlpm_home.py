@@ -19,14 +19,14 @@ from router.core.model.cost import Charge, Tokens
 from router.core.model.request import ClientId, Request, RequestId, WorkerId
 from router.core.model.saved import Counters, Groups, SavedCounter, SavedGroup, in_rows
 from router.core.policies.base import Choice, Policy, Properties
-from router.core.policies.context import Surroundings
-from router.core.policies.deficit.eligibility import Standings
+from router.core.policies.context import PolicyContext
+from router.core.policies.deficit.eligibility import Eligibility
 from router.core.policies.deficit.parameters import DeficitParameters
-from router.core.policies.deficit.worker_deficits import WorkerCredits
-from router.core.policies.dlpm.home_pool import HomePool, Waiting
+from router.core.policies.deficit.worker_deficits import WorkerDeficits
+from router.core.policies.dlpm.home_pool import HomePool, PooledRequest
 from router.core.policies.dlpm.longest_match import LongestMatchQueue, longest
 from router.core.policies.dlpm.refill_hold import LEAST_ISOLATION, Isolation
-from router.core.policies.dlpm.unstarted import Unstarted
+from router.core.policies.dlpm.unstarted import AwaitingFirstToken
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Site:
     """What was sent to one worker."""
 
     def __init__(self) -> None:
-        self.unstarted = Unstarted()
+        self.unstarted = AwaitingFirstToken()
         self.sent = 0
         """The number of the last request that was sent there, counted over all workers."""
 
@@ -70,7 +70,7 @@ class Site:
 class DlpmHome(Policy):
     """Counters q_i over the fleet, and q_{i,w}; longest match among the requests that are at home at a worker."""
 
-    def __init__(self, surroundings: Surroundings) -> None:
+    def __init__(self, surroundings: PolicyContext) -> None:
         self._parameters = parameters = surroundings.parameters.of(DlpmHomeParameters)
         self.properties = Properties(parameters.reach, locality=True, pooled=True, work_conserving=True)
         self._view = surroundings.view
@@ -79,12 +79,14 @@ class DlpmHome(Policy):
         self._pool = HomePool(
             surroundings.view, self._new_queue, loss=parameters.home_loss, patience=parameters.home_patience
         )
-        self._standings = Standings(self._pool.stand, parameters, self._rate, surroundings.shares, surroundings.debtors)
+        self._standings = Eligibility(
+            self._pool.stand, parameters, self._rate, surroundings.shares, surroundings.debtors
+        )
         self._isolation = Isolation(parameters.isolation, self._standings, surroundings.view, surroundings.cost)
-        self._credits = WorkerCredits(parameters.worker_quantum, surroundings.view.speed, surroundings.shares)
+        self._credits = WorkerDeficits(parameters.worker_quantum, surroundings.view.speed, surroundings.shares)
         self._sites: dict[WorkerId, Site] = {}
         self._sent = 0
-        self._newcomer: Waiting | None = None
+        self._newcomer: PooledRequest | None = None
         """One that found nobody waiting, until the `next` that follows its arrival lets it go or wait."""
 
     @property
@@ -103,7 +105,7 @@ class DlpmHome(Policy):
             self._standings.begin_anew()
         self._newcomer = placed
 
-    def _wait(self, placed: Waiting, now: float) -> None:
+    def _wait(self, placed: PooledRequest, now: float) -> None:
         request = placed.request
         self._standings.wait(request, self._input_cost(request))
         self._pool.enter(placed)
@@ -139,7 +141,7 @@ class DlpmHome(Policy):
                 return choice
         return None
 
-    def _pass_through(self, newcomer: Waiting, now: float) -> Choice | None:
+    def _pass_through(self, newcomer: PooledRequest, now: float) -> Choice | None:
         """Let a newcomer go, if it may, as if it had waited for no time; else it waits.
 
         So does one whose client has no credit: whether that is refilled depends on the worker.
@@ -289,7 +291,7 @@ class DlpmHome(Policy):
         return self._take(self._choose(self._pool[turn.request.id], worker, relief, turn.passed), now)
 
     def _choose(
-        self, waiting: Waiting, worker: WorkerId, relief: WorkerId, passed: tuple[PassedOver, ...] = ()
+        self, waiting: PooledRequest, worker: WorkerId, relief: WorkerId, passed: tuple[PassedOver, ...] = ()
     ) -> Choice:
         """Where a request goes that this worker may take."""
         why = "home" if worker in waiting.homes else "room"
@@ -299,7 +301,7 @@ class DlpmHome(Policy):
             worker = self._best_equal(worker, waiting)
         return Choice(waiting.request, worker, why, passed)
 
-    def _best_equal(self, worker: WorkerId, waiting: Waiting) -> WorkerId:
+    def _best_equal(self, worker: WorkerId, waiting: PooledRequest) -> WorkerId:
         """The worker that holds most of a request, of those that have room and as much in flight as this one."""
         view, matched, load = self._view, waiting.matched, self._view.in_flight(worker)
         here = matched[worker]

@@ -20,7 +20,7 @@ MOST_HOMES: Final = 3
 
 
 @dataclass(slots=True)
-class Waiting:
+class PooledRequest:
     """A request in the pool."""
 
     request: Request
@@ -77,7 +77,7 @@ class HomePool:
         self._new_queue = new_queue
         self._loss = loss
         self._patience = patience
-        self._waiting: dict[RequestId, Waiting] = {}
+        self._waiting: dict[RequestId, PooledRequest] = {}
         self._homes: dict[WorkerId, LongestMatchQueue] = {}
         self.homes: Final[Mapping[WorkerId, LongestMatchQueue]] = self._homes
         """What is at home at each worker; to be asked only."""
@@ -89,7 +89,7 @@ class HomePool:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def __getitem__(self, request: RequestId) -> Waiting:
+    def __getitem__(self, request: RequestId) -> PooledRequest:
         return self._waiting[request]
 
     @property
@@ -106,18 +106,18 @@ class HomePool:
             queues.append(home)
         return queues
 
-    def place(self, request: Request, tokens: int, now: float) -> Waiting:
+    def place(self, request: Request, tokens: int, now: float) -> PooledRequest:
         """Find its homes for one that came now, with so many input tokens. It does not wait before it is to `enter`."""
         size = sum([prompt.size for prompt in request.prompts])
         chunk_tokens = tokens * CHUNK_BYTES / max(size, 1)
         matched = self._view.chunks_held(request, self._view.able(request))
         self._arrivals += 1
-        waiting = Waiting(request, self._arrivals, now, chunk_tokens, matched)
+        waiting = PooledRequest(request, self._arrivals, now, chunk_tokens, matched)
         waiting.homes = self._find_homes(waiting)
         waiting.leaves_home = self._patient_until(waiting)
         return waiting
 
-    def enter(self, waiting: Waiting) -> None:
+    def enter(self, waiting: PooledRequest) -> None:
         """One more waits, where it was placed; since then no match has changed."""
         self._waiting[waiting.request.id] = waiting
         self._view.watch(waiting.request, waiting.matched)
@@ -184,17 +184,17 @@ class HomePool:
             if self._is_due(leaving):
                 self._set_free(self._waiting[leaving.request])
 
-    def _watch(self, waiting: Waiting) -> None:
+    def _watch(self, waiting: PooledRequest) -> None:
         waiting.matched = self._view.watch(waiting.request, self._view.able(waiting.request))
 
-    def _rematch(self, waiting: Waiting) -> None:
+    def _rematch(self, waiting: PooledRequest) -> None:
         """Let a request wait where it belongs now that the workers are others."""
         self._watch(waiting)
         self._settle(waiting)
         if waiting.leaves_home is None:
             self._anywhere[waiting.request.route].match_changed((waiting.request.id,))
 
-    def _settle(self, waiting: Waiting) -> None:
+    def _settle(self, waiting: PooledRequest) -> None:
         """Let a request wait where it is at home now; once it may go anywhere, it may for good."""
         homes = self._find_homes(waiting)
         for worker in waiting.homes:
@@ -208,7 +208,7 @@ class HomePool:
             waiting.leaves_home = self._patient_until(waiting)
             self._stay(waiting)
 
-    def _find_homes(self, waiting: Waiting) -> dict[WorkerId, None]:
+    def _find_homes(self, waiting: PooledRequest) -> dict[WorkerId, None]:
         """The workers that hold most of its prefix, at most a few; none where it would lose little anywhere."""
         matched = waiting.matched
         if not waiting.chunk_tokens:  # it has no prompt
@@ -229,14 +229,14 @@ class HomePool:
     def _load(self, worker: WorkerId) -> int:
         return len(self._homes[worker]) + self._view.in_flight(worker)
 
-    def _stay(self, waiting: Waiting) -> None:
+    def _stay(self, waiting: PooledRequest) -> None:
         """Note when a request leaves its home; without one it may go anywhere at once."""
         if waiting.leaves_home is None:
             self._set_free(waiting)
         else:
             heappush(self._leaving, Leaving(waiting.leaves_home, waiting.request.id))
 
-    def _patient_until(self, waiting: Waiting) -> float | None:
+    def _patient_until(self, waiting: PooledRequest) -> float | None:
         """When a request has waited long enough for its home; None without one."""
         if not waiting.homes:
             return None
@@ -244,7 +244,7 @@ class HomePool:
         prefix = int(waiting.matched[best] * waiting.chunk_tokens)
         return waiting.since + self._patience * self._view.prefill_seconds(best, prefix)
 
-    def _set_free(self, waiting: Waiting) -> None:
+    def _set_free(self, waiting: PooledRequest) -> None:
         """Let any worker take a request; at home it still comes first."""
         waiting.leaves_home = None
         route = waiting.request.route

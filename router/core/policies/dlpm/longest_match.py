@@ -34,10 +34,10 @@ class Rank(NamedTuple):
     arrival: int
     push: int
     """No two requests of a queue have the same, even if one came twice."""
-    entry: "Entry"
+    entry: "WaitingEntry"
 
 
-class Entry:
+class WaitingEntry:
     """A waiting request."""
 
     __slots__ = ("arrival", "backlog", "gone", "passed", "push", "rank", "request")
@@ -65,7 +65,7 @@ class Backlogged:
         """How many."""
         self.gone = 0
         """How many have gone since it began to wait."""
-        self._order: list[Entry] = []
+        self._order: list[WaitingEntry] = []
         """In order of arrival; some are gone, and all before the first index. (A deque is 600 bytes when empty.)"""
         self._first = 0
         self.ranks: list[Rank] = []
@@ -73,7 +73,7 @@ class Backlogged:
         self.offered: list[Rank | None] = [None] * STANDINGS
         """By standing the rank by which it is found: that of its first request, or an earlier one."""
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: WaitingEntry) -> None:
         """One more waits."""
         self.waiting += 1
         self._order.append(entry)
@@ -88,7 +88,7 @@ class Backlogged:
         self.offered = [None] * STANDINGS
 
     @property
-    def oldest(self) -> Entry:
+    def oldest(self) -> WaitingEntry:
         """The one that came first, of those that wait."""
         while self._order[self._first].gone:
             self._first += 1
@@ -136,8 +136,8 @@ class LongestMatchQueue:
         self._patience = patience
         self._oldest_every = oldest_every
         self._turn = turn
-        self._entries: dict[RequestId, Entry] = {}
-        self._unmatched: dict[RequestId, Entry] = {}
+        self._entries: dict[RequestId, WaitingEntry] = {}
+        self._unmatched: dict[RequestId, WaitingEntry] = {}
         """Those that nothing was compared with yet: whoever waits alone is served without a match."""
         self._backlogs: dict[ClientId, Backlogged] = {}
         self._firsts: tuple[list[Rank], ...] = tuple([] for _ in range(STANDINGS))
@@ -163,7 +163,7 @@ class LongestMatchQueue:
         if backlog is None:
             backlog = self._backlogs[client] = Backlogged(client)
         self._pushes += 1
-        entry = Entry(request, self._pushes if arrival is None else arrival, self._pushes, backlog)
+        entry = WaitingEntry(request, self._pushes if arrival is None else arrival, self._pushes, backlog)
         self._entries[request.id] = self._unmatched[request.id] = entry
         backlog.add(entry)
 
@@ -239,23 +239,23 @@ class LongestMatchQueue:
                 return rank
         return None
 
-    def set_aside(self, standing: int) -> Entry:
+    def set_aside(self, standing: int) -> WaitingEntry:
         """Take the first of this standing out, and with it its client, to look at what comes after it."""
         entry = heappop(self._firsts[standing]).entry
         entry.backlog.offered[standing] = None
         self._sidelined[entry.backlog.client] = entry.backlog
         return entry
 
-    def put_back(self, entry: Entry, *, passed: bool) -> None:
+    def put_back(self, entry: WaitingEntry, *, passed: bool) -> None:
         """Undo `set_aside`; another went in its turn if it was `passed`."""
         entry.passed += passed
         self.stand(entry.request.client)
 
-    def may_be_passed(self, entry: Entry) -> bool:
+    def may_be_passed(self, entry: WaitingEntry) -> bool:
         """Whether others may go in its turn."""
         return entry.passed < self._patience
 
-    def turn_of(self, first: Entry, fits: Fits) -> Request | None:
+    def turn_of(self, first: WaitingEntry, fits: Fits) -> Request | None:
         """What goes when this request is first: now and then its client's oldest, if that fits, and else itself."""
         if self._oldest_every and first.backlog.gone % self._oldest_every == self._oldest_every - 1:
             oldest = first.backlog.oldest.request
@@ -263,7 +263,7 @@ class LongestMatchQueue:
                 return oldest
         return first.request if fits(first.request) else None
 
-    def _rank(self, entry: Entry, unmatched: int) -> None:
+    def _rank(self, entry: WaitingEntry, unmatched: int) -> None:
         """Give a request its place among its client's."""
         rank = entry.rank = Rank(0, unmatched, entry.arrival, entry.push, entry)
         backlog = entry.backlog
@@ -305,7 +305,7 @@ def longest(queues: Sequence[LongestMatchQueue], fits: Fits) -> Turn | None:
     if len(queues) == 1 and len(queues[0]) == 1:
         only = queues[0].only
         return Turn(only) if only is not None and fits(only) else None
-    aside: list[tuple[LongestMatchQueue, Entry]] = []
+    aside: list[tuple[LongestMatchQueue, WaitingEntry]] = []
     request = _choose(queues, fits, aside)
     for queue, entry in aside:
         queue.put_back(entry, passed=request is not None)
@@ -317,7 +317,7 @@ def longest(queues: Sequence[LongestMatchQueue], fits: Fits) -> Turn | None:
 
 
 def _choose(
-    queues: Sequence[LongestMatchQueue], fits: Fits, aside: list[tuple[LongestMatchQueue, Entry]]
+    queues: Sequence[LongestMatchQueue], fits: Fits, aside: list[tuple[LongestMatchQueue, WaitingEntry]]
 ) -> Request | None:
     """Find the next; what does not fit is set aside."""
     for standing in range(STANDINGS):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from router.core.model.request import Request, RequestId, WorkerId
 from router.core.policies.base import Fits, Order, Turn
-from router.core.policies.context import Surroundings
+from router.core.policies.context import PolicyContext
 from router.core.policies.dlpm.longest_match import LongestMatchQueue
 
 
@@ -30,7 +30,7 @@ class LpmParameters:
 class Lpm(Order):
     """The longest match of one worker's queue; of equals, the first to come."""
 
-    def __init__(self, surroundings: Surroundings, worker: WorkerId) -> None:
+    def __init__(self, surroundings: PolicyContext, worker: WorkerId) -> None:
         view = surroundings.view
         self._cut_off = surroundings.parameters.of(LpmParameters).cut_off
         # Ordered by links: the head of a plain dict is found by passing over all that were removed before it.

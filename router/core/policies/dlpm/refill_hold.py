@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 from router.core.model.cost import LinearCost
 from router.core.model.request import ClientId, Request, RequestId, WorkerId, own_route
 from router.core.policies.context import FleetView
-from router.core.policies.deficit.eligibility import Standings
+from router.core.policies.deficit.eligibility import Eligibility
 
 WORTH_HALF_LIFE: Final = 5.0
 """Seconds after which what was seen of P / V counts half: both are made of few calls, and of a pace that is learned."""
@@ -119,7 +119,7 @@ class Period:
 class Isolation:
     """What runs at each worker, and for how long the next refill is held back for it."""
 
-    def __init__(self, strength: float, standings: Standings, view: FleetView, cost: LinearCost) -> None:
+    def __init__(self, strength: float, standings: Eligibility, view: FleetView, cost: LinearCost) -> None:
         """`strength`: the exponent a, from 0, which never holds a refill back, to 1, equal time for all."""
         self._exponent = 1 / strength - 1 if strength else inf
         self._standings = standings

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from router.core.model.request import ClientId, Request, RequestId
 
 
-class Unstarted:
+class AwaitingFirstToken:
     """Those of one queue, in the order of their dispatch."""
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from router.core.model.prompt_key import HASH_BYTES
 from router.core.model.request import Request, WorkerId
 from router.core.policies.base import Candidate
-from router.core.policies.preble.recent_prefixes import RecentPrefixes, Run
+from router.core.policies.preble.recent_prefixes import PrefixRun, RecentPrefixes
 
 
 class Noted(NamedTuple):
@@ -157,7 +157,7 @@ class History:
         if worker in self._workers:
             self._workers[worker].outputs.add(Noted(self.now, output_tokens))
 
-    def stalest(self, worker: WorkerId, chunks: int) -> Iterator[Run]:
+    def stalest(self, worker: WorkerId, chunks: int) -> Iterator[PrefixRun]:
         """See `RecentPrefixes`."""
         return self._prefixes.stalest(worker, chunks)
 

@@ -20,7 +20,7 @@ from typing import ClassVar, Final, NamedTuple
 from router.core.model.cost import Charge
 from router.core.model.request import Request, RequestId, WorkerId
 from router.core.policies.base import Candidate, Placed, Placement
-from router.core.policies.context import Surroundings
+from router.core.policies.context import PolicyContext
 from router.core.policies.preble.history import History, chunks_of
 from router.core.policies.simple.balancers import lightest
 
@@ -68,7 +68,7 @@ class PrebleParameters:
                 raise ValueError(f"{name} must not be negative")
 
 
-class Waiting(NamedTuple):
+class PlacedRequest(NamedTuple):
     """A request that is placed and not on its way."""
 
     since: float
@@ -89,11 +89,11 @@ class Preble(Placement):
 
     locality: ClassVar[bool] = True
 
-    def __init__(self, surroundings: Surroundings) -> None:
+    def __init__(self, surroundings: PolicyContext) -> None:
         self._parameters = parameters = surroundings.parameters.of(PrebleParameters)
         self._view = surroundings.view
         self._history = History(parameters.history, parameters.decode_history)
-        self._waiting: dict[RequestId, Waiting] = {}
+        self._waiting: dict[RequestId, PlacedRequest] = {}
         self._running: dict[RequestId, Running] = {}
         self._turn = 0
 
@@ -111,7 +111,7 @@ class Preble(Placement):
         else:
             chosen, why = self._explored(request, candidates)
         self._history.place(request, chosen)
-        self._waiting[request.id] = Waiting(self._history.now, chosen)
+        self._waiting[request.id] = PlacedRequest(self._history.now, chosen)
         return Placed(chosen.worker, why)
 
     def _explored(self, request: Request, candidates: Sequence[Candidate]) -> tuple[Candidate, str]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from router.core.model.prompt_key import HASH_BYTES
 from router.core.model.request import Request, RequestId, WorkerId
 from router.core.policies.base import Fits, Order, Turn
-from router.core.policies.context import Surroundings
+from router.core.policies.context import PolicyContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Place(NamedTuple):
 
 
 @dataclass(slots=True)
-class Waiting:
+class QueuedRequest:
     """A waiting request."""
 
     request: Request
@@ -48,15 +48,15 @@ class Waiting:
 class PriorityGroups(Order):
     """The groups of one worker's queue."""
 
-    def __init__(self, surroundings: Surroundings, worker: WorkerId) -> None:
+    def __init__(self, surroundings: PolicyContext, worker: WorkerId) -> None:
         self._view = surroundings.view
         self._worker = worker
         self._count = surroundings.parameters.of(PriorityGroupsParameters).groups
-        self._waiting: dict[RequestId, Waiting] = {}
+        self._waiting: dict[RequestId, QueuedRequest] = {}
         self._groups: list[list[Place]] = [[] for _ in range(self._count)]
         """Heaps; some places in them hold no more."""
         self._turns = self._round()
-        self._chosen: Waiting | None = None
+        self._chosen: QueuedRequest | None = None
         """The last answer, whose group has a turn less when it goes."""
         self._arrivals = 0
 
@@ -71,7 +71,7 @@ class PriorityGroups(Order):
         """See `Order`."""
         self._arrivals += 1
         place = Place(self._arrivals, request.id)
-        waiting = self._waiting[request.id] = Waiting(request, place, self._group_of(request))
+        waiting = self._waiting[request.id] = QueuedRequest(request, place, self._group_of(request))
         self._enter(waiting.group, place)
 
     def remove(self, request: RequestId) -> Request:
@@ -127,14 +127,14 @@ class PriorityGroups(Order):
             heapify(heap)
         heappush(heap, place)
 
-    def _first_with_turns(self) -> Waiting | None:
+    def _first_with_turns(self) -> QueuedRequest | None:
         """The head of the highest group that has somebody waiting and a turn left."""
         for group in reversed(range(self._count)):
             if self._turns[group] and (head := self._head(group)):
                 return head
         return None
 
-    def _head(self, group: int) -> Waiting | None:
+    def _head(self, group: int) -> QueuedRequest | None:
         heap = self._groups[group]
         while heap and not self._holds(heap[0], group):
             heappop(heap)

@@ -15,7 +15,7 @@ UNTIMED: Final = Touch(0.0)
 """Their order is all that is asked of these residencies."""
 
 
-class Run(NamedTuple):
+class PrefixRun(NamedTuple):
     """Chunks that the same requests share."""
 
     chunks: int
@@ -71,14 +71,14 @@ class RecentPrefixes:
                 self._join_child(node)
             node = parent
 
-    def stalest(self, worker: WorkerId, chunks: int) -> Iterator[Run]:
+    def stalest(self, worker: WorkerId, chunks: int) -> Iterator[PrefixRun]:
         """What a worker's cache drops first to be rid of so many chunks: least recently used, deepest first."""
         order = self._orders.get(worker)
         for residency in order or ():
             if chunks <= 0:
                 return
             node = residency.node
-            yield Run(min(chunks, node.chunks), self._requests[node][worker])
+            yield PrefixRun(min(chunks, node.chunks), self._requests[node][worker])
             chunks -= node.chunks
 
     def drop(self, worker: WorkerId) -> None:

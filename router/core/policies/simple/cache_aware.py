@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from router.core.model.request import Request, WorkerId
 from router.core.policies.base import Candidate, Placed, Placement
-from router.core.policies.context import Surroundings
+from router.core.policies.context import PolicyContext
 from router.core.policies.simple.balancers import lightest
 
 
@@ -39,7 +39,7 @@ class CacheAware(Placement):
 
     locality: ClassVar[bool] = True
 
-    def __init__(self, surroundings: Surroundings) -> None:
+    def __init__(self, surroundings: PolicyContext) -> None:
         self._parameters = surroundings.parameters.of(CacheAwareParameters)
         self._trees: dict[WorkerId, int] = {}
         self._turn = 0

@@ -16,7 +16,7 @@ from typing import ClassVar
 from router.core.model.prompt_key import HASH_BYTES
 from router.core.model.request import Request
 from router.core.policies.base import Candidate, Placed, Placement
-from router.core.policies.context import Surroundings
+from router.core.policies.context import PolicyContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class ConsistentHash(Placement):
 
     locality: ClassVar[bool] = True
 
-    def __init__(self, surroundings: Surroundings) -> None:
+    def __init__(self, surroundings: PolicyContext) -> None:
         self._parameters = surroundings.parameters.of(ConsistentHashParameters)
 
     def place(self, request: Request, candidates: Sequence[Candidate]) -> Placed:

@@ -9,14 +9,14 @@ from router.core.model.commands import Deficit
 from router.core.model.cost import Charge
 from router.core.model.request import ClientId, Request, RequestId, WorkerId
 from router.core.policies.base import Candidate, Choice, Fits, Order, Policy, Properties, Turn
-from router.core.policies.context import Surroundings
+from router.core.policies.context import PolicyContext
 from router.core.policies.simple.balancers import lightest
 
 
 class Fcfs(Order):
     """The request that waits longest."""
 
-    def __init__(self, surroundings: Surroundings, worker: WorkerId) -> None:  # noqa: ARG002 - every order is built alike
+    def __init__(self, surroundings: PolicyContext, worker: WorkerId) -> None:  # noqa: ARG002 - every order is built alike
         # A dict finds its first key by walking past all that were deleted before it.
         self._waiting: OrderedDict[RequestId, Request] = OrderedDict()
 
@@ -46,7 +46,7 @@ class Fcfs(Order):
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class PooledArrival:
     """A request in the pool."""
 
     request: Request
@@ -59,10 +59,10 @@ class PooledFcfs(Policy):
     properties = Properties(pooled=True, work_conserving=True)
     next_deadline = inf
 
-    def __init__(self, surroundings: Surroundings) -> None:
+    def __init__(self, surroundings: PolicyContext) -> None:
         self._view = surroundings.view
         self._backlog = surroundings.backlog
-        self._routes: dict[str, OrderedDict[RequestId, Waiting]] = {}
+        self._routes: dict[str, OrderedDict[RequestId, PooledArrival]] = {}
         self._waiting: dict[RequestId, Request] = {}
         self._arrivals = 0
         self._turn = 0
@@ -71,7 +71,7 @@ class PooledFcfs(Policy):
         """See `Policy`."""
         self._waiting[request.id] = request
         self._arrivals += 1
-        self._routes.setdefault(request.route, OrderedDict())[request.id] = Waiting(request, self._arrivals)
+        self._routes.setdefault(request.route, OrderedDict())[request.id] = PooledArrival(request, self._arrivals)
         self._backlog.add(request.worker, request.client, now)
 
     def withdraw(self, request: RequestId, now: float) -> None:

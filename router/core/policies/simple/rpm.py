@@ -17,7 +17,7 @@ from router.core.model.commands import Deficit
 from router.core.model.cost import Charge
 from router.core.model.request import ClientId, Request, RequestId, WorkerId
 from router.core.policies.base import Choice, Policy, Properties
-from router.core.policies.context import Surroundings
+from router.core.policies.context import PolicyContext
 from router.core.policies.simple.fcfs import PooledFcfs
 
 MINUTE: Final = 60.0
@@ -48,7 +48,7 @@ class Rpm(Policy):
 
     properties = Properties(pooled=True)
 
-    def __init__(self, surroundings: Surroundings) -> None:
+    def __init__(self, surroundings: PolicyContext) -> None:
         self._limit = surroundings.parameters.of(RpmParameters).limit
         self._view = surroundings.view
         self._backlog = surroundings.backlog

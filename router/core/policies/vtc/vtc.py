@@ -24,7 +24,7 @@ from router.core.clients.recent_clients import DEBTORS, Debtors
 from router.core.model.cost import Charge, LinearCost
 from router.core.model.request import ClientId, GroupId, Request, RequestId, WorkerId
 from router.core.policies.base import Fits, Order, Turn
-from router.core.policies.context import Surroundings
+from router.core.policies.context import PolicyContext
 
 
 class Rank(NamedTuple):
@@ -198,7 +198,7 @@ class Vtc(Order):
 
     lifts: ClassVar[bool] = True
 
-    def __init__(self, surroundings: Surroundings, worker: WorkerId) -> None:  # noqa: ARG002 - every order is built alike
+    def __init__(self, surroundings: PolicyContext, worker: WorkerId) -> None:  # noqa: ARG002 - every order is built alike
         cost = surroundings.cost
         self._cost: LinearCost = replace(cost, cached=cost.extend)
         self._shares = surroundings.shares

@@ -12,7 +12,7 @@ from typing import Final
 
 from router.core.model.cost import NOTHING, Charge
 from router.core.model.request import ClientId, Request, RequestId, WorkerId
-from router.core.policies.context import Surroundings
+from router.core.policies.context import PolicyContext
 from router.core.policies.vtc.vtc import Vtc
 
 NEWEST: Final = 0.2
@@ -32,10 +32,10 @@ class Prepaid:
         return max(0, self.foreseen - self.produced)
 
 
-class ForeseeingVtc(Vtc):
+class PredictiveVtc(Vtc):
     """VTC with prepaid output."""
 
-    def __init__(self, surroundings: Surroundings, worker: WorkerId, foresee: Callable[[Request], int]) -> None:
+    def __init__(self, surroundings: PolicyContext, worker: WorkerId, foresee: Callable[[Request], int]) -> None:
         """`foresee` tells how many tokens a request will produce, as far as one can."""
         super().__init__(surroundings, worker)
         self._foresee = foresee
@@ -62,10 +62,10 @@ class ForeseeingVtc(Vtc):
         super().ended(request)
 
 
-class PredictingVtc(ForeseeingVtc):
+class PredictingVtc(PredictiveVtc):
     """Foresees the mean of what a client's last requests to this worker produced."""
 
-    def __init__(self, surroundings: Surroundings, worker: WorkerId) -> None:
+    def __init__(self, surroundings: PolicyContext, worker: WorkerId) -> None:
         self._means: dict[ClientId, float] = {}
         self._refused: set[RequestId] = set()
         """Those that produced nothing because they were never computed."""
@@ -104,10 +104,10 @@ class OracleParameters:
             raise ValueError("error must not be negative")
 
 
-class OracleVtc(ForeseeingVtc):
+class OracleVtc(PredictiveVtc):
     """Foresees the limit of output that a request states, which is its true length where that was asked for."""
 
-    def __init__(self, surroundings: Surroundings, worker: WorkerId) -> None:
+    def __init__(self, surroundings: PolicyContext, worker: WorkerId) -> None:
         self._error = surroundings.parameters.of(OracleParameters).error
         self._random = surroundings.random
         super().__init__(surroundings, worker, self._limit)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from router.core.clients.shares import Shares
 from router.core.model.request import ClientId, GroupId, Request, RequestId
 from router.core.policies.deficit.client_deficits import ClientDeficits
-from router.core.policies.deficit.refill_schedule import Dues
+from router.core.policies.deficit.refill_schedule import RefillSchedule
 
 QUANTUM = 100.0
 TEAM = GroupId("team")
@@ -71,7 +71,7 @@ def test_the_first_of_the_dues_is_the_first_that_has_credit(
     """Though the weights of a group change after its members were noted."""
     shares = Shares()
     table = ClientDeficits(shares)
-    dues = Dues(table, lambda client: table.credit(client) <= 0)
+    dues = RefillSchedule(table, lambda client: table.credit(client) <= 0)
     for client in (*MEMBERS, ALONE):
         shares.begin(request(client))
         table.meet(request(client), QUANTUM, active=True)

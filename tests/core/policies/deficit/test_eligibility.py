@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from router.core.clients.shares import Shares
 from router.core.model.request import ClientId, Request, RequestId
-from router.core.policies.deficit.eligibility import CREDITED, FRESH, FRESH_AND_SPARSE, OVERDUE, SPARSE, Standings
+from router.core.policies.deficit.eligibility import CREDITED, FRESH, FRESH_AND_SPARSE, OVERDUE, SPARSE, Eligibility
 from router.core.policies.deficit.parameters import DeficitParameters
 from router.core.policies.deficit.rounds import STEPS, Rounds
 
@@ -26,7 +26,7 @@ class Contest(RuleBasedStateMachine):
         super().__init__()
         self.rate: float | None = None
         """Of service, in cost units per second; a round lasts one."""
-        self.standings = Standings(self.hear, RULE, lambda: self.rate, Shares())
+        self.standings = Eligibility(self.hear, RULE, lambda: self.rate, Shares())
         self.standings.let_go_first(1)
         self.heard: dict[ClientId, int | None] = {}
         """What a queue knows: it looks when a client comes, and when it is told to."""
@@ -157,14 +157,14 @@ def request(client: str, number: int) -> Request:
 
 def test_without_sparse_first_all_with_credit_are_equal() -> None:
     """Then the longest match alone decides."""
-    standings = Standings(lambda _: None, RULE, lambda: None, Shares())
+    standings = Eligibility(lambda _: None, RULE, lambda: None, Shares())
     standings.wait(request("ada", 1), HEAD_START)
     assert standings.of(ClientId("ada")) == CREDITED
 
 
 def test_what_is_noted_of_debtors_does_not_grow_with_their_charges() -> None:
     """A client that is refunded again and again, and never refilled, is noted a bounded number of times."""
-    standings = Standings(lambda _: None, RULE, lambda: None, Shares())
+    standings = Eligibility(lambda _: None, RULE, lambda: None, Shares())
     standings.wait(request("ada", 1))
     standings.charge(ClientId("ada"), 1e6)
     for _ in range(1000):
@@ -175,7 +175,7 @@ def test_what_is_noted_of_debtors_does_not_grow_with_their_charges() -> None:
 def test_a_client_is_overdue_when_as_many_went_as_there_are_active_clients() -> None:
     """It goes before all others then, with a small debt, and once; with a larger one it does not."""
     rule = DeficitParameters(10.0, overdue_after=1.0, overdraft=0.5)
-    standings = Standings(lambda _: None, rule, lambda: None, Shares())
+    standings = Eligibility(lambda _: None, rule, lambda: None, Shares())
     for name in ("ada", "bob", "cyd"):
         standings.wait(request(name, 0))
     standings.charge(ClientId("ada"), 14)

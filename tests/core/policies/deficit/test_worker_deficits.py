@@ -2,7 +2,7 @@
 
 from router.core.clients.shares import Shares
 from router.core.model.request import ClientId, Request, RequestId, WorkerId
-from router.core.policies.deficit.worker_deficits import WorkerCredits
+from router.core.policies.deficit.worker_deficits import WorkerDeficits
 
 ADA = ClientId("ada")
 W1, W2, W3 = (WorkerId(name) for name in ("w1", "w2", "w3"))
@@ -14,7 +14,7 @@ def request(weight: float = 1.0) -> Request:
 
 def test_somewhere_a_client_always_has_credit() -> None:
     """When all is used up, quanta are added until a counter is positive (Algorithm 2, the loop of SELECTWORKER)."""
-    credits_ = WorkerCredits(100.0, lambda _: 1.0, Shares())
+    credits_ = WorkerDeficits(100.0, lambda _: 1.0, Shares())
     table = credits_.among(request(), [W1, W2])
     assert [table.credit(w) for w in (W1, W2)] == [100, 100]
     credits_.charge(ADA, W1, 150)
@@ -25,7 +25,7 @@ def test_somewhere_a_client_always_has_credit() -> None:
 
 def test_a_new_worker_starts_with_the_highest_credit_anywhere() -> None:
     """With less, it would get no load until every other credit is used up."""
-    credits_ = WorkerCredits(100.0, lambda _: 1.0, Shares())
+    credits_ = WorkerDeficits(100.0, lambda _: 1.0, Shares())
     credits_.among(request(), [W1, W2])
     credits_.charge(ADA, W1, 30)
     credits_.charge(ADA, W2, 60)
@@ -35,13 +35,13 @@ def test_a_new_worker_starts_with_the_highest_credit_anywhere() -> None:
 def test_a_quantum_scales_with_weight_and_speed() -> None:
     """A worker half as fast holds a client for as long, not for as much."""
     speeds = {W1: 1.5, W2: 0.5}
-    table = WorkerCredits(100.0, speeds.__getitem__, Shares()).among(request(weight=2.0), [W1, W2])
+    table = WorkerDeficits(100.0, speeds.__getitem__, Shares()).among(request(weight=2.0), [W1, W2])
     assert [table.credit(w) for w in (W1, W2)] == [300, 100]
 
 
 def test_a_worker_that_a_client_never_met_has_no_counter() -> None:
     """Nor does a charge begin one."""
-    credits_ = WorkerCredits(100.0, lambda _: 1.0, Shares())
+    credits_ = WorkerDeficits(100.0, lambda _: 1.0, Shares())
     credits_.charge(ADA, W1, 5)
     assert credits_.credit(ADA, W1) is None
     assert credits_.credit(ClientId("bob"), W1) is None

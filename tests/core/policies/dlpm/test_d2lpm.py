@@ -16,7 +16,7 @@ from router.core.model.commands import Refusal
 from router.core.model.cost import LinearCost, Tokens
 from router.core.model.request import ClientId, Request, RequestId, WorkerId
 from router.core.policies.base import Candidate, PlacementFactory
-from router.core.policies.context import Parameters, Surroundings
+from router.core.policies.context import Parameters, PolicyContext
 from router.core.policies.dlpm.d2lpm import D2lpm, D2lpmParameters
 from router.core.predict.token_estimates import Estimates
 from router.core.settings import SchedulerSettings
@@ -221,7 +221,7 @@ def test_a_booking_is_undone_once() -> None:
     estimates = Estimates()
     view = SchedulerView(Cluster(FixedWindow()), PrefixMap(9, estimates, 0), estimates)
     parameters = Parameters(D2lpmParameters(by_service_rate=False))
-    placement = D2lpm(Surroundings(view, LinearCost(), Random(0), parameters, Backlog()))
+    placement = D2lpm(PolicyContext(view, LinearCost(), Random(0), parameters, Backlog()))
     request = Request(RequestId("r1"), ClientId("ada"), MODEL, ())
     candidate = Candidate(WorkerId("w1"), cached_tokens=30, extend_tokens=50, load=0)
     placement.place(request, [candidate])
@@ -335,7 +335,7 @@ def test_a_slow_worker_holds_its_clients_for_as_long_not_for_as_much() -> None:
         view = SlowFleet(Cluster(FixedWindow()), PrefixMap(9, Estimates(), 0), Estimates())
         parameters = Parameters(D2lpmParameters(1000.0, by_service_rate=by_rate))
         build: PlacementFactory = D2lpm
-        placement = build(Surroundings(view, LinearCost(), Random(0), parameters, Backlog()))
+        placement = build(PolicyContext(view, LinearCost(), Random(0), parameters, Backlog()))
         request = Request(RequestId("r1"), ClientId("ada"), MODEL, ())
         placement.place(request, [Candidate(WorkerId("w1"), cached_tokens=0, extend_tokens=0, load=0)])
         assert placement.credit(request.client, WorkerId("w1")) == quantum

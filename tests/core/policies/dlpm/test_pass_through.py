@@ -11,7 +11,7 @@ from router.core.model.commands import Command
 from router.core.model.events import Event, Fault, Returned
 from router.core.model.request import Request, RequestId
 from router.core.policies.base import Choice
-from router.core.policies.context import Parameters, Surroundings
+from router.core.policies.context import Parameters, PolicyContext
 from router.core.policies.dlpm.dlpm_home import DlpmHome, DlpmHomeParameters
 from router.core.scheduler import Scheduler
 from router.core.settings import SchedulerSettings
@@ -43,7 +43,7 @@ class AllWait(DlpmHome):
 class Counting(DlpmHome):
     """As it is; and counts."""
 
-    def __init__(self, surroundings: Surroundings) -> None:
+    def __init__(self, surroundings: PolicyContext) -> None:
         super().__init__(surroundings)
         self.passed = self.given = 0
 

@@ -10,7 +10,7 @@ from router.core.clients.backlog import Backlog
 from router.core.model.cost import NOTHING, Charge, LinearCost, Tokens
 from router.core.model.request import ClientId, Request, RequestId, WorkerId
 from router.core.policies.base import Candidate
-from router.core.policies.context import FleetView, Parameters, Surroundings
+from router.core.policies.context import FleetView, Parameters, PolicyContext
 from router.core.policies.preble.preble import PrebleParameters
 from router.core.policies.registry import PLACEMENTS
 from tests.core.scenario import CHUNK_TOKENS, MODEL, ONE_AT_A_TIME, Scene, key
@@ -31,7 +31,7 @@ class Bench:
     def __init__(self, parameters: PrebleParameters) -> None:
         view = cast(FleetView, Workers())  # type: ignore[abstract]
         self.preble = PLACEMENTS["preble"](
-            Surroundings(view, LinearCost(), Random(0), Parameters(parameters), Backlog())
+            PolicyContext(view, LinearCost(), Random(0), Parameters(parameters), Backlog())
         )
         self._count = 0
 

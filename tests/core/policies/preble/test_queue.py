@@ -10,7 +10,7 @@ from router.core.clients.backlog import Backlog
 from router.core.fleet.window import FixedWindow
 from router.core.model.cost import LinearCost
 from router.core.model.request import ClientId, Request, RequestId, WorkerId
-from router.core.policies.context import FleetView, Parameters, Surroundings
+from router.core.policies.context import FleetView, Parameters, PolicyContext
 from router.core.policies.preble.queue import PriorityGroupsParameters
 from router.core.policies.registry import ORDERS
 from router.core.settings import SchedulerSettings
@@ -91,7 +91,7 @@ class Matches(FleetView):
 def test_whoever_comes_and_changes_groups_has_its_turn() -> None:
     """Over a long time, in which few wait and each changes groups many times, the choice is that of a plain list."""
     random, matches = Random(5), Matches()  # type: ignore[abstract]
-    surroundings = Surroundings(matches, LinearCost(), random, Parameters(PriorityGroupsParameters(4)), Backlog())
+    surroundings = PolicyContext(matches, LinearCost(), random, Parameters(PriorityGroupsParameters(4)), Backlog())
     queue = ORDERS["priority_groups"](surroundings, WorkerId("w1"))
     arrived: list[RequestId] = []
     turns = [1, 2, 3, 4]
