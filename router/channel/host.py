@@ -29,7 +29,7 @@ PROGRESS_SECONDS = 0.1
 class Observer(Protocol):
     """Hears of events and what came of them; changes nothing."""
 
-    hears: ClassVar[Collection[type[Event]]] = EVENTS
+    event_types: ClassVar[Collection[type[Event]]] = EVENTS
     """The types of these events; commands may come of any."""
 
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
@@ -73,7 +73,7 @@ class SchedulerHost:
         """From now on these are told, too, after those that were there before."""
         self._observers += observers
         for observer in observers:
-            for kind in observer.hears:
+            for kind in observer.event_types:
                 self._hearing[kind].append(observer)
 
     def __contains__(self, request: RequestId) -> bool:

@@ -1,8 +1,8 @@
 """The data path: a plain ASGI callable that turns a client's call into a journey, and a failure into an answer.
 
 The files in the order in which a call meets them: identity and limits (its client, as its head tells), byte_budget and
-exchange (its body), parse_slots and api (parsed), limits (its model and tokens), journey, conductor and core (its
-turn), fleet (forwarded), api.answer (counted, and what only we asked for taken out), conductor and core (settled),
+exchange (its body), parse_slots and api (parsed), limits (its model and tokens), relay, scheduler host and core (its
+turn), fleet (forwarded), api.answer (counted, and what only we asked for taken out), scheduler host and core (settled),
 exchange (to the client).
 """
 
@@ -59,7 +59,7 @@ class Gateway:
 
     def __init__(
         self,
-        conductor: SchedulerHost,
+        scheduler_host: SchedulerHost,
         fleet: WorkerDirectory,
         admission: Admission,
         hasher: PromptHasher,
@@ -74,7 +74,7 @@ class Gateway:
 
         `isolation`: whose prefixes are kept apart from others'; None if nobody's are.
         """
-        self._conductor = conductor
+        self._scheduler_host = scheduler_host
         self._fleet = fleet
         self._admission = admission
         self._hasher = hasher
@@ -124,7 +124,7 @@ class Gateway:
         self, family: Family, exchange: Exchange, body: bytes, hold: Hold, permit: AdmissionTicket
     ) -> None:
         """Parse a call that is here as a whole, let it in, and see it through."""
-        arrived = self._conductor.clock()
+        arrived = self._scheduler_host.clock()
         if self._isolation is not None:
             body = await self._isolated(self._isolation, exchange, body, hold.owner)
         body, call = await self._parse(family, exchange.head, body, hold.owner)
@@ -136,9 +136,9 @@ class Gateway:
         hold.set(len(body) + sum([len(prompt.key.hashes) for prompt in call.prompts]))
         blocks = await self._block_keys(call.path, body, call.model) if family.tokenised else ()
         request = self._request(exchange, call, identity, blocks, worker)
-        overhead = self._conductor.clock() - arrived
+        overhead = self._scheduler_host.clock() - arrived
         journey = Relay(
-            *(request, call, family, exchange, hold, self._slots, self._conductor, self._fleet, overhead, keeper)
+            *(request, call, family, exchange, hold, self._slots, self._scheduler_host, self._fleet, overhead, keeper)
         )
         try:
             await journey.run(self._settings)
@@ -180,7 +180,7 @@ class Gateway:
     def _request(
         self, exchange: Exchange, call: Call, identity: Identity, blocks: tuple[BlockKey, ...], worker: WorkerId | None
     ) -> Request:
-        if RequestId(exchange.request_id) in self._conductor:
+        if RequestId(exchange.request_id) in self._scheduler_host:
             exchange.request_id = new_request_id()
         return Request(
             id=RequestId(exchange.request_id),

@@ -106,7 +106,7 @@ class Relay:
         exchange: Exchange,
         hold: Hold,
         slots: ParseSlots,
-        conductor: SchedulerHost,
+        scheduler_host: SchedulerHost,
         fleet: WorkerDirectory,
         overhead: float,
         keeper: ResponseKeeper | None = None,
@@ -122,7 +122,7 @@ class Relay:
         self._exchange = exchange
         self._hold = hold
         self._slots = slots
-        self._conductor = conductor
+        self._scheduler_host = scheduler_host
         self._fleet = fleet
         self._overhead = overhead
         self._keeper = keeper
@@ -146,15 +146,15 @@ class Relay:
 
     async def run(self, settings: JourneySettings) -> None:
         """Wait for the turn, forward, relay. Raises RouterError where the client is still owed an answer."""
-        submitted = self._conductor.clock()
-        turn = self._conductor.submit(self._request)
+        submitted = self._scheduler_host.clock()
+        turn = self._scheduler_host.submit(self._request)
         lost: FailedAttempt | None = None
         try:
             while (dispatch := await self._turn(turn, settings.heartbeat, lost)) is not None:
                 self._sent = True
                 headers: HeaderList = []
                 if settings.response_headers:
-                    headers = self._account_of(dispatch, settings.policy, self._conductor.clock() - submitted)
+                    headers = self._account_of(dispatch, settings.policy, self._scheduler_host.clock() - submitted)
                 before, lost = lost, self._unfit(dispatch.worker) or await self._attempt(dispatch, headers)
                 if lost is None:
                     return
@@ -164,7 +164,7 @@ class Relay:
                     lost = before if before is not None and self._rest is not None else lost
                     break
                 begun = self._rest is not None
-                turn = self._conductor.resubmit(
+                turn = self._scheduler_host.resubmit(
                     Returned(self._request.id, lost.accepted, lost.fault, self._usage(), begun)
                 )
             if lost is not None and not isinstance(self._ending, Finished):
@@ -187,7 +187,7 @@ class Relay:
         if not self._settled:
             self._settled = True
             self._hang_up()
-            self._conductor.settle(ending)
+            self._scheduler_host.settle(ending)
 
     async def _turn(
         self, turn: "asyncio.Future[Dispatch]", heartbeat: float, lost: FailedAttempt | None
@@ -284,7 +284,7 @@ class Relay:
             if not error.accepted:
                 # What waits for it must not run into the same wall, one by one.
                 self._fleet.lost(dispatch.worker)
-                self._conductor.feed(WorkerLeft(dispatch.worker))
+                self._scheduler_host.feed(WorkerLeft(dispatch.worker))
             return FailedAttempt(Fault.BROKEN, error.accepted, error)
         except (WorkerBroke, WorkerHung) as error:
             return FailedAttempt(Fault.BROKEN, True, error)
@@ -346,7 +346,7 @@ class Relay:
 
         But for the last: where the answer's end came with it, the two leave together.
         """
-        sent = started = self._conductor.clock()
+        sent = started = self._scheduler_host.clock()
         patience = self._fleet.patience(dispatch.worker)
         reader = self._reader = self._reader or self._new_reader(dispatch.worker)
         rewriter = Rewriter(self._rest) if self._rest is not None else None
@@ -364,10 +364,10 @@ class Relay:
                     ready = b""
                 if not counted and source.started:
                     counted = True
-                    started = self._conductor.clock()
+                    started = self._scheduler_host.clock()
                     patience.started(started - sent)
                     upstream.started()
-                    self._conductor.started(self._request.id, lambda: reader.output_tokens)
+                    self._scheduler_host.started(self._request.id, lambda: reader.output_tokens)
                 if reader.broken:
                     break
             ready += reader.feed(rewriter.close()) if rewriter is not None else b""
@@ -383,7 +383,7 @@ class Relay:
             if ready:
                 await self._write(ready, headers)
             return lost
-        patience.streamed(self._conductor.clock() - started, reader.output_tokens)
+        patience.streamed(self._scheduler_host.clock() - started, reader.output_tokens)
         self._settle(Finished(self._request.id, reader.usage, reader.answers()))
         await self._end(ready, headers)
         return None

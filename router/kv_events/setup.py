@@ -57,7 +57,7 @@ class KvEvents:
         await self._opened.aclose()
 
 
-def exact_map(settings: Settings, fleet: WorkerDirectory, conductor: SchedulerHost, secret: bytes) -> KvEvents:
+def exact_map(settings: Settings, fleet: WorkerDirectory, scheduler_host: SchedulerHost, secret: bytes) -> KvEvents:
     """The parts that the settings ask for. Raises ConfigError for a tokenizer that cannot be used.
 
     They hear of requests from the time on at which some worker is found to publish events.
@@ -77,11 +77,11 @@ def exact_map(settings: Settings, fleet: WorkerDirectory, conductor: SchedulerHo
     limits = StreamLimits(blocks=settings.prefix_limit // max(fewest, len(settings.worker)))
 
     def hear_of_requests() -> None:
-        conductor.attach(Fills(subscriber.filled), tokens)
+        scheduler_host.attach(Fills(subscriber.filled), tokens)
 
-    subscriber = Subscriber(fleet, conductor.feed, hasher, limits, hear_of_requests)
+    subscriber = Subscriber(fleet, scheduler_host.feed, hasher, limits, hear_of_requests)
     tokens = PromptTokenizer(fleet, hasher, subscriber.block_sizes, tokenizer, settings.token_budget)
-    conductor.attach(subscriber)
+    scheduler_host.attach(subscriber)
     return KvEvents((subscriber, tokens))
 
 

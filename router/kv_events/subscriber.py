@@ -154,7 +154,7 @@ class Follower:
 class Fills:
     """Observer: says which worker must have filled blocks, by the requests that it has finished."""
 
-    hears: ClassVar[Collection[type[Event]]] = EVENTS
+    event_types: ClassVar[Collection[type[Event]]] = EVENTS
 
     def __init__(self, filled: Callable[[WorkerId], None]) -> None:
         self._filled = filled
@@ -177,7 +177,7 @@ class Fills:
 class Subscriber:
     """All followers, for as long as the context is entered."""
 
-    hears: ClassVar[Collection[type[Event]]] = (WorkerJoined, WorkerLeft)
+    event_types: ClassVar[Collection[type[Event]]] = (WorkerJoined, WorkerLeft)
 
     def __init__(
         self,

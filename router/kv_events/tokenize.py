@@ -93,7 +93,7 @@ class Declined(Exception):
 class PromptTokenizer:
     """Gives each call its keys; as an observer, compares the engine's count of tokens with its own."""
 
-    hears: ClassVar[Collection[type[Event]]] = (Arrived, Finished, Failed, Cancelled)
+    event_types: ClassVar[Collection[type[Event]]] = (Arrived, Finished, Failed, Cancelled)
 
     def __init__(
         self,

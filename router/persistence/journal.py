@@ -140,7 +140,7 @@ class Journal:
     What goes wrong ends the journal, with one line in the log, and nothing else.
     """
 
-    hears: ClassVar[Collection[type[Event]]] = EVENTS
+    event_types: ClassVar[Collection[type[Event]]] = EVENTS
 
     def __init__(self, file: io.RawIOBase, most_pending: int = MOST_PENDING) -> None:
         """`file` is written as long as this is entered, and closed by it; `most_pending`: see there."""

@@ -83,16 +83,16 @@ def build(settings: Settings, resolve: Resolve = resolve) -> "Router":
     observers: list[Observer] = [RequestMetrics(registry, labels), explanations, CacheAlarm(scheduler.mirror)]
     if journal is not None:
         observers.insert(0, journal)
-    conductor = SchedulerHost(scheduler, observers, time.monotonic)
-    kv_events = exact_map(settings, fleet, conductor, secret)
-    workers = _workers(settings, fleet, conductor, resolve)
-    conductor.attach(workers.advice, workers.roster)
+    scheduler_host = SchedulerHost(scheduler, observers, time.monotonic)
+    kv_events = exact_map(settings, fleet, scheduler_host, secret)
+    workers = _workers(settings, fleet, scheduler_host, resolve)
+    scheduler_host.attach(workers.advice, workers.roster)
     monitor = workers.monitor
     drain, lag = Drain(settings.drain_timeout), LoopLag()
-    door = _door(settings, conductor)
+    door = _door(settings, scheduler_host)
 
     async def report() -> FairnessReport:
-        return await fairness_report(settings.policy, scheduler, fleet, conductor.clock(), monitor.unread())
+        return await fairness_report(settings.policy, scheduler, fleet, scheduler_host.clock(), monitor.unread())
 
     async def cards() -> Mapping[WorkerId, WorkerReport]:
         return await worker_reports(scheduler, fleet, monitor.unread())
@@ -102,14 +102,14 @@ def build(settings: Settings, resolve: Resolve = resolve) -> "Router":
         return await exposition(registry)
 
     def explain(request: str) -> Explanation:
-        return explanations.of(request, conductor.clock(), time.time())
+        return explanations.of(request, scheduler_host.clock(), time.time())
 
-    stored, background = StoredResponses(settings.stored_responses), BackgroundResponses(conductor, fleet)
+    stored, background = StoredResponses(settings.stored_responses), BackgroundResponses(scheduler_host, fleet)
     stored.restore(responses)
     state_metrics, budget = StateCollector(labels), ByteBudget(settings.max_held_bytes)
     connections = _connections(settings, budget)
     event_metrics = EventMetrics(kv_events.report, kv_events.outcomes)
-    state = _state(settings, secret, conductor, stored)
+    state = _state(settings, secret, scheduler_host, stored)
     files = KeptFiles({"state": state, "journal": journal})
     for collector in (
         state_metrics,
@@ -122,24 +122,24 @@ def build(settings: Settings, resolve: Resolve = resolve) -> "Router":
         ResponseMetrics(stored, background),
     ):
         registry.register(collector)
-    operations = _operations(settings, fleet, workers, conductor, report)
+    operations = _operations(settings, fleet, workers, scheduler_host, report)
     parts = [
         *(lag, Collector(lambda: drain.idle), journal, door.keys, state),
         *(fleet, kv_events, workers.advice, workers.discovery, monitor, background, operations and operations.history),
     ]
     control = control_plane(
         *(fleet, scrape, report, cards, door.usage, explain, drain, workers.drain.drained, operations),
-        partial(_running, [part for part in parts if part is not None], conductor),
+        partial(_running, [part for part in parts if part is not None], scheduler_host),
     )
-    calls = ResponseCalls(conductor, fleet, stored, background, allow_background=settings.background_responses)
-    gateway = _gateway(settings, conductor, fleet, door, budget, kv_events, calls, secret)
+    calls = ResponseCalls(scheduler_host, fleet, stored, background, allow_background=settings.background_responses)
+    gateway = _gateway(settings, scheduler_host, fleet, door, budget, kv_events, calls, secret)
     return Router(gateway, control, drain, connections)
 
 
 @asynccontextmanager
 async def _running(
     parts: Sequence[AbstractAsyncContextManager[object]],
-    conductor: SchedulerHost,
+    scheduler_host: SchedulerHost,
     app: FastAPI,  # noqa: ARG001 - FastAPI's signature
 ) -> AsyncIterator[None]:
     """All parts at work, in the order in which they need each other."""
@@ -147,15 +147,17 @@ async def _running(
         for part in parts:
             await stack.enter_async_context(part)
         yield
-    conductor.close()
+    scheduler_host.close()
 
 
-def _state(settings: Settings, secret: bytes, conductor: SchedulerHost, stored: StoredResponses) -> StateFile | None:
+def _state(
+    settings: Settings, secret: bytes, scheduler_host: SchedulerHost, stored: StoredResponses
+) -> StateFile | None:
     if settings.state is None:
         return None
 
     def pieces() -> Iterator[Saved]:
-        yield from snapshot(conductor.scheduler, conductor.clock())
+        yield from snapshot(scheduler_host.scheduler, scheduler_host.clock())
         yield from stored.saved()
 
     return StateFile(settings.state, pieces, partial(new_header, settings.policy, secret), settings.state_interval)
@@ -165,7 +167,7 @@ def _operations(
     settings: Settings,
     fleet: WorkerDirectory,
     workers: "Workers",
-    conductor: SchedulerHost,
+    scheduler_host: SchedulerHost,
     report: Callable[[], Awaitable[FairnessReport]],
 ) -> Operations | None:
     """What operators may do, where they may do anything."""
@@ -173,13 +175,13 @@ def _operations(
         return None
     return Operations(
         *(fleet, workers.roster, workers.drain, workers.monitor.flush, FairnessHistory(report), settings),
-        *(conductor.feed, conductor.scheduler.weights),
+        *(scheduler_host.feed, scheduler_host.scheduler.weights),
     )
 
 
 def _gateway(
     settings: Settings,
-    conductor: SchedulerHost,
+    scheduler_host: SchedulerHost,
     fleet: WorkerDirectory,
     door: "Door",
     budget: ByteBudget,
@@ -188,7 +190,7 @@ def _gateway(
     secret: bytes,
 ) -> Gateway:
     return Gateway(
-        conductor,
+        scheduler_host,
         fleet,
         door.admission,
         PromptHasher(secret),
@@ -297,10 +299,10 @@ class Workers(NamedTuple):
     advice: Advice
 
 
-def _workers(settings: Settings, fleet: WorkerDirectory, conductor: SchedulerHost, resolve: Resolve) -> Workers:
-    drain = WorkerDrain(conductor.feed)
+def _workers(settings: Settings, fleet: WorkerDirectory, scheduler_host: SchedulerHost, resolve: Resolve) -> Workers:
+    drain = WorkerDrain(scheduler_host.feed)
     monitor = Poller(fleet, drain.feed, settings.poll_interval)
-    runs = conductor.scheduler.cluster.__contains__
+    runs = scheduler_host.scheduler.cluster.__contains__
     roster = WorkerRegistry(fleet, monitor, drain, runs, lambda worker: backend_of(worker, settings))
     advice = Advice(fleet, Wanted(settings.min_match_tokens, settings.isolate != "none"))
     return Workers(monitor, drain, roster, _discovery(settings, roster, resolve), advice)
@@ -324,8 +326,8 @@ class Door(NamedTuple):
     usage: Usage
 
 
-def _door(settings: Settings, conductor: SchedulerHost) -> Door:
-    scheduler = conductor.scheduler
+def _door(settings: Settings, scheduler_host: SchedulerHost) -> Door:
+    scheduler = scheduler_host.scheduler
     identifier = Identifier(settings.identity, settings.trusted_header, settings.trusted_proxy, clock=time.time)
 
     def use(book: ClientDirectory) -> None:
@@ -335,7 +337,7 @@ def _door(settings: Settings, conductor: SchedulerHost) -> Door:
         who = identifier.identify(headers, None, address)
         return usage_report(scheduler, who.client, who.weight, who.shared_group, who.group_weight)
 
-    admission = Admission(identifier, scheduler.weights.__contains__, conductor.clock)
+    admission = Admission(identifier, scheduler.weights.__contains__, scheduler_host.clock)
     return Door(admission, KeyWatch(settings.clients, use), usage)
 
 

@@ -18,7 +18,7 @@ REPEAT_SECONDS: Final = 60.0
 class CacheAlarm:
     """Observer: looks at a worker's calibration whenever the worker reports."""
 
-    hears: ClassVar[Collection[type[Event]]] = (WorkerReported, WorkerLeft)
+    event_types: ClassVar[Collection[type[Event]]] = (WorkerReported, WorkerLeft)
 
     def __init__(self, mirror: CacheMirror) -> None:
         self._mirror = mirror

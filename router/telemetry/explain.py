@@ -140,7 +140,7 @@ class Record:
 class Explanations:
     """Observer: remembers the last requests, by the id that their clients were told in `x-request-id`."""
 
-    hears: ClassVar[Collection[type[Event]]] = EVENTS
+    event_types: ClassVar[Collection[type[Event]]] = EVENTS
 
     def __init__(self, policy: str, limit: int = REMEMBERED) -> None:
         """`policy`: its name."""

@@ -127,7 +127,7 @@ class Durations:
 class RequestMetrics(Collector):
     """Observer: requests by their ending, and the times on the way there."""
 
-    hears: ClassVar[Collection[type[Event]]] = EVENTS
+    event_types: ClassVar[Collection[type[Event]]] = EVENTS
 
     def __init__(self, registry: CollectorRegistry, labels: ClientLabels, workers: int = WORKER_LIMIT) -> None:
         """`workers`: of those that left, how many keep a label of their own."""

@@ -160,7 +160,7 @@ class Advice:
     No prompt is sent for that: whether answers tell what was cached is seen by the first of them.
     """
 
-    hears: ClassVar[Collection[type[Event]]] = (WorkerJoined,)
+    event_types: ClassVar[Collection[type[Event]]] = (WorkerJoined,)
 
     def __init__(self, fleet: WorkerDirectory, wanted: Wanted) -> None:
         self._fleet = fleet

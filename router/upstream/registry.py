@@ -71,7 +71,7 @@ def backend_of(worker: WorkerAddress, settings: Settings) -> WorkerEndpoint:
 class WorkerRegistry:
     """Adds workers to all who must know them, and takes them out again; the only one who does."""
 
-    hears: ClassVar[Collection[type[Event]]] = (Finished, Failed, Returned, Cancelled, WorkerLeft)
+    event_types: ClassVar[Collection[type[Event]]] = (Finished, Failed, Returned, Cancelled, WorkerLeft)
 
     def __init__(
         self,

@@ -40,30 +40,30 @@ class Diary(Observer):
 class Ends(Diary):
     """Of these alone."""
 
-    hears = (Finished, Cancelled)
+    event_types = (Finished, Cancelled)
 
 
 class Desk:
-    """A conductor before one worker with room for one request."""
+    """A scheduler host before one worker with room for one request."""
 
     def __init__(self, waiting: WaitingLimits | None = None, workers: int = 1) -> None:
         self.diary = Diary()
         settings = SchedulerSettings(window=FixedWindow(1, 1000), waiting=waiting or WaitingLimits())
         scheduler = Scheduler(POLICIES["rr+fcfs"], settings, Parameters(), Random(0))
-        self.conductor = SchedulerHost(scheduler, [self.diary], asyncio.get_running_loop().time)
+        self.scheduler_host = SchedulerHost(scheduler, [self.diary], asyncio.get_running_loop().time)
         for number in range(workers):
-            self.conductor.feed(WorkerJoined(Worker(WorkerId(f"w{number}"), frozenset({"m"}))))
+            self.scheduler_host.feed(WorkerJoined(Worker(WorkerId(f"w{number}"), frozenset({"m"}))))
 
     def submit(self, name: str) -> "asyncio.Future[Dispatch]":
-        return self.conductor.submit(Request(RequestId(name), ClientId("ann"), "m", (KEY,)))
+        return self.scheduler_host.submit(Request(RequestId(name), ClientId("ann"), "m", (KEY,)))
 
     def check_rest(self) -> None:
         """Nothing is left, inside or outside the scheduler."""
-        assert self.conductor.scheduler.live == 0
-        assert not self.conductor._turns
-        assert not self.conductor._streams
-        assert RequestId("1") not in self.conductor
-        self.conductor.scheduler.accounts.check_conservation()
+        assert self.scheduler_host.scheduler.live == 0
+        assert not self.scheduler_host._turns
+        assert not self.scheduler_host._streams
+        assert RequestId("1") not in self.scheduler_host
+        self.scheduler_host.scheduler.accounts.check_conservation()
 
 
 async def test_a_turn_comes_when_the_one_before_is_settled() -> None:
@@ -72,9 +72,9 @@ async def test_a_turn_comes_when_the_one_before_is_settled() -> None:
     first, second = desk.submit("1"), desk.submit("2")
     assert first.done()
     assert not second.done()
-    desk.conductor.settle(Finished(RequestId("1"), Usage(5, 1)))
+    desk.scheduler_host.settle(Finished(RequestId("1"), Usage(5, 1)))
     assert (await second).worker == "w0"
-    desk.conductor.settle(Finished(RequestId("2"), Usage(5, 1)))
+    desk.scheduler_host.settle(Finished(RequestId("2"), Usage(5, 1)))
     desk.check_rest()
 
 
@@ -82,7 +82,7 @@ async def test_refusals_come_as_errors() -> None:
     """No worker, and a queue that is full, in place of a turn."""
     with pytest.raises(NoWorker):
         await (alone := Desk(workers=0)).submit("1")
-    alone.conductor.settle(Cancelled(RequestId("1")))
+    alone.scheduler_host.settle(Cancelled(RequestId("1")))
     alone.check_rest()
     desk = Desk(WaitingLimits(requests=1))
     desk.submit("1")
@@ -91,7 +91,7 @@ async def test_refusals_come_as_errors() -> None:
         await desk.submit("3")
     assert caught.value.reason == "rejected-saturated"
     for name in ("3", "2", "1"):
-        desk.conductor.settle(Cancelled(RequestId(name)))
+        desk.scheduler_host.settle(Cancelled(RequestId(name)))
     desk.check_rest()
 
 
@@ -99,11 +99,11 @@ async def test_an_observer_hears_of_the_events_it_wants_alone() -> None:
     """In their order, and with what came of them; one that says nothing hears of all."""
     desk = Desk()
     ends = Ends()
-    desk.conductor.attach(ends)
+    desk.scheduler_host.attach(ends)
     desk.submit("1")
     desk.submit("2")
-    desk.conductor.settle(Finished(RequestId("1")))
-    desk.conductor.settle(Cancelled(RequestId("2")))
+    desk.scheduler_host.settle(Finished(RequestId("1")))
+    desk.scheduler_host.settle(Cancelled(RequestId("2")))
     assert [type(event) for event in ends.events] == [Finished, Cancelled]
     assert [type(command) for command in ends.commands if not isinstance(command, WakeAt)] == [Dispatch]
     assert [type(event) for event in desk.diary.events[1:]] == [Arrived, Arrived, Finished, Cancelled]
@@ -115,7 +115,7 @@ async def test_a_refusal_that_nobody_heard_is_no_forgotten_exception() -> None:
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
     desk = Desk(workers=0)
     assert desk.submit("1").done()
-    desk.conductor.settle(Cancelled(RequestId("1")))
+    desk.scheduler_host.settle(Cancelled(RequestId("1")))
     gc.collect()
     assert not complaints
     desk.check_rest()
@@ -126,9 +126,9 @@ async def test_whoever_still_waits_for_a_turn_that_is_settled_waits_no_more() ->
     desk = Desk()
     desk.submit("1")
     turn = desk.submit("2")
-    desk.conductor.settle(Cancelled(RequestId("2")))
+    desk.scheduler_host.settle(Cancelled(RequestId("2")))
     assert turn.cancelled()
-    desk.conductor.settle(Finished(RequestId("1")))
+    desk.scheduler_host.settle(Finished(RequestId("1")))
     desk.check_rest()
 
 
@@ -141,8 +141,8 @@ async def test_the_alarm_ends_what_waits_too_long() -> None:
         with pytest.raises(Refused):
             async with asyncio.timeout(PATIENCE):
                 await turn
-        desk.conductor.settle(Cancelled(RequestId(name)))
-    desk.conductor.settle(Finished(RequestId("1")))
+        desk.scheduler_host.settle(Cancelled(RequestId(name)))
+    desk.scheduler_host.settle(Finished(RequestId("1")))
     desk.check_rest()
 
 
@@ -151,12 +151,12 @@ async def test_running_streams_are_charged_together() -> None:
     desk = Desk(workers=3)
     for number, tokens in enumerate((3, 5, 0)):
         desk.submit(f"{number}")
-        desk.conductor.started(RequestId(f"{number}"), partial(int, tokens))
+        desk.scheduler_host.started(RequestId(f"{number}"), partial(int, tokens))
     await until(lambda: Progressed({RequestId("0"): 3, RequestId("1"): 5}) in desk.diary.events)
     rounds = sum(isinstance(event, Progressed) for event in desk.diary.events)
     assert rounds == 1
     for number in range(3):
-        desk.conductor.settle(Finished(RequestId(f"{number}")))
+        desk.scheduler_host.settle(Finished(RequestId(f"{number}")))
     desk.check_rest()
 
 
@@ -165,9 +165,9 @@ async def test_an_ending_charges_the_last_tokens(usage: Usage | None, charged: i
     """By what the stream itself has counted, unless the engine's own word comes with the ending."""
     desk = Desk()
     desk.submit("1")
-    desk.conductor.started(RequestId("1"), lambda: 7)
-    desk.conductor.settle(Failed(RequestId("1"), accepted=True, usage=usage))
-    assert desk.conductor.scheduler.accounts.accounts[ClientId("ann")].served.output == charged
+    desk.scheduler_host.started(RequestId("1"), lambda: 7)
+    desk.scheduler_host.settle(Failed(RequestId("1"), accepted=True, usage=usage))
+    assert desk.scheduler_host.scheduler.accounts.accounts[ClientId("ann")].served.output == charged
     desk.check_rest()
 
 
@@ -177,11 +177,11 @@ async def test_a_turn_that_comes_too_late_is_nobodys() -> None:
     desk.submit("1")
     second, third = desk.submit("2"), desk.submit("3")
     second.cancel()
-    desk.conductor.settle(Finished(RequestId("1")))
+    desk.scheduler_host.settle(Finished(RequestId("1")))
     assert not third.done()
-    desk.conductor.settle(Cancelled(RequestId("2")))
+    desk.scheduler_host.settle(Cancelled(RequestId("2")))
     assert third.done()
-    desk.conductor.settle(Finished(RequestId("3")))
+    desk.scheduler_host.settle(Finished(RequestId("3")))
     desk.check_rest()
 
 
@@ -190,7 +190,7 @@ async def test_closing_stops_the_timers() -> None:
     desk = Desk()
     desk.submit("1")
     desk.submit("2")
-    desk.conductor.started(RequestId("1"), lambda: 1)
-    timers = [desk.conductor._alarm, desk.conductor._gathering]
-    desk.conductor.close()
+    desk.scheduler_host.started(RequestId("1"), lambda: 1)
+    timers = [desk.scheduler_host._alarm, desk.scheduler_host._gathering]
+    desk.scheduler_host.close()
     assert [timer is not None and timer.cancelled() for timer in timers] == [True, True]

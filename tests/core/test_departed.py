@@ -190,7 +190,7 @@ def test_what_was_counted_of_a_worker_is_not_lost_with_its_label() -> None:
 async def test_workers_that_an_operator_adds_and_removes_leave_nothing() -> None:
     """Neither in the roster, nor among connections, polls and followers; but that of the last one for a while."""
     async with scripted_engine() as engine, running_router() as router:
-        (roster,) = [each for each in router.conductor._observers if isinstance(each, WorkerRegistry)]
+        (roster,) = [each for each in router.scheduler_host._observers if isinstance(each, WorkerRegistry)]
         names = [f"worker-{number}" for number in range(12)]
         for name in names:
             roster.add(WorkerAddress(url=engine.url, id=name))
@@ -201,6 +201,6 @@ async def test_workers_that_an_operator_adds_and_removes_leave_nothing() -> None
             roster.remove(name)
             await until(lambda: not router.fleet.backends)
         observers = [
-            each for each in router.conductor._observers if not isinstance(each, RequestMetrics | Explanations)
+            each for each in router.scheduler_host._observers if not isinstance(each, RequestMetrics | Explanations)
         ]
         assert [ways_to(each, set(names[:-1])) for each in [*observers, router.fleet]] == [{}] * (len(observers) + 1)

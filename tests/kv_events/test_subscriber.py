@@ -50,9 +50,9 @@ async def test_a_worker_that_leaves_and_joins_is_followed_anew() -> None:
             held = blocks.blocks
             (worker,) = [state.worker for state in router.scheduler.cluster]
             router.fleet.lost(worker.id)
-            router.conductor.feed(WorkerLeft(worker.id))
+            router.scheduler_host.feed(WorkerLeft(worker.id))
             assert not blocks.blocks
-            router.conductor.feed(WorkerJoined(worker))
+            router.scheduler_host.feed(WorkerJoined(worker))
             await until(lambda: blocks.blocks >= held)  # the answer's last block may have come after the look
 
 

@@ -114,14 +114,14 @@ def test_no_callback_takes_long(tmp_path: Path) -> None:
 
 def populate(router: RunningRouter) -> None:
     """As many clients as are remembered and have a label of their own, served at each of eight workers."""
-    scheduler, random, now = router.scheduler, Random(0), router.conductor.clock()
+    scheduler, random, now = router.scheduler, Random(0), router.scheduler_host.clock()
     for number in range(8):
         scheduler.handle(WorkerJoined(Worker(WorkerId(f"w{number}"), frozenset([f"model{number}"]))), now)
     for call in range(8 * MANY):
         request = Request(RequestId(str(call)), ClientId(f"client{call % MANY}"), f"model{call // MANY}", ())
         for event in (Arrived(request), Finished(request.id, Usage(100, 10, 50))):
             commands = scheduler.handle(event, now)
-            for observer in router.conductor._observers:
+            for observer in router.scheduler_host._observers:
                 observer.observe(now, event, commands)
     for client in scheduler.weights:
         scheduler.fairness._waits[client].extend(random.random() for _ in range(WAITS_KEPT))

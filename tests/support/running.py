@@ -67,14 +67,14 @@ class RunningRouter:
         self.connections = app.connections
         gateway = gateway_of(app)
         self.hasher = gateway._hasher
-        self.conductor = gateway._conductor
+        self.scheduler_host = gateway._scheduler_host
         self.fleet = gateway._fleet
         self.background = gateway._responses._background
 
     @property
     def scheduler(self) -> Scheduler:
         """The core, to look at."""
-        return self.conductor.scheduler
+        return self.scheduler_host.scheduler
 
     @property
     def address(self) -> tuple[str, int]:
@@ -108,12 +108,12 @@ class RunningRouter:
 
     def check_counts(self) -> None:
         """Raise AssertionError unless the inside is as empty as before the first call."""
-        scheduler, conductor = self.scheduler, self.conductor
+        scheduler, scheduler_host = self.scheduler, self.scheduler_host
         assert (scheduler.live, scheduler.waiting, scheduler.prefixes.watched) == (0, 0, 0)
         assert not scheduler.accounts.bills
         scheduler.accounts.check_conservation()
-        assert not conductor._turns
-        assert not conductor._streams
+        assert not scheduler_host._turns
+        assert not scheduler_host._streams
 
 
 async def until(true: Callable[[], bool]) -> None:

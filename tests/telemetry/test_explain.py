@@ -121,7 +121,7 @@ def test_each_ending_is_told(ending: Finished | Cancelled | Failed, state: Reque
 
 
 def test_a_refusal_is_the_end() -> None:
-    """The conductor's word on a refused request does not make it a cancelled one."""
+    """The scheduler host's answer on a refused request does not make it a cancelled one."""
     reject = Reject(RequestId("r"), Refusal.QUEUE_FULL, 2.5)
     explanations = told((1.0, Arrived(request("r")), [reject]), (1.5, Cancelled(RequestId("r")), []))
     explanation = explained(explanations, "r")

@@ -57,8 +57,8 @@ class BackgroundRun(NamedTuple):
 class BackgroundResponses:
     """Follows the responses in the background for as long as the context is entered."""
 
-    def __init__(self, conductor: SchedulerHost, fleet: WorkerDirectory) -> None:
-        self._conductor = conductor
+    def __init__(self, scheduler_host: SchedulerHost, fleet: WorkerDirectory) -> None:
+        self._scheduler_host = scheduler_host
         self._fleet = fleet
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._wakes: dict[str, asyncio.Event] = {}
@@ -116,13 +116,13 @@ class BackgroundResponses:
                 self._deleted.discard(run.response)
                 usage = ending.usage
                 run.permit.tokens = None if usage is None else usage.input_tokens + usage.output_tokens
-                self._conductor.settle(ending)
+                self._scheduler_host.settle(ending)
 
     async def _ending(self, run: BackgroundRun, wake: asyncio.Event) -> Ending:
         """Look at a response until it has come to its end."""
-        began, misses = self._conductor.clock(), 0
+        began, misses = self._scheduler_host.clock(), 0
         while True:
-            taken = self._conductor.clock() - began
+            taken = self._scheduler_host.clock() - began
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(MOST_PAUSE, max(LEAST_PAUSE, PAUSE_SHARE * taken))):
                     await wake.wait()

@@ -33,7 +33,7 @@ class ResponseCalls:
 
     def __init__(
         self,
-        conductor: SchedulerHost,
+        scheduler_host: SchedulerHost,
         fleet: WorkerDirectory,
         stored: StoredResponses,
         background: BackgroundResponses,
@@ -41,7 +41,7 @@ class ResponseCalls:
         allow_background: bool,
     ) -> None:
         """`allow_background`: whether engines may be asked to compute in the background."""
-        self._conductor = conductor
+        self._scheduler_host = scheduler_host
         self._fleet = fleet
         self._stored = stored
         self._background = background
@@ -68,7 +68,7 @@ class ResponseCalls:
         return None if previous is None else self._worker_of(previous, owner)
 
     def _worker_of(self, response: str, owner: ClientId) -> WorkerId:
-        worker, cluster = self._stored.worker_of(response, owner), self._conductor.scheduler.cluster
+        worker, cluster = self._stored.worker_of(response, owner), self._scheduler_host.scheduler.cluster
         if worker is None or worker not in cluster or cluster[worker].left:
             raise UnknownResponse(response)
         return worker

@@ -21,7 +21,7 @@ NAME = "resp_1"
 class Endings:
     """Notes how requests end."""
 
-    hears = (Finished, Failed, Cancelled)
+    event_types = (Finished, Failed, Cancelled)
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -84,7 +84,7 @@ async def test_it_holds_its_place_until_it_is_done_and_is_charged_what_its_usage
 async def test_what_is_cancelled_frees_its_place() -> None:
     """The router looks at once, and what was estimated until then is owed; the worker is not to blame."""
     async with scripted_engine() as engine, allowed(engine) as router:
-        router.conductor.attach(endings := Endings())
+        router.scheduler_host.attach(endings := Endings())
         await begin(router, engine)
         pending = asyncio.ensure_future(router.http.post(f"{RESPONSES}/{NAME}/cancel", headers=ANN))
         call = await engine.call()
@@ -99,7 +99,7 @@ async def test_what_is_cancelled_frees_its_place() -> None:
 async def test_what_is_deleted_frees_its_place() -> None:
     """Where an engine deletes at all; that it is gone then is no fault of the worker's."""
     async with scripted_engine() as engine, allowed(engine) as router:
-        router.conductor.attach(endings := Endings())
+        router.scheduler_host.attach(endings := Endings())
         await begin(router, engine)
         del engine.polled[f"{RESPONSES}/{NAME}"]
         pending = asyncio.ensure_future(router.http.delete(f"{RESPONSES}/{NAME}", headers=ANN))
