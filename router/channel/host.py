@@ -37,7 +37,7 @@ class Observer(Protocol):
 
 
 @dataclass(slots=True)
-class Stream:
+class RunningStream:
     """A running request that can be asked how far it is."""
 
     output_tokens: Callable[[], int]
@@ -56,7 +56,7 @@ class SchedulerHost:
         """The same by what they hear of."""
         self.attach(*observers)
         self._turns: dict[RequestId, asyncio.Future[Dispatch]] = {}
-        self._streams: dict[RequestId, Stream] = {}
+        self._streams: dict[RequestId, RunningStream] = {}
         self._gathering: asyncio.TimerHandle | None = None
         self._alarm: asyncio.TimerHandle | None = None
 
@@ -97,7 +97,7 @@ class SchedulerHost:
 
     def started(self, request: RequestId, output_tokens: Callable[[], int]) -> None:
         """A dispatched request has its first token; from now on it is asked how far it is, until it is settled."""
-        self._streams[request] = Stream(output_tokens)
+        self._streams[request] = RunningStream(output_tokens)
         if self._gathering is None:
             self._gathering = asyncio.get_running_loop().call_later(PROGRESS_SECONDS, self._charge)
         self.feed(Started(request))
@@ -143,7 +143,7 @@ class SchedulerHost:
             case Reject(request):
                 turn = self._turns[request]
                 if not turn.done():
-                    turn.set_exception(refusal(command))
+                    turn.set_exception(refusal_error(command))
             case WakeAt(time):
                 if self._alarm is not None:
                     self._alarm.cancel()
@@ -156,7 +156,7 @@ class SchedulerHost:
         self.feed(Ticked())
 
 
-def refusal(command: Reject) -> RouterError:
+def refusal_error(command: Reject) -> RouterError:
     """A refusal as the client is told of it."""
     match command.reason:
         case Refusal.QUEUE_FULL:

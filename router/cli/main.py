@@ -23,7 +23,7 @@ from router.config.settings import Settings, WorkerAddress
 from router.config.sources import ABOUT, Parser, add_flags, load
 from router.errors import ConfigError
 from router.front.drain import Drain
-from router.front.http.connection import accept_sockets, front
+from router.front.http.connection import accept_sockets, connection_class
 from router.process.single import build
 from router.runtime import open_files
 from router.runtime.emulate import Emulated, emulated
@@ -87,7 +87,7 @@ def _add_serve(commands: Any) -> None:
         usage="%(prog)s [FLAG ...]",
         epilog=ABOUT,
         allow_abbrev=False,
-        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32),
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=24),
     )
     add_flags(serve)
     serve.set_defaults(run=lambda flags: _serve(load(flags, os.environ)))
@@ -144,7 +144,7 @@ def _serve(settings: Settings) -> int:
         app = build(settings.model_copy(update={"worker": joined}))
         config = uvicorn.Config(
             AccessLog(app) if settings.access_log else app,
-            http=front(app.connections),
+            http=connection_class(app.connections),
             ws="none",
             lifespan="on",
             log_config=None,

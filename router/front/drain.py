@@ -9,7 +9,7 @@ from router.errors import ShuttingDown
 from router.front.exchange import Exchange, new_request_id
 
 
-class UnderWay:
+class CallCounter:
     """Counts the calls that are under way: those that have entered it, and not left it yet."""
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Drain:
         self._seconds = seconds
         self._clock = clock
         self._until: float | None = None
-        self._under_way = UnderWay()
+        self._under_way = CallCounter()
 
     def begin(self) -> None:
         """Take no new call from now on; to be asked once."""
@@ -51,7 +51,7 @@ class Drain:
         """Whether no call is under way."""
         return not self._under_way.calls
 
-    def call(self) -> UnderWay:
+    def call(self) -> CallCounter:
         """A call is under way as long as the context is entered."""
         return self._under_way
 

@@ -11,7 +11,7 @@ from router.api.body.call import Head
 from router.api.registry import errors_of
 from router.errors import BadRequest, BodyTooLarge, RouterError, UnsupportedEncoding
 from router.front.byte_budget import Hold
-from router.front.http.connection_limits import BREAK_OFF, LEAVING, OWNER, WhenLeft
+from router.front.http.connection_limits import BREAK_OFF, ON_DISCONNECT, UNREAD_OWNER, OnDisconnect
 
 Headers = Sequence[tuple[bytes, bytes]]
 JSON_TYPE = (b"content-type", b"application/json")
@@ -41,8 +41,8 @@ class Exchange:
         """Whether what is out is the beginning of an answer in one piece, in which no error can be told at all."""
         self._query: bytes = scope.get("query_string", b"")
         extensions = scope.get("extensions") or {}
-        self._when_left: WhenLeft | None = extensions.get(LEAVING)
-        self._belong: Callable[[str], None] | None = extensions.get(OWNER)
+        self._when_left: OnDisconnect | None = extensions.get(ON_DISCONNECT)
+        self._belong: Callable[[str], None] | None = extensions.get(UNREAD_OWNER)
         self._break_off: Callable[[], None] | None = extensions.get(BREAK_OFF)
         self._connected: WhileConnected | None = None
         self._receive = receive
@@ -107,7 +107,7 @@ class Exchange:
         """Cut what is done inside the `with` short when the client leaves: then it ends in ClientGone.
 
         To be entered once the request's body is read. The client's leaving is seen at once, whatever is awaited, if the
-        server tells of it (`LEAVING`).
+        server tells of it (`ON_DISCONNECT`).
         """
         self._connected = WhileConnected(self._when_left)
         return self._connected
@@ -172,7 +172,7 @@ class WhileConnected:
 
     __slots__ = ("_gone", "_task", "_when_left", "stays")
 
-    def __init__(self, when_left: WhenLeft | None) -> None:
+    def __init__(self, when_left: OnDisconnect | None) -> None:
         self._when_left = when_left
         self._task: asyncio.Task[object] | None = None
         """The one to be cut short; None before and after."""

@@ -29,8 +29,8 @@ from router.core.model.request import ClientId, Request, RequestId, WorkerId
 from router.errors import MethodNotAllowed, RouterError, ShuttingDown, UnknownModel, UnknownPath
 from router.front.byte_budget import ByteBudget, Hold
 from router.front.exchange import ClientGone, Exchange, new_request_id
-from router.front.parse_slots import AT_ONCE, ParseSlots
-from router.front.relay import JourneySettings, Relay
+from router.front.parse_slots import INLINE_BYTES, ParseSlots
+from router.front.relay import Relay, RelaySettings
 from router.front.stored.calls import ResponseCalls
 from router.upstream.directory import WorkerDirectory
 
@@ -65,7 +65,7 @@ class Gateway:
         hasher: PromptHasher,
         budget: ByteBudget,
         body_limit: int,
-        settings: JourneySettings,
+        settings: RelaySettings,
         block_keys: BlockKeys,
         responses: ResponseCalls,
         isolation: Isolation | None = None,
@@ -217,7 +217,7 @@ def _owner(identity: Identity | None, address: str | None) -> str:
 
 def _check_size(body: bytes) -> None:
     """Raise TooManyMembers for a long body that would take too much memory."""
-    if len(body) > AT_ONCE:
+    if len(body) > INLINE_BYTES:
         check_weight(body)
 
 

@@ -12,42 +12,42 @@ from typing import Final, TypeVar
 
 T = TypeVar("T")
 
-AT_ONCE: Final = 64 * 1024
+INLINE_BYTES: Final = 64 * 1024
 """Bytes that are worked on at once, on the event loop: a millisecond or less; a longer body is given to a thread."""
-LONG: Final = 2**20
+LONG_BYTES: Final = 2**20
 """Bytes of a body from which on it waits for others as long, and the shorter ones do not wait for it."""
 
 
 class ParseSlots:
-    """One slot for bodies of more than `AT_ONCE` bytes, another for those of more than `LONG`, one for long answers."""
+    """One slot for bodies of more than `INLINE_BYTES` bytes, another for those of more than `LONG_BYTES`, one for long answers."""
 
     def __init__(self) -> None:
-        self._short = Slot()
-        self._long = Slot()
-        self._answers = Turns()
+        self._short = ParseThread()
+        self._long = ParseThread()
+        self._answers = RoundRobinLock()
 
     async def run(self, owner: str, size: int, work: Callable[[], T]) -> T:
         """The result of `work` on a body of so many bytes, when it is its owner's turn."""
-        if size <= AT_ONCE:
+        if size <= INLINE_BYTES:
             return work()
-        return await (self._short if size <= LONG else self._long).run(owner, work)
+        return await (self._short if size <= LONG_BYTES else self._long).run(owner, work)
 
     async def read(self, owner: str, block: bytes, read: Callable[[bytes], None]) -> None:
         """Give a block of a long answer to `read` in parts, one of all owners' in each turn of the event loop."""
-        for start in range(0, len(block), AT_ONCE):
+        for start in range(0, len(block), INLINE_BYTES):
             await self._answers.take(owner)
             try:
-                read(block[start : start + AT_ONCE])
+                read(block[start : start + INLINE_BYTES])
             finally:
                 asyncio.get_running_loop().call_soon(self._answers.give)
 
 
-class Slot:
+class ParseThread:
     """One thread, for which owners wait in turn."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="parse")
-        self._turns = Turns()
+        self._turns = RoundRobinLock()
 
     async def run(self, owner: str, work: Callable[[], T]) -> T:
         """The result of `work`, which cannot be stopped once it has begun; cancelled before, it is not begun."""
@@ -61,7 +61,7 @@ class Slot:
             del running
 
 
-class Turns:
+class RoundRobinLock:
     """What one at a time may have; owners have it in turn."""
 
     def __init__(self) -> None:

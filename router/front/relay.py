@@ -21,7 +21,7 @@ from router.core.model.request import Request, Usage, WorkerId
 from router.errors import BadRequest, NoWorker, RouterError, UnservedPath, WorkerBroke, WorkerHung, WorkerUnreachable
 from router.front.byte_budget import Hold
 from router.front.exchange import JSON_TYPE, Exchange
-from router.front.parse_slots import AT_ONCE, ParseSlots
+from router.front.parse_slots import INLINE_BYTES, ParseSlots
 from router.front.stored.keeper import ResponseKeeper
 from router.front.verdict import fault_of, lacks_path, worker_refused
 from router.upstream.accepted_fields import BAD_REQUEST
@@ -41,7 +41,7 @@ HeaderList = list[tuple[bytes, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
-class JourneySettings:
+class RelaySettings:
     """What every journey is told."""
 
     policy: str
@@ -71,7 +71,7 @@ class FailedAttempt:
     """Nobody is to blame, and another worker may do it."""
 
 
-class Pending:
+class PendingEvent:
     """What has come of a stream since the last end of an event; it is held until the next."""
 
     __slots__ = ("_before", "_blocks", "_hold")
@@ -144,7 +144,7 @@ class Relay:
         usage = self._usage() if self._ending is None or self._ending.usage is None else self._ending.usage
         return None if usage is None else usage.input_tokens + usage.output_tokens
 
-    async def run(self, settings: JourneySettings) -> None:
+    async def run(self, settings: RelaySettings) -> None:
         """Wait for the turn, forward, relay. Raises RouterError where the client is still owed an answer."""
         submitted = self._scheduler_host.clock()
         turn = self._scheduler_host.submit(self._request)
@@ -221,7 +221,7 @@ class Relay:
             (b"x-d2lpm-predicted-cached-tokens", b"%d" % dispatch.cached_tokens),
         ]
 
-    async def _may_go_on(self, lost: FailedAttempt, settings: JourneySettings) -> bool:
+    async def _may_go_on(self, lost: FailedAttempt, settings: RelaySettings) -> bool:
         """Whether another worker may do what this one did not, or the rest of it, if the client has a part."""
         reader = self._reader
         if (lost.fault is Fault.CALL and not lost.elsewhere) or self._exchange.whole:
@@ -302,7 +302,7 @@ class Relay:
         naming it in a bad call.
         """
         put = partial(self._call.additions.put, body, added)
-        sent = put() if len(body) <= AT_ONCE else await asyncio.to_thread(put)
+        sent = put() if len(body) <= INLINE_BYTES else await asyncio.to_thread(put)
         upstream = self._upstream = await self._fleet.forward(
             *(worker, path, sent, self._request.id, silence),
             method=self._call.method,
@@ -353,7 +353,7 @@ class Relay:
         source = rewriter or reader
         counted = False
         ready = b""
-        pending = Pending(self._hold)
+        pending = PendingEvent(self._hold)
         try:
             while block := await upstream.read():
                 ready = reader.feed(block if rewriter is None else rewriter.feed(block))

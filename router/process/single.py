@@ -36,7 +36,7 @@ from router.front.byte_budget import ByteBudget
 from router.front.drain import Drain, refuse
 from router.front.gateway import Gateway, Isolation
 from router.front.http.connection_limits import Connections, FrontLimits
-from router.front.relay import JourneySettings
+from router.front.relay import RelaySettings
 from router.front.stored.background import BackgroundResponses
 from router.front.stored.calls import ResponseCalls
 from router.front.stored.owners import StoredResponse, StoredResponses
@@ -196,7 +196,7 @@ def _gateway(
         PromptHasher(secret),
         budget,
         settings.body_limit,
-        JourneySettings(settings.policy, settings.heartbeat, settings.response_headers, settings.continuation),
+        RelaySettings(settings.policy, settings.heartbeat, settings.response_headers, settings.continuation),
         kv_events.keys,
         responses,
         None if settings.isolate == "none" else Isolation(settings.isolate == "group", secret),

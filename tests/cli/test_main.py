@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from router.config.sources import keys
-from router.front.http.connection import AT_A_TURN
+from router.front.http.connection import ACCEPTS_PER_TURN
 
 README = Path(__file__).parents[2] / "README.md"
 PATIENCE = 60.0
@@ -133,7 +133,8 @@ def test_help_and_version_end_well() -> None:
     """They say what they are asked, and exit with 0."""
     done = run("serve", "--help")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "--max-unstarted-tokens" in done.stdout
+    assert "--help-all" in done.stdout
+    assert "--max-unstarted-tokens" in run("serve", "--help-all").stdout
     assert re.fullmatch(r"d2lpm \d+\.\d+\.\d+\n", run("--version").stdout)
 
 
@@ -172,7 +173,7 @@ def test_it_listens_at_as_many_doors_as_there_are(router: Router) -> None:
     for entry in Path(f"/proc/{router.process.pid}/fd").iterdir():
         with suppress(FileNotFoundError):
             opened[os.readlink(entry)] += 1
-    assert max(times for name, times in opened.items() if name.startswith("socket:")) == AT_A_TURN
+    assert max(times for name, times in opened.items() if name.startswith("socket:")) == ACCEPTS_PER_TURN
 
 
 def test_the_greeting_says_that_the_workers_are_emulated(router: Router) -> None:

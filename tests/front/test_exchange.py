@@ -11,7 +11,7 @@ import pytest
 from router.errors import BadRequest, BodyTooLarge, Refused, RouterError
 from router.front.byte_budget import ByteBudget, Hold
 from router.front.exchange import ClientGone, Exchange
-from router.front.http.connection_limits import LEAVING
+from router.front.http.connection_limits import ON_DISCONNECT
 
 Message = MutableMapping[str, Any]
 Header = tuple[bytes, bytes]
@@ -36,7 +36,7 @@ class Server:
         self.leave: Callable[[], None] = lambda: None
         """What the application wants called when the client leaves."""
         scope: Message = {"type": "http", "path": "/p", "method": "POST", "headers": sent, "client": ("10.0.0.1", 5)}
-        scope["extensions"] = {LEAVING: self._when_left}
+        scope["extensions"] = {ON_DISCONNECT: self._when_left}
         self.exchange = Exchange(scope, self.inbox.get, self._send)
         self.exchange.request_id = "id"
 

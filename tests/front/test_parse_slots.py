@@ -9,7 +9,7 @@ from threading import Event
 
 import pytest
 
-from router.front.parse_slots import AT_ONCE, LONG, ParseSlots, Turns
+from router.front.parse_slots import INLINE_BYTES, LONG_BYTES, ParseSlots, RoundRobinLock
 
 
 class Work:
@@ -20,7 +20,7 @@ class Work:
         self.done: list[str] = []
         self.go_on = Event()
 
-    def begin(self, owner: str, size: int = LONG + 1) -> "asyncio.Future[None]":
+    def begin(self, owner: str, size: int = LONG_BYTES + 1) -> "asyncio.Future[None]":
         def work() -> None:
             assert self.go_on.wait(60)
             self.done.append(owner)
@@ -45,8 +45,8 @@ async def test_shorter_bodies_do_not_wait_for_long_ones() -> None:
     others = Work()
     others.slots = work.slots
     others.go_on.set()
-    await others.begin("ann", LONG)
-    await others.begin("bob", AT_ONCE)
+    await others.begin("ann", LONG_BYTES)
+    await others.begin("bob", INLINE_BYTES)
     assert others.done == ["ann", "bob"]
     assert not long.done()
     work.go_on.set()
@@ -73,7 +73,7 @@ async def test_a_long_answer_is_read_in_parts_of_a_turn_each() -> None:
     slots, parts = ParseSlots(), list[str]()
 
     async def read(owner: str) -> None:
-        await slots.read(owner, bytes(3 * AT_ONCE), lambda part: parts.append(f"{owner} {len(part)}"))
+        await slots.read(owner, bytes(3 * INLINE_BYTES), lambda part: parts.append(f"{owner} {len(part)}"))
 
     async def count_turns() -> None:
         while len(parts) < 6:
@@ -82,8 +82,8 @@ async def test_a_long_answer_is_read_in_parts_of_a_turn_each() -> None:
             assert len(parts) <= before + 1
 
     await asyncio.gather(count_turns(), read("ann"), read("bob"))
-    assert sorted(parts) == [f"ann {AT_ONCE}"] * 3 + [f"bob {AT_ONCE}"] * 3
-    assert f"bob {AT_ONCE}" in parts[:3]
+    assert sorted(parts) == [f"ann {INLINE_BYTES}"] * 3 + [f"bob {INLINE_BYTES}"] * 3
+    assert f"bob {INLINE_BYTES}" in parts[:3]
 
 
 class Body:
@@ -101,7 +101,7 @@ async def test_what_failed_is_kept_by_nobody() -> None:
     gc.disable()
     try:
         with suppress(ValueError):
-            await ParseSlots().run("a", AT_ONCE + 1, partial(fail, body))
+            await ParseSlots().run("a", INLINE_BYTES + 1, partial(fail, body))
         del body
         await asyncio.sleep(0)
         assert gone() is None
@@ -111,7 +111,7 @@ async def test_what_failed_is_kept_by_nobody() -> None:
 
 async def test_a_turn_that_came_as_its_owner_left_goes_to_the_next() -> None:
     """Or nothing would be parsed any more."""
-    turns = Turns()
+    turns = RoundRobinLock()
     await turns.take("first")
     leaves, next_one = asyncio.create_task(turns.take("leaves")), asyncio.create_task(turns.take("next"))
     await asyncio.sleep(0)

@@ -15,7 +15,7 @@ from router.api.body.call import NAME_BYTES
 from router.auth.identity import Identifier
 from router.errors import Refused
 from router.front.byte_budget import ByteBudget
-from router.front.relay import HELD_BYTES, Pending
+from router.front.relay import HELD_BYTES, PendingEvent
 from router.upstream.http_client import CRUMBS, WorkerClient
 from tests.support.running import CHAT, PATIENCE, RunningRouter, chat, running_router, until
 from tests.support.scripted_engine import DONE, Call, ScriptedEngine, chunk, scripted_engine, usage, usage_chunk
@@ -316,7 +316,7 @@ async def test_crumbs_are_gathered_before_they_are_read() -> None:
 def test_blocks_without_an_event_are_crumbs_and_held() -> None:
     """After many in a row, until one is complete; what has come of it counts in the budget."""
     hold = ByteBudget(10_000).hold("owner")
-    pending = Pending(hold)
+    pending = PendingEvent(hold)
     assert [pending.add(2, b"") for _ in range(CRUMBS + 2)] == [False] * CRUMBS + [True] * 2
     assert hold.amount == 2 * (CRUMBS + 2)
     assert not pending.add(2, b"event")

@@ -15,7 +15,7 @@ import uvicorn
 from router.config.settings import Settings
 from router.core.scheduler import Scheduler
 from router.front.gateway import Gateway
-from router.front.http.connection import front
+from router.front.http.connection import connection_class
 from router.process.single import Router, build
 from router.runtime.emulate import emulated
 from router.upstream.discovery import resolve
@@ -154,7 +154,7 @@ async def serving(app: Router) -> AsyncIterator[str]:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         config = uvicorn.Config(
             app,
-            http=front(app.connections),
+            http=connection_class(app.connections),
             ws="none",
             lifespan="on",
             log_config=None,

@@ -16,12 +16,19 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from router.errors import BadRequest, HeadTooLarge, Refused, RouterError, TooSlow
-from router.front.http.connection_limits import BREAK_OFF, LEAVING, OWNER, Connections
-from router.front.http.corked_transport import Corked
+from router.front.http.connection_limits import BREAK_OFF, ON_DISCONNECT, UNREAD_OWNER, Connections
+from router.front.http.corked_transport import CorkedTransport
 from router.front.http.deadlines import Awaiting, Deadlines
-from router.front.http.http_errors import SPOKEN, head_size, not_http, protocol, refusal, wrong_head
+from router.front.http.http_errors import (
+    SUPPORTED_VERSIONS,
+    error_response,
+    head_error,
+    head_size,
+    named_protocol,
+    parse_error,
+)
 from router.front.http.response_writer import send
-from router.front.http.unread_bytes import Unread
+from router.front.http.unread_bytes import UnreadBytes
 from router.runtime.fair_timer import GRACE, stood_still
 
 EARLY_BYTES: Final = 64 * 1024
@@ -30,14 +37,14 @@ EARLY_CALLS: Final = 16
 """How many of these may have come whole."""
 COUNTED_BYTES: Final = 8 * 1024
 """Heads, and what comes early, up to this size are not counted in the budget; nearly all are far below."""
-AT_A_TURN: Final = 16
+ACCEPTS_PER_TURN: Final = 16
 """Connections that are taken in one turn of the event loop. Whoever connects wakes every door, at 4 µs of CPU each."""
 
 
 class ClientConnection(HttpToolsProtocol):
     """One client's connection."""
 
-    transport: Corked
+    transport: CorkedTransport
 
     def __init__(
         self,
@@ -55,8 +62,8 @@ class ClientConnection(HttpToolsProtocol):
         self._served: RequestResponseCycle | None = None
         """The call under way; `cycle` is the one that came last."""
         self._extensions: dict[str, Callable[..., None]] = {
-            LEAVING: self._when_left,
-            OWNER: self._belong,
+            ON_DISCONNECT: self._when_left,
+            UNREAD_OWNER: self._belong,
             BREAK_OFF: self._break_off,
         }
         self._leaving: Callable[[], None] | None = None
@@ -75,7 +82,7 @@ class ClientConnection(HttpToolsProtocol):
         self._dangling = 0
         """Bytes that came since the last that were of use, which is the end of a head or a part of a body."""
         self._deadlines = Deadlines(self._limits, self.loop)
-        self._unread: Unread
+        self._unread: UnreadBytes
         self._waiting = connections.budget.hold("")
         """The bytes of heads, and of what comes early."""
         self._head_bytes = 0
@@ -95,9 +102,9 @@ class ClientConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See `asyncio.Protocol`."""
-        super().connection_made(Corked(transport, self.loop.call_soon))
+        super().connection_made(CorkedTransport(transport, self.loop.call_soon))
         self._address = self._waiting.owner = self.client[0] if self.client else ""
-        self._unread = Unread(self._connections.budget, self.transport, self._address)
+        self._unread = UnreadBytes(self._connections.budget, self.transport, self._address)
         if self._connections.enter(self, self._address):
             self._look()
         else:
@@ -164,13 +171,13 @@ class ClientConnection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """See httptools."""
         self._dangling = 0
-        named, self._line_end = protocol(self._fed, self.parser.get_method(), self.url, self._line_end)
+        named, self._line_end = named_protocol(self._fed, self.parser.get_method(), self.url, self._line_end)
         if named != b"HTTP":
-            self._refuse(BadRequest(SPOKEN, code="invalid_http"))
+            self._refuse(BadRequest(SUPPORTED_VERSIONS, code="invalid_http"))
         if self._deaf or self.parser.should_upgrade():
             return
         self._head_bytes = head_size(self.url, self.headers)
-        wrong = wrong_head(self.parser, self.url, self.headers, self._head_bytes, self._limits)
+        wrong = head_error(self.parser, self.url, self.headers, self._head_bytes, self._limits)
         if wrong is not None:
             self._refuse(wrong)
             return
@@ -251,7 +258,7 @@ class ClientConnection(HttpToolsProtocol):
         except httptools.HttpParserUpgrade as asked:
             self._decline_upgrade(data[asked.args[0] :])
         except httptools.HttpParserError as error:
-            self._refuse(not_http(error))
+            self._refuse(parse_error(error))
         if self._fed and self._dangling and not (self.cycle is not None and self.cycle.more_body):
             self._begun = self._fed[self._line_end :][-self._limits.head_bytes :]
         self._fed = b""
@@ -365,7 +372,7 @@ class ClientConnection(HttpToolsProtocol):
 
     def _answer(self, error: RouterError) -> None:
         self._connections.refused[error.status] += 1
-        self.transport.write(refusal(error))
+        self.transport.write(error_response(error))
 
     def _stall_if_unread(self) -> None:
         """A connection that is being closed waits for its client to read what is left, and no longer than it may."""
@@ -383,10 +390,10 @@ def accept_sockets(listener: socket.socket) -> list[socket.socket]:
     Of each, uvloop takes one connection in a turn of its loop. A turn in which a thousand streams go on is long, and
     with one socket alone whoever connects then waits for a minute, while those who are connected have all the service.
     """
-    return [listener, *(listener.dup() for _ in range(AT_A_TURN - 1))]
+    return [listener, *(listener.dup() for _ in range(ACCEPTS_PER_TURN - 1))]
 
 
-def front(connections: Connections) -> type[asyncio.Protocol]:
+def connection_class(connections: Connections) -> type[asyncio.Protocol]:
     """The protocol for `uvicorn.Config(http=...)`; whatever connects is one of these connections."""
 
     class LimitedFront(ClientConnection):

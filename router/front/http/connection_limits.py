@@ -14,15 +14,15 @@ from prometheus_client.registry import Collector
 from router.core.clients.fair_drop import LongestQueueDrop
 from router.front.byte_budget import ByteBudget
 
-LEAVING: Final = "d2lpm.leaving"
+ON_DISCONNECT: Final = "d2lpm.leaving"
 """The extension of a call's scope (ASGI) by which the application hears that its client leaves."""
 
-OWNER: Final = "d2lpm.owner"
+UNREAD_OWNER: Final = "d2lpm.owner"
 """The extension by which the application tells whose call it is; takes the owner of what its client leaves unread."""
 BREAK_OFF: Final = "d2lpm.break-off"
 """The extension that ends the connection behind what was sent: the answer cannot be completed, and is to look so."""
 
-WhenLeft = Callable[[Callable[[], None]], None]
+OnDisconnect = Callable[[Callable[[], None]], None]
 """Its value. Takes what is to be called then, soon if that has been already; there is one such thing at a time."""
 
 
@@ -49,7 +49,7 @@ class FrontLimits:
     """What a Host header may name, in lower case and without a port; None for anything."""
 
 
-class Client(Protocol):
+class CountedConnection(Protocol):
     """The other end of a connection, as it is counted."""
 
     def cut(self) -> None:
@@ -68,8 +68,8 @@ class Connections(Collector):
         self.limits = limits
         self.budget = budget
         self._by_address: LongestQueueDrop[str] = LongestQueueDrop()
-        self._open: dict[Client, None] = {}
-        self._idle: dict[str, dict[Client, None]] = {}
+        self._open: dict[CountedConnection, None] = {}
+        self._idle: dict[str, dict[CountedConnection, None]] = {}
         """Those without a call that is here as a whole, by address, longest idle first."""
         self.refused: Counter[int] = Counter()
         """Heads, bodies and connections that came to nothing, by the status that they were answered with."""
@@ -82,7 +82,7 @@ class Connections(Collector):
         """What was sent and has not even left for the network, as its clients do not read."""
         return sum(connection.unread_bytes for connection in self._open)
 
-    def enter(self, connection: Client, address: str) -> bool:
+    def enter(self, connection: CountedConnection, address: str) -> bool:
         """Count a new connection; False if it is to be refused.
 
         When all together are too many, one whose call is not here gives way, of the address that has most.
@@ -104,18 +104,18 @@ class Connections(Collector):
         self.idle(connection, address)
         return True
 
-    def idle(self, connection: Client, address: str) -> None:
+    def idle(self, connection: CountedConnection, address: str) -> None:
         """It has no call under way."""
         self._idle.setdefault(address, {})[connection] = None
 
-    def busy(self, connection: Client, address: str) -> None:
+    def busy(self, connection: CountedConnection, address: str) -> None:
         """It has one, of which all is here."""
         theirs = self._idle.get(address, {})
         theirs.pop(connection, None)
         if not theirs:
             self._idle.pop(address, None)
 
-    def leave(self, connection: Client, address: str) -> None:
+    def leave(self, connection: CountedConnection, address: str) -> None:
         """It is closed."""
         del self._open[connection]
         self.busy(connection, address)

@@ -11,7 +11,7 @@ JOINED_BYTES: Final = 64 * 1024
 """Of more than that a copy costs as much as the second call."""
 
 
-class Corked(asyncio.Transport):
+class CorkedTransport(asyncio.Transport):
     """As much of a transport as its protocol needs, before the one that has the socket.
 
     Nothing is held beyond the turn of the event loop in which it is written, nor behind what is written next.

@@ -9,7 +9,7 @@ from typing import Final
 from router.front.http.connection_limits import FrontLimits
 from router.runtime.fair_timer import Alarm
 
-LINGER: Final = 5.0
+LINGER_SECONDS: Final = 5.0
 """Seconds for which what comes is read and thrown away once its call is answered or refused, so that its sender gets to
 read that."""
 
@@ -88,7 +88,7 @@ class Deadlines:
     def _allowed(self, owed: Awaiting) -> float:
         """Seconds for what is owed."""
         if owed is Awaiting.REST:
-            return LINGER
+            return LINGER_SECONDS
         return self._limits.head_seconds if owed is Awaiting.HEAD else self._limits.body_seconds
 
     def _expire(self, owed: Awaiting, late: Callable[[Awaiting], None]) -> None:

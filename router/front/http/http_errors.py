@@ -11,10 +11,10 @@ from router.api.body.error_bodies import error_body
 from router.errors import BadRequest, HeadTooLarge, HostNotAllowed, RouterError, UrlTooLong
 from router.front.http.connection_limits import FrontLimits
 
-SPOKEN: Final = "HTTP/1.0 and HTTP/1.1 are spoken here."
+SUPPORTED_VERSIONS: Final = "HTTP/1.0 and HTTP/1.1 are spoken here."
 
 
-def wrong_head(
+def head_error(
     parser: httptools.HttpRequestParser,
     url: bytes,
     headers: Sequence[tuple[bytes, bytes]],
@@ -33,7 +33,7 @@ def wrong_head(
     return _wrong_version(parser.get_http_version()) or _wrong_host(parser.get_http_version(), headers, limits.hosts)
 
 
-def protocol(received: bytes, method: bytes, url: bytes, start: int) -> tuple[bytes, int]:
+def named_protocol(received: bytes, method: bytes, url: bytes, start: int) -> tuple[bytes, int]:
     """The protocol that a request line names, and where its URL ends; httptools takes RTSP and ICE for HTTP.
 
     `received`: all bytes of a head that was parsed, and maybe some before it; from `start` on, the first line of this
@@ -50,7 +50,7 @@ def protocol(received: bytes, method: bytes, url: bytes, start: int) -> tuple[by
 def _wrong_version(version: str) -> RouterError | None:
     """HTTP/0.9 has no headers to name a client by."""
     if version not in ("1.0", "1.1"):
-        return BadRequest(SPOKEN, code="invalid_http")
+        return BadRequest(SUPPORTED_VERSIONS, code="invalid_http")
     return None
 
 
@@ -76,7 +76,7 @@ def head_size(url: bytes, headers: Sequence[tuple[bytes, bytes]]) -> int:
     return len(url) + sum([len(name) + len(value) + 4 for name, value in headers])
 
 
-def not_http(error: httptools.HttpParserError) -> BadRequest:
+def parse_error(error: httptools.HttpParserError) -> BadRequest:
     """For what cannot be parsed."""
     if isinstance(error, httptools.HttpParserCallbackError):
         complaint = "Invalid URL"  # nothing else that is done there can fail
@@ -85,7 +85,7 @@ def not_http(error: httptools.HttpParserError) -> BadRequest:
     return BadRequest(f"This is no HTTP request, or an ambiguous one: {complaint}.", code="invalid_http")
 
 
-def refusal(error: RouterError) -> bytes:
+def error_response(error: RouterError) -> bytes:
     """The whole answer that tells it, after which the connection is to end."""
     body = error_body(error)
     lines = [

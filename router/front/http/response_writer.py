@@ -9,7 +9,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
-from router.front.http.unread_bytes import Unread
+from router.front.http.unread_bytes import UnreadBytes
 
 WITHOUT_BODY = frozenset({204, 304})
 """An answer with one of these has neither a length nor chunks."""
@@ -19,7 +19,7 @@ CLOSING = (b"connection", b"close")
 IN_CHUNKS = (b"transfer-encoding", b"chunked")
 
 
-async def send(cycle: RequestResponseCycle, unread: Unread, message: Any) -> None:
+async def send(cycle: RequestResponseCycle, unread: UnreadBytes, message: Any) -> None:
     """See ASGI: the answer to the call of this cycle, message by message.
 
     Waits while the client does not read and may have no more unread.

@@ -5,7 +5,7 @@ import asyncio
 from router.front.byte_budget import ByteBudget
 
 
-class Unread:
+class UnreadBytes:
     """Counts these bytes while the client reads more slowly than it is sent, and lets them grow within its budget.
 
     So an engine's answer is taken off it as fast as it comes, whoever reads it. Beyond the budget the answer waits for

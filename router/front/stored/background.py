@@ -27,14 +27,14 @@ from router.upstream.http_client import IdleTimeouts
 
 log = logging.getLogger(__name__)
 
-LEAST_PAUSE: Final = 0.1
-MOST_PAUSE: Final = 1.0
+MIN_PAUSE: Final = 0.1
+MAX_PAUSE: Final = 1.0
 """Seconds between two looks at a response."""
 PAUSE_SHARE: Final = 0.1
 """Between these, of the time for which it has been computed: so long a place may be held in vain."""
-LOOK_SECONDS: Final = 10.0
+CHECK_TIMEOUT: Final = 10.0
 """How long a worker may take over a look."""
-MISSES: Final = 3
+MAX_FAILED_CHECKS: Final = 3
 """Looks in a row that fail before the worker is taken to have lost the response."""
 
 Ending = Finished | Failed | Cancelled
@@ -124,14 +124,14 @@ class BackgroundResponses:
         while True:
             taken = self._scheduler_host.clock() - began
             with suppress(TimeoutError):
-                async with asyncio.timeout(min(MOST_PAUSE, max(LEAST_PAUSE, PAUSE_SHARE * taken))):
+                async with asyncio.timeout(min(MAX_PAUSE, max(MIN_PAUSE, PAUSE_SHARE * taken))):
                     await wake.wait()
             wake.clear()
             try:
                 stage = await self._look(run)
             except WorkerError:
                 misses += 1
-                if misses == MISSES:
+                if misses == MAX_FAILED_CHECKS:
                     return Failed(run.request, True, fault=Fault.BROKEN)
                 continue
             misses = 0
@@ -157,7 +157,7 @@ class BackgroundResponses:
     async def _ask(self, run: BackgroundRun, method: str, about: str = "") -> tuple[int, Outline]:
         """The status and the body of what its worker says of a response. Raises WorkerError."""
         path = f"{PATH}/{quote(run.response, safe='')}{about}"
-        outline, silence = Outline(), IdleTimeouts(LOOK_SECONDS, LOOK_SECONDS)
+        outline, silence = Outline(), IdleTimeouts(CHECK_TIMEOUT, CHECK_TIMEOUT)
         upstream = await self._fleet.forward(run.worker, path, b"", run.request, silence, method=method)
         try:
             while block := await upstream.read():

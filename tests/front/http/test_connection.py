@@ -16,7 +16,7 @@ from uvicorn.server import ServerState
 
 from router.front.byte_budget import ByteBudget
 from router.front.exchange import ClientGone, Exchange
-from router.front.http.connection import AT_A_TURN, accept_sockets, front
+from router.front.http.connection import ACCEPTS_PER_TURN, accept_sockets, connection_class
 from router.front.http.connection_limits import Connections, FrontLimits
 from tests.support.running import CHAT, PATIENCE, RunningRouter, chat, running_router, until
 from tests.support.scripted_engine import DONE, ScriptedEngine, chunk, scripted_engine, usage_chunk
@@ -459,7 +459,7 @@ def test_who_connects_does_not_wait_for_a_turn_of_the_loop_each(waiting: int) ->
                 count += 1
         return count
 
-    assert uvloop.run(turns()) <= waiting / AT_A_TURN + 4
+    assert uvloop.run(turns()) <= waiting / ACCEPTS_PER_TURN + 4
 
 
 async def test_who_has_left_already_is_told_too() -> None:
@@ -478,7 +478,7 @@ async def test_who_has_left_already_is_told_too() -> None:
 
     config = uvicorn.Config(app, ws="none", lifespan="off", log_config=None)
     config.load()
-    connection: Callable[..., asyncio.Protocol] = front(Connections(FrontLimits(), ByteBudget(2**20)))
+    connection: Callable[..., asyncio.Protocol] = connection_class(Connections(FrontLimits(), ByteBudget(2**20)))
     made = partial(connection, config=config, server_state=ServerState(), app_state={})
     async with await asyncio.get_running_loop().create_server(made, "127.0.0.1", 0) as server:
         _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())

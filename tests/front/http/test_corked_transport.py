@@ -14,9 +14,9 @@ from uvicorn.server import ServerState
 
 from router.front.byte_budget import ByteBudget
 from router.front.exchange import Exchange
-from router.front.http.connection import front
+from router.front.http.connection import connection_class
 from router.front.http.connection_limits import Connections, FrontLimits
-from router.front.http.corked_transport import JOINED_BYTES, Corked
+from router.front.http.corked_transport import JOINED_BYTES, CorkedTransport
 from tests.support.running import PATIENCE, until
 
 HEAD_END = b"\r\n\r\n"
@@ -76,9 +76,9 @@ class Turns:
             call()
 
 
-def corked() -> tuple[Corked, Wire, Turns]:
+def corked() -> tuple[CorkedTransport, Wire, Turns]:
     wire, turns = Wire(), Turns()
-    return Corked(wire, turns.soon), wire, turns
+    return CorkedTransport(wire, turns.soon), wire, turns
 
 
 def test_a_head_leaves_with_what_follows_it() -> None:
@@ -174,7 +174,7 @@ def served(app: App) -> Callable[[], asyncio.Protocol]:
 
     config = uvicorn.Config(asgi, ws="none", lifespan="off", log_config=None, access_log=False)
     config.load()
-    kind: Callable[..., asyncio.Protocol] = front(Connections(FrontLimits(), ByteBudget(2**20)))
+    kind: Callable[..., asyncio.Protocol] = connection_class(Connections(FrontLimits(), ByteBudget(2**20)))
     return lambda: kind(config=config, server_state=ServerState(), app_state={})
 
 

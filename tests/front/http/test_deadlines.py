@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from router.front.http.connection_limits import FrontLimits
-from router.front.http.deadlines import LINGER, READ_BYTES, Awaiting, Deadlines
+from router.front.http.deadlines import LINGER_SECONDS, READ_BYTES, Awaiting, Deadlines
 
 LIMITS = FrontLimits(head_seconds=10.0, body_seconds=30.0, body_rate=100, write_seconds=60.0)
 
@@ -81,7 +81,7 @@ def test_a_client_that_reads_has_as_long_again() -> None:
 
 @pytest.mark.parametrize(
     ("owed", "seconds"),
-    [(Awaiting.HEAD, LIMITS.head_seconds), (Awaiting.BODY, LIMITS.body_seconds), (Awaiting.REST, LINGER)],
+    [(Awaiting.HEAD, LIMITS.head_seconds), (Awaiting.BODY, LIMITS.body_seconds), (Awaiting.REST, LINGER_SECONDS)],
 )
 def test_each_has_its_time_however_often_it_is_asked_for(owed: Awaiting, seconds: float) -> None:
     """That it is still owed gives no more of it; and it is over once."""

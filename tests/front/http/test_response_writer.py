@@ -12,7 +12,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from router.front.byte_budget import ByteBudget
 from router.front.http.response_writer import send
-from router.front.http.unread_bytes import Unread
+from router.front.http.unread_bytes import UnreadBytes
 
 Message = dict[str, Any]
 HEADERS = st.lists(
@@ -63,7 +63,7 @@ class Served:
     def __init__(self, method: str, *, keep_alive: bool, dated: bool) -> None:
         self.wire = Wire()
         self.answered = 0
-        self.unread = Unread(ByteBudget(0), self.wire, "address")
+        self.unread = UnreadBytes(ByteBudget(0), self.wire, "address")
         log = logging.getLogger(__name__)
         self.cycle = RequestResponseCycle(
             scope={"type": "http", "method": method},  # type: ignore[typeddict-item]

@@ -3,7 +3,7 @@
 import asyncio
 
 from router.front.byte_budget import ByteBudget
-from router.front.http.unread_bytes import Unread
+from router.front.http.unread_bytes import UnreadBytes
 
 LIMIT = 1000
 
@@ -19,16 +19,16 @@ class Transport(asyncio.WriteTransport):
         return self.size
 
 
-def began(size: int) -> tuple[ByteBudget, Transport, Unread]:
+def began(size: int) -> tuple[ByteBudget, Transport, UnreadBytes]:
     """A client that has left so many bytes unread."""
     budget, transport = ByteBudget(LIMIT), Transport()
-    unread = Unread(budget, transport, "10.0.0.1")
+    unread = UnreadBytes(budget, transport, "10.0.0.1")
     transport.size = size
     unread.begin()
     return budget, transport, unread
 
 
-def send(transport: Transport, unread: Unread, amount: int) -> bool:
+def send(transport: Transport, unread: UnreadBytes, amount: int) -> bool:
     """What is sent only if there is room for it."""
     if taken := unread.take(amount):
         transport.size += amount
