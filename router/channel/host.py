@@ -95,7 +95,7 @@ class SchedulerHost:
         self.feed(returned)
         return turn
 
-    def started(self, request: RequestId, output_tokens: Callable[[], int]) -> None:
+    def start_stream(self, request: RequestId, output_tokens: Callable[[], int]) -> None:
         """A dispatched request has its first token; from now on it is asked how far it is, until it is settled."""
         self._streams[request] = RunningStream(output_tokens)
         if self._gathering is None:

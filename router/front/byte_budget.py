@@ -38,7 +38,7 @@ class ByteBudget(Collector):
         """Bytes, over all owners."""
         return self._held.total
 
-    def of(self, owner: str) -> int:
+    def held_by(self, owner: str) -> int:
         """Bytes that an owner holds."""
         return self._held.of(owner)
 
@@ -65,7 +65,7 @@ class ByteBudget(Collector):
         self.refused[error.status] += 1
         return error
 
-    def change(self, owner: str, amount: int) -> None:
+    def adjust(self, owner: str, amount: int) -> None:
         """An owner holds so many bytes more, or fewer, whether or not there is room."""
         if amount > 0:
             self._held.add(owner, amount)
@@ -110,10 +110,10 @@ class Hold:
 
     def add(self, amount: int) -> None:
         """Hold so many bytes more. Raises Refused or NoRoom, and then holds no more than before."""
-        if not self.take(amount):
+        if not self.try_add(amount):
             raise self._budget.refusal(self.owner, amount)
 
-    def take(self, amount: int) -> bool:
+    def try_add(self, amount: int) -> bool:
         """Hold so many bytes more if there is room; whether there was."""
         if not self._budget.has_room(self.owner, amount):
             return False
@@ -123,10 +123,10 @@ class Hold:
     def set(self, amount: int) -> None:
         """Hold exactly so many bytes, whether or not there is room: they are here already."""
         if amount != self.amount:
-            self._budget.change(self.owner, amount - self.amount)
+            self._budget.adjust(self.owner, amount - self.amount)
             self.amount = amount
 
-    def move(self, owner: str) -> None:
+    def transfer(self, owner: str) -> None:
         """From now on it is another's."""
         if owner != self.owner:
             amount = self.amount

@@ -51,7 +51,7 @@ class Drain:
         """Whether no call is under way."""
         return not self._under_way.calls
 
-    def call(self) -> CallCounter:
+    def track_call(self) -> CallCounter:
         """A call is under way as long as the context is entered."""
         return self._under_way
 

@@ -54,7 +54,7 @@ class Exchange:
         content_type = self.headers.get(b"content-type", b"").decode("latin-1")
         return Head(self.path, self.method, self._query, content_type)
 
-    def belong(self, owner: str) -> None:
+    def charge_unread_to(self, owner: str) -> None:
         """What the client leaves unread counts against this owner's budget."""
         if self._belong is not None:
             self._belong(owner)
@@ -112,15 +112,15 @@ class Exchange:
         self._connected = WhileConnected(self._when_left)
         return self._connected
 
-    def stay(self) -> None:
+    def ignore_disconnect(self) -> None:
         """From now on, let the client's leaving cut nothing short, until it may again."""
         if self._connected is not None:
-            self._connected.stays = True
+            self._connected.ignores_disconnect = True
 
-    def may_leave(self) -> None:
+    def heed_disconnect(self) -> None:
         """Let the client's leaving cut short what is done, also if it has left since `stay`."""
-        if self._connected is not None and self._connected.stays:
-            self._connected.stays = False
+        if self._connected is not None and self._connected.ignores_disconnect:
+            self._connected.ignores_disconnect = False
             self._connected.look()
 
     async def respond(self, status: int, headers: Headers, body: bytes) -> None:
@@ -170,14 +170,14 @@ def new_request_id() -> str:
 class WhileConnected:
     """See `Exchange.while_connected`."""
 
-    __slots__ = ("_gone", "_task", "_when_left", "stays")
+    __slots__ = ("_gone", "_task", "_when_left", "ignores_disconnect")
 
     def __init__(self, when_left: OnDisconnect | None) -> None:
         self._when_left = when_left
         self._task: asyncio.Task[object] | None = None
         """The one to be cut short; None before and after."""
         self._gone = False
-        self.stays = False
+        self.ignores_disconnect = False
         """Whether what is done goes on for now although the client has left."""
 
     def __enter__(self) -> None:
@@ -201,5 +201,5 @@ class WhileConnected:
     def _leave(self) -> None:
         if self._task is not None:
             self._gone = True
-            if not self.stays:
+            if not self.ignores_disconnect:
                 self._task.cancel()

@@ -44,7 +44,7 @@ class Isolation(NamedTuple):
     """Those of a group are not kept apart from each other."""
     secret: bytes
 
-    def side_of(self, identity: Identity) -> str:
+    def cache_scope_of(self, identity: Identity) -> str:
         """Whose cache a client's prefixes are found in."""
         group = identity.group if self.by_group else None
         return f"client {identity.client}" if group is None else f"group {group.name}"
@@ -96,7 +96,7 @@ class Gateway:
             let_in = self._admission.entered if response is None else self._admission.uncounted
             with let_in(exchange.headers, exchange.address) as permit:
                 owner = _owner(permit.identity, exchange.address)
-                exchange.belong(owner)
+                exchange.charge_unread_to(owner)
                 with self._budget.hold(owner) as hold:
                     body = await exchange.body(self._body_limit, hold)
                     if body:
@@ -149,7 +149,9 @@ class Gateway:
         """The body, with a salt of its client's side."""
 
         def side(user: str | None) -> str:
-            return isolation.side_of(self._admission.identifier.identify(exchange.headers, user, exchange.address))
+            return isolation.cache_scope_of(
+                self._admission.identifier.identify(exchange.headers, user, exchange.address)
+            )
 
         def salted() -> bytes:
             _check_size(body)

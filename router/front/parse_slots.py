@@ -35,11 +35,11 @@ class ParseSlots:
     async def read(self, owner: str, block: bytes, read: Callable[[bytes], None]) -> None:
         """Give a block of a long answer to `read` in parts, one of all owners' in each turn of the event loop."""
         for start in range(0, len(block), INLINE_BYTES):
-            await self._answers.take(owner)
+            await self._answers.acquire(owner)
             try:
                 read(block[start : start + INLINE_BYTES])
             finally:
-                asyncio.get_running_loop().call_soon(self._answers.give)
+                asyncio.get_running_loop().call_soon(self._answers.release)
 
 
 class ParseThread:
@@ -51,9 +51,9 @@ class ParseThread:
 
     async def run(self, owner: str, work: Callable[[], T]) -> T:
         """The result of `work`, which cannot be stopped once it has begun; cancelled before, it is not begun."""
-        await self._turns.take(owner)
+        await self._turns.acquire(owner)
         running = asyncio.get_running_loop().run_in_executor(self._thread, work)
-        running.add_done_callback(lambda _: self._turns.give())
+        running.add_done_callback(lambda _: self._turns.release())
         try:
             return await running
         finally:
@@ -69,7 +69,7 @@ class RoundRobinLock:
         """By owner, in the order of their turns."""
         self._taken = False
 
-    async def take(self, owner: str) -> None:
+    async def acquire(self, owner: str) -> None:
         """Wait for a turn of this owner; whoever has it must give it on."""
         if not self._taken:
             self._taken = True
@@ -80,10 +80,10 @@ class RoundRobinLock:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self.give()
+                self.release()
             raise
 
-    def give(self) -> None:
+    def release(self) -> None:
         """Let the next owner have it; who does not wait any more is passed over."""
         self._taken = False
         while self._waiting:

@@ -252,11 +252,11 @@ class Relay:
         """Try a worker; where its engine would compute on without the client, so do we."""
         if self._keeper is None or not self._keeper.outlives_client:
             return await self._try(dispatch, headers)
-        self._exchange.stay()
+        self._exchange.ignore_disconnect()
         try:
             return await self._try(dispatch, headers)
         finally:
-            self._exchange.may_leave()
+            self._exchange.heed_disconnect()
 
     async def _try(self, dispatch: Dispatch, headers: HeaderList) -> FailedAttempt | None:
         """Send the call to a worker and pass its answer on; None if that was the request's end."""
@@ -310,7 +310,7 @@ class Relay:
         )
         if not added or upstream.status not in BAD_REQUEST:
             return upstream
-        refused = named_in((await upstream.begin(HELD_BYTES, self._hold.take))[0], added)
+        refused = named_in((await upstream.begin(HELD_BYTES, self._hold.try_add))[0], added)
         if not refused:
             return upstream
         self._hang_up()
@@ -367,7 +367,7 @@ class Relay:
                     started = self._scheduler_host.clock()
                     patience.started(started - sent)
                     upstream.started()
-                    self._scheduler_host.started(self._request.id, lambda: reader.output_tokens)
+                    self._scheduler_host.start_stream(self._request.id, lambda: reader.output_tokens)
                 if reader.broken:
                     break
             ready += reader.feed(rewriter.close()) if rewriter is not None else b""
@@ -392,7 +392,7 @@ class Relay:
         """One for an answer of this worker."""
         reader = self._family.reader(self._call)
         if isinstance(reader, ResponseReader) and (keeper := self._keeper) is not None:
-            reader.named = lambda response: keeper.made(response, worker)
+            reader.named = lambda response: keeper.set_response(response, worker)
         return reader
 
     async def _end(self, last: bytes, headers: HeaderList) -> None:
@@ -431,7 +431,7 @@ class Relay:
     async def _pass_on(self, upstream: WorkerResponse, worker: WorkerId, headers: HeaderList) -> FailedAttempt | None:
         """Hand over an answer in one piece; an engine's own refusal is lost, and told as it is if it must be."""
         before = self._hold.amount
-        body, all_here = await upstream.begin(HELD_BYTES, self._hold.take)
+        body, all_here = await upstream.begin(HELD_BYTES, self._hold.try_add)
         if (refused := worker_refused(upstream.status, everywhere=self._family.everywhere)) is not None:
             lacks = all_here and lacks_path(upstream.status, body)
             error = UnservedPath(self._call.path, self._call.model) if lacks else refused
@@ -455,10 +455,10 @@ class Relay:
         """Tell the keeper of the response in a whole answer; whether its engine computes on."""
         if self._keeper is None or answer.response is None:
             return False
-        self._keeper.made(answer.response, worker)
+        self._keeper.set_response(answer.response, worker)
         if not (self._keeper.outlives_client and is_running(answer.status)):
             return False
-        self._keeper.runs_on()
+        self._keeper.mark_running()
         return True
 
     async def _pass_through(

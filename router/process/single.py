@@ -19,7 +19,7 @@ from router.auth.key_watch import KeyWatch
 from router.channel.host import Observer, SchedulerHost
 from router.config.settings import Settings
 from router.control.admin import Operations, is_open
-from router.control.app import Usage, control_plane
+from router.control.app import UsageLookup, control_plane
 from router.core.clients.queue_limits import WaitingLimits
 from router.core.fleet.health import HealthRules, PatienceRules
 from router.core.fleet.window import FixedWindow, LearnedWindow, NoWindow, Window
@@ -42,12 +42,12 @@ from router.front.stored.calls import ResponseCalls
 from router.front.stored.owners import StoredResponse, StoredResponses
 from router.kv_events.setup import KvEvents, exact_map
 from router.persistence.journal import Journal, open_journal
-from router.persistence.state_file import Saved, StateFile, load, new_header, set_aside, usable
+from router.persistence.state_file import StateFile, StateLine, load, new_header, set_aside, usable_pieces
 from router.runtime.gc_tuning import Collector
 from router.telemetry.cache_alarm import CacheAlarm
-from router.telemetry.component_metrics import AdmissionMetrics, EventMetrics, KeptFiles, ResponseMetrics
+from router.telemetry.component_metrics import AdmissionMetrics, EventMetrics, FileMetrics, ResponseMetrics
 from router.telemetry.explain import Explanation, Explanations
-from router.telemetry.exposition import exposition
+from router.telemetry.exposition import render_metrics
 from router.telemetry.history import FairnessHistory
 from router.telemetry.loop_lag import LoopLag
 from router.telemetry.report import (
@@ -99,10 +99,10 @@ def build(settings: Settings, resolve: Resolve = resolve) -> "Router":
 
     async def scrape() -> bytes:
         state_metrics.report = await report()
-        return await exposition(registry)
+        return await render_metrics(registry)
 
     def explain(request: str) -> Explanation:
-        return explanations.of(request, scheduler_host.clock(), time.time())
+        return explanations.explain(request, scheduler_host.clock(), time.time())
 
     stored, background = StoredResponses(settings.stored_responses), BackgroundResponses(scheduler_host, fleet)
     stored.restore(responses)
@@ -110,7 +110,7 @@ def build(settings: Settings, resolve: Resolve = resolve) -> "Router":
     connections = _connections(settings, budget)
     event_metrics = EventMetrics(kv_events.report, kv_events.outcomes)
     state = _state(settings, secret, scheduler_host, stored)
-    files = KeptFiles({"state": state, "journal": journal})
+    files = FileMetrics({"state": state, "journal": journal})
     for collector in (
         state_metrics,
         event_metrics,
@@ -156,7 +156,7 @@ def _state(
     if settings.state is None:
         return None
 
-    def pieces() -> Iterator[Saved]:
+    def pieces() -> Iterator[StateLine]:
         yield from snapshot(scheduler_host.scheduler, scheduler_host.clock())
         yield from stored.saved()
 
@@ -219,7 +219,7 @@ class Router:
         elif self.drain.begun:
             await refuse(scope, receive, send)
         else:
-            with self.drain.call():
+            with self.drain.track_call():
                 await self._data(scope, receive, send)
 
 
@@ -323,7 +323,7 @@ class Door(NamedTuple):
 
     admission: Admission
     keys: KeyWatch
-    usage: Usage
+    usage: UsageLookup
 
 
 def _door(settings: Settings, scheduler_host: SchedulerHost) -> Door:
@@ -365,7 +365,7 @@ def begin(settings: Settings, now: float) -> Beginning:
     if settings.state is None or found is None:
         return Beginning(secret or secrets.token_bytes(32), scheduler, [])
     saved = bytes.fromhex(found.header.hash_secret)
-    pieces = list(usable(found, settings.policy, saved if secret is None else secret))
+    pieces = list(usable_pieces(found, settings.policy, saved if secret is None else secret))
     try:
         restore(scheduler, pieces, now)
     except ValueError as error:

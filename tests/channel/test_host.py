@@ -151,7 +151,7 @@ async def test_running_streams_are_charged_together() -> None:
     desk = Desk(workers=3)
     for number, tokens in enumerate((3, 5, 0)):
         desk.submit(f"{number}")
-        desk.scheduler_host.started(RequestId(f"{number}"), partial(int, tokens))
+        desk.scheduler_host.start_stream(RequestId(f"{number}"), partial(int, tokens))
     await until(lambda: Progressed({RequestId("0"): 3, RequestId("1"): 5}) in desk.diary.events)
     rounds = sum(isinstance(event, Progressed) for event in desk.diary.events)
     assert rounds == 1
@@ -165,7 +165,7 @@ async def test_an_ending_charges_the_last_tokens(usage: Usage | None, charged: i
     """By what the stream itself has counted, unless the engine's own word comes with the ending."""
     desk = Desk()
     desk.submit("1")
-    desk.scheduler_host.started(RequestId("1"), lambda: 7)
+    desk.scheduler_host.start_stream(RequestId("1"), lambda: 7)
     desk.scheduler_host.settle(Failed(RequestId("1"), accepted=True, usage=usage))
     assert desk.scheduler_host.scheduler.accounts.accounts[ClientId("ann")].served.output == charged
     desk.check_rest()
@@ -190,7 +190,7 @@ async def test_closing_stops_the_timers() -> None:
     desk = Desk()
     desk.submit("1")
     desk.submit("2")
-    desk.scheduler_host.started(RequestId("1"), lambda: 1)
+    desk.scheduler_host.start_stream(RequestId("1"), lambda: 1)
     timers = [desk.scheduler_host._alarm, desk.scheduler_host._gathering]
     desk.scheduler_host.close()
     assert [timer is not None and timer.cancelled() for timer in timers] == [True, True]

@@ -16,11 +16,11 @@ def test_the_limit_is_kept_and_who_comes_next_finds_room(steps: list[tuple[int, 
     budget = ByteBudget(LIMIT)
     holds = [budget.hold(f"owner {number}") for number in range(5)]
     for number, amount in steps:
-        taken = holds[number].take(amount)
+        taken = holds[number].try_add(amount)
         assert taken == (holds[number].amount + amount * (not taken) <= LIMIT - budget.held - amount * (not taken))
         assert budget.held == sum(hold.amount for hold in holds) <= LIMIT
         with budget.hold("new") as new:
-            assert new.take((LIMIT - budget.held) // 2)
+            assert new.try_add((LIMIT - budget.held) // 2)
     for hold in holds:
         with hold:
             pass
@@ -31,7 +31,7 @@ def test_one_alone_has_half() -> None:
     """As much as it leaves free."""
     hold = ByteBudget(LIMIT).hold("owner")
     hold.add(LIMIT // 2)
-    assert not hold.take(1)
+    assert not hold.try_add(1)
 
 
 @pytest.mark.parametrize("attackers", [1, 4, 15, 100])
@@ -41,7 +41,7 @@ def test_many_that_take_all_they_can_leave_as_much_to_another_as_each_has(attack
     budget = ByteBudget(limit)
     holds = [budget.hold(f"attacker {number}") for number in range(attackers)]
     piece = 16 * 1024
-    while sum([hold.take(piece) for hold in holds]):
+    while sum([hold.try_add(piece) for hold in holds]):
         pass
     part = limit // (attackers + 1)
     assert max(hold.amount for hold in holds) <= part + piece
@@ -73,5 +73,5 @@ def test_what_is_moved_counts_for_its_new_owner() -> None:
     budget = ByteBudget(LIMIT)
     hold = budget.hold("10.0.0.1")
     hold.add(100)
-    hold.move("client ann")
-    assert (budget.of("10.0.0.1"), budget.of("client ann")) == (0, 100)
+    hold.transfer("client ann")
+    assert (budget.held_by("10.0.0.1"), budget.held_by("client ann")) == (0, 100)

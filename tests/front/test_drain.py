@@ -14,7 +14,7 @@ def test_draining_is_over_with_the_last_call_or_the_time() -> None:
         return drain.over
 
     assert not over()
-    with drain.call():
+    with drain.track_call():
         drain.begin()
         assert drain.begun
         now = 9.9

@@ -91,7 +91,7 @@ async def test_a_body_counts_while_it_comes_and_as_long_as_it_is_held() -> None:
     with budget.hold("owner") as hold:
         reading = asyncio.ensure_future(server.exchange.body(100, hold))
         await asyncio.sleep(0)
-        assert budget.of("owner") == 40
+        assert budget.held_by("owner") == 40
         server.inbox.put_nowait(body(b"x" * 20, True))
         with pytest.raises(Refused):
             await reading

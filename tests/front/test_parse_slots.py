@@ -112,10 +112,10 @@ async def test_what_failed_is_kept_by_nobody() -> None:
 async def test_a_turn_that_came_as_its_owner_left_goes_to_the_next() -> None:
     """Or nothing would be parsed any more."""
     turns = RoundRobinLock()
-    await turns.take("first")
-    leaves, next_one = asyncio.create_task(turns.take("leaves")), asyncio.create_task(turns.take("next"))
+    await turns.acquire("first")
+    leaves, next_one = asyncio.create_task(turns.acquire("leaves")), asyncio.create_task(turns.acquire("next"))
     await asyncio.sleep(0)
-    turns.give()
+    turns.release()
     leaves.cancel()
     async with asyncio.timeout(5):
         await next_one

@@ -105,7 +105,7 @@ class ClientConnection(HttpToolsProtocol):
         super().connection_made(CorkedTransport(transport, self.loop.call_soon))
         self._address = self._waiting.owner = self.client[0] if self.client else ""
         self._unread = UnreadBytes(self._connections.budget, self.transport, self._address)
-        if self._connections.enter(self, self._address):
+        if self._connections.add(self, self._address):
             self._look()
         else:
             self._refused = True
@@ -114,12 +114,12 @@ class ClientConnection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol`."""
-        self._connections.leave(self, self._address)
+        self._connections.remove(self, self._address)
         self._refused = True
         self._early = self._begun = b""
         self._waiting.set(0)
-        self._unread.end()
-        self._deadlines.end()
+        self._unread.stop()
+        self._deadlines.cancel()
         if self._served is not None:
             self._give_up(self._served)
         self._leaving = None
@@ -147,8 +147,8 @@ class ClientConnection(HttpToolsProtocol):
     def resume_writing(self) -> None:
         """See `asyncio.Protocol`."""
         super().resume_writing()
-        self._unread.end()
-        self._deadlines.reads()
+        self._unread.stop()
+        self._deadlines.cancel_reading()
 
     def timeout_keep_alive_handler(self) -> None:
         """It has been idle for long enough; if it has not even read its last answer, for good."""
@@ -166,7 +166,7 @@ class ClientConnection(HttpToolsProtocol):
         super().on_message_begin()
         self.scope["extensions"] = self._extensions  # type: ignore[typeddict-item]
         self._dangling = self._dangling or 1
-        self._deadlines.content = 0
+        self._deadlines.body_bytes = 0
 
     def on_headers_complete(self) -> None:
         """See httptools."""
@@ -192,7 +192,7 @@ class ClientConnection(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """See httptools."""
         self._dangling = 0
-        self._deadlines.content += len(body)
+        self._deadlines.body_bytes += len(body)
         if not self._deaf:
             super().on_body(body)
             if self._served is not self.cycle:
@@ -204,7 +204,7 @@ class ClientConnection(HttpToolsProtocol):
         if not self._deaf and not self.parser.should_upgrade():
             self.cycle.more_body = False
             if self._served is self.cycle:
-                self._connections.busy(self, self._address)
+                self._connections.mark_busy(self, self._address)
             super().on_message_complete()
 
     # What uvicorn does.
@@ -213,9 +213,9 @@ class ClientConnection(HttpToolsProtocol):
         self._served = cycle
         # The second write fails where the client has left; then what is behind this call is not begun.
         self.transport.holds_next = not self.pipeline and not self._early
-        self._unread.belong(self._address)
+        self._unread.charge_to(self._address)
         if not cycle.more_body:
-            self._connections.busy(self, self._address)
+            self._connections.mark_busy(self, self._address)
         sending = partial(send, cycle, self._unread)
         super()._start_asgi_task(cycle, lambda scope, receive, _: app(scope, receive, sending))
 
@@ -226,7 +226,7 @@ class ClientConnection(HttpToolsProtocol):
         if not self.transport.is_closing():
             if self._served is None:
                 self._head_bytes = 0
-                self._connections.idle(self, self._address)
+                self._connections.mark_idle(self, self._address)
             if self._broken is not None:
                 self._unset_keepalive_if_required()
                 self._refuse(self._broken)
@@ -273,7 +273,7 @@ class ClientConnection(HttpToolsProtocol):
         held = self._dangling + len(self._begun) + self._head_bytes + len(self._early)
         more = (held if held > COUNTED_BYTES else 0) - self._waiting.amount
         if more > 0:
-            return self._waiting.take(more)
+            return self._waiting.try_add(more)
         if more < 0:
             self._waiting.set(self._waiting.amount + more)
         return True
@@ -360,7 +360,7 @@ class ClientConnection(HttpToolsProtocol):
 
     def _belong(self, owner: str) -> None:
         """What the client of the call under way leaves unread is this owner's."""
-        self._unread.belong(owner)
+        self._unread.charge_to(owner)
 
     def _break_off(self) -> None:
         """End the connection behind what was sent, so that its client sees that the answer is not whole."""
@@ -380,7 +380,7 @@ class ClientConnection(HttpToolsProtocol):
             self._await_reading()
 
     def _await_reading(self) -> None:
-        self._unread.begin()
+        self._unread.start()
         self._deadlines.expect_reading(self.cut, lambda: self._unread.read)
 
 

@@ -82,7 +82,7 @@ class Connections(Collector):
         """What was sent and has not even left for the network, as its clients do not read."""
         return sum(connection.unread_bytes for connection in self._open)
 
-    def enter(self, connection: CountedConnection, address: str) -> bool:
+    def add(self, connection: CountedConnection, address: str) -> bool:
         """Count a new connection; False if it is to be refused.
 
         When all together are too many, one whose call is not here gives way, of the address that has most.
@@ -99,26 +99,26 @@ class Connections(Collector):
             if most not in self._idle:
                 return False
             giving_way = next(iter(self._idle[most]))
-            self.busy(giving_way, most)
+            self.mark_busy(giving_way, most)
             giving_way.cut()
-        self.idle(connection, address)
+        self.mark_idle(connection, address)
         return True
 
-    def idle(self, connection: CountedConnection, address: str) -> None:
+    def mark_idle(self, connection: CountedConnection, address: str) -> None:
         """It has no call under way."""
         self._idle.setdefault(address, {})[connection] = None
 
-    def busy(self, connection: CountedConnection, address: str) -> None:
+    def mark_busy(self, connection: CountedConnection, address: str) -> None:
         """It has one, of which all is here."""
         theirs = self._idle.get(address, {})
         theirs.pop(connection, None)
         if not theirs:
             self._idle.pop(address, None)
 
-    def leave(self, connection: CountedConnection, address: str) -> None:
+    def remove(self, connection: CountedConnection, address: str) -> None:
         """It is closed."""
         del self._open[connection]
-        self.busy(connection, address)
+        self.mark_busy(connection, address)
         self._by_address.remove(address, 1)
 
     def collect(self) -> Iterator[Metric]:

@@ -31,7 +31,7 @@ class Deadlines:
     """Those of one connection, at most one for what comes and one for what goes."""
 
     def __init__(self, limits: FrontLimits, loop: asyncio.AbstractEventLoop) -> None:
-        self.content = 0
+        self.body_bytes = 0
         """Bytes of the body so far, of which enough have to come in each of its times."""
         self._limits = limits
         self._loop = loop
@@ -61,7 +61,7 @@ class Deadlines:
             expire = partial(self._expire_reading, late, read, read())
             self._reading = Alarm(self._loop, self._limits.write_seconds, expire)
 
-    def reads(self) -> None:
+    def cancel_reading(self) -> None:
         """It does."""
         if self._reading is not None:
             self._reading.cancel()
@@ -74,15 +74,15 @@ class Deadlines:
         else:
             late()
 
-    def end(self) -> None:
+    def cancel(self) -> None:
         """It is gone."""
-        self.reads()
+        self.cancel_reading()
         if self._sending is not None:
             self._sending.cancel()
             self._sending = None
 
     def _begin(self, owed: Awaiting, late: Callable[[Awaiting], None]) -> None:
-        self._content_before = self.content
+        self._content_before = self.body_bytes
         self._sending = Alarm(self._loop, self._allowed(owed), partial(self._expire, owed, late))
 
     def _allowed(self, owed: Awaiting) -> float:
@@ -101,4 +101,4 @@ class Deadlines:
     @property
     def _in_time(self) -> bool:
         """Whether the body comes no slower than it may."""
-        return self.content - self._content_before >= self._limits.body_seconds * self._limits.body_rate
+        return self.body_bytes - self._content_before >= self._limits.body_seconds * self._limits.body_rate

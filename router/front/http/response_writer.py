@@ -26,7 +26,7 @@ async def send(cycle: RequestResponseCycle, unread: UnreadBytes, message: Any) -
 
     Raises RuntimeError, as uvicorn does, for what comes out of turn or is not as long as it was said to be.
     """
-    if cycle.flow.write_paused and not cycle.disconnected and not unread.take(_size(message)):
+    if cycle.flow.write_paused and not cycle.disconnected and not unread.try_add(_size(message)):
         await cycle.flow.drain()
     if cycle.disconnected:
         return

@@ -21,20 +21,20 @@ class UnreadBytes:
         self._sent = 0
         """Bytes that were there when the client began to read too slowly, and that came since then."""
 
-    def belong(self, owner: str) -> None:
+    def charge_to(self, owner: str) -> None:
         """The call under way is this one's."""
-        self._hold.move(owner)
+        self._hold.transfer(owner)
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """The client reads too slowly from now on, if it did not already."""
         if not self._hold.amount:
             self._sent = self._transport.get_write_buffer_size()
             self._hold.set(self._sent)
 
-    def take(self, amount: int) -> bool:
+    def try_add(self, amount: int) -> bool:
         """Count so many bytes more, to be sent now; False if there is no room, and the client is to be waited for."""
         self._hold.set(self._transport.get_write_buffer_size())
-        if not self._hold.take(amount):
+        if not self._hold.try_add(amount):
             return False
         self._sent += amount
         return True
@@ -44,6 +44,6 @@ class UnreadBytes:
         """Bytes that the client has read since `begin`."""
         return self._sent - self._transport.get_write_buffer_size()
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """It has read nearly all, or is gone."""
         self._hold.set(0)

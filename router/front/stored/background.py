@@ -50,7 +50,7 @@ class BackgroundRun(NamedTuple):
     call: Call
     """Without its body."""
     permit: AdmissionTicket
-    patience: float | None
+    timeout: float | None
     """Seconds after which it is given up, as a whole answer is; None for never."""
 
 
@@ -84,18 +84,18 @@ class BackgroundResponses:
         self._wakes[run.response] = asyncio.Event()
         self._tasks[run.response] = asyncio.create_task(self._follow(run))
 
-    def attend(self, response: str, cut: Callable[[], None]) -> None:
+    def add_stream(self, response: str, cut: Callable[[], None]) -> None:
         """A response streams to its client, until it is left; `cut` ends that where it is cancelled.
 
         vLLM ends no such stream itself.
         """
         self._streams[response] = cut
 
-    def leave(self, response: str) -> None:
+    def remove_stream(self, response: str) -> None:
         """A response streams no more."""
         self._streams.pop(response, None)
 
-    def look(self, response: str, *, deleted: bool) -> None:
+    def check_now(self, response: str, *, deleted: bool) -> None:
         """Its client cancelled a response or had it `deleted`, by which it may have ended: look at it now."""
         if deleted and response in self._wakes:
             self._deleted.add(response)
@@ -139,7 +139,7 @@ class BackgroundResponses:
                 return Cancelled(run.request)
             if (ending := _ending_at(stage, run)) is not None:
                 return ending
-            if run.patience is not None and taken > run.patience:
+            if run.timeout is not None and taken > run.timeout:
                 with suppress(WorkerError):
                     await self._ask(run, "POST", "/cancel")
                 return Failed(run.request, True, fault=Fault.BROKEN)

@@ -83,7 +83,7 @@ class ResponseCalls:
             content_type=head.content_type or "application/json",
         )
         try:
-            first, all_here = await upstream.begin(HELD_BYTES, hold.take)
+            first, all_here = await upstream.begin(HELD_BYTES, hold.try_add)
             if (refused := worker_refused(upstream.status, everywhere=False)) is not None:
                 raise refused
             if 200 <= upstream.status < 300 and head.method != "GET":
@@ -107,4 +107,4 @@ class ResponseCalls:
         deleted = method == "DELETE"
         if deleted:
             self._stored.forget(response)
-        self._background.look(response, deleted=deleted)
+        self._background.check_now(response, deleted=deleted)

@@ -41,18 +41,18 @@ class ResponseKeeper:
         """Whether the engine computes the response although its client leaves."""
         return self._call.storage.background
 
-    def made(self, response: str, worker: WorkerId) -> None:
+    def set_response(self, response: str, worker: WorkerId) -> None:
         """A worker makes this response; to be told before the client is."""
         if self._response is not None:  # of a worker that failed
-            self._background.leave(self._response)
+            self._background.remove_stream(self._response)
         self._response, self._worker = response, worker
         if self._call.storage.stored:
             self._stored.remember(StoredResponse(response, self._owner, worker))
         if self.outlives_client and self._call.streamed:
             self._task = asyncio.current_task()
-            self._background.attend(response, self._cut)
+            self._background.add_stream(response, self._cut)
 
-    def runs_on(self) -> None:
+    def mark_running(self) -> None:
         """The answer is here, but the engine has not computed the response yet."""
         self._runs_on = True
 
@@ -61,7 +61,7 @@ class ResponseKeeper:
         if self._response is None or self._worker is None:
             return False
         if not self._runs_on:
-            self._background.leave(self._response)
+            self._background.remove_stream(self._response)
             return False
         patience = self._fleet.patience(self._worker).whole(self._call.output_limit)
         call = self._call._replace(body=b"")

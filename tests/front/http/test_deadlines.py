@@ -113,9 +113,9 @@ def test_a_body_has_as_long_again_if_enough_of_it_came(content: int, late: list[
     """So many bytes a second since the last time, not since its beginning."""
     client = Client()
     client.owes(Awaiting.BODY)
-    client.deadlines.content += 9000
+    client.deadlines.body_bytes += 9000
     client.clock.wait(30)
-    client.deadlines.content += content
+    client.deadlines.body_bytes += content
     client.clock.wait(30)
     assert client.late == late
 
@@ -126,7 +126,7 @@ def test_who_reads_in_time_is_not_late() -> None:
     client.does_not_read()
     client.clock.wait(40)
     client.does_not_read()
-    client.deadlines.reads()
+    client.deadlines.cancel_reading()
     client.clock.wait(40)
     client.does_not_read()
     client.clock.wait(59)
@@ -140,6 +140,6 @@ def test_who_is_gone_owes_nothing() -> None:
     client = Client()
     client.owes(Awaiting.HEAD)
     client.does_not_read()
-    client.deadlines.end()
+    client.deadlines.cancel()
     client.clock.wait(1000)
     assert not client.late

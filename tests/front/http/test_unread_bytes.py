@@ -24,13 +24,13 @@ def began(size: int) -> tuple[ByteBudget, Transport, UnreadBytes]:
     budget, transport = ByteBudget(LIMIT), Transport()
     unread = UnreadBytes(budget, transport, "10.0.0.1")
     transport.size = size
-    unread.begin()
+    unread.start()
     return budget, transport, unread
 
 
 def send(transport: Transport, unread: UnreadBytes, amount: int) -> bool:
     """What is sent only if there is room for it."""
-    if taken := unread.take(amount):
+    if taken := unread.try_add(amount):
         transport.size += amount
     return taken
 
@@ -52,7 +52,7 @@ def test_what_was_read_is_known_however_often_it_begins() -> None:
     _, transport, unread = began(100)
     assert unread.read == 0
     transport.size -= 40
-    unread.begin()
+    unread.start()
     assert unread.read == 40
     assert send(transport, unread, 50)
     assert unread.read == 40
@@ -63,15 +63,15 @@ def test_what_was_read_is_known_however_often_it_begins() -> None:
 def test_at_the_end_nothing_is_held() -> None:
     """It has read nearly all; if it stops again, its count begins anew."""
     budget, transport, unread = began(100)
-    unread.end()
+    unread.stop()
     assert budget.held == 0
     transport.size = 60
-    unread.begin()
+    unread.start()
     assert (budget.held, unread.read) == (60, 0)
 
 
 def test_it_belongs_to_who_made_the_call() -> None:
     """What was counted so far, too."""
     budget, _, unread = began(100)
-    unread.belong("client ann")
-    assert (budget.of("10.0.0.1"), budget.of("client ann")) == (0, 100)
+    unread.charge_to("client ann")
+    assert (budget.held_by("10.0.0.1"), budget.held_by("client ann")) == (0, 100)
