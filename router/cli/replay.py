@@ -13,7 +13,7 @@ from router.core.model.events import Arrived
 from router.core.scheduler import Scheduler
 from router.core.snapshot import restore
 from router.errors import ConfigError
-from router.persistence.journal import Header, JournalEntry, Torn, read
+from router.persistence.journal import JournalEntry, JournalHeader, TornLine, read
 from router.process.single import new_scheduler
 
 
@@ -71,12 +71,12 @@ def replay(lines: Iterable[bytes]) -> Replayed:
     now = 0.0
     for number, item in enumerate(read(lines), 1):
         match item:
-            case Header():
+            case JournalHeader():
                 told.scheduler = _scheduler_of(item)
                 _restore(told.scheduler, item)
                 now = item.clock
                 told.runs += 1
-            case Torn():
+            case TornLine():
                 told.torn += 1
             case JournalEntry(at, event, commands):
                 assert told.scheduler is not None, "a run begins with its header"
@@ -102,14 +102,14 @@ def replay_file(path: Path) -> Replayed:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def _restore(scheduler: Scheduler, header: Header) -> None:
+def _restore(scheduler: Scheduler, header: JournalHeader) -> None:
     try:
         restore(scheduler, header.restored, header.clock)
     except ValueError as error:
         raise ConfigError(f"a header with a state that cannot be restored: {error}") from None
 
 
-def _scheduler_of(header: Header) -> Scheduler:
+def _scheduler_of(header: JournalHeader) -> Scheduler:
     try:
         return new_scheduler(Settings.model_validate(header.settings))
     except ValidationError as error:

@@ -14,7 +14,7 @@ from router.config.sources import refusal
 from router.core.model.events import Credited, Event, Forgotten
 from router.core.model.request import ClientId, WorkerId
 from router.errors import BadRequest, BodyTooLarge, ClientBusy, Unauthorized, UnknownClient, UnknownWorker, WorkerExists
-from router.telemetry.history import FairnessHistory, Sample
+from router.telemetry.history import FairnessHistory, FairnessSample
 from router.upstream.directory import WorkerDirectory, WorkerEndpoint
 from router.upstream.registry import WorkerDrain, WorkerRegistry
 
@@ -41,14 +41,14 @@ _CREDIT: Final = TypeAdapter(Credit)
 class Operations(NamedTuple):
     """What the calls work on."""
 
-    fleet: WorkerDirectory
-    roster: WorkerRegistry
-    drain: WorkerDrain
+    directory: WorkerDirectory
+    registry: WorkerRegistry
+    worker_drain: WorkerDrain
     flush: Callable[[WorkerId], Awaitable[None]]
     history: FairnessHistory
     settings: Settings
-    feed: Callable[[Event], None]
-    remembered: Container[ClientId]
+    handle_event: Callable[[Event], None]
+    known_clients: Container[ClientId]
     """The clients that the scheduler knows."""
 
 
@@ -91,13 +91,13 @@ def _membership(routes: APIRouter, operations: Operations) -> None:
     async def add(request: Request) -> dict[str, str]:
         """Add a worker; it is sent requests once it answers polls."""
         worker = await _read(request, _WORKER)
-        operations.roster.add(worker)
+        operations.registry.add(worker)
         return {"id": worker.id, "url": worker.url}
 
     @routes.delete("/workers/{worker}", status_code=202, responses=_UNKNOWN)
     async def remove(worker: str) -> dict[str, str]:
         """Drain a worker, and forget it once what runs there has ended; it stays away until it is added again."""
-        operations.roster.remove(worker)
+        operations.registry.remove(worker)
         return {"id": worker}
 
 
@@ -105,25 +105,25 @@ def _turns(routes: APIRouter, operations: Operations) -> None:
     @routes.post("/workers/{worker}/drain", responses=_UNKNOWN)
     async def drain(worker: str) -> dict[str, Any]:
         """Send a worker nothing more; what runs there ends, what waits for it goes elsewhere."""
-        operations.drain.drain(_found(operations.fleet, worker).id)
+        operations.worker_drain.drain(_found(operations.directory, worker).id)
         return {"id": worker, "drained": True}
 
     @routes.post("/workers/{worker}/resume", responses=_UNKNOWN)
     async def resume(worker: str) -> dict[str, Any]:
         """Put it back."""
-        operations.drain.resume(_found(operations.fleet, worker).id)
+        operations.worker_drain.resume(_found(operations.directory, worker).id)
         return {"id": worker, "drained": False}
 
     @routes.post("/workers/{worker}/flush", responses=_UNKNOWN | {502: {"description": "It did not, or cannot."}})
     async def flush(worker: str) -> dict[str, Any]:
         """Have a worker empty its prefix cache, and believe it empty. vLLM does so only with VLLM_SERVER_DEV_MODE=1."""
-        await operations.flush(_found(operations.fleet, worker).id)
+        await operations.flush(_found(operations.directory, worker).id)
         return {"id": worker, "flushed": True}
 
 
 def _clients(routes: APIRouter, operations: Operations) -> None:
     def known(client: str) -> ClientId:
-        if ClientId(client) not in operations.remembered:
+        if ClientId(client) not in operations.known_clients:
             raise UnknownClient(client)
         return ClientId(client)
 
@@ -133,7 +133,7 @@ def _clients(routes: APIRouter, operations: Operations) -> None:
     async def credit(client: str, request: Request) -> dict[str, Any]:
         """Let a client be served so much before others, where the policy keeps counters of service."""
         given = await _read(request, _CREDIT)
-        operations.feed(Credited(known(client), given.cost))
+        operations.handle_event(Credited(known(client), given.cost))
         return {"client": client, "cost": given.cost}
 
     @routes.delete(
@@ -141,15 +141,15 @@ def _clients(routes: APIRouter, operations: Operations) -> None:
     )
     async def forget(client: str) -> dict[str, str]:
         """Forget a client that has nothing under way, but for what it owes."""
-        operations.feed(Forgotten(known(client)))
-        if ClientId(client) in operations.remembered:
+        operations.handle_event(Forgotten(known(client)))
+        if ClientId(client) in operations.known_clients:
             raise ClientBusy(client)
         return {"client": client}
 
 
 def _state(routes: APIRouter, operations: Operations) -> None:
     @routes.get("/fairness/history")
-    async def history() -> list[Sample]:
+    async def history() -> list[FairnessSample]:
         """Service, queues, gaps and lags at regular times of the last hour, oldest first."""
         return operations.history.samples
 

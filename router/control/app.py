@@ -27,11 +27,11 @@ from router.errors import (
 )
 from router.front.drain import Drain
 from router.telemetry.explain import Explanation
-from router.telemetry.report import FairnessReport, UsageReport, WorkerReport, written
+from router.telemetry.report import FairnessReport, UsageReport, WorkerReport, report_json
 from router.upstream.directory import WorkerDirectory, WorkerEndpoint
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
-Usage = Callable[[Mapping[bytes, bytes], str | None], UsageReport]
+UsageLookup = Callable[[Mapping[bytes, bytes], str | None], UsageReport]
 
 
 def control_plane(
@@ -39,7 +39,7 @@ def control_plane(
     scrape: Callable[[], Awaitable[bytes]],
     report: Callable[[], Awaitable[FairnessReport]],
     cards: Callable[[], Awaitable[Mapping[WorkerId, WorkerReport]]],
-    usage: Usage,
+    usage: UsageLookup,
     explain: Callable[[str], Explanation],
     drain: Drain,
     drained: Collection[WorkerId],
@@ -110,7 +110,7 @@ def _models(fleet: WorkerDirectory) -> APIRouter:
     return routes
 
 
-def _usage(usage: Usage) -> APIRouter:
+def _usage(usage: UsageLookup) -> APIRouter:
     routes = APIRouter()
 
     @routes.get("/v1/usage", responses={InvalidKey.status: {"description": "Not a good key."}})
@@ -174,7 +174,7 @@ def _insight(
     @routes.get("/fairness", response_model=FairnessReport)
     async def fairness() -> Response:
         """Service, deficits, lags and waiting times by client; rounds and waits; load, gap and bound by worker."""
-        return Response(await written(await report()), media_type="application/json")
+        return Response(await report_json(await report()), media_type="application/json")
 
     @routes.get("/explain/{request_id:path}", responses={UnknownRequest.status: {"description": "Not remembered."}})
     async def explanation(request_id: str) -> Explanation:

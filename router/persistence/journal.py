@@ -37,13 +37,13 @@ FORMAT: Final = 1
 """Rises when what was written before cannot be read any more."""
 FLUSH_SECONDS: Final = 0.2
 """How long a line may be in memory alone."""
-MOST_PENDING: Final = 64 * 1024 * 1024
+MAX_PENDING_BYTES: Final = 64 * 1024 * 1024
 """Bytes of lines that may wait for a slow disk; beyond that, the journal ends."""
 MAGIC: Final = b'{"d2lpm_journal":'
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class JournalHeader:
     """The first line of a run."""
 
     d2lpm_journal: int
@@ -69,13 +69,15 @@ class JournalEntry(NamedTuple):
     commands: list[Command]
 
 
-class Torn(NamedTuple):
+class TornLine(NamedTuple):
     """A line that was not written to its end, because the router or its machine died."""
 
     line: int
 
 
-_HEADER: Final = TypeAdapter[Header | None](Header | None, config=JSON)  # for a class alone, pydantic takes no config
+_HEADER: Final = TypeAdapter[JournalHeader | None](
+    JournalHeader | None, config=JSON
+)  # for a class alone, pydantic takes no config
 _ENTRY: Final = TypeAdapter[tuple[float, Event, list[Command]]](
     tuple[float, Annotated[Event, ByName()], list[Annotated[Command, ByName()]]],
     config=JSON,
@@ -98,7 +100,7 @@ def decode(line: bytes) -> JournalEntry:
         raise ValueError("not a whole line of a journal") from error
 
 
-def read(lines: Iterable[bytes]) -> Iterator[Header | JournalEntry | Torn]:
+def read(lines: Iterable[bytes]) -> Iterator[JournalHeader | JournalEntry | TornLine]:
     """The runs of a journal, line by line.
 
     Raises ConfigError, which names the line, for what no router wrote; a line that was cut short may only be the last
@@ -117,13 +119,13 @@ def read(lines: Iterable[bytes]) -> Iterator[Header | JournalEntry | Torn]:
             try:
                 yield decode(line)
             except ValueError:
-                yield Torn(number)
+                yield TornLine(number)
                 torn = True
     if not begun:
         raise ConfigError("empty, and so not a journal")
 
 
-def _header(line: bytes) -> Header:
+def _header(line: bytes) -> JournalHeader:
     try:
         header = _HEADER.validate_json(line)
     except ValidationError:
@@ -142,13 +144,13 @@ class Journal:
 
     event_types: ClassVar[Collection[type[Event]]] = EVENTS
 
-    def __init__(self, file: io.RawIOBase, most_pending: int = MOST_PENDING) -> None:
+    def __init__(self, file: io.RawIOBase, most_pending: int = MAX_PENDING_BYTES) -> None:
         """`file` is written as long as this is entered, and closed by it; `most_pending`: see there."""
         self._file = file
-        self._most_pending = most_pending
+        self._max_pending_bytes = most_pending
         self._lines: list[bytes] = []
         """Not yet handed to the file."""
-        self._pending = 0
+        self._pending_bytes = 0
         """Their bytes."""
         self._ended = False
         self._closing = asyncio.Event()
@@ -163,8 +165,8 @@ class Journal:
             self._end(error)
             return
         self._lines.append(line)
-        self._pending += len(line)
-        if self._pending > self._most_pending:
+        self._pending_bytes += len(line)
+        if self._pending_bytes > self._max_pending_bytes:
             self._lines.clear()
             self._end("the disk is too slow for it")
 
@@ -195,7 +197,7 @@ class Journal:
     async def _flush(self) -> None:
         if self._lines:
             block = b"\n".join([*self._lines, b""])
-            self._lines, self._pending = [], 0
+            self._lines, self._pending_bytes = [], 0
             try:
                 await asyncio.to_thread(_append, self._file, block)
             except OSError as error:
@@ -218,7 +220,9 @@ def open_journal(
     ConfigError where it cannot be written.
     """
     started = datetime.now(UTC).isoformat()
-    header = Header(FORMAT, version("d2lpm-router"), started, clock, hash_secret.hex(), settings, tuple(restored))
+    header = JournalHeader(
+        FORMAT, version("d2lpm-router"), started, clock, hash_secret.hex(), settings, tuple(restored)
+    )
     try:
         file = io.FileIO(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600), "r+")
         try:
@@ -235,7 +239,7 @@ def open_journal(
     return Journal(file)
 
 
-def _begin_run(file: io.FileIO, header: Header) -> None:
+def _begin_run(file: io.FileIO, header: JournalHeader) -> None:
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         raise ConfigError("not a regular file")
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -30,12 +30,12 @@ log = logging.getLogger(__name__)
 
 FORMAT: Final = 1
 """Rises when what was written before cannot be read any more."""
-NAME: Final = "state"
+FILE_NAME: Final = "state"
 """Of the file in its directory."""
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class StateHeader:
     """The first line."""
 
     d2lpm_state: int
@@ -57,26 +57,26 @@ class Checksum:
     """Of all lines before it, in hexadecimal digits."""
 
 
-Saved = Piece | Responses
+StateLine = Piece | Responses
 """What is saved: of the scheduler, and the directory of stored responses."""
 
 
 class SavedState(NamedTuple):
     """What a file holds."""
 
-    header: Header
+    header: StateHeader
     pieces: list[Piece]
     """Of the scheduler."""
     responses: Sequence[StoredResponse] = ()
     """Those that workers keep."""
 
 
-_HEADER: Final = TypeAdapter(Header)
+_HEADER: Final = TypeAdapter(StateHeader)
 _CHECKSUM: Final = TypeAdapter(Checksum)
-_PIECE: Final = TypeAdapter[Saved](Annotated[Saved, ByName()], config=JSON)
+_PIECE: Final = TypeAdapter[StateLine](Annotated[StateLine, ByName()], config=JSON)
 
 
-def encode(piece: Saved) -> bytes:
+def encode(piece: StateLine) -> bytes:
     """A line, with its end."""
     return _PIECE.dump_json(piece, warnings="error") + b"\n"
 
@@ -109,7 +109,7 @@ def load(directory: Path, fresh: float, now: float) -> SavedState | None:
     A file that cannot be read as one is set aside, with one line in the log. Raises ConfigError where the directory
     cannot be used.
     """
-    path = directory / NAME
+    path = directory / FILE_NAME
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         content = path.read_bytes()
@@ -133,14 +133,14 @@ def load(directory: Path, fresh: float, now: float) -> SavedState | None:
 
 def set_aside(directory: Path, reason: object) -> None:
     """Rename a file that is of no use, so that somebody can look at it."""
-    path = directory / NAME
+    path = directory / FILE_NAME
     aside = path.with_suffix(".broken")
     with suppress(OSError):
         path.replace(aside)
     log.warning("%s: set aside as %s: %s", path, aside.name, " ".join(str(reason).split()))
 
 
-def usable(state: SavedState, policy: str, secret: bytes) -> Iterator[Piece]:
+def usable_pieces(state: SavedState, policy: str, secret: bytes) -> Iterator[Piece]:
     """What of a scheduler's state has a meaning under this policy and this hash secret: the ledger always has."""
     for piece in state.pieces:
         match piece:
@@ -161,21 +161,21 @@ class StateFile(Background):
     def __init__(
         self,
         directory: Path,
-        pieces: Callable[[], Iterator[Saved]],
-        header: Callable[[], Header],
+        pieces: Callable[[], Iterator[StateLine]],
+        header: Callable[[], StateHeader],
         every: float,
     ) -> None:
         """`every`: seconds between two states."""
         super().__init__(every)
-        self._path = directory / NAME
+        self._path = directory / FILE_NAME
         self._pieces = pieces
         self._header = header
-        self._complained = False
+        self._failing = False
 
     @property
     def failing(self) -> bool:
         """Whether it could not be written the last time."""
-        return self._complained
+        return self._failing
 
     async def __aexit__(self, *leaving: object) -> None:
         """Save the last state."""
@@ -189,16 +189,16 @@ class StateFile(Background):
             await asyncio.sleep(0)
         try:
             await asyncio.to_thread(_write, self._path, lines)
-            self._complained = False
+            self._failing = False
         except OSError as error:
-            if not self._complained:
+            if not self._failing:
                 log.error("%s: the state cannot be saved: %s", self._path, error.strerror)
-            self._complained = True
+            self._failing = True
 
 
-def new_header(policy: str, secret: bytes) -> Header:
+def new_header(policy: str, secret: bytes) -> StateHeader:
     """A header of now."""
-    return Header(FORMAT, version("d2lpm-router"), time.time(), policy, secret.hex())
+    return StateHeader(FORMAT, version("d2lpm-router"), time.time(), policy, secret.hex())
 
 
 def _write(path: Path, lines: Iterable[bytes]) -> None:

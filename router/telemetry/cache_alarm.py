@@ -22,22 +22,22 @@ class CacheAlarm:
 
     def __init__(self, mirror: CacheMirror) -> None:
         self._mirror = mirror
-        self._said: dict[WorkerId, float] = {}
+        self._last_warning: dict[WorkerId, float] = {}
         """When it was last said of those of which it is so."""
 
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:  # noqa: ARG002
         """See `Observer`. Of a worker that left, nothing is believed."""
         if isinstance(event, WorkerLeft):
-            self._said.pop(event.worker, None)
+            self._last_warning.pop(event.worker, None)
         if not isinstance(event, WorkerReported) or event.worker not in self._mirror.caches:
             return
         calibration = self._mirror.cache(event.worker).calibration
-        said = self._said.get(event.worker)
+        said = self._last_warning.get(event.worker)
         if not calibration.suspect:
-            if self._said.pop(event.worker, None) is not None:
+            if self._last_warning.pop(event.worker, None) is not None:
                 log.info("worker %s: predictions of its cache are right again", event.worker)
         elif said is None or now >= said + REPEAT_SECONDS:
-            self._said[event.worker] = now
+            self._last_warning[event.worker] = now
             log.warning(
                 "worker %s: predictions of its cache are off by %.0f %% of the prompt; they count %.0f %% until they "
                 "are right",

@@ -76,7 +76,7 @@ class ResponseMetrics(Collector):
             yield GaugeMetricFamily(name, what, value=len(responses))
 
 
-class Kept(Protocol):
+class WrittenFile(Protocol):
     """A file that is written again and again."""
 
     @property
@@ -84,10 +84,10 @@ class Kept(Protocol):
         """Whether it could not be written the last time."""
 
 
-class KeptFiles(Collector):
+class FileMetrics(Collector):
     """State and journal, as far as there are any."""
 
-    def __init__(self, files: Mapping[str, Kept | None]) -> None:
+    def __init__(self, files: Mapping[str, WrittenFile | None]) -> None:
         """By their names; None for one that is not kept."""
         self._files = files
 

@@ -15,9 +15,9 @@ from router.core.model.load import Limits
 from router.core.model.request import ClientId, Request, RequestId, Usage, WorkerId
 from router.errors import UnknownRequest
 
-REMEMBERED: Final = 10_000
+REQUEST_LIMIT: Final = 10_000
 """Requests, the last that arrived; about 15 MB of them."""
-TRIED: Final = 3
+TRIED_LIMIT: Final = 3
 """Workers told that lost a request, the last ones."""
 NOT_BEGUN: Final = "before the worker had begun"
 BEGUN: Final = "when the worker may have begun"
@@ -36,7 +36,7 @@ class RequestOutcome(StrEnum):
 
 @with_config(use_attribute_docstrings=True)
 @dataclass(frozen=True, slots=True)
-class Times:
+class RequestTimes:
     """When things happened to a request; None for what did not, or not yet."""
 
     arrived: datetime
@@ -63,7 +63,7 @@ class WindowLoad:
 
 @with_config(use_attribute_docstrings=True)
 @dataclass(frozen=True, slots=True)
-class Passed:
+class PassedOver:
     """A request whose turn it was before, and why it could not go."""
 
     request: RequestId
@@ -89,7 +89,7 @@ class DispatchRecord:
     load: WindowLoad
     limits: Limits | None
     """Of the worker's window then; None without any."""
-    passed_over: list[Passed]
+    passed_over: list[PassedOver]
     """Those whose turn it was before."""
 
 
@@ -107,7 +107,7 @@ class Explanation:
     """Why it was rejected, or at what point it failed."""
     retry_after_s: float | None
     """What a rejected one was told."""
-    times: Times
+    times: RequestTimes
     tried: list[WorkerId]
     """Workers that it was sent to before, and that lost it."""
     held_back: dict[str, int]
@@ -119,7 +119,7 @@ class Explanation:
 
 
 @dataclass(slots=True)
-class Record:
+class RequestRecord:
     """What is kept of a request; not its prompts, whose hashes may be long."""
 
     client: ClientId
@@ -142,11 +142,11 @@ class Explanations:
 
     event_types: ClassVar[Collection[type[Event]]] = EVENTS
 
-    def __init__(self, policy: str, limit: int = REMEMBERED) -> None:
+    def __init__(self, policy: str, limit: int = REQUEST_LIMIT) -> None:
         """`policy`: its name."""
         self._policy = policy
         self._limit = limit
-        self._records: OrderedDict[RequestId, Record] = OrderedDict()
+        self._records: OrderedDict[RequestId, RequestRecord] = OrderedDict()
         """In the order of arrival; ordered, because a plain dict is slow to give out its first."""
 
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
@@ -162,7 +162,7 @@ class Explanations:
             case Finished(request_id, usage):
                 self._end(request_id, now, RequestOutcome.FINISHED, usage=usage)
             case Returned(request_id, accepted):
-                self._give_back(request_id, BEGUN if accepted else NOT_BEGUN)
+                self._requeue(request_id, BEGUN if accepted else NOT_BEGUN)
             case Failed(request_id, accepted, usage):
                 self._end(request_id, now, RequestOutcome.FAILED, BEGUN if accepted else NOT_BEGUN, usage)
             case Cancelled(request_id, usage):
@@ -174,7 +174,7 @@ class Explanations:
                 case Reject(request_id, refusal, retry_after):
                     self._refuse(request_id, refusal, retry_after, now)
 
-    def of(self, request: str, now: float, wall: float) -> Explanation:
+    def explain(self, request: str, now: float, wall: float) -> Explanation:
         """Explain a request. Raises UnknownRequest.
 
         `now`: the time of the events' clock; `wall`: the same in seconds since 1970.
@@ -199,7 +199,7 @@ class Explanations:
 
     def _remember(self, request: Request, now: float) -> None:
         self._records.pop(request.id, None)
-        self._records[request.id] = Record(request.client, request.model, now)
+        self._records[request.id] = RequestRecord(request.client, request.model, now)
         if len(self._records) > self._limit:
             self._records.popitem(last=False)
 
@@ -211,11 +211,11 @@ class Explanations:
         else:
             self._end(request, now, RequestOutcome.REJECTED, refusal, retry_after=retry_after)
 
-    def _give_back(self, request: RequestId, reason: str) -> None:
+    def _requeue(self, request: RequestId, reason: str) -> None:
         """A worker lost it; another may do it."""
         if (record := self._records.get(request)) and record.dispatch is not None:
             record.state, record.reason = RequestOutcome.WAITING, reason
-            record.tried = (*record.tried, record.dispatch.worker)[-TRIED:]
+            record.tried = (*record.tried, record.dispatch.worker)[-TRIED_LIMIT:]
 
     def _dispatch(self, command: Dispatch, now: float) -> None:
         for request, reason in command.decision.passed_over:
@@ -245,12 +245,12 @@ class Explanations:
             record.retry_after = retry_after
 
 
-def _times(record: Record, now: float, wall: float) -> Times:
+def _times(record: RequestRecord, now: float, wall: float) -> RequestTimes:
     def after(time: float | None) -> float | None:
         return None if time is None else time - record.arrived
 
     waited_until = next(time for time in (record.dispatched, record.ended, now) if time is not None)
-    return Times(
+    return RequestTimes(
         datetime.fromtimestamp(wall - (now - record.arrived), UTC),
         after(record.dispatched),
         after(record.started),
@@ -271,5 +271,5 @@ def _dispatched(command: Dispatch) -> DispatchRecord:
         credit=decision.credit,
         load=WindowLoad(*decision.load[:3]),
         limits=decision.limits,
-        passed_over=[Passed(*passed) for passed in decision.passed_over],
+        passed_over=[PassedOver(*passed) for passed in decision.passed_over],
     )

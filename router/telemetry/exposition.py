@@ -12,7 +12,7 @@ from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-PART: Final = 500
+ROWS_PER_PART: Final = 500
 """Rows of a family that are made and written in one go."""
 
 Row = tuple[Sequence[str], float]
@@ -31,7 +31,7 @@ class Family(NamedTuple):
         """The family in parts, each made of its rows when it is asked for; one without rows is one part."""
         left = iter(rows)
         first = True
-        while (some := [*islice(left, PART)]) or first:
+        while (some := [*islice(left, ROWS_PER_PART)]) or first:
             part = self.kind(self.name, self.text, labels=self.labels)
             for labels, value in some:
                 part.add_metric(labels, value)
@@ -39,7 +39,7 @@ class Family(NamedTuple):
             first = False
 
 
-class Part(NamedTuple):
+class FamilyPart(NamedTuple):
     """A part of a family, as something that can be written."""
 
     metric: Metric
@@ -49,12 +49,12 @@ class Part(NamedTuple):
         return (self.metric,)
 
 
-async def exposition(collector: Collector) -> bytes:
+async def render_metrics(collector: Collector) -> bytes:
     """All that a collector, or a registry of them, tells."""
     written: list[bytes] = []
     name = None
     for metric in collector.collect():
-        text = generate_latest(Part(metric))
+        text = generate_latest(FamilyPart(metric))
         if metric.name == name:
             _help, _type, text = text.split(b"\n", 2)
         name = metric.name

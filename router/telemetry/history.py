@@ -11,11 +11,11 @@ from router.core.model.request import ClientId, WorkerId
 from router.runtime.periodic import Background
 from router.telemetry.report import ClientReport, FairnessReport
 
-SECONDS: Final = 10.0
+SAMPLE_SECONDS: Final = 10.0
 """Between two readings."""
-MOST: Final = 360
+SAMPLE_LIMIT: Final = 360
 """Readings kept: an hour of them."""
-CLIENTS: Final = 100
+CLIENT_LIMIT: Final = 100
 """Of a reading, at most: those that wait or run most, and then those that were served most."""
 
 
@@ -30,7 +30,7 @@ class ClientSample:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class FairnessSample:
     """One reading."""
 
     time: float
@@ -51,40 +51,40 @@ class FairnessHistory(Background):
     def __init__(
         self,
         read: Callable[[], Awaitable[FairnessReport]],
-        every: float = SECONDS,
+        every: float = SAMPLE_SECONDS,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`every`: seconds between two readings."""
         super().__init__(every)
         self._read = read
         self._clock = clock
-        self._samples: deque[Sample] = deque(maxlen=MOST)
+        self._samples: deque[FairnessSample] = deque(maxlen=SAMPLE_LIMIT)
 
     @property
-    def samples(self) -> list[Sample]:
+    def samples(self) -> list[FairnessSample]:
         """Oldest first."""
         return list(self._samples)
 
-    async def take(self) -> None:
+    async def take_sample(self) -> None:
         """One reading, now."""
         self._samples.append(sample(await self._read(), self._clock()))
 
     async def _turn(self) -> None:
-        await self.take()
+        await self.take_sample()
 
 
-def sample(report: FairnessReport, now: float) -> Sample:
+def sample(report: FairnessReport, now: float) -> FairnessSample:
     """What is kept of a report."""
 
     def rank(entry: tuple[ClientId, ClientReport]) -> tuple[int, float]:
         return entry[1].queued + entry[1].running, entry[1].service.cost
 
-    return Sample(
+    return FairnessSample(
         now,
         report.jain,
         {
             client: ClientSample(told.service.cost, told.queued, told.running)
-            for client, told in nlargest(CLIENTS, report.clients.items(), key=rank)
+            for client, told in nlargest(CLIENT_LIMIT, report.clients.items(), key=rank)
         },
         {worker: told.service_gap for worker, told in report.workers.items()},
         report.service_lag,

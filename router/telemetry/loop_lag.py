@@ -8,9 +8,9 @@ from typing import Final, Self
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-EVERY: Final = 0.1
+INTERVAL_SECONDS: Final = 0.1
 """Seconds between two looks."""
-LOOKS: Final = 300
+SAMPLES: Final = 300
 """How many the gauge remembers, so that a scrape every half minute misses none."""
 
 
@@ -18,13 +18,13 @@ class LoopLag(Collector):
     """A timer, as long as it is entered, that notes how much too late it rings."""
 
     def __init__(self) -> None:
-        self._lags: deque[float] = deque(maxlen=LOOKS)
+        self._lags: deque[float] = deque(maxlen=SAMPLES)
         self._timer: asyncio.TimerHandle | None = None
 
     async def __aenter__(self) -> Self:
         """Begin to look."""
         self._loop = asyncio.get_running_loop()
-        self._look_again()
+        self._schedule()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -37,13 +37,13 @@ class LoopLag(Collector):
         """The longest delay of the last half minute, in seconds."""
         return max(self._lags, default=0.0)
 
-    def _look_again(self) -> None:
-        due = self._loop.time() + EVERY
-        self._timer = self._loop.call_at(due, self._ring, due)
+    def _schedule(self) -> None:
+        due = self._loop.time() + INTERVAL_SECONDS
+        self._timer = self._loop.call_at(due, self._measure, due)
 
-    def _ring(self, due: float) -> None:
+    def _measure(self, due: float) -> None:
         self._lags.append(max(0.0, self._loop.time() - due))
-        self._look_again()
+        self._schedule()
 
     def collect(self) -> Iterator[Metric]:
         """The worst of late, and how much there is for the loop to do."""

@@ -25,7 +25,7 @@ T = TypeVar("T")
 SILENT: Final = "silent"
 BREAKER_STATES: Final = (*Condition, SILENT)
 """Of its breaker; or it says nothing, and is sent nothing, whatever its breaker is."""
-CLIENTS_AT_ONCE: Final = 50
+CLIENTS_PER_BATCH: Final = 50
 """So many are read, or written, in one go."""
 
 
@@ -75,7 +75,7 @@ class UsageReport:
 
 
 @dataclass(frozen=True, slots=True)
-class CacheCard:
+class CacheReport:
     """What is believed of one worker's prefix cache, and how right that was; in tokens, counted since it joined."""
 
     capacity: int
@@ -99,7 +99,7 @@ class CacheCard:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkCard:
+class WorkReport:
     """What was charged for a worker's work since it joined, beside what its own counters say that it computed since its
     first report; in tokens. Calls that do not come through this router are in the latter alone.
     """
@@ -126,12 +126,12 @@ class WorkerReport:
     kv_tokens: int | None
     service_gap: float | None
     service_gap_bound: float | None
-    cache: CacheCard | None = None
+    cache: CacheReport | None = None
     unread: int = 0
     """Its answers about load and cache that were of no use."""
     breaker: str | None = None
     """One of `BREAKER_STATES`; None while it is away."""
-    work: WorkCard | None = None
+    work: WorkReport | None = None
     """None while it is away."""
 
 
@@ -235,7 +235,7 @@ async def worker_reports(
     return reports
 
 
-async def written(report: FairnessReport) -> bytes:
+async def report_json(report: FairnessReport) -> bytes:
     """The report as JSON, a few clients at a time."""
     rest = _REPORT.dump_json(replace(report, clients={}))
     clients = []
@@ -246,7 +246,7 @@ async def written(report: FairnessReport) -> bytes:
 
 
 def _a_few(rows: Sequence[T]) -> Iterator[Sequence[T]]:
-    return (rows[at : at + CLIENTS_AT_ONCE] for at in range(0, len(rows), CLIENTS_AT_ONCE))
+    return (rows[at : at + CLIENTS_PER_BATCH] for at in range(0, len(rows), CLIENTS_PER_BATCH))
 
 
 def _deficits(client: ClientId, scheduler: Scheduler) -> dict[WorkerId, Deficit]:
@@ -258,12 +258,12 @@ def _service(served: Tokens, scheduler: Scheduler) -> Service:
     return Service(served.extend, served.cached, served.output, scheduler.settings.cost(served))
 
 
-def _cache(worker: WorkerId, scheduler: Scheduler) -> CacheCard:
+def _cache(worker: WorkerId, scheduler: Scheduler) -> CacheReport:
     mirror = scheduler.mirror
     cache = mirror.cache(worker)
     calibration = cache.calibration
     totals = calibration.totals
-    return CacheCard(
+    return CacheReport(
         capacity=cache.capacity,
         believed=round(mirror.held(worker)),
         answers=totals.answers,
@@ -279,12 +279,12 @@ def _cache(worker: WorkerId, scheduler: Scheduler) -> CacheCard:
     )
 
 
-def _work(work: EngineWork) -> WorkCard:
+def _work(work: EngineWork) -> WorkReport:
     charged = work.charged
     pairs = [(charged.extend, work.input_tokens), (charged.output, work.output_tokens)]
     counted = [(paid, tokens) for paid, tokens in pairs if tokens is not None]
     computed = sum(tokens for _, tokens in counted)
-    return WorkCard(
+    return WorkReport(
         charged.extend,
         charged.output,
         _rounded(work.input_tokens),

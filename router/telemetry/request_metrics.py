@@ -38,8 +38,26 @@ WORKER_LIMIT: Final = 256
 MODEL_LIMIT: Final = 200
 """Distinct model labels; likewise."""
 OTHER: Final = "other"
-SECONDS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-ENDINGS: Final = {Finished: "finished", Failed: "failed", Cancelled: "cancelled"}
+BUCKET_SECONDS: Final = (
+    0.001,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    120.0,
+    300.0,
+    600.0,
+)
+OUTCOMES: Final = {Finished: "finished", Failed: "failed", Cancelled: "cancelled"}
 
 
 class ClientLabels:
@@ -49,7 +67,7 @@ class ClientLabels:
         self._limit = limit
         self._known: dict[ClientId, str] = {}
 
-    def of(self, client: ClientId) -> str:
+    def label(self, client: ClientId) -> str:
         """The client's label; the first ones keep their own."""
         if client not in self._known and len(self._known) < self._limit:
             self._known[client] = client
@@ -63,18 +81,18 @@ class ModelLabels:
         self._limit = limit
         self._known: set[str] = set()
 
-    def served(self, models: Collection[str]) -> None:
+    def add(self, models: Collection[str]) -> None:
         """Some worker serves these."""
         for model in sorted(models):
             if len(self._known) < self._limit:
                 self._known.add(model)
 
-    def of(self, model: str) -> str:
+    def label(self, model: str) -> str:
         """The model's label."""
         return model if model in self._known else OTHER
 
 
-class Totals(defaultdict[tuple[str, ...], int]):
+class LabeledCounter(defaultdict[tuple[str, ...], int]):
     """A counter by the values of its labels."""
 
     def __init__(self, name: str, text: str, *labels: str) -> None:
@@ -88,33 +106,33 @@ class Totals(defaultdict[tuple[str, ...], int]):
         return Family(CounterMetricFamily, self._name, self._text, self._labels).parts(list(self.items()))
 
 
-class ByWorker(Totals):
+class WorkerCounter(LabeledCounter):
     """A counter whose first label is a worker's."""
 
-    def fold(self, worker: WorkerId) -> None:
+    def fold_into_other(self, worker: WorkerId) -> None:
         """Count what was counted of this one as that of another."""
         for labels in [labels for labels in self if labels[0] == worker]:
             self[OTHER, *labels[1:]] += self.pop(labels)
 
 
-class Durations:
+class DurationHistogram:
     """A histogram of seconds by model."""
 
     def __init__(self, name: str, text: str) -> None:
         self._name = name
         self._text = text
-        self._counts: defaultdict[str, list[int]] = defaultdict(lambda: [0] * (len(SECONDS) + 1))
-        """How many were at most each of `SECONDS` and more than the one before; the last, how many were longer."""
+        self._counts: defaultdict[str, list[int]] = defaultdict(lambda: [0] * (len(BUCKET_SECONDS) + 1))
+        """How many were at most each of `BUCKET_SECONDS` and more than the one before; the last, how many were longer."""
         self._sums: defaultdict[str, float] = defaultdict(float)
 
-    def add(self, model: str, seconds: float) -> None:
+    def observe(self, model: str, seconds: float) -> None:
         """Count one."""
-        self._counts[model][bisect_left(SECONDS, seconds)] += 1
+        self._counts[model][bisect_left(BUCKET_SECONDS, seconds)] += 1
         self._sums[model] += seconds
 
     def families(self) -> Iterator[Metric]:
         """As Prometheus reads it, a model at a time."""
-        bounds = [*map(str, SECONDS), "+Inf"]
+        bounds = [*map(str, BUCKET_SECONDS), "+Inf"]
         if not self._counts:
             yield HistogramMetricFamily(self._name, self._text, labels=("model",))
         for model, counts in list(self._counts.items()):
@@ -140,19 +158,21 @@ class RequestMetrics(Collector):
         """Of requests on their way, the client, the model's label and the time of their arrival."""
         self._begun: set[RequestId] = set()
         """Those of them whose first token came from a worker before the one that they are at."""
-        self._requests = Totals("d2lpm_requests", "Requests by how they ended.", "client", "model", "outcome")
-        self._dispatches = ByWorker(
+        self._requests = LabeledCounter("d2lpm_requests", "Requests by how they ended.", "client", "model", "outcome")
+        self._dispatches = WorkerCounter(
             "d2lpm_dispatches", "Requests sent to a worker, by what decided it.", "worker", "why"
         )
-        self._returned = Totals("d2lpm_lost_tries", "Tries that did not come to their end, by the fault.", "fault")
+        self._returned = LabeledCounter(
+            "d2lpm_lost_tries", "Tries that did not come to their end, by the fault.", "fault"
+        )
         for fault in Fault:
             self._returned[fault,] = 0
-        self._predicted = ByWorker(
+        self._predicted = WorkerCounter(
             "d2lpm_predicted_cached_tokens", "Input tokens predicted to be cached, of requests sent.", "worker"
         )
-        self._queue = Durations("d2lpm_queue_seconds", "Time in the router's queue.")
-        self._first = Durations("d2lpm_time_to_first_token_seconds", "Arrival to first token.")
-        self._whole = Durations("d2lpm_request_seconds", "Arrival to the end of the answer.")
+        self._queue = DurationHistogram("d2lpm_queue_seconds", "Time in the router's queue.")
+        self._first = DurationHistogram("d2lpm_time_to_first_token_seconds", "Arrival to first token.")
+        self._whole = DurationHistogram("d2lpm_request_seconds", "Arrival to the end of the answer.")
         registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
@@ -172,19 +192,19 @@ class RequestMetrics(Collector):
         """See `Observer`."""
         match event:
             case Arrived(request):
-                self._seen[request.id] = request.client, self._models.of(request.model), now
+                self._seen[request.id] = request.client, self._models.label(request.model), now
             case Started(started):
                 if (seen := self._seen.get(started)) and started not in self._begun:
                     _, model, arrived = seen
-                    self._first.add(model, now - arrived)
+                    self._first.observe(model, now - arrived)
             case Returned():
                 self._returned[event.fault,] += 1
                 if event.begun:
                     self._begun.add(event.request)
             case Finished() | Failed() | Cancelled():
-                self._end(event.request, ENDINGS[type(event)], now)
+                self._end(event.request, OUTCOMES[type(event)], now)
             case WorkerJoined():
-                self._models.served(event.worker.models)
+                self._models.add(event.worker.models)
                 self._left.pop(event.worker.id, None)
             case WorkerLeft(worker):
                 self._leave(worker)
@@ -193,7 +213,7 @@ class RequestMetrics(Collector):
                 case Dispatch():
                     self._dispatch(command, now)
                 case Reject(refused, reason):
-                    self._end(refused, ENDINGS[Failed] if reason is Refusal.NO_RETRY else reason, now)
+                    self._end(refused, OUTCOMES[Failed] if reason is Refusal.NO_RETRY else reason, now)
 
     def _leave(self, worker: WorkerId) -> None:
         """It left; fold what was counted of the one that left longest ago, if those are too many."""
@@ -202,12 +222,12 @@ class RequestMetrics(Collector):
         if len(self._left) > self._worker_limit:
             oldest = next(iter(self._left))
             del self._left[oldest]
-            self._dispatches.fold(oldest)
-            self._predicted.fold(oldest)
+            self._dispatches.fold_into_other(oldest)
+            self._predicted.fold_into_other(oldest)
 
     def _dispatch(self, command: Dispatch, now: float) -> None:
         _, model, arrived = self._seen[command.request]
-        self._queue.add(model, now - arrived)
+        self._queue.observe(model, now - arrived)
         self._dispatches[command.worker, command.why] += 1
         self._predicted[command.worker,] += command.cached_tokens
 
@@ -216,6 +236,6 @@ class RequestMetrics(Collector):
         self._begun.discard(request)
         if seen := self._seen.pop(request, None):
             client, model, arrived = seen
-            self._requests[self._labels.of(client), model, outcome] += 1
-            if outcome == ENDINGS[Finished]:
-                self._whole.add(model, now - arrived)
+            self._requests[self._labels.label(client), model, outcome] += 1
+            if outcome == OUTCOMES[Finished]:
+                self._whole.observe(model, now - arrived)

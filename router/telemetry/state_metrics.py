@@ -9,12 +9,12 @@ from prometheus_client.registry import Collector
 
 from router.core.model.request import ClientId, WorkerId
 from router.telemetry.exposition import Family, Row
-from router.telemetry.report import BREAKER_STATES, CacheCard, ClientReport, FairnessReport, Service, WorkerReport
+from router.telemetry.report import BREAKER_STATES, CacheReport, ClientReport, FairnessReport, Service, WorkerReport
 from router.telemetry.request_metrics import OTHER, ClientLabels
 
 T = TypeVar("T")
 
-Figures = Sequence[tuple[str, str, Callable[[T], float | None]]]
+WorkerMetrics = Sequence[tuple[str, str, Callable[[T], float | None]]]
 """Name, text and value of metrics that are labelled by the worker alone; None where it has none."""
 
 SERVICE: Final = Family(
@@ -131,7 +131,7 @@ COMPUTED: Final = Family(
     "Tokens that the worker computed by its own counters, for whomever; extend is input computed.",
     ("worker", "kind"),
 )
-CACHE_COUNTERS: Final[Figures[CacheCard]] = (
+CACHE_COUNTERS: Final[WorkerMetrics[CacheReport]] = (
     ("d2lpm_cache_answers", "Answers that told what was cached of their prompt.", lambda c: c.answers),
     ("d2lpm_cache_prompt_tokens", "Input tokens of answers that told what was cached.", lambda c: c.prompt),
     (
@@ -143,7 +143,7 @@ CACHE_COUNTERS: Final[Figures[CacheCard]] = (
     ("d2lpm_cache_false_hit_tokens", "Input tokens predicted to be cached that were not.", lambda c: c.false_hit),
     ("d2lpm_cache_missed_hit_tokens", "Input tokens cached that were not predicted to be.", lambda c: c.missed_hit),
 )
-CACHE_GAUGES: Final[Figures[CacheCard]] = (
+CACHE_GAUGES: Final[WorkerMetrics[CacheReport]] = (
     ("d2lpm_cache_believed_tokens", "Tokens believed to be in the prefix cache now.", lambda c: c.believed),
     (
         "d2lpm_cache_error_ratio",
@@ -156,7 +156,7 @@ CACHE_GAUGES: Final[Figures[CacheCard]] = (
         lambda c: c.discount,
     ),
 )
-WORKER_GAUGES: Final[Figures[WorkerReport]] = (
+WORKER_GAUGES: Final[WorkerMetrics[WorkerReport]] = (
     ("d2lpm_worker_healthy", "1 while it answers polls.", lambda w: float(w.healthy)),
     ("d2lpm_worker_queued_requests", "Requests that wait for it in the router.", lambda w: w.queued),
     ("d2lpm_worker_running_requests", "Requests sent there and not ended.", lambda w: w.running),
@@ -197,9 +197,9 @@ class StateCollector(Collector):
         self.report: FairnessReport | None = None
         """What is told at the next scrape; nothing before the first."""
         self._labels = labels
-        self._told: dict[str, list[float]] = {}
+        self._last_totals: dict[str, list[float]] = {}
         """Tokens of each kind and their cost, as told at the last scrape."""
-        self._charged: dict[tuple[str, str], float] = {}
+        self._last_charged: dict[tuple[str, str], float] = {}
         """Tokens of each worker and kind, likewise."""
 
     def collect(self) -> Iterator[Metric]:
@@ -218,7 +218,7 @@ class StateCollector(Collector):
         yield from _caches(report)
 
     def _clients(self, report: FairnessReport) -> Iterator[Metric]:
-        shown = {c: entry for c, entry in report.clients.items() if self._labels.of(c) != OTHER}
+        shown = {c: entry for c, entry in report.clients.items() if self._labels.label(c) != OTHER}
         totals = self._totals(report)
         yield from SERVICE.parts(
             ((label, kind), tokens)
@@ -245,8 +245,8 @@ class StateCollector(Collector):
             for worker, card in cards.items()
             for kind, tokens in (("extend", card.charged_input), ("output", card.charged_output))
         }
-        self._charged = {key: max(tokens, self._charged.get(key, tokens)) for key, tokens in charged.items()}
-        yield from CHARGED.parts(self._charged.items())
+        self._last_charged = {key: max(tokens, self._last_charged.get(key, tokens)) for key, tokens in charged.items()}
+        yield from CHARGED.parts(self._last_charged.items())
         yield from COMPUTED.parts(
             ((worker, kind), tokens)
             for worker, card in cards.items()
@@ -264,12 +264,12 @@ class StateCollector(Collector):
         for client, entry in report.clients.items():
             s = entry.service
             row = (s.extend, s.cached, s.output, s.cost, entry.queued, entry.running, entry.share or 0.0)
-            label = self._labels.of(client)
+            label = self._labels.label(client)
             totals[label] = [*map(add, totals[label], row)] if label in totals else [*row]
-        told, self._told = self._told, {}
+        told, self._last_totals = self._last_totals, {}
         for label, total in totals.items():
             # Service is estimated until the engine tells, and may turn out less: a counter waits until it is more.
-            total[:4] = self._told[label] = [*map(max, total[:4], told.get(label, total[:4]))]
+            total[:4] = self._last_totals[label] = [*map(max, total[:4], told.get(label, total[:4]))]
         return totals
 
 
@@ -326,7 +326,7 @@ def _workers(report: FairnessReport) -> Iterator[Metric]:
 
 
 def _by_worker(
-    kind: type[CounterMetricFamily] | type[GaugeMetricFamily], figures: Figures[T], told: Mapping[WorkerId, T]
+    kind: type[CounterMetricFamily] | type[GaugeMetricFamily], figures: WorkerMetrics[T], told: Mapping[WorkerId, T]
 ) -> Iterator[Metric]:
     for name, text, figure in figures:
         values = ((worker, figure(each)) for worker, each in told.items())

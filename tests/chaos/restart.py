@@ -20,7 +20,7 @@ import aiohttp
 import uvloop
 
 from router.core.model.saved import Clients
-from router.persistence.state_file import NAME, decode
+from router.persistence.state_file import FILE_NAME, decode
 from workers.dialects.sglang import SglangWire
 
 from .clients import Crowd, Outcome, ask_all, make_clients
@@ -105,9 +105,9 @@ async def restart(load: Load, directory: Path) -> Restart:
         proxy = router(directory / "log", [each.url for each in workers], *flags)
         try:
             await proxy.start()
-            books = await _until_killed(load, proxy, state / NAME, http)
+            books = await _until_killed(load, proxy, state / FILE_NAME, http)
             killed = time.time()
-            saved, written = _saved(state / NAME)
+            saved, written = _saved(state / FILE_NAME)
             orphans = asyncio.gather(*(_idle(http, each, killed) for each in workers))
             began = time.monotonic()
             await proxy.start()

@@ -26,7 +26,7 @@ from router.core.policies.registry import POLICIES
 from router.core.scheduler import Scheduler
 from router.core.settings import SchedulerSettings
 from router.core.snapshot import restore, snapshot
-from router.persistence.state_file import decode, encode, usable
+from router.persistence.state_file import decode, encode, usable_pieces
 
 from .engine import Target
 from .mutation import Mutator
@@ -95,7 +95,7 @@ def load_state(data: bytes, random: Random) -> bool:
     try:
         state = decode(data)
         bytes.fromhex(state.header.hash_secret)
-        pieces = list(usable(state, policy, SECRET))
+        pieces = list(usable_pieces(state, policy, SECRET))
         restore(scheduler, pieces, 7.0)
     except ValueError:
         return False

@@ -20,10 +20,10 @@ from router.errors import ConfigError
 from router.persistence.journal import (
     FORMAT,
     MAGIC,
-    Header,
     Journal,
     JournalEntry,
-    Torn,
+    JournalHeader,
+    TornLine,
     decode,
     encode,
     open_journal,
@@ -41,7 +41,7 @@ def opened(path: Path) -> Journal:
     return open_journal(path, SECRET, 12.5, {"policy": "d2lpm", "seed": 3})
 
 
-def lines_of(path: Path) -> list[Header | JournalEntry | Torn]:
+def lines_of(path: Path) -> list[JournalHeader | JournalEntry | TornLine]:
     with path.open("rb") as file:
         return list(read(file))
 
@@ -106,7 +106,7 @@ async def test_a_run_is_a_header_and_what_happened_in_order(tmp_path: Path) -> N
         journal.observe(13.0, arrived, [WakeAt(14.0)])
         journal.observe(14.0, Ticked(), [])
     header, *entries = lines_of(path)
-    assert isinstance(header, Header)
+    assert isinstance(header, JournalHeader)
     assert (header.hash_secret, header.clock) == (SECRET.hex(), 12.5)
     assert header.settings == {"policy": "d2lpm", "seed": 3}
     assert entries == [JournalEntry(13.0, arrived, [WakeAt(14.0)]), JournalEntry(14.0, Ticked(), [])]
@@ -133,9 +133,9 @@ async def test_another_run_is_appended(tmp_path: Path) -> None:
     async with opened(path) as journal:
         journal.observe(2.0, Ticked(), [])
     first, torn, second, entry = lines_of(path)
-    assert isinstance(first, Header)
-    assert isinstance(second, Header)
-    assert (torn, entry) == (Torn(2), JournalEntry(2.0, Ticked(), []))
+    assert isinstance(first, JournalHeader)
+    assert isinstance(second, JournalHeader)
+    assert (torn, entry) == (TornLine(2), JournalEntry(2.0, Ticked(), []))
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
@@ -189,7 +189,7 @@ def test_what_is_not_a_journal_is_said_so(tmp_path: Path) -> None:
 def test_only_the_last_line_of_a_run_may_be_torn(tmp_path: Path) -> None:
     """What follows a gap could not be replayed."""
     line = encode(1.0, Ticked(), [])
-    assert list(read([header_line(tmp_path), line, line[:-2]]))[-1] == Torn(3)
+    assert list(read([header_line(tmp_path), line, line[:-2]]))[-1] == TornLine(3)
     with pytest.raises(ConfigError, match="line 2 is broken"):
         list(read([header_line(tmp_path), line[:-2], line]))
 

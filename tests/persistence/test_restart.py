@@ -5,7 +5,7 @@ from typing import Any
 
 import httpx
 
-from router.persistence.state_file import NAME
+from router.persistence.state_file import FILE_NAME
 from tests.cli.test_main import PATIENCE, serving
 from tests.support.running import chat, emulated_workers
 
@@ -28,8 +28,8 @@ def test_what_was_saved_before_a_kill_is_there_after_it(tmp_path: Path) -> None:
                 httpx.post(f"{router.url}/v1/chat/completions", json=call, timeout=PATIENCE).raise_for_status()
             before = told(router.url)
             for _ in range(2):  # the first one may have begun before
-                saved = (state / NAME).stat().st_mtime_ns
-                while (state / NAME).stat().st_mtime_ns == saved:
+                saved = (state / FILE_NAME).stat().st_mtime_ns
+                while (state / FILE_NAME).stat().st_mtime_ns == saved:
                     httpx.get(f"{router.url}/health", timeout=PATIENCE)
             router.process.kill()
             router.process.wait(PATIENCE)

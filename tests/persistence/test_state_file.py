@@ -31,7 +31,7 @@ from router.core.model.saved import (
     SavedTouch,
 )
 from router.errors import ConfigError
-from router.persistence.state_file import NAME, StateFile, decode, load, new_header
+from router.persistence.state_file import FILE_NAME, StateFile, decode, load, new_header
 from router.process.single import begin
 from router.runtime.atomic_file import replace_file
 from tests.support.running import chat, running_router
@@ -51,7 +51,7 @@ PIECES: list[Piece] = [
 async def write(directory: Path, pieces: list[Piece], policy: str = "dlpm_home", secret: bytes = b"s" * 16) -> Path:
     async with StateFile(directory, lambda: iter(pieces), lambda: new_header(policy, secret), 3600):
         pass
-    return directory / NAME
+    return directory / FILE_NAME
 
 
 async def test_what_is_written_is_read(tmp_path: Path) -> None:
@@ -61,12 +61,12 @@ async def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert state.pieces == PIECES
     assert (state.header.policy, state.header.hash_secret) == ("dlpm_home", (b"s" * 16).hex())
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert os.listdir(tmp_path) == [NAME]
+    assert os.listdir(tmp_path) == [FILE_NAME]
 
 
 async def test_a_state_replaces_the_one_before_as_a_whole(tmp_path: Path) -> None:
     """It is saved again and again, and whoever reads meanwhile finds a whole one."""
-    path = tmp_path / NAME
+    path = tmp_path / FILE_NAME
     saved = 0
 
     def pieces() -> list[Piece]:
@@ -89,7 +89,7 @@ async def test_a_state_is_loaded_while_it_is_fresh(tmp_path: Path, caplog: pytes
     assert not caplog.messages
     assert load(tmp_path, 10.0, saved + 10.1) is None
     assert len(caplog.messages) == 1
-    assert (tmp_path / NAME).exists()
+    assert (tmp_path / FILE_NAME).exists()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from router.front.byte_budget import ByteBudget
 from router.front.http.connection_limits import Connections, FrontLimits
-from router.telemetry.component_metrics import AdmissionMetrics, EventMetrics, KeptFiles, ResponseMetrics
+from router.telemetry.component_metrics import AdmissionMetrics, EventMetrics, FileMetrics, ResponseMetrics
 from router.telemetry.loop_lag import LoopLag
 from router.telemetry.report import FairnessReport, Service
 from router.telemetry.request_metrics import ClientLabels, RequestMetrics
@@ -35,7 +35,7 @@ def metrics() -> list[Family]:
     registry.register(state)
     registry.register(EventMetrics(dict, dict))
     registry.register(AdmissionMetrics({}))
-    registry.register(KeptFiles({}))
+    registry.register(FileMetrics({}))
     registry.register(LoopLag())
     registry.register(ResponseMetrics((), ()))
     budget = ByteBudget(1)

@@ -48,6 +48,6 @@ def test_nothing_is_believed_of_a_worker_that_left() -> None:
     for _ in range(FEWEST):
         scheduler.mirror.cache(W1).calibration.told(900, 0, 1000)
     alarm.observe(1.0, WorkerReported(W1, 0, 0), [])
-    assert alarm._said
+    assert alarm._last_warning
     alarm.observe(2.0, WorkerLeft(W1), [])
-    assert not alarm._said
+    assert not alarm._last_warning

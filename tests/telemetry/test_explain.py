@@ -36,7 +36,7 @@ def told(*events: tuple[float, Event, list[Dispatch | Reject]]) -> Explanations:
 
 
 def explained(explanations: Explanations, name: str, now: float = 100.0) -> Explanation:
-    return explanations.of(name, now, 1_700_000_000.0)
+    return explanations.explain(name, now, 1_700_000_000.0)
 
 
 # What is told

@@ -6,7 +6,7 @@ from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from router.telemetry.exposition import PART, Family, Row, exposition
+from router.telemetry.exposition import ROWS_PER_PART, Family, Row, render_metrics
 
 GAUGE = Family(GaugeMetricFamily, "d2lpm_x", "A text.", ("client", "worker"))
 COUNTER = Family(CounterMetricFamily, "d2lpm_y", "Another\ntext.", ("client",))
@@ -20,34 +20,34 @@ class Parts(Collector):
     """Two families, and one without a sample."""
 
     def collect(self) -> Iterator[Metric]:
-        yield from GAUGE.parts(rows(3 * PART + 1))
+        yield from GAUGE.parts(rows(3 * ROWS_PER_PART + 1))
         yield from GAUGE._replace(name="d2lpm_none").parts([])
-        yield from COUNTER.parts(((client,), number) for (client, _), number in rows(PART))
+        yield from COUNTER.parts(((client,), number) for (client, _), number in rows(ROWS_PER_PART))
 
 
 class Whole(Collector):
     """The same, each in one piece."""
 
     def collect(self) -> Iterator[Metric]:
-        for name, count in (("d2lpm_x", 3 * PART + 1), ("d2lpm_none", 0)):
+        for name, count in (("d2lpm_x", 3 * ROWS_PER_PART + 1), ("d2lpm_none", 0)):
             gauge = GaugeMetricFamily(name, GAUGE.text, labels=GAUGE.labels)
             for labels, value in rows(count):
                 gauge.add_metric(labels, value)
             yield gauge
         counter = CounterMetricFamily(COUNTER.name, COUNTER.text, labels=COUNTER.labels)
-        for (client, _), value in rows(PART):
+        for (client, _), value in rows(ROWS_PER_PART):
             counter.add_metric((client,), value)
         yield counter
 
 
 async def test_parts_come_to_the_same_text() -> None:
     """As the library writes it from whole families."""
-    assert await exposition(Parts()) == generate_latest(Whole())
+    assert await render_metrics(Parts()) == generate_latest(Whole())
 
 
 def test_a_part_is_made_when_it_is_asked_for() -> None:
     """Its rows are not looked at before."""
-    left = rows(2 * PART)
+    left = rows(2 * ROWS_PER_PART)
     parts = GAUGE.parts(left)
-    assert len(next(parts).samples) == PART
-    assert len([*left]) == PART
+    assert len(next(parts).samples) == ROWS_PER_PART
+    assert len([*left]) == ROWS_PER_PART

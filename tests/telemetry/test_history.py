@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from router.core.model.request import ClientId, WorkerId
-from router.telemetry.history import CLIENTS, MOST, ClientSample, FairnessHistory, sample
+from router.telemetry.history import CLIENT_LIMIT, SAMPLE_LIMIT, ClientSample, FairnessHistory, sample
 from router.telemetry.report import ClientReport, FairnessReport, Service, WorkerReport
 from router.telemetry.turn_report import NO_WAIT
 
@@ -62,7 +62,7 @@ def test_a_sample_says_who_was_served_how_much_and_how_far_apart_they_were() -> 
 
 
 @given(st.lists(st.tuples(st.sampled_from([0.0, 1.0, 9.0]), st.integers(0, 2), st.integers(0, 2)), max_size=160))
-@example([(float(number % 7), number % 3, number % 2) for number in range(CLIENTS + 30)])
+@example([(float(number % 7), number % 3, number % 2) for number in range(CLIENT_LIMIT + 30)])
 def test_of_many_clients_those_that_are_busiest_are_kept(clients: list[Client]) -> None:
     """Nobody who is left out has more waiting and running than one who is kept, nor as much and was served more.
 
@@ -70,7 +70,7 @@ def test_of_many_clients_those_that_are_busiest_are_kept(clients: list[Client]) 
     """
     every = {f"c{number}": client for number, client in enumerate(clients)}
     kept = sample(report(every), 0.0).clients
-    assert len(kept) == min(CLIENTS, len(every))
+    assert len(kept) == min(CLIENT_LIMIT, len(every))
     ranks = {name: (queued + running, cost) for name, (cost, queued, running) in every.items()}
     in_order = sorted(every, key=lambda name: ranks[name], reverse=True)
     assert list(kept) == in_order[: len(kept)]
@@ -82,9 +82,9 @@ async def test_readings_are_kept_for_an_hour_oldest_first() -> None:
     reports.asked = 1
     history = FairnessHistory(reports.read, clock=reports.clock)
     assert history.samples == []
-    for _ in range(MOST + 5):
-        await history.take()
-    assert [each.time for each in history.samples] == [float(7 + number) for number in range(MOST)]
+    for _ in range(SAMPLE_LIMIT + 5):
+        await history.take_sample()
+    assert [each.time for each in history.samples] == [float(7 + number) for number in range(SAMPLE_LIMIT)]
 
 
 async def test_a_client_that_left_stays_where_it_was() -> None:
@@ -92,10 +92,10 @@ async def test_a_client_that_left_stays_where_it_was() -> None:
     reports = Reports()
     reports.asked = 1
     history = FairnessHistory(reports.read, clock=reports.clock)
-    await history.take()
+    await history.take_sample()
     before = history.samples
     del reports.clients["ann"]
-    await history.take()
+    await history.take_sample()
     assert [set(each.clients) for each in history.samples] == [{"ann", "bob"}, {"bob"}]
     assert len(before) == 1
 

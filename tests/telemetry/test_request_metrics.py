@@ -7,8 +7,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from router.core.model.commands import Refusal, Reject
 from router.core.model.events import Arrived, Cancelled, Finished, WorkerJoined
 from router.core.model.request import ClientId, Request, RequestId, Worker, WorkerId
-from router.telemetry.report import ClientReport, FairnessReport, Service, WorkCard, WorkerReport
-from router.telemetry.request_metrics import OTHER, ClientLabels, Durations, ModelLabels, RequestMetrics
+from router.telemetry.report import ClientReport, FairnessReport, Service, WorkerReport, WorkReport
+from router.telemetry.request_metrics import OTHER, ClientLabels, DurationHistogram, ModelLabels, RequestMetrics
 from router.telemetry.state_metrics import StateCollector
 from router.telemetry.turn_report import RoundReport, WaitReport
 from tests.support.running import RunningRouter, chat, running_router
@@ -61,7 +61,7 @@ async def test_a_scrape_before_any_call_parses() -> None:
 def test_only_so_many_clients_have_a_label_of_their_own() -> None:
     """The rest share one, and the first ones keep theirs."""
     labels = ClientLabels(limit=2)
-    assert [labels.of(ClientId(c)) for c in ("a", "b", "c", "a", "d")] == ["a", "b", OTHER, "a", OTHER]
+    assert [labels.label(ClientId(c)) for c in ("a", "b", "c", "a", "d")] == ["a", "b", OTHER, "a", OTHER]
 
 
 def test_a_counter_never_falls() -> None:
@@ -89,7 +89,7 @@ def test_what_is_charged_of_a_worker_stands_beside_what_it_computed() -> None:
     """By kind; a charge that turns out less waits, and where the engine does not count there is nothing."""
     collector = StateCollector(ClientLabels())
     scrapes = []
-    for card in (WorkCard(100, 20, 120, None, 0.9), WorkCard(80, 25, 130, None)):
+    for card in (WorkReport(100, 20, 120, None, 0.9), WorkReport(80, 25, 130, None)):
         worker = WorkerReport("http://w", True, 0, 0, 0, None, None, None, None, work=card)
         collector.report = FairnessReport("p", None, {}, Service(0, 0, 0, 0.0), {WorkerId("w"): worker})
         families = {family.name: family for family in collector.collect()}
@@ -162,8 +162,8 @@ def test_only_models_that_a_worker_serves_have_a_label() -> None:
     counted = [(s.labels["model"], s.value) for s in families["d2lpm_requests"].samples]
     assert counted == [(OTHER, 3), ("m", 1)]
     labels = ModelLabels(limit=1)
-    labels.served(["b", "a"])
-    assert [labels.of("a"), labels.of("b")] == ["a", OTHER]
+    labels.add(["b", "a"])
+    assert [labels.label("a"), labels.label("b")] == ["a", OTHER]
 
 
 def test_a_request_is_counted_once_however_it_ends() -> None:
@@ -183,9 +183,9 @@ def test_a_request_is_counted_once_however_it_ends() -> None:
 
 def test_a_duration_counts_in_every_bucket_that_holds_it() -> None:
     """Buckets are cumulative and their bounds belong to them; the last holds all, and the sum is there."""
-    durations = Durations("d2lpm_x_seconds", "Text.")
+    durations = DurationHistogram("d2lpm_x_seconds", "Text.")
     for seconds in (0.0, 0.001, 0.0025, 600.0, 601.0):
-        durations.add("m", seconds)
+        durations.observe("m", seconds)
     (family,) = durations.families()
     samples = family.samples
     buckets = {s.labels["le"]: s.value for s in samples if s.name.endswith("_bucket")}
