@@ -1,7 +1,7 @@
-"""Where settings come from: flags, else the environment, else a YAML file, else their defaults.
+"""Reads settings from flags, the environment and a YAML file, in this order of precedence.
 
-Every source gives what it holds as text by key, with the operator's own spelling of that key; the model alone
-turns text into values. So `off` means the same in all three, and an error names what was written.
+Every source yields text by key, together with the operator's own spelling of that key; only the settings model turns
+text into values. So `off` means the same in all three sources, and an error quotes what the operator wrote.
 """
 
 import argparse
@@ -12,29 +12,38 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Final, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 import yaml
 from pydantic import ValidationError
 
+from router.config.sections import SECTIONS
 from router.config.settings import Settings
 from router.errors import ConfigError
 from router.runtime import yaml_file as plain_yaml
 
 PREFIX: Final = "D2LPM_"
 ABOUT: Final = (
-    f"Each setting is also an environment variable, like {PREFIX}MAX_QUEUED or {PREFIX}DLPM__QUANTUM, and a key of "
-    "the YAML file that --config names, like max_queued, or quantum under dlpm. A flag counts before a variable, a "
-    "variable before the file. A list is a flag repeated, or a variable with commas, and replaces the list below it."
+    "Each flag is also an environment variable (--max-queued: D2LPM_MAX_QUEUED, --dlpm.quantum: D2LPM_DLPM__QUANTUM) "
+    "and a key of the --config file (max_queued; quantum under dlpm). Flags override variables, and variables override "
+    "the file. A repeatable flag is a list: in a variable, commas separate its entries."
 )
+_METAVARS: Final = {
+    "worker": "URL",
+    "worker_dns": "URL",
+    "policy": "NAME",
+    "alias": "NAME=MODEL",
+    "worker_api_key": "KEY",
+}
 
 KeyPath = tuple[str, ...]
-"""The name of a setting, or the names of a group and of a parameter in it."""
+"""The name of a setting, or the name of a group and of a parameter in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One setting, as the sources see it."""
+    """One setting with its names in each source."""
 
     path: KeyPath
     annotation: object
@@ -55,20 +64,21 @@ class Key:
 
     @property
     def help(self) -> str:
-        """Its text and default, as argparse wants them."""
-        return f"{self.about} (default: {_shown(self.default)})".replace("%", "%%")
+        """Help text with the default, if there is one, escaped for argparse."""
+        default = "" if self.default in (None, ()) else f" (default: {_shown(self.default)})"
+        return f"{self.about}{default}".replace("%", "%%")
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a source says about a key, and how it is spelled there."""
+    """The value that a source holds for a key, and the spelling of the key there."""
 
     value: object
     spelling: str
 
 
 def keys() -> Iterator[Key]:
-    """All settings, those of the groups last."""
+    """Yield all settings, the policy parameters last."""
     for name, field in Settings.model_fields.items():
         if not is_dataclass(field.annotation):
             yield Key((name,), field.annotation, field.default, field.description or "")
@@ -79,13 +89,13 @@ def keys() -> Iterator[Key]:
 
 
 def groups() -> dict[str, type]:
-    """The settings that are groups of parameters."""
+    """Return the classes of policy parameters by the name of their group."""
     annotations = {name: field.annotation for name, field in Settings.model_fields.items()}
     return {name: kind for name, kind in annotations.items() if isinstance(kind, type) and is_dataclass(kind)}
 
 
 def _docstrings(kind: type) -> dict[str, str]:
-    """The text right below each field in the source of a class or of a class above it: a dataclass does not keep it."""
+    """Return the docstring below each field in the source of a class and its bases: a dataclass does not keep them."""
     about = {}
     for each in reversed(kind.__mro__):
         if is_dataclass(each):
@@ -104,44 +114,82 @@ def _own_docstrings(kind: type) -> dict[str, str]:
     }
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Give a parser a flag for each setting; those that the operator sets are in its namespace under the flag."""
-    sections = {name: parser.add_argument_group(name, inspect.getdoc(kind)) for name, kind in groups().items()}
-    for key in keys():
-        section = sections.get(key.path[0], parser)
-        if key.annotation is bool:
-            section.add_argument(
-                key.flag, dest=key.flag, help=key.help, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS
-            )
-        else:
-            section.add_argument(
-                key.flag,
-                dest=key.flag,
-                help=key.help,
-                action="append" if key.is_list else "store",
-                metavar=_metavar(key.annotation),
-                default=argparse.SUPPRESS,
-            )
+def add_flags(parser: argparse.ArgumentParser, *, full: bool = False) -> None:
+    """Add a flag for each setting; the flags that the operator gives are in the namespace under their own spelling.
+
+    The help text lists the basic settings only, unless `full`; `--help-all` lists all of them.
+    """
+    parser.add_argument("--help-all", action=HelpAll, nargs=0, help="show all settings and exit")
+    by_path = {key.path: key for key in keys()}
+    for section in SECTIONS:
+        group = parser.add_argument_group(section.title)
+        for name in (*section.basic, *section.advanced):
+            _add_flag(group, by_path[name,], shown=full or name in section.basic)
+    for name, kind in groups().items():
+        group = parser.add_argument_group(f"Parameters of {name}", inspect.getdoc(kind) if full else None)
+        for path, key in by_path.items():
+            if len(path) == 2 and path[0] == name:
+                _add_flag(group, key, shown=full)
+
+
+class HelpAll(argparse.Action):
+    """Print the help text with all settings, and exit."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,  # noqa: ARG002 - argparse's signature
+        values: object,  # noqa: ARG002
+        option_string: str | None = None,  # noqa: ARG002
+    ) -> None:
+        everything = type(parser)(
+            prog=parser.prog,
+            usage=parser.usage,
+            description=parser.description,
+            epilog=parser.epilog,
+            formatter_class=parser.formatter_class,
+        )
+        add_flags(everything, full=True)
+        everything.print_help()
+        parser.exit()
+
+
+def _add_flag(group: argparse._ArgumentGroup, key: Key, *, shown: bool) -> None:
+    about = key.help if shown else argparse.SUPPRESS
+    if key.annotation is bool:
+        action = argparse.BooleanOptionalAction
+        group.add_argument(key.flag, dest=key.flag, help=about, action=action, default=argparse.SUPPRESS)
+    else:
+        group.add_argument(
+            key.flag,
+            dest=key.flag,
+            help=about,
+            action="append" if key.is_list else "store",
+            metavar=_metavar(key),
+            default=argparse.SUPPRESS,
+        )
 
 
 def _shown(value: object) -> str:
     if isinstance(value, tuple):
-        return ", ".join(map(str, value)) or "none"
+        return ", ".join(map(str, value))
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return "none" if value is None else str(value)
+    return str(value)
 
 
-def _metavar(annotation: object) -> str:
-    if get_origin(annotation) is Literal:
-        return "|".join(get_args(annotation))
-    return {int: "N", float: "X"}.get(annotation, "TEXT") if isinstance(annotation, type) else "TEXT"
+def _metavar(key: Key) -> str:
+    if get_origin(key.annotation) is Literal:
+        return "|".join(get_args(key.annotation))
+    if isinstance(key.annotation, type):
+        return _METAVARS.get(key.path[-1]) or {int: "N", float: "X"}.get(key.annotation, "TEXT")
+    return "PATH" if key.annotation == Path | None else _METAVARS.get(key.path[-1], "TEXT")
 
 
 def load(flags: Mapping[str, object], environment: Mapping[str, str]) -> Settings:
-    """The settings from all sources; `flags` is a namespace of a parser that has been through `add_flags`.
+    """Merge the settings of all sources; `flags` is the namespace of a parser made by `add_flags`.
 
-    Raises ConfigError, with one line that names what is wrong, and where it was written.
+    Raises ConfigError with one line that names the mistake and where it stands.
     """
     given = _from_environment(environment) | _from_flags(flags)
     config = given.get(("config",))
@@ -158,7 +206,7 @@ def _from_flags(flags: Mapping[str, object]) -> dict[KeyPath, Given]:
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[KeyPath, Given]:
-    """A variable that is empty counts as not set, as it is in a compose file without a value for it."""
+    """Read the variables. An empty one counts as unset: a compose file passes those without a value as empty."""
     known = {key.variable: key for key in keys()}
     given = {}
     for variable, text in environment.items():
@@ -174,7 +222,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[KeyPath, Given]:
 
 
 def read_yaml(path: str) -> object:
-    """A file's document, every scalar as its text. Raises ConfigError."""
+    """Read a YAML file with every scalar as its text. Raises ConfigError."""
     try:
         with open(path, "rb") as file:
             return plain_yaml.read(file)
@@ -234,21 +282,21 @@ def _first_line(error: ValidationError, given: Mapping[KeyPath, Given]) -> str:
 
 
 def refusal(error: ValidationError, skipped: int = 0) -> str:
-    """The first thing that a model refuses and where, without the value, which may be a secret.
+    """Return the first mistake that the model found and its location, without the value, which could be a secret.
 
-    `skipped`: how much of where it is need not be told.
+    `skipped`: how many leading parts of the location to leave out.
     """
     first = error.errors(include_url=False, include_input=False)[0]
     said = first["msg"].removeprefix("Value error, ")
-    # Of a secret's characters pydantic says "items".
+    # pydantic calls the characters of a secret "items".
     if first["type"] == "too_short" and first["ctx"]["field_type"] == "Value":
         said = "Value should have at least {min_length} characters, not {actual_length}".format_map(first["ctx"])
     return ": ".join([*map(str, first["loc"][skipped:]), said])
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises ConfigError where its base prints the usage and ends the program."""
+    """A parser that raises ConfigError where its base class prints the usage and exits."""
 
     def error(self, message: str) -> NoReturn:
-        """See the class."""
+        """Raise ConfigError."""
         raise ConfigError(message)

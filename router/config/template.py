@@ -1,6 +1,6 @@
-"""Settings as a YAML file with a comment for every key, for `d2lpm config`.
+"""Writes settings as a YAML file with a comment for every key, for `d2lpm config`.
 
-It is written line by line: ruamel.yaml can keep comments, but has none that stand for keys which are not there.
+The file is written line by line: ruamel.yaml keeps comments, but cannot comment out a key that has its default.
 """
 
 import textwrap
@@ -11,35 +11,41 @@ from typing import Final
 import yaml
 from pydantic import BaseModel, SecretStr
 
+from router.config.sections import SECTIONS
 from router.config.settings import Settings
 from router.config.sources import Key, groups, keys
 
 WIDTH: Final = 110
-"""Columns of a comment."""
+"""Width of a comment, in columns."""
 HEAD: Final = """\
-# The settings of d2lpm-router, as `d2lpm config` prints them. A line that begins with `#` and a letter has a default:
-# take the `#` away to change it. Each key is also a flag and an environment variable, which count before this file;
-# `d2lpm check FILE` says whether it is right, and whether the workers are.
+# The settings of d2lpm-router, printed by `d2lpm config`. A key behind `#` has its default; remove the `#` to change
+# it. Each key is also a flag and an environment variable, which override this file. `d2lpm check FILE` checks this
+# file and the flags of its workers.
 """
 
 
 def commented(settings: Settings) -> str:
-    """The file by which these settings are had; what is as by default is a comment.
+    """Return a file that yields these settings; keys with their default are commented out.
 
-    Secrets are left out: a comment stands for each. A worker's own key is one of them.
+    Secrets, the workers' own keys included, are left out: a comment stands for each.
     """
     values = settings.model_dump(mode="json")
     lines = [HEAD.rstrip("\n")]
-    for key in keys():
-        if len(key.path) == 1 and key.path != ("config",):
-            lines += ["", *_prose(key.about, ""), *_setting(key, getattr(settings, key.path[0]), values[key.path[0]])]
+    by_name = {key.path[0]: key for key in keys() if len(key.path) == 1}
+    for section in SECTIONS:
+        lines += ["", f"# ---- {section.title} ----"]
+        for name in (*section.basic, *section.advanced):
+            if name != "config":
+                lines += ["", *_prose(by_name[name].about, "")]
+                lines += _setting(by_name[name], getattr(settings, name), values[name])
     for name, kind in groups().items():
+        lines += ["", f"# ---- Parameters of {name} ----"]
         lines += ["", *_group(name, getdoc(kind) or "", getattr(settings, name), values[name])]
     return "\n".join(lines) + "\n"
 
 
 def given(settings: Settings) -> Iterator[tuple[str, str, str]]:
-    """What is not as by default: its name in the file, its value in a line, and what it is."""
+    """Yield each setting that differs from its default: its name in the file, its value, and its help text."""
     values = settings.model_dump(mode="json")
     for key in keys():
         owner, told = (
@@ -56,7 +62,7 @@ def given(settings: Settings) -> Iterator[tuple[str, str, str]]:
 
 
 def _group(name: str, about: str, value: object, values: Mapping[str, object]) -> Iterator[str]:
-    """One policy's parameters."""
+    """Yield the lines of one group of policy parameters."""
     members = [key for key in keys() if key.path[0] == name and len(key.path) == 2]
     own = any(getattr(value, key.path[1]) != key.default for key in members)
     yield from _prose(about, "")
@@ -70,7 +76,7 @@ def _group(name: str, about: str, value: object, values: Mapping[str, object]) -
 def _setting(key: Key, value: object, written: object) -> list[str]:
     name = key.path[0]
     if isinstance(value, SecretStr):
-        return [f"# (It is set, and not shown here: give it as {key.variable}, or in this file.)", f"#{name}:"]
+        return [f"# (It is set, but not shown here: set it as {key.variable}, or in this file.)", f"#{name}:"]
     if value == key.default:
         return [f"#{name}: {'' if written is None else _written(written)}".rstrip()]
     if isinstance(value, tuple) and isinstance(written, list):
@@ -79,7 +85,7 @@ def _setting(key: Key, value: object, written: object) -> list[str]:
 
 
 def _entry(value: object, written: object) -> str:
-    """One of a list; a worker by its URL alone, where that says all."""
+    """Write one entry of a list; a worker with nothing but a URL is written as the URL."""
     if not isinstance(value, BaseModel) or not isinstance(written, dict):
         return _written(written)
     if type(value).model_validate({"url": written["url"]}) == value:
@@ -90,13 +96,13 @@ def _entry(value: object, written: object) -> str:
 
 
 def _written(value: object) -> str:
-    """A value in one line of YAML, as this project's loader reads it: every scalar is text."""
+    """Write a value as one line of YAML, for a loader that reads every scalar as text."""
     dumped = yaml.safe_dump(value, default_flow_style=True, width=10_000, sort_keys=False)
     return dumped.removesuffix("\n").removesuffix("\n...")
 
 
 def _prose(text: str, indent: str) -> Iterator[str]:
-    """A comment; each paragraph is filled anew."""
+    """Yield the lines of a comment, each paragraph rewrapped."""
     for paragraph in text.split("\n\n"):
         yield from textwrap.wrap(
             " ".join(paragraph.split()),

@@ -5,8 +5,8 @@ from dataclasses import fields
 import pytest
 from pydantic import SecretStr, ValidationError
 
-from router.config.settings import Settings, WorkerAddress
-from router.core.policies.registry import PARAMETERS, POLICIES
+from router.config.settings import NAMED, Settings, WorkerAddress
+from router.core.policies.registry import ORDERS, PARAMETERS, PLACEMENTS, POLICIES
 
 
 def refusal(**given: object) -> str:
@@ -40,9 +40,9 @@ def test_every_policy_may_be_chosen(name: str) -> None:
 
 
 def test_an_unknown_policy_is_refused_with_the_names_there_are() -> None:
-    """Whoever misspells a policy sees all of them."""
+    """The error lists the named policies, the placements and the orders."""
     reason = refusal(policy="fair")
-    assert all(name in reason for name in ["'fair'", *POLICIES])
+    assert all(name in reason for name in ["'fair'", *NAMED, *PLACEMENTS, *ORDERS])
 
 
 def test_every_parameter_class_is_a_group() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from router.config.sections import SECTIONS
 from router.config.settings import Settings
 from router.config.sources import ABOUT, Key, Parser, add_flags, keys, load
 from router.core.policies.registry import PARAMETERS
@@ -12,7 +13,7 @@ from router.errors import ConfigError
 
 
 def parser() -> Parser:
-    made = Parser(prog="d2lpm serve", epilog=ABOUT, allow_abbrev=False)
+    made = Parser(prog="d2lpm serve", usage="%(prog)s [FLAG ...]", epilog=ABOUT, allow_abbrev=False)
     add_flags(made)
     return made
 
@@ -189,14 +190,31 @@ def test_every_setting_is_a_key_and_a_flag() -> None:
     assert {key.flag for key in keys()} >= {"--max-queued", "--d2lpm.charge-full-input"}
 
 
-def test_help_tells_every_flag_what_it_is_and_its_default() -> None:
-    """Each flag stands in the help with its text and its default, percent signs and all."""
-    text = " ".join(parser().format_help().split())
+def test_every_setting_is_in_one_section() -> None:
+    """A new setting gets a place in the help text and in the commented file."""
+    placed = [name for section in SECTIONS for name in (*section.basic, *section.advanced)]
+    assert sorted(placed) == sorted(key.path[0] for key in keys() if len(key.path) == 1)
+
+
+def test_help_all_lists_every_setting_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each flag has its help text and its default, percent signs and all."""
+    with pytest.raises(SystemExit):
+        parser().parse_args(["--help-all"])
+    text = " ".join(capsys.readouterr().out.split())
     for key in keys():
         assert key.about, key.flag
         assert " ".join(key.about.split()) in text
         assert key.flag in text
-    assert text.count("(default: ") == len(list(keys()))
+    assert text.count("(default: ") == len([key for key in keys() if key.default not in (None, ())])
+
+
+def test_help_lists_the_basic_settings_on_one_screen() -> None:
+    """The short help shows what most operators set and nothing else."""
+    text = parser().format_help()
+    basic = {name for section in SECTIONS for name in section.basic}
+    for key in keys():
+        assert (f"{key.flag} " in text) == (key.path[0] in basic), key.flag
+    assert len(text.splitlines()) <= 60
 
 
 def test_help_shows_a_percent_sign_as_it_is() -> None:

@@ -1,0 +1,76 @@
+"""The settings by topic, for help texts and the commented YAML file; most operators set only the basic ones."""
+
+from typing import Final, NamedTuple
+
+
+class Section(NamedTuple):
+    """Settings of one topic, by name."""
+
+    title: str
+    basic: tuple[str, ...]
+    """Settings that `--help` shows."""
+    advanced: tuple[str, ...]
+    """Settings that only `--help-all` shows."""
+
+
+SECTIONS: Final = (
+    Section("Listening", ("config", "host", "port"), ("allowed_hosts",)),
+    Section(
+        "Workers",
+        ("worker", "worker_api_key", "worker_dns", "emulate"),
+        ("alias", "workers_file", "discovery_interval", "poll_interval"),
+    ),
+    Section(
+        "Scheduling",
+        ("policy",),
+        (
+            *("extend_weight", "output_weight", "seed", "client_limit"),
+            *("window", "max_inflight", "max_unstarted_tokens"),
+        ),
+    ),
+    Section(
+        "Waiting requests",
+        (),
+        (
+            *("max_queued", "max_queued_bytes", "max_queued_per_client", "max_queued_bytes_per_client"),
+            *("queue_ttl", "heartbeat"),
+        ),
+    ),
+    Section(
+        "Clients",
+        ("clients", "admin_key"),
+        ("admin_on_public", "identity", "trusted_header", "trusted_proxy", "isolate", "response_headers"),
+    ),
+    Section(
+        "Prefix cache",
+        (),
+        (
+            *("hash_secret", "prefix_limit", "kv_tokens_default", "min_match_tokens"),
+            *("kv_events", "tokenizer", "token_budget"),
+        ),
+    ),
+    Section(
+        "Client connections",
+        (),
+        (
+            *("body_limit", "max_held_bytes", "header_limit", "url_limit"),
+            *("header_timeout", "body_timeout", "write_timeout", "keep_alive"),
+            *("max_connections", "max_connections_per_address"),
+        ),
+    ),
+    Section(
+        "Failing workers",
+        (),
+        (
+            *("connect_timeout", "first_token_timeout", "token_timeout", "silence_timeout"),
+            *("tries", "retry_budget", "retry_floor", "continuation", "breaker_failures", "breaker_cooldown"),
+        ),
+    ),
+    Section("Stored responses", (), ("stored_responses", "background_responses")),
+    Section(
+        "State and logs",
+        ("state", "log_level"),
+        ("drain_timeout", "state_interval", "state_fresh", "journal", "access_log"),
+    ),
+)
+"""Every setting but the policy parameters, each in one section."""
