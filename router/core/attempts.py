@@ -27,7 +27,7 @@ from router.core.model.request import RequestId, Usage
 from router.core.policies.base import Choice, Policy
 from router.core.predict.output_length import most_more
 from router.core.predict.token_estimates import Estimates
-from router.core.requests import RequestState, Stage
+from router.core.requests import RequestState, RequestStage
 
 ESTIMATE_SECONDS: Final = 0.5
 """How long the output of whole answers goes uncharged."""
@@ -75,7 +75,7 @@ class Attempts:
         state = self._states[worker]
         turn = state.turn_of_next(now)
         cached = self._mirror.dispatched(request, worker, now, match.get(worker, 0), size, turn)
-        live.state, live.worker = Stage.IN_FLIGHT, worker
+        live.state, live.worker = RequestStage.IN_FLIGHT, worker
         if live.paid is None:
             charge = self._accounts.open(request, worker, size, cached)
         else:
@@ -114,16 +114,16 @@ class Attempts:
             return
         request, state = live.request, self._states[worker]
         unseen = self._whole.pop(request.id, None) is not None if seen else False
-        if live.state is Stage.IN_FLIGHT or unseen:
+        if live.state is RequestStage.IN_FLIGHT or unseen:
             state.start(request.id, now, seen=seen)
             if seen:
                 self._mirror.started(request.id, now)
                 self._fairness.answered(request, now)
                 if live.suspects:
                     self._membership.blame_suspects(live, now)
-        if live.state is not Stage.IN_FLIGHT:
+        if live.state is not RequestStage.IN_FLIGHT:
             return
-        live.state = Stage.STARTED
+        live.state = RequestStage.STARTED
         self._policy.started(request, worker)
         tokens = self._accounts.start(request.id)
         state.work.charge(NOTHING, tokens)
@@ -136,7 +136,7 @@ class Attempts:
         worker = live.worker
         if worker is None:
             return
-        if live.state is Stage.IN_FLIGHT:
+        if live.state is RequestStage.IN_FLIGHT:
             self.start(live, now)
         request = live.request.id
         self._states[worker].heard(now)
@@ -165,7 +165,7 @@ class Attempts:
             tokens = min(tokens, request.output_limit)
         tokens -= live.paid_output
         if tokens > self._accounts.bills[request.id].tokens.output:
-            if live.state is Stage.IN_FLIGHT:
+            if live.state is RequestStage.IN_FLIGHT:
                 self.start(live, now, seen=False)
                 self._fairness.answered(request, now)
             self._serve(live, self._accounts.progress(request.id, tokens), now)
@@ -235,7 +235,7 @@ class Attempts:
         output = None
         if unseen:
             output = self._given_up(live, now) if keeps_estimate else 0
-        if live.state is Stage.IN_FLIGHT:
+        if live.state is RequestStage.IN_FLIGHT:
             self.start(live, now, seen=False)
         if paid is not None and usage is not None:
             usage = Usage(0, max(0, usage.output_tokens - paid.output), 0)
@@ -273,7 +273,7 @@ class Attempts:
         """
         request, worker = live.request, charge.worker
         self._whole.pop(request.id, None)
-        if live.state is Stage.STARTED:
+        if live.state is RequestStage.STARTED:
             self._serve(live, charge, now)
         else:
             self._policy.charged(charge)

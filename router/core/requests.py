@@ -12,7 +12,7 @@ from router.core.model.events import Fault, Returned
 from router.core.model.request import Request, RequestId, WorkerId
 
 
-class Stage(Enum):
+class RequestStage(Enum):
     """Where a request is in its life."""
 
     WAITING = auto()
@@ -28,7 +28,7 @@ class RequestState:
     request: Request
     since: float
     """When it began to wait, for its turn or for another worker."""
-    state: Stage = Stage.WAITING
+    state: RequestStage = RequestStage.WAITING
     worker: WorkerId | None = None
     outstanding: Outstanding = field(init=False, repr=False)
     """What was believed of it at its dispatch; there from then on."""
@@ -78,7 +78,7 @@ class RetryQueue:
         however much it is, it is of one fault and comes once.
         """
         self._lives[live.request.id] = live
-        worker, live.state, live.worker = live.worker, Stage.RETURNED, None
+        worker, live.state, live.worker = live.worker, RequestStage.RETURNED, None
         if event.fault is Fault.FULL or worker is None:
             return True
         live.since = now

@@ -59,10 +59,10 @@ from router.core.model.request import ClientId, Request, RequestId
 from router.core.policies.base import Choice, PolicyFactory
 from router.core.policies.context import Parameters, PolicyContext
 from router.core.predict.token_estimates import Estimates
-from router.core.requests import RequestState, RetryQueue, Stage
+from router.core.requests import RequestState, RetryQueue, RequestStage
 from router.core.settings import SchedulerSettings
 
-CHUNKS_OF_A_LANDMARK: Final = 80
+CHUNKS_PER_MEASURED_PREFIX: Final = 80
 """Of chunks in the prefix tree, for each place that is remembered of a prompt: 50,000 by default."""
 
 
@@ -79,7 +79,7 @@ class Scheduler:
     ) -> None:
         """`oracle`: see `PrefixMap`."""
         self.settings = settings
-        self.estimates = Estimates(landmarks=settings.prefix_limit // CHUNKS_OF_A_LANDMARK)
+        self.estimates = Estimates(landmarks=settings.prefix_limit // CHUNKS_PER_MEASURED_PREFIX)
         self.accounts = Ledger(settings.cached_in_flight)
         self.cluster = Cluster(settings.window, settings.health, settings.departed_limit)
         self.backlog = Backlog()
@@ -212,7 +212,7 @@ class Scheduler:
 
         Asked after the turns are given: a full waiting room must not keep an idle worker idle.
         """
-        if (live := self._live.get(arrival.id)) is None or live.state is not Stage.WAITING:
+        if (live := self._live.get(arrival.id)) is None or live.state is not RequestStage.WAITING:
             return
         self._room.enter(arrival, now, self.shares.of(arrival))
         surplus = self._room.surplus(arrival.id)
@@ -259,7 +259,7 @@ class Scheduler:
             if live.paid_output:
                 self.estimates.answers.learn(live.request, live.paid_output)
             self._bury(live.request, now)
-        elif live.state is Stage.RETURNED:
+        elif live.state is RequestStage.RETURNED:
             self._bury(live.request, now)
             self._returned.remove(event.request)
         else:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from router.core.cache.engine_rules import FOLLOWED, Tracking
+from router.core.cache.engine_rules import TRACK_ALL, Tracking
 from router.core.clients.queue_limits import WaitingLimits
 from router.core.clients.recent_clients import DEBTORS
 from router.core.fleet.cluster import DEPARTED
@@ -26,7 +26,7 @@ class SchedulerSettings:
     """Tokens; a shorter match is no match."""
     kv_tokens: int = 400_000
     """Capacity believed of a worker that does not tell its own, in tokens."""
-    tracking: Tracking = FOLLOWED
+    tracking: Tracking = TRACK_ALL
     """What is followed of the workers' caches."""
     client_limit: int = 10_000
     """Clients remembered that have nothing under way; of others, only what they owe ..."""

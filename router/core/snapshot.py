@@ -13,14 +13,14 @@ from router.core.model.cost import NOTHING
 from router.core.model.saved import Cache, Clients, Counters, Groups, Piece, Prefixes, SavedClient, in_rows
 from router.core.scheduler import Scheduler
 
-MOST_TOUCHES: Final = 10_000
+MAX_TOUCHES: Final = 10_000
 """Prefixes saved, the newest first."""
-MOST_CHUNKS: Final = 500_000
+MAX_CHUNKS: Final = 500_000
 """Of these, altogether; 8 bytes each."""
 
 
 def snapshot(
-    scheduler: Scheduler, now: float, touches: int = MOST_TOUCHES, chunks: int = MOST_CHUNKS
+    scheduler: Scheduler, now: float, touches: int = MAX_TOUCHES, chunks: int = MAX_CHUNKS
 ) -> Iterator[Piece]:
     """The state in pieces, each as it is when it is asked for; changes nothing."""
     weights, accounts = scheduler.weights, scheduler.accounts.accounts

@@ -16,20 +16,20 @@ from router.kv_events.tokenize import PromptTokenizer, Tokenizer
 from router.upstream.directory import WorkerDirectory
 
 if TYPE_CHECKING:
-    from router.kv_events.subscriber import Subscriber
+    from router.kv_events.subscriber import KvEventSubscriber
 
 log = logging.getLogger(__name__)
 
 EXTRAS: Final = ("zmq", "msgpack", "tokenizers", "jinja2")
 """What the two optional extras install."""
-FEWEST: Final = 8
+MIN_EXPECTED_WORKERS: Final = 8
 """Workers among whom the limit on prefixes is divided, at least, where they are not all known at the start."""
 
 
 class KvEvents:
     """Both parts, for as long as the context is entered; without them, one that knows nothing."""
 
-    def __init__(self, parts: "tuple[Subscriber, PromptTokenizer] | None" = None) -> None:
+    def __init__(self, parts: "tuple[KvEventSubscriber, PromptTokenizer] | None" = None) -> None:
         self._parts = parts
 
     async def keys(self, path: str, body: bytes, model: str) -> tuple[BlockKey, ...]:
@@ -37,7 +37,7 @@ class KvEvents:
         return await self._parts[1].keys(path, body, model) if self._parts else ()
 
     def report(self) -> Mapping[WorkerId, EventsReport]:
-        """See `Subscriber.report`."""
+        """See `KvEventSubscriber.report`."""
         return self._parts[0].report() if self._parts else {}
 
     def outcomes(self) -> Mapping[str, int]:
@@ -57,7 +57,7 @@ class KvEvents:
         await self._opened.aclose()
 
 
-def exact_map(settings: Settings, fleet: WorkerDirectory, scheduler_host: SchedulerHost, secret: bytes) -> KvEvents:
+def build_kv_events(settings: Settings, fleet: WorkerDirectory, scheduler_host: SchedulerHost, secret: bytes) -> KvEvents:
     """The parts that the settings ask for. Raises ConfigError for a tokenizer that cannot be used.
 
     They hear of requests from the time on at which some worker is found to publish events.
@@ -67,19 +67,19 @@ def exact_map(settings: Settings, fleet: WorkerDirectory, scheduler_host: Schedu
     tokenizer = None if settings.tokenizer is None else _tokenizer(settings.tokenizer)
     try:
         from router.kv_events.stream import StreamLimits  # noqa: PLC0415 - they need an optional extra
-        from router.kv_events.subscriber import Fills, Subscriber  # noqa: PLC0415
+        from router.kv_events.subscriber import BlockFillObserver, KvEventSubscriber  # noqa: PLC0415
     except ModuleNotFoundError as error:
         _check_extra(error)
         log.info("KV events are not followed: the extra d2lpm-router[events] is not installed")
         return KvEvents()
     hasher = BlockHasher(secret)
-    fewest = FEWEST if settings.worker_dns or settings.workers_file is not None else 1
+    fewest = MIN_EXPECTED_WORKERS if settings.worker_dns or settings.workers_file is not None else 1
     limits = StreamLimits(blocks=settings.prefix_limit // max(fewest, len(settings.worker)))
 
     def hear_of_requests() -> None:
-        scheduler_host.attach(Fills(subscriber.filled), tokens)
+        scheduler_host.attach(BlockFillObserver(subscriber.filled), tokens)
 
-    subscriber = Subscriber(fleet, scheduler_host.feed, hasher, limits, hear_of_requests)
+    subscriber = KvEventSubscriber(fleet, scheduler_host.feed, hasher, limits, hear_of_requests)
     tokens = PromptTokenizer(fleet, hasher, subscriber.block_sizes, tokenizer, settings.token_budget)
     scheduler_host.attach(subscriber)
     return KvEvents((subscriber, tokens))

@@ -18,18 +18,18 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
-from router.core.kv_blocks.block_names import BlockNames, Change, TooManyBlocks
-from router.core.kv_blocks.kv_events import Arrival, Continuity, Fault, read_batch
+from router.core.kv_blocks.block_names import BlockNames, BlockChange, TooManyBlocks
+from router.core.kv_blocks.kv_events import MessageOrder, Continuity, KvEventFault, read_batch
 from router.core.model.block_key import BlockHasher
 from router.upstream.kv_endpoints import Source
 
 log = logging.getLogger(__name__)
 
-END = (-1).to_bytes(8, "big", signed=True)
+REPLAY_END = (-1).to_bytes(8, "big", signed=True)
 """The number that ends a replay."""
-AT_A_TIME = 32
+MESSAGES_PER_TURN = 32
 """Messages read before others of this process get their turn."""
-SPOILING = frozenset({Fault.BAD_FIELDS, Fault.UNREADABLE})
+SPOILING = frozenset({KvEventFault.BAD_FIELDS, KvEventFault.UNREADABLE})
 """Faults that may have hidden a removal."""
 
 
@@ -58,24 +58,24 @@ class StreamLimits:
     """Between two lines of the log."""
 
 
-class Ended(Exception):
+class SessionEnded(Exception):
     """A session is over, and why."""
 
-    def __init__(self, fault: Fault) -> None:
+    def __init__(self, fault: KvEventFault) -> None:
         super().__init__(fault)
         self.fault = fault
 
 
-class Complaints:
+class FaultLog:
     """What was wrong with one worker's events: counted, and in the log at most once a minute."""
 
     def __init__(self, worker: str, log_seconds: float) -> None:
-        self.counts: Counter[Fault] = Counter()
+        self.counts: Counter[KvEventFault] = Counter()
         self._worker = worker
         self._log_seconds = log_seconds
         self._quiet_until = 0.0
 
-    def add(self, *faults: Fault) -> None:
+    def add(self, *faults: KvEventFault) -> None:
         """Count them."""
         if not faults:
             return
@@ -95,9 +95,9 @@ class EventStream:
         source: Source,
         context: zmq.asyncio.Context,
         hasher: BlockHasher,
-        complaints: Complaints,
+        complaints: FaultLog,
         limits: StreamLimits,
-        tell: Callable[[Change], None],
+        tell: Callable[[BlockChange], None],
         on_state: Callable[[], None],
         on_restart: Callable[[], None],
     ) -> None:
@@ -141,12 +141,12 @@ class EventStream:
         while True:
             try:
                 await self._session()
-            except Ended as end:
+            except SessionEnded as end:
                 self._forget()
                 self._following = False
                 self._on_state()
                 self._complaints.add(end.fault)
-                slow = end.fault in (Fault.FLOOD, Fault.TOO_MANY_BLOCKS)
+                slow = end.fault in (KvEventFault.FLOOD, KvEventFault.TOO_MANY_BLOCKS)
                 await asyncio.sleep(self._limits.penalty_seconds if slow else self._limits.pause_seconds)
 
     async def _session(self) -> None:
@@ -187,7 +187,7 @@ class EventStream:
                 while (await recv_monitor_message(monitor))["event"] != zmq.EVENT_HANDSHAKE_SUCCEEDED:
                     pass
         except TimeoutError:
-            raise Ended(Fault.DISCONNECTED) from None
+            raise SessionEnded(KvEventFault.DISCONNECTED) from None
         self._awaited_since = None
         self._next_repair = 0.0
         self._catching_up = False
@@ -198,21 +198,21 @@ class EventStream:
     async def _until_disconnected(self, monitor: zmq.asyncio.Socket) -> None:
         while (await recv_monitor_message(monitor))["event"] != zmq.EVENT_DISCONNECTED:
             pass
-        raise Ended(Fault.DISCONNECTED)
+        raise SessionEnded(KvEventFault.DISCONNECTED)
 
     async def _until_silent(self) -> None:
         clock = asyncio.get_running_loop().time
         limit = self._limits.silence_seconds
         while self._awaited_since is None or clock() < self._awaited_since + limit:  # noqa: ASYNC110 - it moves
             await asyncio.sleep(limit / 5)
-        raise Ended(Fault.SILENT)
+        raise SessionEnded(KvEventFault.SILENT)
 
     async def _read(self, subscription: zmq.asyncio.Socket) -> None:
         """Take in what comes. Raises Ended where that is too much."""
         self._catching_up = True
         await self._repair()
         self._catching_up = False
-        self._announce(Change(True, b"", self._names.hashes))
+        self._announce(BlockChange(True, b"", self._names.hashes))
         clock = asyncio.get_running_loop().time
         allowed, counted = self._limits.burst_bytes, clock()
         for number in count(1):
@@ -222,31 +222,31 @@ class EventStream:
             allowed = min(self._limits.burst_bytes, allowed + (now - counted) * self._limits.bytes_per_second)
             allowed, counted = allowed - sum(map(len, frames)), now
             if allowed < 0:
-                raise Ended(Fault.FLOOD)
+                raise SessionEnded(KvEventFault.FLOOD)
             await self._live(frames)
-            if number % AT_A_TIME == 0:
+            if number % MESSAGES_PER_TURN == 0:
                 await asyncio.sleep(0)
 
     async def _live(self, frames: list[bytes]) -> None:
         if len(frames) != 3 or len(frames[1]) != 8:
-            self._complaints.add(Fault.UNREADABLE)
+            self._complaints.add(KvEventFault.UNREADABLE)
         elif frames[0] != self._source.topic:
-            self._complaints.add(Fault.FOREIGN_TOPIC)
+            self._complaints.add(KvEventFault.FOREIGN_TOPIC)
         else:
             await self._numbered(int.from_bytes(frames[1], "big"), frames[2])
 
     async def _numbered(self, number: int, payload: bytes) -> None:
         mark = hash(payload)
         arrival = self._continuity.arrival(number, mark)
-        if arrival is Arrival.RESTARTED:
+        if arrival is MessageOrder.RESTARTED:
             self._restarted()
             arrival = self._continuity.arrival(number, mark)
-        if arrival is Arrival.GAP:
+        if arrival is MessageOrder.GAP:
             if self._continuity.next:
-                self._complaints.add(Fault.GAP)
+                self._complaints.add(KvEventFault.GAP)
             await self._repair()
             arrival = self._continuity.arrival(number, mark)
-        if arrival is not Arrival.REPEATED:
+        if arrival is not MessageOrder.REPEATED:
             self._take(number, mark, payload)
 
     async def _repair(self) -> None:
@@ -277,13 +277,13 @@ class EventStream:
             left -= sum(map(len, frames))
             if len(frames) < 2 or len(frames[-2]) != 8 or left < 0:
                 return
-            if frames[-2] == END:
+            if frames[-2] == REPLAY_END:
                 self._complete = self._complete or not self._continuity.next
                 return
             number, mark = int.from_bytes(frames[-2], "big"), hash(frames[-1])
-            if self._continuity.arrival(number, mark) in (Arrival.NEXT, Arrival.GAP):
+            if self._continuity.arrival(number, mark) in (MessageOrder.NEXT, MessageOrder.GAP):
                 self._take(number, mark, frames[-1])
-            if replayed % AT_A_TIME == 0:
+            if replayed % MESSAGES_PER_TURN == 0:
                 await asyncio.sleep(0)
 
     def _take(self, number: int, mark: int, payload: bytes) -> None:
@@ -297,7 +297,7 @@ class EventStream:
         try:
             batch = read_batch(msgpack.unpackb(payload, strict_map_key=False))
         except (ValueError, TypeError, RecursionError):
-            self._complaints.add(Fault.UNREADABLE)
+            self._complaints.add(KvEventFault.UNREADABLE)
             self._forget()
             return
         self._complaints.add(*batch.faults)
@@ -307,14 +307,14 @@ class EventStream:
         try:
             change = self._names.apply(batch.events)
         except TooManyBlocks:
-            raise Ended(Fault.TOO_MANY_BLOCKS) from None
+            raise SessionEnded(KvEventFault.TOO_MANY_BLOCKS) from None
         self._complete = self._complete or (change.cleared and not spoilt)
         self._complaints.add(*self._names.faults)
         self._names.faults.clear()
         if not self._catching_up:
             self._announce(change)
 
-    def _announce(self, change: Change) -> None:
+    def _announce(self, change: BlockChange) -> None:
         self._following = self._names.block_tokens is not None
         self._on_state()
         self._tell(change)
@@ -322,14 +322,14 @@ class EventStream:
     def _compare_with_before(self, number: int, mark: int) -> None:
         """The first message of a session tells whether the process is the one of the session before."""
         if self._before is not None:
-            if self._before.arrival(number, mark) is Arrival.RESTARTED:
+            if self._before.arrival(number, mark) is MessageOrder.RESTARTED:
                 self._on_restart()
             self._before = None
 
     def _missed(self) -> None:
         """There were messages before the next one that cannot be had."""
         if self._continuity.next:
-            self._complaints.add(Fault.UNREPAIRED)
+            self._complaints.add(KvEventFault.UNREPAIRED)
         else:
             log.info(
                 "%s has published KV events before, and they cannot be had: its map starts empty", self._source.endpoint
@@ -345,5 +345,5 @@ class EventStream:
         """What the publisher told counts no longer."""
         self._complete = False
         if len(self._names) and not self._catching_up:
-            self._tell(Change(True, b"", b""))
+            self._tell(BlockChange(True, b"", b""))
         self._names.clear()

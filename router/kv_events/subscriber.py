@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import httpx
 import zmq.asyncio
 
-from router.core.kv_blocks.block_names import Change
+from router.core.kv_blocks.block_names import BlockChange
 from router.core.kv_blocks.kv_events import EventsReport
 from router.core.model.block_key import BlockHasher
 from router.core.model.commands import Command, Dispatch
@@ -33,20 +33,20 @@ from router.core.model.events import (
 )
 from router.core.model.request import RequestId, WorkerId
 from router.errors import WorkerBroke
-from router.kv_events.stream import Complaints, EventStream, StreamLimits
+from router.kv_events.stream import FaultLog, EventStream, StreamLimits
 from router.upstream.directory import WorkerDirectory, WorkerEndpoint
 from router.upstream.kv_endpoints import READERS, Source
 from router.upstream.poll_client import ask, polling_client
 
 log = logging.getLogger(__name__)
 
-ASK_AGAIN_SECONDS: Final = 60.0
+RETRY_SECONDS: Final = 60.0
 """After a worker has not told where it publishes."""
-FILLS_BLOCKS: Final = 1024
+TOKENS_THAT_FILL_A_BLOCK: Final = 1024
 """Uncached tokens of a prompt that must have filled a block of any engine's."""
 
 
-class Follower:
+class WorkerFollower:
     """The streams of one worker."""
 
     def __init__(
@@ -63,7 +63,7 @@ class Follower:
         self._hasher = hasher
         self._limits = limits
         self._publishes = publishes
-        self._complaints = Complaints(backend.id, limits.log_seconds)
+        self._complaints = FaultLog(backend.id, limits.log_seconds)
         self._streams: list[EventStream] = []
         self._told: BlocksFollowed | None = None
 
@@ -105,7 +105,7 @@ class Follower:
         self._told = None
 
     def _stream(self, source: Source, rank: int, context: zmq.asyncio.Context) -> EventStream:
-        def tell(change: Change) -> None:
+        def tell(change: BlockChange) -> None:
             if self._told is not None and any(change):
                 self._feed(BlocksChanged(self.backend.id, rank, *change))
 
@@ -138,7 +138,7 @@ class Follower:
                 return await self._sources(client)
             except (httpx.HTTPError, WorkerBroke) as error:
                 log.warning("worker %s does not tell whether it publishes KV events: %s", self.backend.id, error)
-            await asyncio.sleep(ASK_AGAIN_SECONDS)
+            await asyncio.sleep(RETRY_SECONDS)
 
     async def _sources(self, client: httpx.AsyncClient) -> tuple[Source, ...]:
         host = urlsplit(self.backend.url).hostname or ""
@@ -151,7 +151,7 @@ class Follower:
         return ()
 
 
-class Fills:
+class BlockFillObserver:
     """Observer: says which worker must have filled blocks, by the requests that it has finished."""
 
     event_types: ClassVar[Collection[type[Event]]] = EVENTS
@@ -165,7 +165,7 @@ class Fills:
         match event:
             case Finished(request, usage):
                 worker = self._at.pop(request, None)
-                if worker and usage and usage.input_tokens - (usage.cached_tokens or 0) >= FILLS_BLOCKS:
+                if worker and usage and usage.input_tokens - (usage.cached_tokens or 0) >= TOKENS_THAT_FILL_A_BLOCK:
                     self._filled(worker)
             case Failed(request) | Cancelled(request):
                 self._at.pop(request, None)
@@ -174,7 +174,7 @@ class Fills:
                 self._at[command.request] = command.worker
 
 
-class Subscriber:
+class KvEventSubscriber:
     """All followers, for as long as the context is entered."""
 
     event_types: ClassVar[Collection[type[Event]]] = (WorkerJoined, WorkerLeft)
@@ -189,10 +189,10 @@ class Subscriber:
     ) -> None:
         """`publishes`: called once, when the first worker is found to publish any events."""
         self._fleet = fleet
-        self._follower = partial(Follower, feed=feed, hasher=hasher, limits=limits, publishes=self._found)
+        self._follower = partial(WorkerFollower, feed=feed, hasher=hasher, limits=limits, publishes=self._found)
         self._publishes = publishes
         self._publishing = False
-        self._followers: dict[WorkerId, Follower] = {}
+        self._followers: dict[WorkerId, WorkerFollower] = {}
         self._tasks: dict[WorkerId, asyncio.Task[None]] = {}
 
     async def __aenter__(self) -> Self:

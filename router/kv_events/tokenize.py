@@ -31,22 +31,22 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-REMEMBERED: Final = 4096
+KEYS_KEPT: Final = 4096
 """Calls whose keys are kept, for others with the same body."""
-AT_ONCE: Final = 64
+MAX_CONCURRENT: Final = 64
 """Calls in work; more go without."""
-DISTRUSTED: Final = 5
+MAX_MISCOUNTS: Final = 5
 """Prompts in a row that an engine counted differently, after which its model's ids are no longer used."""
-APART: Final = frozenset(
+UNSUPPORTED_FIELDS: Final = frozenset(
     {"cache_salt", "extra_key", "lora_path", "truncate_prompt_tokens", "suffix", "documents", "reasoning_effort"}
     | {"mm_processor_kwargs", "prompt_embeds", "functions", "continue_final_message"}
 )
 """Body members that make another prompt, or another cache, of the same text."""
-FOR_TEMPLATE: Final = ("tools", "chat_template", "chat_template_kwargs", "add_generation_prompt", "add_special_tokens")
+TEMPLATE_FIELDS: Final = ("tools", "chat_template", "chat_template_kwargs", "add_generation_prompt", "add_special_tokens")
 """Body members that a worker's /tokenize takes beside the messages."""
 
 
-class Outcome(StrEnum):
+class TokenizeOutcome(StrEnum):
     """What came of a call's tokens, as it is counted."""
 
     KNOWN = "known"
@@ -76,7 +76,7 @@ class TokenSource(IntEnum):
     NOBODY = 2
 
 
-class Name(NamedTuple):
+class CallKey(NamedTuple):
     """What tells calls with other keys apart."""
 
     body: bytes
@@ -104,13 +104,13 @@ class PromptTokenizer:
         budget: float,
     ) -> None:
         """`sizes`: the block sizes in which a model's keys are wanted; none, and nothing is done. `budget`: seconds."""
-        self.outcomes: Counter[Outcome] = Counter()
+        self.outcomes: Counter[TokenizeOutcome] = Counter()
         self._fleet = fleet
         self._hasher = hasher
         self._sizes = sizes
         self._tokenizer = tokenizer
         self._budget = budget
-        self._known: OrderedDict[Name, tuple[BlockKey, ...]] = OrderedDict()
+        self._known: OrderedDict[CallKey, tuple[BlockKey, ...]] = OrderedDict()
         self._running: set[asyncio.Task[tuple[BlockKey, ...]]] = set()
         self._counted: dict[RequestId, tuple[str, int, TokenSource]] = {}
         self._tellers: dict[str, TokenSource] = {}
@@ -137,9 +137,9 @@ class PromptTokenizer:
             return ()
         teller = self._teller(model)
         if teller is TokenSource.NOBODY:
-            self.outcomes[Outcome.DISTRUSTED] += 1
+            self.outcomes[TokenizeOutcome.DISTRUSTED] += 1
             return ()
-        name = Name(blake2b(body, digest_size=16).digest(), path.endswith("/chat/completions"), sizes, teller)
+        name = CallKey(blake2b(body, digest_size=16).digest(), path.endswith("/chat/completions"), sizes, teller)
         keys = self._known.get(name)
         if keys is None:
             keys = await self._in_time(body, model, name)
@@ -168,7 +168,7 @@ class PromptTokenizer:
         if teller is not self._teller(model):
             return
         self._wrong[model] = 0 if ours == engines else self._wrong[model] + 1
-        if self._wrong[model] == DISTRUSTED:
+        if self._wrong[model] == MAX_MISCOUNTS:
             self._wrong[model] = 0
             self._tellers[model] = TokenSource(teller + 1)
             instead = (
@@ -177,40 +177,40 @@ class PromptTokenizer:
             log.warning(
                 "model %s: %d prompts in a row have other numbers of tokens for its engine (%d, not %d, the last): "
                 "is it another tokenizer? From now on %s",
-                *(model, DISTRUSTED, engines, ours, instead),
+                *(model, MAX_MISCOUNTS, engines, ours, instead),
             )
 
-    async def _in_time(self, body: bytes, model: str, name: Name) -> tuple[BlockKey, ...]:
-        if len(self._running) >= AT_ONCE:
-            self.outcomes[Outcome.BUSY] += 1
+    async def _in_time(self, body: bytes, model: str, name: CallKey) -> tuple[BlockKey, ...]:
+        if len(self._running) >= MAX_CONCURRENT:
+            self.outcomes[TokenizeOutcome.BUSY] += 1
             return ()
         task = asyncio.create_task(self._find(body, model, name))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         done, _ = await asyncio.wait({task}, timeout=self._budget)
         if not done:
-            self.outcomes[Outcome.SLOW] += 1
+            self.outcomes[TokenizeOutcome.SLOW] += 1
             return ()
         return task.result()
 
-    async def _find(self, body: bytes, model: str, name: Name) -> tuple[BlockKey, ...]:
+    async def _find(self, body: bytes, model: str, name: CallKey) -> tuple[BlockKey, ...]:
         """Find the keys of a call and keep them."""
         try:
             keys = await self._tokenise(body, model, name)
         except Declined:
-            outcome, keys = Outcome.DECLINED, ()
+            outcome, keys = TokenizeOutcome.DECLINED, ()
         except (httpx.HTTPError, WorkerBroke, ValueError, TypeError, LookupError) as error:
             log.debug("the tokens of a call are not known: %s", error)
-            outcome, keys = Outcome.FAILED, ()
+            outcome, keys = TokenizeOutcome.FAILED, ()
         else:
-            outcome = Outcome.KNOWN
+            outcome = TokenizeOutcome.KNOWN
             self._known[name] = keys
-            if len(self._known) > REMEMBERED:
+            if len(self._known) > KEYS_KEPT:
                 self._known.popitem(last=False)
         self.outcomes[outcome] += 1
         return keys
 
-    async def _tokenise(self, body: bytes, model: str, name: Name) -> tuple[BlockKey, ...]:
+    async def _tokenise(self, body: bytes, model: str, name: CallKey) -> tuple[BlockKey, ...]:
         if self._is_adapter(model):
             raise Declined
         fields, ids = await self._off_loop(partial(self._local, body, name))
@@ -224,10 +224,10 @@ class PromptTokenizer:
     def _hash(self, ids: Sequence[Sequence[int]], sizes: frozenset[int]) -> tuple[BlockKey, ...]:
         return tuple(self._hasher.key(each, sizes) for each in ids)
 
-    def _local(self, body: bytes, name: Name) -> tuple[Mapping[str, Any], list[list[int]] | None]:
+    def _local(self, body: bytes, name: CallKey) -> tuple[Mapping[str, Any], list[list[int]] | None]:
         """The call's members, and the ids of each prompt, where they can be had here. Raises Declined."""
         fields = orjson.loads(body)
-        if not isinstance(fields, dict) or any(fields.get(member) for member in APART):
+        if not isinstance(fields, dict) or any(fields.get(member) for member in UNSUPPORTED_FIELDS):
             raise Declined
         tokenizer = self._tokenizer if name.teller is TokenSource.HERE else None
         return fields, _chat(fields, tokenizer) if name.chat else _texts(fields, tokenizer)
@@ -292,7 +292,7 @@ def _questions(fields: Mapping[str, Any], chat: bool) -> list[dict[str, Any]]:
     """What to ask a worker's /tokenize about a call."""
     model = {"model": fields.get("model")}
     if chat:
-        more = {name: fields[name] for name in FOR_TEMPLATE if name in fields}
+        more = {name: fields[name] for name in TEMPLATE_FIELDS if name in fields}
         return [{**model, "messages": fields["messages"], **more}]
     special = {"add_special_tokens": fields.get("add_special_tokens", True)}
     return [{**model, "prompt": prompt, **special} for prompt in _prompts(fields)]

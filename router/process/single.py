@@ -40,7 +40,7 @@ from router.front.relay import RelaySettings
 from router.front.stored.background import BackgroundResponses
 from router.front.stored.calls import ResponseCalls
 from router.front.stored.owners import StoredResponse, StoredResponses
-from router.kv_events.setup import KvEvents, exact_map
+from router.kv_events.setup import KvEvents, build_kv_events
 from router.persistence.journal import Journal, open_journal
 from router.persistence.state_file import StateFile, StateLine, load, new_header, set_aside, usable_pieces
 from router.runtime.gc_tuning import Collector
@@ -84,7 +84,7 @@ def build(settings: Settings, resolve: Resolve = resolve) -> "Router":
     if journal is not None:
         observers.insert(0, journal)
     scheduler_host = SchedulerHost(scheduler, observers, time.monotonic)
-    kv_events = exact_map(settings, fleet, scheduler_host, secret)
+    kv_events = build_kv_events(settings, fleet, scheduler_host, secret)
     workers = _workers(settings, fleet, scheduler_host, resolve)
     scheduler_host.attach(workers.advice, workers.roster)
     monitor = workers.monitor

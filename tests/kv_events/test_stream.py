@@ -6,7 +6,7 @@ import logging
 import msgpack
 import pytest
 
-from router.core.kv_blocks.kv_events import Fault
+from router.core.kv_blocks.kv_events import KvEventFault
 from router.core.model.events import BlocksChanged, BlocksFollowed, BlocksLost, Evicted
 from router.kv_events.stream import StreamLimits
 from tests.support.publishing import WORKER, block, following, hashes
@@ -33,7 +33,7 @@ async def test_a_gap_is_repaired() -> None:
         await scene.publisher.publish(block(3), lost=True)
         await scene.publisher.publish(block(4))
         await until(scene.holds(2, 3, 4))
-        assert (scene.complete, scene.faults, scene.publisher.asked) == (True, {Fault.GAP: 1}, [0, 1])
+        assert (scene.complete, scene.faults, scene.publisher.asked) == (True, {KvEventFault.GAP: 1}, [0, 1])
 
 
 async def test_a_follower_that_is_stopped_amid_a_repair_stops() -> None:
@@ -60,7 +60,7 @@ async def test_a_gap_that_stays_empties_the_view() -> None:
         await scene.publisher.publish(block(3))
         await until(scene.holds(3))
         assert not scene.complete
-        assert scene.faults == {Fault.GAP: 1, Fault.UNREPAIRED: 1}
+        assert scene.faults == {KvEventFault.GAP: 1, KvEventFault.UNREPAIRED: 1}
         await scene.publisher.publish({"type": "AllBlocksCleared"}, block(4))
         await until(scene.holds(4))
         assert scene.complete
@@ -96,7 +96,7 @@ async def test_another_process_is_another_cache() -> None:
         await scene.publisher.publish(block(7))
         await until(scene.holds(7))
         assert Evicted(WORKER) in scene.told
-        assert (scene.complete, scene.faults) == (True, {Fault.DISCONNECTED: 1})
+        assert (scene.complete, scene.faults) == (True, {KvEventFault.DISCONNECTED: 1})
 
 
 async def test_numbers_that_begin_anew() -> None:
@@ -114,12 +114,12 @@ async def test_numbers_that_begin_anew() -> None:
 @pytest.mark.parametrize(
     ("frames", "fault"),
     [
-        ([b"kv", b"short", b""], Fault.UNREADABLE),
-        ([b"kv"], Fault.UNREADABLE),
-        ([b"kv2", bytes(8), b""], Fault.FOREIGN_TOPIC),
+        ([b"kv", b"short", b""], KvEventFault.UNREADABLE),
+        ([b"kv"], KvEventFault.UNREADABLE),
+        ([b"kv2", bytes(8), b""], KvEventFault.FOREIGN_TOPIC),
     ],
 )
-async def test_what_is_no_message_is_ignored(frames: list[bytes], fault: Fault) -> None:
+async def test_what_is_no_message_is_ignored(frames: list[bytes], fault: KvEventFault) -> None:
     """It is counted, and what is known stays."""
     async with following() as scene:
         await scene.publisher.publish(block(1))
@@ -142,7 +142,7 @@ async def test_a_message_that_cannot_be_read_spoils_what_is_known(payload: bytes
         await scene.publisher.publish(block(2))
         await until(scene.holds(2))
         assert not scene.complete
-        assert set(scene.faults) <= {Fault.UNREADABLE, Fault.BAD_FIELDS}
+        assert set(scene.faults) <= {KvEventFault.UNREADABLE, KvEventFault.BAD_FIELDS}
 
 
 async def test_garbage_makes_one_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
@@ -152,7 +152,7 @@ async def test_garbage_makes_one_line_a_minute(caplog: pytest.LogCaptureFixture)
             await scene.publisher.send_payload(b"\xc1")
         await scene.publisher.publish(block(1))
         await until(scene.holds(1))
-        assert scene.faults == {Fault.UNREADABLE: 100}
+        assert scene.faults == {KvEventFault.UNREADABLE: 100}
     assert len(caplog.records) == 1
 
 
@@ -164,7 +164,7 @@ async def test_a_flood_is_left_alone() -> None:
         await until(scene.holds(1))
         for number in range(40):
             await scene.publisher.publish(block(number))
-        await until(lambda: Fault.FLOOD in scene.faults)
+        await until(lambda: KvEventFault.FLOOD in scene.faults)
         assert scene.told[-1] == BlocksLost(WORKER)
 
 
@@ -175,7 +175,7 @@ async def test_too_many_blocks_are_not_kept() -> None:
         await scene.publisher.publish(block(1), block(2), block(3))
         await until(scene.holds(1, 2, 3))
         await scene.publisher.publish(block(4))
-        await until(lambda: Fault.TOO_MANY_BLOCKS in scene.faults)
+        await until(lambda: KvEventFault.TOO_MANY_BLOCKS in scene.faults)
         assert scene.told[-1] == BlocksLost(WORKER)
 
 
@@ -186,7 +186,7 @@ async def test_silence_is_noticed() -> None:
         await scene.publisher.publish(block(1))
         await until(scene.holds(1))
         scene.follower.expects_news()
-        await until(lambda: Fault.SILENT in scene.faults)
+        await until(lambda: KvEventFault.SILENT in scene.faults)
         await until(scene.holds(1))
         assert BlocksLost(WORKER) in scene.told
 

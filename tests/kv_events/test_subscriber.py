@@ -9,7 +9,7 @@ from router.core.model.commands import Decision, Deficit, Dispatch
 from router.core.model.events import Failed, Finished, Ticked, WorkerJoined, WorkerLeft
 from router.core.model.load import Load
 from router.core.model.request import ClientId, RequestId, Usage, WorkerId
-from router.kv_events.subscriber import Fills, Follower
+from router.kv_events.subscriber import BlockFillObserver, WorkerFollower
 from tests.support.publishing import WORKER
 from tests.support.running import PATIENCE, RunningRouter, chat, emulated_workers, running_router, until
 
@@ -87,7 +87,7 @@ async def test_the_state_is_in_the_metrics() -> None:
 async def test_requests_are_heard_of_once_a_worker_publishes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then a long prompt's end says that news must come."""
     expected: list[WorkerId] = []
-    monkeypatch.setattr(Follower, "expects_news", lambda follower: expected.append(follower.backend.id))
+    monkeypatch.setattr(WorkerFollower, "expects_news", lambda follower: expected.append(follower.backend.id))
     with emulated_workers(1, "--kv-events=0") as urls:
         async with running_router(*urls) as router:
             await ask(router, "a long story ")
@@ -101,7 +101,7 @@ async def test_requests_are_heard_of_once_a_worker_publishes(monkeypatch: pytest
 def test_a_worker_fills_blocks_by_what_it_computes() -> None:
     """A long prompt that was not cached fills some; one that was, that is short, or that failed, may fill none."""
     filled: list[WorkerId] = []
-    fills = Fills(filled.append)
+    fills = BlockFillObserver(filled.append)
     endings: list[Finished | Failed] = [
         Finished(RequestId("computed"), Usage(1024, 1)),
         Finished(RequestId("cached"), Usage(1024, 1, 1)),

@@ -21,7 +21,7 @@ from router.core.model.events import Arrived, Finished
 from router.core.model.request import ClientId, Request, RequestId, Usage, WorkerId
 from router.errors import ConfigError
 from router.kv_events.local_tokenizer import LocalTokenizer
-from router.kv_events.tokenize import AT_ONCE, DISTRUSTED, Outcome, PromptTokenizer
+from router.kv_events.tokenize import MAX_CONCURRENT, MAX_MISCOUNTS, TokenizeOutcome, PromptTokenizer
 from router.upstream.directory import WorkerDirectory, WorkerEndpoint
 from tests.support.running import CHAT, COMPLETIONS, PATIENCE, until
 from tests.support.workers_http import worker
@@ -113,7 +113,7 @@ async def test_a_worker_is_asked(dialect: str) -> None:
             assert await tokens.keys(CHAT, body(messages=MESSAGES), "tiny") == (key(encode(render_chat(MESSAGES))),)
             texts = await tokens.keys(COMPLETIONS, body(prompt=["ab", "c d"]), "tiny")
             assert texts == (key(encode("ab")), key(encode("c d")))
-            assert tokens.outcomes == {Outcome.KNOWN: 2}
+            assert tokens.outcomes == {TokenizeOutcome.KNOWN: 2}
 
 
 @pytest.mark.parametrize(
@@ -124,14 +124,14 @@ async def test_what_makes_another_prompt_is_declined(fields: dict[str, object]) 
     """A call whose cache or prompt is not that of its messages alone has no keys."""
     async with finding(tokenizer=Fixed()) as tokens:
         assert await tokens.keys(CHAT, body(messages=MESSAGES, **fields), "tiny") == ()
-        assert tokens.outcomes == {Outcome.DECLINED: 1}
+        assert tokens.outcomes == {TokenizeOutcome.DECLINED: 1}
 
 
 async def test_an_adapter_is_declined() -> None:
     """The blocks of an adapter are not those of its base, so its calls have no keys."""
     async with finding(tokenizer=Fixed()) as tokens:
         assert await tokens.keys(CHAT, body(model="adapter", messages=MESSAGES), "adapter") == ()
-        assert tokens.outcomes == {Outcome.DECLINED: 1}
+        assert tokens.outcomes == {TokenizeOutcome.DECLINED: 1}
 
 
 async def test_what_no_living_worker_has_is_declined() -> None:
@@ -141,7 +141,7 @@ async def test_what_no_living_worker_has_is_declined() -> None:
             assert await tokens.keys(CHAT, body(messages=MESSAGES), "tiny") == ()
         async with finding(url) as tokens:
             assert await tokens.keys(CHAT, body(model="ghost", messages=MESSAGES), "ghost") == ()
-            assert tokens.outcomes == {Outcome.DECLINED: 1}
+            assert tokens.outcomes == {TokenizeOutcome.DECLINED: 1}
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}", body(messages=7), body(prompt={}), b"\xff"])
@@ -157,7 +157,7 @@ async def test_nobody_answers() -> None:
     """Where no worker can be asked, a call has no keys."""
     async with finding() as tokens:
         assert await tokens.keys(CHAT, body(messages=MESSAGES), "tiny") == ()
-        assert tokens.outcomes == {Outcome.FAILED: 1}
+        assert tokens.outcomes == {TokenizeOutcome.FAILED: 1}
 
 
 async def test_who_is_slow_is_not_waited_for() -> None:
@@ -167,9 +167,9 @@ async def test_who_is_slow_is_not_waited_for() -> None:
     async with finding(tokenizer=fixed, budget=0.01) as tokens:
         call = body(prompt="ab")
         assert await tokens.keys(COMPLETIONS, call, "tiny") == ()
-        assert tokens.outcomes == {Outcome.SLOW: 1}
+        assert tokens.outcomes == {TokenizeOutcome.SLOW: 1}
         fixed.let.set()
-        await until(lambda: tokens.outcomes[Outcome.KNOWN] == 1)
+        await until(lambda: tokens.outcomes[TokenizeOutcome.KNOWN] == 1)
         assert await tokens.keys(COMPLETIONS, call, "tiny") == (key([1, 97, 98]),)
         assert fixed.asked == 1
 
@@ -180,11 +180,11 @@ async def test_only_so_many_at_once() -> None:
     fixed.let.clear()
     async with finding(tokenizer=fixed) as tokens:
         waiting = [
-            asyncio.create_task(tokens.keys(COMPLETIONS, body(prompt=str(number)), "tiny")) for number in range(AT_ONCE)
+            asyncio.create_task(tokens.keys(COMPLETIONS, body(prompt=str(number)), "tiny")) for number in range(MAX_CONCURRENT)
         ]
-        await until(lambda: len(tokens._running) == AT_ONCE)
+        await until(lambda: len(tokens._running) == MAX_CONCURRENT)
         assert await tokens.keys(COMPLETIONS, body(prompt="more"), "tiny") == ()
-        assert tokens.outcomes == {Outcome.BUSY: 1}
+        assert tokens.outcomes == {TokenizeOutcome.BUSY: 1}
         fixed.let.set()
         assert all(await asyncio.gather(*waiting))
 
@@ -200,16 +200,16 @@ async def test_the_wrong_tokenizer_is_found_out(caplog: pytest.LogCaptureFixture
     """An engine that counts otherwise, again and again, is asked itself, and then nobody; now and then is no reason."""
     with worker() as url:
         async with finding(url, tokenizer=Fixed()) as tokens:
-            for number in range(3 * DISTRUSTED):
-                end(tokens, number, 10, 10 if number % DISTRUSTED == 0 else 11)
+            for number in range(3 * MAX_MISCOUNTS):
+                end(tokens, number, 10, 10 if number % MAX_MISCOUNTS == 0 else 11)
             assert await tokens.keys(COMPLETIONS, body(prompt="ab"), "tiny") == (key([1, 97, 98]),)
-            for number in range(DISTRUSTED):
+            for number in range(MAX_MISCOUNTS):
                 end(tokens, number, 10, 11)
             assert await tokens.keys(COMPLETIONS, body(prompt="ab"), "tiny") == (key(encode("ab")),)
-            for number in range(DISTRUSTED):
+            for number in range(MAX_MISCOUNTS):
                 end(tokens, number, 10, 11)
             assert await tokens.keys(COMPLETIONS, body(prompt="ab"), "tiny") == ()
-            assert tokens.outcomes[Outcome.DISTRUSTED] == 1
+            assert tokens.outcomes[TokenizeOutcome.DISTRUSTED] == 1
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
 
 

@@ -11,12 +11,12 @@ import msgpack
 import zmq
 import zmq.asyncio
 
-from router.core.kv_blocks.kv_events import Fault
+from router.core.kv_blocks.kv_events import KvEventFault
 from router.core.model.block_key import ROOT, BlockHasher
 from router.core.model.events import BlocksChanged, BlocksLost, Event
 from router.core.model.request import WorkerId
-from router.kv_events.stream import END, StreamLimits
-from router.kv_events.subscriber import Follower
+from router.kv_events.stream import REPLAY_END, StreamLimits
+from router.kv_events.subscriber import WorkerFollower
 from router.upstream.directory import WorkerEndpoint
 from router.upstream.kv_endpoints import Source
 from tests.support.running import PATIENCE
@@ -103,7 +103,7 @@ class Publisher:
             for number, payload in self.past:
                 if number >= self.asked[-1]:
                     await self._replay.send_multipart([caller, b"", b"kv", number.to_bytes(8, "big"), payload])
-            await self._replay.send_multipart([caller, b"", b"", END, b""])
+            await self._replay.send_multipart([caller, b"", b"", REPLAY_END, b""])
 
 
 def _bind(socket: zmq.asyncio.Socket, port: int) -> int:
@@ -117,7 +117,7 @@ class Scene(SimpleNamespace):
     """A publisher, who follows it, and what that tells."""
 
     publisher: Publisher
-    follower: Follower
+    follower: WorkerFollower
     told: list[Event]
     held: set[bytes]
 
@@ -138,7 +138,7 @@ class Scene(SimpleNamespace):
         return self.follower.report.complete
 
     @property
-    def faults(self) -> dict[Fault, int]:
+    def faults(self) -> dict[KvEventFault, int]:
         return dict(self.follower.report.faults)
 
 
@@ -150,7 +150,7 @@ async def following(*, replays: bool = True, before: int = 0, limits: StreamLimi
     for number in range(before):
         await publisher.publish(block(100 + number), lost=True)
     scene = Scene(publisher=publisher, told=[], held=set())
-    scene.follower = Follower(
+    scene.follower = WorkerFollower(
         WorkerEndpoint(WORKER, "http://127.0.0.1:1", sources=(publisher.source,)),
         scene.feed,
         HASHER,

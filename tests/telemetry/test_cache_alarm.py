@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.core.cache.calibration import FEWEST, REMEMBERED
+from router.core.cache.calibration import MIN_ANSWERS, ANSWERS_KEPT
 from router.core.model.events import Ticked, WorkerLeft, WorkerReported
 from router.core.model.request import WorkerId
 from router.core.scheduler import Scheduler
@@ -23,13 +23,13 @@ def test_wrong_predictions_are_told_of_once_a_minute_and_when_they_are_right_aga
     """Not at every poll, and only of the worker whose they are."""
     caplog.set_level("INFO")
     alarm, scheduler = alarmed()
-    for _ in range(FEWEST):
+    for _ in range(MIN_ANSWERS):
         scheduler.mirror.cache(W1).calibration.told(900, 0, 1000)
     for second in range(int(REPEAT_SECONDS) + 1):
         alarm.observe(float(second), WorkerReported(W1, 0, 0), [])
         alarm.observe(float(second), WorkerReported(WorkerId("w2"), 0, 0), [])
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["worker w1"] * 2
-    for _ in range(REMEMBERED):
+    for _ in range(ANSWERS_KEPT):
         scheduler.mirror.cache(W1).calibration.told(900, 900, 1000)
     alarm.observe(99.0, Ticked(), [])
     assert len(caplog.records) == 2
@@ -45,7 +45,7 @@ def test_nothing_is_believed_of_a_worker_that_left() -> None:
     alarm, scheduler = alarmed()
     alarm.observe(0.0, WorkerReported(WorkerId("gone"), 0, 0), [])
     assert WorkerId("gone") not in scheduler.mirror.caches
-    for _ in range(FEWEST):
+    for _ in range(MIN_ANSWERS):
         scheduler.mirror.cache(W1).calibration.told(900, 0, 1000)
     alarm.observe(1.0, WorkerReported(W1, 0, 0), [])
     assert alarm._last_warning

@@ -19,7 +19,7 @@ JITTER: Final = 0.002
 
 
 @dataclass(slots=True)
-class Computing:
+class PrefillingPrompt:
     """A request whose prompt is not computed yet; places in chunks."""
 
     hashes: bytes
@@ -37,7 +37,7 @@ class NextBatch:
     def __init__(self) -> None:
         self.chunks = 0
         """How much of a prompt goes into one batch; 0 where that is not known, and taken for enough."""
-        self._computing: dict[RequestId, Computing] = {}
+        self._computing: dict[RequestId, PrefillingPrompt] = {}
         self._formed = -inf
         """When a first token showed last that a batch is over, in seconds."""
 
@@ -59,7 +59,7 @@ class NextBatch:
                 found = each.found
         whole = (size - found) // self.chunks * self.chunks if self.chunks else 0
         room = self.chunks - (size - found - whole) if whole else None
-        computing[request] = Computing(hashes, found + whole, room, formed)
+        computing[request] = PrefillingPrompt(hashes, found + whole, room, formed)
         return found
 
     def would_find(self, hashes: bytes, waiting: Container[RequestId]) -> int | None:
@@ -72,7 +72,7 @@ class NextBatch:
         return min([self._computing[each].found for each in ahead], default=None)
 
     @staticmethod
-    def _joins(other: Computing, size: int) -> bool:
+    def _joins(other: PrefillingPrompt, size: int) -> bool:
         """Whether a prompt of so many chunks is computed in the same batch as another's end; then room is taken."""
         if other.room is None:
             return True
@@ -97,14 +97,14 @@ class NextBatch:
         self._computing.pop(request, None)
 
 
-def _alike(hashes: bytes, other: Computing) -> bool:
+def _alike(hashes: bytes, other: PrefillingPrompt) -> bool:
     """Whether a prompt begins with the first chunk that another is to compute, and so with all before it."""
     start = other.found * HASH_BYTES
     chunk = other.hashes[start : start + HASH_BYTES]
     return bool(chunk) and hashes[start : start + HASH_BYTES] == chunk
 
 
-HITS_REMEMBERED: Final = 32
+HITS_KEPT: Final = 32
 """The oldest of so many hits says what was still cached lately."""
 
 
@@ -173,7 +173,7 @@ class CacheState:
         self.report: CacheReport | None = None
         self.ahead = 0.0
         """Tokens evicted here and not yet counted by the engine; below zero, the other way round."""
-        self.ages: deque[float] = deque(maxlen=HITS_REMEMBERED)
+        self.ages: deque[float] = deque(maxlen=HITS_KEPT)
         """Of the latest hits: how long before it was found had it been released, in seconds."""
         self.predicted = self.prompts = 0
         """Tokens, summed over the requests dispatched since the last report."""

@@ -4,15 +4,15 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
-REMEMBERED: Final = 200
+ANSWERS_KEPT: Final = 200
 """Answers whose error counts."""
-FEWEST: Final = 20
+MIN_ANSWERS: Final = 20
 """Answers below which nothing is concluded from their error, nor from their silence."""
-TOLERATED: Final = 0.15
+MAX_MEAN_ERROR: Final = 0.15
 """Mean error, as a share of the prompt, above which predictions are discounted."""
 
 
-Answer = tuple[float, int, int]
+Comparison = tuple[float, int, int]
 """The error of a prediction, as a share of the prompt; what was predicted and what was found, in tokens."""
 
 
@@ -37,7 +37,7 @@ class Calibration:
         self.totals = CacheTotals()
         self.discount = 1.0
         """What to multiply predictions with, at most 1: less while they promise too much."""
-        self._recent: deque[Answer] = deque()
+        self._recent: deque[Comparison] = deque()
         self._error = 0.0
         self._predicted = self._actual = 0
         """Sums over the recent ones."""
@@ -46,18 +46,18 @@ class Calibration:
 
     @property
     def error(self) -> float | None:
-        """Mean absolute error over the last `REMEMBERED` answers, as a share of the prompt; None without any."""
+        """Mean absolute error over the last `ANSWERS_KEPT` answers, as a share of the prompt; None without any."""
         return max(0.0, self._error) / len(self._recent) if self._recent else None
 
     @property
     def suspect(self) -> bool:
         """Whether the predictions are too wrong to be taken at their word."""
-        return len(self._recent) >= FEWEST and self._error > TOLERATED * len(self._recent)
+        return len(self._recent) >= MIN_ANSWERS and self._error > MAX_MEAN_ERROR * len(self._recent)
 
     @property
     def silent(self) -> bool:
         """Whether the engine never tells what was cached."""
-        return not self.totals.answers and self._untold >= FEWEST
+        return not self.totals.answers and self._untold >= MIN_ANSWERS
 
     def told_nothing(self) -> None:
         """An answer came without a word about the cache."""
@@ -93,7 +93,7 @@ class Calibration:
         self._error += error
         self._predicted += predicted
         self._actual += actual
-        if len(self._recent) > REMEMBERED:
+        if len(self._recent) > ANSWERS_KEPT:
             error, predicted, actual = self._recent.popleft()
             self._error -= error
             self._predicted -= predicted

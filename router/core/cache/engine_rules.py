@@ -34,10 +34,10 @@ class Tracking:
     """Whether the engine's word about its cache changes what is believed."""
 
 
-FOLLOWED: Final = Tracking()
+TRACK_ALL: Final = Tracking()
 
 GENERIC: Final = CacheRules()
-RULES: Final[Mapping[str, CacheRules]] = {
+ENGINE_RULES: Final[Mapping[str, CacheRules]] = {
     "vllm": CacheRules(block_tokens=16),
     "sglang": CacheRules(found_when_computed=True, whole_nodes=True),
 }
@@ -46,12 +46,12 @@ RULES: Final[Mapping[str, CacheRules]] = {
 
 def rules_of(engine: str) -> CacheRules:
     """The rules of the engine of this name."""
-    return RULES.get(engine, GENERIC)
+    return ENGINE_RULES.get(engine, GENERIC)
 
 
 def computes_anew(engine: str, computed_anew_by: frozenset[str]) -> bool:
     """Whether an engine computes a request's prompts in full; see `Request.computed_anew_by`."""
-    return bool(computed_anew_by) and (engine in computed_anew_by or engine not in RULES)
+    return bool(computed_anew_by) and (engine in computed_anew_by or engine not in ENGINE_RULES)
 
 
 def whole_blocks(tokens: float, block: int) -> int:

@@ -8,11 +8,11 @@ what it stored; the tree knows by how many chunks it grew for that.
 
 from typing import Final
 
-MEMORY: Final = 0.98
+DECAY: Final = 0.98
 """What a past request still weighs after one more: about the last fifty count."""
 PRIOR_CHUNKS: Final = 20.0
 """Chunks of the usual size that count as known before any request."""
-MOST: Final = 2.0
+MAX_RATIO: Final = 2.0
 """How far it may be from the usual size, up or down: what was believed wrongly of a cache is no matter of size."""
 
 
@@ -27,12 +27,12 @@ class Occupancy:
 
     def learn(self, tokens: int, chunks: int) -> None:
         """The engine stored so many tokens for a request for which the tree grew by so many chunks."""
-        self._tokens = self._tokens * MEMORY + max(0, tokens)
-        self._chunks = self._chunks * MEMORY + max(0, chunks)
-        self._prior *= MEMORY
+        self._tokens = self._tokens * DECAY + max(0, tokens)
+        self._chunks = self._chunks * DECAY + max(0, chunks)
+        self._prior *= DECAY
 
     def chunk_tokens(self, usual: float) -> float:
         """What a chunk takes of the cache, in tokens; `usual`: what it has of a prompt, on average."""
         chunks = self._chunks + self._prior
         learned = (self._tokens + self._prior * usual) / chunks if chunks else usual
-        return min(MOST * usual, max(usual / MOST, learned))
+        return min(MAX_RATIO * usual, max(usual / MAX_RATIO, learned))

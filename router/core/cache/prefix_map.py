@@ -15,7 +15,7 @@ from struct import iter_unpack
 from typing import Final
 
 from router.core.cache.cache_mirror import CacheMirror
-from router.core.cache.engine_rules import FOLLOWED, Tracking, whole_blocks
+from router.core.cache.engine_rules import TRACK_ALL, Tracking, whole_blocks
 from router.core.cache.match_watch import MatchWatch, WatchIndex
 from router.core.cache.prefix_tree import PrefixTree
 from router.core.kv_blocks.token_blocks import TokenBlocks
@@ -26,13 +26,13 @@ from router.core.predict.token_estimates import Estimates
 Oracle = Callable[[Request], Mapping[WorkerId, int]]
 """Says what `PrefixMap.match` should say."""
 
-SEEN_KEPT: Final = 64
+LOOKUPS_KEPT: Final = 64
 """Requests whose match is remembered while nothing changes."""
 
 _serial = attrgetter("serial")
 
 
-class Seen:
+class Lookup:
     """A request's size and, once asked for, its match."""
 
     __slots__ = ("match", "request", "size")
@@ -52,7 +52,7 @@ class PrefixMap:
         estimates: Estimates,
         minimum: int,
         capacity: int = 400_000,
-        tracking: Tracking = FOLLOWED,
+        tracking: Tracking = TRACK_ALL,
         oracle: Oracle | None = None,
     ) -> None:
         """An empty map.
@@ -72,11 +72,11 @@ class PrefixMap:
         self._minimum = minimum
         self._least = max(1, minimum)
         """Tokens of the shortest match that is one."""
-        self._seen: dict[RequestId, Seen] = {}
+        self._seen: dict[RequestId, Lookup] = {}
         """What was looked at since anything changed: one decision asks several times about what may go."""
         self._seen_at = 0
         """The changes until then."""
-        self._most_seen = SEEN_KEPT if oracle is None else 1  # an oracle does not say when it would say another thing
+        self._most_seen = LOOKUPS_KEPT if oracle is None else 1  # an oracle does not say when it would say another thing
         self._watches: dict[RequestId, tuple[MatchWatch, ...]] = {}
         """Of each watched request one by prompt."""
         self._edges = WatchIndex()
@@ -143,7 +143,7 @@ class PrefixMap:
         """The size of a request's input: exact where its tokens are known, else estimated."""
         return self._look(request).size
 
-    def _look(self, request: Request) -> Seen:
+    def _look(self, request: Request) -> Lookup:
         changes = self.tree.changes + self.mirror.changes + self._estimates.lessons + self.blocks.changes
         if changes != self._seen_at:
             self._seen.clear()
@@ -153,7 +153,7 @@ class PrefixMap:
             if len(self._seen) >= self._most_seen:
                 self._seen.clear()
             known = sum([key.tokens for key in request.blocks]) if request.blocks else 0
-            seen = self._seen[request.id] = Seen(request, known or self._estimates.input_tokens(request))
+            seen = self._seen[request.id] = Lookup(request, known or self._estimates.input_tokens(request))
         return seen
 
     def _tokens(self, request: Request, tree: PrefixTree) -> dict[WorkerId, int]:

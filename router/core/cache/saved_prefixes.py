@@ -20,7 +20,7 @@ from router.core.model.saved import ROOT, Prefixes, SavedNode, SavedTouch
 PIECE_CHUNKS: Final = 4096
 PIECE_TOUCHES: Final = 64
 """In one piece, about: a few milliseconds' work."""
-MARKS: Final = 256
+POSITIONS_KEPT: Final = 256
 """Of a worker's insertions the last ones saved: from the last of them that has not moved it goes on."""
 
 
@@ -28,7 +28,7 @@ def saved_prefixes(
     tree: PrefixTree, now: float, touches: int, chunks: int, piece_touches: int = PIECE_TOUCHES
 ) -> Iterator[Prefixes]:
     """The newest insertions, of each worker in turn: so many `touches`, and distinct `chunks`, at most."""
-    saving = _Saving(now, tree.root)
+    saving = _PieceBuilder(now, tree.root)
     for worker, residency in islice(_recent(tree), touches):
         node = residency.node
         path = saving.new_on_path(node)
@@ -56,7 +56,7 @@ def _recent(tree: PrefixTree) -> Iterator[tuple[WorkerId, Residency]]:
 def _ends(worker: WorkerId, holding: Holding) -> Iterator[Residency]:
     """Of what one insertion touched, the deepest is the last on the way from the fresh end."""
     for ring in (holding.pinned, holding.free):
-        passed: deque[tuple[Residency, Touch]] = deque(maxlen=MARKS)
+        passed: deque[tuple[Residency, Touch]] = deque(maxlen=POSITIONS_KEPT)
         residency = ring.newest
         while residency is not ring.end:
             older = residency.older
@@ -77,7 +77,7 @@ def _older(worker: WorkerId, passed: deque[tuple[Residency, Touch]]) -> Residenc
     return None
 
 
-class _Saving:
+class _PieceBuilder:
     """The nodes saved so far, and the piece that is being made."""
 
     def __init__(self, now: float, root: Node) -> None:

@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from router.core.kv_blocks.kv_events import CacheEvent, Cleared, EngineHash, Fault, Removed, Stored
+from router.core.kv_blocks.kv_events import CacheEvent, Cleared, EngineHash, KvEventFault, Removed, Stored
 from router.core.model.block_key import HASH_BYTES, ROOT, BlockHasher
 
 
-class Change(NamedTuple):
+class BlockChange(NamedTuple):
     """What a batch of events comes to, in the order in which it is to be done; of no hash both."""
 
     cleared: bool
@@ -39,7 +39,7 @@ class BlockNames:
         """Beyond the first."""
         self.block_tokens: int | None = None
         """Told by the first event that stores any."""
-        self.faults: list[Fault] = []
+        self.faults: list[KvEventFault] = []
         """What was wrong since this was last emptied."""
 
     def __len__(self) -> int:
@@ -50,7 +50,7 @@ class BlockNames:
         """Of all blocks that can be matched, in no order that means anything."""
         return b"".join([hash_ for hash_ in self._hashes.values() if hash_ is not None])
 
-    def apply(self, events: Iterable[CacheEvent]) -> Change:
+    def apply(self, events: Iterable[CacheEvent]) -> BlockChange:
         """Take in the events of a batch. Raises TooManyBlocks; after that, this is of no use."""
         cleared = False
         last: dict[bytes, bool] = {}
@@ -67,7 +67,7 @@ class BlockNames:
         if len(self._hashes) > self._limit:
             raise TooManyBlocks
         removed = b"".join([hash_ for hash_, there in last.items() if not there])
-        return Change(cleared, removed, b"".join([hash_ for hash_, there in last.items() if there]))
+        return BlockChange(cleared, removed, b"".join([hash_ for hash_, there in last.items() if there]))
 
     def clear(self) -> None:
         """Nothing is stored any more."""
@@ -96,17 +96,17 @@ class BlockNames:
         if event.apart:
             return apart
         if event.block_tokens != self.block_tokens:
-            self.faults.append(Fault.ODD_BLOCK)
+            self.faults.append(KvEventFault.ODD_BLOCK)
             return apart
         parent = ROOT if event.parent is None else self._hashes.get(event.parent)
         if parent is None:
             if event.parent not in self._hashes:
-                self.faults.append(Fault.UNKNOWN_PARENT)
+                self.faults.append(KvEventFault.UNKNOWN_PARENT)
             return apart
         try:
             hashes = self._hasher.chain(parent, event.tokens, event.block_tokens)
         except ValueError:
-            self.faults.append(Fault.BAD_FIELDS)
+            self.faults.append(KvEventFault.BAD_FIELDS)
             return apart
         return [hashes[at : at + HASH_BYTES] for at in range(0, len(hashes), HASH_BYTES)]
 
@@ -115,7 +115,7 @@ class BlockNames:
         lost = []
         for name in names:
             if name not in self._hashes:
-                self.faults.append(Fault.UNKNOWN_BLOCK)
+                self.faults.append(KvEventFault.UNKNOWN_BLOCK)
             elif copies := self._copies.pop(name, 0):
                 if copies > 1:
                     self._copies[name] = copies - 1

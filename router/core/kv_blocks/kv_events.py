@@ -19,7 +19,7 @@ EngineHash = int | bytes
 
 DEVICE: Final = (None, "GPU")
 """The medium of blocks that a prefill can use at once."""
-REMEMBERED: Final = 10_000
+MARKS_KEPT: Final = 10_000
 """Messages of which marks are kept, as many as engines keep for replay."""
 _POSITIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "BlockStored": (
@@ -31,7 +31,7 @@ _POSITIONS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
-class Fault(StrEnum):
+class KvEventFault(StrEnum):
     """What can be wrong with a publisher's messages, as it is counted."""
 
     UNREADABLE = "unreadable"
@@ -67,7 +67,7 @@ class EventsReport:
     """Whether its blocks are known by events at all; if not, by the mirror alone."""
     complete: bool
     """Whether they are known by events alone."""
-    faults: Mapping[Fault, int]
+    faults: Mapping[KvEventFault, int]
 
 
 class Stored(NamedTuple):
@@ -95,43 +95,43 @@ class Cleared(NamedTuple):
 CacheEvent = Stored | Removed | Cleared
 
 
-class Batch(NamedTuple):
+class EventBatch(NamedTuple):
     """What one message says, in order, without what is of no use here."""
 
     rank: int | None
     """Data-parallel rank; None where it is not told."""
     events: tuple[CacheEvent, ...]
-    faults: tuple[Fault, ...]
+    faults: tuple[KvEventFault, ...]
     """Of the events that had to be left out, one for each."""
 
 
-def read_batch(payload: object) -> Batch:
+def read_batch(payload: object) -> EventBatch:
     """Read an unpacked message. Raises ValueError for one that is no batch; of a batch, bad events are left out."""
     if not isinstance(payload, list | tuple) or len(payload) < 2 or not isinstance(payload[1], list | tuple):
         raise ValueError("not a batch of events")
     rank = payload[2] if len(payload) > 2 else None
     events: list[CacheEvent] = []
-    faults: list[Fault] = []
+    faults: list[KvEventFault] = []
     for raw in payload[1]:
         read = _read_event(raw)
-        if isinstance(read, Fault):
+        if isinstance(read, KvEventFault):
             faults.append(read)
         elif read is not None:
             events.append(read)
-    return Batch(rank if type(rank) is int and rank >= 0 else None, tuple(events), tuple(faults))
+    return EventBatch(rank if type(rank) is int and rank >= 0 else None, tuple(events), tuple(faults))
 
 
-def _read_event(raw: object) -> CacheEvent | Fault | None:
+def _read_event(raw: object) -> CacheEvent | KvEventFault | None:
     """One event, what is wrong with it, or None for one about another memory than the device's."""
     fields = _fields(raw)
     if fields is None:
-        return Fault.UNKNOWN_KIND
+        return KvEventFault.UNKNOWN_KIND
     kind = fields["type"]
     if kind == "AllBlocksCleared":
         return Cleared()
     names = fields.get("block_hashes")
     if not isinstance(names, list | tuple) or not all(isinstance(name, int | bytes) for name in names):
-        return Fault.BAD_FIELDS
+        return KvEventFault.BAD_FIELDS
     if fields.get("medium") not in DEVICE or fields.get("group_idx") not in (None, 0):
         return None
     return Removed(names) if kind == "BlockRemoved" else _stored(names, fields)
@@ -147,18 +147,18 @@ def _fields(raw: object) -> Mapping[str, object] | None:
     return None
 
 
-def _stored(names: Sequence[EngineHash], fields: Mapping[str, object]) -> Stored | Fault:
+def _stored(names: Sequence[EngineHash], fields: Mapping[str, object]) -> Stored | KvEventFault:
     parent, tokens, size = fields.get("parent_block_hash"), fields.get("token_ids"), fields.get("block_size")
     if not isinstance(tokens, list | tuple) or type(size) is not int or size < 1:
-        return Fault.BAD_FIELDS
+        return KvEventFault.BAD_FIELDS
     if not isinstance(parent, int | bytes | None) or len(tokens) != size * len(names):
-        return Fault.BAD_FIELDS
+        return KvEventFault.BAD_FIELDS
     extra = fields.get("extra_keys")
     apart = any(fields.get(name) is not None for name in ("lora_id", "lora_name", "cache_salt"))
     return Stored(names, parent, tokens, size, apart or (isinstance(extra, list | tuple) and any(extra)))
 
 
-class Arrival(Enum):
+class MessageOrder(Enum):
     """What the number of a message means."""
 
     NEXT = auto()
@@ -178,17 +178,17 @@ class Continuity:
         """The number of the message to come; before there was any, of the first that there ever was."""
         self._marks: OrderedDict[int, int] = OrderedDict()
 
-    def arrival(self, number: int, mark: int) -> Arrival:
+    def arrival(self, number: int, mark: int) -> MessageOrder:
         """What a message is to those before it; changes nothing."""
         if number == self.next:
-            return Arrival.NEXT
+            return MessageOrder.NEXT
         if number > self.next:
-            return Arrival.GAP
-        return Arrival.REPEATED if self._marks.get(number) == mark else Arrival.RESTARTED
+            return MessageOrder.GAP
+        return MessageOrder.REPEATED if self._marks.get(number) == mark else MessageOrder.RESTARTED
 
     def take(self, number: int, mark: int) -> None:
         """A message is taken in, the next one or one after a gap that stays."""
         self.next = number + 1
         self._marks[number] = mark
-        if len(self._marks) > REMEMBERED:
+        if len(self._marks) > MARKS_KEPT:
             self._marks.popitem(last=False)

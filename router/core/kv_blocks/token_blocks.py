@@ -18,12 +18,12 @@ from router.core.model.block_key import BlockKey
 from router.core.model.events import BlocksChanged, BlocksFollowed
 from router.core.model.request import Request, RequestId, WorkerId
 
-FADING: Final = 1024
+MAX_EXPIRING: Final = 1024
 """Ended requests of a worker whose blocks may still be expected; more are not waited for."""
 
 
 @dataclass(slots=True)
-class Held:
+class WorkerBlocks:
     """What one worker holds, and is about to."""
 
     block_tokens: int
@@ -70,7 +70,7 @@ class TokenBlocks:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._held: dict[WorkerId, Held] = {}
+        self._held: dict[WorkerId, WorkerBlocks] = {}
         self._expecting: dict[RequestId, tuple[WorkerId, tuple[bytes, ...]]] = {}
         self._size = 0
         self.changes = 0
@@ -96,7 +96,7 @@ class TokenBlocks:
         held = self._held.get(event.worker)
         if held is None or held.block_tokens != event.block_tokens:
             self.lose(event.worker)
-            self._held[event.worker] = Held(event.block_tokens, event.ranks, event.complete)
+            self._held[event.worker] = WorkerBlocks(event.block_tokens, event.ranks, event.complete)
         else:
             held.ranks, held.complete = event.ranks, event.complete
 
@@ -170,7 +170,7 @@ class TokenBlocks:
             return
         self.changes += 1
         for hashes in each:
-            if stored and len(held.fading) < FADING:
+            if stored and len(held.fading) < MAX_EXPIRING:
                 held.fading.append(hashes)
             else:
                 held.release(hashes)
@@ -183,7 +183,7 @@ class TokenBlocks:
             expected = Counter(hash_ for hashes in self._awaited(worker, held) for hash_ in _split(hashes))
             assert expected == held.expected, "what is expected is not what requests will store"
 
-    def _awaited(self, worker: WorkerId, held: Held) -> Iterator[bytes]:
+    def _awaited(self, worker: WorkerId, held: WorkerBlocks) -> Iterator[bytes]:
         yield from held.fading
         for expecting, each in self._expecting.values():
             if expecting == worker:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from router.core.cache.cache_mirror import CacheMirror
-from router.core.cache.calibration import FEWEST
+from router.core.cache.calibration import MIN_ANSWERS
 from router.core.cache.engine_rules import Tracking
 from router.core.cache.prefix_tree import PrefixTree
 from router.core.model.commands import Dispatch
@@ -379,16 +379,16 @@ def test_two_that_are_computed_in_one_batch_do_not_find_each_other() -> None:
 def test_a_silent_engine_is_recognised_and_its_counters_are_taken_instead() -> None:
     """Predictions that its hits do not bear out are discounted."""
     caches = Caches(chunks=1000)
-    for _ in range(FEWEST):
+    for _ in range(MIN_ANSWERS):
         caches.end(caches.send("xxxx"), cached=None)
-    for number in range(FEWEST):
+    for number in range(MIN_ANSWERS):
         caches.report(CacheReport(hit_tokens=10.0 * number))
         request = caches.send("xxxx!")
         caches.mirror.ended(request, Usage(5 * CHUNK_TOKENS, 1), (), caches.now, computed=True)
     calibration = caches.mirror.cache(W1).calibration
     assert calibration.silent
-    for number in range(FEWEST + 1):
-        caches.report(CacheReport(hit_tokens=10.0 * (FEWEST + number)))
+    for number in range(MIN_ANSWERS + 1):
+        caches.report(CacheReport(hit_tokens=10.0 * (MIN_ANSWERS + number)))
         caches.running.clear()
         caches.mirror.ended(caches.send("xxxx!"), None, (), caches.now, computed=True)
     assert calibration.discount < 0.2
@@ -399,7 +399,7 @@ def test_a_worker_whose_predictions_fail_is_believed_less_until_they_are_right()
     scene = Scene("rr+fcfs")
     scene.finish(scene.arrive("ada", "doc?"))
     calibration = scene.scheduler.mirror.cache(W1).calibration
-    for _ in range(FEWEST):
+    for _ in range(MIN_ANSWERS):
         calibration.told(1000, 500, 1000)
     assert scene.dispatched[scene.arrive("ada", "doc!")].cached_tokens == round(3 * CHUNK_TOKENS * 0.5)
     for _ in range(200):

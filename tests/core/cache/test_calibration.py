@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.core.cache.calibration import FEWEST, REMEMBERED, Calibration
+from router.core.cache.calibration import MIN_ANSWERS, ANSWERS_KEPT, Calibration
 
 
 def test_errors_are_counted_by_their_kind() -> None:
@@ -20,14 +20,14 @@ def test_errors_are_counted_by_their_kind() -> None:
 def test_predictions_are_discounted_while_they_promise_too_much() -> None:
     """By what came true of them, and as soon as there are enough to tell; then until they are right again."""
     calibration = Calibration()
-    for _ in range(FEWEST - 1):
+    for _ in range(MIN_ANSWERS - 1):
         calibration.told(1000, 250, 1000)
     assert calibration.discount == 1.0
     calibration.told(1000, 250, 1000)
     suspected = calibration.suspect
     assert suspected
     assert calibration.discount == pytest.approx(0.25)
-    for _ in range(REMEMBERED):
+    for _ in range(ANSWERS_KEPT):
         calibration.told(1000, 1000, 1000)
     assert not calibration.suspect
     assert calibration.discount == 1.0
@@ -37,7 +37,7 @@ def test_predictions_are_discounted_while_they_promise_too_much() -> None:
 def test_predictions_that_promise_too_little_are_not_raised() -> None:
     """They are wrong, and told of; but nothing speaks for caches that hold more than anyone sent there."""
     calibration = Calibration()
-    for _ in range(FEWEST):
+    for _ in range(MIN_ANSWERS):
         calibration.told(100, 900, 1000)
     assert calibration.suspect
     assert calibration.discount == 1.0
@@ -46,7 +46,7 @@ def test_predictions_that_promise_too_little_are_not_raised() -> None:
 def test_an_engine_is_silent_that_never_told() -> None:
     """Not one that told once, whatever it does then."""
     calibration = Calibration()
-    for _ in range(FEWEST):
+    for _ in range(MIN_ANSWERS):
         assert not calibration.silent
         calibration.told_nothing()
     assert calibration.silent
@@ -57,8 +57,8 @@ def test_an_engine_is_silent_that_never_told() -> None:
 def test_an_emptied_cache_is_judged_anew() -> None:
     """The sums stay."""
     calibration = Calibration()
-    for _ in range(FEWEST):
+    for _ in range(MIN_ANSWERS):
         calibration.told(1000, 0, 1000)
     calibration.begin_anew()
     assert (calibration.error, calibration.discount, calibration.suspect) == (None, 1.0, False)
-    assert calibration.totals.answers == FEWEST
+    assert calibration.totals.answers == MIN_ANSWERS

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.cache.occupancy import MOST, Occupancy
+from router.core.cache.occupancy import MAX_RATIO, Occupancy
 
 USUAL = 32.0
 
@@ -29,4 +29,4 @@ def test_it_is_never_far_from_the_usual_size(stored: list[tuple[int, int]], usua
     occupancy = Occupancy()
     for tokens, chunks in stored:
         occupancy.learn(tokens, chunks)
-    assert usual / MOST <= occupancy.chunk_tokens(usual) <= MOST * usual
+    assert usual / MAX_RATIO <= occupancy.chunk_tokens(usual) <= MAX_RATIO * usual

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.kv_blocks.block_names import BlockNames, Change, TooManyBlocks
-from router.core.kv_blocks.kv_events import REMEMBERED, Arrival, Cleared, Continuity, Fault, Removed, Stored, read_batch
+from router.core.kv_blocks.block_names import BlockNames, BlockChange, TooManyBlocks
+from router.core.kv_blocks.kv_events import MARKS_KEPT, MessageOrder, Cleared, Continuity, KvEventFault, Removed, Stored, read_batch
 from router.core.model.block_key import ROOT, BlockHasher
 
 HASHER = BlockHasher(b"secret")
@@ -79,21 +79,21 @@ def test_other_memory_is_left_out(elsewhere: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     ("raw", "fault"),
     [
-        (None, Fault.UNKNOWN_KIND),
-        ([], Fault.UNKNOWN_KIND),
-        (["BlockEaten", [1]], Fault.UNKNOWN_KIND),
-        ({"type": ["BlockStored"]}, Fault.UNKNOWN_KIND),
-        ({"block_hashes": [1]}, Fault.UNKNOWN_KIND),
-        (["BlockRemoved"], Fault.BAD_FIELDS),
-        (["BlockRemoved", ["name"], "GPU"], Fault.BAD_FIELDS),
-        (VLLM_STORED | {"block_size": 0}, Fault.BAD_FIELDS),
-        (VLLM_STORED | {"block_size": True}, Fault.BAD_FIELDS),
-        (VLLM_STORED | {"token_ids": [1, 2, 3]}, Fault.BAD_FIELDS),
-        (VLLM_STORED | {"token_ids": None}, Fault.BAD_FIELDS),
-        (VLLM_STORED | {"parent_block_hash": "name"}, Fault.BAD_FIELDS),
+        (None, KvEventFault.UNKNOWN_KIND),
+        ([], KvEventFault.UNKNOWN_KIND),
+        (["BlockEaten", [1]], KvEventFault.UNKNOWN_KIND),
+        ({"type": ["BlockStored"]}, KvEventFault.UNKNOWN_KIND),
+        ({"block_hashes": [1]}, KvEventFault.UNKNOWN_KIND),
+        (["BlockRemoved"], KvEventFault.BAD_FIELDS),
+        (["BlockRemoved", ["name"], "GPU"], KvEventFault.BAD_FIELDS),
+        (VLLM_STORED | {"block_size": 0}, KvEventFault.BAD_FIELDS),
+        (VLLM_STORED | {"block_size": True}, KvEventFault.BAD_FIELDS),
+        (VLLM_STORED | {"token_ids": [1, 2, 3]}, KvEventFault.BAD_FIELDS),
+        (VLLM_STORED | {"token_ids": None}, KvEventFault.BAD_FIELDS),
+        (VLLM_STORED | {"parent_block_hash": "name"}, KvEventFault.BAD_FIELDS),
     ],
 )
-def test_a_bad_event_is_named(raw: object, fault: Fault) -> None:
+def test_a_bad_event_is_named(raw: object, fault: KvEventFault) -> None:
     """A bad event is left out and named, and those around it are read."""
     assert read_batch([1.0, [["AllBlocksCleared"], raw, ["AllBlocksCleared"]]]) == (
         None,
@@ -138,14 +138,14 @@ def test_whatever_comes_is_read_or_refused(first: object, events: list[object]) 
 def test_the_messages_of_a_publisher() -> None:
     """Numbers tell what comes next, what came before, what is missing, and that the publisher is a new one."""
     seen = Continuity()
-    assert seen.arrival(0, 100) is Arrival.NEXT
-    assert seen.arrival(5, 105) is Arrival.GAP
+    assert seen.arrival(0, 100) is MessageOrder.NEXT
+    assert seen.arrival(5, 105) is MessageOrder.GAP
     for number in range(3):
         seen.take(number, 100 + number)
-    assert seen.arrival(3, 103) is Arrival.NEXT
-    assert seen.arrival(1, 101) is Arrival.REPEATED
-    assert seen.arrival(0, 7) is Arrival.RESTARTED
-    assert seen.arrival(4, 104) is Arrival.GAP
+    assert seen.arrival(3, 103) is MessageOrder.NEXT
+    assert seen.arrival(1, 101) is MessageOrder.REPEATED
+    assert seen.arrival(0, 7) is MessageOrder.RESTARTED
+    assert seen.arrival(4, 104) is MessageOrder.GAP
 
 
 def test_a_gap_may_stay() -> None:
@@ -153,26 +153,26 @@ def test_a_gap_may_stay() -> None:
     seen = Continuity()
     seen.take(0, 100)
     seen.take(2, 102)
-    assert seen.arrival(3, 103) is Arrival.NEXT
-    assert seen.arrival(2, 102) is Arrival.REPEATED
+    assert seen.arrival(3, 103) is MessageOrder.NEXT
+    assert seen.arrival(2, 102) is MessageOrder.REPEATED
 
 
 def test_marks_are_bounded() -> None:
     """A message that came very long ago is not told from another one of its number."""
     seen = Continuity()
-    for number in range(REMEMBERED + 1):
+    for number in range(MARKS_KEPT + 1):
         seen.take(number, number)
-    assert seen.arrival(1, 1) is Arrival.REPEATED
-    assert seen.arrival(0, 0) is Arrival.RESTARTED
+    assert seen.arrival(1, 1) is MessageOrder.REPEATED
+    assert seen.arrival(0, 0) is MessageOrder.RESTARTED
 
 
 def test_blocks_are_chained_by_name() -> None:
     """Blocks that follow on a named one have the hashes of the whole prefix, whatever the engine's names are."""
     names = BlockNames(HASHER, 100)
-    assert names.apply([STORED]) == Change(False, b"", hashes(1, 2, 3, 4))
+    assert names.apply([STORED]) == BlockChange(False, b"", hashes(1, 2, 3, 4))
     followed = names.apply([Stored([13], 12, [5, 6], 2, False)])
     assert followed.stored == hashes(1, 2, 3, 4, 5, 6)[16:]
-    assert names.apply([Removed([12, 13])]) == Change(False, hashes(1, 2, 3, 4, 5, 6)[8:], b"")
+    assert names.apply([Removed([12, 13])]) == BlockChange(False, hashes(1, 2, 3, 4, 5, 6)[8:], b"")
     assert len(names) == 1
     assert not names.faults
 
@@ -181,8 +181,8 @@ def test_what_is_removed_last_counts() -> None:
     """Of one batch, only how it leaves each block is told."""
     names = BlockNames(HASHER, 100)
     change = names.apply([STORED, Removed([12]), Removed([11]), Stored([11], None, [1, 2], 2, False)])
-    assert change == Change(False, hashes(1, 2, 3, 4)[8:], hashes(1, 2))
-    assert names.apply([Cleared(), STORED]) == Change(True, b"", hashes(1, 2, 3, 4))
+    assert change == BlockChange(False, hashes(1, 2, 3, 4)[8:], hashes(1, 2))
+    assert names.apply([Cleared(), STORED]) == BlockChange(True, b"", hashes(1, 2, 3, 4))
 
 
 def test_copies_are_counted() -> None:
@@ -190,8 +190,8 @@ def test_copies_are_counted() -> None:
     names = BlockNames(HASHER, 100)
     names.apply([STORED])
     again = [Stored([11], None, [1, 2], 2, False), Stored([12], 11, [3, 4], 2, False)]
-    assert names.apply(again) == Change(False, b"", b"")
-    assert names.apply([Removed([12, 11])]) == Change(False, b"", b"")
+    assert names.apply(again) == BlockChange(False, b"", b"")
+    assert names.apply([Removed([12, 11])]) == BlockChange(False, b"", b"")
     gone = names.apply([Removed([12, 11])])
     assert sorted([gone.removed[:8], gone.removed[8:]]) == sorted([hashes(1, 2), hashes(1, 2, 3, 4)[8:]])
 
@@ -200,7 +200,7 @@ def test_a_report_of_hits_is_no_copy() -> None:
     """What a client has its engine report of its hits makes nothing stay that is removed."""
     names = BlockNames(HASHER, 100)
     names.apply([STORED])
-    assert names.apply([STORED, STORED]) == Change(False, b"", b"")
+    assert names.apply([STORED, STORED]) == BlockChange(False, b"", b"")
     assert len(names.apply([Removed([12, 11])]).removed) == 16
     assert len(names) == 0
 
@@ -209,15 +209,15 @@ def test_unknown_parent() -> None:
     """Blocks on an unknown one match nothing, nor do those that follow; it is counted once, and never a wrong match."""
     names = BlockNames(HASHER, 100)
     orphan = Stored([21], 99, [1, 2], 2, False)
-    assert names.apply([orphan, Stored([22], 21, [3, 4], 2, False), Removed([21])]) == Change(False, b"", b"")
-    assert names.faults == [Fault.UNKNOWN_PARENT]
+    assert names.apply([orphan, Stored([22], 21, [3, 4], 2, False), Removed([21])]) == BlockChange(False, b"", b"")
+    assert names.faults == [KvEventFault.UNKNOWN_PARENT]
 
 
 def test_what_is_apart_matches_nothing() -> None:
     """Blocks that are apart, and all behind them, are known by name alone."""
     names = BlockNames(HASHER, 100)
     change = names.apply([STORED._replace(apart=True), Stored([13], 12, [5, 6], 2, False)])
-    assert change == Change(False, b"", b"")
+    assert change == BlockChange(False, b"", b"")
     assert not names.faults
     assert len(names) == 3
 
@@ -225,16 +225,16 @@ def test_what_is_apart_matches_nothing() -> None:
 @pytest.mark.parametrize(
     ("event", "fault"),
     [
-        (Removed([99]), Fault.UNKNOWN_BLOCK),
-        (Stored([13], 12, [5, 6, 7], 3, False), Fault.ODD_BLOCK),
-        (Stored([13], 12, [-5, 6], 2, False), Fault.BAD_FIELDS),
+        (Removed([99]), KvEventFault.UNKNOWN_BLOCK),
+        (Stored([13], 12, [5, 6, 7], 3, False), KvEventFault.ODD_BLOCK),
+        (Stored([13], 12, [-5, 6], 2, False), KvEventFault.BAD_FIELDS),
     ],
 )
-def test_faults_of_names(event: Removed | Stored, fault: Fault) -> None:
+def test_faults_of_names(event: Removed | Stored, fault: KvEventFault) -> None:
     """What does not fit what is known is named, and changes nothing that is matched."""
     names = BlockNames(HASHER, 100)
     names.apply([STORED])
-    assert names.apply([event]) == Change(False, b"", b"")
+    assert names.apply([event]) == BlockChange(False, b"", b"")
     assert names.faults == [fault]
 
 
