@@ -16,7 +16,7 @@ import orjson
 from router.api.answer.sse import EventSplitter, event_data, plain_event
 from router.api.answer.stream_reader import StreamReader, is_chunk
 from router.api.answer.usage import token_count
-from router.api.body.call import COMPLETIONS, Call, Way
+from router.api.body.call import COMPLETIONS, Call, ResumeMode
 from router.api.body.fields import Fields
 from router.api.endpoints import chat, completions
 from router.errors import WorkerBroke
@@ -72,13 +72,13 @@ class Continuation:
 
 def continuation(call: Call, reader: StreamReader, *, ids: bool = True) -> Continuation | None:
     """How to go on with what a client has of an answer, by `ids` where they are known; None where it cannot be done."""
-    if call.way is Way.NONE or reader.head is None:
+    if call.way is ResumeMode.NONE or reader.head is None:
         return None
     fields: Fields = orjson.loads(call.body)
     usage = reader.usage
     input_tokens = None if usage is None else usage.input_tokens
     is_chat = call.path == chat.PATH
-    if ids and call.way is Way.IDS and reader.continuable and (known := reader.ids) is not None:
+    if ids and call.way is ResumeMode.IDS and reader.continuable and (known := reader.ids) is not None:
         prompt, output = known
         limit = _limit(fields, is_chat)
         remaining = None if limit is None else limit - len(output)

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from router.api.body.call import COMPLETIONS
 from router.api.body.fields import TOO_LARGE
 from router.api.endpoints import chat, embeddings, messages, responses, scoring, tokenizing
-from router.api.registry import FAMILIES, errors_of
+from router.api.registry import FAMILIES, error_shape_of
 from router.errors import (
     BadRequest,
     BodyTooLarge,
@@ -30,13 +30,13 @@ from router.errors import (
 
 Json = dict[str, Any]
 
-OF_EACH: Final = (BadRequest, TooSlow, UrlTooLong, HeadTooLarge, Refused)
+COMMON_ERRORS: Final = (BadRequest, TooSlow, UrlTooLong, HeadTooLarge, Refused)
 """Whatever is asked for, a client may be told these: `front.py` says them of its connection."""
-OF_CALLS: Final = (
-    *(*OF_EACH, InvalidKey, ModelNotAllowed, UnknownModel, BodyTooLarge, UnsupportedEncoding),
+CALL_ERRORS: Final = (
+    *(*COMMON_ERRORS, InvalidKey, ModelNotAllowed, UnknownModel, BodyTooLarge, UnsupportedEncoding),
     *(WorkerBroke, NoWorker, WorkerHung),
 )
-SAID: Final = {
+STATUS_DESCRIPTIONS: Final = {
     400: "Something is wrong with the call; `param` names the member at fault.",
     401: "Not a good key.",
     403: "The client may not call this model.",
@@ -170,7 +170,7 @@ _NEVER_SENT: Final = ("HTTPValidationError", "ValidationError")
 def with_calls(document: Json) -> Json:
     """The document of the control plane with the calls to models, and errors in the shape in which they are told."""
     control = {
-        path: {method: _told(operation) for method, operation in operations.items()}
+        path: {method: _control_operation(operation) for method, operation in operations.items()}
         for path, operations in document["paths"].items()
     }
     components = document.get("components", {})
@@ -200,26 +200,26 @@ def _call(path: str) -> Json:
         "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
         "responses": {
             "200": {"description": "The engine's answer.", "content": {**whole, **streamed}},
-            **dict(_errors(OF_CALLS, path)),
+            **dict(_errors(CALL_ERRORS, path)),
         },
     }
 
 
-def _told(operation: Json) -> Json:
+def _control_operation(operation: Json) -> Json:
     """An operation of the control plane, without the 422 that FastAPI supposes."""
     own = {status: answer for status, answer in operation["responses"].items() if status != "422"}
-    refused = {status: {**answer, **_content("")} for status, answer in own.items() if int(status) >= 400}
-    kinds = (*OF_EACH, BodyTooLarge) if "requestBody" in operation else OF_EACH
+    refused = {status: {**answer, **_error_content("")} for status, answer in own.items() if int(status) >= 400}
+    kinds = (*COMMON_ERRORS, BodyTooLarge) if "requestBody" in operation else COMMON_ERRORS
     return {**operation, "responses": {**own, **dict(_errors(kinds, "")), **refused}}
 
 
 def _errors(kinds: Iterable[type[RouterError]], path: str) -> Iterator[tuple[str, Json]]:
     for status in sorted({kind.status for kind in kinds}):
-        description = SAID.get(status, f"{HTTPStatus(status).phrase}.")
-        yield str(status), {"description": description, **_content(path)}
+        description = STATUS_DESCRIPTIONS.get(status, f"{HTTPStatus(status).phrase}.")
+        yield str(status), {"description": description, **_error_content(path)}
 
 
-def _content(path: str) -> Json:
+def _error_content(path: str) -> Json:
     """How errors are told at a path."""
-    name = "AnthropicError" if errors_of(path) is messages.ANTHROPIC else "Error"
+    name = "AnthropicError" if error_shape_of(path) is messages.ANTHROPIC else "Error"
     return {"content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}}

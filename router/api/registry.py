@@ -15,9 +15,9 @@ from router.api.endpoints.plain import read_plain
 from router.api.family import Family
 from router.core.model.prompt_key import PromptHasher
 
-OURS: Final = ("/v1/models", "/v1/usage")
+ROUTER_PATHS: Final = ("/v1/models", "/v1/usage")
 """Of these the router itself knows best, and of what is below them."""
-CLOSED: Final = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/loads"})
+ENGINE_ADMIN_PATHS: Final = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/loads"})
 """What engines keep for whoever runs them."""
 
 
@@ -58,11 +58,13 @@ def family_of(path: str) -> Family | None:
     family = FAMILIES.get(path)
     if family is not None or not path.startswith("/v1/"):
         return family
-    ours = any(path == name or path.startswith(f"{name}/") for name in OURS)
-    return None if ours or path.rstrip("/") in CLOSED or not {"..", "."}.isdisjoint(path.split("/")) else OTHER
+    ours = any(path == name or path.startswith(f"{name}/") for name in ROUTER_PATHS)
+    return (
+        None if ours or path.rstrip("/") in ENGINE_ADMIN_PATHS or not {"..", "."}.isdisjoint(path.split("/")) else OTHER
+    )
 
 
-def errors_of(path: str) -> ErrorShape:
+def error_shape_of(path: str) -> ErrorShape:
     """How errors are told at a path."""
     family = FAMILIES.get(path)
     if family is None:

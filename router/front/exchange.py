@@ -8,7 +8,7 @@ from types import TracebackType
 from starlette.types import Receive, Scope, Send
 
 from router.api.body.call import Head
-from router.api.registry import errors_of
+from router.api.registry import error_shape_of
 from router.errors import BadRequest, BodyTooLarge, RouterError, UnsupportedEncoding
 from router.front.byte_budget import Hold
 from router.front.http.connection_limits import BREAK_OFF, ON_DISCONNECT, UNREAD_OWNER, OnDisconnect
@@ -153,7 +153,7 @@ class Exchange:
 
         Where a part of a whole answer is out, the connection is broken off.
         """
-        shape = errors_of(self.path)
+        shape = error_shape_of(self.path)
         if self.whole:
             self.break_off()
         elif self.begun:

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from router.api.body.call import Call, Head
 from router.api.body.checks import check_vocabulary, check_weight
-from router.api.body.edits import isolated, rename
+from router.api.body.edits import with_cache_salt, rename
 from router.api.endpoints.responses import stored_id
 from router.api.family import Family
 from router.api.registry import family_of
@@ -155,7 +155,7 @@ class Gateway:
 
         def salted() -> bytes:
             _check_size(body)
-            return isolated(body, side, isolation.secret)
+            return with_cache_salt(body, side, isolation.secret)
 
         return await self._slots.run(owner, len(body), salted)
 

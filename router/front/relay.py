@@ -9,7 +9,7 @@ from typing import Literal
 from router.api.answer.outline import Outline
 from router.api.answer.stream_reader import Answer, StreamReader
 from router.api.body.call import Call
-from router.api.body.edits import AddedFields, named_in
+from router.api.body.edits import AddedFields, fields_named_in
 from router.api.continuation import Continuation, Rewriter, continuation, last_events
 from router.api.endpoints.plain import tail_usage
 from router.api.endpoints.responses import ResponseReader, is_running
@@ -310,7 +310,7 @@ class Relay:
         )
         if not added or upstream.status not in BAD_REQUEST:
             return upstream
-        refused = named_in((await upstream.begin(HELD_BYTES, self._hold.try_add))[0], added)
+        refused = fields_named_in((await upstream.begin(HELD_BYTES, self._hold.try_add))[0], added)
         if not refused:
             return upstream
         self._hang_up()

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from router.api.body.call import COMPLETIONS
-from router.api.body.edits import EVERYTHING, NOTHING, AddedFields, Addition
+from router.api.body.edits import ALL_FIELDS, NO_FIELDS, AddedFields, Addition
 from router.api.endpoints.chat import PATH as CHAT
 from router.api.endpoints.messages import PATH as MESSAGES
 from router.api.endpoints.responses import PATH as RESPONSES
@@ -71,7 +71,7 @@ class AcceptedFields:
 
     def __getitem__(self, path: str) -> AddedFields:
         """What may be added to a call to this path."""
-        return self._accepted.get(path, NOTHING)
+        return self._accepted.get(path, NO_FIELDS)
 
     @property
     def refused(self) -> Mapping[str, AddedFields]:
@@ -83,7 +83,7 @@ class AcceptedFields:
         """What the router would add and this worker does not accept, by path; nothing before it is known what it is."""
         if not self.engine:
             return {}
-        lacking = {path: EVERYTHING - self[path] for path in (CHAT, COMPLETIONS)}
+        lacking = {path: ALL_FIELDS - self[path] for path in (CHAT, COMPLETIONS)}
         return {path: fields for path, fields in lacking.items() if fields}
 
     def identify(self, engine: str, version: str | None) -> None:
@@ -95,7 +95,7 @@ class AcceptedFields:
 
     def refuse(self, path: str, fields: AddedFields) -> None:
         """The worker has refused these: they are not added any more."""
-        self._refused[path] = self._refused.get(path, NOTHING) | fields
+        self._refused[path] = self._refused.get(path, NO_FIELDS) | fields
         self._accepted[path] = self[path] - fields
 
 

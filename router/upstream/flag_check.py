@@ -9,7 +9,7 @@ import httpx
 import orjson
 
 from router.api.body.call import COMPLETIONS
-from router.api.body.edits import NOTHING, Addition, Additions, named_in
+from router.api.body.edits import NO_FIELDS, Addition, Additions, fields_named_in
 from router.api.endpoints.chat import PATH as CHAT
 from router.core.model.commands import Command
 from router.core.model.events import Event, WorkerJoined
@@ -131,7 +131,7 @@ async def _try_fields(backend: WorkerEndpoint, client: httpx.AsyncClient, model:
         for _ in Addition:
             post = Additions().put(body, fields[path])
             reply = await reply_to(client, backend.url + path, headers, post=post)
-            refused = named_in(reply.body, fields[path]) if reply.response.status_code in BAD_REQUEST else NOTHING
+            refused = fields_named_in(reply.body, fields[path]) if reply.response.status_code in BAD_REQUEST else NO_FIELDS
             if not refused:
                 break
             fields.refuse(path, refused)
@@ -140,7 +140,7 @@ async def _try_fields(backend: WorkerEndpoint, client: httpx.AsyncClient, model:
 def _notes(fields: AcceptedFields) -> Iterator[str]:
     for path, missing in fields.missing.items():
         for field in sorted(missing, key=lambda each: each.value):
-            verb = "refuses" if field in fields.refused.get(path, NOTHING) else "does not accept"
+            verb = "refuses" if field in fields.refused.get(path, NO_FIELDS) else "does not accept"
             yield f"{verb} {field.value} on {path}, which is not added there: {WITHOUT[field]}"
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from router.api.answer.stream_reader import StreamReader
-from router.api.answer.token_record import RECORD_LIMIT, Record
-from router.api.body.call import Call, Way
+from router.api.answer.token_record import RECORD_LIMIT, TokenRecord
+from router.api.body.call import Call, ResumeMode
 from router.api.body.edits import Addition
 from router.api.continuation import Continuation, Rewriter, continuation, last_events
 from router.api.endpoints.chat import parse_chat
@@ -51,38 +51,41 @@ def rest_of(call: Call, *deltas: dict[str, Any], prompt: list[int] | None = None
 @pytest.mark.parametrize(
     ("fields", "way"),
     [
-        ({}, Way.IDS),
-        ({"temperature": 1.0, "seed": 3, "response_format": {"type": "text"}, "n": 1, "logprobs": False}, Way.IDS),
-        ({"tools": [{}], "tool_choice": "none"}, Way.IDS),
-        ({"tools": []}, Way.IDS),
-        ({"tools": [{}]}, Way.TEXT),
-        ({"tools": [{}], "tool_choice": "auto"}, Way.TEXT),
-        ({"stop": ["END"]}, Way.TEXT),
-        ({"messages": IMAGE}, Way.TEXT),
-        ({"stream": False}, Way.NONE),
-        ({"n": 2}, Way.NONE),
-        ({"logprobs": True}, Way.NONE),
-        ({"tools": [{}], "tool_choice": "required"}, Way.NONE),
-        ({"tools": [{}], "tool_choice": {"type": "function", "function": {"name": "f"}}}, Way.NONE),
-        ({"response_format": {"type": "json_object"}}, Way.NONE),
-        ({"response_format": "odd"}, Way.NONE),
-        ({"structured_outputs": {"regex": "a"}}, Way.NONE),
-        ({"guided_choice": ["a", "b"]}, Way.NONE),
-        ({"regex": "a+"}, Way.NONE),
-        ({"echo": True}, Way.NONE),
+        ({}, ResumeMode.IDS),
+        (
+            {"temperature": 1.0, "seed": 3, "response_format": {"type": "text"}, "n": 1, "logprobs": False},
+            ResumeMode.IDS,
+        ),
+        ({"tools": [{}], "tool_choice": "none"}, ResumeMode.IDS),
+        ({"tools": []}, ResumeMode.IDS),
+        ({"tools": [{}]}, ResumeMode.TEXT),
+        ({"tools": [{}], "tool_choice": "auto"}, ResumeMode.TEXT),
+        ({"stop": ["END"]}, ResumeMode.TEXT),
+        ({"messages": IMAGE}, ResumeMode.TEXT),
+        ({"stream": False}, ResumeMode.NONE),
+        ({"n": 2}, ResumeMode.NONE),
+        ({"logprobs": True}, ResumeMode.NONE),
+        ({"tools": [{}], "tool_choice": "required"}, ResumeMode.NONE),
+        ({"tools": [{}], "tool_choice": {"type": "function", "function": {"name": "f"}}}, ResumeMode.NONE),
+        ({"response_format": {"type": "json_object"}}, ResumeMode.NONE),
+        ({"response_format": "odd"}, ResumeMode.NONE),
+        ({"structured_outputs": {"regex": "a"}}, ResumeMode.NONE),
+        ({"guided_choice": ["a", "b"]}, ResumeMode.NONE),
+        ({"regex": "a+"}, ResumeMode.NONE),
+        ({"echo": True}, ResumeMode.NONE),
     ],
 )
-def test_which_chats_can_be_gone_on_with(fields: dict[str, Any], way: Way) -> None:
+def test_which_chats_can_be_gone_on_with(fields: dict[str, Any], way: ResumeMode) -> None:
     """Ids are asked for only where they would be used."""
     call = chat(**fields)
     assert call.way is way
-    assert (Addition.TOKEN_IDS in call.additions.wanted) == call.hides_ids == (way is Way.IDS)
+    assert (Addition.TOKEN_IDS in call.additions.wanted) == call.hides_ids == (way is ResumeMode.IDS)
 
 
 @pytest.mark.parametrize("fields", [{"prompt": ["a", "b"]}, {"best_of": 2}, {"suffix": "x"}, {"logprobs": 1}])
 def test_completions_that_cannot_be_gone_on_with(fields: dict[str, Any]) -> None:
     """Several answers, or more than text."""
-    assert completion(**fields).way is Way.NONE
+    assert completion(**fields).way is ResumeMode.NONE
 
 
 def test_ids_that_the_client_wants_stay() -> None:
@@ -100,7 +103,7 @@ def test_ids_that_the_client_wants_stay() -> None:
 
 def test_a_record_is_bounded() -> None:
     """A stream of more ids than are kept has none; it is gone on with by its text."""
-    record = Record()
+    record = TokenRecord()
     record.prompt([1, 2])
     for _ in range(RECORD_LIMIT // 600):
         record.add_list([12345] * 100, text=True)

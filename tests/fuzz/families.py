@@ -11,11 +11,11 @@ from router.api.answer.event_reader import EventReader
 from router.api.answer.sse import EventSplitter, event_data
 from router.api.answer.stream_reader import EngineError
 from router.api.body.call import Call, Head
-from router.api.body.edits import isolated, rename
+from router.api.body.edits import with_cache_salt, rename
 from router.api.body.error_bodies import ErrorShape, load
 from router.api.endpoints import messages, responses
 from router.api.family import Reader
-from router.api.registry import FAMILIES, errors_of, family_of
+from router.api.registry import FAMILIES, error_shape_of, family_of
 from router.auth.identity import Identifier
 from router.core.model.prompt_key import PromptHasher
 from router.core.model.request import Usage
@@ -153,7 +153,7 @@ def any_head(random: Random) -> Head:
 def check_isolated(head: Head, data: bytes) -> None:
     """With a salt it is the same call, of a cache of its own."""
     with suppress(BadRequest):
-        salted = isolated(data, lambda user: f"client {user}", b"secret")
+        salted = with_cache_salt(data, lambda user: f"client {user}", b"secret")
         fields = load(data)
         assert (salted is data) is (fields is None)
         if fields is not None:
@@ -165,7 +165,7 @@ def check_isolated(head: Head, data: bytes) -> None:
 
 def check_error(error: RouterError, path: str) -> None:
     """It can be told in the shape of the path, before and amid a stream, and tells nothing that was said."""
-    shape = errors_of(path)
+    shape = error_shape_of(path)
     body = shape.body(error)
     said = orjson.loads(body)["error"]
     assert said["message"] == error.message

@@ -3,7 +3,7 @@
 import pytest
 
 from router.api.body.call import COMPLETIONS
-from router.api.body.edits import EVERYTHING, NOTHING, Addition
+from router.api.body.edits import ALL_FIELDS, NO_FIELDS, Addition
 from router.api.endpoints.chat import PATH as CHAT
 from router.upstream.accepted_fields import SINCE, AcceptedFields, parse_version, shares_prefixes
 
@@ -44,16 +44,16 @@ def just_before(version: tuple[int, ...]) -> tuple[int, ...]:
 def test_no_streamed_chat_at_sglang_is_asked_for_token_ids() -> None:
     """Its newest version refuses that; a completion may be asked."""
     newest = AcceptedFields("sglang", None)
-    assert newest[CHAT] == EVERYTHING - {Addition.TOKEN_IDS}
-    assert newest[COMPLETIONS] == EVERYTHING
+    assert newest[CHAT] == ALL_FIELDS - {Addition.TOKEN_IDS}
+    assert newest[COMPLETIONS] == ALL_FIELDS
     assert newest.missing == {CHAT: {Addition.TOKEN_IDS}}
 
 
 def test_an_unknown_engine_is_sent_what_openai_documents() -> None:
     """Nothing is added on other paths, nor for a worker that has not said what it is."""
     assert AcceptedFields("generic")[CHAT] == {Addition.USAGE}
-    assert AcceptedFields("vllm", "0.32.0")["/v1/responses"] == NOTHING
-    assert AcceptedFields()[CHAT] == NOTHING
+    assert AcceptedFields("vllm", "0.32.0")["/v1/responses"] == NO_FIELDS
+    assert AcceptedFields()[CHAT] == NO_FIELDS
     assert AcceptedFields().missing == {}
 
 
@@ -68,7 +68,7 @@ def test_a_refusal_is_remembered_for_its_path_and_version() -> None:
     assert Addition.CHUNK_USAGE not in fields[CHAT]
     for version in ("0.33.0", None, None):
         fields.identify("vllm", version)
-        assert fields[CHAT] == EVERYTHING
+        assert fields[CHAT] == ALL_FIELDS
         assert not fields.refused
         fields.refuse(CHAT, frozenset({Addition.CHUNK_USAGE}))
 

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from router.api.body import prompt_bytes as render
 from router.api.body.call import Call
-from router.api.body.error_bodies import words
+from router.api.body.error_bodies import text_or_empty
 from router.core.model.prompt_key import PromptKey
 
 ANSWER_LIMIT: Final = 4 * 2**20
@@ -20,11 +20,11 @@ class _ToolCall:
 
 
 class _Choice:
-    __slots__ = ("calls", "exact", "pieces")
+    __slots__ = ("exact", "pieces", "tool_calls")
 
     def __init__(self) -> None:
         self.pieces: list[str] = []
-        self.calls: dict[int, _ToolCall] = {}
+        self.tool_calls: dict[int, _ToolCall] = {}
         self.exact = True
         """Whether what is kept will stand in the next prompt as it is."""
 
@@ -38,14 +38,14 @@ class Choices:
         self._part = part
         self.chat = call.path.endswith("/chat/completions")
         self._choices: dict[int, _Choice] = {}
-        self._room = ANSWER_LIMIT
+        self._chars_left = ANSWER_LIMIT
         self.finish_reasons: dict[int, str] = {}
 
     def add(self, index: int, fields: dict[str, Any]) -> bool:
         """Take one choice object of a chunk or an answer; whether it carries output."""
         reason = fields.get("finish_reason")
         if reason is not None:
-            self.finish_reasons[index] = words(reason)
+            self.finish_reasons[index] = text_or_empty(reason)
         choice = self._choices.get(index)
         if choice is None:
             choice = self._choices[index] = _Choice()
@@ -89,28 +89,28 @@ class Choices:
             choice.exact = False
             return
         index = fields.get("index")
-        call = choice.calls.setdefault(index if isinstance(index, int) else position, _ToolCall())
-        call.id = call.id or words(fields.get("id"))
-        call.name = call.name or words(function.get("name"))
+        call = choice.tool_calls.setdefault(index if isinstance(index, int) else position, _ToolCall())
+        call.id = call.id or text_or_empty(fields.get("id"))
+        call.name = call.name or text_or_empty(function.get("name"))
         arguments = function.get("arguments")
         if isinstance(arguments, str):
             self._keep(choice, call.arguments, arguments)
 
-    def speaks(self, index: int) -> bool:
+    def is_plain_text(self, index: int) -> bool:
         """Whether a choice is at its text, and called no tools."""
         choice = self._choices.get(index)
-        return choice is None or (not choice.calls and (choice.exact or bool(choice.pieces)))
+        return choice is None or (not choice.tool_calls and (choice.exact or bool(choice.pieces)))
 
     def text(self, index: int) -> str | None:
         """What a choice said; None where that is not all of it, or not kept, or it said something else than text."""
         choice = self._choices.get(index)
         if choice is None:
             return ""
-        return "".join(choice.pieces) if choice.exact and not choice.calls else None
+        return "".join(choice.pieces) if choice.exact and not choice.tool_calls else None
 
     def _keep(self, choice: _Choice, pieces: list[str], text: str) -> None:
-        self._room -= len(text)
-        if self._room >= 0:
+        self._chars_left -= len(text)
+        if self._chars_left >= 0:
             pieces.append(text)
         else:
             choice.exact = False
@@ -127,7 +127,7 @@ class Choices:
         text = "".join(choice.pieces)
         if not self.chat:
             return prompt.extend(text.encode())
-        return prompt.extend(render.messages([_as_message(text, choice.calls)]))
+        return prompt.extend(render.messages([_as_message(text, choice.tool_calls)]))
 
 
 def _as_message(text: str, calls: dict[int, _ToolCall]) -> dict[str, Any]:

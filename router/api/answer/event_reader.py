@@ -6,7 +6,7 @@ from router.api.answer.sse import BLANK, EVENT_LIMIT, EventSplitter, event_data,
 from router.api.answer.stream_reader import EngineError, read_error
 from router.api.answer.usage import whole_usage
 from router.api.body.call import Call
-from router.api.body.error_bodies import load, words
+from router.api.body.error_bodies import load, text_or_empty
 from router.core.model.prompt_key import PromptKey
 from router.core.model.request import Usage
 
@@ -58,39 +58,39 @@ class EventReader:
             return b""
         data = event_data(event)
         if data is not None:
-            self._heed(_name(event, data), data)
+            self._handle_event(_name(event, data), data)
         if self._held is not None:
             self._held.append(event)
             return b""
         self.begun = self.begun or data is not None
         return event
 
-    def _heed(self, name: str, data: bytes) -> None:
-        if self._held is None and self._gives_up(name, data):
+    def _handle_event(self, name: str, data: bytes) -> None:
+        if self._held is None and self._is_failure(name, data):
             self._held = []
-            self.error = self._failure(load(data) or {})
+            self.error = self._engine_error(load(data) or {})
         elif name in self.ends:
             self.started = self.finished = True
-            self._end(load(data) or {})
+            self._on_last_event(load(data) or {})
         else:
-            self._hear(name, data)
+            self._on_event(name, data)
 
-    def _gives_up(self, name: str, data: bytes) -> bool:
+    def _is_failure(self, name: str, data: bytes) -> bool:
         """Whether this is one of its failures, or an error without a name, as in the streams of chats."""
         nameless = bool(self.failures) and not name
         return name in self.failures or (nameless and read_error(load(data) or {}) is not None)
 
-    def _hear(self, name: str, data: bytes) -> None:  # noqa: ARG002 - for the derived ones
+    def _on_event(self, name: str, data: bytes) -> None:  # noqa: ARG002 - for the derived ones
         """Take in an event that neither ends the answer nor gives it up."""
         self.started = True
         if b'"usage"' in data:
             self._usage = whole_usage(load(data) or {}) or self._usage
 
-    def _end(self, fields: dict[str, Any]) -> None:
+    def _on_last_event(self, fields: dict[str, Any]) -> None:
         """Take in the answer's last event."""
 
-    def _failure(self, fields: dict[str, Any]) -> EngineError:
-        return EngineError(words(fields.get("message")))
+    def _engine_error(self, fields: dict[str, Any]) -> EngineError:
+        return EngineError(text_or_empty(fields.get("message")))
 
     @property
     def complete(self) -> bool:

@@ -15,7 +15,7 @@ _NULLS: Final = rb'(?:, ?"\w+": ?null)*+'
 # Up to the quote before the text, with no brace or bracket before those of the choices: one is looked for after the
 # other, since a class of two characters takes ten times as long as one of a single one. From the quote behind the text.
 _BEFORE: Final = rb'\{(?=[^\[]*+\[\{)[^{]*"choices": ?\[\{"index": ?0, ?"delta": ?\{(?:"\w+": ?null, ?)*+"content": ?"'
-_BEHIND: Final = _NULLS + rb"\}" + _NULLS + rb'(?:, ?"finish_reason": ?"(?!abort")(\w+)")?' + _NULLS
+_AFTER: Final = _NULLS + rb"\}" + _NULLS + rb'(?:, ?"finish_reason": ?"(?!abort")(\w+)")?' + _NULLS
 # What the text consists of, where we asked for that.
 _IDS: Final = rb'(?:(, ?"token_ids": ?)\[([\d, ]*+)\])?'
 # Usage behind its first brace, which holds at most one object, and the end of the root.
@@ -23,7 +23,7 @@ _REST: Final = re.compile(rb"[^}]*\}(?:[^{}]*\})?\}")
 # Before the choices there is no other brace, so they are a member of the root, and so is the usage after them: of valid
 # JSON the last brace closes the root. A raw quote cannot stand inside a string, so names are names; and an escaped one
 # in the text would be followed by more of the text.
-_COMMON: Final = re.compile(rb'(%b)([^"]*)"(%b)%b(\}\])(, ?"usage": ?\{)(%b)' % (_BEFORE, _BEHIND, _IDS, _REST.pattern))
+_COMMON: Final = re.compile(rb'(%b)([^"]*)"(%b)%b(\}\])(, ?"usage": ?\{)(%b)' % (_BEFORE, _AFTER, _IDS, _REST.pattern))
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class ChunkRun:
 
 
 @dataclass(slots=True)
-class Form:
+class ChunkForm:
     """What the common chunks of one stream share. Not changed either."""
 
     before: bytes
@@ -68,14 +68,14 @@ class Form:
         said = len(texts)
         while said and not texts[said - 1]:
             said -= 1
-        return ChunkRun(seen, text, usage, self.finish_reason, _listed(ids[:said]), _listed(ids[said:]))
+        return ChunkRun(seen, text, usage, self.finish_reason, _join_ids(ids[:said]), _join_ids(ids[said:]))
 
 
-def _listed(ids: list[bytes]) -> bytes:
+def _join_ids(ids: list[bytes]) -> bytes:
     return b",".join(ids) + b"," if ids else b""
 
 
-NO_FORM: Final = Form(b"\n", b"", b"", b"", None)
+NO_FORM: Final = ChunkForm(b"\n", b"", b"", b"", None)
 """No chunk has this."""
 
 
@@ -125,10 +125,10 @@ class CommonChunks:
             yield form.run(texts, ids, rest)
 
 
-def _form_of(common: re.Match[bytes]) -> tuple[Form, bytes, bytes, bytes]:
+def _form_of(common: re.Match[bytes]) -> tuple[ChunkForm, bytes, bytes, bytes]:
     """The form of a common chunk, and what it has of its own: text, ids, all behind the first brace of its usage."""
     before, text, behind, finish_reason, name, ids, end, to_usage, rest = common.groups()
     if name is None:
-        return Form(before, behind + end, b"", behind + end + to_usage, finish_reason), text, b"", rest
-    form = Form(before, behind + name + b"null" + end, behind + name + b"[", end + to_usage, finish_reason)
+        return ChunkForm(before, behind + end, b"", behind + end + to_usage, finish_reason), text, b"", rest
+    form = ChunkForm(before, behind + name + b"null" + end, behind + name + b"[", end + to_usage, finish_reason)
     return form, text, ids, rest

@@ -10,13 +10,13 @@ from typing import Final
 OUTLINE_BYTES: Final = 2**20
 """Of the rest; an answer with more than that is not read, but for the usage near its end."""
 TAIL_BYTES: Final = 64 * 1024
-NAMES: Final = (
+DROPPED_MEMBERS: Final = (
     *("logprobs", "prompt_logprobs", "top_logprobs", "token_ids", "prompt_token_ids"),
     *("output_ids", "input_ids", "tokens", "embedding"),
 )
 """Members that are dropped: none that a family reads of its answers."""
 _STRING: Final = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
-_DROPPED: Final = re.compile(b'"(?:' + "|".join(NAMES).encode() + rb')"\s*+:\s*+(?=[\[{"])')
+_DROPPED: Final = re.compile(b'"(?:' + "|".join(DROPPED_MEMBERS).encode() + rb')"\s*+:\s*+(?=[\[{"])')
 """A raw quote cannot stand inside a string, so what looks like the name of a member is one."""
 _LONGEST_NAME: Final = 64
 """Bytes, with the white space around the colon; a name with more of it is not dropped."""

@@ -14,11 +14,11 @@ import orjson
 from router.api.answer.choices import Choices
 from router.api.answer.fast_path import ChunkRun, CommonChunks
 from router.api.answer.sse import BLANK, EVENT_LIMIT, EventSplitter, event_data, is_event, plain_data, plain_event
-from router.api.answer.token_record import Record
+from router.api.answer.token_record import TokenRecord
 from router.api.answer.usage import UsageTally, read_usage
 from router.api.answer.usage_splice import UsageSplice
 from router.api.body.call import Call
-from router.api.body.error_bodies import load, words
+from router.api.body.error_bodies import load, text_or_empty
 from router.api.body.json_object import read_object
 from router.core.model.prompt_key import PromptKey
 from router.core.model.request import Usage
@@ -26,7 +26,7 @@ from router.errors import WorkerBroke
 
 UNREAD_LIMIT: Final = 64
 """Events, or runs of common ones, kept at most before they are read."""
-HEAD: Final = ("id", "object", "created", "model")
+HEAD_MEMBERS: Final = ("id", "object", "created", "model")
 """Members that every chunk of a stream repeats."""
 
 
@@ -48,12 +48,12 @@ class StreamReader:
         self._expected = call.choices * len(call.prompts)
         self._choices = Choices(call, "delta")
         self._tally = UsageTally(call.choices)
-        self._record = Record()
-        self._first: dict[str, Any] | bytes | None = None
+        self._token_record = TokenRecord()
+        self._first_chunk: dict[str, Any] | bytes | None = None
         """The first chunk, or its JSON."""
         plain = not (call.continuous_wanted or call.ids_wanted)
         may_be_common = self._expected == 1 and plain and self._choices.chat
-        self._common = CommonChunks(call.hides_ids) if may_be_common else None
+        self._common_chunks = CommonChunks(call.hides_ids) if may_be_common else None
         """Where chunks may have the common form, they are read without their JSON."""
         self._unread: list[dict[str, Any] | ChunkRun] = []
         """Chunks that were passed on and not looked at yet."""
@@ -75,24 +75,24 @@ class StreamReader:
         on an event beyond the limit.
         """
         if self._splitter.empty and (plain := plain_data(block)):
-            passed = self._pass(plain)
+            passed = self._pass_plain(plain)
         else:
             passed = b"".join([self._pass_event(event) for event in self._splitter.feed(block)])
         if not self.started or len(self._unread) >= UNREAD_LIMIT:
             self._read()
         return passed
 
-    def _pass(self, data: list[bytes]) -> bytes:
+    def _pass_plain(self, data: list[bytes]) -> bytes:
         """What the client sees of plain events with these data; noted, to be read later."""
         passed = []
-        for part in data if self._common is None else self._common.take_apart(data):
+        for part in data if self._common_chunks is None else self._common_chunks.take_apart(data):
             if self._broken:
                 break
             if isinstance(part, ChunkRun):
                 self._unread.append(part)
-                passed.append(self._show(part.seen))
-            elif (chunk := self._take(part)) is not None and (seen := self._splice.data(part, chunk)) is not None:
-                passed.append(self._show(plain_event(seen)))
+                passed.append(self._deliver(part.seen))
+            elif (chunk := self._queue_chunk(part)) is not None and (seen := self._splice.data(part, chunk)) is not None:
+                passed.append(self._deliver(plain_event(seen)))
         return b"".join(passed)
 
     def _pass_event(self, event: bytes) -> bytes:
@@ -107,9 +107,9 @@ class StreamReader:
                 return event
             self._held.append(event)
             return b""
-        return b"" if self._take(data) is None else self._show(self._splice.event(event))
+        return b"" if self._queue_chunk(data) is None else self._deliver(self._splice.event(event))
 
-    def _take(self, data: bytes) -> dict[str, Any] | None:
+    def _queue_chunk(self, data: bytes) -> dict[str, Any] | None:
         """Note an event's data, to be read later, and return what it says; None if it is not that of an answer."""
         if data == b"[DONE]":
             self._done = True
@@ -120,10 +120,10 @@ class StreamReader:
             return None
         self._unread.append(chunk)
         if self._held is None and (data.find(b'"error"') >= 0 or data.find(b'"abort"') >= 0):
-            self._heed(chunk)
+            self._hold_if_failed(chunk)
         return chunk
 
-    def _show(self, seen: bytes) -> bytes:
+    def _deliver(self, seen: bytes) -> bytes:
         """Give this to the client, unless the engine has given up."""
         if self._held is None:
             self.begun = self.begun or bool(seen)
@@ -131,7 +131,7 @@ class StreamReader:
         self._held.append(seen)
         return b""
 
-    def _heed(self, chunk: dict[str, Any]) -> None:
+    def _hold_if_failed(self, chunk: dict[str, Any]) -> None:
         """Hold back from here on if by this event the engine gives up: another may go on."""
         choices = chunk.get("choices")
         reasons = [each.get("finish_reason") for each in choices or ()]
@@ -199,23 +199,23 @@ class StreamReader:
             if isinstance(each, ChunkRun):
                 runs.append(each)
             else:
-                self._read_common(runs)
+                self._read_runs(runs)
                 self._read_chunk(each)
                 runs = []
-        self._read_common(runs)
+        self._read_runs(runs)
 
-    def _read_common(self, runs: list[ChunkRun]) -> None:
+    def _read_runs(self, runs: list[ChunkRun]) -> None:
         """Common chunks in a row: their text, and the usage of the last, which counts for all of them."""
         if not runs:
             return
-        if self._first is None:
-            self._first = runs[0].seen.partition(b"\n\n")[0].removeprefix(b"data: ")
+        if self._first_chunk is None:
+            self._first_chunk = runs[0].seen.partition(b"\n\n")[0].removeprefix(b"data: ")
         self.started = True
         text = _load_text(b"".join([run.text for run in runs]))
         reason = None
         for run in runs:
             reason = run.finish_reason or reason
-            self._record.add(run.ids, run.silent_ids)
+            self._token_record.add(run.ids, run.silent_ids)
         self._choices.add_text(0, text, None if reason is None else reason.decode())
         self._tally.note(runs[-1].usage, has_output=bool(text))
 
@@ -225,34 +225,34 @@ class StreamReader:
             self._tally.final = read_usage(usage) or self._tally.final
             self._error = read_error(chunk) or self._error
             return
-        if self._first is None:
-            self._first = chunk
-            self._record.prompt(chunk.get("prompt_token_ids"))
+        if self._first_chunk is None:
+            self._first_chunk = chunk
+            self._token_record.prompt(chunk.get("prompt_token_ids"))
         self.started = True
         for choice in choices:
             index = choice.get("index", 0)
             said = self._choices.add(index, choice)
             self._tally.chunk(index, usage, said)
-            self._record.prompt(choice.get("prompt_token_ids"))
-            self._record.add_list(choice.get("token_ids"), text=said)
+            self._token_record.prompt(choice.get("prompt_token_ids"))
+            self._token_record.add_list(choice.get("token_ids"), text=said)
 
     @property
     def head(self) -> dict[str, Any] | None:
         """What the first chunk says of the answer as a whole: its id, time and model."""
-        first = load(self._first) or {} if isinstance(self._first, bytes) else self._first
-        return first and {name: first[name] for name in HEAD if isinstance(first.get(name), str | int)}
+        first = load(self._first_chunk) or {} if isinstance(self._first_chunk, bytes) else self._first_chunk
+        return first and {name: first[name] for name in HEAD_MEMBERS if isinstance(first.get(name), str | int)}
 
     @property
     def ids(self) -> tuple[list[int], list[int]] | None:
         """The tokens of prompt and answer, as far as the client has their text; None where they are not known."""
         self._read()
-        return self._record.ids
+        return self._token_record.ids
 
     @property
     def continuable(self) -> bool:
         """Whether the client has plain text of the answer last, or nothing: no tool call, and no thoughts."""
         self._read()
-        return self._choices.speaks(0)
+        return self._choices.is_plain_text(0)
 
     @property
     def text(self) -> str | None:
@@ -282,7 +282,7 @@ class StreamReader:
         """Another engine goes on: forget how this one ended, and what of it never reached the client."""
         self._read()
         self._splitter.rest()
-        self._record.cut()
+        self._token_record.cut()
         self._choices.finish_reasons.clear()
         self._held = self._error = None
         self._done = self._broken = False
@@ -337,7 +337,7 @@ def read_error(fields: dict[str, Any]) -> EngineError | None:
     if not isinstance(error, dict):
         return None
     code = error.get("code")
-    return EngineError(words(error.get("message")), code if isinstance(code, int | str) else None)
+    return EngineError(text_or_empty(error.get("message")), code if isinstance(code, int | str) else None)
 
 
 def _load_text(inside: bytes) -> str:

@@ -7,18 +7,18 @@ RECORD_LIMIT: Final = 2**20
 """Bytes of ids, prompt and answer together; a longer stream is gone on with by its text."""
 
 
-class Record:
+class TokenRecord:
     """What an engine told of the tokens of its prompt and of its answer, as decimal digits each with a comma behind.
 
     A token whose text is not out yet, as half a character, is left for the next engine to choose again.
     """
 
-    __slots__ = ("_complete", "_output", "_prompt", "_silent")
+    __slots__ = ("_complete", "_output", "_pending", "_prompt")
 
     def __init__(self) -> None:
         self._prompt = b""
         self._output = bytearray()
-        self._silent = bytearray()
+        self._pending = bytearray()
         """Ids since the last text."""
         self._complete = True
 
@@ -34,11 +34,11 @@ class Record:
             self._give_up()
         elif self._complete:
             if said:
-                self._output += self._silent
+                self._output += self._pending
                 self._output += said
-                self._silent.clear()
+                self._pending.clear()
                 self._check()
-            self._silent += silent
+            self._pending += silent
 
     def add_list(self, ids: object, *, text: bool) -> None:
         """The ids of one chunk, which has text or not."""
@@ -50,7 +50,7 @@ class Record:
 
     def cut(self) -> None:
         """Forget what has no text: it will be chosen again."""
-        self._silent.clear()
+        self._pending.clear()
 
     @property
     def ids(self) -> tuple[list[int], list[int]] | None:
@@ -67,7 +67,7 @@ class Record:
         self._complete = False
         self._prompt = b""
         self._output.clear()
-        self._silent.clear()
+        self._pending.clear()
 
 
 def _digits(ids: Iterable[Any]) -> bytes:

@@ -6,7 +6,7 @@ from typing import Any, Final
 from router.api.body.error_bodies import load
 from router.core.model.request import Usage
 
-MOST_TOKENS: Final = 2**53
+TOKEN_COUNT_LIMIT: Final = 2**53
 """No count is as large as this, and sums of counts can be written as JSON."""
 
 
@@ -25,7 +25,7 @@ def read_usage(value: object) -> Usage | None:
 def token_count(fields: dict[str, Any], name: str) -> int | None:
     """A member that counts tokens; None where it is none."""
     value = fields.get(name)
-    return value if type(value) is int and 0 <= value < MOST_TOKENS else None
+    return value if type(value) is int and 0 <= value < TOKEN_COUNT_LIMIT else None
 
 
 class UsageTally:
@@ -34,13 +34,13 @@ class UsageTally:
     In chunks both engines count per choice: `completion_tokens` of this choice so far, `prompt_tokens` of its prompt.
     """
 
-    __slots__ = ("_choices", "_latest", "_noted", "_tokens", "final")
+    __slots__ = ("_choices", "_deferred", "_latest", "_tokens", "final")
 
     def __init__(self, choices: int) -> None:
         self._choices = choices
         self._tokens: dict[int, int] = {}
         self._latest: dict[int, dict[str, Any]] = {}
-        self._noted: tuple[bytes, bool] | None = None
+        self._deferred: tuple[bytes, bool] | None = None
         self.final: Usage | None = None
         """The sum that the engine sent at the end; it overrules the chunks."""
 
@@ -56,12 +56,12 @@ class UsageTally:
     def note(self, usage: bytes, has_output: bool) -> None:
         """The same of choice 0 and usage as JSON; it is read once that is of use, which the final usage may prevent."""
         self._read()
-        self._noted = usage, has_output
+        self._deferred = usage, has_output
 
     def _read(self) -> None:
-        noted, self._noted = self._noted, None
-        if noted is not None and (usage := load(noted[0])) is not None:
-            self.chunk(0, usage, noted[1])
+        deferred, self._deferred = self._deferred, None
+        if deferred is not None and (usage := load(deferred[0])) is not None:
+            self.chunk(0, usage, deferred[1])
 
     @property
     def output_tokens(self) -> int:

@@ -58,18 +58,18 @@ class UsageSplice:
         `chunk`: what it says, where that has been parsed already.
         """
         if self._completion and data.find(_SGLANG) >= 0:
-            return self._of_sglang(data, chunk)
+            return self._filter_sglang_completion(data, chunk)
         if self._hide_ids and data.find(b'token_ids"') >= 0:
             data = _IDS.sub(rb"\1null", data)
         at = data.rfind(_KEY)
         if at < 0 or self._keep_usage:
             return data
         if self._keep_chunks or data.find(b"[]") >= 0 or (last := _LAST_MEMBER.fullmatch(data, at)) is None:
-            return self._parsed(data, chunk)
+            return self._filter_parsed(data, chunk)
         before = at - 1 if data[at - 1] == _COMMA else len(data[:at].rstrip()) - 1
-        return data[:before] + data[last.start(1) :] if data[before] == _COMMA else self._parsed(data, chunk)
+        return data[:before] + data[last.start(1) :] if data[before] == _COMMA else self._filter_parsed(data, chunk)
 
-    def _of_sglang(self, data: bytes, chunk: dict[str, Any] | None) -> bytes:
+    def _filter_sglang_completion(self, data: bytes, chunk: dict[str, Any] | None) -> bytes:
         """A completion's chunk with a choice."""
         if self._hide_ids:
             data = _IDS_MEMBER.sub(b"", data)
@@ -78,7 +78,7 @@ class UsageSplice:
         chunk = load(data) if chunk is None else chunk
         return data if chunk is None or chunk.get("usage") is None else replace_member(data, "usage", b"null")
 
-    def _parsed(self, data: bytes, chunk: dict[str, Any] | None) -> bytes | None:
+    def _filter_parsed(self, data: bytes, chunk: dict[str, Any] | None) -> bytes | None:
         chunk = load(data) if chunk is None else chunk
         if chunk is None or chunk.get("usage") is None:
             return data

@@ -18,7 +18,7 @@ from typing import Final
 
 from router.api.body.fields import Fields
 
-READ: Final[frozenset[str]] = frozenset()
+NO_ENGINE: Final[frozenset[str]] = frozenset()
 """Every engine reads its cache."""
 VLLM: Final = frozenset({"vllm"})
 BOTH: Final = frozenset({"vllm", "sglang"})
@@ -31,12 +31,12 @@ def of_completion(fields: Fields) -> frozenset[str]:
     logprobs = fields.get("logprobs")
     if fields.get("echo") and logprobs is not None:
         return BOTH if logprobs else VLLM
-    return VLLM if fields.get("prompt_logprobs") is not None else READ
+    return VLLM if fields.get("prompt_logprobs") is not None else NO_ENGINE
 
 
 def of_chat(fields: Fields) -> frozenset[str]:
     """The engines that compute the prompt of this body for /v1/chat/completions anew."""
-    return VLLM if fields.get("prompt_logprobs") is not None or fields.get("echo") else READ
+    return VLLM if fields.get("prompt_logprobs") is not None or fields.get("echo") else NO_ENGINE
 
 
 def of_pooling(fields: Fields) -> frozenset[str]:
@@ -44,4 +44,4 @@ def of_pooling(fields: Fields) -> frozenset[str]:
 
     A body that names no task gets its model's own, which is not known here, and is taken to read the cache.
     """
-    return VLLM if fields.get("task") in ALL_TOKENS else READ
+    return VLLM if fields.get("task") in ALL_TOKENS else NO_ENGINE

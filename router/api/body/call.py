@@ -12,7 +12,7 @@ NAME_BYTES: Final = 256
 """Of a model or a user: they are kept after their call."""
 
 
-class Way(Enum):
+class ResumeMode(Enum):
     """What is needed to let another engine go on with an answer, beside the call itself."""
 
     NONE = "none"
@@ -57,7 +57,7 @@ class Call(NamedTuple):
     """The client itself asked for `stream_options.continuous_usage_stats`."""
     choices: int = 1
     """Answers per prompt; the engine numbers them over all prompts, prompt by prompt."""
-    way: Way = Way.NONE
+    way: ResumeMode = ResumeMode.NONE
     """How another engine may go on with a stream of it."""
     additions: Additions = Additions()
     """What the router wants to add to the body for itself."""

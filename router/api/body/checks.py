@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from router.errors import BadRequest, TooManyMembers
 
-MEMBERS: Final = ("prompt", "input", "input_ids", "query", "items", "documents", "text_1", "text_2")
+TOKEN_ID_MEMBERS: Final = ("prompt", "input", "input_ids", "query", "items", "documents", "text_1", "text_2")
 """Body members in which engines take token ids for a text: one list, or a list of lists."""
 BIAS: Final = "logit_bias"
 """Its keys are token ids."""
@@ -15,7 +15,7 @@ BIAS: Final = "logit_bias"
 def largest_id(fields: Mapping[str, Any]) -> int:
     """The largest token id in a body; -1 where it names none. Raises BadRequest for one below 0."""
     largest = -1
-    for name in MEMBERS:
+    for name in TOKEN_ID_MEMBERS:
         for ids in _lists(fields.get(name)):
             if min(ids) < 0:
                 raise _outside(name)
@@ -54,16 +54,16 @@ OBJECT_BYTES: Final = 240
 LIST_BYTES: Final = 72
 ITEM_BYTES: Final = 48
 """What Python's objects take, without what is in them; an item is a number, or a short text."""
-MOST: Final = 96 * 2**20
+OBJECT_BYTES_LIMIT: Final = 96 * 2**20
 """Bytes of objects, beside those of their texts."""
-STEP: Final = 2**20
+STEP_BYTES: Final = 2**20
 """Bytes that are counted at once: some tenths of a millisecond for which Python's lock is held."""
 _STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 
 def check_weight(body: bytes) -> None:
-    """Raise TooManyMembers for JSON that would take more than `MOST` bytes of objects when it is parsed."""
-    if _weight(body, 0, len(body)) <= MOST or body.lstrip(b" \t\r\n")[:1] not in (b"{", b"["):
+    """Raise TooManyMembers for JSON that would take more than `OBJECT_BYTES_LIMIT` bytes of objects when it is parsed."""
+    if _weight(body, 0, len(body)) <= OBJECT_BYTES_LIMIT or body.lstrip(b" \t\r\n")[:1] not in (b"{", b"["):
         return
     # Only what stands outside strings is structure, as code inside of them is not. Looked for in small steps, as each
     # holds Python's lock.
@@ -71,15 +71,15 @@ def check_weight(body: bytes) -> None:
     for string in _STRING.finditer(body):
         weight += ITEM_BYTES + _weight(body, before, string.start())
         before = string.end()
-        if weight > MOST:
+        if weight > OBJECT_BYTES_LIMIT:
             raise TooManyMembers
-    if weight + _weight(body, before, len(body)) > MOST:
+    if weight + _weight(body, before, len(body)) > OBJECT_BYTES_LIMIT:
         raise TooManyMembers
 
 
 def _weight(body: bytes, start: int, end: int) -> int:
-    if end - start > STEP:
-        return sum([_weight(body, at, min(at + STEP, end)) for at in range(start, end, STEP)])
+    if end - start > STEP_BYTES:
+        return sum([_weight(body, at, min(at + STEP_BYTES, end)) for at in range(start, end, STEP_BYTES)])
     return (
         OBJECT_BYTES * body.count(b"{", start, end)
         + LIST_BYTES * body.count(b"[", start, end)

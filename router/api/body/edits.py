@@ -24,7 +24,7 @@ def rename(body: bytes, content_type: str, model: str) -> bytes:
 SALT_FIELD: Final = "cache_salt"
 
 
-def isolated(body: bytes, side_of: Callable[[str | None], str], secret: bytes) -> bytes:
+def with_cache_salt(body: bytes, side_of: Callable[[str | None], str], secret: bytes) -> bytes:
     """The body with a salt of the side that `side_of` names for its `user`; a client's own salt goes into that.
 
     The salt tells nobody without the secret whose it is. A body that is no JSON object stays as it is.
@@ -46,7 +46,7 @@ def _salt(side: str, own: bytes, secret: bytes) -> str:
 
 
 _OPTIONS: Final = "stream_options"
-IN_EVERY_CHUNK: Final = b'{"include_usage":true,"continuous_usage_stats":true}'
+USAGE_IN_EVERY_CHUNK: Final = b'{"include_usage":true,"continuous_usage_stats":true}'
 """The `stream_options` of a call that came without."""
 
 
@@ -67,15 +67,15 @@ class Addition(Enum):
 
 
 AddedFields = frozenset[Addition]
-NOTHING: Final[AddedFields] = frozenset()
-EVERYTHING: Final[AddedFields] = frozenset(Addition)
+NO_FIELDS: Final[AddedFields] = frozenset()
+ALL_FIELDS: Final[AddedFields] = frozenset(Addition)
 _IN_OPTIONS: Final[AddedFields] = frozenset({Addition.USAGE, Addition.CHUNK_USAGE})
 
 
 class Additions(NamedTuple):
     """What the router wants to add to one body."""
 
-    wanted: AddedFields = NOTHING
+    wanted: AddedFields = NO_FIELDS
     """What the client did not ask for itself."""
     options: Fields | None = None
     """The client's own `stream_options`."""
@@ -93,26 +93,28 @@ class Additions(NamedTuple):
 
     def _stream_options(self, added: AddedFields) -> bytes:
         if not self.options and added == _IN_OPTIONS:
-            return IN_EVERY_CHUNK
+            return USAGE_IN_EVERY_CHUNK
         return orjson.dumps({**(self.options or {}), **{each.member: True for each in Addition if each in added}})
 
 
-class UsageWish(NamedTuple):
+class RequestedUsage(NamedTuple):
     """What the client itself asked for of usage."""
 
     final: bool = False
     in_chunks: bool = False
 
 
-def usage_wish(fields: Fields) -> UsageWish:
+def requested_usage(fields: Fields) -> RequestedUsage:
     """Raises BadRequest where `stream_options` is none."""
     options = read.mapping(fields, _OPTIONS)
     if not options:
-        return UsageWish()
-    return UsageWish(*[read.flag(options, each.member, each.value) for each in (Addition.USAGE, Addition.CHUNK_USAGE)])
+        return RequestedUsage()
+    return RequestedUsage(
+        *[read.flag(options, each.member, each.value) for each in (Addition.USAGE, Addition.CHUNK_USAGE)]
+    )
 
 
-def additions(fields: Fields, wish: UsageWish, *, streamed: bool, ids: bool) -> Additions:
+def additions(fields: Fields, wish: RequestedUsage, *, streamed: bool, ids: bool) -> Additions:
     """What to add to a call. `ids`: token ids are of use, and the client did not ask for them.
 
     Raises BadRequest where the client's `stream_options` cannot be written again.
@@ -125,10 +127,10 @@ def additions(fields: Fields, wish: UsageWish, *, streamed: bool, ids: bool) -> 
     asked = ((Addition.USAGE, wish.final), (Addition.CHUNK_USAGE, wish.in_chunks), (Addition.TOKEN_IDS, not ids))
     unwanted = {addition for addition, needless in asked if needless}
     members = tuple([name for name in (_OPTIONS, Addition.TOKEN_IDS.value) if name in fields])
-    return Additions(EVERYTHING - unwanted, options, members)
+    return Additions(ALL_FIELDS - unwanted, options, members)
 
 
-def named_in(refusal: bytes, added: AddedFields) -> AddedFields:
+def fields_named_in(refusal: bytes, added: AddedFields) -> AddedFields:
     """Those of `added` that an engine's refusal names. Where it names `stream_options` alone, all that is in there."""
     named = frozenset(each for each in added if each.member.encode() in refusal)
     if not named and _OPTIONS.encode() in refusal:

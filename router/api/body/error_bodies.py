@@ -26,12 +26,12 @@ def refusal(status: int, body: bytes) -> bytes | None:
     said = load(body)
     if status < 500 if said is None else "error" in said or "message" in said:
         return None
-    return orjson.dumps({"error": worker_said(status, body)})
+    return orjson.dumps({"error": worker_error_fields(status, body)})
 
 
 def refusal_event(status: int, body: bytes) -> bytes:
     """An engine's error response as the end of a stream that has begun, in the same shape whatever its own is."""
-    return _last_event(worker_said(status, body))
+    return _last_event(worker_error_fields(status, body))
 
 
 def error_fields(error: RouterError) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def error_fields(error: RouterError) -> dict[str, Any]:
     return {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
 
 
-def worker_said(status: int, body: bytes) -> dict[str, Any]:
+def worker_error_fields(status: int, body: bytes) -> dict[str, Any]:
     """What an engine's error response says, under OpenAI's names; it may lack any but the message."""
     fields = load(body) or {}
     error = fields.get("error", fields)
@@ -69,7 +69,7 @@ def load(body: bytes) -> dict[str, Any] | None:
     return fields if isinstance(fields, dict) else None
 
 
-def words(value: object) -> str:
+def text_or_empty(value: object) -> str:
     """A text as it is; none for anything else, which may be nested too deeply to be written."""
     return value if isinstance(value, str) else ""
 

@@ -13,7 +13,7 @@ import orjson
 _STRING: Final = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _KEY: Final = re.compile(rb"[\s,]*+(" + _STRING + rb")\s*+:\s*+", re.DOTALL)
 _SCALAR: Final = re.compile(_STRING + rb"|[^\s,{}\[\]]++", re.DOTALL)
-STEP: Final = 2**20
+STEP_BYTES: Final = 2**20
 """Bytes that are copied at once."""
 _EMPTY: Final = re.compile(rb"\s*+}")
 _TO_BRACKET: Final = re.compile(rb'(?:[^"{}\[\]]++|' + _STRING + rb")*+[{}\[\]]", re.DOTALL)
@@ -74,7 +74,7 @@ def insert_members(data: bytes, values: Mapping[str, bytes]) -> bytes:
     new = b",".join([orjson.dumps(key) + b":" + value for key, value in values.items()])
     comma = b"" if _EMPTY.match(data, at) else b","
     # In steps, since each holds Python's lock; the joining of many bytes does not.
-    rest = [data[start : start + STEP] for start in range(at, len(data), STEP)]
+    rest = [data[start : start + STEP_BYTES] for start in range(at, len(data), STEP_BYTES)]
     return b"".join((data[:at], new, comma, *rest))
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 FIELD_LIMIT: Final = 4096
 """Bytes of a field's value; longer ones are no names or flags."""
-MOST_PARTS: Final = 1000
+MAX_PARTS: Final = 1000
 """As Starlette, on which the engines are built, takes at most."""
 
 
@@ -60,7 +60,7 @@ def _parts(body: bytes, content_type: str) -> Iterator[Part]:
     boundary = parse_options_header(content_type)[1].get(b"boundary")
     if not boundary:
         return
-    reading = _Reading(body)
+    reading = _PartCollector(body)
     try:
         parser = MultipartParser(boundary, reading.callbacks())
         parser.logger.disabled = True  # it warns of what it did not expect, with which clients could fill the log
@@ -70,7 +70,7 @@ def _parts(body: bytes, content_type: str) -> Iterator[Part]:
     yield from reading.fields
 
 
-class _Reading:
+class _PartCollector:
     """What the parser has found so far of a body that it is given in one piece."""
 
     def __init__(self, body: bytes) -> None:
@@ -113,7 +113,7 @@ class _Reading:
         self._count += 1
         options = parse_options_header(self._disposition)[1]
         name = options.get(b"name")
-        if name is None or b"filename" in options or self._count > MOST_PARTS:
+        if name is None or b"filename" in options or self._count > MAX_PARTS:
             return
         start = self._body.index(b"\r\n\r\n", self._headers_end) + 4
         self.fields.append(Part(name.decode(errors="replace"), start, start + self._length))

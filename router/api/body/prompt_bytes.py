@@ -19,7 +19,7 @@ MEDIA: Final = b"\xfc"
 TOOL_CALL: Final = b"\xfb"
 REASONING: Final = b"\xfa"
 FIELD: Final = b"\xf9"
-NEXT: Final = b"\xf8"
+SEPARATOR: Final = b"\xf8"
 """Between the parts of one piece."""
 
 CACHE_FIELDS: Final = ("cache_salt", "extra_key", "lora_path")
@@ -46,14 +46,14 @@ def head(kind: str, model: str, fields: Fields) -> bytes:
     It begins with a digest of what the engine keeps apart, so that two models, endpoints or salts differ in the first
     bytes, however long their names are.
     """
-    apart = b"".join([kind.encode(), NEXT, model.encode(), *_named(fields, CACHE_FIELDS)])
+    apart = b"".join([kind.encode(), SEPARATOR, model.encode(), *_named(fields, CACHE_FIELDS)])
     return b"".join([PROMPT, digest(apart), *_named(fields, HEAD_FIELDS)])
 
 
 def _named(fields: Fields, names: Iterable[str]) -> Iterator[bytes]:
     for name in names:
         if name in fields and (value := fields[name]) is not None and value not in ("", [], {}):
-            yield FIELD + name.encode() + NEXT + dump(value, name)
+            yield FIELD + name.encode() + SEPARATOR + dump(value, name)
 
 
 def messages(sequence: Iterable[Mapping[str, Any]]) -> bytes:
@@ -71,7 +71,7 @@ def _message(pieces: list[bytes], message: Mapping[str, Any]) -> None:
         return
     for name in ("name", "tool_call_id"):
         if value := message.get(name):
-            pieces += (FIELD, name.encode(), NEXT, _bytes(value))
+            pieces += (FIELD, name.encode(), SEPARATOR, _bytes(value))
     if reasoning := message.get("reasoning_content") or message.get("reasoning"):
         pieces += (REASONING, _bytes(reasoning))
     _content(pieces, message.get("content"))
@@ -101,7 +101,7 @@ def _content(pieces: list[bytes], content: object) -> None:
 def _tool_call(pieces: list[bytes], call_id: object, function: object) -> None:
     called = function if isinstance(function, dict) else {}
     arguments = called.get("arguments", called.get("input"))
-    pieces += (TOOL_CALL, _bytes(call_id), NEXT, _bytes(called.get("name")), NEXT, _bytes(arguments))
+    pieces += (TOOL_CALL, _bytes(call_id), SEPARATOR, _bytes(called.get("name")), SEPARATOR, _bytes(arguments))
 
 
 def _bytes(value: object) -> bytes:

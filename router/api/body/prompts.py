@@ -9,7 +9,7 @@ from router.api.body import prompt_bytes as render
 from router.core.model.prompt_key import Prompt, PromptHasher
 from router.errors import BadRequest
 
-MOST: Final = 1024
+MAX_PROMPTS: Final = 1024
 """Prompts of one call: the scheduler looks for each by itself, and all in one go."""
 HEADS_LIMIT: Final = 256 * 1024
 """Bytes that stand before all prompts of a call together and are each hashed."""
@@ -26,7 +26,7 @@ def prompts_of(value: object, name: str, head: Callable[[str], bytes], hasher: P
         raise BadRequest(f"`{name}` must not be empty.", param=name, code="invalid_value")
     several = isinstance(value, list) and isinstance(value[0], str | list)
     each: list[Any] = value if isinstance(value, list) and several else [value]
-    if len(each) > MOST:
+    if len(each) > MAX_PROMPTS:
         raise BadRequest(f"`{name}` must not have more than {MOST} items.", param=name, code="invalid_value")
     if all(isinstance(one, str) for one in each):
         before = _before(head("text"), len(each))

@@ -5,11 +5,11 @@ from typing import Any, Final
 from router.api.body import cache_reading
 from router.api.body import fields as read
 from router.api.body import prompt_bytes as render
-from router.api.body.call import Call, Way
+from router.api.body.call import Call, ResumeMode
 from router.api.body.checks import largest_id
-from router.api.body.edits import additions, usage_wish
+from router.api.body.edits import additions, requested_usage
 from router.api.body.fields import Fields
-from router.api.resumable import way_of
+from router.api.resumable import resume_mode_of
 from router.core.model.prompt_key import PromptHasher
 from router.errors import BadRequest
 
@@ -28,8 +28,8 @@ def parse_chat(body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:
     limit = _output_limit(fields)
     user = read.text(fields, "user")
     streamed = read.flag(fields, "stream")
-    usage = usage_wish(fields)
-    way = way_of(fields, streamed=streamed, answers=choices)
+    usage = requested_usage(fields)
+    way = resume_mode_of(fields, streamed=streamed, answers=choices)
     ids_wanted = read.flag(fields, "return_token_ids")
     prompt = hasher.prompt(render.head("chat", model, fields) + render.messages(messages))
     return Call(
@@ -44,7 +44,7 @@ def parse_chat(body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:
         continuous_wanted=usage.in_chunks,
         choices=choices,
         way=way,
-        additions=additions(fields, usage, streamed=streamed, ids=ids and way is Way.IDS and not ids_wanted),
+        additions=additions(fields, usage, streamed=streamed, ids=ids and way is ResumeMode.IDS and not ids_wanted),
         ids_wanted=ids_wanted,
         adapters=read.adapters(fields),
         largest_id=largest_id(fields),

@@ -5,11 +5,11 @@ from typing import Final
 from router.api.body import cache_reading
 from router.api.body import fields as read
 from router.api.body import prompt_bytes as render
-from router.api.body.call import COMPLETIONS, Call, Way
+from router.api.body.call import COMPLETIONS, Call, ResumeMode
 from router.api.body.checks import largest_id
-from router.api.body.edits import additions, usage_wish
+from router.api.body.edits import additions, requested_usage
 from router.api.body.prompts import prompts_of
-from router.api.resumable import way_of
+from router.api.resumable import resume_mode_of
 from router.core.model.prompt_key import PromptHasher
 
 DEFAULT_MAX_TOKENS: Final = 16
@@ -27,9 +27,9 @@ def parse_completion(body: bytes, hasher: PromptHasher, *, ids: bool = False) ->
     limit = read.count(fields, "max_tokens") if "max_tokens" in fields else DEFAULT_MAX_TOKENS
     user = read.text(fields, "user")
     streamed = read.flag(fields, "stream")
-    usage = usage_wish(fields)
+    usage = requested_usage(fields)
     prompts = prompts_of(fields.get("prompt"), "prompt", lambda kind: render.head(kind, model, fields), hasher)
-    way = way_of(fields, streamed=streamed, answers=choices * len(prompts))
+    way = resume_mode_of(fields, streamed=streamed, answers=choices * len(prompts))
     ids_wanted = read.flag(fields, "return_token_ids")
     return Call(
         path=COMPLETIONS,
@@ -43,7 +43,7 @@ def parse_completion(body: bytes, hasher: PromptHasher, *, ids: bool = False) ->
         continuous_wanted=usage.in_chunks,
         choices=choices,
         way=way,
-        additions=additions(fields, usage, streamed=streamed, ids=ids and way is Way.IDS and not ids_wanted),
+        additions=additions(fields, usage, streamed=streamed, ids=ids and way is ResumeMode.IDS and not ids_wanted),
         ids_wanted=ids_wanted,
         adapters=read.adapters(fields),
         largest_id=largest_id(fields),

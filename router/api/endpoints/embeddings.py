@@ -21,7 +21,7 @@ def parse_embeddings(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool
     """One prompt per input; a chat is one. Raises BadRequest."""
     fields = read.load_fields(body)
     model = model_or_any(fields)
-    anew = cache_reading.of_pooling(fields) if head.path in POOLING else cache_reading.READ
+    anew = cache_reading.of_pooling(fields) if head.path in POOLING else cache_reading.NO_ENGINE
     prompts = _prompts(body, fields, model, hasher)
     return plain_call(head, body, fields, prompts, 0, user=read.text(fields, "user"), computed_anew_by=anew)
 

@@ -11,7 +11,7 @@ from router.api.answer.usage import token_count, whole_usage
 from router.api.body import fields as read
 from router.api.body import prompt_bytes as render
 from router.api.body.call import Call, Head
-from router.api.body.error_bodies import ErrorShape, load, words, worker_said
+from router.api.body.error_bodies import ErrorShape, load, text_or_empty, worker_error_fields
 from router.api.body.fields import Fields
 from router.api.endpoints.as_chat import before_messages, next_turn
 from router.api.endpoints.plain import plain_call
@@ -21,13 +21,13 @@ from router.errors import RouterError, WorkerBroke
 
 PATH: Final = "/v1/messages"
 COUNT_PATH: Final = "/v1/messages/count_tokens"
-TYPES: Final = {
+ERROR_TYPES: Final = {
     **{400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"},
     **{413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error", 504: "timeout_error"},
 }
 """Of errors, by status."""
-STATUS: Final = {name: status for status, name in TYPES.items()}
-THOUGHTS: Final = ("thinking", "redacted_thinking")
+STATUS_OF_TYPE: Final = {name: status for status, name in ERROR_TYPES.items()}
+REASONING_BLOCKS: Final = ("thinking", "redacted_thinking")
 ANSWER_LIMIT: Final = 4 * 2**20
 """Bytes of the events of an answer that are kept for its key; a longer one is not kept at all."""
 
@@ -74,7 +74,7 @@ def as_chat(messages: object) -> Iterator[dict[str, Any]]:
             {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": block.get("content")}
             for block in results
         )
-        parts = [block for block in blocks if block.get("type") not in ("tool_result", "tool_use", *THOUGHTS)]
+        parts = [block for block in blocks if block.get("type") not in ("tool_result", "tool_use", *REASONING_BLOCKS)]
         calls = [_tool_call(block) for block in blocks if block.get("type") == "tool_use"]
         if parts or calls or not results:
             yield {"role": message.get("role"), "content": [_part(part) for part in parts], "tool_calls": calls}
@@ -97,13 +97,13 @@ class _Block:
 
     def __init__(self, fields: Fields) -> None:
         self._fields = fields
-        self._texts = [words(fields.get("text"))]
+        self._texts = [text_or_empty(fields.get("text"))]
         self._json: list[str] = []
 
     def add(self, delta: Fields) -> None:
         """Take more of it."""
         for name, pieces in (("text", self._texts), ("partial_json", self._json)):
-            if more := words(delta.get(name)):
+            if more := text_or_empty(delta.get(name)):
                 pieces.append(more)
 
     @property
@@ -124,9 +124,9 @@ class MessageReader(EventReader):
         super().__init__(call)
         self._unread: list[bytes] = []
         self._blocks: dict[int, _Block] = {}
-        self._room = ANSWER_LIMIT
+        self._bytes_left = ANSWER_LIMIT
 
-    def _hear(self, name: str, data: bytes) -> None:
+    def _on_event(self, name: str, data: bytes) -> None:
         if name == "content_block_delta":
             self.started = True
             self._tokens += 1
@@ -135,8 +135,8 @@ class MessageReader(EventReader):
             return
         elif name != "content_block_start":
             return
-        self._room -= len(data)
-        if self._room >= 0:
+        self._bytes_left -= len(data)
+        if self._bytes_left >= 0:
             self._unread.append(data)
         if len(self._unread) >= UNREAD_LIMIT:
             self._read()
@@ -172,19 +172,19 @@ class MessageReader(EventReader):
             return None
         return Usage(told.input_tokens, self.output_tokens, told.cached_tokens)
 
-    def _failure(self, fields: dict[str, Any]) -> EngineError:
+    def _engine_error(self, fields: dict[str, Any]) -> EngineError:
         return failure_of(fields)
 
     def answers(self) -> tuple[PromptKey, ...]:
         """The key of prompt and message, or of the prompt alone where thoughts would be left out of the next."""
-        if self._room < 0:
+        if self._bytes_left < 0:
             return (self._call.prompts[0].key,)
         self._read()
         return (_key(self._call, [block.whole for _, block in sorted(self._blocks.items())]),)
 
 
 def _key(call: Call, blocks: list[Fields]) -> PromptKey:
-    if any(block.get("type") in THOUGHTS for block in blocks):
+    if any(block.get("type") in REASONING_BLOCKS for block in blocks):
         return call.prompts[0].key
     return next_turn(call, as_chat([{"role": "assistant", "content": blocks}]))
 
@@ -203,11 +203,11 @@ def failure_of(fields: dict[str, Any]) -> EngineError:
     """An error object; its code is the status that belongs to its type."""
     error = fields.get("error")
     said = error if isinstance(error, dict) else {}
-    return EngineError(words(said.get("message")), STATUS.get(words(said.get("type")), 500))
+    return EngineError(text_or_empty(said.get("message")), STATUS_OF_TYPE.get(text_or_empty(said.get("type")), 500))
 
 
 def _body(status: int, message: object) -> bytes:
-    return orjson.dumps({"type": "error", "error": {"type": TYPES.get(status, "api_error"), "message": message}})
+    return orjson.dumps({"type": "error", "error": {"type": ERROR_TYPES.get(status, "api_error"), "message": message}})
 
 
 def _event(body: bytes) -> bytes:
@@ -224,12 +224,12 @@ def refusal(status: int, body: bytes) -> bytes | None:
     said = load(body) or {}
     if said.get("type") == "error" and isinstance(said.get("error"), dict):
         return None
-    return _body(status, worker_said(status, body)["message"])
+    return _body(status, worker_error_fields(status, body)["message"])
 
 
 def refusal_event(status: int, body: bytes) -> bytes:
     """The same as the end of a stream that has begun."""
-    return _event(_body(status, worker_said(status, body)["message"]))
+    return _event(_body(status, worker_error_fields(status, body)["message"]))
 
 
 ANTHROPIC: Final = ErrorShape(error_body, lambda error: _event(error_body(error)), refusal, refusal_event)

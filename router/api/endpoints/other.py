@@ -24,7 +24,7 @@ SAFE_IN_QUERY: Final = SAFE_IN_PATH + "?%"
 JSON_BYTES_PER_TOKEN: Final = 4
 FILE_BYTES_PER_TOKEN: Final = 512
 """Of compressed audio, at 25 KB and 50 tokens a second."""
-LIMITS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens", "max_new_tokens")
+OUTPUT_LIMIT_MEMBERS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens", "max_new_tokens")
 
 
 def parse_other(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:  # noqa: ARG001 - Parser
@@ -34,10 +34,10 @@ def parse_other(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool = Fa
     model, user = fields.get("model"), fields.get("user")
     if model is not None and not isinstance(model, str):
         raise read.wrong_type("model", "a string")
-    limits = [limit for name in LIMITS if type(limit := fields.get(name)) is int and limit >= 0]
+    limits = [limit for name in OUTPUT_LIMIT_MEMBERS if type(limit := fields.get(name)) is int and limit >= 0]
     per_token = JSON_BYTES_PER_TOKEN if fields and not form else FILE_BYTES_PER_TOKEN
     return Call(
-        path=target(head),
+        path=request_target(head),
         body=body,
         model=model or "",
         streamed=None,
@@ -64,7 +64,7 @@ def _members(body: bytes) -> Fields:
     return fields if isinstance(fields, dict) else {}
 
 
-def target(head: Head) -> str:
+def request_target(head: Head) -> str:
     """Path and query as they go into a request line."""
     path = quote(head.path, safe=SAFE_IN_PATH)
     return f"{path}?{quote(head.query, safe=SAFE_IN_QUERY)}" if head.query else path

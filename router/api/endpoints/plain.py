@@ -34,7 +34,7 @@ def plain_call(
     user: str | None,
     streamed: bool = False,
     extendable: bool = True,
-    computed_anew_by: frozenset[str] = cache_reading.READ,
+    computed_anew_by: frozenset[str] = cache_reading.NO_ENGINE,
 ) -> Call:
     """A call that is forwarded as it came. `output`: the most output tokens; None without a limit.
 

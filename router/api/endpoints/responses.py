@@ -14,7 +14,7 @@ from router.api.answer.usage import whole_usage
 from router.api.body import fields as read
 from router.api.body import prompt_bytes as render
 from router.api.body.call import Call, Head, Storage
-from router.api.body.error_bodies import ErrorShape, error_fields, load, words, worker_said
+from router.api.body.error_bodies import ErrorShape, error_fields, load, text_or_empty, worker_error_fields
 from router.api.body.fields import Fields
 from router.api.endpoints.as_chat import before_messages, next_turn
 from router.api.endpoints.plain import model_or_any, plain_call
@@ -23,9 +23,9 @@ from router.core.model.request import Usage
 from router.errors import RouterError, WorkerBroke
 
 PATH: Final = "/v1/responses"
-CALLS: Final = ("function_call", "custom_tool_call")
-RESULTS: Final = ("function_call_output", "custom_tool_call_output")
-STATUS: Final = {"rate_limit_exceeded": 429, "invalid_prompt": 400}
+TOOL_CALLS: Final = ("function_call", "custom_tool_call")
+TOOL_RESULTS: Final = ("function_call_output", "custom_tool_call_output")
+STATUS_OF_CODE: Final = {"rate_limit_exceeded": 429, "invalid_prompt": 400}
 """That belong to an error's code; all others count as the engine's own."""
 
 
@@ -79,7 +79,7 @@ def as_chat(items: object) -> Iterator[dict[str, Any]]:
         if item.get("type") == "reasoning":
             continue
         kind = item.get("type")
-        if kind in CALLS and last is not None and last["role"] == "assistant":
+        if kind in TOOL_CALLS and last is not None and last["role"] == "assistant":
             last["tool_calls"].append(_tool_call(item))
             continue
         if last is not None:
@@ -90,9 +90,9 @@ def as_chat(items: object) -> Iterator[dict[str, Any]]:
 
 
 def _message(item: Fields) -> dict[str, Any]:
-    if item.get("type") in CALLS:
+    if item.get("type") in TOOL_CALLS:
         return {"role": "assistant", "content": None, "tool_calls": [_tool_call(item)]}
-    if item.get("type") in RESULTS:
+    if item.get("type") in TOOL_RESULTS:
         return {"role": "tool", "tool_call_id": item.get("call_id"), "content": item.get("output"), "tool_calls": []}
     content = item.get("content")
     if isinstance(content, list):
@@ -118,7 +118,7 @@ class ResponseReader(EventReader):
         self.named: Callable[[str], None] | None = None
         """Told the id of the response, before the client is."""
 
-    def _hear(self, name: str, data: bytes) -> None:
+    def _on_event(self, name: str, data: bytes) -> None:
         if name == "response.created" and self.named is not None:
             response = response_id((load(data) or {}).get("response"))
             if response is not None:
@@ -127,13 +127,13 @@ class ResponseReader(EventReader):
             self.started = True
             self._tokens += 1
 
-    def _end(self, fields: dict[str, Any]) -> None:
+    def _on_last_event(self, fields: dict[str, Any]) -> None:
         response = fields.get("response")
         if isinstance(response, dict):
             self._usage = whole_usage(response)
             self._key = _key(self._call, response)
 
-    def _failure(self, fields: dict[str, Any]) -> EngineError:
+    def _engine_error(self, fields: dict[str, Any]) -> EngineError:
         return failure_of(fields)
 
     def answers(self) -> tuple[PromptKey, ...]:
@@ -154,7 +154,7 @@ def response_id(response: object) -> str | None:
     return found if isinstance(found, str) else None
 
 
-class Stage(NamedTuple):
+class ResponseProgress(NamedTuple):
     """How far a response is, by what its engine says of it."""
 
     status: str | None
@@ -173,12 +173,12 @@ def is_running(status: str) -> bool:
     return status in ("queued", "in_progress")
 
 
-def read_stage(call: Call, body: bytes) -> Stage:
+def read_progress(call: Call, body: bytes) -> ResponseProgress:
     """Read what an engine says of a stored response. Raises WorkerBroke where it is no JSON object."""
     fields = load(body)
     if fields is None:
         raise WorkerBroke("A worker's answer is not a JSON object.")
-    return Stage(words(fields.get("status")), whole_usage(fields), (_key(call, fields),))
+    return ResponseProgress(text_or_empty(fields.get("status")), whole_usage(fields), (_key(call, fields),))
 
 
 def read_response(call: Call, body: bytes) -> Answer:
@@ -187,7 +187,7 @@ def read_response(call: Call, body: bytes) -> Answer:
     if fields is None:
         raise WorkerBroke("A worker's answer is not a JSON object.")
     error = failure_of(fields) if fields.get("error") is not None else read_error(fields)
-    status = words(fields.get("status"))
+    status = text_or_empty(fields.get("status"))
     return Answer(whole_usage(fields), (_key(call, fields),), error, False, response_id(fields), status)
 
 
@@ -198,7 +198,10 @@ def failure_of(fields: dict[str, Any]) -> EngineError:
     error = holder.get("error")
     said = error if isinstance(error, dict) else fields
     code = said.get("code")
-    return EngineError(words(said.get("message")), code if isinstance(code, int) else STATUS.get(words(code), 500))
+    return EngineError(
+        text_or_empty(said.get("message")),
+        code if isinstance(code, int) else STATUS_OF_CODE.get(text_or_empty(code), 500),
+    )
 
 
 def _event(error: dict[str, Any]) -> bytes:
@@ -215,7 +218,7 @@ def error_event(error: RouterError) -> bytes:
 
 def refusal_event(status: int, body: bytes) -> bytes:
     """An engine's error response as the end of a stream that has begun."""
-    return _event(worker_said(status, body))
+    return _event(worker_error_fields(status, body))
 
 
 ERRORS: Final = ErrorShape(event=error_event, refusal_event=refusal_event)

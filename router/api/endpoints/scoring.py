@@ -19,9 +19,9 @@ SIDES: Final = (
     ("query", "items"),
 )
 """What engines call the one side and the other."""
-KEYED: Final = 256
+MAX_KEYED_PAIRS: Final = 256
 """Pairs that are each looked for in the caches; more are taken for new."""
-KEYED_BYTES: Final = 2 * 2**20
+MAX_KEYED_BYTES: Final = 2 * 2**20
 """Of all pairs together, likewise: a long query counts in each."""
 
 
@@ -31,7 +31,7 @@ def parse_scoring(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool = 
     before = render.head("score", model_or_any(fields), fields)
     pairs = _pairs(fields)
     prompts: tuple[Prompt, ...]
-    if 0 < sum(len(before) + len(query) + len(text) for query, text in pairs) <= KEYED_BYTES:
+    if 0 < sum(len(before) + len(query) + len(text) for query, text in pairs) <= MAX_KEYED_BYTES:
         prompts = tuple(hasher.prompt(b"".join([before, query, text])) for query, text in pairs)
     else:
         prompts = (unmatched(len(body) // 4),)
@@ -48,7 +48,7 @@ def _pairs(fields: Fields) -> list[tuple[bytes, bytes]]:
         return []
     ones, others = (side if isinstance(side := fields[name], list) else [side] for name in names)
     pairs = len(others) if len(ones) == 1 else min(len(ones), len(others))
-    if pairs > KEYED:
+    if pairs > MAX_KEYED_PAIRS:
         return []
     queries, texts = _texts(ones[:pairs]), _texts(others[:pairs])
     return list(zip(queries * pairs if len(ones) == 1 else queries, texts, strict=False))

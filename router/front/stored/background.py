@@ -16,7 +16,7 @@ from urllib.parse import quote
 from router.api.answer.outline import Outline
 from router.api.body.call import Call
 from router.api.endpoints.plain import tail_usage
-from router.api.endpoints.responses import PATH, Stage, read_stage
+from router.api.endpoints.responses import PATH, ResponseProgress, read_progress
 from router.auth.admission import AdmissionTicket
 from router.channel.host import SchedulerHost
 from router.core.model.events import Cancelled, Failed, Fault, Finished
@@ -144,15 +144,15 @@ class BackgroundResponses:
                     await self._ask(run, "POST", "/cancel")
                 return Failed(run.request, True, fault=Fault.BROKEN)
 
-    async def _look(self, run: BackgroundRun) -> Stage:
+    async def _look(self, run: BackgroundRun) -> ResponseProgress:
         """How far it is. Raises WorkerError."""
         status, outline = await self._ask(run, "GET")
         if status >= 500:
             raise WorkerBroke(f"The worker answered with status {status}.")
         if status != 200:
-            return Stage(None)
+            return ResponseProgress(None)
         rest = outline.close()
-        return Stage("completed", tail_usage(outline.tail)) if rest is None else read_stage(run.call, rest)
+        return ResponseProgress("completed", tail_usage(outline.tail)) if rest is None else read_progress(run.call, rest)
 
     async def _ask(self, run: BackgroundRun, method: str, about: str = "") -> tuple[int, Outline]:
         """The status and the body of what its worker says of a response. Raises WorkerError."""
@@ -167,7 +167,7 @@ class BackgroundResponses:
         return upstream.status, outline
 
 
-def _ending_at(stage: Stage, run: BackgroundRun) -> Ending | None:
+def _ending_at(stage: ResponseProgress, run: BackgroundRun) -> Ending | None:
     """How a response ended that is at this stage; None while it has not."""
     if stage.running:
         return None

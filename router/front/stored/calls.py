@@ -7,7 +7,7 @@ wait for no turn and are charged nothing. All others are answered that there is 
 from typing import Final
 
 from router.api.body.call import Call
-from router.api.endpoints.other import target
+from router.api.endpoints.other import request_target
 from router.auth.admission import AdmissionTicket
 from router.channel.host import SchedulerHost
 from router.core.model.request import ClientId, RequestId, WorkerId
@@ -78,7 +78,7 @@ class ResponseCalls:
         worker = self._worker_of(response, owner)
         head = exchange.head
         upstream = await self._fleet.forward(
-            *(worker, target(head), body, RequestId(exchange.request_id), SILENCE),
+            *(worker, request_target(head), body, RequestId(exchange.request_id), SILENCE),
             method=head.method,
             content_type=head.content_type or "application/json",
         )

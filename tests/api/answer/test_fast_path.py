@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from router.api.answer.fast_path import ChunkRun, CommonChunks
 from router.api.answer.stream_reader import StreamReader
-from router.api.answer.token_record import Record
+from router.api.answer.token_record import TokenRecord
 from router.api.endpoints.chat import parse_chat
 from router.core.model.prompt_key import PromptHasher
 
@@ -40,7 +40,7 @@ def joined(parts: Sequence[ChunkRun | bytes]) -> tuple[bytes, bytes, bytes, set[
 
 def ids_of(runs: Sequence[ChunkRun]) -> list[int] | None:
     """What a record of these runs tells as the tokens of the answer, behind the one of a prompt."""
-    record = Record()
+    record = TokenRecord()
     record.prompt([0])
     for run in runs:
         record.add(run.ids, run.silent_ids)

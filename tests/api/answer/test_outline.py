@@ -6,13 +6,17 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.api.answer.outline import NAMES, OUTLINE_BYTES, Outline
+from router.api.answer.outline import DROPPED_MEMBERS, OUTLINE_BYTES, Outline
 
 TEXT = st.text(st.sampled_from('ab"\\{}[],:\n é') | st.characters(exclude_categories=["Cs"]), max_size=12)
-SCALARS = st.none() | st.booleans() | st.integers(-9, 9) | TEXT | st.sampled_from([f'"{name}":[' for name in NAMES])
+SCALARS = (
+    st.none() | st.booleans() | st.integers(-9, 9) | TEXT | st.sampled_from([f'"{name}":[' for name in DROPPED_MEMBERS])
+)
 VALUES = st.recursive(
     SCALARS,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT | st.sampled_from(NAMES), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(TEXT | st.sampled_from(DROPPED_MEMBERS), inner, max_size=4)
+    ),
     max_leaves=20,
 )
 
@@ -24,12 +28,14 @@ def without(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     return {
-        name: None if name in NAMES and isinstance(each, list | dict | str) else without(each)
+        name: None if name in DROPPED_MEMBERS and isinstance(each, list | dict | str) else without(each)
         for name, each in value.items()
     }
 
 
-@given(st.dictionaries(st.sampled_from(["choices", "usage", *NAMES]), VALUES), st.integers(1, 9), st.booleans())
+@given(
+    st.dictionaries(st.sampled_from(["choices", "usage", *DROPPED_MEMBERS]), VALUES), st.integers(1, 9), st.booleans()
+)
 def test_the_long_members_are_dropped_and_all_else_is_kept(answer: dict[str, Any], size: int, tight: bool) -> None:
     """However the answer is cut, and whatever its strings look like."""
     data = json.dumps(answer, ensure_ascii=False, separators=(",", ":") if tight else (" , ", " : ")).encode()

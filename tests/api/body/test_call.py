@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.api.body.call import COMPLETIONS, Call, Head
-from router.api.body.edits import EVERYTHING, NOTHING, AddedFields, Addition, named_in
+from router.api.body.edits import ALL_FIELDS, NO_FIELDS, AddedFields, Addition, fields_named_in
 from router.api.endpoints.chat import PATH as CHAT
 from router.api.endpoints.chat import parse_chat
 from router.api.endpoints.completions import parse_completion
@@ -29,7 +29,7 @@ def completion(**fields: Any) -> bytes:
     return orjson.dumps({"model": "m", "prompt": "Hello", **fields})
 
 
-def sent(call: Call, accepted: AddedFields = EVERYTHING) -> bytes:
+def sent(call: Call, accepted: AddedFields = ALL_FIELDS) -> bytes:
     """What a worker is sent that accepts these fields of the router's own."""
     return call.additions.put(call.body, call.additions.wanted & accepted)
 
@@ -263,8 +263,8 @@ def test_a_worker_is_sent_the_fields_that_it_accepts(path: str, own: dict[str, A
 )
 def test_a_refusal_names_the_fields_that_were_added(refusal: bytes, named: set[Addition]) -> None:
     """By their own names, or by that of the object around them; and never a field that was not added."""
-    assert named_in(refusal, EVERYTHING) == named
-    assert named_in(refusal, NOTHING) == NOTHING
+    assert fields_named_in(refusal, ALL_FIELDS) == named
+    assert fields_named_in(refusal, NO_FIELDS) == NO_FIELDS
 
 
 @pytest.mark.parametrize("fields", [{"echo": True}, {"continue_final_message": True}])

@@ -6,8 +6,8 @@ import orjson
 import pytest
 
 from router.api.body.call import Call, Head
-from router.api.body.prompts import HEADS_LIMIT, MOST
-from router.api.endpoints.scoring import KEYED, KEYED_BYTES
+from router.api.body.prompts import HEADS_LIMIT, MAX_PROMPTS
+from router.api.endpoints.scoring import MAX_KEYED_PAIRS, MAX_KEYED_BYTES
 from router.api.registry import FAMILIES
 from router.core.model.prompt_key import PromptHasher
 from router.errors import BadRequest
@@ -29,13 +29,13 @@ def hashed(call: Call) -> int:
 
 def test_more_prompts_than_can_be_looked_for_are_refused_and_more_texts_are_taken_for_new() -> None:
     """A completion has an answer for each, so its engine could not be asked for fewer."""
-    assert len(parse(COMPLETIONS, prompt=["a"] * MOST).prompts) == MOST
+    assert len(parse(COMPLETIONS, prompt=["a"] * MAX_PROMPTS).prompts) == MAX_PROMPTS
     with pytest.raises(BadRequest, match="more than 1024 items") as caught:
-        parse(COMPLETIONS, prompt=["a"] * (MOST + 1))
+        parse(COMPLETIONS, prompt=["a"] * (MAX_PROMPTS + 1))
     assert (caught.value.param, caught.value.code) == ("prompt", "invalid_value")
-    assert len(parse(EMBEDDINGS, input=["a"] * MOST).prompts) == MOST
-    (prompt,) = parse(EMBEDDINGS, input=["a"] * (MOST + 1)).prompts
-    assert (prompt.key.hashes, prompt.key.tokens) == (b"", (4 * (MOST + 1) + 22) // 4)
+    assert len(parse(EMBEDDINGS, input=["a"] * MAX_PROMPTS).prompts) == MAX_PROMPTS
+    (prompt,) = parse(EMBEDDINGS, input=["a"] * (MAX_PROMPTS + 1)).prompts
+    assert (prompt.key.hashes, prompt.key.tokens) == (b"", (4 * (MAX_PROMPTS + 1) + 22) // 4)
 
 
 @pytest.mark.parametrize(
@@ -53,9 +53,9 @@ def test_what_stands_before_many_prompts_is_hashed_once(path: str, name: str, be
 
 def test_a_long_query_beside_many_texts_is_taken_for_new() -> None:
     """As too many pairs are; a shorter one is hashed with each."""
-    assert len(parse(SCORE, text_1=TEXT, text_2=[TEXT] * KEYED).prompts) == KEYED
-    assert len(parse(SCORE, text_1=[TEXT] * 300, text_2=["b"] * KEYED).prompts) == KEYED
-    for query, texts in ((LONG, [TEXT] * KEYED), (TEXT, [TEXT] * (KEYED + 1)), (TEXT, [])):
+    assert len(parse(SCORE, text_1=TEXT, text_2=[TEXT] * MAX_KEYED_PAIRS).prompts) == MAX_KEYED_PAIRS
+    assert len(parse(SCORE, text_1=[TEXT] * 300, text_2=["b"] * MAX_KEYED_PAIRS).prompts) == MAX_KEYED_PAIRS
+    for query, texts in ((LONG, [TEXT] * MAX_KEYED_PAIRS), (TEXT, [TEXT] * (MAX_KEYED_PAIRS + 1)), (TEXT, [])):
         call = parse(SCORE, text_1=query, text_2=texts)
         assert (len(call.prompts), hashed(call)) == (1, 0)
-    assert hashed(parse(SCORE, text_1=LONG, text_2=["b"] * (KEYED_BYTES // 2 // len(LONG)))) > KEYED_BYTES // 3
+    assert hashed(parse(SCORE, text_1=LONG, text_2=["b"] * (MAX_KEYED_BYTES // 2 // len(LONG)))) > MAX_KEYED_BYTES // 3
