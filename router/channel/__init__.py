@@ -1,1 +1,1 @@
-"""What passes between the fronts and the scheduler."""
+"""The channel between fronts and scheduler: events go to the scheduler, commands come back."""

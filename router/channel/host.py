@@ -1,4 +1,4 @@
-"""Feeds events to the scheduler and carries out its commands: the one interpreter, and the owner of the one timer."""
+"""Feeds events to the scheduler, carries out its commands and owns its timers."""
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
@@ -23,109 +23,116 @@ from router.core.scheduler import Scheduler
 from router.errors import NoWorker, Refused, RouterError
 
 PROGRESS_SECONDS = 0.1
-"""How long output goes uncharged: all streams are asked at once, and charged in one event."""
+"""Seconds between two charges of streamed output. One `Progressed` event charges all running streams."""
 
 
 class Observer(Protocol):
-    """Hears of events and what came of them; changes nothing."""
+    """Observes events and the commands that the scheduler answers them with; changes nothing."""
 
     event_types: ClassVar[Collection[type[Event]]] = EVENTS
-    """The types of these events; commands may come of any."""
+    """The event types to observe. An event of any type can cause commands."""
 
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
-        """The scheduler took in an event and gave these commands."""
+        """Called after the scheduler has handled `event` and returned `commands`; `now` is the time of the event."""
 
 
 @dataclass(slots=True)
 class RunningStream:
-    """A running request that can be asked how far it is."""
+    """A running request whose output tokens can be read at any time."""
 
     output_tokens: Callable[[], int]
+    """Returns the output tokens so far."""
     charged: int = 0
+    """Output tokens that the scheduler has already charged."""
 
 
 class SchedulerHost:
-    """Stands between the scheduler, which never waits, and the tasks that wait for it."""
+    """Connects the scheduler, which never blocks, with the tasks that wait for its decisions."""
 
     def __init__(self, scheduler: Scheduler, observers: Sequence[Observer], clock: Callable[[], float]) -> None:
-        """`clock` gives seconds and never falls."""
+        """`clock` returns seconds and never goes backwards."""
         self.scheduler = scheduler
         self.clock = clock
         self._observers: list[Observer] = []
-        self._hearing: dict[type[Event], list[Observer]] = {kind: [] for kind in EVENTS}
-        """The same by what they hear of."""
+        self._observers_by_type: dict[type[Event], list[Observer]] = {kind: [] for kind in EVENTS}
+        """Observers by the event type that they subscribe to."""
         self.attach(*observers)
-        self._turns: dict[RequestId, asyncio.Future[Dispatch]] = {}
+        self._dispatches: dict[RequestId, asyncio.Future[Dispatch]] = {}
+        """One future per submitted request that is not settled."""
         self._streams: dict[RequestId, RunningStream] = {}
-        self._gathering: asyncio.TimerHandle | None = None
-        self._alarm: asyncio.TimerHandle | None = None
+        self._progress_timer: asyncio.TimerHandle | None = None
+        self._wake_timer: asyncio.TimerHandle | None = None
 
     def feed(self, event: Event) -> None:
-        """Tell the scheduler what happened, and do what it says."""
+        """Pass an event to the scheduler, notify the observers and carry out the scheduler's commands."""
         now = self.clock()
         commands = self.scheduler.handle(event, now)
-        for observer in self._hearing[type(event)]:
+        for observer in self._observers_by_type[type(event)]:
             observer.observe(now, event, commands)
         for command in commands:
             self._carry_out(command, now)
 
     def attach(self, *observers: Observer) -> None:
-        """From now on these are told, too, after those that were there before."""
+        """Add observers. They are notified after those that were added earlier."""
         self._observers += observers
         for observer in observers:
             for kind in observer.event_types:
-                self._hearing[kind].append(observer)
+                self._observers_by_type[kind].append(observer)
 
     def __contains__(self, request: RequestId) -> bool:
-        """Whether a request of this id is submitted and not settled."""
-        return request in self._turns
+        """Return whether a request with this id is submitted and not settled."""
+        return request in self._dispatches
 
     def submit(self, request: Request) -> "asyncio.Future[Dispatch]":
-        """Hand in a request. Its turn comes as a Dispatch, or as the RouterError that refuses it."""
-        turn: asyncio.Future[Dispatch] = asyncio.get_running_loop().create_future()
-        self._turns[request.id] = turn
+        """Submit a request. The future gives its Dispatch, or raises the RouterError that refuses it."""
+        dispatch: asyncio.Future[Dispatch] = asyncio.get_running_loop().create_future()
+        self._dispatches[request.id] = dispatch
         self.feed(Arrived(request))
-        return turn
+        return dispatch
 
     def resubmit(self, returned: Returned) -> "asyncio.Future[Dispatch]":
-        """Hand in a dispatched request again, for another worker. Its turn comes as the first one did."""
-        turn: asyncio.Future[Dispatch] = asyncio.get_running_loop().create_future()
-        self._turns[returned.request] = turn
-        self._count_last(returned.request, returned.usage)
+        """Submit a dispatched request again, for another worker. Returns a future as `submit` does."""
+        dispatch: asyncio.Future[Dispatch] = asyncio.get_running_loop().create_future()
+        self._dispatches[returned.request] = dispatch
+        self._charge_last_tokens(returned.request, returned.usage)
         self.feed(returned)
-        return turn
+        return dispatch
 
     def start_stream(self, request: RequestId, output_tokens: Callable[[], int]) -> None:
-        """A dispatched request has its first token; from now on it is asked how far it is, until it is settled."""
+        """Report the first token of a dispatched request.
+
+        From then until the request is settled, its output is charged every `PROGRESS_SECONDS`, as `output_tokens`
+        counts it.
+        """
         self._streams[request] = RunningStream(output_tokens)
-        if self._gathering is None:
-            self._gathering = asyncio.get_running_loop().call_later(PROGRESS_SECONDS, self._charge)
+        if self._progress_timer is None:
+            self._progress_timer = asyncio.get_running_loop().call_later(PROGRESS_SECONDS, self._charge_progress)
         self.feed(Started(request))
 
     def settle(self, ending: Finished | Failed | Cancelled) -> None:
-        """A submitted request is over: the last word about it, to be said once, whatever happened."""
-        # A refusal that came too late for its client is no forgotten exception after this.
-        self._turns.pop(ending.request).cancel()
-        self._count_last(ending.request, ending.usage)
+        """Report the end of a submitted request. To be called exactly once per request, whatever happened."""
+        # Without cancel(), asyncio would log a refusal that its client left too early to await.
+        self._dispatches.pop(ending.request).cancel()
+        self._charge_last_tokens(ending.request, ending.usage)
         self.feed(ending)
 
-    def _count_last(self, request: RequestId, usage: Usage | None) -> None:
-        """A stream is over: charge what it came to, where no usage tells."""
+    def _charge_last_tokens(self, request: RequestId, usage: Usage | None) -> None:
+        """Stop following a stream. Charge its last output tokens, unless the engine reported its usage."""
         stream = self._streams.pop(request, None)
         if stream is not None and usage is None:
             self.feed(Progressed({request: stream.output_tokens()}))
 
     def close(self) -> None:
         """Stop the timers."""
-        for timer in (self._alarm, self._gathering):
+        for timer in (self._wake_timer, self._progress_timer):
             if timer is not None:
                 timer.cancel()
 
-    def _charge(self) -> None:
-        """Gather how far every stream is, and charge what is new in one event."""
-        self._gathering = None
+    def _charge_progress(self) -> None:
+        """Charge the new output tokens of all streams in one event."""
+        self._progress_timer = None
         if self._streams:
-            self._gathering = asyncio.get_running_loop().call_later(PROGRESS_SECONDS, self._charge)
+            self._progress_timer = asyncio.get_running_loop().call_later(PROGRESS_SECONDS, self._charge_progress)
         progressed = {}
         for request, stream in self._streams.items():
             tokens = stream.output_tokens()
@@ -137,40 +144,40 @@ class SchedulerHost:
     def _carry_out(self, command: Command, now: float) -> None:
         match command:
             case Dispatch(request):
-                turn = self._turns[request]
-                if not turn.done():
-                    turn.set_result(command)
+                dispatch = self._dispatches[request]
+                if not dispatch.done():
+                    dispatch.set_result(command)
             case Reject(request):
-                turn = self._turns[request]
-                if not turn.done():
-                    turn.set_exception(refusal_error(command))
+                dispatch = self._dispatches[request]
+                if not dispatch.done():
+                    dispatch.set_exception(refusal_error(command))
             case WakeAt(time):
-                if self._alarm is not None:
-                    self._alarm.cancel()
-                self._alarm = asyncio.get_running_loop().call_later(max(0.0, time - now), self._tick)
+                if self._wake_timer is not None:
+                    self._wake_timer.cancel()
+                self._wake_timer = asyncio.get_running_loop().call_later(max(0.0, time - now), self._tick)
             case _:
                 assert_never(command)
 
     def _tick(self) -> None:
-        self._alarm = None
+        self._wake_timer = None
         self.feed(Ticked())
 
 
 def refusal_error(command: Reject) -> RouterError:
-    """A refusal as the client is told of it."""
+    """Return the error that a refused client receives."""
     match command.reason:
         case Refusal.QUEUE_FULL:
-            message = "The fleet is busy and as many requests wait as may; try again later."
+            message = "All workers are busy and the queue is full; try again later."
         case Refusal.CLIENT_FULL:
-            message = "As many of your requests wait as may; try again later."
+            message = "You have reached the limit of waiting requests; try again later."
         case Refusal.DISPLACED:
-            message = "The fleet is busy and you have more waiting than others; try again later."
+            message = "The queue is full and you have more requests waiting than others; try again later."
         case Refusal.EXPIRED:
-            message = "The request waited as long as it may and no worker had room; try again later."
+            message = "The request reached its maximum time in the queue; try again later."
         case Refusal.NO_WORKER:
-            return NoWorker("No worker that serves this model is alive.", reason=command.reason)
+            return NoWorker("No worker that serves this model is available.", reason=command.reason)
         case Refusal.NO_RETRY:
-            return NoWorker("The request failed at as many workers as it may be tried at.", reason=command.reason)
+            return NoWorker("The request failed, and no more retries are allowed.", reason=command.reason)
         case _:
             assert_never(command.reason)
     return Refused(message, retry_after=command.retry_after, reason=command.reason)

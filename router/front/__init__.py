@@ -1,1 +1,1 @@
-"""The data path: from the bytes of a client to the bytes of a worker and back."""
+"""The data path: parses client calls, forwards them to workers and passes the answers back."""

@@ -1,13 +1,14 @@
-"""The bytes that the router holds for its clients: one budget, asked by everything that holds any.
+"""One memory budget for all bytes that the router holds for its clients.
 
-A call's body counts from its first byte to the end of its answer, with the hashes of its prompt; so does what is kept
-of an answer before its head is sent, and what a client was sent and does not read. Whose they are is known by the head
-of the call: a client that the operator vouches for, else an address, since anybody can make up keys.
+Three things count: the body of a call, with the hashes of its prompt, from its first byte to the end of the answer; the
+part of an answer that is kept before its head is sent; and bytes that were sent to a client and not read. They count
+against an owner, which the head of the call names: the client if the operator vouches for it, otherwise the address,
+because anybody can invent API keys.
 
-An owner may hold no more than is left free: half of all if it is alone. Whoever comes next may have half of what is
-left, and as they give back, n that want everything come to hold the n+1st part each. So nobody can take the last of it,
-without a limit for each that would be too low for one and too high for many (A. Choudhury and E. Hahne, "Dynamic Queue
-Length Thresholds for Shared-Memory Packet Switches", 1998).
+An owner can hold at most as many bytes as are left free. So one owner alone gets half of the budget, the next one half
+of the rest, and as they release bytes, n owners that want everything converge to 1/(n+1) of the budget each. Nobody can
+take the last byte, and there is no fixed limit per owner, which would be too low for one owner and too high for many
+(A. Choudhury and E. Hahne, "Dynamic Queue Length Thresholds for Shared-Memory Packet Switches", 1998).
 """
 
 from collections import Counter
@@ -24,39 +25,39 @@ RETRY_SECONDS: Final = 1.0
 
 
 class ByteBudget(Collector):
-    """How many bytes are held, and by whom."""
+    """Counts the bytes that each owner holds, and refuses more than an owner can hold."""
 
     def __init__(self, limit: int) -> None:
-        """`limit`: bytes, over all owners."""
+        """`limit`: bytes that all owners together can hold."""
         self.limit = limit
         self.refused: Counter[int] = Counter()
-        """Calls, by the status of their answer."""
+        """Refused calls by the HTTP status of the refusal."""
         self._held: LongestQueueDrop[str] = LongestQueueDrop()
 
     @property
     def held(self) -> int:
-        """Bytes, over all owners."""
+        """Bytes that all owners hold."""
         return self._held.total
 
     def held_by(self, owner: str) -> int:
-        """Bytes that an owner holds."""
+        """Return the bytes that an owner holds."""
         return self._held.of(owner)
 
     def hold(self, owner: str) -> "Hold":
-        """A part of the budget, empty at first; to be closed."""
+        """Return an empty hold for an owner, to be used as a context manager."""
         return Hold(self, owner)
 
     def has_room(self, owner: str, amount: int) -> bool:
-        """Whether an owner may hold so many bytes more."""
+        """Return whether an owner can hold `amount` more bytes."""
         return self._held.of(owner) + amount <= self.limit - self._held.total - amount
 
     def refusal(self, owner: str, amount: int) -> CapacityError:
-        """What to tell a client for which there is no room: 429 if it holds more than an equal part, else 503."""
+        """Return and count the error for an owner without room: 429 if it would hold more than its part, else 503."""
         held = self._held.of(owner)
         owners = len(self._held) + (not held)
         if (held + amount) * (owners + 1) > self.limit:
             error: CapacityError = Refused(
-                "Your requests, and answers that you do not read, take as much memory as they may; try again later.",
+                "Your requests and unread answers take too much memory; try again later.",
                 retry_after=RETRY_SECONDS,
                 reason="rejected-client-memory",
             )
@@ -66,20 +67,20 @@ class ByteBudget(Collector):
         return error
 
     def adjust(self, owner: str, amount: int) -> None:
-        """An owner holds so many bytes more, or fewer, whether or not there is room."""
+        """Add `amount` bytes to what an owner holds (remove them if negative), whether or not there is room."""
         if amount > 0:
             self._held.add(owner, amount)
         else:
             self._held.remove(owner, -amount)
 
     def collect(self) -> Iterator[Metric]:
-        """What is held of how much, and who was refused."""
+        """Yield the metrics of held bytes, their limit and refused calls."""
         yield GaugeMetricFamily(
             "d2lpm_held_bytes", "Bytes held for clients: bodies, and answers not yet sent or read.", self.held
         )
-        yield GaugeMetricFamily("d2lpm_held_bytes_limit", "How many may be held.", self.limit)
+        yield GaugeMetricFamily("d2lpm_held_bytes_limit", "Limit of d2lpm_held_bytes.", self.limit)
         refused = CounterMetricFamily(
-            "d2lpm_refused_for_memory", "Calls refused as too many bytes were held, by status.", labels=("status",)
+            "d2lpm_refused_for_memory", "Calls refused because too many bytes were held, by status.", labels=("status",)
         )
         for status, count in self.refused.items():
             refused.add_metric((str(status),), count)
@@ -87,7 +88,7 @@ class ByteBudget(Collector):
 
 
 class Hold:
-    """What one call, or one connection, holds of the budget. Given back as a whole when the context is left."""
+    """The bytes that one call or connection holds. Leaving the context releases all of them."""
 
     __slots__ = ("_budget", "amount", "owner")
 
@@ -104,30 +105,30 @@ class Hold:
         self.set(0)
 
     def check(self, amount: int) -> None:
-        """Raise Refused or NoRoom unless so many bytes more may be held."""
+        """Raise Refused or NoRoom if `amount` more bytes cannot be held."""
         if not self._budget.has_room(self.owner, amount):
             raise self._budget.refusal(self.owner, amount)
 
     def add(self, amount: int) -> None:
-        """Hold so many bytes more. Raises Refused or NoRoom, and then holds no more than before."""
+        """Hold `amount` more bytes. Raises Refused or NoRoom, without holding them, if there is no room."""
         if not self.try_add(amount):
             raise self._budget.refusal(self.owner, amount)
 
     def try_add(self, amount: int) -> bool:
-        """Hold so many bytes more if there is room; whether there was."""
+        """Hold `amount` more bytes if there is room. Returns whether there was."""
         if not self._budget.has_room(self.owner, amount):
             return False
         self.set(self.amount + amount)
         return True
 
     def set(self, amount: int) -> None:
-        """Hold exactly so many bytes, whether or not there is room: they are here already."""
+        """Hold exactly `amount` bytes, whether or not there is room, because they are already in memory."""
         if amount != self.amount:
             self._budget.adjust(self.owner, amount - self.amount)
             self.amount = amount
 
     def transfer(self, owner: str) -> None:
-        """From now on it is another's."""
+        """Transfer the held bytes to another owner."""
         if owner != self.owner:
             amount = self.amount
             self.set(0)

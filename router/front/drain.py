@@ -1,4 +1,4 @@
-"""The router's own end: while it drains, the calls under way go on and no new one is taken."""
+"""Graceful shutdown: while the router drains, it finishes calls in flight and refuses new ones."""
 
 import time
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from router.front.exchange import Exchange, new_request_id
 
 
 class CallCounter:
-    """Counts the calls that are under way: those that have entered it, and not left it yet."""
+    """Context manager that counts the calls inside it."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -23,41 +23,41 @@ class CallCounter:
 
 
 class Drain:
-    """Whether the router still takes calls, and how many are under way."""
+    """Tracks whether the router accepts calls, and how many are in flight."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """`seconds`: how long calls under way have to end, once draining has begun."""
+        """`seconds`: how long calls in flight have to finish once draining has begun."""
         self._seconds = seconds
         self._clock = clock
         self._until: float | None = None
-        self._under_way = CallCounter()
+        self._in_flight = CallCounter()
 
     def begin(self) -> None:
-        """Take no new call from now on; to be asked once."""
+        """Refuse new calls from now on. To be called once."""
         self._until = self._clock() + self._seconds
 
     @property
     def begun(self) -> bool:
-        """Whether new calls are refused."""
+        """Whether draining has begun, so that new calls are refused."""
         return self._until is not None
 
     @property
     def over(self) -> bool:
-        """Whether the router may end: no call is under way any more, or the time for that is up."""
+        """Whether the router can exit: no call is in flight, or the time to drain is up."""
         return self._until is not None and (self.idle or self._clock() >= self._until)
 
     @property
     def idle(self) -> bool:
-        """Whether no call is under way."""
-        return not self._under_way.calls
+        """Whether no call is in flight."""
+        return not self._in_flight.calls
 
     def track_call(self) -> CallCounter:
-        """A call is under way as long as the context is entered."""
-        return self._under_way
+        """Return a context manager that counts a call as in flight."""
+        return self._in_flight
 
 
 async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer a call that came after draining began; its body is not read, and its connection ends with the answer."""
+    """Answer a call that arrived after draining began, without reading its body. The answer closes the connection."""
     exchange = Exchange(scope, receive, send)
     exchange.request_id = new_request_id()
     await exchange.fail(ShuttingDown())

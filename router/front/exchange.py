@@ -1,4 +1,4 @@
-"""One HTTP exchange with a client, over ASGI: its body, its answer, and whether it is still there."""
+"""One HTTP exchange with a client over ASGI: the request's body, the answer, and whether the client is connected."""
 
 import asyncio
 import os
@@ -17,32 +17,32 @@ Headers = Sequence[tuple[bytes, bytes]]
 JSON_TYPE = (b"content-type", b"application/json")
 
 PIECE_BYTES = 2**20
-"""A longer body is put together in a thread; the joining of so many bytes does not hold Python's lock."""
+"""Bodies longer than this are joined in a thread. Joining pieces of this size releases Python's global lock."""
 
 
 class ClientGone(Exception):
-    """The client closed its connection; nobody is left to answer."""
+    """The client closed its connection, so no answer can be sent."""
 
 
 class Exchange:
-    """A request and the answer to it. The answer begins once: whole (`respond`), or in blocks (`begin`, `write`)."""
+    """A request and its answer. The answer is sent whole (`respond`) or in blocks (`begin`, `write`, `end`)."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.path: str = scope["path"]
         self.method: str = scope["method"]
         self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
-        """By lower-case name; of a repeated one the last, which a proxy appends."""
+        """Headers by lower-case name. Of a repeated header the last one counts, because proxies append theirs."""
         self.address: str | None = scope["client"][0] if scope.get("client") else None
         self.request_id = ""
-        """Told in every answer; set before the first."""
+        """Sent with every answer. To be set before the answer begins."""
         self.begun = False
-        """Whether the status line is out; after that, an error can only be told inside the stream."""
+        """Whether the status line is sent. After that, an error can only be sent inside the stream."""
         self.whole = False
-        """Whether what is out is the beginning of an answer in one piece, in which no error can be told at all."""
+        """Whether the answer that has begun is not a stream. In it, no error can be sent at all."""
         self._query: bytes = scope.get("query_string", b"")
         extensions = scope.get("extensions") or {}
-        self._when_left: OnDisconnect | None = extensions.get(ON_DISCONNECT)
-        self._belong: Callable[[str], None] | None = extensions.get(UNREAD_OWNER)
+        self._on_disconnect: OnDisconnect | None = extensions.get(ON_DISCONNECT)
+        self._charge_unread_to: Callable[[str], None] | None = extensions.get(UNREAD_OWNER)
         self._break_off: Callable[[], None] | None = extensions.get(BREAK_OFF)
         self._connected: WhileConnected | None = None
         self._receive = receive
@@ -50,20 +50,21 @@ class Exchange:
 
     @property
     def head(self) -> Head:
-        """What the call says before its body."""
+        """The parts of the call that are known before its body."""
         content_type = self.headers.get(b"content-type", b"").decode("latin-1")
         return Head(self.path, self.method, self._query, content_type)
 
     def charge_unread_to(self, owner: str) -> None:
-        """What the client leaves unread counts against this owner's budget."""
-        if self._belong is not None:
-            self._belong(owner)
+        """Count bytes that the client does not read against this owner's part of the budget."""
+        if self._charge_unread_to is not None:
+            self._charge_unread_to(owner)
 
     async def body(self, limit: int, hold: Hold) -> bytes:
-        """The whole body, of at most `limit` bytes, which count in `hold`.
+        """Read the whole body, of at most `limit` bytes, and count it in `hold`.
 
-        Raises UnsupportedEncoding for one that is packed, BodyTooLarge beyond its limit, Refused or NoRoom if there is
-        no room for it, and ClientGone if the client leaves before its end.
+        Raises UnsupportedEncoding if the body is compressed, BodyTooLarge if it exceeds `limit`, BadRequest if its
+        declared length is not a number, Refused or NoRoom if the budget has no room for it, and ClientGone if the
+        client disconnects before its end.
         """
         if self.headers.get(b"content-encoding", b"identity").strip().lower() not in (b"", b"identity"):
             raise UnsupportedEncoding
@@ -73,20 +74,20 @@ class Exchange:
         if int(declared) > limit:
             raise BodyTooLarge(limit)
         hold.check(int(declared))
-        block, more = await self._block()
+        block, more = await self._next_block()
         hold.add(len(block))
         if len(block) > limit:
             raise BodyTooLarge(limit)
-        return await self._rest(block, limit, hold) if more else block
+        return await self._read_rest(block, limit, hold) if more else block
 
-    async def _rest(self, first: bytes, limit: int, hold: Hold) -> bytes:
-        """A body that comes in several blocks."""
+    async def _read_rest(self, first: bytes, limit: int, hold: Hold) -> bytes:
+        """Read the rest of a body that arrives in several blocks, and return the whole body."""
         received, pieces, size = bytearray(first), [], len(first)
         more = True
         while more:
-            block, more = await self._block()
+            block, more = await self._next_block()
             hold.add(len(block))
-            received += block  # not to a list: blocks of two bytes would take twenty times that
+            received += block  # not a list: as list items, blocks of two bytes would take twenty times as much memory
             size += len(block)
             if size > limit:
                 raise BodyTooLarge(limit)
@@ -96,35 +97,35 @@ class Exchange:
         pieces.append(bytes(received))
         return pieces[0] if len(pieces) == 1 else await asyncio.to_thread(b"".join, pieces)
 
-    async def _block(self) -> tuple[bytes, bool]:
-        """What has come of the body, and whether there is more of it."""
+    async def _next_block(self) -> tuple[bytes, bool]:
+        """Return the next block of the body, and whether more follow. Raises ClientGone."""
         message = await self._receive()
         if message["type"] == "http.disconnect":
             raise ClientGone
         return message.get("body", b""), message.get("more_body", False)
 
     def while_connected(self) -> "WhileConnected":
-        """Cut what is done inside the `with` short when the client leaves: then it ends in ClientGone.
+        """Return a context manager that raises ClientGone inside the `with` as soon as the client disconnects.
 
-        To be entered once the request's body is read. The client's leaving is seen at once, whatever is awaited, if the
-        server tells of it (`ON_DISCONNECT`).
+        To be entered after the request's body is read. The current task is cancelled at once, whatever it awaits, if
+        the server reports disconnects (extension `ON_DISCONNECT`).
         """
-        self._connected = WhileConnected(self._when_left)
+        self._connected = WhileConnected(self._on_disconnect)
         return self._connected
 
     def ignore_disconnect(self) -> None:
-        """From now on, let the client's leaving cut nothing short, until it may again."""
+        """Go on even if the client disconnects, until `heed_disconnect` is called."""
         if self._connected is not None:
             self._connected.ignores_disconnect = True
 
     def heed_disconnect(self) -> None:
-        """Let the client's leaving cut short what is done, also if it has left since `stay`."""
+        """Stop on a disconnect again, also on one that happened since `ignore_disconnect`."""
         if self._connected is not None and self._connected.ignores_disconnect:
             self._connected.ignores_disconnect = False
-            self._connected.look()
+            self._connected.check()
 
     async def respond(self, status: int, headers: Headers, body: bytes) -> None:
-        """Answer in one piece."""
+        """Send the whole answer."""
         length = (b"content-length", str(len(body)).encode())
         await self.begin(status, [*headers, length])
         await self._send({"type": "http.response.body", "body": body})
@@ -132,26 +133,26 @@ class Exchange:
     def begin(self, status: int, headers: Headers) -> Awaitable[None]:
         """Send the status line and the headers."""
         self.begun = True
-        named = [*headers, (b"x-request-id", self.request_id.encode())]
-        return self._send({"type": "http.response.start", "status": status, "headers": named})
+        all_headers = [*headers, (b"x-request-id", self.request_id.encode())]
+        return self._send({"type": "http.response.start", "status": status, "headers": all_headers})
 
     def write(self, block: bytes) -> Awaitable[None]:
-        """Send a part of the body; waits while the client does not read."""
+        """Send a block of the body. Waits while the client does not read."""
         return self._send({"type": "http.response.body", "body": block, "more_body": True})
 
     def end(self, last: bytes = b"") -> Awaitable[None]:
-        """Send the last part of the body."""
+        """Send the last block of the body."""
         return self._send({"type": "http.response.body", "body": last})
 
     def break_off(self) -> None:
-        """End the connection: the answer that has begun cannot be completed."""
+        """Close the connection, because the answer that has begun cannot be completed."""
         if self._break_off is not None:
             self._break_off()
 
     async def fail(self, error: RouterError) -> None:
-        """Answer with an error, as its client reads them: by its status, or inside the stream that has begun.
+        """Answer with an error in the API's own shape: as a status, or as an event if a stream has begun.
 
-        Where a part of a whole answer is out, the connection is broken off.
+        If part of an answer that is not a stream is already sent, close the connection instead.
         """
         shape = error_shape_of(self.path)
         if self.whole:
@@ -163,27 +164,27 @@ class Exchange:
 
 
 def new_request_id() -> str:
-    """An id for a call whose client gave none that is fit."""
+    """Return a random id for a call whose client sent no usable one."""
     return os.urandom(16).hex()
 
 
 class WhileConnected:
-    """See `Exchange.while_connected`."""
+    """Cancels the task that entered it when the client disconnects, and turns that into ClientGone."""
 
-    __slots__ = ("_gone", "_task", "_when_left", "ignores_disconnect")
+    __slots__ = ("_gone", "_on_disconnect", "_task", "ignores_disconnect")
 
-    def __init__(self, when_left: OnDisconnect | None) -> None:
-        self._when_left = when_left
+    def __init__(self, on_disconnect: OnDisconnect | None) -> None:
+        self._on_disconnect = on_disconnect
         self._task: asyncio.Task[object] | None = None
-        """The one to be cut short; None before and after."""
+        """The task to cancel; None outside the context."""
         self._gone = False
         self.ignores_disconnect = False
-        """Whether what is done goes on for now although the client has left."""
+        """Whether the task goes on for now although the client has disconnected."""
 
     def __enter__(self) -> None:
         self._task = asyncio.current_task()
-        if self._when_left is not None:
-            self._when_left(self._leave)
+        if self._on_disconnect is not None:
+            self._on_disconnect(self._disconnected)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -193,12 +194,12 @@ class WhileConnected:
             task.uncancel()
             raise ClientGone from None
 
-    def look(self) -> None:
-        """Cut short what is done if the client has left."""
+    def check(self) -> None:
+        """Cancel the task if the client has disconnected."""
         if self._gone and self._task is not None:
             self._task.cancel()
 
-    def _leave(self) -> None:
+    def _disconnected(self) -> None:
         if self._task is not None:
             self._gone = True
             if not self.ignores_disconnect:

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from router.api.body.call import Call, Head
 from router.api.body.checks import check_vocabulary, check_weight
-from router.api.body.edits import with_cache_salt, rename
+from router.api.body.edits import rename, with_cache_salt
 from router.api.endpoints.responses import stored_id
 from router.api.family import Family
 from router.api.registry import family_of
@@ -134,7 +134,7 @@ class Gateway:
         keeper = self._responses.keeper(call, owner, permit)
         worker = self._responses.worker_of_previous(call, owner)
         hold.set(len(body) + sum([len(prompt.key.hashes) for prompt in call.prompts]))
-        blocks = await self._block_keys(call.path, body, call.model) if family.tokenised else ()
+        blocks = await self._block_keys(call.path, body, call.model) if family.tokenizable else ()
         request = self._request(exchange, call, identity, blocks, worker)
         overhead = self._scheduler_host.clock() - arrived
         journey = Relay(

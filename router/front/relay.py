@@ -226,7 +226,7 @@ class Relay:
         reader = self._reader
         if (lost.fault is Fault.CALL and not lost.elsewhere) or self._exchange.whole:
             return False
-        if reader is None or not reader.begun:
+        if reader is None or not reader.has_delivered:
             return True
         if settings.continuation == "off" or not isinstance(reader, StreamReader):
             return False
@@ -237,7 +237,7 @@ class Relay:
         reader.resume()
         if rest.remaining is None or rest.remaining > 0:
             return True
-        self._settle(Finished(self._request.id, reader.usage, reader.answers()))
+        self._settle(Finished(self._request.id, reader.usage, reader.answer_keys()))
         await self._exchange.end(last_events(self._call, reader, "length"))
         return False
 
@@ -384,7 +384,7 @@ class Relay:
                 await self._write(ready, headers)
             return lost
         patience.streamed(self._scheduler_host.clock() - started, reader.output_tokens)
-        self._settle(Finished(self._request.id, reader.usage, reader.answers()))
+        self._settle(Finished(self._request.id, reader.usage, reader.answer_keys()))
         await self._end(ready, headers)
         return None
 
@@ -392,7 +392,7 @@ class Relay:
         """One for an answer of this worker."""
         reader = self._family.reader(self._call)
         if isinstance(reader, ResponseReader) and (keeper := self._keeper) is not None:
-            reader.named = lambda response: keeper.set_response(response, worker)
+            reader.on_response_id = lambda response: keeper.set_response(response, worker)
         return reader
 
     async def _end(self, last: bytes, headers: HeaderList) -> None:
@@ -432,7 +432,7 @@ class Relay:
         """Hand over an answer in one piece; an engine's own refusal is lost, and told as it is if it must be."""
         before = self._hold.amount
         body, all_here = await upstream.begin(HELD_BYTES, self._hold.try_add)
-        if (refused := worker_refused(upstream.status, everywhere=self._family.everywhere)) is not None:
+        if (refused := worker_refused(upstream.status, everywhere=self._family.served_by_all_engines)) is not None:
             lacks = all_here and lacks_path(upstream.status, body)
             error = UnservedPath(self._call.path, self._call.model) if lacks else refused
             return FailedAttempt(Fault.ERROR, False, error)
@@ -442,12 +442,12 @@ class Relay:
             return FailedAttempt(fault, fault is Fault.ERROR, status=upstream.status, headers=headers, body=told)
         if not all_here:
             return await self._pass_through(upstream, worker, headers, body, before)
-        answer = self._family.read(self._call, body)
+        answer = self._family.read_whole(self._call, body)
         if answer.error is not None or answer.aborted:
             fault = Fault.ERROR if answer.error is None else fault_of(answer.error.code)
             return FailedAttempt(fault, True, headers=headers, body=body)
         if not self._keep(answer, worker):
-            self._settle(Finished(self._request.id, answer.usage, answer.answers))
+            self._settle(Finished(self._request.id, answer.usage, answer.answer_keys))
         await self._exchange.respond(upstream.status, headers, body)
         return None
 
@@ -482,7 +482,7 @@ class Relay:
         answer = self._read_outline(outline)
         self._keep(answer, worker)
         if answer.error is None and not answer.aborted:
-            self._settle(Finished(self._request.id, answer.usage, answer.answers))
+            self._settle(Finished(self._request.id, answer.usage, answer.answer_keys))
         else:
             self._settle(Failed(self._request.id, True, answer.usage, Fault.ERROR))
         await self._exchange.end()
@@ -493,7 +493,7 @@ class Relay:
         rest = outline.close()
         if rest is not None:
             with suppress(WorkerBroke):
-                return self._family.read(self._call, rest)
+                return self._family.read_whole(self._call, rest)
         return Answer(tail_usage(outline.tail), (), None, False)
 
     async def _tell(self, lost: FailedAttempt) -> None:

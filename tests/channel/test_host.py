@@ -60,7 +60,7 @@ class Desk:
     def check_rest(self) -> None:
         """Nothing is left, inside or outside the scheduler."""
         assert self.scheduler_host.scheduler.live == 0
-        assert not self.scheduler_host._turns
+        assert not self.scheduler_host._dispatches
         assert not self.scheduler_host._streams
         assert RequestId("1") not in self.scheduler_host
         self.scheduler_host.scheduler.accounts.check_conservation()
@@ -191,6 +191,6 @@ async def test_closing_stops_the_timers() -> None:
     desk.submit("1")
     desk.submit("2")
     desk.scheduler_host.start_stream(RequestId("1"), lambda: 1)
-    timers = [desk.scheduler_host._alarm, desk.scheduler_host._gathering]
+    timers = [desk.scheduler_host._wake_timer, desk.scheduler_host._progress_timer]
     desk.scheduler_host.close()
     assert [timer is not None and timer.cancelled() for timer in timers] == [True, True]

@@ -112,7 +112,7 @@ class RunningRouter:
         assert (scheduler.live, scheduler.waiting, scheduler.prefixes.watched) == (0, 0, 0)
         assert not scheduler.accounts.bills
         scheduler.accounts.check_conservation()
-        assert not scheduler_host._turns
+        assert not scheduler_host._dispatches
         assert not scheduler_host._streams
 
 

@@ -1,1 +1,1 @@
-"""HTTP connections of clients: limits, deadlines, reading and writing."""
+"""Client connections over HTTP: limits, deadlines, reading and writing."""

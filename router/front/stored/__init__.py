@@ -1,1 +1,1 @@
-"""Responses that engines store or compute in the background."""
+"""OpenAI responses that engines store or compute in the background."""

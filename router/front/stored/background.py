@@ -152,7 +152,9 @@ class BackgroundResponses:
         if status != 200:
             return ResponseProgress(None)
         rest = outline.close()
-        return ResponseProgress("completed", tail_usage(outline.tail)) if rest is None else read_progress(run.call, rest)
+        return (
+            ResponseProgress("completed", tail_usage(outline.tail)) if rest is None else read_progress(run.call, rest)
+        )
 
     async def _ask(self, run: BackgroundRun, method: str, about: str = "") -> tuple[int, Outline]:
         """The status and the body of what its worker says of a response. Raises WorkerError."""
@@ -179,4 +181,4 @@ def _ending_at(stage: ResponseProgress, run: BackgroundRun) -> Ending | None:
         case "failed":
             return Failed(run.request, True, stage.usage, Fault.ERROR)
         case _:
-            return Finished(run.request, stage.usage, stage.answers)
+            return Finished(run.request, stage.usage, stage.answer_keys)

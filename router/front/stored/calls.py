@@ -56,7 +56,7 @@ class ResponseCalls:
         if storage.background and not self._allow_background:
             # Its answer comes at once, and the engine computes on: nobody would hold its place, or its bill.
             raise BadRequest("Background responses are not served here.", param="background", code="invalid_value")
-        if storage.named is not None and (storage.background or self._stored.is_of_another(storage.named, owner)):
+        if storage.requested_id is not None and (storage.background or self._stored.is_of_another(storage.requested_id, owner)):
             raise BadRequest("This response cannot have a name of its own.", param="request_id", code="invalid_value")
         if not (storage.stored or storage.background):
             return None
@@ -64,7 +64,7 @@ class ResponseCalls:
 
     def worker_of_previous(self, call: Call, owner: ClientId) -> WorkerId | None:
         """The worker that keeps what a call goes on from; None where it does not. Raises UnknownResponse."""
-        previous = call.storage.previous
+        previous = call.storage.previous_id
         return None if previous is None else self._worker_of(previous, owner)
 
     def _worker_of(self, response: str, owner: ClientId) -> WorkerId:
