@@ -72,13 +72,13 @@ class Continuation:
 
 def continuation(call: Call, reader: StreamReader, *, ids: bool = True) -> Continuation | None:
     """How to go on with what a client has of an answer, by `ids` where they are known; None where it cannot be done."""
-    if call.way is ResumeMode.NONE or reader.head is None:
+    if call.resume_mode is ResumeMode.NONE or reader.head is None:
         return None
     fields: Fields = orjson.loads(call.body)
     usage = reader.usage
     input_tokens = None if usage is None else usage.input_tokens
     is_chat = call.path == chat.PATH
-    if ids and call.way is ResumeMode.IDS and reader.continuable and (known := reader.ids) is not None:
+    if ids and call.resume_mode is ResumeMode.IDS and reader.continuable and (known := reader.ids) is not None:
         prompt, output = known
         limit = _limit(fields, is_chat)
         remaining = None if limit is None else limit - len(output)
@@ -142,7 +142,7 @@ class Rewriter:
     """Makes the continuing engine's events those that the first one would have sent."""
 
     def __init__(self, rest: Continuation) -> None:
-        self._rest = rest
+        self._continuation = rest
         self._splitter = EventSplitter()
         self.started = False
         """The continuing engine's first token is here."""
@@ -170,7 +170,7 @@ class Rewriter:
             return plain_event(data)  # the reader sees what it is
         choices, usage = chunk["choices"], chunk.get("usage")
         self.started = self.started or bool(choices)
-        made = {**self._rest.head, "choices": [made for each in choices for made in self._choice(each)]}
+        made = {**self._continuation.head, "choices": [made for each in choices for made in self._choice(each)]}
         if choices and not made["choices"]:
             return b""
         if isinstance(usage, dict):
@@ -183,7 +183,7 @@ class Rewriter:
     def _choice(self, choice: dict[str, Any]) -> Iterator[dict[str, Any]]:
         others = ("index", "text", "delta", "prompt_token_ids")
         made = {name: value for name, value in choice.items() if name not in others}
-        if not self._rest.chat:
+        if not self._continuation.chat:
             yield {"index": 0, "text": choice.get("text") or "", **made}
             return
         delta = choice.get("delta")
@@ -195,8 +195,8 @@ class Rewriter:
     def _usage(self, usage: dict[str, Any]) -> dict[str, Any]:
         """That of the whole answer: what was found in the continuing engine's cache says nothing about the prompt."""
         output = token_count(usage, "completion_tokens") or 0
-        before = self._rest.output_tokens
-        prompt = self._rest.input_tokens
+        before = self._continuation.output_tokens
+        prompt = self._continuation.input_tokens
         if prompt is None:
             prompt = max(0, (token_count(usage, "prompt_tokens") or 0) - before)
         total = prompt + before + output
@@ -219,7 +219,7 @@ def last_events(call: Call, reader: StreamReader, reason: str | None) -> bytes:
         said = {"delta": {"content": ""}} if call.path == chat.PATH else {"text": ""}
         choice = {"index": 0, **said, "logprobs": None, "finish_reason": reason}
         events.append(plain_event(orjson.dumps({**head, "choices": [choice]})))
-    if counts is not None and not reader.usage_told:
+    if counts is not None and not reader.has_final_usage:
         events.append(plain_event(orjson.dumps({**head, "choices": [], "usage": counts})))
     if not reader.done:
         events.append(plain_event(b"[DONE]"))

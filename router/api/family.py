@@ -22,7 +22,7 @@ class Parser(Protocol):
 class Reader(Protocol):
     """Follows one streamed answer; see `StreamReader`, which is one."""
 
-    begun: bool
+    has_delivered: bool
     started: bool
 
     def feed(self, block: bytes) -> bytes:
@@ -31,7 +31,7 @@ class Reader(Protocol):
     def close(self) -> bytes:
         """The same at the end of the stream."""
 
-    def answers(self) -> tuple[PromptKey, ...]:
+    def answer_keys(self) -> tuple[PromptKey, ...]:
         """One key for each choice: prompt and answer as the next turn would begin."""
 
     @property
@@ -57,17 +57,17 @@ class Family(NamedTuple):
 
     parse: Parser
     reader: Callable[[Call], Reader] = StreamReader
-    read: Callable[[Call, bytes], Answer] = read_json
+    read_whole: Callable[[Call, bytes], Answer] = read_json
     """Reads an answer that was not streamed. Raises WorkerBroke."""
     errors: ErrorShape = ErrorShape()
-    tokenised: bool = False
+    tokenizable: bool = False
     """Whether a prompt's token ids can be found before its engine sees it."""
     methods: tuple[str, ...] = ("POST",)
     generates: bool = False
     """Whether a model may write text at these paths: an SGLang that makes embeddings dies of such a call."""
-    forms: bool = False
+    accepts_forms: bool = False
     """Whether a body may be a form with files, too."""
-    everywhere: bool = False
+    served_by_all_engines: bool = False
     """Whether every engine that writes text serves these paths, so that one that answers 404 is broken."""
 
     def check_type(self, head: Head) -> None:
@@ -75,6 +75,6 @@ class Family(NamedTuple):
 
         A page of another site may make a browser send text/plain, a form or no type at all, but not JSON by its name.
         """
-        if media_type(head.content_type) != "application/json" and not (self.forms and is_form(head.content_type)):
-            allowed = "application/json or multipart/form-data" if self.forms else "application/json"
+        if media_type(head.content_type) != "application/json" and not (self.accepts_forms and is_form(head.content_type)):
+            allowed = "application/json or multipart/form-data" if self.accepts_forms else "application/json"
             raise BadRequest(f"The content-type must be {allowed}.", code="unsupported_content_type")

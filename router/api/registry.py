@@ -33,8 +33,8 @@ _EMBEDDINGS: Final = Family(embeddings.parse_embeddings, EventReader, read_plain
 _SCORING: Final = Family(scoring.parse_scoring, EventReader, read_plain)
 _TOKENIZING: Final = Family(tokenizing.parse_tokenizing, EventReader, tokenizing.read_tokenized)
 FAMILIES: Final[Mapping[str, Family]] = {
-    CHAT: Family(_chat, tokenised=True, generates=True, everywhere=True),
-    COMPLETIONS: Family(_completion, tokenised=True, generates=True, everywhere=True),
+    CHAT: Family(_chat, tokenizable=True, generates=True, served_by_all_engines=True),
+    COMPLETIONS: Family(_completion, tokenizable=True, generates=True, served_by_all_engines=True),
     responses.PATH: Family(
         responses.parse_response, responses.ResponseReader, responses.read_response, responses.ERRORS, generates=True
     ),
@@ -48,7 +48,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
 }
 """By path."""
 OTHER: Final = Family(
-    parse_other, EventReader, read_plain, methods=("POST", "GET", "PUT", "PATCH", "DELETE"), forms=True, generates=True
+    parse_other, EventReader, read_plain, methods=("POST", "GET", "PUT", "PATCH", "DELETE"), accepts_forms=True, generates=True
 )
 """Whatever else an engine serves below /v1."""
 

@@ -78,14 +78,14 @@ def rest_of(call: Call, *deltas: dict[str, Any], prompt: list[int] | None = None
 def test_which_chats_can_be_gone_on_with(fields: dict[str, Any], way: ResumeMode) -> None:
     """Ids are asked for only where they would be used."""
     call = chat(**fields)
-    assert call.way is way
+    assert call.resume_mode is way
     assert (Addition.TOKEN_IDS in call.additions.wanted) == call.hides_ids == (way is ResumeMode.IDS)
 
 
 @pytest.mark.parametrize("fields", [{"prompt": ["a", "b"]}, {"best_of": 2}, {"suffix": "x"}, {"logprobs": 1}])
 def test_completions_that_cannot_be_gone_on_with(fields: dict[str, Any]) -> None:
     """Several answers, or more than text."""
-    assert completion(**fields).way is ResumeMode.NONE
+    assert completion(**fields).resume_mode is ResumeMode.NONE
 
 
 def test_ids_that_the_client_wants_stay() -> None:
@@ -104,7 +104,7 @@ def test_ids_that_the_client_wants_stay() -> None:
 def test_a_record_is_bounded() -> None:
     """A stream of more ids than are kept has none; it is gone on with by its text."""
     record = TokenRecord()
-    record.prompt([1, 2])
+    record.set_prompt([1, 2])
     for _ in range(RECORD_LIMIT // 600):
         record.add_list([12345] * 100, text=True)
     kept = record.ids

@@ -189,7 +189,7 @@ def change_members(data: bytes, random: Random) -> bool:
     except orjson.JSONDecodeError:
         fields = None
     for asked in random.sample(CALLS, 2):
-        seen = UsageSplice(asked).data(data)
+        seen = UsageSplice(asked).filter_data(data)
         if fields is not None and seen is not None:
             orjson.loads(seen)
     if not isinstance(fields, dict):

@@ -285,11 +285,11 @@ def facts(reader: Reader) -> tuple[object, ...]:
     check_usage(reader.usage)
     check_failure(reader.error)
     assert reader.output_tokens >= 0
-    answers = reader.answers()
+    answers = reader.answer_keys()
     assert all(key.size for key in answers)
     return (
-        *(reader.begun, reader.started, reader.finished, reader.complete, reader.aborted, reader.broken),
-        *(reader.error, reader.usage, reader.output_tokens, answers, reader.answers()),
+        *(reader.has_delivered, reader.started, reader.finished, reader.complete, reader.aborted, reader.broken),
+        *(reader.error, reader.usage, reader.output_tokens, answers, reader.answer_keys()),
     )
 
 
@@ -339,14 +339,14 @@ def read_whole(data: bytes, random: Random) -> bool:
         family = family_of(path)
         assert family is not None
         try:
-            answer = family.read(CALLS[path], data)
+            answer = family.read_whole(CALLS[path], data)
         except WorkerBroke as error:
             check_error(error, path)
             accepted = False
         else:
             check_usage(answer.usage)
             check_failure(answer.error)
-            assert all(key.size for key in answer.answers)
+            assert all(key.size for key in answer.answer_keys)
         status = random.choice(STATUSES)
         told = family.errors.refusal(status, data)
         assert told is None or isinstance(orjson.loads(told)["error"], dict)
@@ -378,7 +378,7 @@ def tell_error(data: bytes, random: Random) -> bool:
     return len(error.message) > 100
 
 
-BESIDE: Final = tuple(path for path, family in FAMILIES.items() if not family.tokenised)
+BESIDE: Final = tuple(path for path, family in FAMILIES.items() if not family.tokenizable)
 CALLS: Final = {path: {messages.PATH: MESSAGE, responses.PATH: RESPONSE}.get(path, ANY) for path in (*BESIDE, *OTHERS)}
 CALL: Final = Target("call", make_call, read_call)
 FOLLOWED: Final = Target("followed", make_events, follow_events)

@@ -99,7 +99,7 @@ def load_state(data: bytes, random: Random) -> bool:
         restore(scheduler, pieces, 7.0)
     except ValueError:
         return False
-    scheduler.accounts.check_conservation()
+    scheduler.ledger.check_conservation()
     scheduler.prefixes.tree.check_integrity()
     lines = [encode(piece) for piece in snapshot(scheduler, 8.0)]
     header = json.dumps(HEADER).encode() + b"\n"

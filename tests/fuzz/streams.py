@@ -190,7 +190,7 @@ def facts(reader: StreamReader) -> None:
     assert reader.output_tokens >= 0
     usage = reader.usage
     assert usage is None or (usage.input_tokens >= 0 and usage.output_tokens >= 0 and (usage.cached_tokens or 0) >= 0)
-    assert all(key.size for key in reader.answers())
+    assert all(key.size for key in reader.answer_keys())
     assert isinstance(reader.text, str | None)
     assert isinstance(reader.continuable, bool)
     assert reader.error is None or isinstance(reader.error.message, str)
@@ -250,7 +250,7 @@ def read_answer(data: bytes, random: Random) -> bool:
         return False
     usage = answer.usage
     assert usage is None or min(usage.input_tokens, usage.output_tokens, usage.cached_tokens or 0) >= 0
-    assert all(key.size for key in answer.answers)
+    assert all(key.size for key in answer.answer_keys)
     return True
 
 

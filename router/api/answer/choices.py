@@ -41,7 +41,7 @@ class Choices:
         self._chars_left = ANSWER_LIMIT
         self.finish_reasons: dict[int, str] = {}
 
-    def add(self, index: int, fields: dict[str, Any]) -> bool:
+    def add_choice(self, index: int, fields: dict[str, Any]) -> bool:
         """Take one choice object of a chunk or an answer; whether it carries output."""
         reason = fields.get("finish_reason")
         if reason is not None:

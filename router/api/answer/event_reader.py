@@ -27,7 +27,7 @@ class EventReader:
         self._held: list[bytes] | None = None
         """What would go to the client from the event on by which the engine gave up; None while it has not."""
         self._tokens = 0
-        self.begun = False
+        self.has_delivered = False
         """Whether the client was given an event of the answer."""
         self.started = False
         """The prefill is over."""
@@ -62,7 +62,7 @@ class EventReader:
         if self._held is not None:
             self._held.append(event)
             return b""
-        self.begun = self.begun or data is not None
+        self.has_delivered = self.has_delivered or data is not None
         return event
 
     def _handle_event(self, name: str, data: bytes) -> None:
@@ -112,7 +112,7 @@ class EventReader:
         """What the engine told last; None where it told nothing yet."""
         return self._usage
 
-    def answers(self) -> tuple[PromptKey, ...]:
+    def answer_keys(self) -> tuple[PromptKey, ...]:
         """One key, where the answer can be followed by another turn."""
         return ()
 

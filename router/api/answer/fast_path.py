@@ -30,7 +30,7 @@ _COMMON: Final = re.compile(rb'(%b)([^"]*)"(%b)%b(\}\])(, ?"usage": ?\{)(%b)' % 
 class ChunkRun:
     """Chunks of one form in a row. Made for every block that comes, and not changed."""
 
-    seen: bytes
+    client_bytes: bytes
     """They as plain events, without their usage."""
     text: bytes
     """What they say together, as it stands between the quotes of a JSON string."""
@@ -39,7 +39,7 @@ class ChunkRun:
     finish_reason: bytes | None
     ids: bytes | None = None
     """Of the tokens up to the last text, each with a comma behind; None where text has no ids."""
-    silent_ids: bytes = b""
+    pending_ids: bytes = b""
     """Of those behind it, whose text is still to come."""
 
 
@@ -90,7 +90,7 @@ class CommonChunks:
         self._form = NO_FORM
         """Of the last one."""
 
-    def take_apart(self, data: Iterable[bytes]) -> Iterator[ChunkRun | bytes]:
+    def split_runs(self, data: Iterable[bytes]) -> Iterator[ChunkRun | bytes]:
         """Chunks in their order: the common ones run by run, each other by itself and as it is."""
         form = self._form
         before, to_ids, to_usage = form.before, form.to_ids, form.to_usage

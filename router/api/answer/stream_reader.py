@@ -63,7 +63,7 @@ class StreamReader:
         self._error: EngineError | None = None
         self._held: list[bytes] | None = None
         """What would go to the client from the event on by which the engine gave up; None while it has not."""
-        self.begun = False
+        self.has_delivered = False
         """Whether the client was given an event of the answer."""
         self.started = False
         """The prefill is over: both engines send the first chunk of a choice with its first token."""
@@ -85,13 +85,13 @@ class StreamReader:
     def _pass_plain(self, data: list[bytes]) -> bytes:
         """What the client sees of plain events with these data; noted, to be read later."""
         passed = []
-        for part in data if self._common_chunks is None else self._common_chunks.take_apart(data):
+        for part in data if self._common_chunks is None else self._common_chunks.split_runs(data):
             if self._broken:
                 break
             if isinstance(part, ChunkRun):
                 self._unread.append(part)
-                passed.append(self._deliver(part.seen))
-            elif (chunk := self._queue_chunk(part)) is not None and (seen := self._splice.data(part, chunk)) is not None:
+                passed.append(self._deliver(part.client_bytes))
+            elif (chunk := self._queue_chunk(part)) is not None and (seen := self._splice.filter_data(part, chunk)) is not None:
                 passed.append(self._deliver(plain_event(seen)))
         return b"".join(passed)
 
@@ -107,7 +107,7 @@ class StreamReader:
                 return event
             self._held.append(event)
             return b""
-        return b"" if self._queue_chunk(data) is None else self._deliver(self._splice.event(event))
+        return b"" if self._queue_chunk(data) is None else self._deliver(self._splice.filter_event(event))
 
     def _queue_chunk(self, data: bytes) -> dict[str, Any] | None:
         """Note an event's data, to be read later, and return what it says; None if it is not that of an answer."""
@@ -126,7 +126,7 @@ class StreamReader:
     def _deliver(self, seen: bytes) -> bytes:
         """Give this to the client, unless the engine has given up."""
         if self._held is None:
-            self.begun = self.begun or bool(seen)
+            self.has_delivered = self.has_delivered or bool(seen)
             return seen
         self._held.append(seen)
         return b""
@@ -184,7 +184,7 @@ class StreamReader:
         self._read()
         return "abort" in self._choices.finish_reasons.values()
 
-    def answers(self) -> tuple[PromptKey, ...]:
+    def answer_keys(self) -> tuple[PromptKey, ...]:
         """One key for each choice that has begun: prompt and answer as the next turn would begin."""
         self._read()
         return self._choices.keys()
@@ -209,15 +209,15 @@ class StreamReader:
         if not runs:
             return
         if self._first_chunk is None:
-            self._first_chunk = runs[0].seen.partition(b"\n\n")[0].removeprefix(b"data: ")
+            self._first_chunk = runs[0].client_bytes.partition(b"\n\n")[0].removeprefix(b"data: ")
         self.started = True
         text = _load_text(b"".join([run.text for run in runs]))
         reason = None
         for run in runs:
             reason = run.finish_reason or reason
-            self._token_record.add(run.ids, run.silent_ids)
+            self._token_record.add(run.ids, run.pending_ids)
         self._choices.add_text(0, text, None if reason is None else reason.decode())
-        self._tally.note(runs[-1].usage, has_output=bool(text))
+        self._tally.defer_chunk(runs[-1].usage, has_output=bool(text))
 
     def _read_chunk(self, chunk: dict[str, Any]) -> None:
         choices, usage = chunk.get("choices"), chunk.get("usage")
@@ -227,13 +227,13 @@ class StreamReader:
             return
         if self._first_chunk is None:
             self._first_chunk = chunk
-            self._token_record.prompt(chunk.get("prompt_token_ids"))
+            self._token_record.set_prompt(chunk.get("prompt_token_ids"))
         self.started = True
         for choice in choices:
             index = choice.get("index", 0)
-            said = self._choices.add(index, choice)
-            self._tally.chunk(index, usage, said)
-            self._token_record.prompt(choice.get("prompt_token_ids"))
+            said = self._choices.add_choice(index, choice)
+            self._tally.add_chunk(index, usage, said)
+            self._token_record.set_prompt(choice.get("prompt_token_ids"))
             self._token_record.add_list(choice.get("token_ids"), text=said)
 
     @property
@@ -273,7 +273,7 @@ class StreamReader:
         return self._done
 
     @property
-    def usage_told(self) -> bool:
+    def has_final_usage(self) -> bool:
         """The final usage is here."""
         self._read()
         return self._tally.final is not None
@@ -282,7 +282,7 @@ class StreamReader:
         """Another engine goes on: forget how this one ended, and what of it never reached the client."""
         self._read()
         self._splitter.rest()
-        self._token_record.cut()
+        self._token_record.drop_pending()
         self._choices.finish_reasons.clear()
         self._held = self._error = None
         self._done = self._broken = False
@@ -293,7 +293,7 @@ class Answer:
     """What a whole answer tells, as `StreamReader` does for a streamed one."""
 
     usage: Usage | None
-    answers: tuple[PromptKey, ...]
+    answer_keys: tuple[PromptKey, ...]
     error: EngineError | None
     aborted: bool
     response: str | None = None
@@ -314,7 +314,7 @@ def read_json(call: Call, body: bytes) -> Answer:
         raise WorkerBroke("A worker's answer has no choices.")
     choices = Choices(call, "message")
     for choice in found if error is None else ():
-        choices.add(choice.get("index", 0), choice)
+        choices.add_choice(choice.get("index", 0), choice)
     aborted = "abort" in choices.finish_reasons.values()
     return Answer(read_usage(fields.get("usage")), choices.keys(), error, aborted)
 

@@ -22,7 +22,7 @@ class TokenRecord:
         """Ids since the last text."""
         self._complete = True
 
-    def prompt(self, ids: object) -> None:
+    def set_prompt(self, ids: object) -> None:
         """The tokens of the prompt; only the first telling counts."""
         if not self._prompt and isinstance(ids, list):
             self._prompt = _digits(ids)
@@ -48,7 +48,7 @@ class TokenRecord:
         elif text:
             self._give_up()
 
-    def cut(self) -> None:
+    def drop_pending(self) -> None:
         """Forget what has no text: it will be chosen again."""
         self._pending.clear()
 

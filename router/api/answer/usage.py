@@ -44,7 +44,7 @@ class UsageTally:
         self.final: Usage | None = None
         """The sum that the engine sent at the end; it overrules the chunks."""
 
-    def chunk(self, index: int, usage: object, has_output: bool) -> None:
+    def add_chunk(self, index: int, usage: object, has_output: bool) -> None:
         """Count a chunk of choice `index`; without usage a chunk with output is taken for one token."""
         self._read()
         if isinstance(usage, dict) and (tokens := token_count(usage, "completion_tokens")) is not None:
@@ -53,7 +53,7 @@ class UsageTally:
         elif has_output:
             self._tokens[index] = self._tokens.get(index, 0) + 1
 
-    def note(self, usage: bytes, has_output: bool) -> None:
+    def defer_chunk(self, usage: bytes, has_output: bool) -> None:
         """The same of choice 0 and usage as JSON; it is read once that is of use, which the final usage may prevent."""
         self._read()
         self._deferred = usage, has_output
@@ -61,7 +61,7 @@ class UsageTally:
     def _read(self) -> None:
         deferred, self._deferred = self._deferred, None
         if deferred is not None and (usage := load(deferred[0])) is not None:
-            self.chunk(0, usage, deferred[1])
+            self.add_chunk(0, usage, deferred[1])
 
     @property
     def output_tokens(self) -> int:

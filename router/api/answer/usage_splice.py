@@ -42,17 +42,17 @@ class UsageSplice:
         self._keep_usage = call.usage_wanted and call.continuous_wanted
         """The client asked for all of it: none is ever taken out."""
 
-    def event(self, event: bytes) -> bytes:
+    def filter_event(self, event: bytes) -> bytes:
         """An event as the client should see it; empty where it should not."""
         data = event_data(event)
         if data is None:
             return event
-        seen = self.data(data)
+        seen = self.filter_data(data)
         if seen is data:
             return event
         return b"" if seen is None else with_data(event, seen)
 
-    def data(self, data: bytes, chunk: dict[str, Any] | None = None) -> bytes | None:
+    def filter_data(self, data: bytes, chunk: dict[str, Any] | None = None) -> bytes | None:
         """An event's data as the client should see it; None where it should not see the event.
 
         `chunk`: what it says, where that has been parsed already.

@@ -30,9 +30,9 @@ class Storage(NamedTuple):
     """Whether an engine may store its response, under an id that the engine makes."""
     background: bool = False
     """Whether it is answered at once and computed then."""
-    previous: str | None = None
+    previous_id: str | None = None
     """The id of the stored response that it goes on from."""
-    named: str | None = None
+    requested_id: str | None = None
     """The id that it wants for its own response."""
 
 
@@ -57,7 +57,7 @@ class Call(NamedTuple):
     """The client itself asked for `stream_options.continuous_usage_stats`."""
     choices: int = 1
     """Answers per prompt; the engine numbers them over all prompts, prompt by prompt."""
-    way: ResumeMode = ResumeMode.NONE
+    resume_mode: ResumeMode = ResumeMode.NONE
     """How another engine may go on with a stream of it."""
     additions: Additions = Additions()
     """What the router wants to add to the body for itself."""

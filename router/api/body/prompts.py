@@ -27,7 +27,7 @@ def prompts_of(value: object, name: str, head: Callable[[str], bytes], hasher: P
     several = isinstance(value, list) and isinstance(value[0], str | list)
     each: list[Any] = value if isinstance(value, list) and several else [value]
     if len(each) > MAX_PROMPTS:
-        raise BadRequest(f"`{name}` must not have more than {MOST} items.", param=name, code="invalid_value")
+        raise BadRequest(f"`{name}` must not have more than {MAX_PROMPTS} items.", param=name, code="invalid_value")
     if all(isinstance(one, str) for one in each):
         before = _before(head("text"), len(each))
         return tuple(hasher.prompt(before + one.encode()) for one in each)

@@ -42,7 +42,7 @@ def parse_completion(body: bytes, hasher: PromptHasher, *, ids: bool = False) ->
         usage_wanted=usage.final,
         continuous_wanted=usage.in_chunks,
         choices=choices,
-        way=way,
+        resume_mode=way,
         additions=additions(fields, usage, streamed=streamed, ids=ids and way is ResumeMode.IDS and not ids_wanted),
         ids_wanted=ids_wanted,
         adapters=read.adapters(fields),

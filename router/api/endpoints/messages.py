@@ -175,7 +175,7 @@ class MessageReader(EventReader):
     def _engine_error(self, fields: dict[str, Any]) -> EngineError:
         return failure_of(fields)
 
-    def answers(self) -> tuple[PromptKey, ...]:
+    def answer_keys(self) -> tuple[PromptKey, ...]:
         """The key of prompt and message, or of the prompt alone where thoughts would be left out of the next."""
         if self._bytes_left < 0:
             return (self._call.prompts[0].key,)

@@ -50,7 +50,7 @@ def parse_other(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool = Fa
         content_type=head.content_type,
         adapters=read.adapters(fields),
         largest_id=largest_id(fields),
-        storage=Storage(previous=_text(fields.get("previous_response_id"))),
+        storage=Storage(previous_id=_text(fields.get("previous_response_id"))),
     )
 
 

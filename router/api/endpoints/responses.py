@@ -115,14 +115,14 @@ class ResponseReader(EventReader):
     def __init__(self, call: Call) -> None:
         super().__init__(call)
         self._key = call.prompts[0].key
-        self.named: Callable[[str], None] | None = None
+        self.on_response_id: Callable[[str], None] | None = None
         """Told the id of the response, before the client is."""
 
     def _on_event(self, name: str, data: bytes) -> None:
-        if name == "response.created" and self.named is not None:
+        if name == "response.created" and self.on_response_id is not None:
             response = response_id((load(data) or {}).get("response"))
             if response is not None:
-                self.named(response)
+                self.on_response_id(response)
         if name.endswith(".delta"):
             self.started = True
             self._tokens += 1
@@ -136,7 +136,7 @@ class ResponseReader(EventReader):
     def _engine_error(self, fields: dict[str, Any]) -> EngineError:
         return failure_of(fields)
 
-    def answers(self) -> tuple[PromptKey, ...]:
+    def answer_keys(self) -> tuple[PromptKey, ...]:
         """The key of prompt and response, or of the prompt alone where thoughts would be left out of the next."""
         return (self._key,)
 
@@ -160,7 +160,7 @@ class ResponseProgress(NamedTuple):
     status: str | None
     """None where the engine does not know it."""
     usage: Usage | None = None
-    answers: tuple[PromptKey, ...] = ()
+    answer_keys: tuple[PromptKey, ...] = ()
 
     @property
     def running(self) -> bool:

@@ -23,16 +23,16 @@ def dump(chunk: Any, marks: tuple[str, str] = (",", ":")) -> bytes:
 
 def take_apart(data: bytes) -> tuple[bytes, str, Any, bytes | None] | None:
     """A chunk's JSON without its usage, its text, its usage and the reason of its end; None where it is not common."""
-    (part,) = CommonChunks().take_apart([data])
+    (part,) = CommonChunks().split_runs([data])
     if not isinstance(part, ChunkRun):
         return None
-    return part.seen[6:-2], json.loads(b'"%b"' % part.text), json.loads(part.usage), part.finish_reason
+    return part.client_bytes[6:-2], json.loads(b'"%b"' % part.text), json.loads(part.usage), part.finish_reason
 
 
 def joined(parts: Sequence[ChunkRun | bytes]) -> tuple[bytes, bytes, bytes, set[bytes | None], list[int] | None]:
     """What goes to the client, other chunks as they came; what was said; the last usage; the reasons; the ids."""
     runs = [part for part in parts if isinstance(part, ChunkRun)]
-    seen = [part.seen if isinstance(part, ChunkRun) else b"data: %b\n\n" % part for part in parts]
+    seen = [part.client_bytes if isinstance(part, ChunkRun) else b"data: %b\n\n" % part for part in parts]
     reasons = {run.finish_reason for run in runs}
     said = b"".join([run.text for run in runs])
     return b"".join(seen), said, runs[-1].usage if runs else b"", reasons, ids_of(runs)
@@ -41,9 +41,9 @@ def joined(parts: Sequence[ChunkRun | bytes]) -> tuple[bytes, bytes, bytes, set[
 def ids_of(runs: Sequence[ChunkRun]) -> list[int] | None:
     """What a record of these runs tells as the tokens of the answer, behind the one of a prompt."""
     record = TokenRecord()
-    record.prompt([0])
+    record.set_prompt([0])
     for run in runs:
-        record.add(run.ids, run.silent_ids)
+        record.add(run.ids, run.pending_ids)
     return None if record.ids is None else record.ids[1]
 
 
@@ -92,7 +92,7 @@ def test_text_with_quotes_is_left_to_the_parser(text: str) -> None:
 def test_ids_are_noted_and_not_shown(said: list[tuple[str, list[int]]], marks: tuple[str, str]) -> None:
     """The client sees null, as if nobody had asked; the record has the ids of all that has text, and none behind it."""
     chunks = [{"choices": [{"index": 0, "delta": {"content": text}, "token_ids": ids}]} for text, ids in said]
-    parts = list(CommonChunks().take_apart([dump({**chunk, "usage": USAGE}, marks) for chunk in chunks]))
+    parts = list(CommonChunks().split_runs([dump({**chunk, "usage": USAGE}, marks) for chunk in chunks]))
     shown = [{"choices": [{"index": 0, "delta": {"content": text}, "token_ids": None}]} for text, _ in said]
     last = max((index for index, (text, _) in enumerate(said) if text), default=-1)
     seen, _, _, _, ids = joined(parts)
@@ -118,9 +118,9 @@ def test_chunks_in_a_row_are_taken_apart_as_each_alone(
 ) -> None:
     """What came before a chunk, with it or earlier, does not change what is found in it, nor the order."""
     sent = [dump(chunk, marks) for chunk in chunks]
-    alone = [part for each in sent for part in CommonChunks().take_apart([each])]
+    alone = [part for each in sent for part in CommonChunks().split_runs([each])]
     stream = CommonChunks()
-    together = [*stream.take_apart(sent[:cut]), *stream.take_apart(sent[cut:])]
+    together = [*stream.split_runs(sent[:cut]), *stream.split_runs(sent[cut:])]
     assert joined(together) == joined(alone)
 
 
@@ -154,14 +154,14 @@ def test_a_stream_says_the_same_where_no_chunk_is_common(stream: list[tuple[dict
             chunk = said | usage | more if common else usage | said | more  # usage is last in what is common
             shown.append(json.loads(reader.feed(b"data: %b\n\n" % dump(chunk)).removeprefix(b"data: ")))
         going_on = (reader.continuable, reader.ids, reader.text)
-        read.append((shown, reader.usage, reader.answers(), going_on))
+        read.append((shown, reader.usage, reader.answer_keys(), going_on))
     assert read[0] == read[1]
 
 
 def test_chunks_of_one_form_are_one_run() -> None:
     """They leave together, and another between them keeps its place."""
     sent = [dump({"choices": [{"index": 0, "delta": {"content": text}}], "usage": USAGE}) for text in "abc"]
-    run, other, last = CommonChunks().take_apart([*sent[:2], b"[DONE]", sent[2]])
+    run, other, last = CommonChunks().split_runs([*sent[:2], b"[DONE]", sent[2]])
     assert isinstance(run, ChunkRun)
     assert isinstance(last, ChunkRun)
     assert (run.text, other, last.text) == (b"ab", b"[DONE]", b"c")

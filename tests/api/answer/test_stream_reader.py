@@ -103,7 +103,7 @@ def test_counts_do_not_depend_on_the_cuts(stream: tuple[bytes, bytes, bytes], pl
                 reader.feed(sent[start:end])
             before = reader.output_tokens, reader.usage, reader.started
             reader.feed(final + DONE)
-            facts.add((before, reader.output_tokens, reader.usage, reader.finished, reader.answers()))
+            facts.add((before, reader.output_tokens, reader.usage, reader.finished, reader.answer_keys()))
     assert len(facts) == 1
 
 
@@ -284,10 +284,10 @@ def test_no_chunk_can_break_the_reader(chunk: dict[str, Any], streamed: bool) ->
         if streamed:
             reader = read(call, b"data: " + data + b"\n\n")
             assert reader.output_tokens >= 0
-            assert len(reader.answers()) <= 1
+            assert len(reader.answer_keys()) <= 1
         else:
             with suppress(WorkerBroke):
-                assert len(read_json(call, data).answers) <= 1
+                assert len(read_json(call, data).answer_keys) <= 1
 
 
 def test_whole_answer_tells_the_same() -> None:
@@ -295,7 +295,7 @@ def test_whole_answer_tells_the_same() -> None:
     choices = [{"index": index, "message": {"role": "assistant", "content": "a" * 300}} for index in (0, 1)]
     answer = read_json(chat(n=2), orjson.dumps({"choices": choices, "usage": FINAL}))
     assert answer.usage == Usage(9, 3, 4)
-    assert len(answer.answers) == 2
+    assert len(answer.answer_keys) == 2
     assert (answer.error, answer.aborted) == (None, False)
 
 
@@ -334,7 +334,7 @@ def test_common_chunks_that_are_no_json_harm_nothing(said: bytes) -> None:
     reader = StreamReader(chat())
     assert reader.feed(chunk + b',"usage":%b}\n\n' % usage) == chunk + b"}\n\n"
     assert reader.output_tokens == (0 if usage == b"{nothing}" else 1)
-    assert len(reader.answers()) == 1
+    assert len(reader.answer_keys()) == 1
 
 
 def test_what_is_held_back_is_whole() -> None:

@@ -36,7 +36,7 @@ def splice(usage: bool = False, continuous: bool = False) -> UsageSplice:
 
 def through(client: UsageSplice, event: bytes) -> bytes:
     """What the client sees of an event that came alone."""
-    seen = client.data(event[6:-2])
+    seen = client.filter_data(event[6:-2])
     return b"" if seen is None else b"data: %b\n\n" % seen
 
 
@@ -67,7 +67,7 @@ def test_form_of_the_event_does_not_matter(
     """An event of several lines, or with other line ends, loses what a plain one would and keeps its form."""
     plain = event(chunk, marks)
     client = splice(usage, continuous)
-    assert client.event(form % plain[:-2]) == (form % seen[:-2] if (seen := through(client, plain)) else b"")
+    assert client.filter_event(form % plain[:-2]) == (form % seen[:-2] if (seen := through(client, plain)) else b"")
 
 
 @pytest.mark.parametrize(

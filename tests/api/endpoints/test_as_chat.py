@@ -38,7 +38,7 @@ def test_a_message_that_cannot_be_sent_again_has_the_prompts_key() -> None:
     call, usage = message(), b'"usage":{"input_tokens":5,"output_tokens":6}'
     use = b'{"type":"tool_use","id":"t","name":"f","input":{%b}}'
     whole = read_message(call, b'{"type":"message","content":[%b],%b}' % (use % (b'"x":%b' % DEEP), usage))
-    assert (whole.error, whole.usage, whole.answers) == (None, Usage(5, 6), (call.prompts[0].key,))
+    assert (whole.error, whole.usage, whole.answer_keys) == (None, Usage(5, 6), (call.prompts[0].key,))
     reader = MessageReader(call)
     for each in (
         event(b"message_start", b'"message":{%b}' % usage),
@@ -47,7 +47,7 @@ def test_a_message_that_cannot_be_sent_again_has_the_prompts_key() -> None:
         event(b"message_stop", b'"x":0'),
     ):
         assert reader.feed(each) == each
-    assert (reader.complete, reader.usage, reader.answers()) == (True, Usage(5, 6), (call.prompts[0].key,))
+    assert (reader.complete, reader.usage, reader.answer_keys()) == (True, Usage(5, 6), (call.prompts[0].key,))
 
 
 def test_a_response_that_cannot_be_sent_again_has_the_prompts_key() -> None:
@@ -55,11 +55,11 @@ def test_a_response_that_cannot_be_sent_again_has_the_prompts_key() -> None:
     call = response()
     told = b'{"output":[{"role":"assistant","content":[%b]}],"usage":{"input_tokens":5,"output_tokens":6}}' % DEEP
     whole = read_response(call, told)
-    assert (whole.error, whole.usage, whole.answers) == (None, Usage(5, 6), (call.prompts[0].key,))
+    assert (whole.error, whole.usage, whole.answer_keys) == (None, Usage(5, 6), (call.prompts[0].key,))
     reader = ResponseReader(call)
     last = event(b"response.completed", b'"response":%b' % told)
     assert reader.feed(last) == last
-    assert (reader.complete, reader.usage, reader.answers()) == (True, Usage(5, 6), (call.prompts[0].key,))
+    assert (reader.complete, reader.usage, reader.answer_keys()) == (True, Usage(5, 6), (call.prompts[0].key,))
 
 
 @pytest.mark.parametrize("value", [b"7", b"{}", DEEPEST], ids=["number", "object", "deep"])
@@ -89,4 +89,4 @@ def test_no_whole_answer_is_too_deep_for_its_reader(path: str) -> None:
             b'{"error":{"%b":%b}}' % (name.encode(), DEEPEST[10:-10]),
             b'{"choices":[%b]}' % (choice % (name.encode(), *(DEEPEST[10:-10],) * 3)),
         ):
-            FAMILIES[path].read(call, body)
+            FAMILIES[path].read_whole(call, body)

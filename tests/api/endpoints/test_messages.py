@@ -84,8 +84,8 @@ def test_the_answers_key_is_that_of_the_next_turn() -> None:
     reader.feed(event("message_delta", delta={}, usage={"output_tokens": 6}) + event("message_stop"))
     assert (reader.complete, reader.usage) == (True, Usage(5, 6, None))
     whole = read_message(call, orjson.dumps({"content": content, "usage": {"input_tokens": 5, "output_tokens": 6}}))
-    assert reader.answers() == whole.answers
-    (key,) = whole.answers
+    assert reader.answer_keys() == whole.answer_keys
+    (key,) = whole.answer_keys
     assert parse([HELLO, {"role": "assistant", "content": content}, HELLO]).prompts[0].key.hashes.startswith(key.hashes)
     assert len(key.hashes) >= len(call.prompts[0].key.hashes)
 
@@ -101,8 +101,8 @@ def test_a_long_answer_is_put_together_as_it_comes() -> None:
         said += f"{number} "
         if number % 50 == 0:
             content = [{"type": "text", "text": said}]
-            assert reader.answers() == read_message(call, orjson.dumps({"content": content})).answers
-    assert reader.answers() == read_message(call, orjson.dumps({"content": [{"type": "text", "text": said}]})).answers
+            assert reader.answer_keys() == read_message(call, orjson.dumps({"content": content})).answer_keys
+    assert reader.answer_keys() == read_message(call, orjson.dumps({"content": [{"type": "text", "text": said}]})).answer_keys
     assert len(reader._unread) < 64
 
 
@@ -110,7 +110,7 @@ def test_thoughts_are_left_out_of_the_next_turn_and_so_is_their_answer() -> None
     """The key is the prompt's alone."""
     call = parse([HELLO])
     content = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "I " * 200}]
-    assert read_message(call, orjson.dumps({"content": content})).answers == (call.prompts[0].key,)
+    assert read_message(call, orjson.dumps({"content": content})).answer_keys == (call.prompts[0].key,)
 
 
 def test_an_error_is_held_back_and_has_the_status_of_its_type() -> None:
@@ -119,4 +119,4 @@ def test_an_error_is_held_back_and_has_the_status_of_its_type() -> None:
     told = event("error", error={"type": "overloaded_error", "message": "full"})
     assert reader.feed(told) == b""
     assert reader.error is not None
-    assert (reader.error.code, reader.error.message, reader.held, reader.begun) == (503, "full", told, False)
+    assert (reader.error.code, reader.error.message, reader.held, reader.has_delivered) == (503, "full", told, False)
