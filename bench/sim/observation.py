@@ -91,7 +91,7 @@ class Observation:
     def sample_service(self, now: float) -> None:
         """Look at what every client was served."""
         cost = self._scheduler.settings.cost
-        served = {str(client): account.served for client, account in self._scheduler.accounts.accounts.items()}
+        served = {str(client): account.served for client, account in self._scheduler.ledger.accounts.items()}
         actual = {client: cost(tokens) for client, tokens in served.items()}
         seen = {client: CLIENT_VIEW(tokens) for client, tokens in served.items()}
         self._timeline.append(ServiceSample(now, actual, seen))

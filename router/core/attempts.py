@@ -69,14 +69,14 @@ class Attempts:
     def send(self, live: RequestState, choice: Choice, now: float) -> Dispatch:
         """It goes to the worker chosen, be it for the first time or after others; returns the command."""
         request, worker, why, passed = choice
-        size, match = self._prefixes.look(request)
-        answers, answered = self._estimates.answers, live.handed_on
+        size, match = self._prefixes.size_and_match(request)
+        answers, answered = self._estimates.answers, live.resumed_output
         expected = answers.expected(request)
         state = self._states[worker]
         turn = state.turn_of_next(now)
-        cached = self._mirror.dispatched(request, worker, now, match.get(worker, 0), size, turn)
-        live.state, live.worker = RequestStage.IN_FLIGHT, worker
-        if live.paid is None:
+        cached = self._mirror.dispatch(request, worker, now, match.get(worker, 0), size, turn)
+        live.stage, live.worker = RequestStage.IN_FLIGHT, worker
+        if live.charged is None:
             charge = self._accounts.open(request, worker, size, cached)
         else:
             charge = self._accounts.open(request, worker, 0, 0)
@@ -98,9 +98,9 @@ class Attempts:
         if not request.streamed:
             self._whole[request.id] = live
             self.next_estimate = min(self.next_estimate, now + ESTIMATE_SECONDS)
-        self._fairness.dispatched(request, worker, live.outstanding, now - live.since)
+        self._fairness.dispatched(request, worker, live.outstanding, now - live.waiting_since)
         self._policy.charged(charge)
-        self._view.tell_changes(self._policy)
+        self._view.report_match_changes(self._policy)
         self._blocks.expect(request, worker)
         return Dispatch(request.id, worker, cached, why, decision)
 
@@ -114,16 +114,16 @@ class Attempts:
             return
         request, state = live.request, self._states[worker]
         unseen = self._whole.pop(request.id, None) is not None if seen else False
-        if live.state is RequestStage.IN_FLIGHT or unseen:
+        if live.stage is RequestStage.IN_FLIGHT or unseen:
             state.start(request.id, now, seen=seen)
             if seen:
-                self._mirror.started(request.id, now)
+                self._mirror.on_first_token(request.id, now)
                 self._fairness.answered(request, now)
                 if live.suspects:
                     self._membership.blame_suspects(live, now)
-        if live.state is not RequestStage.IN_FLIGHT:
+        if live.stage is not RequestStage.IN_FLIGHT:
             return
-        live.state = RequestStage.STARTED
+        live.stage = RequestStage.STARTED
         self._policy.started(request, worker)
         tokens = self._accounts.start(request.id)
         state.work.charge(NOTHING, tokens)
@@ -136,15 +136,15 @@ class Attempts:
         worker = live.worker
         if worker is None:
             return
-        if live.state is RequestStage.IN_FLIGHT:
+        if live.stage is RequestStage.IN_FLIGHT:
             self.start(live, now)
         request = live.request.id
         self._states[worker].heard(now)
-        self._serve(live, self._accounts.progress(request, tokens - live.paid_output), now)
-        self._mirror.progressed(request, tokens)
-        self._view.tell_changes(self._policy)
+        self._serve(live, self._accounts.progress(request, tokens - live.charged_output), now)
+        self._mirror.set_output(request, tokens)
+        self._view.report_match_changes(self._policy)
 
-    def estimate(self, now: float) -> None:
+    def charge_estimates(self, now: float) -> None:
         """Charge whole answers for the output that they should have by now, by the pace of their workers.
 
         Nothing of such an answer is seen before all of it, and its client may let go of it just before. So it is
@@ -163,9 +163,9 @@ class Attempts:
         tokens = self._states[worker].output_by_pace(request.id, now)
         if request.output_limit is not None:
             tokens = min(tokens, request.output_limit)
-        tokens -= live.paid_output
+        tokens -= live.charged_output
         if tokens > self._accounts.bills[request.id].tokens.output:
-            if live.state is RequestStage.IN_FLIGHT:
+            if live.stage is RequestStage.IN_FLIGHT:
                 self.start(live, now, seen=False)
                 self._fairness.answered(request, now)
             self._serve(live, self._accounts.progress(request.id, tokens), now)
@@ -179,8 +179,8 @@ class Attempts:
         beside = sum(bills[each].tokens.output for each, other in self._whole.items() if other.worker == worker)
         owed = estimated + self._states[worker].work.claim_output(estimated, beside)
         if request.output_limit is not None:
-            owed = min(owed, request.output_limit - live.paid_output)
-        self._mirror.progressed(request.id, owed)
+            owed = min(owed, request.output_limit - live.charged_output)
+        self._mirror.set_output(request.id, owed)
         return owed
 
     def finish(self, live: RequestState, usage: Usage | None, answers: tuple[PromptKey, ...], now: float) -> bool:
@@ -213,7 +213,7 @@ class Attempts:
         `broken`: the worker broke off, or hung.
         """
         least_extend = 0
-        if live.paid is None and (usage is None or usage.cached_tokens is None):
+        if live.charged is None and (usage is None or usage.cached_tokens is None):
             bill = self._accounts.bills[live.request.id]
             size = bill.tokens.extend + bill.tokens.cached
             least_extend = self._states[bill.worker].least_computed(live.request.id, size)
@@ -230,22 +230,22 @@ class Attempts:
         keeps_estimate: bool,
     ) -> None:
         """`keeps_estimate`: whether the output estimated of a whole answer is owed where no usage tells."""
-        request, paid = live.request.id, live.paid
+        request, paid = live.request.id, live.charged
         unseen = usage is None and request in self._whole
         output = None
         if unseen:
             output = self._given_up(live, now) if keeps_estimate else 0
-        if live.state is RequestStage.IN_FLIGHT:
+        if live.stage is RequestStage.IN_FLIGHT:
             self.start(live, now, seen=False)
         if paid is not None and usage is not None:
             usage = Usage(0, max(0, usage.output_tokens - paid.output), 0)
         elif usage is not None:
             usage = self._found_by_first(live, usage)
-        self._mirror.ended(request, usage if paid is None else None, answers, now, computed=True)
+        self._mirror.end(request, usage if paid is None else None, answers, now, computed=True)
         charge = self._accounts.settle(request, usage, least_extend, output=output)
         if paid is None and usage is not None and usage.cached_tokens is not None:
             self._states[charge.worker].told_computed(request, charge.after.extend)
-        live.paid = charge.after if paid is None else charge.after.plus(paid)
+        live.charged = charge.after if paid is None else charge.after.plus(paid)
         self._end(live, charge, now, computed=True)
 
     def _found_by_first(self, live: RequestState, usage: Usage) -> Usage:
@@ -263,7 +263,7 @@ class Attempts:
 
     def refund(self, live: RequestState, now: float) -> None:
         """End one that its worker refused before it accepted it: nothing was computed, and nothing is owed."""
-        self._mirror.ended(live.request.id, None, (), now, computed=False)
+        self._mirror.end(live.request.id, None, (), now, computed=False)
         self._end(live, self._accounts.refund(live.request.id), now, computed=False)
 
     def _end(self, live: RequestState, charge: Charge, now: float, *, computed: bool) -> None:
@@ -273,16 +273,16 @@ class Attempts:
         """
         request, worker = live.request, charge.worker
         self._whole.pop(request.id, None)
-        if live.state is RequestStage.STARTED:
+        if live.stage is RequestStage.STARTED:
             self._serve(live, charge, now)
         else:
             self._policy.charged(charge)
         self._policy.ended(request, worker)
-        self._blocks.ended(request.id, stored=computed)
+        self._blocks.end_request(request.id, stored=computed)
         self._fairness.ended(request, worker, live.outstanding)
         self._cluster.remove(request.id, worker, now, computed=computed)
         self._membership.forget_if_gone(worker)
-        self._view.tell_changes(self._policy)
+        self._view.report_match_changes(self._policy)
 
     def _serve(self, live: RequestState, charge: Charge, now: float) -> None:
         """A started one's bill changed by what its worker did."""

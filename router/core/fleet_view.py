@@ -43,7 +43,7 @@ class SchedulerView(FleetView):
 
     def admits(self, worker: WorkerId, request: Request, answered: int = 0) -> bool:
         """See `FleetView`. `answered`: tokens of its answer that go there too, since another worker broke off."""
-        size, match = self._prefixes.look(request)
+        size, match = self._prefixes.size_and_match(request)
         state, matched = self._states[worker], match.get(worker, 0)
         found = self._findable(request, worker, matched, state.waiting) if matched else 0
         return state.admits(size + answered - found)
@@ -78,7 +78,7 @@ class SchedulerView(FleetView):
 
     def expected_match(self, request: Request) -> Mapping[WorkerId, int]:
         """See `FleetView`."""
-        return self._prefixes.expected(request)
+        return self._prefixes.expected_match(request)
 
     def promise(self, request: Request, worker: WorkerId, now: float) -> None:
         """See `FleetView`."""
@@ -100,11 +100,11 @@ class SchedulerView(FleetView):
         """See `FleetView`."""
         return self._prefixes.chunks_held(request, workers)
 
-    def tell_changes(self, policy: Policy) -> None:
+    def report_match_changes(self, policy: Policy) -> None:
         """Report to the policy what `watch` promised; what waits must know its matches at any time, since an order by
         longest match is wrong with old ones.
         """
-        if changed := self._prefixes.changed():
+        if changed := self._prefixes.take_changes():
             for worker, requests in changed.items():
                 policy.match_changed(worker, requests)
 

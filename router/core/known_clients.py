@@ -29,12 +29,12 @@ class KnownClients:
         self._fairness = fairness
         self._policy = policy
 
-    def meet(self, client: ClientId, weight: float) -> None:
+    def remember(self, client: ClientId, weight: float) -> None:
         """A client is there."""
         self.weights[client] = weight
         self._recent.came(client)
 
-    def take_in(self, wish: Credited | Forgotten) -> None:
+    def apply(self, wish: Credited | Forgotten) -> None:
         """What an operator wants for a client; one that has anything under way is not forgotten."""
         match wish:
             case Credited(client, cost):

@@ -52,7 +52,7 @@ class Membership:
         self._fairness = fairness
         self._place_anew = place_anew
 
-    def take_in(self, event: WorkerEvent, now: float) -> None:
+    def apply(self, event: WorkerEvent, now: float) -> None:
         """Something was heard of a worker; of one that is not known, what only concerns a known one changes nothing."""
         match event:
             case WorkerReported() | WorkerAnswered():
@@ -73,11 +73,11 @@ class Membership:
                 if self._is_present(worker):
                     self._blocks.follow(event)
             case BlocksLost(worker):
-                self._blocks.lose(worker)
+                self._blocks.unfollow(worker)
             case _:
                 assert_never(event)
 
-    def failed(self, worker: WorkerId, fault: Fault, now: float) -> None:
+    def on_failure(self, worker: WorkerId, fault: Fault, now: float) -> None:
         """A call failed at this worker, and nothing of it is there any more."""
         if fault is Fault.BROKEN:
             self._blame(worker, now)
@@ -102,13 +102,13 @@ class Membership:
             state.health.reset()
         state.look_again(now)
 
-    def unbar(self, now: float) -> None:
+    def readmit(self, now: float) -> None:
         """Try the workers that have been barred for long enough, or whom nobody stands in for."""
         for worker in self._cluster.to_unbar(now):
             self._cluster.unbar(worker, now)
             self._policy.worker_joined(worker, now)
 
-    def bar_silent(self, now: float) -> None:
+    def eject_silent(self, now: float) -> None:
         """Let what waits for a worker that says nothing go to others, if there are any."""
         for worker in self._cluster.to_bar():
             self._bar(worker, now, now)
@@ -149,9 +149,9 @@ class Membership:
         else:
             self._cluster.report(event, now)
             if event.kv_tokens is not None:
-                self._mirror.told(event.worker, event.kv_tokens)
+                self._mirror.set_capacity(event.worker, event.kv_tokens)
             if event.cache is not None:
-                self._mirror.reported(event.worker, event.cache, now)
+                self._mirror.apply_report(event.worker, event.cache, now)
 
     def _join(self, event: WorkerJoined, now: float) -> None:
         worker = event.worker
@@ -165,7 +165,7 @@ class Membership:
             models, barred = frozenset(), False
         self._cluster.join(worker, back=not present or (tried_anew and not barred))
         self._cluster[worker.id].heard(now)
-        self._mirror.joined(worker)
+        self._mirror.update_worker(worker)
         if not barred and (not models or models != worker.models):
             self._policy.worker_joined(worker.id, now)
         if displaced is not None:
@@ -177,7 +177,7 @@ class Membership:
             return
         self._place_anew(self._vacate(worker, now), now)
         self._prefixes.drop(worker)
-        self._blocks.lose(worker)
+        self._blocks.unfollow(worker)
         self.forget_if_gone(worker)
         self._fairness.compare(alike=self._cluster.alike)
 
@@ -188,5 +188,5 @@ class Membership:
         if barred:
             return ()
         if self._cluster.barred:
-            self.unbar(now)
+            self.readmit(now)
         return self._policy.worker_left(worker, now)

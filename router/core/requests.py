@@ -26,15 +26,15 @@ class RequestState:
     """A request between its arrival and its end."""
 
     request: Request
-    since: float
+    waiting_since: float
     """When it began to wait, for its turn or for another worker."""
-    state: RequestStage = RequestStage.WAITING
+    stage: RequestStage = RequestStage.WAITING
     worker: WorkerId | None = None
     outstanding: Outstanding = field(init=False, repr=False)
     """What was believed of it at its dispatch; there from then on."""
-    paid: Tokens | None = None
+    charged: Tokens | None = None
     """What workers that it came back from were paid for it; None while its prompt is not paid."""
-    failed: tuple[WorkerId, ...] = ()
+    failed_workers: tuple[WorkerId, ...] = ()
     """Those workers, but for the ones that had no room."""
     tries: int = 0
     """At those of them that took it: to ask in vain for a connection costs nobody anything."""
@@ -42,14 +42,14 @@ class RequestState:
     """Those of them that will be to blame if another worker does it."""
 
     @property
-    def paid_output(self) -> int:
+    def charged_output(self) -> int:
         """Output tokens that other workers were paid for."""
-        return 0 if self.paid is None else self.paid.output
+        return 0 if self.charged is None else self.charged.output
 
     @property
-    def handed_on(self) -> int:
+    def resumed_output(self) -> int:
         """Those of them that the next worker goes on from; an answer that comes whole begins anew."""
-        return self.paid_output if self.request.streamed else 0
+        return self.charged_output if self.request.streamed else 0
 
 
 class RetryQueue:
@@ -61,10 +61,10 @@ class RetryQueue:
         self._time_to_live = time_to_live
         self._budget = RetryBudget(rules.budget, rules.floor)
         self._lives: dict[RequestId, RequestState] = {}
-        self.lives: Mapping[RequestId, RequestState] = self._lives
+        self.requests: Mapping[RequestId, RequestState] = self._lives
         """To be looked at only."""
 
-    def arrived(self) -> None:
+    def count_arrival(self) -> None:
         """A request arrived, which raises the budget of retries."""
         self._budget.request()
 
@@ -78,11 +78,11 @@ class RetryQueue:
         however much it is, it is of one fault and comes once.
         """
         self._lives[live.request.id] = live
-        worker, live.state, live.worker = live.worker, RequestStage.RETURNED, None
+        worker, live.stage, live.worker = live.worker, RequestStage.RETURNED, None
         if event.fault is Fault.FULL or worker is None:
             return True
-        live.since = now
-        live.failed += (worker,)
+        live.waiting_since = now
+        live.failed_workers += (worker,)
         if event.fault is Fault.ERROR:
             live.suspects += (worker,)
         if not event.accepted:
@@ -96,9 +96,9 @@ class RetryQueue:
 
     def expired(self, now: float) -> list[RequestState]:
         """Those whose time is over; they stay until they are removed."""
-        return [live for live in self._lives.values() if live.since + self._time_to_live <= now]
+        return [live for live in self._lives.values() if live.waiting_since + self._time_to_live <= now]
 
     @property
     def next_deadline(self) -> float:
         """When the next one expires; infinite without any."""
-        return min([live.since + self._time_to_live for live in self._lives.values()], default=inf)
+        return min([live.waiting_since + self._time_to_live for live in self._lives.values()], default=inf)

@@ -80,7 +80,7 @@ class Scheduler:
         """`oracle`: see `PrefixMap`."""
         self.settings = settings
         self.estimates = Estimates(landmarks=settings.prefix_limit // CHUNKS_PER_MEASURED_PREFIX)
-        self.accounts = Ledger(settings.cached_in_flight)
+        self.ledger = Ledger(settings.cached_in_flight)
         self.cluster = Cluster(settings.window, settings.health, settings.departed_limit)
         self.backlog = Backlog()
         self.prefixes = PrefixMap(
@@ -97,14 +97,14 @@ class Scheduler:
         self.fairness = Fairness(settings.cost, self.shares, pooled=self.policy.properties.pooled)
         self.backlog.subscribe(self.fairness)
         self.membership = Membership(self.cluster, self.prefixes, self.policy, self.fairness, self._place_anew)
-        self.clients = KnownClients(settings.client_limit, self.shares, self.accounts, self.fairness, self.policy)
+        self.clients = KnownClients(settings.client_limit, self.shares, self.ledger, self.fairness, self.policy)
         self.weights: Mapping[ClientId, float] = self.clients.weights
         self._dispatched = Attempts(
             self.cluster,
             self.prefixes,
             self._view,
             self.estimates,
-            self.accounts,
+            self.ledger,
             self.policy,
             self.fairness,
             self.membership,
@@ -112,7 +112,7 @@ class Scheduler:
         )
         self._live: dict[RequestId, RequestState] = {}
         self._room = QueueLimits(settings.waiting)
-        self._returned = RetryQueue(settings.health, settings.waiting.time_to_live)
+        self._retry_queue = RetryQueue(settings.health, settings.waiting.time_to_live)
         """It goes before all that waits."""
         self._placed = False
         """Whether this event gave the policy requests, which may be promised a place and may not have gone yet."""
@@ -129,13 +129,13 @@ class Scheduler:
         if self._wake <= now:  # no deadline comes before the alarm
             self.cluster.advance(now)
         if self._dispatched.next_estimate <= now:
-            self._dispatched.estimate(now)
+            self._dispatched.charge_estimates(now)
         self._take_in(event, now)
         if self.cluster.barred:
-            self.membership.unbar(now)
+            self.membership.readmit(now)
         if self.cluster.quiet:
-            self.membership.bar_silent(now)
-        if self._returned.lives:
+            self.membership.eject_silent(now)
+        if self._retry_queue.requests:
             if self._placed and (choice := self.policy.next(now)) is not None:
                 self._dispatch(choice, now)
             self._resend(now)
@@ -154,7 +154,7 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         """Those that no worker has yet."""
-        return len(self._room) + len(self._returned.lives)
+        return len(self._room) + len(self._retry_queue.requests)
 
     def _take_in(self, event: Event, now: float) -> None:
         match event:
@@ -178,20 +178,20 @@ class Scheduler:
             case Ticked():
                 self._tick(now)
             case Credited() | Forgotten():
-                self.clients.take_in(event)
+                self.clients.apply(event)
             case _:
-                self.membership.take_in(event, now)
-                self._view.tell_changes(self.policy)
+                self.membership.apply(event, now)
+                self._view.report_match_changes(self.policy)
 
     def _arrive(self, request: Request, now: float) -> None:
         if request.id in self._live:
             raise ValueError(f"request {request.id} is live")
-        self.clients.meet(request.client, request.weight)
+        self.clients.remember(request.client, request.weight)
         if not self.cluster.able(request):
             self._out.append(Reject(request.id, Refusal.NO_WORKER))
         else:
             self._bear(RequestState(request, now), now)
-            self._returned.arrived()
+            self._retry_queue.count_arrival()
             self._placed = True
             self.policy.enqueue(request, now)
 
@@ -199,7 +199,7 @@ class Scheduler:
         """A request is there, be it new or back from a worker."""
         self._live[live.request.id] = live
         self.shares.begin(live.request)
-        self.fairness.opened(live.request, live.since, now, begun=live.handed_on > 0)
+        self.fairness.opened(live.request, live.waiting_since, now, begun=live.resumed_output > 0)
 
     def _bury(self, request: Request, now: float) -> None:
         """It is gone; the last that is done for it."""
@@ -212,7 +212,7 @@ class Scheduler:
 
         Asked after the turns are given: a full waiting room must not keep an idle worker idle.
         """
-        if (live := self._live.get(arrival.id)) is None or live.state is not RequestStage.WAITING:
+        if (live := self._live.get(arrival.id)) is None or live.stage is not RequestStage.WAITING:
             return
         self._room.enter(arrival, now, self.shares.of(arrival))
         surplus = self._room.surplus(arrival.id)
@@ -235,14 +235,14 @@ class Scheduler:
 
     def _resend(self, now: float) -> None:
         """Send what came back to workers that have not failed it, first come, first served."""
-        for live in list(self._returned.lives.values()):
+        for live in list(self._retry_queue.requests.values()):
             request = live.request
             serving = self.cluster.able(request)
-            others = [worker for worker in serving if worker not in live.failed]
+            others = [worker for worker in serving if worker not in live.failed_workers]
             if not others:
                 self._abandon(live, Refusal.NO_RETRY if serving else Refusal.NO_WORKER, now)
-            elif able := [worker for worker in others if self._view.admits(worker, request, live.handed_on)]:
-                self._returned.remove(request.id)
+            elif able := [worker for worker in others if self._view.admits(worker, request, live.resumed_output)]:
+                self._retry_queue.remove(request.id)
                 worker = self.policy.resend(request, able, now)
                 self._out.append(self._dispatched.send(live, Choice(request, worker, "tried again"), now))
 
@@ -256,12 +256,12 @@ class Scheduler:
             return
         if live.worker is not None:
             self._dispatched.break_off(live, event.usage, now)
-            if live.paid_output:
-                self.estimates.answers.learn(live.request, live.paid_output)
+            if live.charged_output:
+                self.estimates.answers.learn(live.request, live.charged_output)
             self._bury(live.request, now)
-        elif live.state is RequestStage.RETURNED:
+        elif live.stage is RequestStage.RETURNED:
             self._bury(live.request, now)
-            self._returned.remove(event.request)
+            self._retry_queue.remove(event.request)
         else:
             self._withdraw(live, now)
 
@@ -275,7 +275,7 @@ class Scheduler:
         else:
             self._dispatched.refund(live, now)
         self._bury(live.request, now)
-        self.membership.failed(live.worker, event.fault, now)
+        self.membership.on_failure(live.worker, event.fault, now)
         return live
 
     def _take_back(self, event: Returned, now: float) -> None:
@@ -283,7 +283,7 @@ class Scheduler:
         if (live := self._fail(event, now)) is None or live.worker is None:
             return
         self._bear(live, now)
-        if not self._returned.add(live, event, now, in_use=self.cluster.in_use(live.worker)):
+        if not self._retry_queue.add(live, event, now, in_use=self.cluster.in_use(live.worker)):
             if len(live.suspects) == 1:
                 self.membership.blame_suspects(live, now)
             self._abandon(live, Refusal.NO_RETRY, now)
@@ -291,7 +291,7 @@ class Scheduler:
     def _abandon(self, live: RequestState, reason: Refusal, now: float) -> None:
         """Give up a request that came back; what is owed for it is paid."""
         self._bury(live.request, now)
-        self._returned.remove(live.request.id)
+        self._retry_queue.remove(live.request.id)
         self._out.append(Reject(live.request.id, reason))
 
     def _withdraw(self, live: RequestState, now: float) -> None:
@@ -316,14 +316,14 @@ class Scheduler:
         for request in self._room.expired(now):
             self._withdraw(self._live[request], now)
             self._out.append(Reject(request, Refusal.EXPIRED, self._room.retry_after(now)))
-        for live in self._returned.expired(now):
+        for live in self._retry_queue.expired(now):
             self._abandon(live, Refusal.EXPIRED, now)
 
     def _set_alarm(self, now: float) -> None:
         """Ask to be woken for the next deadline, unless an earlier alarm is set: a vain waking is cheap."""
         deadline = min(self.cluster.next_deadline, self._dispatched.next_estimate)
-        if self._returned.lives:
-            deadline = min(deadline, self._returned.next_deadline)
+        if self._retry_queue.requests:
+            deadline = min(deadline, self._retry_queue.next_deadline)
         if self._room.waiters:
             deadline = min(deadline, self._room.next_deadline, self.policy.next_deadline)
         if deadline < self._wake and (due := max(deadline, now)) != self._wake:

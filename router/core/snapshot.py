@@ -23,7 +23,7 @@ def snapshot(
     scheduler: Scheduler, now: float, touches: int = MAX_TOUCHES, chunks: int = MAX_CHUNKS
 ) -> Iterator[Piece]:
     """The state in pieces, each as it is when it is asked for; changes nothing."""
-    weights, accounts = scheduler.weights, scheduler.accounts.accounts
+    weights, accounts = scheduler.weights, scheduler.ledger.accounts
     clients = (
         SavedClient(client, weights[client], accounts[client].served if client in accounts else NOTHING)
         for client in list(weights)
@@ -48,9 +48,9 @@ def restore(scheduler: Scheduler, pieces: Iterable[Piece], now: float) -> None:
         match piece:
             case Clients(rows):
                 for client, weight, served in rows:
-                    scheduler.clients.meet(client, weight)
+                    scheduler.clients.remember(client, weight)
                     if served != NOTHING:
-                        scheduler.accounts.restore(client, served)
+                        scheduler.ledger.restore(client, served)
             case Counters() | Groups():
                 scheduler.policy.restore(piece)
                 for row in piece.rows:

@@ -131,7 +131,7 @@ class EventStream:
         """Whether all that the publisher's engine holds was told."""
         return self._complete
 
-    def expects_news(self, now: float) -> None:
+    def await_news(self, now: float) -> None:
         """The engine must have filled blocks by this time of the event loop's clock."""
         if self._awaited_since is None:
             self._awaited_since = now
@@ -192,7 +192,7 @@ class EventStream:
         self._next_repair = 0.0
         self._catching_up = False
         before, self._continuity = self._continuity, Continuity()
-        self._before = before if before.next else self._before
+        self._before = before if before.next_number else self._before
         self._names = BlockNames(self._hasher, self._limits.blocks)
 
     async def _until_disconnected(self, monitor: zmq.asyncio.Socket) -> None:
@@ -237,15 +237,15 @@ class EventStream:
 
     async def _numbered(self, number: int, payload: bytes) -> None:
         mark = hash(payload)
-        arrival = self._continuity.arrival(number, mark)
+        arrival = self._continuity.order(number, mark)
         if arrival is MessageOrder.RESTARTED:
             self._restarted()
-            arrival = self._continuity.arrival(number, mark)
+            arrival = self._continuity.order(number, mark)
         if arrival is MessageOrder.GAP:
-            if self._continuity.next:
+            if self._continuity.next_number:
                 self._complaints.add(KvEventFault.GAP)
             await self._repair()
-            arrival = self._continuity.arrival(number, mark)
+            arrival = self._continuity.order(number, mark)
         if arrival is not MessageOrder.REPEATED:
             self._take(number, mark, payload)
 
@@ -262,7 +262,7 @@ class EventStream:
             dealer.setsockopt(zmq.MAXMSGSIZE, self._limits.message_bytes)
             dealer.setsockopt(zmq.IPV6, 1)
             dealer.connect(self._source.replay)
-            await dealer.send_multipart([b"", self._continuity.next.to_bytes(8, "big")])
+            await dealer.send_multipart([b"", self._continuity.next_number.to_bytes(8, "big")])
             await self._replay(dealer)
 
     async def _replay(self, dealer: zmq.asyncio.Socket) -> None:
@@ -278,10 +278,10 @@ class EventStream:
             if len(frames) < 2 or len(frames[-2]) != 8 or left < 0:
                 return
             if frames[-2] == REPLAY_END:
-                self._complete = self._complete or not self._continuity.next
+                self._complete = self._complete or not self._continuity.next_number
                 return
             number, mark = int.from_bytes(frames[-2], "big"), hash(frames[-1])
-            if self._continuity.arrival(number, mark) in (MessageOrder.NEXT, MessageOrder.GAP):
+            if self._continuity.order(number, mark) in (MessageOrder.NEXT, MessageOrder.GAP):
                 self._take(number, mark, frames[-1])
             if replayed % MESSAGES_PER_TURN == 0:
                 await asyncio.sleep(0)
@@ -289,11 +289,11 @@ class EventStream:
     def _take(self, number: int, mark: int, payload: bytes) -> None:
         """Take in one message, whatever is missing before it."""
         self._compare_with_before(number, mark)
-        if number != self._continuity.next:
+        if number != self._continuity.next_number:
             self._missed()
         elif not number:
             self._complete = True
-        self._continuity.take(number, mark)
+        self._continuity.record(number, mark)
         try:
             batch = read_batch(msgpack.unpackb(payload, strict_map_key=False))
         except (ValueError, TypeError, RecursionError):
@@ -322,13 +322,13 @@ class EventStream:
     def _compare_with_before(self, number: int, mark: int) -> None:
         """The first message of a session tells whether the process is the one of the session before."""
         if self._before is not None:
-            if self._before.arrival(number, mark) is MessageOrder.RESTARTED:
+            if self._before.order(number, mark) is MessageOrder.RESTARTED:
                 self._on_restart()
             self._before = None
 
     def _missed(self) -> None:
         """There were messages before the next one that cannot be had."""
-        if self._continuity.next:
+        if self._continuity.next_number:
             self._complaints.add(KvEventFault.UNREPAIRED)
         else:
             log.info(

@@ -58,7 +58,7 @@ class WorkerFollower:
         publishes: Callable[[], None],
     ) -> None:
         """`publishes`: called when the worker is found to publish any."""
-        self.backend: Final = backend
+        self.endpoint: Final = backend
         self._feed = feed
         self._hasher = hasher
         self._limits = limits
@@ -79,24 +79,24 @@ class WorkerFollower:
         faults = dict(self._complaints.counts)
         return EventsReport(len(self._streams), told is not None, told is not None and told.complete, faults)
 
-    def expects_news(self) -> None:
+    def await_news(self) -> None:
         """The worker must have filled blocks."""
         now = asyncio.get_running_loop().time()
         if len(self._streams) == 1:  # of several nobody knows which
-            self._streams[0].expects_news(now)
+            self._streams[0].await_news(now)
 
     async def run(self, context: zmq.asyncio.Context, client: httpx.AsyncClient) -> None:
         """Follow the worker until cancelled; returns at once where it publishes nothing."""
-        sources = self.backend.sources or await self._ask(client)
+        sources = self.endpoint.sources or await self._ask(client)
         if not sources:
             log.info(
                 "worker %s publishes no KV events: it is believed to hold what is sent there, and nothing at first",
-                self.backend.id,
+                self.endpoint.id,
             )
             return
         self._streams = [self._stream(source, rank, context) for rank, source in enumerate(sources)]
         self._publishes()
-        log.info("worker %s publishes KV events: %s", self.backend.id, ", ".join(s.endpoint for s in sources))
+        log.info("worker %s publishes KV events: %s", self.endpoint.id, ", ".join(s.endpoint for s in sources))
         await asyncio.gather(*(stream.run() for stream in self._streams))
 
     def stop(self) -> None:
@@ -107,7 +107,7 @@ class WorkerFollower:
     def _stream(self, source: Source, rank: int, context: zmq.asyncio.Context) -> EventStream:
         def tell(change: BlockChange) -> None:
             if self._told is not None and any(change):
-                self._feed(BlocksChanged(self.backend.id, rank, *change))
+                self._feed(BlocksChanged(self.endpoint.id, rank, *change))
 
         return EventStream(
             source, context, self._hasher, self._complaints, self._limits, tell, self._on_state, self._on_restart
@@ -119,17 +119,17 @@ class WorkerFollower:
         if size is None:
             if self._told is not None:
                 self._told = None
-                self._feed(BlocksLost(self.backend.id))
+                self._feed(BlocksLost(self.endpoint.id))
             return
         complete = all(stream.complete for stream in self._streams)
-        state = BlocksFollowed(self.backend.id, size, len(self._streams), complete)
+        state = BlocksFollowed(self.endpoint.id, size, len(self._streams), complete)
         if state != self._told:
             self._told = state
             self._feed(state)
 
     def _on_restart(self) -> None:
-        log.info("worker %s has restarted, by its KV events: its cache is empty", self.backend.id)
-        self._feed(Evicted(self.backend.id))
+        log.info("worker %s has restarted, by its KV events: its cache is empty", self.endpoint.id)
+        self._feed(Evicted(self.endpoint.id))
 
     async def _ask(self, client: httpx.AsyncClient) -> tuple[Source, ...]:
         """Where the worker publishes; asked again while it does not answer."""
@@ -137,14 +137,14 @@ class WorkerFollower:
             try:
                 return await self._sources(client)
             except (httpx.HTTPError, WorkerBroke) as error:
-                log.warning("worker %s does not tell whether it publishes KV events: %s", self.backend.id, error)
+                log.warning("worker %s does not tell whether it publishes KV events: %s", self.endpoint.id, error)
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _sources(self, client: httpx.AsyncClient) -> tuple[Source, ...]:
-        host = urlsplit(self.backend.url).hostname or ""
+        host = urlsplit(self.endpoint.url).hostname or ""
         for path, read in READERS.items():
             try:
-                return read(await ask(client, self.backend.url + path, self.backend.authorization), host)
+                return read(await ask(client, self.endpoint.url + path, self.endpoint.authorization), host)
             except httpx.HTTPStatusError as error:
                 if error.response.status_code != httpx.codes.NOT_FOUND:
                     raise
@@ -221,14 +221,14 @@ class KvEventSubscriber:
     def filled(self, worker: WorkerId) -> None:
         """A worker must have filled blocks."""
         if worker in self._tasks:
-            self._followers[worker].expects_news()
+            self._followers[worker].await_news()
 
     def block_sizes(self, model: str) -> Collection[int]:
         """The block sizes of the workers that are followed and serve this model."""
         return {
             follower.block_tokens
             for follower in self._followers.values()
-            if follower.block_tokens is not None and model in follower.backend.models
+            if follower.block_tokens is not None and model in follower.endpoint.models
         }
 
     def report(self) -> Mapping[WorkerId, EventsReport]:
@@ -248,7 +248,7 @@ class KvEventSubscriber:
         before = self._followers
         self._followers = {
             backend.id: known
-            if (known := before.get(backend.id)) is not None and known.backend is backend
+            if (known := before.get(backend.id)) is not None and known.endpoint is backend
             else self._follower(backend)
             for backend in self._fleet.backends
         }

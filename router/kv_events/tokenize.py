@@ -83,7 +83,7 @@ class CallKey(NamedTuple):
     """Its digest."""
     chat: bool
     sizes: frozenset[int]
-    teller: TokenSource
+    source: TokenSource
 
 
 class Declined(Exception):
@@ -229,7 +229,7 @@ class PromptTokenizer:
         fields = orjson.loads(body)
         if not isinstance(fields, dict) or any(fields.get(member) for member in UNSUPPORTED_FIELDS):
             raise Declined
-        tokenizer = self._tokenizer if name.teller is TokenSource.HERE else None
+        tokenizer = self._tokenizer if name.source is TokenSource.HERE else None
         return fields, _chat(fields, tokenizer) if name.chat else _texts(fields, tokenizer)
 
     def _is_adapter(self, model: str) -> bool:

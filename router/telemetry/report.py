@@ -163,7 +163,7 @@ async def fairness_report(
     A few clients at a time, so that the event loop can do something else in between: what each was served is what it
     was at the beginning, and adds up; the rest is what it is when it is read.
     """
-    accounts, running = scheduler.accounts, Counter(bill.client for bill in scheduler.accounts.bills.values())
+    accounts, running = scheduler.ledger, Counter(bill.client for bill in scheduler.ledger.bills.values())
     forgotten, jain = _service(accounts.forgotten, scheduler), scheduler.fairness.jain(now)
     turns = scheduler.fairness.turns
     rounds, longest = turns.rounds(scheduler.cluster.rate_of_all(), now), turns.longest_waits(now)
@@ -211,7 +211,7 @@ def usage_report(
     scheduler: Scheduler, client: ClientId, weight: float, group: GroupId | None, group_weight: float
 ) -> UsageReport:
     """What a client with this weight, in this group, is told; changes nothing."""
-    account = scheduler.accounts.accounts.get(client, Account())
+    account = scheduler.ledger.accounts.get(client, Account())
     return UsageReport(
         client,
         weight,
@@ -219,7 +219,7 @@ def usage_report(
         _service(account.served, scheduler),
         scheduler.shares.part(client, weight, group, group_weight),
         scheduler.backlog.of_client(client),
-        scheduler.accounts.in_flight(client),
+        scheduler.ledger.in_flight(client),
         scheduler.fairness.waits(client)[1],
     )
 
@@ -265,7 +265,7 @@ def _cache(worker: WorkerId, scheduler: Scheduler) -> CacheReport:
     totals = calibration.totals
     return CacheReport(
         capacity=cache.capacity,
-        believed=round(mirror.held(worker)),
+        believed=round(mirror.held_tokens(worker)),
         answers=totals.answers,
         prompt=totals.prompt,
         predicted=totals.predicted,

@@ -63,7 +63,7 @@ class Desk:
         assert not self.scheduler_host._dispatches
         assert not self.scheduler_host._streams
         assert RequestId("1") not in self.scheduler_host
-        self.scheduler_host.scheduler.accounts.check_conservation()
+        self.scheduler_host.scheduler.ledger.check_conservation()
 
 
 async def test_a_turn_comes_when_the_one_before_is_settled() -> None:
@@ -167,7 +167,7 @@ async def test_an_ending_charges_the_last_tokens(usage: Usage | None, charged: i
     desk.submit("1")
     desk.scheduler_host.start_stream(RequestId("1"), lambda: 7)
     desk.scheduler_host.settle(Failed(RequestId("1"), accepted=True, usage=usage))
-    assert desk.scheduler_host.scheduler.accounts.accounts[ClientId("ann")].served.output == charged
+    assert desk.scheduler_host.scheduler.ledger.accounts[ClientId("ann")].served.output == charged
     desk.check_rest()
 
 

@@ -79,9 +79,9 @@ def counts(scheduler: Scheduler) -> list[str]:
         "live requests": scheduler.live,
         "waiting requests": scheduler.waiting,
         "watched prompts": scheduler.prefixes.watched,
-        "bills": len(scheduler.accounts.bills),
+        "bills": len(scheduler.ledger.bills),
         **{f"requests at {state.worker.id}": state.load.requests for state in scheduler.cluster},
         **{f"unstarted tokens at {state.worker.id}": state.load.unstarted_tokens for state in scheduler.cluster},
     }
-    scheduler.accounts.check_conservation()
+    scheduler.ledger.check_conservation()
     return [f"{count} {what}" for what, count in found.items() if count]

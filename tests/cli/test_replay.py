@@ -67,7 +67,7 @@ async def record(path: Path, workers: list[str], policy: str) -> None:
                 call = await engine.call()
                 await call.begin()
                 await call.write(chunk("so far"))
-                await until(lambda: router.scheduler.accounts.accounts[ClientId("user-di")].served.output > 0)
+                await until(lambda: router.scheduler.ledger.accounts[ClientId("user-di")].served.output > 0)
                 call.reset()
                 await post.read()
             await engine.stop()

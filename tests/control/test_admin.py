@@ -151,9 +151,9 @@ async def test_a_cache_is_emptied_and_believed_empty() -> None:
             await (await engine.call()).answer()
             await post.read()
         await until(lambda: not router.scheduler.live)
-        assert router.scheduler.mirror.held(WorkerId(id_)) > 0
+        assert router.scheduler.mirror.held_tokens(WorkerId(id_)) > 0
         assert await operate(router, "POST", f"/workers/{id_}/flush") == {"id": id_, "flushed": True}
-        assert router.scheduler.mirror.held(WorkerId(id_)) == 0
+        assert router.scheduler.mirror.held_tokens(WorkerId(id_)) == 0
         engine.polled["/reset_prefix_cache"] = (404, b"")
         error = await operate(router, "POST", f"/workers/{id_}/flush", 502)
         assert error["error"]["code"] == "worker_broke"

@@ -77,7 +77,7 @@ class Scene:
                     self.refusals[request] = reason
                 case WakeAt(time):
                     self.wake_at = time
-        self.scheduler.accounts.check_conservation()
+        self.scheduler.ledger.check_conservation()
         return commands
 
     def join(self, worker: str, *models: str, reorders: bool = False, engine: str = "") -> None:
@@ -181,7 +181,7 @@ class Scene:
 
     def charged(self, client: str) -> float:
         """What the client was charged so far, in cost units."""
-        return self.scheduler.settings.cost(self.scheduler.accounts.accounts[ClientId(client)].charged)
+        return self.scheduler.settings.cost(self.scheduler.ledger.accounts[ClientId(client)].charged)
 
     def _usage(self, request: RequestId, output: int | None, cached: int | None) -> Usage:
         size = self.scheduler.estimates.input_tokens(self.requests[request])

@@ -88,7 +88,7 @@ def test_an_answer_that_found_nothing_because_nothing_was_looked_for_refutes_not
         talk.finish(asked, 0, cached=0)
     assert talk.dispatched[talk.arrive("bob", PROMPT)].cached_tokens > SIZE - 2 * CHUNK_TOKENS
     cache = talk.scheduler.mirror.cache(W1)
-    assert (cache.calibration.totals.answers, cache.evictions.total(), list(cache.ages)) == (1, 0, [])
+    assert (cache.calibration.totals.answers, cache.evictions.total(), list(cache.hit_ages)) == (1, 0, [])
 
 
 def test_what_is_computed_anew_takes_its_whole_prompt_of_the_window() -> None:
@@ -120,7 +120,7 @@ def test_no_hit_is_predicted_at_a_worker_without_a_prefix_cache(told_by: str) ->
     if told_by == "its metrics":
         talk.tell(WorkerReported(W1, 0, 0, cache=CacheReport(caches=False)))
     assert talk.dispatched[talk.arrive("ada", PROMPT)].cached_tokens == 0
-    assert talk.scheduler.mirror.held(W1) == 0.0
+    assert talk.scheduler.mirror.held_tokens(W1) == 0.0
     talk.tell(WorkerReported(W1, 0, 0, cache=CacheReport(caches=True)))
     assert talk.dispatched[talk.arrive("bob", PROMPT)].cached_tokens > 0
 

@@ -353,8 +353,8 @@ class Fleet(RuleBasedStateMachine):
         assert backlogged == len(self.waiting)
         assert scheduler.waiting == len(self.waiting) + len(self.back)
         assert scheduler.live == len(self.waiting) + len(self.back) + len(self.running)
-        assert scheduler.accounts.bills.keys() == self.running.keys()
-        reserved = [request for account in scheduler.accounts.accounts.values() for request in account.unstarted]
+        assert scheduler.ledger.bills.keys() == self.running.keys()
+        reserved = [request for account in scheduler.ledger.accounts.values() for request in account.unstarted]
         unstarted = {request: it for request, it in self.running.items() if not it.started}
         assert len(reserved) == len(set(reserved))
         # A whole answer may be believed to have started, and is charged for output from then on.
@@ -370,7 +370,7 @@ class Fleet(RuleBasedStateMachine):
     @invariant()
     def nothing_is_torn(self) -> None:
         """Charges are conserved, and the tree and the index of the watches are whole."""
-        self.scheduler.accounts.check_conservation()
+        self.scheduler.ledger.check_conservation()
         self.scheduler.prefixes.check_integrity()
 
     @invariant()
@@ -411,7 +411,7 @@ class Fleet(RuleBasedStateMachine):
         assert not self.tell(Ticked())
         self.books_agree()
         assert not self.scheduler.prefixes.watched
-        accounts = self.scheduler.accounts.accounts.values()
+        accounts = self.scheduler.ledger.accounts.values()
         assert all(account.reserved == Tokens() for account in accounts)
         again = build(self.policy)
         for event, now, commands in self.history:
@@ -456,7 +456,7 @@ def history(policy: str) -> str:
     for step in range(120):
         client = random.choice(["ada", "bob", "cyd", "dee"])
         talk.arrive(client, random.choice("xyz") * random.randint(1, 9) + client[0])
-        if running := list(talk.scheduler.accounts.bills):
+        if running := list(talk.scheduler.ledger.bills):
             talk.serve(random.choice(running), step % 9)
         if step % 60 == 50:
             talk.leave(random.choice(WORKERS))

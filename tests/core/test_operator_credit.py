@@ -87,5 +87,5 @@ def test_a_client_is_forgotten_when_it_has_nothing_under_way() -> None:
     assert owed < 0
     scene.tell(Forgotten(A))
     assert A not in scene.scheduler.weights
-    assert scene.scheduler.accounts.forgotten.extend == 256
+    assert scene.scheduler.ledger.forgotten.extend == 256
     assert counter(scene, A) == owed

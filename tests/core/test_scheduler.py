@@ -42,7 +42,7 @@ def test_nothing_is_charged_while_a_request_waits() -> None:
     talk = scene(ONE_AT_A_TIME)
     talk.arrive("ada", "one")
     talk.cancel(talk.arrive("bob", "two"))
-    assert list(talk.scheduler.accounts.accounts) == ["ada"]
+    assert list(talk.scheduler.ledger.accounts) == ["ada"]
 
 
 def test_the_engines_usage_is_the_last_word() -> None:
@@ -98,7 +98,7 @@ def test_service_counts_from_the_first_token() -> None:
     """Until then the input is reserved, and no service that could be compared with another's."""
     talk = scene()
     running = talk.arrive("ada", "document")
-    account = talk.scheduler.accounts.accounts[talk.requests[running].client]
+    account = talk.scheduler.ledger.accounts[talk.requests[running].client]
     assert (account.served, account.reserved) == (Tokens(), Tokens(8 * CHUNK_TOKENS))
     talk.progress(running, 1)
     assert (account.served, account.reserved) == (Tokens(8 * CHUNK_TOKENS, 0, 1), Tokens())
@@ -316,7 +316,7 @@ def test_a_flood_costs_the_flooder() -> None:
     talk.serve_all()
     assert set(talk.order) == {*flood[:2], light}
     assert (talk.scheduler.live, talk.scheduler.waiting) == (0, 0)
-    assert talk.scheduler.accounts.accounts.keys() == {"flood", "light"}
+    assert talk.scheduler.ledger.accounts.keys() == {"flood", "light"}
 
 
 def test_an_arrival_goes_with_the_last_that_waited() -> None:

@@ -153,12 +153,12 @@ def test_credit_service_and_matches_survive(policy: str, history: list[tuple[str
         scene.cancel(request)
     pieces = list(snapshot(scene.scheduler, scene.now))
     copy = restored(policy, pieces, 7.0, "w1", "w2")
-    copy.scheduler.accounts.check_conservation()
+    copy.scheduler.ledger.check_conservation()
     for client in map(ClientId, CLIENTS):
         for worker in map(WorkerId, ("w1", "w2")):
             assert copy.deficit(client, worker) == scene.deficit(client, worker)
-    accounts = scene.scheduler.accounts.accounts
-    assert {client: account.served for client, account in copy.scheduler.accounts.accounts.items()} == {
+    accounts = scene.scheduler.ledger.accounts
+    assert {client: account.served for client, account in copy.scheduler.ledger.accounts.items()} == {
         client: account.served for client, account in accounts.items() if account.served != Tokens()
     }
     for _, prompt, _ in history:
@@ -239,7 +239,7 @@ def test_a_worker_that_began_anew_meanwhile_holds_nothing() -> None:
     for computed, held in ((1000.0, 128.0), (10.0, 0.0)):
         copy = restored("d2lpm", pieces, 0.0, "w1")
         copy.tell(WorkerReported(WorkerId("w1"), 0, 0, cache=CacheReport(computed_tokens=computed)))
-        assert copy.scheduler.mirror.held(WorkerId("w1")) == held
+        assert copy.scheduler.mirror.held_tokens(WorkerId("w1")) == held
 
 
 @pytest.mark.parametrize(

@@ -37,13 +37,13 @@ def run(talk: Scene, seconds: float, beside: RequestId | None = None) -> None:
     for _ in range(round(seconds * 10)):
         talk.wait(0.1)
         if beside is not None:
-            talk.progress(beside, talk.scheduler.accounts.bills[beside].tokens.output + round(RATE / 10))
+            talk.progress(beside, talk.scheduler.ledger.bills[beside].tokens.output + round(RATE / 10))
         if "bob1" in talk.requests:
             talk.progress(RequestId("bob1"), 1 + round(talk.now * RATE))
 
 
 def output(talk: Scene, client: str = "ada") -> int:
-    return talk.scheduler.accounts.accounts[ClientId(client)].charged.output
+    return talk.scheduler.ledger.accounts[ClientId(client)].charged.output
 
 
 def ask(talk: Scene, limit: int = 10_000, answers: int = 1) -> RequestId:
@@ -329,14 +329,14 @@ def test_every_token_is_charged_once(calls: list[tuple[str, bool, str, float, in
             case "returned":
                 talk.tell(Returned(asked, True, Fault.BROKEN))
                 talk.cancel(asked)
-        accounts = talk.scheduler.accounts
+        accounts = talk.scheduler.ledger
         by_worker = [state.work.charged for state in talk.scheduler.cluster]
         by_client = [account.served for account in accounts.accounts.values()]
         assert total(by_worker) == total(by_client)
     for client, charged in told.items():
         if client in {name for name, *_ in calls}:
             assert charged <= output(talk, client) <= charged + most[client]
-    assert set(talk.scheduler.accounts.bills) <= {RequestId("bob1")}
+    assert set(talk.scheduler.ledger.bills) <= {RequestId("bob1")}
 
 
 def total(tokens: list[Tokens]) -> Tokens:

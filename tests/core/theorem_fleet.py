@@ -200,7 +200,7 @@ class Fleet:
         self._clients = {ClientId(f"c{number}"): habits for number, habits in enumerate(scenario.clients)}
         weights = {client: habits.weight for client, habits in self._clients.items()}
         estimate = self.scheduler.estimates.input_tokens
-        accounts, limit = self.scheduler.accounts, settings.cached_in_flight
+        accounts, limit = self.scheduler.ledger, settings.cached_in_flight
 
         def estimated(request: RequestId) -> Tokens | None:
             bill = accounts.bills.get(request)

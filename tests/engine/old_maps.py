@@ -62,7 +62,7 @@ class LruMap:
         self._tree.insert(hashes, worker, now)
         if self._capacity is not None:
             budget = int(self._capacity / (CHUNK_BYTES * self._ratio.value))
-            self._tree.evict(worker, max(0, self._tree.held(worker) - budget))
+            self._tree.evict(worker, max(0, self._tree.held_chunks(worker) - budget))
 
 
 def predictions(journal: Path, capacity: int | None) -> dict[RequestId, int]:

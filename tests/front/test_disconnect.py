@@ -80,7 +80,7 @@ async def test_leaving_while_the_router_connects() -> None:
                 filler.setblocking(False)
                 filler.connect_ex(("127.0.0.1", engine.port))
             async with router.post(chat()):
-                await until(lambda: bool(router.scheduler.accounts.bills))
+                await until(lambda: bool(router.scheduler.ledger.bills))
             await router.check_at_rest()
 
 

@@ -185,7 +185,7 @@ async def test_silence_is_noticed() -> None:
     async with following(limits=limits) as scene:
         await scene.publisher.publish(block(1))
         await until(scene.holds(1))
-        scene.follower.expects_news()
+        scene.follower.await_news()
         await until(lambda: KvEventFault.SILENT in scene.faults)
         await until(scene.holds(1))
         assert BlocksLost(WORKER) in scene.told

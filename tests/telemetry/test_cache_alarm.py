@@ -24,13 +24,13 @@ def test_wrong_predictions_are_told_of_once_a_minute_and_when_they_are_right_aga
     caplog.set_level("INFO")
     alarm, scheduler = alarmed()
     for _ in range(MIN_ANSWERS):
-        scheduler.mirror.cache(W1).calibration.told(900, 0, 1000)
+        scheduler.mirror.cache(W1).calibration.record(900, 0, 1000)
     for second in range(int(REPEAT_SECONDS) + 1):
         alarm.observe(float(second), WorkerReported(W1, 0, 0), [])
         alarm.observe(float(second), WorkerReported(WorkerId("w2"), 0, 0), [])
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["worker w1"] * 2
     for _ in range(ANSWERS_KEPT):
-        scheduler.mirror.cache(W1).calibration.told(900, 900, 1000)
+        scheduler.mirror.cache(W1).calibration.record(900, 900, 1000)
     alarm.observe(99.0, Ticked(), [])
     assert len(caplog.records) == 2
     alarm.observe(99.0, WorkerReported(W1, 0, 0), [])
@@ -46,7 +46,7 @@ def test_nothing_is_believed_of_a_worker_that_left() -> None:
     alarm.observe(0.0, WorkerReported(WorkerId("gone"), 0, 0), [])
     assert WorkerId("gone") not in scheduler.mirror.caches
     for _ in range(MIN_ANSWERS):
-        scheduler.mirror.cache(W1).calibration.told(900, 0, 1000)
+        scheduler.mirror.cache(W1).calibration.record(900, 0, 1000)
     alarm.observe(1.0, WorkerReported(W1, 0, 0), [])
     assert alarm._last_warning
     alarm.observe(2.0, WorkerLeft(W1), [])

@@ -14,7 +14,7 @@ from time import perf_counter_ns
 from typing import Final
 
 from router.core.cache.cache_mirror import CacheMirror
-from router.core.cache.engine_rules import FOLLOWED
+from router.core.cache.engine_rules import TRACK_ALL
 from router.core.cache.prefix_tree import PrefixTree
 from router.core.model.prompt_key import CHUNK_BYTES, HASH_BYTES, PromptKey
 from router.core.model.request import ClientId, Request, RequestId, Worker, WorkerId
@@ -34,10 +34,10 @@ class Believed:
         self._random = Random(1)
         self._prefixes = [self._random.randbytes(SHARED_CHUNKS * HASH_BYTES) for _ in range(PREFIXES)]
         self.tree = PrefixTree(chunks)
-        self._mirror = CacheMirror(self.tree, Estimates(), 10**9, FOLLOWED)
+        self._mirror = CacheMirror(self.tree, Estimates(), 10**9, TRACK_ALL)
         self._workers = [WorkerId(f"w{number}") for number in range(workers)]
         for worker in self._workers:
-            self._mirror.joined(Worker(worker, frozenset([MODEL]), engine=engine))
+            self._mirror.update_worker(Worker(worker, frozenset([MODEL]), engine=engine))
         self._sent = 0
         while self.tree.chunks < chunks - PROMPT_CHUNKS:
             self._serve()
@@ -46,8 +46,8 @@ class Believed:
         self._sent += 1
         now, worker = float(self._sent), self._workers[self._sent % len(self._workers)]
         request = Request(RequestId(f"r{self._sent}"), ClientId("c"), MODEL, (self.prompt(),))
-        self._mirror.dispatched(request, worker, now, 0, 2048, now)
-        self._mirror.ended(request.id, None, (), now, computed=True)
+        self._mirror.dispatch(request, worker, now, 0, 2048, now)
+        self._mirror.end(request.id, None, (), now, computed=True)
 
     def prompt(self) -> PromptKey:
         """A prompt that nobody sent so far, which begins like others."""

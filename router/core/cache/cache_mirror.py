@@ -54,7 +54,7 @@ class CacheMirror:
         """One worker's."""
         return self._caches[worker]
 
-    def joined(self, worker: Worker) -> None:
+    def update_worker(self, worker: Worker) -> None:
         """A worker is there, or its facts are new."""
         self.changes += 1
         state = self._caches[worker.id]
@@ -62,11 +62,11 @@ class CacheMirror:
         self._set_caching(worker.id, caches=worker.caches)
         state.batch_tokens = worker.batch_tokens
         if state.report is None or state.report.block_tokens is None:
-            state.block = state.rules.block_tokens
+            state.block_tokens = state.rules.block_tokens
         if worker.kv_tokens is not None:
             state.capacity = worker.kv_tokens
 
-    def reads(self, request: Request, worker: WorkerId) -> bool:
+    def reads_cache(self, request: Request, worker: WorkerId) -> bool:
         """Whether a worker would use what its prefix cache holds of a request's prompts."""
         if worker in self.uncached:
             return False
@@ -80,25 +80,25 @@ class CacheMirror:
         else:
             self.uncached.add(worker)
 
-    def held(self, worker: WorkerId) -> float:
+    def held_tokens(self, worker: WorkerId) -> float:
         """Tokens believed cached."""
-        return 0.0 if worker in self.uncached else self._tree.held(worker) * self.chunk_tokens(worker)
+        return 0.0 if worker in self.uncached else self._tree.held_chunks(worker) * self.chunk_tokens(worker)
 
     def chunk_tokens(self, worker: WorkerId) -> float:
         """What a chunk takes of a worker's cache, in tokens."""
         state = self._caches[worker]
         return state.occupancy.chunk_tokens(self._estimates.tokens_per_chunk(state.model))
 
-    def in_blocks(self, tokens: int, worker: WorkerId) -> int:
+    def whole_block_tokens(self, tokens: int, worker: WorkerId) -> int:
         """What the engine finds of so many tokens: full blocks."""
-        return whole_blocks(tokens, self._caches[worker].block)
+        return whole_blocks(tokens, self._caches[worker].block_tokens)
 
-    def discount(self, worker: WorkerId, tokens: int) -> int:
+    def discounted(self, worker: WorkerId, tokens: int) -> int:
         """What a match is to be taken for, while matches there prove to be wrong."""
         share = self._caches[worker].calibration.discount
         return tokens if share == 1.0 or not self._tracking.corrects else int(tokens * share)
 
-    def dispatched(
+    def dispatch(
         self, request: Request, worker: WorkerId, now: float, matched: int, prompt_tokens: int, turn: float
     ) -> int:
         """A request goes to a worker that holds `matched` of its `prompt_tokens`; returns what will be found of them.
@@ -109,23 +109,23 @@ class CacheMirror:
         """
         state = self._caches[worker]
         state.model = request.model
-        reads = self.reads(request, worker)
+        reads = self.reads_cache(request, worker)
         predicted = matched
         if self._tells_computed(request, state):
             predicted = self._computed_by_then(request, worker, now, matched, turn)
         if reads:
-            state.predicted += predicted
-            state.prompts += prompt_tokens
+            state.predicted_tokens += predicted
+            state.prompt_tokens += prompt_tokens
         holding = self._tree.holding(worker)
         run = self._runs[request.id] = PinnedRun(request, worker, holding, now, predicted, prompt_tokens, reads=reads)
         replays = self._tracking.replays
         whole = replays and state.rules.whole_nodes
-        before = self._tree.held(worker)
+        before = self._tree.held_chunks(worker)
         for prompt in run.prompts:
             run.paths.append(self._tree.touches(prompt.hashes, worker))
             epoch = holding.epoch  # as it was before: this may void all pins, its own among them
             run.pins.append((self._tree.insert(prompt.hashes, worker, now, pin=replays, seal=whole), epoch))
-        run.gained = self._tree.held(worker) - before
+        run.new_chunks = self._tree.held_chunks(worker) - before
         self._grow(run, state)
         self._keep_within(worker, state)
         return predicted
@@ -142,17 +142,17 @@ class CacheMirror:
         found = state.batch.would_find(prompt.hashes, waiting)
         if found is None:
             return matched
-        return min(matched, self.in_blocks(self._estimates.measure(request.model, prompt).held(found), worker))
+        return min(matched, self.whole_block_tokens(self._estimates.measure(request.model, prompt).held(found), worker))
 
     def _tells_computed(self, request: Request, state: CacheState) -> bool:
         """Whether what is being computed is told from what is computed."""
         return state.rules.found_when_computed and self._tracking.replays and len(request.prompts) == 1
 
-    def started(self, request: RequestId, now: float) -> None:
+    def on_first_token(self, request: RequestId, now: float) -> None:
         """Its first token is there."""
-        self._caches[self._runs[request].worker].batch.started(request, now)
+        self._caches[self._runs[request].worker].batch.on_first_token(request, now)
 
-    def progressed(self, request: RequestId, output: int) -> None:
+    def set_output(self, request: RequestId, output: int) -> None:
         """A request has so many output tokens by now."""
         run = self._runs.get(request)
         if run is not None and output > run.output:
@@ -161,14 +161,14 @@ class CacheMirror:
             if self._grow(run, state):
                 self._keep_within(run.worker, state)
 
-    def ended(
+    def end(
         self, request: RequestId, usage: Usage | None, answers: Sequence[PromptKey], now: float, *, computed: bool
     ) -> None:
         """A request is over; `computed`: at least in part, and not turned away."""
         run = self._runs.pop(request)
         state = self._caches[run.worker]
-        state.batch.ended(request)
-        state.own -= run.own
+        state.batch.remove(request)
+        state.own_tokens -= run.own_tokens
         here = self._tree.holding(run.worker) is run.holding
         if usage is not None and run.reads:
             self._compare(run, state, usage, here=here)
@@ -182,30 +182,30 @@ class CacheMirror:
                 self._tree.prune(prompt.hashes, run.worker, held, inf)
                 self._hand_down(run.worker, prompt.hashes, held)
         if computed and here:
-            before = self._tree.held(run.worker)
+            before = self._tree.held_chunks(run.worker)
             self._keep_answers(run, usage, answers, now)
             if usage is not None and usage.cached_tokens is not None and run.reads and self._tracking.corrects:
-                stored = whole_blocks(usage.input_tokens + usage.output_tokens - 1, state.block) - usage.cached_tokens
-                state.occupancy.learn(stored, run.gained + self._tree.held(run.worker) - before)
+                stored = whole_blocks(usage.input_tokens + usage.output_tokens - 1, state.block_tokens) - usage.cached_tokens
+                state.occupancy.learn(stored, run.new_chunks + self._tree.held_chunks(run.worker) - before)
         self._keep_within(run.worker, state)
 
-    def reported(self, worker: WorkerId, report: CacheReport, now: float) -> None:
+    def apply_report(self, worker: WorkerId, report: CacheReport, now: float) -> None:
         """The engine's metrics say this."""
         self.changes += 1
         state = self._caches[worker]
         before, state.report = state.report, report
         if report.block_tokens:
-            state.block = report.block_tokens
+            state.block_tokens = report.block_tokens
         if report.caches is not None:
             self._set_caching(worker, caches=report.caches)
         if report.asleep or (before is not None and report.began_anew(before)):
-            state.evictions["restart"] += round(self.held(worker))
+            state.evictions["restart"] += round(self.held_tokens(worker))
             self.drop(worker)
         elif before is not None and self._tracking.corrects:
             self._take_counts(worker, state, before, now)
-        state.predicted = state.prompts = 0
+        state.predicted_tokens = state.prompt_tokens = 0
 
-    def told(self, worker: WorkerId, capacity: int) -> None:
+    def set_capacity(self, worker: WorkerId, capacity: int) -> None:
         """The engine said how much its cache can hold, in tokens."""
         state = self._caches[worker]
         if capacity != state.capacity:
@@ -223,7 +223,7 @@ class CacheMirror:
         self.changes += 1
         self._tree.drop(worker)
         if worker in self._caches:
-            self._caches[worker].empty()
+            self._caches[worker].clear()
 
     def forget(self, worker: WorkerId) -> None:
         """A worker is gone, and nothing runs there."""
@@ -236,21 +236,21 @@ class CacheMirror:
         state = self._caches[worker]
         (prompt,) = request.prompts
         held = self._tree.match(prompt.hashes).get(worker, 0)
-        state.batch.chunks = int((state.batch_tokens or 0) / self._estimates.tokens_per_chunk(request.model))
+        state.batch.batch_chunks = int((state.batch_tokens or 0) / self._estimates.tokens_per_chunk(request.model))
         found = state.batch.add(request.id, prompt.hashes, held, now, turn)
         if found == held:
             return matched
-        return min(matched, self.in_blocks(self._estimates.measure(request.model, prompt).held(found), worker))
+        return min(matched, self.whole_block_tokens(self._estimates.measure(request.model, prompt).held(found), worker))
 
     def _grow(self, run: PinnedRun, state: CacheState) -> bool:
         """Account for what a request holds beside what the tree knows; whether that is more than before."""
         if not self._tracking.replays:
             return False
-        held = blocks_for(run.prompt_tokens + run.output, state.block)
-        own = max(0.0, held - run.chunks * self._estimates.tokens_per_chunk(run.model))
-        more = own > run.own
-        state.own += own - run.own
-        run.own = own
+        held = blocks_for(run.prompt_tokens + run.output, state.block_tokens)
+        own = max(0.0, held - run.prompt_chunks * self._estimates.tokens_per_chunk(run.model))
+        more = own > run.own_tokens
+        state.own_tokens += own - run.own_tokens
+        run.own_tokens = own
         return more
 
     def _keep_within(self, worker: WorkerId, state: CacheState) -> None:
@@ -258,12 +258,12 @@ class CacheMirror:
         if not self._tracking.evicts:
             return
         chunk = self.chunk_tokens(worker)
-        held, room = self._tree.held(worker), (state.capacity - state.own) / chunk
+        held, room = self._tree.held_chunks(worker), (state.capacity - state.own_tokens) / chunk
         if held and held > room:
             whole = self._tracking.replays and state.rules.whole_nodes
             taken = self._tree.evict(worker, held - max(0, int(room)), whole=whole) * chunk
             state.evictions["replayed"] += round(taken)
-            state.ahead += taken
+            state.evicted_ahead += taken
 
     def _hand_down(self, worker: WorkerId, hashes: bytes, held: int) -> None:
         """What a refused request brought, all that is beyond its first `held` chunks, counts from now on as brought by
@@ -297,26 +297,26 @@ class CacheMirror:
     def _compare(self, run: PinnedRun, state: CacheState, usage: Usage, *, here: bool) -> None:
         """Set what the engine found beside what was predicted."""
         if usage.cached_tokens is None:
-            state.calibration.told_nothing()
+            state.calibration.record_unreported()
             return
         actual = min(usage.cached_tokens, usage.input_tokens)
-        state.calibration.told(run.predicted, actual, usage.input_tokens)
+        state.calibration.record(run.predicted_tokens, actual, usage.input_tokens)
         if here and self._tracking.corrects and len(run.prompts) == 1:
             chunk = self._estimates.tokens_per_chunk(run.model)
             if run.paths[0]:
                 self._estimates.found(run.model, run.prompts[0], run.paths[0][-1][0], actual)
-            if run.predicted - actual > chunk + state.block:
+            if run.predicted_tokens - actual > chunk + state.block_tokens:
                 self._correct(run, state, int(actual / chunk) + 1)
             elif run.paths[0] and (released := run.paths[0][-1][1]) is not None:
-                state.ages.append(run.since - released)
+                state.hit_ages.append(run.dispatched_at - released)
 
     def _correct(self, run: PinnedRun, state: CacheState, found: int) -> None:
         """Of a prompt only so many chunks were there: what else is gone?"""
         missing = next((released for end, released in run.paths[0] if end > found), None)
         if missing is None:  # it was pinned: in the middle of being computed
             return
-        taken = self._tree.prune(run.prompts[0].hashes, run.worker, found, run.since)
-        if run.since - missing > max(state.ages, default=0.0):
+        taken = self._tree.prune(run.prompts[0].hashes, run.worker, found, run.dispatched_at)
+        if run.dispatched_at - missing > max(state.hit_ages, default=0.0):
             taken += self._tree.evict_older(run.worker, missing)
         state.evictions["corrected"] += round(taken * self.chunk_tokens(run.worker))
 
@@ -326,20 +326,20 @@ class CacheMirror:
         assert report is not None, "there was a report just now"
         evicted = _rise(before, report, lambda each: each.evicted_tokens)
         if evicted is not None:
-            state.ahead -= evicted
-            if state.ahead < 0:
-                held = self.held(worker)
-                self.evict(worker, round(-state.ahead), "counted")
-                state.ahead += held - self.held(worker)
+            state.evicted_ahead -= evicted
+            if state.evicted_ahead < 0:
+                held = self.held_tokens(worker)
+                self.evict(worker, round(-state.evicted_ahead), "counted")
+                state.evicted_ahead += held - self.held_tokens(worker)
         seconds = _rise(before, report, lambda each: each.idle_seconds)
         blocks = _rise(before, report, lambda each: each.idle_blocks)
         if seconds is not None and blocks:
             # vLLM counts blocks that were never cached as well, which are young: what was found that old is no lie.
-            taken = self._tree.evict_older(worker, now - max(seconds / blocks, *state.ages, 0.0))
+            taken = self._tree.evict_older(worker, now - max(seconds / blocks, *state.hit_ages, 0.0))
             state.evictions["aged"] += round(taken * self.chunk_tokens(worker))
         hits = _rise(before, report, lambda each: each.hit_tokens)
         if state.calibration.silent and hits is not None:
-            state.calibration.counted(state.predicted, round(hits), state.prompts)
+            state.calibration.record_totals(state.predicted_tokens, round(hits), state.prompt_tokens)
 
 
 def _rise(before: CacheReport, after: CacheReport, of: Callable[[CacheReport], float | None]) -> float | None:

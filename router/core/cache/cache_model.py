@@ -23,11 +23,11 @@ class PrefillingPrompt:
     """A request whose prompt is not computed yet; places in chunks."""
 
     hashes: bytes
-    found: int
+    found_chunks: int
     """What others of its batch will find of it."""
-    room: int | None
+    room_chunks: int | None
     """How much of other prompts its last batch takes; None where one batch takes all of it."""
-    formed: float
+    starts_at: float
     """When the batch is formed that it waits for, if no first token tells so before; in seconds."""
 
 
@@ -35,7 +35,7 @@ class NextBatch:
     """What one worker computes or is about to, as far as can be seen from outside."""
 
     def __init__(self) -> None:
-        self.chunks = 0
+        self.batch_chunks = 0
         """How much of a prompt goes into one batch; 0 where that is not known, and taken for enough."""
         self._computing: dict[RequestId, PrefillingPrompt] = {}
         self._formed = -inf
@@ -50,15 +50,15 @@ class NextBatch:
         `formed`: when the batch will be formed that it waits for, in seconds.
         """
         computing = self._computing
-        past = [each for each, other in computing.items() if other.room is None and other.formed + JITTER < now]
+        past = [each for each, other in computing.items() if other.room_chunks is None and other.starts_at + JITTER < now]
         for other in past:
             del computing[other]
         size, found = len(hashes) // HASH_BYTES, held
         for each in computing.values():
-            if each.found < found and _alike(hashes, each) and self._joins(each, size):
-                found = each.found
-        whole = (size - found) // self.chunks * self.chunks if self.chunks else 0
-        room = self.chunks - (size - found - whole) if whole else None
+            if each.found_chunks < found and _alike(hashes, each) and self._joins(each, size):
+                found = each.found_chunks
+        whole = (size - found) // self.batch_chunks * self.batch_chunks if self.batch_chunks else 0
+        room = self.batch_chunks - (size - found - whole) if whole else None
         computing[request] = PrefillingPrompt(hashes, found + whole, room, formed)
         return found
 
@@ -69,37 +69,37 @@ class NextBatch:
         early, and who is held back too long loses one step.
         """
         ahead = [each for each, other in self._computing.items() if _alike(hashes, other) and each in waiting]
-        return min([self._computing[each].found for each in ahead], default=None)
+        return min([self._computing[each].found_chunks for each in ahead], default=None)
 
     @staticmethod
     def _joins(other: PrefillingPrompt, size: int) -> bool:
         """Whether a prompt of so many chunks is computed in the same batch as another's end; then room is taken."""
-        if other.room is None:
+        if other.room_chunks is None:
             return True
-        other.room -= size - other.found
-        return other.room >= 0
+        other.room_chunks -= size - other.found_chunks
+        return other.room_chunks >= 0
 
-    def started(self, request: RequestId, now: float) -> None:
+    def on_first_token(self, request: RequestId, now: float) -> None:
         """A first token is there: a batch is over, and of what waits as much as a batch takes is in the next one."""
-        self.ended(request)
+        self.remove(request)
         if now <= self._formed + JITTER:
             return
         self._formed = now
-        left = self.chunks or inf
-        for each in [each for each, other in self._computing.items() if other.room is None]:
-            left -= len(self._computing[each].hashes) // HASH_BYTES - self._computing[each].found
+        left = self.batch_chunks or inf
+        for each in [each for each, other in self._computing.items() if other.room_chunks is None]:
+            left -= len(self._computing[each].hashes) // HASH_BYTES - self._computing[each].found_chunks
             if left < 0:
                 break
             del self._computing[each]
 
-    def ended(self, request: RequestId) -> None:
+    def remove(self, request: RequestId) -> None:
         """It is computed, or never will be."""
         self._computing.pop(request, None)
 
 
 def _alike(hashes: bytes, other: PrefillingPrompt) -> bool:
     """Whether a prompt begins with the first chunk that another is to compute, and so with all before it."""
-    start = other.found * HASH_BYTES
+    start = other.found_chunks * HASH_BYTES
     chunk = other.hashes[start : start + HASH_BYTES]
     return bool(chunk) and hashes[start : start + HASH_BYTES] == chunk
 
@@ -112,8 +112,8 @@ class PinnedRun:
     """A request at a worker: what it pins there, what was predicted, and what it holds beside its prompts."""
 
     __slots__ = (
-        *("chunks", "gained", "holding", "model", "output", "own", "paths", "pins", "predicted", "prompt_tokens"),
-        *("prompts", "reads", "since", "worker"),
+        *("dispatched_at", "holding", "model", "new_chunks", "output", "own_tokens", "paths", "pins"),
+        *("predicted_tokens", "prompt_chunks", "prompt_tokens", "prompts", "reads", "worker"),
     )
 
     def __init__(
@@ -130,17 +130,17 @@ class PinnedRun:
         self.worker = worker
         self.model = request.model
         self.prompts = request.prompts
-        self.chunks = sum([len(prompt.hashes) for prompt in request.prompts]) // HASH_BYTES
+        self.prompt_chunks = sum([len(prompt.hashes) for prompt in request.prompts]) // HASH_BYTES
         """Of all its prompts."""
-        self.gained = 0
+        self.new_chunks = 0
         """Chunks that its prompts brought."""
-        self.since = now
-        self.predicted = predicted
+        self.dispatched_at = now
+        self.predicted_tokens = predicted
         self.prompt_tokens = prompt_tokens
         self.reads = reads
         """Whether what is cached of its prompts is used; if not, its answer says nothing about what is cached."""
         self.output = 0
-        self.own = 0.0
+        self.own_tokens = 0.0
         """Tokens that it holds and that the tree does not know."""
         self.holding = holding
         """Of the worker, another one by now if its cache was emptied."""
@@ -159,10 +159,10 @@ class CacheState:
         self.engine = ""
         """Its kind, as `cache_rules` knows it."""
         self.rules: CacheRules = GENERIC
-        self.block = GENERIC.block_tokens
+        self.block_tokens = GENERIC.block_tokens
         self.model = ""
         """That was served last; adapters are of one base."""
-        self.own = 0.0
+        self.own_tokens = 0.0
         """What its running requests hold beside their prompts, in tokens."""
         self.batch = NextBatch()
         self.batch_tokens: int | None = None
@@ -171,15 +171,15 @@ class CacheState:
         self.evictions: Counter[str] = Counter()
         """Tokens, by what made them believed gone."""
         self.report: CacheReport | None = None
-        self.ahead = 0.0
+        self.evicted_ahead = 0.0
         """Tokens evicted here and not yet counted by the engine; below zero, the other way round."""
-        self.ages: deque[float] = deque(maxlen=HITS_KEPT)
+        self.hit_ages: deque[float] = deque(maxlen=HITS_KEPT)
         """Of the latest hits: how long before it was found had it been released, in seconds."""
-        self.predicted = self.prompts = 0
+        self.predicted_tokens = self.prompt_tokens = 0
         """Tokens, summed over the requests dispatched since the last report."""
 
-    def empty(self) -> None:
+    def clear(self) -> None:
         """Nothing is cached any more."""
-        self.ahead = 0.0
-        self.ages.clear()
-        self.calibration.begin_anew()
+        self.evicted_ahead = 0.0
+        self.hit_ages.clear()
+        self.calibration.reset()

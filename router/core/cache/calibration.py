@@ -59,11 +59,11 @@ class Calibration:
         """Whether the engine never tells what was cached."""
         return not self.totals.answers and self._untold >= MIN_ANSWERS
 
-    def told_nothing(self) -> None:
+    def record_unreported(self) -> None:
         """An answer came without a word about the cache."""
         self._untold += 1
 
-    def told(self, predicted: int, actual: int, prompt: int) -> None:
+    def record(self, predicted: int, actual: int, prompt: int) -> None:
         """An answer said how many tokens of its prompt were cached; `predicted` before any discount."""
         totals = self.totals
         totals.answers += 1
@@ -76,12 +76,12 @@ class Calibration:
             totals.missed_hit += actual - predicted
         self._take(predicted, actual, prompt)
 
-    def counted(self, predicted: int, actual: int, prompt: int) -> None:
+    def record_totals(self, predicted: int, actual: int, prompt: int) -> None:
         """A silent engine's counters say what was cached of several prompts; all in sums."""
         if predicted or actual:
             self._take(predicted, actual, prompt)
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         """The cache was emptied: what was wrong about it says nothing about the next one."""
         self._recent.clear()
         self._error, self._predicted, self._actual = 0.0, 0, 0

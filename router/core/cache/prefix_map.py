@@ -90,9 +90,9 @@ class PrefixMap:
 
         Workers below the minimum are left out, and those that do not read their cache for this request.
         """
-        return self.look(request)[1]
+        return self.size_and_match(request)[1]
 
-    def look(self, request: Request) -> tuple[int, Mapping[WorkerId, int]]:
+    def size_and_match(self, request: Request) -> tuple[int, Mapping[WorkerId, int]]:
         """A request's `input_tokens` and its `match`."""
         seen = self._look(request)
         match = seen.match
@@ -107,7 +107,7 @@ class PrefixMap:
         """A match without the workers that would compute the request's prompts anew, whatever they hold."""
         if not (request.computed_anew_by or self.mirror.uncached):
             return match
-        reads = self.mirror.reads
+        reads = self.mirror.reads_cache
         return {worker: tokens for worker, tokens in match.items() if reads(request, worker)}
 
     def _corrected(
@@ -131,7 +131,7 @@ class PrefixMap:
         if self._promised.chunks:
             self._promised = PrefixTree(self._limit)
 
-    def expected(self, request: Request) -> Mapping[WorkerId, int]:
+    def expected_match(self, request: Request) -> Mapping[WorkerId, int]:
         """The match as it will be when what waits now has had its turn."""
         matched = self.match(request)
         if not self._promised.chunks:
@@ -165,8 +165,8 @@ class PrefixMap:
                 # Workers fall into a few groups that hold equally much.
                 worth = {chunks: measure.held(chunks) for chunks in set(held.values())}
                 for worker, chunks in held.items():
-                    found[worker] = found.get(worker, 0) + whole_blocks(worth[chunks], caches[worker].block)
-        least, discount = self._least, self.mirror.discount
+                    found[worker] = found.get(worker, 0) + whole_blocks(worth[chunks], caches[worker].block_tokens)
+        least, discount = self._least, self.mirror.discounted
         return {worker: discount(worker, tokens) for worker, tokens in found.items() if tokens >= least}
 
     def insert(self, model: str, prompts: Iterable[PromptKey], worker: WorkerId, now: float) -> None:
@@ -200,7 +200,7 @@ class PrefixMap:
         self._edges.move(watch, worker, chunks)
         self._changed.setdefault(worker, {})[watch.request] = None
 
-    def changed(self) -> Mapping[WorkerId, Iterable[RequestId]]:
+    def take_changes(self) -> Mapping[WorkerId, Iterable[RequestId]]:
         """The watched requests whose match is not what `watch` told of it; each must be watched anew.
 
         They are named once: the next call tells what changed after this one.
@@ -265,7 +265,7 @@ class PrefixMap:
     def _worth_going_for(self, request: Request, matched: dict[WorkerId, int]) -> dict[WorkerId, int]:
         """Take a match below the minimum for none, and one that the worker would not use."""
         if request.computed_anew_by or self.mirror.uncached:
-            reads = self.mirror.reads
+            reads = self.mirror.reads_cache
             matched = {worker: chunks if reads(request, worker) else 0 for worker, chunks in matched.items()}
         shortest = min(filter(None, matched.values()), default=0)
         if self._minimum == 0 or not shortest:

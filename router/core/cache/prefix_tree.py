@@ -69,7 +69,7 @@ class PrefixTree:
         """What each worker holds; to be looked at only."""
         return self._holdings
 
-    def held(self, worker: WorkerId) -> int:
+    def held_chunks(self, worker: WorkerId) -> int:
         holding = self._holdings.get(worker)
         return 0 if holding is None else holding.chunks
 
@@ -242,7 +242,7 @@ class PrefixTree:
 
     def drop(self, worker: WorkerId) -> None:
         """Forget a worker and all that it holds; O(nodes held by it)."""
-        self.evict(worker, self.held(worker))
+        self.evict(worker, self.held_chunks(worker))
         self._holdings.pop(worker, None)
 
     def _find(self, hashes: bytes) -> PathEnd:

@@ -93,7 +93,7 @@ class BlockNames:
     def _hashes_of(self, event: Stored) -> list[bytes | None]:
         """Our hashes of the blocks; None for each if they are apart, or nobody knows what stands before them."""
         apart: list[bytes | None] = [None] * len(event.names)
-        if event.apart:
+        if event.unmatchable:
             return apart
         if event.block_tokens != self.block_tokens:
             self.faults.append(KvEventFault.ODD_BLOCK)

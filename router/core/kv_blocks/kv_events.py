@@ -78,7 +78,7 @@ class Stored(NamedTuple):
     """The block before the first one; None at the head of a prompt."""
     tokens: Sequence[int]
     block_tokens: int
-    apart: bool
+    unmatchable: bool
     """They hold more than these tokens in their place, and serve no plain prompt."""
 
 
@@ -174,21 +174,21 @@ class Continuity:
     """Which messages of one publisher were taken in, by number and a mark that tells equal contents."""
 
     def __init__(self) -> None:
-        self.next = 0
+        self.next_number = 0
         """The number of the message to come; before there was any, of the first that there ever was."""
         self._marks: OrderedDict[int, int] = OrderedDict()
 
-    def arrival(self, number: int, mark: int) -> MessageOrder:
+    def order(self, number: int, mark: int) -> MessageOrder:
         """What a message is to those before it; changes nothing."""
-        if number == self.next:
+        if number == self.next_number:
             return MessageOrder.NEXT
-        if number > self.next:
+        if number > self.next_number:
             return MessageOrder.GAP
         return MessageOrder.REPEATED if self._marks.get(number) == mark else MessageOrder.RESTARTED
 
-    def take(self, number: int, mark: int) -> None:
+    def record(self, number: int, mark: int) -> None:
         """A message is taken in, the next one or one after a gap that stays."""
-        self.next = number + 1
+        self.next_number = number + 1
         self._marks[number] = mark
         if len(self._marks) > MARKS_KEPT:
             self._marks.popitem(last=False)

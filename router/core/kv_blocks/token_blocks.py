@@ -33,7 +33,7 @@ class WorkerBlocks:
     """By data-parallel rank, each of which has a cache of its own."""
     expected: Counter[int] = field(default_factory=Counter)
     """How many requests will store a block, or have."""
-    fading: list[bytes] = field(default_factory=list)
+    expiring: list[bytes] = field(default_factory=list)
     """Of ended requests: expected until the next news."""
 
     @property
@@ -95,7 +95,7 @@ class TokenBlocks:
         self.changes += 1
         held = self._held.get(event.worker)
         if held is None or held.block_tokens != event.block_tokens:
-            self.lose(event.worker)
+            self.unfollow(event.worker)
             self._held[event.worker] = WorkerBlocks(event.block_tokens, event.ranks, event.complete)
         else:
             held.ranks, held.complete = event.ranks, event.complete
@@ -116,11 +116,11 @@ class TokenBlocks:
         blocks.difference_update(_split(event.removed))
         blocks.update(_split(event.stored))
         self._size += held.size - before
-        for hashes in held.fading:
+        for hashes in held.expiring:
             held.release(hashes)
-        held.fading.clear()
+        held.expiring.clear()
         if self._size > self._limit:
-            self.lose(event.worker)
+            self.unfollow(event.worker)
 
     def clear(self, worker: WorkerId) -> None:
         """A worker's cache is empty."""
@@ -130,7 +130,7 @@ class TokenBlocks:
             self._size -= held.size
             held.blocks.clear()
 
-    def lose(self, worker: WorkerId) -> None:
+    def unfollow(self, worker: WorkerId) -> None:
         """A worker is followed no longer."""
         held = self._held.pop(worker, None)
         if held is not None:
@@ -163,15 +163,15 @@ class TokenBlocks:
         for each in hashes:
             held.expected.update(_split(each))
 
-    def ended(self, request: RequestId, *, stored: bool) -> None:
+    def end_request(self, request: RequestId, *, stored: bool) -> None:
         """A request is over, and its blocks are `stored` as far as is known; one that is not known is passed over."""
         worker, each = self._expecting.pop(request, (None, ()))
         if worker is None or (held := self._held.get(worker)) is None:
             return
         self.changes += 1
         for hashes in each:
-            if stored and len(held.fading) < MAX_EXPIRING:
-                held.fading.append(hashes)
+            if stored and len(held.expiring) < MAX_EXPIRING:
+                held.expiring.append(hashes)
             else:
                 held.release(hashes)
 
@@ -184,7 +184,7 @@ class TokenBlocks:
             assert expected == held.expected, "what is expected is not what requests will store"
 
     def _awaited(self, worker: WorkerId, held: WorkerBlocks) -> Iterator[bytes]:
-        yield from held.fading
+        yield from held.expiring
         for expecting, each in self._expecting.values():
             if expecting == worker:
                 yield from each

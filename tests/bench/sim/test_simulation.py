@@ -96,7 +96,7 @@ def test_every_call_ends_once(scenario: Scenario) -> None:
     assert sorted(record.id for record in records) == sorted({record.id for record in records})
     assert Outcome.UNFINISHED not in {record.outcome for record in records}
     assert simulation.scheduler.live == 0
-    simulation.scheduler.accounts.check_conservation()
+    simulation.scheduler.ledger.check_conservation()
     for worker in simulation.workers.values():
         assert not worker.engine.has_work
         worker.engine.check_integrity()
@@ -109,7 +109,7 @@ def test_what_is_charged_is_what_the_engines_computed(dialect: Dialect) -> None:
     workers = (WorkerSpec(dialect=dialect, kv_tokens=8000),) * 2
     simulation = Simulation(Scenario("d2lpm", workload, workers, 5.0, drain=True))
     records = simulation.run().records
-    served = [account.served for account in simulation.scheduler.accounts.accounts.values()]
+    served = [account.served for account in simulation.scheduler.ledger.accounts.values()]
     counters = [worker.engine.counters for worker in simulation.workers.values()]
     assert {record.outcome for record in records} == {Outcome.DONE}
     assert sum(tokens.output for tokens in served) == sum(each.generation_tokens for each in counters)
@@ -213,7 +213,7 @@ def test_refusals_are_recorded() -> None:
     assert [record.outcome for record in simulate(full).records] == ["done", "done", "rejected"]
     too_large = Simulation(scripted(Call(0.0, own_prompt(0, 5000), 5)))
     assert [record.outcome for record in too_large.run().records] == ["failed"]
-    assert not any(account.charged.extend for account in too_large.scheduler.accounts.accounts.values())
+    assert not any(account.charged.extend for account in too_large.scheduler.ledger.accounts.values())
 
 
 def test_workers_come_and_go() -> None:

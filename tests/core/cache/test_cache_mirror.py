@@ -38,7 +38,7 @@ class Caches:
         self.arrived = 0
         self.running: dict[RequestId, Request] = {}
         for worker in WORKERS:
-            self.mirror.joined(Worker(worker, frozenset([MODEL]), engine=engine))
+            self.mirror.update_worker(Worker(worker, frozenset([MODEL]), engine=engine))
 
     def send(self, *prompts: str, worker: WorkerId = W1, after: float = 1.0, turn: float | None = None) -> RequestId:
         """A request goes there, a second after what was before; its turn is at once."""
@@ -48,7 +48,7 @@ class Caches:
         self.running[request.id] = request
         size = sum(len(text) for text in prompts) * CHUNK_TOKENS
         matched = sum(self.held(text, worker) for text in prompts) * CHUNK_TOKENS
-        self.predicted = self.mirror.dispatched(request, worker, self.now, matched, size, turn or self.now)
+        self.predicted = self.mirror.dispatch(request, worker, self.now, matched, size, turn or self.now)
         return request.id
 
     def end(self, request: RequestId, answer: str = "", cached: int | None = None, *, computed: bool = True) -> None:
@@ -57,14 +57,14 @@ class Caches:
         prompts = self.running.pop(request).prompts
         size = sum(prompt.tokens or 0 for prompt in prompts)
         usage = None if cached is None else Usage(size, 0, cached * CHUNK_TOKENS)
-        self.mirror.ended(request, usage, [key(answer)] if answer else [], self.now, computed=computed)
+        self.mirror.end(request, usage, [key(answer)] if answer else [], self.now, computed=computed)
 
     def serve(self, *prompts: str, cached: int | None = None, worker: WorkerId = W1) -> None:
         """Both."""
         self.end(self.send(*prompts, worker=worker), cached=cached)
 
     def report(self, report: CacheReport, worker: WorkerId = W1) -> None:
-        self.mirror.reported(worker, report, self.now)
+        self.mirror.apply_report(worker, report, self.now)
 
     def held(self, text: str, worker: WorkerId = W1) -> int:
         """Chunks."""
@@ -86,12 +86,12 @@ class AnyHistory(RuleBasedStateMachine):
     @precondition(lambda self: self.caches.running)
     @rule(data=st.data(), output=st.integers(0, 200))
     def progress(self, data: st.DataObject, output: int) -> None:
-        self.mirror.progressed(data.draw(st.sampled_from(list(self.caches.running))), output)
+        self.mirror.set_output(data.draw(st.sampled_from(list(self.caches.running))), output)
 
     @precondition(lambda self: self.caches.running)
     @rule(data=st.data())
     def start(self, data: st.DataObject) -> None:
-        self.mirror.started(data.draw(st.sampled_from(list(self.caches.running))), self.caches.now)
+        self.mirror.on_first_token(data.draw(st.sampled_from(list(self.caches.running))), self.caches.now)
 
     @precondition(lambda self: self.caches.running)
     @rule(data=st.data(), answer=texts, cached=st.none() | st.integers(0, 8), computed=st.booleans())
@@ -111,11 +111,11 @@ class AnyHistory(RuleBasedStateMachine):
         asleep: bool,
     ) -> None:
         told = CacheReport(None, None, None, hits, evicted, seconds, blocks, asleep=not asleep)
-        self.mirror.reported(worker, told, self.caches.now)
+        self.mirror.apply_report(worker, told, self.caches.now)
 
     @rule(worker=workers, chunks=st.integers(0, 20))
     def tell_capacity(self, worker: WorkerId, chunks: int) -> None:
-        self.mirror.told(worker, chunks * CHUNK_TOKENS)
+        self.mirror.set_capacity(worker, chunks * CHUNK_TOKENS)
 
     @rule(worker=workers, chunks=st.integers(0, 6))
     def evict(self, worker: WorkerId, chunks: int) -> None:
@@ -127,15 +127,15 @@ class AnyHistory(RuleBasedStateMachine):
 
     @rule(worker=workers, engine=st.sampled_from(["", "vllm", "sglang"]), batch=st.none() | st.just(96))
     def join(self, worker: WorkerId, engine: str, batch: int | None) -> None:
-        self.mirror.joined(Worker(worker, frozenset([MODEL]), engine=engine, batch_tokens=batch))
+        self.mirror.update_worker(Worker(worker, frozenset([MODEL]), engine=engine, batch_tokens=batch))
 
     @invariant()
     def totals_are_those_of_the_nodes(self) -> None:
         """And no worker holds more than its capacity."""
         self.caches.tree.check_integrity()
         for worker, cache in self.mirror.caches.items():
-            assert cache.own >= 0
-            assert self.mirror.held(worker) <= max(0, cache.capacity - cache.own)
+            assert cache.own_tokens >= 0
+            assert self.mirror.held_tokens(worker) <= max(0, cache.capacity - cache.own_tokens)
             assert 0 <= cache.calibration.discount <= 1
 
     def teardown(self) -> None:
@@ -143,7 +143,7 @@ class AnyHistory(RuleBasedStateMachine):
         for request in list(self.caches.running):
             self.caches.end(request)
         for worker, cache in self.mirror.caches.items():
-            assert cache.own == pytest.approx(0.0, abs=1e-6)
+            assert cache.own_tokens == pytest.approx(0.0, abs=1e-6)
             assert self.caches.tree.holding(worker).pinned.oldest is None
         self.caches.tree.check_integrity()
 
@@ -193,7 +193,7 @@ def test_an_answer_fills_the_cache_while_it_grows() -> None:
     caches = Caches(chunks=8)
     caches.serve("xxxx")
     running = caches.send("yyyy")
-    caches.mirror.progressed(running, 2 * CHUNK_TOKENS)
+    caches.mirror.set_output(running, 2 * CHUNK_TOKENS)
     assert caches.held("xxxx") == 2
     caches.end(running, "yyyyzz")
     assert (caches.held("xxxx"), caches.held("yyyyzz")) == (2, 6)
@@ -204,9 +204,9 @@ def test_an_answer_that_nobody_can_match_fills_the_cache_all_the_same() -> None:
     caches = Caches(chunks=8)
     caches.serve("xxxx")
     running = caches.send("yyyy")
-    caches.mirror.progressed(running, 2 * CHUNK_TOKENS)
+    caches.mirror.set_output(running, 2 * CHUNK_TOKENS)
     caches.end(running)
-    assert (caches.mirror.held(W1), caches.held("xxxx")) == (8 * CHUNK_TOKENS, 2)
+    assert (caches.mirror.held_tokens(W1), caches.held("xxxx")) == (8 * CHUNK_TOKENS, 2)
 
 
 def test_what_an_engine_turned_away_is_not_cached() -> None:
@@ -276,7 +276,7 @@ def test_evictions_that_the_engine_counts_are_made_up_for_once() -> None:
     caches.serve("xxxx")
     caches.serve("yyyyyy")
     caches.report(CacheReport(evicted_tokens=100 + 2 * CHUNK_TOKENS))
-    assert caches.mirror.held(W1) == 8 * CHUNK_TOKENS
+    assert caches.mirror.held_tokens(W1) == 8 * CHUNK_TOKENS
     caches.report(CacheReport(evicted_tokens=100 + 5 * CHUNK_TOKENS))
     assert (caches.held("xxxx"), caches.held("yyyyyy")) == (0, 5)
     assert caches.mirror.cache(W1).evictions == {"replayed": 2 * CHUNK_TOKENS, "counted": 3 * CHUNK_TOKENS}
@@ -310,9 +310,9 @@ def test_a_cache_holds_as_much_as_its_engine_stores() -> None:
         name = chr(ord("a") + number % 26) * 2 + chr(ord("A") + number // 26)
         request = caches.send(f"{name}xxxxx")
         caches.running.pop(request)
-        caches.mirror.ended(request, Usage(5 * CHUNK_TOKENS + 1, 0, 0), [], caches.now, computed=True)
-    assert 120 <= caches.tree.held(W1) <= 128
-    assert caches.mirror.held(W1) <= 80 * CHUNK_TOKENS
+        caches.mirror.end(request, Usage(5 * CHUNK_TOKENS + 1, 0, 0), [], caches.now, computed=True)
+    assert 120 <= caches.tree.held_chunks(W1) <= 128
+    assert caches.mirror.held_tokens(W1) <= 80 * CHUNK_TOKENS
 
 
 def test_the_next_match_is_as_long_as_the_engine_found_the_last() -> None:
@@ -347,7 +347,7 @@ def test_an_engine_that_started_anew_or_sleeps_holds_nothing(before: CacheReport
     caches.serve("xx")
     running = caches.send("yyyy")
     caches.report(after)
-    assert caches.mirror.held(W1) == 0
+    assert caches.mirror.held_tokens(W1) == 0
     caches.report(after)
     caches.serve("zz")
     caches.end(running, "yyyyy")
@@ -371,7 +371,7 @@ def test_two_that_are_computed_in_one_batch_do_not_find_each_other() -> None:
     first = caches.send("xxxx", turn=5.0)
     caches.send("xxxy", after=0.5, turn=5.0)
     assert caches.predicted == 0
-    caches.mirror.started(first, caches.now)
+    caches.mirror.on_first_token(first, caches.now)
     caches.send("xxxz", after=0.5, turn=9.0)
     assert caches.predicted == 3 * CHUNK_TOKENS
 
@@ -384,13 +384,13 @@ def test_a_silent_engine_is_recognised_and_its_counters_are_taken_instead() -> N
     for number in range(MIN_ANSWERS):
         caches.report(CacheReport(hit_tokens=10.0 * number))
         request = caches.send("xxxx!")
-        caches.mirror.ended(request, Usage(5 * CHUNK_TOKENS, 1), (), caches.now, computed=True)
+        caches.mirror.end(request, Usage(5 * CHUNK_TOKENS, 1), (), caches.now, computed=True)
     calibration = caches.mirror.cache(W1).calibration
     assert calibration.silent
     for number in range(MIN_ANSWERS + 1):
         caches.report(CacheReport(hit_tokens=10.0 * (MIN_ANSWERS + number)))
         caches.running.clear()
-        caches.mirror.ended(caches.send("xxxx!"), None, (), caches.now, computed=True)
+        caches.mirror.end(caches.send("xxxx!"), None, (), caches.now, computed=True)
     assert calibration.discount < 0.2
 
 
@@ -400,10 +400,10 @@ def test_a_worker_whose_predictions_fail_is_believed_less_until_they_are_right()
     scene.finish(scene.arrive("ada", "doc?"))
     calibration = scene.scheduler.mirror.cache(W1).calibration
     for _ in range(MIN_ANSWERS):
-        calibration.told(1000, 500, 1000)
+        calibration.record(1000, 500, 1000)
     assert scene.dispatched[scene.arrive("ada", "doc!")].cached_tokens == round(3 * CHUNK_TOKENS * 0.5)
     for _ in range(200):
-        calibration.told(1000, 1000, 1000)
+        calibration.record(1000, 1000, 1000)
     assert scene.dispatched[scene.arrive("ada", "docs")].cached_tokens == 3 * CHUNK_TOKENS
 
 
@@ -439,7 +439,7 @@ def test_the_same_history_gives_the_same_caches() -> None:
                 caches.end(random.choice(list(caches.running)), cached=random.choice([None, 0, 3]))
             else:
                 caches.send("".join(random.choices("xy", k=6)), worker=random.choice(WORKERS))
-            found += [caches.mirror.held(W1), caches.mirror.held(W2), caches.predicted]
+            found += [caches.mirror.held_tokens(W1), caches.mirror.held_tokens(W2), caches.predicted]
         return found
 
     assert played() == played()

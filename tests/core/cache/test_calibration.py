@@ -9,8 +9,8 @@ def test_errors_are_counted_by_their_kind() -> None:
     """Predicted and not there, and there and not predicted, are two things."""
     calibration = Calibration()
     assert calibration.error is None
-    calibration.told(100, 60, 200)
-    calibration.told(50, 80, 300)
+    calibration.record(100, 60, 200)
+    calibration.record(50, 80, 300)
     totals = calibration.totals
     assert (totals.answers, totals.prompt, totals.predicted, totals.actual) == (2, 500, 150, 140)
     assert (totals.false_hit, totals.missed_hit) == (40, 30)
@@ -21,14 +21,14 @@ def test_predictions_are_discounted_while_they_promise_too_much() -> None:
     """By what came true of them, and as soon as there are enough to tell; then until they are right again."""
     calibration = Calibration()
     for _ in range(MIN_ANSWERS - 1):
-        calibration.told(1000, 250, 1000)
+        calibration.record(1000, 250, 1000)
     assert calibration.discount == 1.0
-    calibration.told(1000, 250, 1000)
+    calibration.record(1000, 250, 1000)
     suspected = calibration.suspect
     assert suspected
     assert calibration.discount == pytest.approx(0.25)
     for _ in range(ANSWERS_KEPT):
-        calibration.told(1000, 1000, 1000)
+        calibration.record(1000, 1000, 1000)
     assert not calibration.suspect
     assert calibration.discount == 1.0
     assert calibration.error == pytest.approx(0.0, abs=1e-9)
@@ -38,7 +38,7 @@ def test_predictions_that_promise_too_little_are_not_raised() -> None:
     """They are wrong, and told of; but nothing speaks for caches that hold more than anyone sent there."""
     calibration = Calibration()
     for _ in range(MIN_ANSWERS):
-        calibration.told(100, 900, 1000)
+        calibration.record(100, 900, 1000)
     assert calibration.suspect
     assert calibration.discount == 1.0
 
@@ -48,9 +48,9 @@ def test_an_engine_is_silent_that_never_told() -> None:
     calibration = Calibration()
     for _ in range(MIN_ANSWERS):
         assert not calibration.silent
-        calibration.told_nothing()
+        calibration.record_unreported()
     assert calibration.silent
-    calibration.told(0, 0, 10)
+    calibration.record(0, 0, 10)
     assert not calibration.silent
 
 
@@ -58,7 +58,7 @@ def test_an_emptied_cache_is_judged_anew() -> None:
     """The sums stay."""
     calibration = Calibration()
     for _ in range(MIN_ANSWERS):
-        calibration.told(1000, 0, 1000)
-    calibration.begin_anew()
+        calibration.record(1000, 0, 1000)
+    calibration.reset()
     assert (calibration.error, calibration.discount, calibration.suspect) == (None, 1.0, False)
     assert calibration.totals.answers == MIN_ANSWERS

@@ -33,7 +33,7 @@ def watch(held: PrefixMap, watched: Request, worker: WorkerId) -> int:
 
 def changed(held: PrefixMap, worker: WorkerId) -> list[RequestId]:
     """What changed at one worker, where nothing should have elsewhere."""
-    found = held.changed()
+    found = held.take_changes()
     assert found.keys() <= {worker}
     return list(found.get(worker, ()))
 
@@ -87,12 +87,12 @@ class Watches(RuleBasedStateMachine):
 
     def hear(self) -> None:
         """Nothing is named that is not watched there."""
-        for worker, requests in self.map.changed().items():
+        for worker, requests in self.map.take_changes().items():
             for name in requests:
                 (watched,) = [watched for watched in self.told if watched.id == name]
                 assert worker in self.told[watched]
                 self.told[watched] = self.map.watch(watched, self.told[watched])
-        assert not self.map.changed()
+        assert not self.map.take_changes()
 
     @invariant()
     def nothing_is_missed(self) -> None:

@@ -111,7 +111,7 @@ class TreeAgainstNaive(RuleBasedStateMachine):
         assert self.tree.chunks == len(self.naive.distinct) <= self.naive.limit
         for worker in (A, B, C):
             held = self.naive.prefixes.get(worker, {})
-            assert self.tree.held(worker) == len(held)
+            assert self.tree.held_chunks(worker) == len(held)
             assert all(self.tree.match(chain(prefix))[worker] == len(prefix) for prefix in held)
 
 
@@ -190,7 +190,7 @@ def test_eviction_ends_when_nothing_is_left() -> None:
     tree = tree_of(("xxx", A), ("xx", B))
     assert tree.evict(A, 99) == 3
     assert tree.evict(C, 1) == 0
-    assert (tree.held(A), tree.held(B), tree.chunks) == (0, 2, 2)
+    assert (tree.held_chunks(A), tree.held_chunks(B), tree.chunks) == (0, 2, 2)
 
 
 def test_a_dropped_worker_leaves_no_trace() -> None:
@@ -206,7 +206,7 @@ def test_the_worker_that_holds_most_makes_room() -> None:
     """At the limit the largest holder loses its stalest chunks, and others keep theirs."""
     tree = tree_of(("xxxxxx", A), ("yyy", B), limit=10)
     tree.insert(chain("yxx"), C, 9.0)
-    assert (tree.held(A), tree.held(B), tree.held(C), tree.chunks) == (5, 3, 3, 10)
+    assert (tree.held_chunks(A), tree.held_chunks(B), tree.held_chunks(C), tree.chunks) == (5, 3, 3, 10)
 
 
 def test_a_prefix_longer_than_the_limit_keeps_its_front() -> None:

@@ -33,7 +33,7 @@ def test_a_first_token_and_time_form_the_next_batch() -> None:
     """After either of them what was sent before is computed first."""
     batch = NextBatch()
     add(batch, "a", "doc?", 0)
-    batch.started(RequestId("z"), 0.5)
+    batch.on_first_token(RequestId("z"), 0.5)
     assert add(batch, "b", "doc!", 3, formed=1.0) == 3
     add(batch, "c", "else", 0, formed=1.0)
     assert add(batch, "d", "elsa", 3, now=1.0 + 2 * JITTER, formed=2.0) == 3
@@ -43,30 +43,30 @@ def test_a_request_that_ended_is_waited_for_no_more() -> None:
     """It was cancelled, or turned away."""
     batch = NextBatch()
     add(batch, "a", "doc?", 0)
-    batch.ended(RequestId("a"))
-    batch.ended(RequestId("a"))
+    batch.remove(RequestId("a"))
+    batch.remove(RequestId("a"))
     assert add(batch, "b", "doc!", 3) == 3
 
 
 def test_a_long_prompt_is_found_but_for_its_last_batch_while_that_has_room() -> None:
     """Ten chunks in batches of four: eight are found, by as many as fit beside the last two."""
     batch = NextBatch()
-    batch.chunks = 4
+    batch.batch_chunks = 4
     assert add(batch, "a", "x" * 10, 0) == 0
-    batch.started(RequestId("z"), 1.0)
+    batch.on_first_token(RequestId("z"), 1.0)
     assert add(batch, "b", "x" * 10, 10, now=9.0) == 8
     assert add(batch, "c", "x" * 10, 10, now=9.0) == 10
-    batch.started(RequestId("a"), 9.0)
+    batch.on_first_token(RequestId("a"), 9.0)
     assert add(batch, "d", "x" * 10, 10, now=9.0) == 10
 
 
 def test_of_what_waits_a_batch_takes_as_much_as_it_can() -> None:
     """First come, first served: what is left waits for the batch after it, with what is sent meanwhile."""
     batch = NextBatch()
-    batch.chunks = 4
+    batch.batch_chunks = 4
     for name, text in (("a", "aa"), ("b", "bb"), ("c", "cc")):
         add(batch, name, text, 0)
-    batch.started(RequestId("z"), 1.0)
+    batch.on_first_token(RequestId("z"), 1.0)
     assert [would_find(batch, text) for text in ("aa", "bb", "cc")] == [None, None, 0]
     assert add(batch, "d", "bb", 2) == 2
     assert add(batch, "e", "cc", 2) == 0
@@ -75,13 +75,13 @@ def test_of_what_waits_a_batch_takes_as_much_as_it_can() -> None:
 def test_the_first_tokens_of_one_batch_are_the_end_of_one() -> None:
     """They come at once, or nearly."""
     batch = NextBatch()
-    batch.chunks = 3
+    batch.batch_chunks = 3
     for name, text in (("a", "aa"), ("b", "bb"), ("c", "cc")):
         add(batch, name, text, 0)
-    batch.started(RequestId("y"), 1.0)
-    batch.started(RequestId("z"), 1.0 + JITTER)
+    batch.on_first_token(RequestId("y"), 1.0)
+    batch.on_first_token(RequestId("z"), 1.0 + JITTER)
     assert [would_find(batch, text) for text in ("aa", "bb", "cc")] == [None, 0, 0]
-    batch.started(RequestId("a"), 2.0)
+    batch.on_first_token(RequestId("a"), 2.0)
     assert [would_find(batch, text) for text in ("bb", "cc")] == [None, 0]
 
 

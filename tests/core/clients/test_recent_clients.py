@@ -66,10 +66,10 @@ def test_what_strangers_leave_is_bounded(policy: str) -> None:
         crowd(scene, turn * STRANGERS)
         counts.append(entries_after(scene))
         assert len(scene.scheduler.weights) <= LIMIT + 10
-        assert len(scene.scheduler.accounts.accounts) <= LIMIT + 10
+        assert len(scene.scheduler.ledger.accounts) <= LIMIT + 10
     assert counts[2] <= counts[1] * 1.1 + 10, counts
-    total = scene.scheduler.accounts.forgotten
-    for account in scene.scheduler.accounts.accounts.values():
+    total = scene.scheduler.ledger.forgotten
+    for account in scene.scheduler.ledger.accounts.values():
         total = total.plus(account.served)
     assert total.output == 5 * 3 * STRANGERS
 
@@ -78,7 +78,7 @@ def entries_after(scene: Scene) -> int:
     """How many entries are left of strangers when nothing runs any more; the estimates have a limit of their own."""
     scene.serve_all()
     scheduler = scene.scheduler
-    watched = (scheduler.weights, scheduler.accounts, scheduler.fairness, scheduler.policy, scheduler.backlog)
+    watched = (scheduler.weights, scheduler.ledger, scheduler.fairness, scheduler.policy, scheduler.backlog)
     return sum(entries(part, "stranger", {id(scheduler.estimates)}) for part in watched)
 
 

@@ -170,7 +170,7 @@ def test_a_failed_request_goes_to_a_worker_that_has_not_failed_it(policy: str) -
     give_back(talk, request)
     assert talk.refusals == {request: Refusal.NO_RETRY}
     assert talk.scheduler.live == 0
-    assert not talk.scheduler.accounts.bills
+    assert not talk.scheduler.ledger.bills
 
 
 @pytest.mark.parametrize(("accepted", "charged"), [(True, 96.0 + 2 * 7), (False, 96.0 + 2 * 7)])
@@ -264,7 +264,7 @@ def test_a_failed_request_waits_no_longer_than_others() -> None:
     give_back(talk, first)
     talk.wait(1000.0)
     assert talk.refusals[first] == Refusal.EXPIRED
-    assert not talk.scheduler._returned.lives
+    assert not talk.scheduler._retry_queue.requests
 
 
 def test_retries_end_with_the_budget_and_continuations_do_not() -> None:

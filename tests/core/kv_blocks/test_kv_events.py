@@ -66,7 +66,7 @@ def test_blocks_of_more_than_tokens_are_apart(extra: dict[str, object]) -> None:
     """An adapter, a salt or media set a block apart from that of a plain prompt."""
     (event,) = read_batch([1.0, [VLLM_STORED | extra]]).events
     assert isinstance(event, Stored)
-    assert event.apart
+    assert event.unmatchable
 
 
 @pytest.mark.parametrize("elsewhere", [{"medium": "CPU"}, {"medium": "DISK"}, {"group_idx": 1}])
@@ -138,32 +138,32 @@ def test_whatever_comes_is_read_or_refused(first: object, events: list[object]) 
 def test_the_messages_of_a_publisher() -> None:
     """Numbers tell what comes next, what came before, what is missing, and that the publisher is a new one."""
     seen = Continuity()
-    assert seen.arrival(0, 100) is MessageOrder.NEXT
-    assert seen.arrival(5, 105) is MessageOrder.GAP
+    assert seen.order(0, 100) is MessageOrder.NEXT
+    assert seen.order(5, 105) is MessageOrder.GAP
     for number in range(3):
-        seen.take(number, 100 + number)
-    assert seen.arrival(3, 103) is MessageOrder.NEXT
-    assert seen.arrival(1, 101) is MessageOrder.REPEATED
-    assert seen.arrival(0, 7) is MessageOrder.RESTARTED
-    assert seen.arrival(4, 104) is MessageOrder.GAP
+        seen.record(number, 100 + number)
+    assert seen.order(3, 103) is MessageOrder.NEXT
+    assert seen.order(1, 101) is MessageOrder.REPEATED
+    assert seen.order(0, 7) is MessageOrder.RESTARTED
+    assert seen.order(4, 104) is MessageOrder.GAP
 
 
 def test_a_gap_may_stay() -> None:
     """What is taken in after a gap is what comes next is measured by."""
     seen = Continuity()
-    seen.take(0, 100)
-    seen.take(2, 102)
-    assert seen.arrival(3, 103) is MessageOrder.NEXT
-    assert seen.arrival(2, 102) is MessageOrder.REPEATED
+    seen.record(0, 100)
+    seen.record(2, 102)
+    assert seen.order(3, 103) is MessageOrder.NEXT
+    assert seen.order(2, 102) is MessageOrder.REPEATED
 
 
 def test_marks_are_bounded() -> None:
     """A message that came very long ago is not told from another one of its number."""
     seen = Continuity()
     for number in range(MARKS_KEPT + 1):
-        seen.take(number, number)
-    assert seen.arrival(1, 1) is MessageOrder.REPEATED
-    assert seen.arrival(0, 0) is MessageOrder.RESTARTED
+        seen.record(number, number)
+    assert seen.order(1, 1) is MessageOrder.REPEATED
+    assert seen.order(0, 0) is MessageOrder.RESTARTED
 
 
 def test_blocks_are_chained_by_name() -> None:
@@ -216,7 +216,7 @@ def test_unknown_parent() -> None:
 def test_what_is_apart_matches_nothing() -> None:
     """Blocks that are apart, and all behind them, are known by name alone."""
     names = BlockNames(HASHER, 100)
-    change = names.apply([STORED._replace(apart=True), Stored([13], 12, [5, 6], 2, False)])
+    change = names.apply([STORED._replace(unmatchable=True), Stored([13], 12, [5, 6], 2, False)])
     assert change == BlockChange(False, b"", b"")
     assert not names.faults
     assert len(names) == 3

@@ -108,11 +108,11 @@ def test_a_lost_worker_is_gone() -> None:
     held = following(ONE, TWO)
     held.change(stored(ONE, range(8)))
     held.expect(request(range(12)), ONE)
-    held.lose(ONE)
+    held.unfollow(ONE)
     assert held.match(request(range(20))) == {TWO: 0}
     held.follow(BlocksFollowed(ONE, SIZE))
     held.expect(request(range(12), name="other"), ONE)
-    held.ended(RequestId("r"), stored=False)
+    held.end_request(RequestId("r"), stored=False)
     held.check_integrity()
     assert held.match(request(range(20))) == {TWO: 0, ONE: 12}
 
@@ -132,7 +132,7 @@ def test_what_is_on_its_way_is_expected() -> None:
     first = request(range(8), name="first")
     held.expect(first, ONE)
     assert held.match(request(range(20))) == {ONE: 8}
-    held.ended(first.id, stored=True)
+    held.end_request(first.id, stored=True)
     assert held.match(request(range(20))) == {ONE: 8}
     held.change(BlocksChanged(ONE))
     assert held.match(request(range(20))) == {ONE: 0}
@@ -145,9 +145,9 @@ def test_nothing_is_expected_of_a_failure() -> None:
     first, second = request(range(8), name="first"), request(range(12), name="second")
     held.expect(first, ONE)
     held.expect(second, ONE)
-    held.ended(second.id, stored=False)
+    held.end_request(second.id, stored=False)
     assert held.match(request(range(20))) == {ONE: 8}
-    held.ended(first.id, stored=False)
+    held.end_request(first.id, stored=False)
     assert held.match(request(range(20))) == {ONE: 0}
     held.check_integrity()
 
@@ -194,9 +194,9 @@ def test_counts_agree_with_contents(steps: list[tuple[str, WorkerId, list[int]]]
                 held.expect(request(tokens, name=str(number)), worker)
             case "end" | "fail":
                 if on_their_way:
-                    held.ended(on_their_way.pop(0), stored=what == "end")
+                    held.end_request(on_their_way.pop(0), stored=what == "end")
             case "lose":
-                held.lose(worker)
+                held.unfollow(worker)
             case "follow":
                 held.follow(BlocksFollowed(worker, SIZE))
         held.check_integrity()
@@ -223,7 +223,7 @@ def test_events_stand_before_belief() -> None:
     assert held.match(both(range(128))) == {ONE: 40, TWO: 96}
     held.blocks.change(BlocksChanged(ONE, cleared=True))
     assert held.match(both(range(128))) == {TWO: 96}
-    held.blocks.lose(ONE)
+    held.blocks.unfollow(ONE)
     assert held.match(both(range(128))) == {ONE: 96, TWO: 96}
 
 

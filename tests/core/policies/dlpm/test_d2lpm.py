@@ -252,7 +252,7 @@ def test_no_booking_is_lost(steps: list[tuple[str, int]]) -> None:
             talk.refuse(request)
             return
         talk.progress(request, output)
-        bill = talk.scheduler.accounts.bills[request].tokens
+        bill = talk.scheduler.ledger.bills[request].tokens
         paid[client, worker] = paid.get((client, worker), Tokens()).plus(bill)
         if how == "cancel":
             talk.cancel(request)
@@ -262,7 +262,7 @@ def test_no_booking_is_lost(steps: list[tuple[str, int]]) -> None:
             talk.finish(request, cached=bill.cached)
 
     for kind, number in steps:
-        live = [r for r in talk.requests if r in talk.scheduler.accounts.bills]
+        live = [r for r in talk.requests if r in talk.scheduler.ledger.bills]
         waiting = [r for r in talk.requests if r not in talk.dispatched and r not in talk.refusals]
         if kind == "arrive":
             talk.arrive(f"c{number % 2}", f"{number % 3}" * (1 + number % 5))
@@ -275,8 +275,8 @@ def test_no_booking_is_lost(steps: list[tuple[str, int]]) -> None:
             talk.refusals[cancelled] = Refusal.EXPIRED  # so that it is not taken for one that waits
         elif live:
             end(live[number % len(live)], kind, number)
-    while talk.scheduler.accounts.bills:
-        end(next(iter(talk.scheduler.accounts.bills)), "serve", 3)
+    while talk.scheduler.ledger.bills:
+        end(next(iter(talk.scheduler.ledger.bills)), "serve", 3)
     for client in {request.client for request in talk.requests.values()}:
         for worker in W:
             left = talk.deficit(client, worker).placement

@@ -122,7 +122,7 @@ class WaitingAtOneWorker(RuleBasedStateMachine):
         self.hear()
 
     def hear(self) -> None:
-        self.queue.match_changed(self.map.changed().get(HERE, ()))
+        self.queue.match_changed(self.map.take_changes().get(HERE, ()))
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data(), tokens=st.integers(1, 2000))

@@ -187,7 +187,7 @@ def drift_and_bound(policy: str, seed: int) -> tuple[float, float]:
     talk = Scene(policy, settings=SchedulerSettings(window=FixedWindow(requests=4)))
     demands = {"ada": (1.0, 12, 60), "bob": (1.0, 3, 10), "cyd": (2.0, 5, 200)}
     weights = {client: weight for client, (weight, _, _) in demands.items()}
-    ledger, backlog = talk.scheduler.accounts, talk.scheduler.backlog
+    ledger, backlog = talk.scheduler.ledger, talk.scheduler.backlog
     spans: dict[tuple[str, str], list[float]] = {pair: [] for pair in combinations(demands, 2)}
     bound = 0.0
     for step in range(300):

@@ -111,7 +111,7 @@ def test_who_knows_all_is_never_behind(policy: str, holds: bool) -> None:
             while talk.scheduler.backlog.of_client(ClientId(client)) < 3:
                 talk.arrive(client, "why?", limit=random.randint(1, length))
         worst = max(worst, abs(served(talk, "ada") - served(talk, "bob")))
-        request = random.choice(list(talk.scheduler.accounts.bills))
+        request = random.choice(list(talk.scheduler.ledger.bills))
         talk.finish(request, talk.requests[request].output_limit)
     assert (worst <= most) == holds
 
