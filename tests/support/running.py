@@ -110,8 +110,8 @@ class RunningRouter:
         """Raise AssertionError unless the inside is as empty as before the first call."""
         scheduler, scheduler_host = self.scheduler, self.scheduler_host
         assert (scheduler.live, scheduler.waiting, scheduler.prefixes.watched) == (0, 0, 0)
-        assert not scheduler.accounts.bills
-        scheduler.accounts.check_conservation()
+        assert not scheduler.ledger.bills
+        scheduler.ledger.check_conservation()
         assert not scheduler_host._dispatches
         assert not scheduler_host._streams
 
