@@ -10,7 +10,7 @@ from typing import Final
 
 from bench.demo.load import MODEL, DemoError
 from router.errors import ConfigError
-from router.runtime.emulate import COMMAND, emulated, ending
+from router.runtime.emulate import COMMAND, start_emulated_workers, terminated_on_exit
 
 LISTENING: Final = re.compile(r"d2lpm: listening on (?P<url>http://[^ ,]+)")
 PATIENCE: Final = 10.0
@@ -24,7 +24,7 @@ def fleet(workers: int, worker_flags: Sequence[str], router_flags: Sequence[str]
     Raises DemoError if one does not start.
     """
     try:
-        with emulated(workers, [*COMMAND, "--model", MODEL, *worker_flags]) as started:
+        with start_emulated_workers(workers, [*COMMAND, "--model", MODEL, *worker_flags]) as started:
             addresses = [flag for worker in started for flag in ("--worker", worker.url)]
             with _router([*addresses, *router_flags]) as url:
                 yield url
@@ -39,7 +39,7 @@ def _router(flags: Sequence[str]) -> Iterator[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("D2LPM_")}
     # In a process group of its own, as the workers are: after Ctrl-C it is ended when nothing needs it any more.
     started = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, process_group=0)
-    with ending(started, PATIENCE) as process:
+    with terminated_on_exit(started, PATIENCE) as process:
         yield _url(process)
 
 

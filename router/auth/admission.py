@@ -113,11 +113,11 @@ class AdmissionTicket:
         """Whose call it is; None where its head did not tell, until its body does."""
         self.tokens: int | None = None
         """What it used; None where nobody knows, and then the estimate counts."""
-        self._meters: Sequence[Owned] = ()
+        self._meters: Sequence[OwnedLimiter] = ()
         self._estimate = 0
         self._clock = clock
 
-    def begin(self, identity: Identity, meters: Sequence["Owned"]) -> None:
+    def begin(self, identity: Identity, meters: Sequence["OwnedLimiter"]) -> None:
         """It counts with these meters. Raises Refused, and counts with none, where one of them is used up."""
         now = self._clock()
         for owned in meters:
@@ -153,7 +153,7 @@ class AdmissionTicket:
             owned.meter.use(used - self._estimate, self._clock())
 
 
-class Owned(NamedTuple):
+class OwnedLimiter(NamedTuple):
     """A meter and whom to name where it is used up."""
 
     owner: str
@@ -247,14 +247,18 @@ class Admission:
             self.refusals[refused.reason or ""] += 1
             raise
 
-    def _meters_of(self, identity: Identity, now: float) -> list[Owned]:
+    def _meters_of(self, identity: Identity, now: float) -> list[OwnedLimiter]:
         """Those that count, with whom they belong to."""
         group = identity.group
-        meters: list[Owned] = []
+        meters: list[OwnedLimiter] = []
         if identity.limits != UNLIMITED:
-            meters.append(Owned("You", self._meter(self._meters, f"client {identity.client}", identity.limits, now)))
+            meters.append(
+                OwnedLimiter("You", self._meter(self._meters, f"client {identity.client}", identity.limits, now))
+            )
         if group is not None and group.limits != UNLIMITED:
-            meters.append(Owned("Your group", self._meter(self._meters, f"group {group.name}", group.limits, now)))
+            meters.append(
+                OwnedLimiter("Your group", self._meter(self._meters, f"group {group.name}", group.limits, now))
+            )
         return meters
 
     @staticmethod

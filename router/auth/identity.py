@@ -33,7 +33,7 @@ LOOPBACK: Final = ("127.0.0.0/8", "::1/128")
 Network = IPv4Network | IPv6Network
 
 
-class Source(StrEnum):
+class IdentitySource(StrEnum):
     KEY = "key"
     """The API key: `Authorization: Bearer` or `x-api-key`."""
     HEADER = "header"
@@ -44,7 +44,7 @@ class Source(StrEnum):
     """The peer's IP address."""
 
 
-DEFAULT_ORDER: Final = (Source.HEADER, Source.KEY, Source.USER, Source.ADDRESS)
+DEFAULT_ORDER: Final = (IdentitySource.HEADER, IdentitySource.KEY, IdentitySource.USER, IdentitySource.ADDRESS)
 """A trusted header comes first: client libraries always send a key, which would hide it."""
 
 
@@ -132,7 +132,7 @@ class ClientDirectory(NamedTuple):
 class Identifier:
     """Names the client of a call by the first source that has something to say.
 
-    `trusted_headers` are the header names that count as `Source.HEADER`, in order of preference, and only where the
+    `trusted_headers` are the header names that count as `IdentitySource.HEADER`, in order of preference, and only where the
     call comes from one of the networks in `proxies`: a client can set any header.
     """
 
@@ -146,11 +146,11 @@ class Identifier:
     ) -> None:
         """`clock`: the wall clock, in seconds since 1970, by which keys expire."""
         try:
-            sources = [Source(name) for name in order]
+            sources = [IdentitySource(name) for name in order]
         except ValueError as error:
-            raise ConfigError(f"client identity: {error}; use some of {', '.join(Source)}") from None
+            raise ConfigError(f"client identity: {error}; use some of {', '.join(IdentitySource)}") from None
         self._trusted = tuple(name.lower().encode() for name in trusted_headers)
-        self._order = tuple(source for source in sources if source is not Source.HEADER or self._trusted)
+        self._order = tuple(source for source in sources if source is not IdentitySource.HEADER or self._trusted)
         self._proxies = tuple(ip_network(network) for network in proxies)
         self.book = book
         self._clock = clock
@@ -158,7 +158,7 @@ class Identifier:
     def by_head(self, headers: Mapping[bytes, bytes], address: str | None) -> Identity | None:
         """Who calls, by the head of a call; None where its body may name another. Raises InvalidKey, see `identify`."""
         for source in self._order:
-            if source is Source.USER and self.book.anonymous.allowed:
+            if source is IdentitySource.USER and self.book.anonymous.allowed:
                 return None
             found = self._of_source(source, headers, None, address)
             if found is not None:
@@ -174,13 +174,13 @@ class Identifier:
         return self._anonymous(ANONYMOUS)
 
     def _of_source(
-        self, source: Source, headers: Mapping[bytes, bytes], user: str | None, address: str | None
+        self, source: IdentitySource, headers: Mapping[bytes, bytes], user: str | None, address: str | None
     ) -> Identity | None:
-        if source is Source.KEY:
+        if source is IdentitySource.KEY:
             return self._of_key(key) if (key := _key(headers)) else None
-        if source is Source.HEADER:
+        if source is IdentitySource.HEADER:
             return self._of_header(headers, address)
-        name = user if source is Source.USER else address
+        name = user if source is IdentitySource.USER else address
         return self._anonymous(_named_id(source, name.encode())) if name else None
 
     def _of_key(self, key: bytes) -> Identity | None:
@@ -198,7 +198,7 @@ class Identifier:
             value = headers.get(header)
             if value and _is_in(address or "", self._proxies):
                 entry = self.book.names.get(value.decode("latin-1"))
-                return Identity(_named_id(Source.HEADER, value)) if entry is None else self._valid(entry)
+                return Identity(_named_id(IdentitySource.HEADER, value)) if entry is None else self._valid(entry)
         return None
 
     def _valid(self, entry: ResolvedClient) -> Identity:
@@ -215,12 +215,12 @@ class Identifier:
 
 def address_id(address: str | None) -> ClientId:
     """The client that goes by its address."""
-    return _named_id(Source.ADDRESS, address.encode()) if address else ANONYMOUS
+    return _named_id(IdentitySource.ADDRESS, address.encode()) if address else ANONYMOUS
 
 
-def is_free(name: str) -> bool:
+def is_allowed_name(name: str) -> bool:
     """Whether a client of the book may have this name: no other can have it for an id."""
-    return name not in (ANONYMOUS, "other") and not name.startswith(tuple(f"{source}-" for source in Source))
+    return name not in (ANONYMOUS, "other") and not name.startswith(tuple(f"{source}-" for source in IdentitySource))
 
 
 @lru_cache(maxsize=4096)
@@ -249,17 +249,17 @@ def _key_id(key: bytes) -> ClientId:
     return ClientId(f"key-{sha256(key).hexdigest()[:DIGEST_LENGTH]}")
 
 
-def _named_id(source: Source, name: bytes) -> ClientId:
+def _named_id(source: IdentitySource, name: bytes) -> ClientId:
     """Printable ASCII of at most `ID_LENGTH` characters; distinct names stay distinct."""
     return _short_named_id(source, name) if len(name) <= ID_LENGTH else _made_id(source, name)
 
 
 @lru_cache(maxsize=4096)
-def _short_named_id(source: Source, name: bytes) -> ClientId:
+def _short_named_id(source: IdentitySource, name: bytes) -> ClientId:
     return _made_id(source, name)
 
 
-def _made_id(source: Source, name: bytes) -> ClientId:
+def _made_id(source: IdentitySource, name: bytes) -> ClientId:
     client = f"{source}-{quote(name[:ID_LENGTH], safe='@:')}"
     if len(name) > ID_LENGTH or len(client) > ID_LENGTH:
         # quote() escapes "+", so a short name cannot be made to look like a shortened one.

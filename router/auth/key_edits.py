@@ -20,7 +20,7 @@ from typing import Final
 import yaml
 
 from router.auth.identity import KEY_PREFIX
-from router.auth.keys_file import REVOKED, ClientsFile, good_name, hash_of, parse
+from router.auth.keys_file import REVOKED, ClientsFile, hash_of, parse, valid_name
 from router.errors import ConfigError
 from router.runtime.atomic_file import replace_file
 
@@ -182,7 +182,7 @@ def _scalar(text: str) -> str:
 
 def _check_name(name: str) -> None:
     try:
-        good_name(name)
+        valid_name(name)
     except ValueError as error:
         raise ConfigError(str(error)) from None
 

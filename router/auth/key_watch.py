@@ -9,8 +9,8 @@ from typing import Final
 from router.auth.identity import ClientDirectory
 from router.auth.keys_file import load
 from router.errors import ConfigError
-from router.runtime.atomic_file import Mark, mark_of
-from router.runtime.periodic import Background
+from router.runtime.atomic_file import FileVersion, file_version
+from router.runtime.periodic import PeriodicTask
 
 log = logging.getLogger(__name__)
 
@@ -18,7 +18,7 @@ SECONDS: Final = 1.0
 """Between two looks."""
 
 
-class KeyWatch(Background):
+class KeyWatch(PeriodicTask):
     """Looks at the file for as long as the context is entered; without a file, at nothing.
 
     A call that has been let in is not touched by what is read after that. A file that is wrong is refused with one line
@@ -30,14 +30,14 @@ class KeyWatch(Background):
         super().__init__(every)
         self._path = path
         self._use = use
-        self._mark: Mark = None
+        self._mark: FileVersion = None
         if path is not None:
-            self._mark = mark_of(path)
+            self._mark = file_version(path)
             use(load(path))
 
     async def look(self) -> None:
         """Read it if it was changed."""
-        if self._path is None or (mark := await asyncio.to_thread(mark_of, self._path)) == self._mark:
+        if self._path is None or (mark := await asyncio.to_thread(file_version, self._path)) == self._mark:
             return
         self._mark = mark
         try:

@@ -37,17 +37,17 @@ from router.auth.identity import (
     Identity,
     Limits,
     ResolvedClient,
-    is_free,
+    is_allowed_name,
 )
 from router.core.model.request import ClientId, GroupId
 from router.errors import ConfigError
-from router.runtime import yaml_file as plain_yaml
+from router.runtime import yaml_file
 
 FROZEN: Final = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,47}")
 HASH: Final = re.compile(r"sha256:([0-9a-f]{64})(?: until (\S+))?")
 REVOKED: Final = "revoked"
-EVERYBODY: Final = "anonymous"
+ANONYMOUS_GROUP: Final = "anonymous"
 """The built-in group of those whom nobody vouches for."""
 
 
@@ -63,11 +63,11 @@ def hash_of(key: str) -> str:
     return f"sha256:{sha256(key.encode()).hexdigest()}"
 
 
-def good_name(name: str) -> str:
+def valid_name(name: str) -> str:
     """The name itself; ValueError, which says why, for one that no client may have."""
     if not NAME.fullmatch(name):
         raise ValueError(f"{name[:60]!r} is no name: letters, digits and . _ @ - after the first, 48 at most")
-    if not is_free(name):
+    if not is_allowed_name(name):
         raise ValueError(
             f"{name!r} is a name that others have: not anonymous, other, or key-, header-, user-, address-"
         )
@@ -104,7 +104,7 @@ def _nothing(given: object) -> object:
     return {} if given == "" else given
 
 
-Name = Annotated[str, AfterValidator(good_name)]
+Name = Annotated[str, AfterValidator(valid_name)]
 Models = tuple[Annotated[str, Field(min_length=1)], ...] | None
 
 
@@ -188,7 +188,7 @@ class ClientsFile(Section):
 
 def load(path: Path) -> ClientDirectory:
     """The book that a file holds. Raises ConfigError as `read_clients` does."""
-    return book_of(read_clients(path))
+    return build_directory(read_clients(path))
 
 
 def read_clients(path: Path) -> ClientsFile:
@@ -205,7 +205,7 @@ def read_clients(path: Path) -> ClientsFile:
 def parse(text: str) -> ClientsFile:
     """What a file says. Raises ConfigError, with one line that does not name the file."""
     try:
-        document = plain_yaml.read(text)
+        document = yaml_file.read(text)
         return ClientsFile.model_validate({} if document is None else document)
     except yaml.YAMLError as error:
         raise ConfigError(" ".join(str(error).split())) from None
@@ -215,7 +215,7 @@ def parse(text: str) -> ClientsFile:
         raise ConfigError(": ".join([*where, first["msg"].removeprefix("Value error, ")])) from None
 
 
-def book_of(file: ClientsFile) -> ClientDirectory:
+def build_directory(file: ClientsFile) -> ClientDirectory:
     """What the router knows by it."""
     keys: dict[bytes, ResolvedClient] = {}
     names: dict[str, ResolvedClient] = {}
@@ -239,6 +239,6 @@ def _identity(name: str, client: ClientEntry, groups: Mapping[str, GroupEntry]) 
 
 def _anonymous(entry: AnonymousEntry) -> AnonymousPolicy:
     together = entry.limits.limits
-    group = Group(GroupId(EVERYBODY), entry.weight, together) if entry.weight or together != UNLIMITED else None
+    group = Group(GroupId(ANONYMOUS_GROUP), entry.weight, together) if entry.weight or together != UNLIMITED else None
     models = None if entry.models is None else frozenset(entry.models)
     return AnonymousPolicy(entry.allowed, group, entry.each.limits, models, entry.new_per_minute)

@@ -10,9 +10,9 @@ from router.config.sources import ABOUT, add_flags, load
 from router.config.template import commented, given
 from router.errors import ConfigError
 from router.upstream.discovery import DnsSource, read_workers, resolve
-from router.upstream.flag_check import Examined, examine_all
-from router.upstream.flag_rules import Finding, Wanted
-from router.upstream.registry import backend_of
+from router.upstream.flag_check import WorkerCheck, check_workers
+from router.upstream.flag_rules import Finding, RouterNeeds
+from router.upstream.registry import endpoint_of
 
 
 def add_check(parser: argparse.ArgumentParser) -> None:
@@ -36,19 +36,19 @@ def _config(settings: Settings) -> int:
 def _check(file: str) -> int:
     """Returns 1 where anything should be changed. Raises ConfigError for a file that is wrong."""
     settings = load({"--config": file}, os.environ)
-    for line in explained(file, settings):
+    for line in settings_lines(file, settings):
         print(line)
     workers, findings = asyncio.run(_workers(settings))
     for finding in findings:
         print(f"{finding.seen}; {finding.change}")
-    backends = [backend_of(worker, settings) for worker in workers]
-    examined = asyncio.run(examine_all(backends, Wanted(settings.min_match_tokens, settings.isolate != "none")))
-    for line in told(examined):
+    backends = [endpoint_of(worker, settings) for worker in workers]
+    examined = asyncio.run(check_workers(backends, RouterNeeds(settings.min_match_tokens, settings.isolate != "none")))
+    for line in worker_lines(examined):
         print(line)
     return 1 if findings or any(worker.findings for worker in examined) else 0
 
 
-def explained(file: str, settings: Settings) -> Iterator[str]:
+def settings_lines(file: str, settings: Settings) -> Iterator[str]:
     """What of the settings is not as by default, and what it means."""
     changed = list(given(settings))
     yield f"{file}: no mistake; settings that are not as by default: {len(changed)}"
@@ -57,7 +57,7 @@ def explained(file: str, settings: Settings) -> Iterator[str]:
         yield f"      {about}"
 
 
-def told(examined: Sequence[Examined]) -> Iterator[str]:
+def worker_lines(examined: Sequence[WorkerCheck]) -> Iterator[str]:
     """A line for each worker that answers, one for each thing that it cannot do, and one for each to be changed."""
     for worker, card, findings, notes in examined:
         if card:

@@ -26,8 +26,8 @@ from router.front.drain import Drain
 from router.front.http.connection import accept_sockets, connection_class
 from router.process.single import build
 from router.runtime import open_files
-from router.runtime.emulate import Emulated, emulated
-from router.runtime.gc_tuning import spare_the_collector
+from router.runtime.emulate import EmulatedWorker, start_emulated_workers
+from router.runtime.gc_tuning import tune_collector
 from router.telemetry.access_log import AccessLog
 
 log = logging.getLogger("router")
@@ -107,7 +107,7 @@ def _add_replay(commands: Any) -> None:
 def _add_demo(commands: Any) -> None:
     demo = commands.add_parser(
         "demo",
-        help="try the policies side by side on emulated workers",
+        help="try the policies side by side on start_emulated_workers workers",
         add_help=False,  # all its flags are the demo's, --help too
         prefix_chars="\0",
     )
@@ -138,7 +138,11 @@ def _serve(settings: Settings) -> int:
         raise ConfigError("there is no worker: give the URL of each with --worker, or try with --emulate 2")
     _log(settings)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with suppress(KeyboardInterrupt), _listener(settings) as listener, emulated(settings.emulate) as workers:
+    with (
+        suppress(KeyboardInterrupt),
+        _listener(settings) as listener,
+        start_emulated_workers(settings.emulate) as workers,
+    ):
         joined = (*settings.worker, *(WorkerAddress(url=worker.url) for worker in workers))
         _check_files(settings, len(joined))
         app = build(settings.model_copy(update={"worker": joined}))
@@ -152,7 +156,7 @@ def _serve(settings: Settings) -> int:
             proxy_headers=False,  # whoever connects could forge its address
             server_header=False,
         )
-        spare_the_collector()
+        tune_collector()
         sys.setswitchinterval(SWITCH_SECONDS)
         server = _Server(config, app.drain, _greeting(listener, settings.policy, len(joined), workers))
         server.run(accept_sockets(listener))
@@ -188,7 +192,7 @@ def _listener(settings: Settings) -> socket.socket:
         raise ConfigError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}") from None
 
 
-def _greeting(listener: socket.socket, policy: str, workers: int, made_up: Sequence[Emulated]) -> str:
+def _greeting(listener: socket.socket, policy: str, workers: int, made_up: Sequence[EmulatedWorker]) -> str:
     """What an operator wants to know once the router listens."""
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)

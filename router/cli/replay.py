@@ -37,7 +37,7 @@ class Difference:
 
 
 @dataclass(slots=True)
-class Replayed:
+class ReplayResult:
     """What was replayed: all, or up to the first difference."""
 
     runs: int = 0
@@ -62,12 +62,12 @@ class Replayed:
         )
 
 
-def replay(lines: Iterable[bytes]) -> Replayed:
+def replay(lines: Iterable[bytes]) -> ReplayResult:
     """Feed each run of a journal to a scheduler of its own, until a command differs from what was recorded.
 
     Raises ConfigError for what is not a journal, or not one that this router can replay.
     """
-    told = Replayed()
+    told = ReplayResult()
     now = 0.0
     for number, item in enumerate(read(lines), 1):
         match item:
@@ -91,7 +91,7 @@ def replay(lines: Iterable[bytes]) -> Replayed:
     return told
 
 
-def replay_file(path: Path) -> Replayed:
+def replay_file(path: Path) -> ReplayResult:
     """Replay a journal. Raises ConfigError, which names the file."""
     try:
         with path.open("rb") as lines:

@@ -25,7 +25,7 @@ from pydantic import (
     model_validator,
 )
 
-from router.auth.identity import DEFAULT_ORDER, LOOPBACK, Source
+from router.auth.identity import DEFAULT_ORDER, LOOPBACK, IdentitySource
 from router.core.policies.registry import ALIASES, ORDERS, PARAMETERS, PLACEMENTS, POLICIES, POOLED
 
 FROZEN: Final = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
@@ -231,7 +231,7 @@ class Settings(PolicyGroups):
     """Bearer token of the operator API, 16 characters or more. Without it, the operator API is off."""
     admin_on_public: bool = False
     """Serve the operator API even if `host` is not a loopback address."""
-    identity: Annotated[tuple[Source, ...], Field(min_length=1)] = DEFAULT_ORDER
+    identity: Annotated[tuple[IdentitySource, ...], Field(min_length=1)] = DEFAULT_ORDER
     """Sources of a client's name, in order of precedence; repeatable."""
     trusted_header: tuple[str, ...] = ()
     """Header that names the client, set by a proxy in front; repeatable."""
@@ -341,7 +341,7 @@ class Settings(PolicyGroups):
 
     @model_validator(mode="after")
     def _knows_clients(self) -> "Settings":
-        if self.clients is not None and not {Source.KEY, Source.HEADER} & set(self.identity):
+        if self.clients is not None and not {IdentitySource.KEY, IdentitySource.HEADER} & set(self.identity):
             raise ValueError("clients: no client could be identified, because identity has neither key nor header")
         return self
 

@@ -1,4 +1,4 @@
-"""One call's journey, from its place in the queue to its last byte, by way of as many workers as it takes."""
+"""Relays one call: queues it, sends it to a worker, passes the answer on, and retries at other workers."""
 
 import asyncio
 from contextlib import suppress
@@ -26,53 +26,53 @@ from router.front.stored.keeper import ResponseKeeper
 from router.front.verdict import fault_of, lacks_path, worker_refused
 from router.upstream.accepted_fields import BAD_REQUEST
 from router.upstream.directory import WorkerDirectory
-from router.upstream.http_client import CRUMBS, IdleTimeouts, WorkerResponse
+from router.upstream.http_client import SMALL_BLOCKS, IdleTimeouts, WorkerResponse
 
 HEARTBEAT = b": waiting for a worker\n\n"
 EVENT_TYPE = b"text/event-stream"
 EVENT_STREAM = (b"content-type", EVENT_TYPE + b"; charset=utf-8")
 PASSED_ON = (b"content-type", b"retry-after")
-"""An engine's response headers that are meant for the client."""
+"""Response headers of an engine that are passed on to the client."""
 HELD_BYTES = 2**20
-"""Of an answer in one piece are held before its head is sent: up to there an error in it, or its worker's death, can
-still be told by a status, or be made good by another worker."""
+"""Bytes of a whole answer that are held before its head is sent. Until then, an error in the answer or the death of its
+worker can still be reported by a status, or another worker can be tried."""
 
 HeaderList = list[tuple[bytes, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
 class RelaySettings:
-    """What every journey is told."""
+    """Settings for all calls."""
 
     policy: str
     """The policy's name, for the headers."""
     heartbeat: float = 15.0
-    """Seconds between the comments sent to a streaming client that waits; 0 for none."""
+    """Seconds between comments sent to a streaming client in the queue; 0 for none."""
     response_headers: bool = True
-    """Tell the client where its request went and how it was placed."""
+    """Whether headers tell the client which worker serves its request, and why."""
     continuation: Literal["ids", "text", "off"] = "ids"
-    """How another worker goes on with a stream whose worker failed."""
+    """How another worker continues a stream whose worker failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailedAttempt:
-    """A try that did not come to its end, and what its client is told unless another worker does better."""
+    """An attempt that failed, and the answer that the client gets unless a retry succeeds."""
 
     fault: Fault
     accepted: bool
-    """Whether the engine may have begun to compute."""
+    """Whether the engine may have started to compute."""
     error: RouterError | None = None
-    """This, or else the engine's own words:"""
+    """The error to answer; if None, the engine's own answer below is passed on."""
     status: int = 200
     headers: HeaderList | None = None
     body: bytes = b""
-    """Of an answer with this status; of one with 200, the end of its stream."""
-    elsewhere: bool = False
-    """Nobody is to blame, and another worker may do it."""
+    """The engine's body; with status 200, the end of its stream."""
+    retry_elsewhere: bool = False
+    """Whether another worker can serve the call although the fault is the call's: this worker is of the wrong kind."""
 
 
 class PendingEvent:
-    """What has come of a stream since the last end of an event; it is held until the next."""
+    """Counts the bytes of a stream since the last complete event, which are held until the event is complete."""
 
     __slots__ = ("_before", "_blocks", "_hold")
 
@@ -82,9 +82,9 @@ class PendingEvent:
         self._blocks = 0
 
     def add(self, size: int, ready: bytes) -> bool:
-        """One more block of so many bytes, by which `ready` is complete; whether these are crumbs.
+        """Count a block of `size` bytes, after which the events in `ready` are complete.
 
-        Raises Refused or NoRoom.
+        Returns whether the stream arrives in crumbs, many small blocks per event. Raises Refused or NoRoom.
         """
         if not ready:
             self._hold.add(size)
@@ -92,11 +92,11 @@ class PendingEvent:
         elif self._blocks:
             self._hold.set(self._before)
             self._blocks = 0
-        return self._blocks > CRUMBS
+        return self._blocks > SMALL_BLOCKS
 
 
 class Relay:
-    """An accepted call. The scheduler is told of its beginning, of each worker that lost it, and once of its end."""
+    """Relays an admitted call. Reports to the scheduler the request, each failed attempt, and exactly one end."""
 
     def __init__(
         self,
@@ -107,14 +107,14 @@ class Relay:
         hold: Hold,
         slots: ParseSlots,
         scheduler_host: SchedulerHost,
-        fleet: WorkerDirectory,
+        directory: WorkerDirectory,
         overhead: float,
         keeper: ResponseKeeper | None = None,
     ) -> None:
-        """`hold`: of the bytes that are held for it; `slots`: in which its answer is read if that is long.
+        """`hold`: counts the bytes held for this call; `slots`: used to read a long answer.
 
-        `overhead`: seconds that the router has worked on it before its first turn; `keeper`: of the response that it
-        makes, where that is kept.
+        `overhead`: seconds that the router has spent on the call before it is queued; `keeper`: takes care of the
+        response if the engine stores it or computes it in the background.
         """
         self._request = request
         self._call = call
@@ -123,52 +123,56 @@ class Relay:
         self._hold = hold
         self._slots = slots
         self._scheduler_host = scheduler_host
-        self._fleet = fleet
+        self._directory = directory
         self._overhead = overhead
         self._keeper = keeper
         self._reader: Reader | None = None
-        self._rest: Continuation | None = None
-        """What is left to ask for, where the client has a part of the answer."""
+        self._continuation: Continuation | None = None
+        """The rest to ask another worker for, once the client has part of the answer."""
         self._upstream: WorkerResponse | None = None
-        """The answer of the worker that has the call."""
+        """The answer of the current worker."""
         self._sent = False
         self._ending: Finished | Failed | None = None
-        """How it ended; None while that is open, and to the end if the client leaves first."""
+        """How the request ended; None before, and for good if the client disconnects first."""
         self._settled = False
 
     @property
     def tokens(self) -> int | None:
-        """Input and output that it used, by the engine's word; None where that is not known."""
+        """Input and output tokens by the engine's usage; 0 if the call was not sent, None if its usage is unknown."""
         if not self._sent:
             return 0
         usage = self._usage() if self._ending is None or self._ending.usage is None else self._ending.usage
         return None if usage is None else usage.input_tokens + usage.output_tokens
 
     async def run(self, settings: RelaySettings) -> None:
-        """Wait for the turn, forward, relay. Raises RouterError where the client is still owed an answer."""
+        """Queue, forward and relay the call. Raises RouterError if the client still needs an answer."""
         submitted = self._scheduler_host.clock()
-        turn = self._scheduler_host.submit(self._request)
-        lost: FailedAttempt | None = None
+        pending_dispatch = self._scheduler_host.submit(self._request)
+        failed: FailedAttempt | None = None
         try:
-            while (dispatch := await self._turn(turn, settings.heartbeat, lost)) is not None:
+            while (dispatch := await self._next_dispatch(pending_dispatch, settings.heartbeat, failed)) is not None:
                 self._sent = True
                 headers: HeaderList = []
                 if settings.response_headers:
-                    headers = self._account_of(dispatch, settings.policy, self._scheduler_host.clock() - submitted)
-                before, lost = lost, self._unfit(dispatch.worker) or await self._attempt(dispatch, headers)
-                if lost is None:
+                    headers = self._placement_headers(
+                        dispatch, settings.policy, self._scheduler_host.clock() - submitted
+                    )
+                before, failed = failed, self._mismatch(dispatch.worker) or await self._attempt(dispatch, headers)
+                if failed is None:
                     return
-                if not await self._may_go_on(lost, settings):
-                    self._ending = self._ending or Failed(self._request.id, lost.accepted, self._usage(), lost.fault)
-                    # That this worker cannot go on with it says less than why another had to.
-                    lost = before if before is not None and self._rest is not None else lost
+                if not await self._may_retry(failed, settings):
+                    self._ending = self._ending or Failed(
+                        self._request.id, failed.accepted, self._usage(), failed.fault
+                    )
+                    # The failure of the first worker says more than the inability of this one to continue its stream.
+                    failed = before if before is not None and self._continuation is not None else failed
                     break
-                begun = self._rest is not None
-                turn = self._scheduler_host.resubmit(
-                    Returned(self._request.id, lost.accepted, lost.fault, self._usage(), begun)
+                begun = self._continuation is not None
+                pending_dispatch = self._scheduler_host.resubmit(
+                    Returned(self._request.id, failed.accepted, failed.fault, self._usage(), begun)
                 )
-            if lost is not None and not isinstance(self._ending, Finished):
-                await self._tell(lost)
+            if failed is not None and not isinstance(self._ending, Finished):
+                await self._report_failure(failed)
         except asyncio.CancelledError:
             if self._keeper is None or not self._keeper.cut or (task := asyncio.current_task()) is None:
                 raise
@@ -176,42 +180,42 @@ class Relay:
             await self._exchange.end()
         finally:
             if self._keeper is not None and self._keeper.take_over(self._request.id):
-                self._settled = True  # by whoever follows the response
-                self._hang_up()
+                self._settled = True  # BackgroundResponses settles it
+                self._close_upstream()
             self._settle(self._ending or Cancelled(self._request.id, self._usage()))
 
     def _settle(self, ending: Finished | Failed | Cancelled) -> None:
-        """Tell the scheduler of the end: once, as soon as the worker is done, even if the client still reads."""
+        """Report the end to the scheduler, once: as soon as the worker is done, even if the client still reads."""
         if not isinstance(ending, Cancelled):
             self._ending = ending
         if not self._settled:
             self._settled = True
-            self._hang_up()
+            self._close_upstream()
             self._scheduler_host.settle(ending)
 
-    async def _turn(
-        self, turn: "asyncio.Future[Dispatch]", heartbeat: float, lost: FailedAttempt | None
+    async def _next_dispatch(
+        self, pending_dispatch: "asyncio.Future[Dispatch]", heartbeat: float, failed: FailedAttempt | None
     ) -> Dispatch | None:
-        """Wait in the queue; a streaming client hears from us meanwhile, so that no proxy cuts an idle stream.
+        """Wait for the dispatch. A streaming client gets heartbeats meanwhile, so that no proxy cuts an idle stream.
 
-        None if it is refused another try. Then its client is told of the one before, but if that took no connection:
-        that there is no worker says more.
+        Returns None if a retry is refused: then the failed attempt is reported. Raises the refusal if there was no
+        attempt, or if that worker could not be connected to and no other is left, as the refusal says more.
         """
-        while self._call.streamed and heartbeat and not turn.done():
-            await asyncio.wait([turn], timeout=heartbeat)
-            if not turn.done():
+        while self._call.streamed and heartbeat and not pending_dispatch.done():
+            await asyncio.wait([pending_dispatch], timeout=heartbeat)
+            if not pending_dispatch.done():
                 if not self._exchange.begun:
                     await self._exchange.begin(200, [EVENT_STREAM])
                 await self._exchange.write(HEARTBEAT)
         try:
-            return await turn
+            return await pending_dispatch
         except RouterError as refused:
-            unsent = lost is not None and isinstance(lost.error, WorkerUnreachable) and not lost.accepted
-            if lost is None or (unsent and refused.reason == Refusal.NO_WORKER):
+            unsent = failed is not None and isinstance(failed.error, WorkerUnreachable) and not failed.accepted
+            if failed is None or (unsent and refused.reason == Refusal.NO_WORKER):
                 raise
             return None
 
-    def _account_of(self, dispatch: Dispatch, policy: str, waited: float) -> HeaderList:
+    def _placement_headers(self, dispatch: Dispatch, policy: str, waited: float) -> HeaderList:
         return [
             (b"x-d2lpm-worker", dispatch.worker.encode()),
             (b"x-d2lpm-client", self._request.client.encode()),
@@ -221,10 +225,10 @@ class Relay:
             (b"x-d2lpm-predicted-cached-tokens", b"%d" % dispatch.cached_tokens),
         ]
 
-    async def _may_go_on(self, lost: FailedAttempt, settings: RelaySettings) -> bool:
-        """Whether another worker may do what this one did not, or the rest of it, if the client has a part."""
+    async def _may_retry(self, failed: FailedAttempt, settings: RelaySettings) -> bool:
+        """Return whether to retry at another worker: the whole call, or the rest if the client has part of the answer."""
         reader = self._reader
-        if (lost.fault is Fault.CALL and not lost.elsewhere) or self._exchange.whole:
+        if (failed.fault is Fault.CALL and not failed.retry_elsewhere) or self._exchange.whole:
             return False
         if reader is None or not reader.has_delivered:
             return True
@@ -233,7 +237,7 @@ class Relay:
         rest = continuation(self._call, reader)
         if rest is None:
             return False
-        self._rest = rest
+        self._continuation = rest
         reader.resume()
         if rest.remaining is None or rest.remaining > 0:
             return True
@@ -241,49 +245,49 @@ class Relay:
         await self._exchange.end(last_events(self._call, reader, "length"))
         return False
 
-    def _unfit(self, worker: WorkerId) -> FailedAttempt | None:
-        """What keeps a call from a worker that would die of it; None if nothing does."""
-        if not (self._family.generates and self._fleet[worker].embeds):
+    def _mismatch(self, worker: WorkerId) -> FailedAttempt | None:
+        """Return a failure instead of sending a generating call to an embedding worker, which would crash; else None."""
+        if not (self._family.generates and self._directory[worker].embeds):
             return None
-        error = BadRequest(f"The model `{self._call.model[:200]}` makes embeddings alone.", param="model")
-        return FailedAttempt(Fault.CALL, False, error, elsewhere=True)
+        error = BadRequest(f"The model `{self._call.model[:200]}` only makes embeddings.", param="model")
+        return FailedAttempt(Fault.CALL, False, error, retry_elsewhere=True)
 
     async def _attempt(self, dispatch: Dispatch, headers: HeaderList) -> FailedAttempt | None:
-        """Try a worker; where its engine would compute on without the client, so do we."""
+        """Try one worker. If its engine goes on without the client (background), ignore disconnects too."""
         if self._keeper is None or not self._keeper.outlives_client:
-            return await self._try(dispatch, headers)
+            return await self._send_and_relay(dispatch, headers)
         self._exchange.ignore_disconnect()
         try:
-            return await self._try(dispatch, headers)
+            return await self._send_and_relay(dispatch, headers)
         finally:
             self._exchange.heed_disconnect()
 
-    async def _try(self, dispatch: Dispatch, headers: HeaderList) -> FailedAttempt | None:
-        """Send the call to a worker and pass its answer on; None if that was the request's end."""
+    async def _send_and_relay(self, dispatch: Dispatch, headers: HeaderList) -> FailedAttempt | None:
+        """Send the call to a worker and relay the answer. Returns None if that ended the request."""
         path, body = self._call.path, self._call.body
-        if self._rest is None:
+        if self._continuation is None:
             self._reader = None
-        elif (part := self._body_of_rest(dispatch.worker)) is not None:
-            path, body = self._rest.path, part
+        elif (rest_body := self._continuation_body(dispatch.worker)) is not None:
+            path, body = self._continuation.path, rest_body
         else:
             return FailedAttempt(Fault.CALL, False)
-        patience = self._fleet.patience(dispatch.worker)
+        silence_timeout = self._directory.patience(dispatch.worker)
         limit = self._request.output_limit
-        first = patience.first_token if self._call.streamed else patience.whole(limit)
-        silence = IdleTimeouts(first, patience.between_tokens)
-        added = self._call.additions.wanted & self._fleet.accepted(dispatch.worker, path)
+        first = silence_timeout.first_token if self._call.streamed else silence_timeout.whole(limit)
+        idle_timeouts = IdleTimeouts(first, silence_timeout.between_tokens)
+        added = self._call.additions.wanted & self._directory.accepted(dispatch.worker, path)
         try:
-            upstream = await self._send(dispatch.worker, path, body, added, silence)
+            upstream = await self._send(dispatch.worker, path, body, added, idle_timeouts)
             for name in PASSED_ON:
                 if (value := upstream.headers.get(name)) is not None:
                     headers.append((name, value))
             if upstream.status == 200 and self._is_stream(upstream):
-                return await self._relay(upstream, dispatch, headers)
-            return await self._pass_on(upstream, dispatch.worker, headers)
+                return await self._relay_stream(upstream, dispatch, headers)
+            return await self._relay_whole(upstream, dispatch.worker, headers)
         except WorkerUnreachable as error:
             if not error.accepted:
-                # What waits for it must not run into the same wall, one by one.
-                self._fleet.lost(dispatch.worker)
+                # Move the requests that wait for this worker, before each fails to connect too.
+                self._directory.lost(dispatch.worker)
                 self._scheduler_host.feed(WorkerLeft(dispatch.worker))
             return FailedAttempt(Fault.BROKEN, error.accepted, error)
         except (WorkerBroke, WorkerHung) as error:
@@ -291,20 +295,20 @@ class Relay:
         except NoWorker as error:
             return FailedAttempt(Fault.CALL, False, error)
         finally:
-            self._hang_up()
+            self._close_upstream()
 
     async def _send(
-        self, worker: WorkerId, path: str, body: bytes, added: AddedFields, silence: IdleTimeouts
+        self, worker: WorkerId, path: str, body: bytes, added: AddedFields, idle_timeouts: IdleTimeouts
     ) -> WorkerResponse:
-        """Send the call with the fields that the router adds; once more without those by which it is refused.
+        """Send the call with the fields that the router adds; if the worker refuses some of them, again without these.
 
-        What the second sending proves is remembered, so that no client can make a worker seem to refuse a field by
-        naming it in a bad call.
+        Fields count as refused only if the second call succeeds. So a client cannot make a worker seem to refuse a
+        field by naming it in a bad call.
         """
-        put = partial(self._call.additions.put, body, added)
-        sent = put() if len(body) <= INLINE_BYTES else await asyncio.to_thread(put)
-        upstream = self._upstream = await self._fleet.forward(
-            *(worker, path, sent, self._request.id, silence),
+        encode = partial(self._call.additions.put, body, added)
+        sent = encode() if len(body) <= INLINE_BYTES else await asyncio.to_thread(encode)
+        upstream = self._upstream = await self._directory.forward(
+            *(worker, path, sent, self._request.id, idle_timeouts),
             method=self._call.method,
             content_type=self._call.content_type,
         )
@@ -313,43 +317,45 @@ class Relay:
         refused = fields_named_in((await upstream.begin(HELD_BYTES, self._hold.try_add))[0], added)
         if not refused:
             return upstream
-        self._hang_up()
-        again = await self._send(worker, path, body, added - refused, silence)
+        self._close_upstream()
+        again = await self._send(worker, path, body, added - refused, idle_timeouts)
         if again.status not in BAD_REQUEST:
-            self._fleet.refused(worker, path, refused)
+            self._directory.refused(worker, path, refused)
         return again
 
-    def _hang_up(self) -> None:
-        """End the call to a worker, if there is one."""
+    def _close_upstream(self) -> None:
+        """End the call to the current worker, if there is one."""
         if self._upstream is not None:
             self._upstream.close()
             self._upstream = None
 
     def _is_stream(self, upstream: WorkerResponse) -> bool:
-        """Whether the answer comes in events: as was asked for or, where that tells nothing, as it says itself."""
+        """Return whether the answer is a stream: as the call asked or, on paths without that rule, by its content type."""
         if self._call.streamed is not None:
             return self._call.streamed
         return upstream.headers.get(b"content-type", b"").partition(b";")[0].strip().lower() == EVENT_TYPE
 
-    def _body_of_rest(self, worker: WorkerId) -> bytes | None:
-        """What to ask a worker for; None if what has to be known for that is not."""
-        assert self._rest is not None
+    def _continuation_body(self, worker: WorkerId) -> bytes | None:
+        """Return the body that asks a worker for the rest; None if a needed value, such as its context length, is unknown."""
+        assert self._continuation is not None
         assert isinstance(self._reader, StreamReader)
-        body = self._rest.body(self._fleet.context_tokens(worker))
+        body = self._continuation.body(self._directory.context_tokens(worker))
         if body is None and (by_text := continuation(self._call, self._reader, ids=False)) is not None:
-            self._rest = by_text
+            self._continuation = by_text
             body = by_text.body(None)
         return body
 
-    async def _relay(self, upstream: WorkerResponse, dispatch: Dispatch, headers: HeaderList) -> FailedAttempt | None:
-        """Stream the answer; each block is on its way to the client before it is counted.
+    async def _relay_stream(
+        self, upstream: WorkerResponse, dispatch: Dispatch, headers: HeaderList
+    ) -> FailedAttempt | None:
+        """Relay a streamed answer. Each block is sent to the client before its first token is reported.
 
-        But for the last: where the answer's end came with it, the two leave together.
+        The last block is sent together with the end of the answer if both have arrived.
         """
         sent = started = self._scheduler_host.clock()
-        patience = self._fleet.patience(dispatch.worker)
+        silence_timeout = self._directory.patience(dispatch.worker)
         reader = self._reader = self._reader or self._new_reader(dispatch.worker)
-        rewriter = Rewriter(self._rest) if self._rest is not None else None
+        rewriter = Rewriter(self._continuation) if self._continuation is not None else None
         source = rewriter or reader
         counted = False
         ready = b""
@@ -365,7 +371,7 @@ class Relay:
                 if not counted and source.started:
                     counted = True
                     started = self._scheduler_host.clock()
-                    patience.started(started - sent)
+                    silence_timeout.started(started - sent)
                     upstream.started()
                     self._scheduler_host.start_stream(self._request.id, lambda: reader.output_tokens)
                 if reader.broken:
@@ -375,34 +381,34 @@ class Relay:
         except (WorkerBroke, WorkerHung):
             if not reader.complete:
                 raise
-            ready += self._missing(reader)
+            ready += self._missing_end(reader)
         if reader.broken and reader.complete:
-            ready += self._missing(reader)
-        lost = self._verdict(reader, headers)
-        if lost is not None:
+            ready += self._missing_end(reader)
+        failed = self._stream_failure(reader, headers)
+        if failed is not None:
             if ready:
                 await self._write(ready, headers)
-            return lost
-        patience.streamed(self._scheduler_host.clock() - started, reader.output_tokens)
+            return failed
+        silence_timeout.streamed(self._scheduler_host.clock() - started, reader.output_tokens)
         self._settle(Finished(self._request.id, reader.usage, reader.answer_keys()))
         await self._end(ready, headers)
         return None
 
     def _new_reader(self, worker: WorkerId) -> Reader:
-        """One for an answer of this worker."""
+        """Return a reader for an answer of this worker."""
         reader = self._family.reader(self._call)
         if isinstance(reader, ResponseReader) and (keeper := self._keeper) is not None:
             reader.on_response_id = lambda response: keeper.set_response(response, worker)
         return reader
 
     async def _end(self, last: bytes, headers: HeaderList) -> None:
-        """Send the last part of a stream."""
+        """Send the last block of a stream."""
         if not self._exchange.begun:
             await self._exchange.begin(200, headers)
         await self._exchange.end(last)
 
-    def _missing(self, reader: Reader) -> bytes:
-        """What a complete answer's stream lacks of its end."""
+    def _missing_end(self, reader: Reader) -> bytes:
+        """Return the closing events that the stream of a complete answer lacks."""
         return last_events(self._call, reader, None) if isinstance(reader, StreamReader) else b""
 
     async def _write(self, block: bytes, headers: HeaderList) -> None:
@@ -410,11 +416,11 @@ class Relay:
             await self._exchange.begin(200, headers)
         await self._exchange.write(block)
 
-    def _verdict(self, reader: Reader, headers: HeaderList) -> FailedAttempt | None:
-        """What is wrong with a whole stream; None if it is complete."""
+    def _stream_failure(self, reader: Reader, headers: HeaderList) -> FailedAttempt | None:
+        """Return why a stream that has ended counts as failed; None if it is complete."""
         if reader.broken and not reader.complete:
             return FailedAttempt(
-                Fault.BROKEN, True, WorkerBroke("The worker's stream became something else than an answer.")
+                Fault.BROKEN, True, WorkerBroke("The worker sent something that is not an answer in its stream.")
             )
         if reader.error is not None:
             fault = fault_of(reader.error.code)
@@ -428,8 +434,10 @@ class Relay:
             )
         return None
 
-    async def _pass_on(self, upstream: WorkerResponse, worker: WorkerId, headers: HeaderList) -> FailedAttempt | None:
-        """Hand over an answer in one piece; an engine's own refusal is lost, and told as it is if it must be."""
+    async def _relay_whole(
+        self, upstream: WorkerResponse, worker: WorkerId, headers: HeaderList
+    ) -> FailedAttempt | None:
+        """Relay an answer that is not a stream. An engine's refusal is a failed attempt, passed on if no retry follows."""
         before = self._hold.amount
         body, all_here = await upstream.begin(HELD_BYTES, self._hold.try_add)
         if (refused := worker_refused(upstream.status, everywhere=self._family.served_by_all_engines)) is not None:
@@ -438,21 +446,21 @@ class Relay:
             return FailedAttempt(Fault.ERROR, False, error)
         if not 200 <= upstream.status < 300:
             fault = fault_of(upstream.status)
-            told = body if all_here else b""  # a part of it is no JSON
-            return FailedAttempt(fault, fault is Fault.ERROR, status=upstream.status, headers=headers, body=told)
+            error_body = body if all_here else b""  # part of a body is no JSON
+            return FailedAttempt(fault, fault is Fault.ERROR, status=upstream.status, headers=headers, body=error_body)
         if not all_here:
-            return await self._pass_through(upstream, worker, headers, body, before)
+            return await self._relay_long(upstream, worker, headers, body, before)
         answer = self._family.read_whole(self._call, body)
         if answer.error is not None or answer.aborted:
             fault = Fault.ERROR if answer.error is None else fault_of(answer.error.code)
             return FailedAttempt(fault, True, headers=headers, body=body)
-        if not self._keep(answer, worker):
+        if not self._notify_keeper(answer, worker):
             self._settle(Finished(self._request.id, answer.usage, answer.answer_keys))
         await self._exchange.respond(upstream.status, headers, body)
         return None
 
-    def _keep(self, answer: Answer, worker: WorkerId) -> bool:
-        """Tell the keeper of the response in a whole answer; whether its engine computes on."""
+    def _notify_keeper(self, answer: Answer, worker: WorkerId) -> bool:
+        """Report the response in a whole answer to the keeper. Returns whether the engine is still computing it."""
         if self._keeper is None or answer.response is None:
             return False
         self._keeper.set_response(answer.response, worker)
@@ -461,12 +469,12 @@ class Relay:
         self._keeper.mark_running()
         return True
 
-    async def _pass_through(
+    async def _relay_long(
         self, upstream: WorkerResponse, worker: WorkerId, headers: HeaderList, first: bytes, before: int
     ) -> FailedAttempt | None:
-        """Hand over an answer that is too long to be held, as it comes; no other worker can make good its errors.
+        """Relay an answer that is too long to be held, block by block. No retry is possible after its head is sent.
 
-        `before`: bytes that were held without its beginning.
+        `before`: bytes that were held before the beginning of the answer.
         """
         outline = Outline()
         if (length := upstream.headers.get(b"content-length")) is not None:
@@ -480,7 +488,7 @@ class Relay:
             self._hold.set(before)  # from here on it is what the client has not read, see `Unread`
             block = await upstream.read()
         answer = self._read_outline(outline)
-        self._keep(answer, worker)
+        self._notify_keeper(answer, worker)
         if answer.error is None and not answer.aborted:
             self._settle(Finished(self._request.id, answer.usage, answer.answer_keys))
         else:
@@ -489,28 +497,30 @@ class Relay:
         return None
 
     def _read_outline(self, outline: Outline) -> Answer:
-        """What an answer tells that has passed; of one that is too long to be read, its usage alone."""
+        """Return what a relayed answer said; of one too long to parse, only its usage."""
         rest = outline.close()
         if rest is not None:
             with suppress(WorkerBroke):
                 return self._family.read_whole(self._call, rest)
         return Answer(tail_usage(outline.tail), (), None, False)
 
-    async def _tell(self, lost: FailedAttempt) -> None:
-        """Let the client know how its request was lost. Raises the RouterError that says it, if it is one of ours."""
-        if lost.error is not None:
-            raise lost.error
-        if self._call.streamed and lost.status == 200:
+    async def _report_failure(self, failed: FailedAttempt) -> None:
+        """Answer with the failure. Raises it instead if it is a RouterError, which the caller answers."""
+        if failed.error is not None:
+            raise failed.error
+        if self._call.streamed and failed.status == 200:
             if not self._exchange.begun:
-                await self._exchange.begin(200, lost.headers or [])
-            await self._exchange.end(lost.body)
+                await self._exchange.begin(200, failed.headers or [])
+            await self._exchange.end(failed.body)
         elif self._exchange.begun:
-            await self._exchange.end(self._family.errors.refusal_event(lost.status, lost.body))
-        elif lost.status != 200 and (told := self._family.errors.refusal(lost.status, lost.body)) is not None:
-            others = [header for header in lost.headers or [] if header[0] != JSON_TYPE[0]]
-            await self._exchange.respond(lost.status, [*others, JSON_TYPE], told)
+            await self._exchange.end(self._family.errors.refusal_event(failed.status, failed.body))
+        elif (
+            failed.status != 200 and (error_body := self._family.errors.refusal(failed.status, failed.body)) is not None
+        ):
+            others = [header for header in failed.headers or [] if header[0] != JSON_TYPE[0]]
+            await self._exchange.respond(failed.status, [*others, JSON_TYPE], error_body)
         else:
-            await self._exchange.respond(lost.status, lost.headers or [], lost.body)
+            await self._exchange.respond(failed.status, failed.headers or [], failed.body)
 
     def _usage(self) -> Usage | None:
         return self._reader.usage if self._reader is not None else None

@@ -18,10 +18,10 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
-from router.core.kv_blocks.block_names import BlockNames, BlockChange, TooManyBlocks
-from router.core.kv_blocks.kv_events import MessageOrder, Continuity, KvEventFault, read_batch
+from router.core.kv_blocks.block_names import BlockChange, BlockNames, TooManyBlocks
+from router.core.kv_blocks.kv_events import Continuity, KvEventFault, MessageOrder, read_batch
 from router.core.model.block_key import BlockHasher
-from router.upstream.kv_endpoints import Source
+from router.upstream.kv_endpoints import KvPublisher
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class EventStream:
 
     def __init__(
         self,
-        source: Source,
+        source: KvPublisher,
         context: zmq.asyncio.Context,
         hasher: BlockHasher,
         complaints: FaultLog,

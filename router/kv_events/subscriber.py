@@ -33,10 +33,10 @@ from router.core.model.events import (
 )
 from router.core.model.request import RequestId, WorkerId
 from router.errors import WorkerBroke
-from router.kv_events.stream import FaultLog, EventStream, StreamLimits
+from router.kv_events.stream import EventStream, FaultLog, StreamLimits
 from router.upstream.directory import WorkerDirectory, WorkerEndpoint
-from router.upstream.kv_endpoints import READERS, Source
-from router.upstream.poll_client import ask, polling_client
+from router.upstream.kv_endpoints import READERS, KvPublisher
+from router.upstream.poll_client import fetch, polling_client
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class WorkerFollower:
         self._streams = []
         self._told = None
 
-    def _stream(self, source: Source, rank: int, context: zmq.asyncio.Context) -> EventStream:
+    def _stream(self, source: KvPublisher, rank: int, context: zmq.asyncio.Context) -> EventStream:
         def tell(change: BlockChange) -> None:
             if self._told is not None and any(change):
                 self._feed(BlocksChanged(self.endpoint.id, rank, *change))
@@ -131,7 +131,7 @@ class WorkerFollower:
         log.info("worker %s has restarted, by its KV events: its cache is empty", self.endpoint.id)
         self._feed(Evicted(self.endpoint.id))
 
-    async def _ask(self, client: httpx.AsyncClient) -> tuple[Source, ...]:
+    async def _ask(self, client: httpx.AsyncClient) -> tuple[KvPublisher, ...]:
         """Where the worker publishes; asked again while it does not answer."""
         while True:
             try:
@@ -140,11 +140,11 @@ class WorkerFollower:
                 log.warning("worker %s does not tell whether it publishes KV events: %s", self.endpoint.id, error)
             await asyncio.sleep(RETRY_SECONDS)
 
-    async def _sources(self, client: httpx.AsyncClient) -> tuple[Source, ...]:
+    async def _sources(self, client: httpx.AsyncClient) -> tuple[KvPublisher, ...]:
         host = urlsplit(self.endpoint.url).hostname or ""
         for path, read in READERS.items():
             try:
-                return read(await ask(client, self.endpoint.url + path, self.endpoint.authorization), host)
+                return read(await fetch(client, self.endpoint.url + path, self.endpoint.authorization), host)
             except httpx.HTTPStatusError as error:
                 if error.response.status_code != httpx.codes.NOT_FOUND:
                     raise

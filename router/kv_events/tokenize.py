@@ -25,7 +25,7 @@ from router.core.model.events import Arrived, Cancelled, Event, Failed, Finished
 from router.core.model.request import RequestId
 from router.errors import WorkerBroke
 from router.upstream.directory import WorkerDirectory, WorkerEndpoint
-from router.upstream.poll_client import ask, polling_client
+from router.upstream.poll_client import fetch, polling_client
 
 log = logging.getLogger(__name__)
 
@@ -246,7 +246,7 @@ class PromptTokenizer:
             raise Declined
         headers = {"content-type": "application/json", **backend.authorization}
         try:
-            answer = await ask(self._client, backend.url + "/tokenize", headers, post=orjson.dumps(question))
+            answer = await fetch(self._client, backend.url + "/tokenize", headers, post=orjson.dumps(question))
         except httpx.HTTPStatusError as error:
             if error.response.is_client_error:
                 raise Declined from None

@@ -24,7 +24,7 @@ from router.core.model.saved import Counters, Groups, Piece, Prefixes
 from router.errors import ConfigError
 from router.front.stored.owners import Responses, StoredResponse
 from router.runtime.atomic_file import replace_file
-from router.runtime.periodic import Background
+from router.runtime.periodic import PeriodicTask
 
 log = logging.getLogger(__name__)
 
@@ -151,7 +151,7 @@ def usable_pieces(state: SavedState, policy: str, secret: bytes) -> Iterator[Pie
         yield piece
 
 
-class StateFile(Background):
+class StateFile(PeriodicTask):
     """Writes the state as long as it is entered, every few seconds, and once more at the end.
 
     Its pieces are made one at a time, so that between any two the event loop can do something else; the disk is

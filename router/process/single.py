@@ -43,7 +43,7 @@ from router.front.stored.owners import StoredResponse, StoredResponses
 from router.kv_events.setup import KvEvents, build_kv_events
 from router.persistence.journal import Journal, open_journal
 from router.persistence.state_file import StateFile, StateLine, load, new_header, set_aside, usable_pieces
-from router.runtime.gc_tuning import Collector
+from router.runtime.gc_tuning import FullCollections
 from router.telemetry.cache_alarm import CacheAlarm
 from router.telemetry.component_metrics import AdmissionMetrics, EventMetrics, FileMetrics, ResponseMetrics
 from router.telemetry.explain import Explanation, Explanations
@@ -62,10 +62,10 @@ from router.telemetry.request_metrics import ClientLabels, RequestMetrics
 from router.telemetry.state_metrics import StateCollector
 from router.upstream.directory import WorkerDirectory
 from router.upstream.discovery import Discovery, DnsSource, FileSource, Resolve, WorkerSource, read_workers, resolve
-from router.upstream.flag_check import Advice
-from router.upstream.flag_rules import Wanted
+from router.upstream.flag_check import FlagWarnings
+from router.upstream.flag_rules import RouterNeeds
 from router.upstream.poller import Poller
-from router.upstream.registry import WorkerDrain, WorkerRegistry, backend_of
+from router.upstream.registry import WorkerDrain, WorkerRegistry, endpoint_of
 
 
 def build(settings: Settings, resolve: Resolve = resolve) -> "Router":
@@ -74,7 +74,7 @@ def build(settings: Settings, resolve: Resolve = resolve) -> "Router":
     `resolve` finds the addresses of workers that are known by a name.
     """
     now = time.monotonic()
-    secret, scheduler, restored, responses = begin(settings, now)
+    secret, scheduler, restored, responses = initial_state(settings, now)
     journal = _journal(settings, secret, now, restored)
     patience = PatienceRules(settings.first_token_timeout, settings.token_timeout)
     fleet = WorkerDirectory((), settings.connect_timeout, patience, settings.aliases())
@@ -85,11 +85,11 @@ def build(settings: Settings, resolve: Resolve = resolve) -> "Router":
         observers.insert(0, journal)
     scheduler_host = SchedulerHost(scheduler, observers, time.monotonic)
     kv_events = build_kv_events(settings, fleet, scheduler_host, secret)
-    workers = _workers(settings, fleet, scheduler_host, resolve)
+    workers = _worker_services(settings, fleet, scheduler_host, resolve)
     scheduler_host.attach(workers.advice, workers.roster)
     monitor = workers.monitor
     drain, lag = Drain(settings.drain_timeout), LoopLag()
-    door = _door(settings, scheduler_host)
+    door = _access_control(settings, scheduler_host)
 
     async def report() -> FairnessReport:
         return await fairness_report(settings.policy, scheduler, fleet, scheduler_host.clock(), monitor.unread())
@@ -124,7 +124,7 @@ def build(settings: Settings, resolve: Resolve = resolve) -> "Router":
         registry.register(collector)
     operations = _operations(settings, fleet, workers, scheduler_host, report)
     parts = [
-        *(lag, Collector(lambda: drain.idle), journal, door.keys, state),
+        *(lag, FullCollections(lambda: drain.idle), journal, door.keys, state),
         *(fleet, kv_events, workers.advice, workers.discovery, monitor, background, operations and operations.history),
     ]
     control = control_plane(
@@ -166,7 +166,7 @@ def _state(
 def _operations(
     settings: Settings,
     fleet: WorkerDirectory,
-    workers: "Workers",
+    workers: "WorkerServices",
     scheduler_host: SchedulerHost,
     report: Callable[[], Awaitable[FairnessReport]],
 ) -> Operations | None:
@@ -183,7 +183,7 @@ def _gateway(
     settings: Settings,
     scheduler_host: SchedulerHost,
     fleet: WorkerDirectory,
-    door: "Door",
+    door: "AccessControl",
     budget: ByteBudget,
     kv_events: KvEvents,
     responses: ResponseCalls,
@@ -289,23 +289,25 @@ def _window(settings: Settings) -> Window:
     return kind(settings.max_inflight, settings.max_unstarted_tokens)
 
 
-class Workers(NamedTuple):
+class WorkerServices(NamedTuple):
     """Those who tell of workers that come and go."""
 
     monitor: Poller
     drain: WorkerDrain
     roster: WorkerRegistry
     discovery: Discovery
-    advice: Advice
+    advice: FlagWarnings
 
 
-def _workers(settings: Settings, fleet: WorkerDirectory, scheduler_host: SchedulerHost, resolve: Resolve) -> Workers:
+def _worker_services(
+    settings: Settings, fleet: WorkerDirectory, scheduler_host: SchedulerHost, resolve: Resolve
+) -> WorkerServices:
     drain = WorkerDrain(scheduler_host.feed)
     monitor = Poller(fleet, drain.feed, settings.poll_interval)
     runs = scheduler_host.scheduler.cluster.__contains__
-    roster = WorkerRegistry(fleet, monitor, drain, runs, lambda worker: backend_of(worker, settings))
-    advice = Advice(fleet, Wanted(settings.min_match_tokens, settings.isolate != "none"))
-    return Workers(monitor, drain, roster, _discovery(settings, roster, resolve), advice)
+    roster = WorkerRegistry(fleet, monitor, drain, runs, lambda worker: endpoint_of(worker, settings))
+    advice = FlagWarnings(fleet, RouterNeeds(settings.min_match_tokens, settings.isolate != "none"))
+    return WorkerServices(monitor, drain, roster, _discovery(settings, roster, resolve), advice)
 
 
 def _discovery(settings: Settings, roster: WorkerRegistry, resolve: Resolve) -> Discovery:
@@ -318,7 +320,7 @@ def _discovery(settings: Settings, roster: WorkerRegistry, resolve: Resolve) -> 
     return Discovery(sources, roster.tell, settings.discovery_interval)
 
 
-class Door(NamedTuple):
+class AccessControl(NamedTuple):
     """By which clients come in."""
 
     admission: Admission
@@ -326,7 +328,7 @@ class Door(NamedTuple):
     usage: UsageLookup
 
 
-def _door(settings: Settings, scheduler_host: SchedulerHost) -> Door:
+def _access_control(settings: Settings, scheduler_host: SchedulerHost) -> AccessControl:
     scheduler = scheduler_host.scheduler
     identifier = Identifier(settings.identity, settings.trusted_header, settings.trusted_proxy, clock=time.time)
 
@@ -338,10 +340,10 @@ def _door(settings: Settings, scheduler_host: SchedulerHost) -> Door:
         return usage_report(scheduler, who.client, who.weight, who.shared_group, who.group_weight)
 
     admission = Admission(identifier, scheduler.weights.__contains__, scheduler_host.clock)
-    return Door(admission, KeyWatch(settings.clients, use), usage)
+    return AccessControl(admission, KeyWatch(settings.clients, use), usage)
 
 
-class Beginning(NamedTuple):
+class InitialState(NamedTuple):
     """What a run begins with."""
 
     secret: bytes
@@ -353,7 +355,7 @@ class Beginning(NamedTuple):
     """Those that were remembered then."""
 
 
-def begin(settings: Settings, now: float) -> Beginning:
+def initial_state(settings: Settings, now: float) -> InitialState:
     """The scheduler at its start, with the state that was saved, if there is one that is of use.
 
     Raises ConfigError where the state's directory cannot be used.
@@ -363,12 +365,12 @@ def begin(settings: Settings, now: float) -> Beginning:
     scheduler = new_scheduler(settings)
     found = None if settings.state is None else load(settings.state, settings.state_fresh, time.time())
     if settings.state is None or found is None:
-        return Beginning(secret or secrets.token_bytes(32), scheduler, [])
+        return InitialState(secret or secrets.token_bytes(32), scheduler, [])
     saved = bytes.fromhex(found.header.hash_secret)
     pieces = list(usable_pieces(found, settings.policy, saved if secret is None else secret))
     try:
         restore(scheduler, pieces, now)
     except ValueError as error:
         set_aside(settings.state, error)
-        return Beginning(secret or secrets.token_bytes(32), new_scheduler(settings), [])
-    return Beginning(secret or saved, scheduler, pieces, found.responses)
+        return InitialState(secret or secrets.token_bytes(32), new_scheduler(settings), [])
+    return InitialState(secret or saved, scheduler, pieces, found.responses)

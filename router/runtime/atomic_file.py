@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-Mark = tuple[int, int, int] | None
+FileVersion = tuple[int, int, int] | None
 """By which a file that was changed or replaced is told from what it was; None where there is none."""
 
 
@@ -30,7 +30,7 @@ def replace_file(path: Path, blocks: Iterable[bytes]) -> None:
         os.close(directory)
 
 
-def mark_of(path: Path) -> Mark:
+def file_version(path: Path) -> FileVersion:
     """What the file is now, for whoever looks whether it is another one later."""
     try:
         found = os.stat(path)

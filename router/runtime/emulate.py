@@ -14,13 +14,13 @@ from typing import Final
 from router.errors import ConfigError
 
 COMMAND: Final = (sys.executable, "-m", "workers", "--dialect", "vllm", "--port", "0", "--exit-with-parent")
-READY: Final = re.compile(r"workers: \S+ (?P<model>\S+) on (?P<url>http://\S+)")
-PATIENCE: Final = 5.0
+READY_LINE: Final = re.compile(r"workers: \S+ (?P<model>\S+) on (?P<url>http://\S+)")
+TERMINATE_SECONDS: Final = 5.0
 """Seconds that a worker has to end when it is told to."""
 
 
 @dataclass(frozen=True, slots=True)
-class Emulated:
+class EmulatedWorker:
     """A process that listens and speaks like vLLM."""
 
     url: str
@@ -28,13 +28,13 @@ class Emulated:
 
 
 @contextmanager
-def emulated(count: int, command: Sequence[str] = COMMAND) -> Iterator[list[Emulated]]:
+def start_emulated_workers(count: int, command: Sequence[str] = COMMAND) -> Iterator[list[EmulatedWorker]]:
     """Start this many workers, wait until all listen, and end them on the way out.
 
     They also end by themselves when this process is gone, however it went. Raises ConfigError if one does not start.
     """
     with ExitStack() as stack:
-        processes = [stack.enter_context(ending(_start(command), PATIENCE)) for _ in range(count)]
+        processes = [stack.enter_context(terminated_on_exit(_start(command), TERMINATE_SECONDS)) for _ in range(count)]
         yield [_ready(process) for process in processes]
 
 
@@ -44,7 +44,7 @@ def _start(command: Sequence[str]) -> subprocess.Popen[str]:
 
 
 @contextmanager
-def ending(process: subprocess.Popen[str], patience: float) -> Iterator[subprocess.Popen[str]]:
+def terminated_on_exit(process: subprocess.Popen[str], patience: float) -> Iterator[subprocess.Popen[str]]:
     """End a process on the way out; it has so many seconds to do so when it is told to."""
     with process:
         try:
@@ -57,10 +57,10 @@ def ending(process: subprocess.Popen[str], patience: float) -> Iterator[subproce
                 process.kill()
 
 
-def _ready(process: subprocess.Popen[str]) -> Emulated:
+def _ready(process: subprocess.Popen[str]) -> EmulatedWorker:
     assert process.stdout is not None
     line = process.stdout.readline()
-    found = READY.match(line)
+    found = READY_LINE.match(line)
     if found is None:
         raise ConfigError(f"an emulated worker did not start; it said {line.strip()!r}")
-    return Emulated(found["url"], found["model"])
+    return EmulatedWorker(found["url"], found["model"])

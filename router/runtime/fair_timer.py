@@ -8,13 +8,13 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-LATE: Final = 0.1
+STALL_SECONDS: Final = 0.1
 """Seconds by which a timer is later than a busy event loop makes it."""
-GRACE: Final = 1.0
+GRACE_SECONDS: Final = 1.0
 """Seconds, at most, in which a loop that stood still reads what has come meanwhile."""
 
 
-class Alarm:
+class FairTimer:
     """One timer. If it rings late, it rings once more after a grace, and only then calls."""
 
     __slots__ = ("_call", "_handle", "_loop", "_seconds", "when")
@@ -36,12 +36,12 @@ class Alarm:
         self._handle = self._loop.call_later(seconds, self._ring)
 
     def _ring(self) -> None:
-        if stood_still(self._loop, self.when):
-            self._set(min(GRACE, self._seconds))
+        if stalled_since(self._loop, self.when):
+            self._set(min(GRACE_SECONDS, self._seconds))
         else:
             self._call()
 
 
-def stood_still(loop: asyncio.AbstractEventLoop, due: float) -> bool:
+def stalled_since(loop: asyncio.AbstractEventLoop, due: float) -> bool:
     """Whether the loop stood still, as what was due at this time happens only now."""
-    return loop.time() - due > LATE
+    return loop.time() - due > STALL_SECONDS

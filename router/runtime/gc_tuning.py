@@ -9,34 +9,34 @@ import gc
 from collections.abc import Callable
 from typing import Final, Self
 
-from router.runtime.periodic import Background
+from router.runtime.periodic import PeriodicTask
 
-YOUNG: Final = 10_000
+YOUNGEST_THRESHOLD: Final = 10_000
 """Objects made, less those freed, after which the youngest are looked at: a millisecond's work."""
-MIDDLE: Final = 5
+MIDDLE_THRESHOLD: Final = 5
 """Of such looks, after how many also what has survived these."""
 NEVER: Final = 1_000_000_000
-LOOK_SECONDS: Final = 1.0
-SELDOM_SECONDS: Final = 600.0
+CHECK_SECONDS: Final = 1.0
+INTERVAL_SECONDS: Final = 600.0
 """Between two looks at everything, which wait for a moment in which no call is under way ..."""
-LATEST_SECONDS: Final = 3600.0
+MAX_INTERVAL_SECONDS: Final = 3600.0
 """... for so long at most. Then what has come since is looked at, which is less."""
 
 
-def spare_the_collector() -> None:
+def tune_collector() -> None:
     """Look often at what is young, and never of itself at what is there for good."""
     gc.freeze()
-    gc.set_threshold(YOUNG, MIDDLE, NEVER)
+    gc.set_threshold(YOUNGEST_THRESHOLD, MIDDLE_THRESHOLD, NEVER)
 
 
-class Collector(Background):
+class FullCollections(PeriodicTask):
     """Looks at everything now and then, as long as it is entered."""
 
     def __init__(
-        self, idle: Callable[[], bool], seldom: float = SELDOM_SECONDS, latest: float = LATEST_SECONDS
+        self, idle: Callable[[], bool], seldom: float = INTERVAL_SECONDS, latest: float = MAX_INTERVAL_SECONDS
     ) -> None:
         """`idle`: whether no call is under way."""
-        super().__init__(min(LOOK_SECONDS, seldom))
+        super().__init__(min(CHECK_SECONDS, seldom))
         self._idle = idle
         self._seldom = seldom
         self._latest = latest

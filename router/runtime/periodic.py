@@ -8,7 +8,7 @@ from typing import Self
 log = logging.getLogger(__name__)
 
 
-class Background(ABC):
+class PeriodicTask(ABC):
     """Takes a turn at regular times, from when the context is entered until it is left.
 
     A turn that fails is told in the log with its trace, and the next one comes all the same.

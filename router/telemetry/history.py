@@ -1,4 +1,4 @@
-"""How fairness went: readings of /fairness at regular times, for as long back as they are kept."""
+"""The history of fairness: samples of /fairness taken at regular intervals over the last hour."""
 
 import time
 from collections import deque
@@ -8,45 +8,48 @@ from heapq import nlargest
 from typing import Final
 
 from router.core.model.request import ClientId, WorkerId
-from router.runtime.periodic import Background
+from router.runtime.periodic import PeriodicTask
 from router.telemetry.report import ClientReport, FairnessReport
 
 SAMPLE_SECONDS: Final = 10.0
-"""Between two readings."""
+"""Seconds between two samples."""
 SAMPLE_LIMIT: Final = 360
-"""Readings kept: an hour of them."""
+"""Samples kept: one hour at `SAMPLE_SECONDS`."""
 CLIENT_LIMIT: Final = 100
-"""Of a reading, at most: those that wait or run most, and then those that were served most."""
+"""Clients kept in a sample: those with the most queued and running requests, then those with the most service."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientSample:
-    """One client at one time."""
+    """One client at the time of a sample."""
 
     cost: float
-    """Of all it was served so far, in cost units."""
+    """Cost of all its service so far, in cost units."""
     queued: int
+    """Requests that wait in the router."""
     running: int
+    """Requests at workers."""
 
 
 @dataclass(frozen=True, slots=True)
 class FairnessSample:
-    """One reading."""
+    """Fairness at one time."""
 
     time: float
     """Seconds since 1970."""
     jain: float | None
+    """Jain's index of service per weight over the clients that waited; None without any."""
     clients: dict[ClientId, ClientSample]
     gaps: dict[WorkerId, float | None]
-    """The largest difference in service per weight, in cost units; None where nothing bounds it."""
+    """Service gap of each worker, in cost units per weight; None where nothing bounds it."""
     service_lag: float
-    """The largest of all clients, in cost units per weight."""
+    """The largest service lag of a client, in cost units per weight."""
     unserved_rounds: float | None
-    """The longest time in fair rounds for which a client that waited was served nothing; None before they are known."""
+    """Longest time for which a waiting client was served nothing, in fair rounds; None before these are known."""
 
 
-class FairnessHistory(Background):
-    """Takes readings for as long as the context is entered."""
+class FairnessHistory(PeriodicTask):
+    """Takes samples in the background while its context is entered."""
 
     def __init__(
         self,
@@ -54,7 +57,7 @@ class FairnessHistory(Background):
         every: float = SAMPLE_SECONDS,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`every`: seconds between two readings."""
+        """`every`: seconds between two samples; `clock`: the wall clock in seconds since 1970."""
         super().__init__(every)
         self._read = read
         self._clock = clock
@@ -62,11 +65,11 @@ class FairnessHistory(Background):
 
     @property
     def samples(self) -> list[FairnessSample]:
-        """Oldest first."""
+        """The samples, oldest first."""
         return list(self._samples)
 
     async def take_sample(self) -> None:
-        """One reading, now."""
+        """Take a sample now."""
         self._samples.append(sample(await self._read(), self._clock()))
 
     async def _turn(self) -> None:
@@ -74,7 +77,7 @@ class FairnessHistory(Background):
 
 
 def sample(report: FairnessReport, now: float) -> FairnessSample:
-    """What is kept of a report."""
+    """Reduce a report to what the history keeps."""
 
     def rank(entry: tuple[ClientId, ClientReport]) -> tuple[int, float]:
         return entry[1].queued + entry[1].running, entry[1].service.cost
@@ -83,10 +86,10 @@ def sample(report: FairnessReport, now: float) -> FairnessSample:
         now,
         report.jain,
         {
-            client: ClientSample(told.service.cost, told.queued, told.running)
-            for client, told in nlargest(CLIENT_LIMIT, report.clients.items(), key=rank)
+            client: ClientSample(entry.service.cost, entry.queued, entry.running)
+            for client, entry in nlargest(CLIENT_LIMIT, report.clients.items(), key=rank)
         },
-        {worker: told.service_gap for worker, told in report.workers.items()},
+        {worker: entry.service_gap for worker, entry in report.workers.items()},
         report.service_lag,
         report.waits.unserved_rounds,
     )

@@ -19,7 +19,7 @@ BAD_REQUEST: Final = frozenset({400, 422})
 Version = tuple[int, ...]
 
 _NUMBERS: Final = re.compile(r"\d+(?:\.\d+)*")
-SINCE: Final[Mapping[str, Mapping[str, Mapping[Addition, Version]]]] = {
+ACCEPTED_SINCE: Final[Mapping[str, Mapping[str, Mapping[Addition, Version]]]] = {
     "vllm": {
         # Before 0.6.4 the usage in the chunks of a chat was not cumulative.
         CHAT: {Addition.USAGE: (0, 5, 1), Addition.CHUNK_USAGE: (0, 6, 4), Addition.TOKEN_IDS: (0, 10, 2)},
@@ -43,7 +43,7 @@ SALTED_SINCE: Final[Mapping[str, Mapping[str, Version | None]]] = {
 """By engine and path: the first version that keeps prefixes apart by `cache_salt`; None where no version does."""
 
 
-def shares_prefixes(engine: str, version: str | None) -> list[str]:
+def unsalted_paths(engine: str, version: str | None) -> list[str]:
     """The paths on which an engine passes over `cache_salt`, so that clients find each other's prefixes there."""
     known = parse_version(version)
     since = SALTED_SINCE.get(engine, dict.fromkeys((CHAT, COMPLETIONS, RESPONSES, MESSAGES)))
@@ -104,5 +104,5 @@ def accepted_by(engine: str, version: str | None) -> dict[str, AddedFields]:
     known = parse_version(version)
     return {
         path: frozenset(field for field, since in fields.items() if known is None or known >= since)
-        for path, fields in SINCE.get(engine, {}).items()
+        for path, fields in ACCEPTED_SINCE.get(engine, {}).items()
     }

@@ -34,7 +34,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class EngineInfo:
     """How an engine was built and started. What it does not say is as by default."""
 
     version: str | None = None
@@ -60,14 +60,14 @@ class Dialect:
     load_readers: Mapping[str, Callable[[bytes], Load]]
     """Where it tells its load, best first; the next one is for engines that answer 404."""
     about_path: str | None = None
-    """Where it tells its version, and with what it was started, for `read_about`."""
+    """Where it tells its version, and with what it was started, for `read_engine_info`."""
     cache_path: str | None = None
     """Where it tells about its prefix cache, for `read_cache`."""
     read_cache: Callable[[bytes], CacheReport] = lambda _body: CacheReport()
     read_work: Callable[[bytes], WorkReport] = lambda _body: WorkReport()
     """What it has computed, by the same page."""
     tells_vocabulary: bool = False
-    """Whether it refuses `outside_vocabulary` and names the range; one that looks at every id itself need not."""
+    """Whether it refuses `out_of_vocabulary_call` and names the range; one that looks at every id itself need not."""
     flush_path: str | None = None
     """A POST there empties its prefix cache, where that is allowed."""
 
@@ -89,17 +89,17 @@ def context_tokens(body: bytes) -> int | None:
     return min(told, default=None)
 
 
-def recognise(body: bytes) -> Dialect:
+def detect_dialect(body: bytes) -> Dialect:
     """Which engine it is, by the answer to `MODELS_PATH`: each signs its models in `owned_by`."""
     owners = [card.get("owned_by") for card in _model_cards(body)]
     return next((dialect for dialect in (VLLM, SGLANG) if dialect.name in owners), GENERIC)
 
 
-def read_about(body: bytes) -> About:
+def read_engine_info(body: bytes) -> EngineInfo:
     """What an engine says of itself, by the answer to its `about_path`."""
     told = read_object(body)
     version, batch = told.get("version"), told.get("chunked_prefill_size")
-    return About(
+    return EngineInfo(
         version=version if isinstance(version, str) else None,
         reorders=told.get("schedule_policy", "fcfs") != "fcfs",
         batch_tokens=batch if type(batch) is int and batch > 0 else None,
@@ -109,7 +109,7 @@ def read_about(body: bytes) -> About:
     )
 
 
-def outside_vocabulary(model: str) -> bytes:
+def out_of_vocabulary_call(model: str) -> bytes:
     """A completion that is refused before anything is computed, for a token id that is in no vocabulary."""
     return orjson.dumps({"model": model, "prompt": "Hi", "max_tokens": 1, "logit_bias": {"-1": 0.0}})
 

@@ -12,7 +12,7 @@ from router.core.model.request import RequestId, WorkerId
 from router.errors import NoWorker
 from router.upstream.accepted_fields import AcceptedFields
 from router.upstream.http_client import UNLIMITED, IdleTimeouts, WorkerClient, WorkerResponse
-from router.upstream.kv_endpoints import Source
+from router.upstream.kv_endpoints import KvPublisher
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class WorkerEndpoint:
     """How long prompt and answer together may be; None where the engine does not tell."""
     fields: AcceptedFields = field(default_factory=AcceptedFields)
     """Which fields of the router's own it accepts."""
-    sources: tuple[Source, ...] = ()
+    sources: tuple[KvPublisher, ...] = ()
     """Where it publishes its KV events; none where it is to be asked."""
 
     @property

@@ -16,12 +16,12 @@ from pydantic import AfterValidator, TypeAdapter, ValidationError
 from router.config.settings import WorkerAddress, distinct
 from router.config.sources import read_yaml, refusal
 from router.errors import ConfigError
-from router.runtime.atomic_file import Mark, mark_of
-from router.runtime.periodic import Background
+from router.runtime.atomic_file import FileVersion, file_version
+from router.runtime.periodic import PeriodicTask
 
 log = logging.getLogger(__name__)
 
-COMPLAIN_EVERY: Final = 60.0
+WARN_SECONDS: Final = 60.0
 """Seconds between two lines in the log about a source that cannot be used."""
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
@@ -70,18 +70,18 @@ class DnsSource:
 
 
 class FileSource:
-    """A YAML file with a list of workers; read where it is another one than before (see `mark_of`)."""
+    """A YAML file with a list of workers; read where it is another one than before (see `file_version`)."""
 
     def __init__(self, path: Path) -> None:
         """Reads nothing yet."""
         self.name = str(path)
         self._path = path
-        self._seen: Mark = None
+        self._seen: FileVersion = None
         self._looked = False
 
     async def look(self) -> Workers | None:
         """See `WorkerSource`; a file with a mistake is told of once, until it changes again."""
-        seen = await asyncio.to_thread(mark_of, self._path)
+        seen = await asyncio.to_thread(file_version, self._path)
         if self._looked and seen == self._seen:
             return None
         self._looked, self._seen = True, seen
@@ -99,7 +99,7 @@ def read_workers(path: Path) -> Workers:
         raise ConfigError(f"{path}: {refusal(error)}") from None
 
 
-class Discovery(Background):
+class Discovery(PeriodicTask):
     """Looks at every source as long as the context is entered, and tells what each one names."""
 
     def __init__(self, sources: Iterable[WorkerSource], tell: Callable[[str, Workers], None], interval: float) -> None:
@@ -128,7 +128,7 @@ class Discovery(Background):
 
     def _complain(self, name: str, error: Exception) -> None:
         now = asyncio.get_running_loop().time()
-        if isinstance(error, ConfigError) or now >= self._complained.get(name, -COMPLAIN_EVERY) + COMPLAIN_EVERY:
+        if isinstance(error, ConfigError) or now >= self._complained.get(name, -WARN_SECONDS) + WARN_SECONDS:
             self._complained[name] = now
             told = str(error) if isinstance(error, ConfigError) else f"{name}: {error}"
             log.warning("%s; the workers stay as they were", told)

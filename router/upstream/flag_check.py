@@ -16,10 +16,10 @@ from router.core.model.events import Event, WorkerJoined
 from router.core.model.request import WorkerId
 from router.errors import WorkerBroke
 from router.upstream.accepted_fields import BAD_REQUEST, AcceptedFields
-from router.upstream.dialects import MODELS_PATH, About, read_about, read_models, recognise
+from router.upstream.dialects import MODELS_PATH, EngineInfo, detect_dialect, read_engine_info, read_models
 from router.upstream.directory import WorkerDirectory, WorkerEndpoint
-from router.upstream.flag_rules import Answers, Finding, Wanted, facts, findings
-from router.upstream.poll_client import ask, polling_client, reply_to
+from router.upstream.flag_rules import Finding, RouterNeeds, WorkerAnswers, cache_sizes, findings
+from router.upstream.poll_client import fetch, fetch_any_status, polling_client
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ STREAMS: Final[Mapping[str, Mapping[str, object]]] = {
     COMPLETIONS: {"prompt": "Hi"},
 }
 """By path: what a short call asks."""
-WITHOUT: Final = {
+EFFECT_OF_MISSING: Final = {
     Addition.USAGE: "clients are charged by what is predicted and by the chunks of their answers",
     Addition.CHUNK_USAGE: "until an answer ends, its output is counted by its chunks",
     Addition.TOKEN_IDS: "where it dies amid a stream, another worker goes on by the text and not by the tokens",
@@ -38,7 +38,7 @@ WITHOUT: Final = {
 """What it means where a field is not added."""
 
 
-class Examined(NamedTuple):
+class WorkerCheck(NamedTuple):
     """What came of asking one worker."""
 
     worker: WorkerId
@@ -49,7 +49,9 @@ class Examined(NamedTuple):
     """What it cannot do, and what the router does instead; no flag changes that."""
 
 
-async def examine(backend: WorkerEndpoint, client: httpx.AsyncClient, wanted: Wanted, *, generate: bool) -> Examined:
+async def check_worker(
+    backend: WorkerEndpoint, client: httpx.AsyncClient, wanted: RouterNeeds, *, generate: bool
+) -> WorkerCheck:
     """Ask a worker about itself.
 
     `generate`: also have it answer a prompt, twice, by one token each, to see what its usage tells. That is a load on
@@ -58,28 +60,28 @@ async def examine(backend: WorkerEndpoint, client: httpx.AsyncClient, wanted: Wa
     try:
         body = await _get(backend, client, MODELS_PATH)
         models = sorted(read_models(body))
-        dialect = recognise(body)
+        dialect = detect_dialect(body)
         page = await _page(backend, client, dialect.about_path)
         try:
-            about = About() if page is None else read_about(page)
+            about = EngineInfo() if page is None else read_engine_info(page)
         except WorkerBroke as error:
-            return Examined(backend.id, "", [_nonsense(backend, f"{dialect.about_path}", error)])
+            return WorkerCheck(backend.id, "", [_nonsense(backend, f"{dialect.about_path}", error)])
         generate = generate and bool(models) and not (about.disaggregated or about.embeds)
         usage = await _usage(backend, client, models[0]) if generate else None
         # Only now, because SGLang's metrics tell of its cache from the first prompt on.
-        answers = Answers(dialect, await _page(backend, client, dialect.cache_path), page, usage)
+        answers = WorkerAnswers(dialect, await _page(backend, client, dialect.cache_path), page, usage)
         fields = AcceptedFields(dialect.name, about.version)
         if generate:
             await _try_fields(backend, client, models[0], fields)
     except (httpx.HTTPError, WorkerBroke) as error:
-        return Examined(backend.id, "", [_unanswered(backend, error)])
-    sizes = facts(answers)
+        return WorkerCheck(backend.id, "", [_unanswered(backend, error)])
+    sizes = cache_sizes(answers)
     told = [" ".join([dialect.name, about.version or "of unknown version", "serves", ", ".join(models) or "no model"])]
     if sizes.kv_tokens is not None:
         told.append(f"its cache holds {sizes.kv_tokens} tokens")
     if sizes.block_tokens is not None:
         told.append(f"in blocks of {sizes.block_tokens}")
-    return Examined(backend.id, ", ".join(told), findings(answers, wanted), [*_notes(fields)])
+    return WorkerCheck(backend.id, ", ".join(told), findings(answers, wanted), [*_notes(fields)])
 
 
 def _unanswered(backend: WorkerEndpoint, error: Exception) -> Finding:
@@ -95,7 +97,7 @@ def _nonsense(backend: WorkerEndpoint, path: str, error: WorkerBroke) -> Finding
 
 
 async def _get(backend: WorkerEndpoint, client: httpx.AsyncClient, path: str) -> bytes:
-    return await ask(client, backend.url + path, backend.authorization)
+    return await fetch(client, backend.url + path, backend.authorization)
 
 
 async def _page(backend: WorkerEndpoint, client: httpx.AsyncClient, path: str | None) -> bytes | None:
@@ -117,7 +119,7 @@ async def _usage(backend: WorkerEndpoint, client: httpx.AsyncClient, model: str)
     answer: Any = None
     try:
         for _ in range(2):
-            answer = orjson.loads(await ask(client, backend.url + COMPLETIONS, headers, post=post))
+            answer = orjson.loads(await fetch(client, backend.url + COMPLETIONS, headers, post=post))
     except (httpx.HTTPStatusError, orjson.JSONDecodeError):
         return None
     return answer.get("usage") if isinstance(answer, dict) else None
@@ -130,8 +132,10 @@ async def _try_fields(backend: WorkerEndpoint, client: httpx.AsyncClient, model:
         body = orjson.dumps({"model": model, "max_tokens": 1, "stream": True, **asked})
         for _ in Addition:
             post = Additions().put(body, fields[path])
-            reply = await reply_to(client, backend.url + path, headers, post=post)
-            refused = fields_named_in(reply.body, fields[path]) if reply.response.status_code in BAD_REQUEST else NO_FIELDS
+            reply = await fetch_any_status(client, backend.url + path, headers, post=post)
+            refused = (
+                fields_named_in(reply.body, fields[path]) if reply.response.status_code in BAD_REQUEST else NO_FIELDS
+            )
             if not refused:
                 break
             fields.refuse(path, refused)
@@ -141,20 +145,20 @@ def _notes(fields: AcceptedFields) -> Iterator[str]:
     for path, missing in fields.missing.items():
         for field in sorted(missing, key=lambda each: each.value):
             verb = "refuses" if field in fields.refused.get(path, NO_FIELDS) else "does not accept"
-            yield f"{verb} {field.value} on {path}, which is not added there: {WITHOUT[field]}"
+            yield f"{verb} {field.value} on {path}, which is not added there: {EFFECT_OF_MISSING[field]}"
 
 
-async def examine_all(backends: Sequence[WorkerEndpoint], wanted: Wanted) -> list[Examined]:
+async def check_workers(backends: Sequence[WorkerEndpoint], wanted: RouterNeeds) -> list[WorkerCheck]:
     """All of them at once, each with a prompt."""
     client = polling_client()
     try:
-        asked = [examine(backend, client, wanted, generate=True) for backend in backends]
+        asked = [check_worker(backend, client, wanted, generate=True) for backend in backends]
         return list(await asyncio.gather(*asked))
     finally:
         await client.aclose()
 
 
-class Advice:
+class FlagWarnings:
     """Observer: examines each worker when it joins for the first time, and warns of what does not fit.
 
     No prompt is sent for that: whether answers tell what was cached is seen by the first of them.
@@ -162,7 +166,7 @@ class Advice:
 
     event_types: ClassVar[Collection[type[Event]]] = (WorkerJoined,)
 
-    def __init__(self, fleet: WorkerDirectory, wanted: Wanted) -> None:
+    def __init__(self, fleet: WorkerDirectory, wanted: RouterNeeds) -> None:
         self._fleet = fleet
         self._wanted = wanted
         self._told: dict[WorkerId, Sequence[Finding]] = {}
@@ -189,7 +193,7 @@ class Advice:
 
     async def _advise(self, backend: WorkerEndpoint) -> None:
         """Warn of what is other than the last time."""
-        examined = await examine(backend, self._client, self._wanted, generate=False)
+        examined = await check_worker(backend, self._client, self._wanted, generate=False)
         if not examined.card or examined.findings == self._told.get(backend.id, []):
             return
         self._told = {known.id: told for known in self._fleet.backends if (told := self._told.get(known.id))}

@@ -10,10 +10,10 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from router.errors import WorkerBroke
-from router.upstream.accepted_fields import shares_prefixes
-from router.upstream.dialects import SGLANG, VLLM, Dialect, read_about
+from router.upstream.accepted_fields import unsalted_paths
+from router.upstream.dialects import SGLANG, VLLM, Dialect, read_engine_info
 
-WHOLE_BLOCKS: Final = 16
+BLOCK_TOKENS: Final = 16
 """Tokens of a block in which few are lost at the end of a common prefix, and events are not too many."""
 _CACHE_OFF: Final = re.compile(rb'^vllm:cache_config_info\{[^}]*\benable_prefix_caching="False"', re.MULTILINE)
 
@@ -26,7 +26,7 @@ class Finding(NamedTuple):
     """What to do about it, with the exact flag."""
 
 
-class Wanted(NamedTuple):
+class RouterNeeds(NamedTuple):
     """What the router's settings want of its workers."""
 
     match_minimum: int
@@ -36,7 +36,7 @@ class Wanted(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class WorkerAnswers:
     """What one worker says of itself."""
 
     dialect: Dialect
@@ -49,57 +49,61 @@ class Answers:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class CacheSizes:
     """What is told of a worker that fits, too."""
 
     block_tokens: int | None
     kv_tokens: int | None
 
 
-def facts(answers: Answers) -> Facts:
+def cache_sizes(answers: WorkerAnswers) -> CacheSizes:
     """Sizes of its cache, as far as its metrics tell them."""
     dialect, page = answers.dialect, answers.metrics
     reader = dialect.load_readers.get("/metrics")
     if page is None or reader is None:
-        return Facts(None, None)
+        return CacheSizes(None, None)
     try:
-        return Facts(dialect.read_cache(page).block_tokens, reader(page).kv_tokens)
+        return CacheSizes(dialect.read_cache(page).block_tokens, reader(page).kv_tokens)
     except WorkerBroke:
-        return Facts(None, None)
+        return CacheSizes(None, None)
 
 
-def findings(answers: Answers, wanted: Wanted) -> list[Finding]:
+def findings(answers: WorkerAnswers, wanted: RouterNeeds) -> list[Finding]:
     """What does not fit."""
     match answers.dialect:
         case dialect if dialect is VLLM:
-            found = _vllm(answers)
+            found = _check_vllm(answers)
         case dialect if dialect is SGLANG:
-            found = _sglang(answers)
+            found = _check_sglang(answers)
         case _:
-            found = [_NEITHER]
-    return [*found, *_blocks(answers, wanted.match_minimum), *(_shared(answers) if wanted.isolated else ())]
+            found = [_UNKNOWN_ENGINE]
+    return [
+        *found,
+        *_check_block_size(answers, wanted.match_minimum),
+        *(_check_isolation(answers) if wanted.isolated else ()),
+    ]
 
 
-_NEITHER: Final = Finding(
+_UNKNOWN_ENGINE: Final = Finding(
     "is neither vLLM nor SGLang, and tells neither load nor cache",
     "set kv_tokens_default to the tokens that its cache holds; clients are charged by what is predicted",
 )
 
 
-def _vllm(answers: Answers) -> list[Finding]:
+def _check_vllm(answers: WorkerAnswers) -> list[Finding]:
     found = []
-    if not _tells_load(answers):
+    if not _metrics_readable(answers):
         found.append(
             Finding("tells no metrics, so neither its load nor its cache", "start it without --disable-log-stats")
         )
     elif answers.metrics is not None and _CACHE_OFF.search(answers.metrics):
         found.append(Finding("keeps no prefix cache", "start it with --enable-prefix-caching"))
-    if _untold(answers.usage):
-        found.append(Finding(_UNTOLD, "start it with --enable-prompt-tokens-details"))
+    if _lacks_cached_tokens(answers.usage):
+        found.append(Finding(_NO_CACHED_TOKENS, "start it with --enable-prompt-tokens-details"))
     return found
 
 
-def _sglang(answers: Answers) -> list[Finding]:
+def _check_sglang(answers: WorkerAnswers) -> list[Finding]:
     found = []
     if b"sglang:" not in (answers.metrics or b""):  # its gauges are not there before its first prompt
         found.append(Finding("tells no metrics, so not what it evicts", "start it with --enable-metrics"))
@@ -116,33 +120,33 @@ def _sglang(answers: Answers) -> list[Finding]:
         )
     if told.get("disable_radix_cache") is True:
         found.append(Finding("keeps no prefix cache", "start it without --disable-radix-cache"))
-    if told.get("enable_cache_report") is False or _untold(answers.usage):
-        found.append(Finding(_UNTOLD, "start it with --enable-cache-report"))
+    if told.get("enable_cache_report") is False or _lacks_cached_tokens(answers.usage):
+        found.append(Finding(_NO_CACHED_TOKENS, "start it with --enable-cache-report"))
     if told.get("kv_events") and told.get("page_size") == 1:
-        found.append(Finding("publishes a KV event for each token", f"start it with --page-size {WHOLE_BLOCKS}"))
+        found.append(Finding("publishes a KV event for each token", f"start it with --page-size {BLOCK_TOKENS}"))
     return found
 
 
-_UNTOLD: Final = "does not tell what of a prompt was cached, so clients are charged by what is predicted"
+_NO_CACHED_TOKENS: Final = "does not tell what of a prompt was cached, so clients are charged by what is predicted"
 
 
-def _blocks(answers: Answers, match_minimum: int) -> list[Finding]:
-    size = facts(answers).block_tokens
-    if size is None or size <= max(match_minimum, WHOLE_BLOCKS):
+def _check_block_size(answers: WorkerAnswers, match_minimum: int) -> list[Finding]:
+    size = cache_sizes(answers).block_tokens
+    if size is None or size <= max(match_minimum, BLOCK_TOKENS):
         return []
     flag = "--block-size" if answers.dialect is VLLM else "--page-size"
     return [
         Finding(
             f"finds prefixes only in whole blocks of {size} tokens, where {match_minimum} count as a match",
-            f"start it with {flag} {WHOLE_BLOCKS}, or set min_match_tokens to {size}",
+            f"start it with {flag} {BLOCK_TOKENS}, or set min_match_tokens to {size}",
         )
     ]
 
 
-def _shared(answers: Answers) -> list[Finding]:
+def _check_isolation(answers: WorkerAnswers) -> list[Finding]:
     """Paths on which the engine does not keep prefixes apart."""
     try:
-        version = None if answers.about is None else read_about(answers.about).version
+        version = None if answers.about is None else read_engine_info(answers.about).version
     except WorkerBroke:
         version = None
     return [
@@ -150,11 +154,11 @@ def _shared(answers: Answers) -> list[Finding]:
             f"passes over cache_salt on {path}, so clients find each other's prefixes there in spite of --isolate",
             f"start a version that keeps them apart, or let nobody reach {path}",
         )
-        for path in shares_prefixes(answers.dialect.name, version)
+        for path in unsalted_paths(answers.dialect.name, version)
     ]
 
 
-def _tells_load(answers: Answers) -> bool:
+def _metrics_readable(answers: WorkerAnswers) -> bool:
     """Whether the metrics are those of its dialect."""
     if answers.metrics is None:
         return False
@@ -165,7 +169,7 @@ def _tells_load(answers: Answers) -> bool:
     return True
 
 
-def _untold(usage: object) -> bool:
+def _lacks_cached_tokens(usage: object) -> bool:
     """Whether this is a usage without what was cached."""
     if not isinstance(usage, dict):
         return False

@@ -19,13 +19,13 @@ from urllib.parse import urlsplit
 import httptools
 
 from router.errors import NoWorker, WorkerBroke, WorkerHung, WorkerUnreachable
-from router.runtime.fair_timer import Alarm, stood_still
+from router.runtime.fair_timer import FairTimer, stalled_since
 
 IDLE_SECONDS: Final = 3.0
 """How long an unused connection may be used again: shorter than the 5 s after which an engine closes it."""
-CROSSING_SECONDS: Final = 1.0
+REUSE_RACE_SECONDS: Final = 1.0
 """How soon behind a call its connection closes if the worker closed it as idle, and did not see the call."""
-OURS: Final = frozenset({EMFILE, ENFILE, ENOBUFS, ENOMEM, EADDRNOTAVAIL})
+LOCAL_ERRORS: Final = frozenset({EMFILE, ENFILE, ENOBUFS, ENOMEM, EADDRNOTAVAIL})
 """Errors of a connection that say nothing about the worker."""
 BUFFER_BYTES: Final = 64 * 1024
 """How much of an answer may wait for its client before the socket is left alone."""
@@ -33,13 +33,13 @@ HEAD_BYTES: Final = 64 * 1024
 """How much a worker may send before its headers are complete."""
 GATHER_SECONDS: Final = 0.01
 """For which more is left to come in, where a worker sends in crumbs: each costs as much as a block."""
-CRUMBS: Final = 64
+SMALL_BLOCKS: Final = 64
 """Blocks in a row that are of no use yet, after which they count as crumbs."""
-CRUMB_BYTES: Final = 64
+SMALL_BLOCK_BYTES: Final = 64
 """Of a block of a whole answer, below which it is one."""
 
 
-SWITCHING: Final = 101
+SWITCHING_PROTOCOLS: Final = 101
 LAST_STATUS: Final = 599
 
 
@@ -77,7 +77,7 @@ class Connection(asyncio.Protocol):
         self._silence: IdleTimeouts | None = None
         """What the call under way allows."""
         self._sent = self._waiting_since = 0.0
-        self._watch: Alarm | None = None
+        self._watch: FairTimer | None = None
         self._hung = False
 
     @property
@@ -88,7 +88,7 @@ class Connection(asyncio.Protocol):
     @property
     def crossed(self) -> bool:
         """Whether it was closed as the call came, before anything was heard of an answer."""
-        return self._lost and not self._size and self._loop.time() - self._sent <= CROSSING_SECONDS
+        return self._lost and not self._size and self._loop.time() - self._sent <= REUSE_RACE_SECONDS
 
     @property
     def read_up(self) -> bool:
@@ -177,7 +177,7 @@ class Connection(asyncio.Protocol):
             if self._watch.when <= self._loop.time() + limit:
                 return
             self._watch.cancel()
-        self._watch = Alarm(self._loop, limit, self._check_silence)
+        self._watch = FairTimer(self._loop, limit, self._check_silence)
 
     def _unwatch(self) -> None:
         if self._watch is not None:
@@ -258,7 +258,9 @@ class Connection(asyncio.Protocol):
         if self._complete:
             self.abort()
         self.status = self._parser.get_status_code()
-        if self.status == SWITCHING or self.status > LAST_STATUS:  # neither was asked for, nor can be passed on
+        if (
+            self.status == SWITCHING_PROTOCOLS or self.status > LAST_STATUS
+        ):  # neither was asked for, nor can be passed on
             self.abort()
             return
         self._keep_alive = self._parser.should_keep_alive()
@@ -299,7 +301,7 @@ class WorkerResponse:
                 has_room = take(len(block))
                 first += block
                 reads += 1
-                if reads > CRUMBS and len(first) < CRUMB_BYTES * reads:
+                if reads > SMALL_BLOCKS and len(first) < SMALL_BLOCK_BYTES * reads:
                     await self.gather()
             self._first, self._ended = bytes(first), has_room and len(first) <= limit
         return self._first, self._ended
@@ -391,7 +393,7 @@ class WorkerClient:
         try:
             return await self._open()
         except WorkerUnreachable:
-            if not stood_still(asyncio.get_running_loop(), due):
+            if not stalled_since(asyncio.get_running_loop(), due):
                 raise
             return await self._open()
 
@@ -401,7 +403,7 @@ class WorkerClient:
             async with asyncio.timeout(self._connect_timeout):
                 _, connection = await loop.create_connection(Connection, self._host, self._port, ssl=self._ssl)
         except OSError as error:  # a TimeoutError is one
-            if error.errno in OURS:
+            if error.errno in LOCAL_ERRORS:
                 raise NoWorker("The router has no connection left; try again.", retry_after=1.0) from error
             raise WorkerUnreachable("The worker cannot be reached.", accepted=False) from error
         return connection

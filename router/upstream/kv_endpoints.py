@@ -13,7 +13,7 @@ from router.api.body.json_object import read_object
 from router.errors import WorkerBroke
 
 
-class Source(NamedTuple):
+class KvPublisher(NamedTuple):
     """One publisher: one data-parallel rank of one engine."""
 
     endpoint: str
@@ -23,7 +23,7 @@ class Source(NamedTuple):
     topic: bytes = b""
 
 
-def read_vllm_sources(body: bytes, host: str) -> tuple[Source, ...]:
+def read_vllm_sources(body: bytes, host: str) -> tuple[KvPublisher, ...]:
     """The publishers of a vLLM at `host`, by its /kv_event_sources: a configuration by rank."""
     ranks = read_object(body)
     sources = []
@@ -34,7 +34,7 @@ def read_vllm_sources(body: bytes, host: str) -> tuple[Source, ...]:
         if config.get("publisher") == "zmq" and config.get("enable_kv_cache_events"):
             replay, topic = config.get("replay_endpoint"), str(config.get("topic") or "")
             sources.append(
-                Source(
+                KvPublisher(
                     reachable(config.get("endpoint"), host),
                     None if replay is None else reachable(replay, host),
                     topic.encode(),
@@ -43,7 +43,7 @@ def read_vllm_sources(body: bytes, host: str) -> tuple[Source, ...]:
     return tuple(sources)
 
 
-def read_sglang_sources(body: bytes, host: str) -> tuple[Source, ...]:
+def read_sglang_sources(body: bytes, host: str) -> tuple[KvPublisher, ...]:
     """The publishers of an SGLang at `host`, by the descriptor in its /server_info: ports that count up by rank."""
     told = read_object(body).get("kv_events")
     if not isinstance(told, dict) or told.get("publisher") != "zmq":
@@ -55,7 +55,7 @@ def read_sglang_sources(body: bytes, host: str) -> tuple[Source, ...]:
     if type(port) is not int:
         raise WorkerBroke("A worker's source of KV events has no port.")
     return tuple(
-        Source(
+        KvPublisher(
             reachable(f"tcp://{named}:{port + rank}", host),
             reachable(f"tcp://{named}:{replay + rank}", host) if type(replay) is int else None,
             topic,
@@ -64,7 +64,7 @@ def read_sglang_sources(body: bytes, host: str) -> tuple[Source, ...]:
     )
 
 
-READERS: Final[Mapping[str, Callable[[bytes, str], tuple[Source, ...]]]] = {
+READERS: Final[Mapping[str, Callable[[bytes, str], tuple[KvPublisher, ...]]]] = {
     "/kv_event_sources": read_vllm_sources,
     "/server_info": read_sglang_sources,
 }

@@ -11,7 +11,7 @@ from router.errors import WorkerBroke
 
 ANSWER_SECONDS: Final = 5.0
 """How long a worker may take over any answer."""
-MOST_BYTES: Final = 16 * 1024 * 1024
+MAX_ANSWER_BYTES: Final = 16 * 1024 * 1024
 """Of an answer; engines send some hundred kilobytes of metrics."""
 
 
@@ -30,18 +30,18 @@ class Reply(NamedTuple):
     body: bytes
 
 
-async def ask(client: httpx.AsyncClient, url: str, headers: Mapping[str, str], *, post: bytes | None = None) -> bytes:
+async def fetch(client: httpx.AsyncClient, url: str, headers: Mapping[str, str], *, post: bytes | None = None) -> bytes:
     """The body of the answer to a GET, or to a POST of these bytes.
 
     Raises WorkerBroke for an answer that is too long or takes too long; httpx.HTTPError for none, or another status
     than 200 to 299.
     """
-    reply = await reply_to(client, url, headers, post=post)
+    reply = await fetch_any_status(client, url, headers, post=post)
     reply.response.raise_for_status()
     return reply.body
 
 
-async def reply_to(
+async def fetch_any_status(
     client: httpx.AsyncClient, url: str, headers: Mapping[str, str], *, post: bytes | None = None
 ) -> Reply:
     """The same for an answer of any status."""
@@ -54,8 +54,8 @@ async def reply_to(
             async for block in response.aiter_bytes():
                 blocks.append(block)
                 size += len(block)
-                if size > MOST_BYTES:
-                    raise WorkerBroke(f"{response.url.path} is longer than {MOST_BYTES} bytes.")
+                if size > MAX_ANSWER_BYTES:
+                    raise WorkerBroke(f"{response.url.path} is longer than {MAX_ANSWER_BYTES} bytes.")
     except TimeoutError:
         raise WorkerBroke(f"{url} did not answer in full within {ANSWER_SECONDS:g} s.") from None
     return Reply(response, b"".join(blocks))

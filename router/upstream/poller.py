@@ -23,30 +23,30 @@ from router.errors import WorkerBroke
 from router.upstream.dialects import (
     COMPLETIONS_PATH,
     MODELS_PATH,
-    About,
     Dialect,
+    EngineInfo,
     Load,
     context_tokens,
-    outside_vocabulary,
-    read_about,
+    detect_dialect,
+    out_of_vocabulary_call,
+    read_engine_info,
     read_models,
     read_parents,
     read_vocabulary,
-    recognise,
 )
 from router.upstream.directory import WorkerDirectory, WorkerEndpoint
-from router.upstream.poll_client import ask, polling_client, reply_to
+from router.upstream.poll_client import fetch, fetch_any_status, polling_client
 
 log = logging.getLogger(__name__)
 
-PATIENCE = 3
+MISSED_POLLS = 3
 """Polls in a row that a worker may leave unanswered; a refused connection needs no second."""
-COMPLAIN_EVERY = 60.0
+WARN_SECONDS = 60.0
 """Seconds between two lines in the log about a worker's metrics."""
-UNTOLD = 4
+POLLS_WITHOUT_LOAD = 4
 """Looks at a worker's health, in a row, without a report of its load, from which on the look itself counts as a sign of
 life: its metrics are slow, or it tells none."""
-MODELS_EVERY = 20
+POLLS_PER_MODEL_LIST = 20
 """Polls between two readings of the list of models: adapters come and go, but seldom."""
 
 
@@ -110,7 +110,7 @@ class Poller:
         acts = (probe.look, probe.measure)
         return tuple(asyncio.create_task(self._keep(act, client, pause)) for act in acts)
 
-    async def _keep(self, act: "Act", client: httpx.AsyncClient, pause: float) -> None:
+    async def _keep(self, act: "Poll", client: httpx.AsyncClient, pause: float) -> None:
         """`pause`: seconds before the first time."""
         while True:
             await asyncio.sleep(pause)
@@ -121,7 +121,7 @@ class Poller:
                 log.exception("a poll failed inside the router")
 
 
-Act = Callable[[httpx.AsyncClient], Awaitable[None]]
+Poll = Callable[[httpx.AsyncClient], Awaitable[None]]
 """One poll."""
 
 
@@ -144,7 +144,7 @@ class WorkerProbe:
         """Set while it answers, so that its load is asked for."""
         self.unread = 0
         """Answers about load and cache that could not be used."""
-        self._complained = -COMPLAIN_EVERY
+        self._complained = -WARN_SECONDS
 
     @property
     def worker(self) -> WorkerId:
@@ -160,11 +160,11 @@ class WorkerProbe:
         """Ask for its health and its models; tell what changed."""
         models = None
         try:
-            if not self._backend.healthy or self._polls % MODELS_EVERY == 0:
+            if not self._backend.healthy or self._polls % POLLS_PER_MODEL_LIST == 0:
                 models = await self._read_models(client)
             await self._read_health(client, listed=models is not None)
         except httpx.ConnectError:
-            self._missed(PATIENCE, "it takes no connection")
+            self._missed(MISSED_POLLS, "it takes no connection")
         except (httpx.HTTPError, WorkerBroke) as error:
             self._missed(1, str(error) or type(error).__name__)
         else:
@@ -174,7 +174,7 @@ class WorkerProbe:
                 await self._serves(client, models)
             self._there.set()
             self._untold += 1
-            if not self._tells or self._untold >= UNTOLD:
+            if not self._tells or self._untold >= POLLS_WITHOUT_LOAD:
                 self._feed(WorkerAnswered(self._backend.id))
 
     async def measure(self, client: httpx.AsyncClient) -> None:
@@ -184,7 +184,7 @@ class WorkerProbe:
 
     async def _read_models(self, client: httpx.AsyncClient) -> frozenset[str]:
         body = await self._get(client, MODELS_PATH)
-        dialect = recognise(body)
+        dialect = detect_dialect(body)
         self._dialect = dialect
         # What was not there the last time may be by now: a proxy before it has started, or it is another version.
         self._load_path = next(iter(dialect.load_readers), None)
@@ -219,23 +219,25 @@ class WorkerProbe:
                 )
             )
 
-    async def _read_about(self, client: httpx.AsyncClient) -> About:
+    async def _read_about(self, client: httpx.AsyncClient) -> EngineInfo:
         if self._dialect is None or self._dialect.about_path is None:
-            return About()
+            return EngineInfo()
         try:
-            return read_about(await self._get(client, self._dialect.about_path))
+            return read_engine_info(await self._get(client, self._dialect.about_path))
         except (httpx.HTTPError, WorkerBroke) as error:
             log.debug("%s: %s", self._backend.id, error)
-            return About()
+            return EngineInfo()
 
-    async def _read_vocabulary(self, client: httpx.AsyncClient, models: frozenset[str], about: About) -> int | None:
+    async def _read_vocabulary(
+        self, client: httpx.AsyncClient, models: frozenset[str], about: EngineInfo
+    ) -> int | None:
         """An SGLang tells it nowhere but in the refusal of a call, which computes nothing."""
         if self._dialect is None or not self._dialect.tells_vocabulary or about.embeds or not models:
             return None
         headers = {"content-type": "application/json", **self._backend.authorization}
-        post = outside_vocabulary(min(models - self._backend.parents.keys(), default=min(models)))
+        post = out_of_vocabulary_call(min(models - self._backend.parents.keys(), default=min(models)))
         try:
-            reply = await reply_to(client, self._backend.url + COMPLETIONS_PATH, headers, post=post)
+            reply = await fetch_any_status(client, self._backend.url + COMPLETIONS_PATH, headers, post=post)
         except (httpx.HTTPError, WorkerBroke) as error:
             log.debug("%s: %s", self._backend.id, error)
             return None
@@ -294,7 +296,7 @@ class WorkerProbe:
     def _complain(self, error: Exception) -> None:
         """Its metrics are of no use this time; it is served on."""
         self.unread += 1
-        if time.monotonic() >= self._complained + COMPLAIN_EVERY:
+        if time.monotonic() >= self._complained + WARN_SECONDS:
             self._complained = time.monotonic()
             reason = str(error) or type(error).__name__
             log.warning("worker %s: metrics ignored, %d times so far: %s", self._backend.id, self.unread, reason)
@@ -314,14 +316,14 @@ class WorkerProbe:
         self._feed(Evicted(self._backend.id))
 
     async def _get(self, client: httpx.AsyncClient, path: str) -> bytes:
-        return await ask(client, self._backend.url + path, self._backend.authorization)
+        return await fetch(client, self._backend.url + path, self._backend.authorization)
 
     def _missed(self, polls: int, why: str) -> None:
         if not self._polls and not self._unanswered:
             log.warning("worker %s is not there yet: %s", self._backend.id, why)
         self._unanswered += polls
         self._there.clear()
-        if self._backend.healthy and self._unanswered >= PATIENCE:
+        if self._backend.healthy and self._unanswered >= MISSED_POLLS:
             log.warning("worker %s is gone; its queue is placed anew: %s", self._backend.id, why)
             self._backend.healthy = False
             self._feed(WorkerLeft(self._backend.id))

@@ -10,7 +10,7 @@ from router.core.model.events import Cancelled, Event, Failed, Finished, Returne
 from router.core.model.request import WorkerId
 from router.errors import UnknownWorker, WorkerExists
 from router.upstream.directory import WorkerDirectory, WorkerEndpoint
-from router.upstream.kv_endpoints import Source
+from router.upstream.kv_endpoints import KvPublisher
 from router.upstream.poller import Poller
 
 
@@ -59,12 +59,12 @@ log = logging.getLogger(__name__)
 OPERATOR: Final = "the operator"
 
 
-def backend_of(worker: WorkerAddress, settings: Settings) -> WorkerEndpoint:
+def endpoint_of(worker: WorkerAddress, settings: Settings) -> WorkerEndpoint:
     """A worker as it is reached."""
     key = worker.api_key or settings.worker_api_key
-    sources: tuple[Source, ...] = ()
+    sources: tuple[KvPublisher, ...] = ()
     if worker.kv_events is not None:
-        sources = (Source(worker.kv_events, worker.kv_replay, worker.kv_topic.encode()),)
+        sources = (KvPublisher(worker.kv_events, worker.kv_replay, worker.kv_topic.encode()),)
     return WorkerEndpoint(WorkerId(worker.id), worker.url, key.get_secret_value() if key else None, sources=sources)
 
 

@@ -14,9 +14,9 @@ from router.auth.identity import (
     Group,
     Identifier,
     Identity,
+    IdentitySource,
     ResolvedClient,
-    Source,
-    is_free,
+    is_allowed_name,
 )
 from router.core.model.request import ClientId, GroupId
 from router.errors import ConfigError, InvalidKey
@@ -153,12 +153,12 @@ def test_by_default_only_this_machine_is_trusted() -> None:
     assert identifier.identify({b"x-client-id": b"alice"}, None, "192.168.0.1").client == "address-192.168.0.1"
 
 
-@given(st.sampled_from([*Source]), st.text(min_size=1, max_size=30))
-def test_no_name_of_the_book_is_one_that_others_can_have(source: Source, name: str) -> None:
+@given(st.sampled_from([*IdentitySource]), st.text(min_size=1, max_size=30))
+def test_no_name_of_the_book_is_one_that_others_can_have(source: IdentitySource, name: str) -> None:
     """The ids of those that it does not know are none that it may give."""
-    assert not is_free(f"{source}-{name}")
-    assert not is_free(ANONYMOUS)
-    assert is_free("alice")
+    assert not is_allowed_name(f"{source}-{name}")
+    assert not is_allowed_name(ANONYMOUS)
+    assert is_allowed_name("alice")
 
 
 @given(st.text(min_size=1, max_size=200))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from router.auth.identity import Group, Limits
-from router.auth.keys_file import book_of, hash_of, load, parse
+from router.auth.keys_file import build_directory, hash_of, load, parse
 from router.errors import ConfigError
 
 KEY = "sk-alice"
@@ -34,7 +34,7 @@ anonymous:
 
 def test_it_says_who_is_known() -> None:
     """Each key stands for its client's name, weight, group, limits, models and end."""
-    book = book_of(parse(WHOLE))
+    book = build_directory(parse(WHOLE))
     (identity, until) = book.keys[DIGEST]
     assert book.checks
     assert book.keys.keys() == {DIGEST}
@@ -51,7 +51,7 @@ def test_it_says_who_is_known() -> None:
 
 def test_who_is_not_spoken_of_may_not_call() -> None:
     """An empty file lets nobody in."""
-    book = book_of(parse(""))
+    book = build_directory(parse(""))
     assert (book.checks, book.anonymous.allowed) == (True, False)
 
 
@@ -59,7 +59,7 @@ def test_a_key_may_have_an_end_of_its_own() -> None:
     """As an old one has after a rotation: the earlier of its own end and its client's."""
     other = hash_of("sk-new")
     text = f'clients: {{a: {{key: ["{other}", "{hash_of(KEY)} until 2026-12-01T00:00:00Z"], expires: 2027-01-31}}}}'
-    ends = [entry.until for entry in book_of(parse(text)).keys.values()]
+    ends = [entry.until for entry in build_directory(parse(text)).keys.values()]
     assert ends == [1801353600.0, 1796083200.0]
 
 

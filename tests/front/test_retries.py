@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from router.runtime.emulate import READY
+from router.runtime.emulate import READY_LINE
 from tests.support.running import CHAT, COMPLETIONS, RunningRouter, chat, running_router
 from tests.support.scripted_engine import DONE, Call, ScriptedEngine, chunk, event, scripted_engine
 from tests.upstream.test_failing_workers import STREAMED, Act, close, garbage, half_a_head, no_json, reset, served
@@ -132,7 +132,7 @@ def worker(dialect: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     command += ["--dialect", dialect, "--hardware", "h100-llama-7b", "--speed", "2"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        found = READY.match(process.stdout.readline())
+        found = READY_LINE.match(process.stdout.readline())
         assert found is not None
         try:
             yield found["url"], process

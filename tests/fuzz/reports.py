@@ -10,7 +10,7 @@ from router.core.kv_blocks.block_names import BlockNames, TooManyBlocks
 from router.core.kv_blocks.kv_events import read_batch
 from router.core.model.block_key import BlockHasher
 from router.errors import WorkerBroke
-from router.upstream.dialects import SGLANG, VLLM, context_tokens, read_about, read_models, recognise
+from router.upstream.dialects import SGLANG, VLLM, context_tokens, detect_dialect, read_engine_info, read_models
 from router.upstream.kv_endpoints import READERS as SOURCES
 
 from .engine import Target
@@ -80,7 +80,7 @@ ADDRESSES: Final = (
     "http://x:1",
 )
 READERS: Final[tuple[Callable[[bytes], object], ...]] = (
-    *(read_models, context_tokens, recognise, read_about, VLLM.read_cache, SGLANG.read_cache),
+    *(read_models, context_tokens, detect_dialect, read_engine_info, VLLM.read_cache, SGLANG.read_cache),
     *VLLM.load_readers.values(),
     *SGLANG.load_readers.values(),
     *(lambda body, read=read: read(body, "host") for read in SOURCES.values()),

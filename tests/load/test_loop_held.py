@@ -11,7 +11,7 @@ from random import Random
 from router.core.clients.fairness import WAITS_KEPT
 from router.core.model.events import Arrived, Finished, WorkerJoined
 from router.core.model.request import ClientId, Request, RequestId, Usage, Worker, WorkerId
-from router.runtime.gc_tuning import spare_the_collector
+from router.runtime.gc_tuning import tune_collector
 from router.telemetry.request_metrics import CLIENT_LIMIT
 from tests.support.running import RunningRouter, chat, emulated_workers, running_router, until
 from tests.support.timed_loop import TimedLoop
@@ -29,7 +29,7 @@ SHARED = "The same document for all. " * 1000
 def seldom_collecting() -> Iterator[None]:
     """As the command sets it."""
     before = gc.get_threshold()
-    spare_the_collector()
+    tune_collector()
     yield
     gc.set_threshold(*before)
     gc.unfreeze()

@@ -16,7 +16,7 @@ from router.auth.identity import Identifier
 from router.errors import Refused
 from router.front.byte_budget import ByteBudget
 from router.front.relay import HELD_BYTES, PendingEvent
-from router.upstream.http_client import CRUMBS, WorkerClient
+from router.upstream.http_client import SMALL_BLOCKS, WorkerClient
 from tests.support.running import CHAT, PATIENCE, RunningRouter, chat, running_router, until
 from tests.support.scripted_engine import DONE, Call, ScriptedEngine, chunk, scripted_engine, usage, usage_chunk
 
@@ -317,8 +317,8 @@ def test_blocks_without_an_event_are_crumbs_and_held() -> None:
     """After many in a row, until one is complete; what has come of it counts in the budget."""
     hold = ByteBudget(10_000).hold("owner")
     pending = PendingEvent(hold)
-    assert [pending.add(2, b"") for _ in range(CRUMBS + 2)] == [False] * CRUMBS + [True] * 2
-    assert hold.amount == 2 * (CRUMBS + 2)
+    assert [pending.add(2, b"") for _ in range(SMALL_BLOCKS + 2)] == [False] * SMALL_BLOCKS + [True] * 2
+    assert hold.amount == 2 * (SMALL_BLOCKS + 2)
     assert not pending.add(2, b"event")
     assert hold.amount == 0
     with pytest.raises(Refused):

@@ -32,7 +32,7 @@ from router.core.model.saved import (
 )
 from router.errors import ConfigError
 from router.persistence.state_file import FILE_NAME, StateFile, decode, load, new_header
-from router.process.single import begin
+from router.process.single import initial_state
 from router.runtime.atomic_file import replace_file
 from tests.support.running import chat, running_router
 from tests.support.scripted_engine import scripted_engine
@@ -120,7 +120,7 @@ async def test_what_is_damaged_or_foreign_is_set_aside(
 async def test_a_state_that_contradicts_itself_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Its checksum is right, and still nothing of it is taken."""
     await write(tmp_path, [*PIECES, Prefixes((SavedNode(7, b"12345678"),), ())])
-    begun = begin(Settings(state=tmp_path), 0.0)
+    begun = initial_state(Settings(state=tmp_path), 0.0)
     assert begun.restored == []
     assert not begun.scheduler.weights
     assert len(caplog.messages) == 1
@@ -141,10 +141,10 @@ def test_no_bytes_crash_the_loader(noise: bytes, place: int, cut: bool) -> None:
 async def test_under_another_policy_or_secret_the_rest_is_of_use(tmp_path: Path) -> None:
     """Counters belong to a policy, hashes to a secret; what was served belongs to nobody but the client."""
     await write(tmp_path, PIECES)
-    begun = begin(Settings(state=tmp_path, policy="d2lpm", hash_secret=SecretStr("t" * 16)), 0.0)
+    begun = initial_state(Settings(state=tmp_path, policy="d2lpm", hash_secret=SecretStr("t" * 16)), 0.0)
     assert [type(piece) for piece in begun.restored] == [Clients, Cache]
     assert begun.secret == b"t" * 16
-    begun = begin(Settings(state=tmp_path), 0.0)
+    begun = initial_state(Settings(state=tmp_path), 0.0)
     assert begun.restored == PIECES
     assert begun.secret == b"s" * 16
 
@@ -153,7 +153,7 @@ def test_a_directory_that_cannot_be_made_is_the_operators_fault(tmp_path: Path) 
     """It is told in one line, which names the file."""
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="file/state: Not a directory"):
-        begin(Settings(state=tmp_path / "file"), 0.0)
+        initial_state(Settings(state=tmp_path / "file"), 0.0)
 
 
 async def test_a_disk_that_fails_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

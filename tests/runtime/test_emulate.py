@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from router.errors import ConfigError
-from router.runtime.emulate import emulated
+from router.runtime.emulate import start_emulated_workers
 
 
 def connect(url: str) -> socket.socket:
@@ -27,13 +27,13 @@ def closed(connection: socket.socket) -> bool:
 
 
 def interrupted() -> None:
-    with emulated(1) as workers:
+    with start_emulated_workers(1) as workers:
         raise KeyboardInterrupt(workers[0].url)
 
 
 def test_workers_listen_when_they_are_given_out_and_not_afterwards() -> None:
     """Each is a server of its own, with the model that it said; after the block nobody listens there."""
-    with emulated(2) as workers:
+    with start_emulated_workers(2) as workers:
         assert len({worker.url for worker in workers}) == 2
         for worker in workers:
             assert worker.model in httpx.get(f"{worker.url}/v1/models").text
@@ -65,5 +65,5 @@ def test_workers_end_with_a_parent_that_is_killed() -> None:
 @pytest.mark.parametrize("program", ["print('no')", "pass"])
 def test_a_worker_that_does_not_start_is_a_mistake_of_one_line(program: str) -> None:
     """What it said instead is told."""
-    with pytest.raises(ConfigError, match="did not start"), emulated(1, [sys.executable, "-c", program]):
+    with pytest.raises(ConfigError, match="did not start"), start_emulated_workers(1, [sys.executable, "-c", program]):
         pass

@@ -9,7 +9,7 @@ from typing import NamedTuple, cast
 import pytest
 import uvloop
 
-from router.runtime.fair_timer import GRACE, LATE, Alarm
+from router.runtime.fair_timer import GRACE_SECONDS, STALL_SECONDS, FairTimer
 
 LOOPS = pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 
@@ -24,8 +24,8 @@ def test_what_comes_as_the_loop_stood_still_is_read_before_the_alarm(loop: type[
         with ours, theirs:
             rung = asyncio.Event()
             running.add_reader(ours, lambda: happened.append("read") or running.remove_reader(ours))  # type: ignore[func-returns-value]
-            Alarm(running, 0.01, lambda: happened.append("rang") or rung.set())  # type: ignore[func-returns-value]
-            time.sleep(0.01 + 2 * LATE)  # noqa: ASYNC251 - the loop has to stand still
+            FairTimer(running, 0.01, lambda: happened.append("rang") or rung.set())  # type: ignore[func-returns-value]
+            time.sleep(0.01 + 2 * STALL_SECONDS)  # noqa: ASYNC251 - the loop has to stand still
             running.call_soon(theirs.send, b"x")
             await rung.wait()
         return happened
@@ -40,12 +40,12 @@ def test_an_alarm_that_is_due_now_has_a_time(loop: type[asyncio.AbstractEventLoo
 
     async def due() -> float:
         running = asyncio.get_running_loop()
-        alarm = Alarm(running, 0.0, lambda: None)
+        alarm = FairTimer(running, 0.0, lambda: None)
         alarm.cancel()
         return alarm.when - running.time()
 
     with asyncio.Runner(loop_factory=loop) as runner:
-        assert -GRACE < runner.run(due()) <= 0
+        assert -GRACE_SECONDS < runner.run(due()) <= 0
 
 
 class Clock:
@@ -81,13 +81,13 @@ class Timer(NamedTuple):
         self.clock.timers = [timer for timer in self.clock.timers if timer[1] != self.call]
 
 
-def alarm(clock: Clock, seconds: float) -> tuple[Alarm, list[float]]:
+def alarm(clock: Clock, seconds: float) -> tuple[FairTimer, list[float]]:
     """An alarm, and the times at which it rang."""
     rang: list[float] = []
-    return Alarm(cast(asyncio.AbstractEventLoop, clock), seconds, lambda: rang.append(clock.now)), rang
+    return FairTimer(cast(asyncio.AbstractEventLoop, clock), seconds, lambda: rang.append(clock.now)), rang
 
 
-@pytest.mark.parametrize(("seconds", "grace"), [(60.0, GRACE), (0.2, 0.2)])
+@pytest.mark.parametrize(("seconds", "grace"), [(60.0, GRACE_SECONDS), (0.2, 0.2)])
 def test_a_late_alarm_rings_after_a_grace_and_no_later(seconds: float, grace: float) -> None:
     """After a standstill there is a second to read in, or the alarm's own time if that is less."""
     clock = Clock()
@@ -104,9 +104,9 @@ def test_an_alarm_in_time_rings_once() -> None:
     _, rang = alarm(clock, 5.0)
     clock.run(4.9)
     assert rang == []
-    clock.run(5.0 + LATE / 2)
+    clock.run(5.0 + STALL_SECONDS / 2)
     clock.run(60.0)
-    assert rang == [5.0 + LATE / 2]
+    assert rang == [5.0 + STALL_SECONDS / 2]
 
 
 def test_a_cancelled_alarm_does_not_ring() -> None:

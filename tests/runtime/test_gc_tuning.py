@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from router.runtime.gc_tuning import MIDDLE, YOUNG, Collector, spare_the_collector
+from router.runtime.gc_tuning import MIDDLE_THRESHOLD, YOUNGEST_THRESHOLD, FullCollections, tune_collector
 from tests.support.running import until
 
 
@@ -30,7 +30,7 @@ async def test_everything_is_looked_at_when_no_call_is_under_way() -> None:
     idle = False
     knot = Knot()
     gone = weakref.ref(knot)
-    spare_the_collector()
+    tune_collector()
     del knot
     asked = 0
 
@@ -39,7 +39,7 @@ async def test_everything_is_looked_at_when_no_call_is_under_way() -> None:
         asked += 1
         return idle
 
-    async with Collector(is_idle, seldom=0.001, latest=3600.0) as collector:
+    async with FullCollections(is_idle, seldom=0.001, latest=3600.0) as collector:
         await until(lambda: asked > 2)
         assert (collector.looks, gone() is None) == (0, False)
         idle = True
@@ -49,7 +49,7 @@ async def test_everything_is_looked_at_when_no_call_is_under_way() -> None:
 
 async def test_a_router_that_is_never_idle_looks_at_what_is_new() -> None:
     """In the end; what was frozen before stays unseen."""
-    async with Collector(lambda: False, seldom=0.001, latest=0.01) as collector:
+    async with FullCollections(lambda: False, seldom=0.001, latest=0.01) as collector:
         await until(lambda: collector.looks > 0)
         knot = Knot()
         gone = weakref.ref(knot)
@@ -61,9 +61,9 @@ async def test_a_router_that_is_never_idle_looks_at_what_is_new() -> None:
 
 def test_what_is_old_is_never_looked_at_of_itself() -> None:
     """However many objects there are, no third generation is collected by the number of those made."""
-    spare_the_collector()
+    tune_collector()
     before = gc.get_stats()[2]["collections"]
-    kept = [[number] for number in range(YOUNG * MIDDLE * 15)]
+    kept = [[number] for number in range(YOUNGEST_THRESHOLD * MIDDLE_THRESHOLD * 15)]
     assert gc.get_stats()[2]["collections"] == before
     assert gc.get_stats()[1]["collections"] > 0
-    assert len(kept) == YOUNG * MIDDLE * 15
+    assert len(kept) == YOUNGEST_THRESHOLD * MIDDLE_THRESHOLD * 15

@@ -5,10 +5,10 @@ import logging
 
 import pytest
 
-from router.runtime.periodic import Background
+from router.runtime.periodic import PeriodicTask
 
 
-class Counting(Background):
+class Counting(PeriodicTask):
     """Counts its turns; the first one fails."""
 
     def __init__(self) -> None:

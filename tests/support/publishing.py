@@ -18,7 +18,7 @@ from router.core.model.request import WorkerId
 from router.kv_events.stream import REPLAY_END, StreamLimits
 from router.kv_events.subscriber import WorkerFollower
 from router.upstream.directory import WorkerEndpoint
-from router.upstream.kv_endpoints import Source
+from router.upstream.kv_endpoints import KvPublisher
 from tests.support.running import PATIENCE
 
 HASHER = BlockHasher(b"secret")
@@ -54,7 +54,7 @@ class Publisher:
             self._replay.close(0)
             raise
         live, past = (f"tcp://127.0.0.1:{port}" for port in self.ports)
-        self.source = Source(live, past if replays else None, b"kv")
+        self.source = KvPublisher(live, past if replays else None, b"kv")
         self._answering = asyncio.create_task(self._answer())
 
     async def subscribed(self) -> None:

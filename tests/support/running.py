@@ -17,7 +17,7 @@ from router.core.scheduler import Scheduler
 from router.front.gateway import Gateway
 from router.front.http.connection import connection_class
 from router.process.single import Router, build
-from router.runtime.emulate import emulated
+from router.runtime.emulate import start_emulated_workers
 from router.upstream.discovery import resolve
 
 CHAT: Final = "/v1/chat/completions"
@@ -181,5 +181,5 @@ async def serving(app: Router) -> AsyncIterator[str]:
 def emulated_workers(count: int, *flags: str) -> Iterator[list[str]]:
     """Emulated workers as processes, as fast as they can; gives their URLs. Their model is called `m`."""
     command = [sys.executable, "-m", "workers", "--port", "0", "--exit-with-parent", "--model", "m"]
-    with emulated(count, [*command, "--hardware", "instant", "--speed", "0", *flags]) as workers:
+    with start_emulated_workers(count, [*command, "--hardware", "instant", "--speed", "0", *flags]) as workers:
         yield [worker.url for worker in workers]

@@ -5,7 +5,7 @@ import pytest
 from router.api.body.call import COMPLETIONS
 from router.api.body.edits import ALL_FIELDS, NO_FIELDS, Addition
 from router.api.endpoints.chat import PATH as CHAT
-from router.upstream.accepted_fields import SINCE, AcceptedFields, parse_version, shares_prefixes
+from router.upstream.accepted_fields import ACCEPTED_SINCE, AcceptedFields, parse_version, unsalted_paths
 
 
 @pytest.mark.parametrize(
@@ -27,10 +27,10 @@ def test_a_version_is_that_of_a_release(told: str | None, version: tuple[int, ..
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-@pytest.mark.parametrize("engine", SINCE)
+@pytest.mark.parametrize("engine", ACCEPTED_SINCE)
 def test_a_field_is_accepted_from_its_version_on(engine: str, path: str) -> None:
     """And not by any version before it."""
-    for field, since in SINCE[engine][path].items():
+    for field, since in ACCEPTED_SINCE[engine][path].items():
         if since:
             assert field in AcceptedFields(engine, ".".join(map(str, since)))[path]
             assert field not in AcceptedFields(engine, ".".join(map(str, just_before(since))))[path]
@@ -75,7 +75,7 @@ def test_a_refusal_is_remembered_for_its_path_and_version() -> None:
 
 def test_where_an_engine_does_not_keep_prefixes_apart() -> None:
     """Where no version does, where this one is too old, and everywhere at an engine that nobody knows."""
-    assert shares_prefixes("vllm", "0.32.0") == []
-    assert shares_prefixes("vllm", "0.9.2") == [COMPLETIONS, "/v1/responses", "/v1/messages"]
-    assert shares_prefixes("sglang", None) == ["/v1/messages"]
-    assert shares_prefixes("generic", None) == [CHAT, COMPLETIONS, "/v1/responses", "/v1/messages"]
+    assert unsalted_paths("vllm", "0.32.0") == []
+    assert unsalted_paths("vllm", "0.9.2") == [COMPLETIONS, "/v1/responses", "/v1/messages"]
+    assert unsalted_paths("sglang", None) == ["/v1/messages"]
+    assert unsalted_paths("generic", None) == [CHAT, COMPLETIONS, "/v1/responses", "/v1/messages"]

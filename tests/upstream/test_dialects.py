@@ -8,10 +8,10 @@ from router.upstream.dialects import (
     VLLM,
     Dialect,
     Load,
-    read_about,
+    detect_dialect,
+    read_engine_info,
     read_models,
     read_parents,
-    recognise,
 )
 
 VLLM_METRICS = b"""\
@@ -110,11 +110,11 @@ def test_garbage_is_one_kind_of_error(reader: object, body: bytes) -> None:
 
 def test_engine_is_recognised_by_the_owner_of_its_models() -> None:
     """Each engine signs its model list; one that does not is a generic OpenAI server."""
-    assert recognise(models('{"id": "a", "owned_by": "vllm"}', '{"id": "b", "owned_by": "me"}')) is VLLM
-    assert recognise(models('{"id": "a", "owned_by": "sglang"}')) is SGLANG
-    assert recognise(models('{"id": "a", "owned_by": "openai"}')) is GENERIC
-    assert recognise(models('{"id": "a", "owned_by": ["vllm"]}')) is GENERIC
-    assert recognise(models()) is GENERIC
+    assert detect_dialect(models('{"id": "a", "owned_by": "vllm"}', '{"id": "b", "owned_by": "me"}')) is VLLM
+    assert detect_dialect(models('{"id": "a", "owned_by": "sglang"}')) is SGLANG
+    assert detect_dialect(models('{"id": "a", "owned_by": "openai"}')) is GENERIC
+    assert detect_dialect(models('{"id": "a", "owned_by": ["vllm"]}')) is GENERIC
+    assert detect_dialect(models()) is GENERIC
 
 
 def test_models_are_read_with_their_adapters() -> None:
@@ -131,7 +131,7 @@ def test_no_list_of_models_is_an_error(body: bytes) -> None:
     with pytest.raises(WorkerBroke):
         read_models(body)
     with pytest.raises(WorkerBroke):
-        recognise(body)
+        detect_dialect(body)
 
 
 def test_sglang_is_asked_in_the_cheap_way() -> None:
@@ -143,22 +143,22 @@ def test_sglang_is_asked_in_the_cheap_way() -> None:
 @pytest.mark.parametrize("policy", ["lpm", "dfs-weight", "hrrn"])
 def test_an_engine_that_reorders_is_recognised(policy: str) -> None:
     """Anything but the order of arrival works against the router's own."""
-    assert read_about(b'{"schedule_policy":"%s"}' % policy.encode()).reorders
-    assert not read_about(b'{"schedule_policy":"fcfs"}').reorders
+    assert read_engine_info(b'{"schedule_policy":"%s"}' % policy.encode()).reorders
+    assert not read_engine_info(b'{"schedule_policy":"fcfs"}').reorders
     with pytest.raises(WorkerBroke):
-        read_about(b"[]")
+        read_engine_info(b"[]")
 
 
 @pytest.mark.parametrize(("told", "version"), [(b'"0.5.23"', "0.5.23"), (b"5", None), (b"null", None)])
 def test_the_version_is_read_where_there_is_one(told: bytes, version: str | None) -> None:
     """As text; anything else is none."""
-    assert read_about(b'{"version": ' + told + b"}").version == version
+    assert read_engine_info(b'{"version": ' + told + b"}").version == version
 
 
 @pytest.mark.parametrize(("mode", "half"), [(b'"prefill"', True), (b'"decode"', True), (b'"null"', False)])
 def test_half_of_a_disaggregated_pair_is_recognised(mode: bytes, half: bool) -> None:
     """SGLang calls a worker that does both "null"."""
-    assert read_about(b'{"disaggregation_mode": ' + mode + b"}").disaggregated is half
+    assert read_engine_info(b'{"disaggregation_mode": ' + mode + b"}").disaggregated is half
 
 
 VLLM_CACHE = b"""\
@@ -227,7 +227,7 @@ def test_a_count_that_is_none_is_refused(value: bytes) -> None:
 )
 def test_the_size_of_a_batch_is_read_where_there_is_one(size: bytes, tokens: int | None) -> None:
     """SGLang's -1 means that it has no limit."""
-    assert read_about(b'{"chunked_prefill_size": ' + size + b"}").batch_tokens == tokens
+    assert read_engine_info(b'{"chunked_prefill_size": ' + size + b"}").batch_tokens == tokens
 
 
 @pytest.mark.parametrize("size", ["9" * 5000, "²", "-1", "1.5", ""])
@@ -251,7 +251,7 @@ def test_a_vllm_says_in_its_metrics_whether_it_keeps_a_prefix_cache(labels: byte
 @pytest.mark.parametrize(("disabled", "caches"), [(b"true", False), (b"false", True), (b"null", True)])
 def test_an_sglang_says_of_itself_whether_it_keeps_a_prefix_cache(disabled: bytes, caches: bool) -> None:
     """Unless it says that it does not, it does."""
-    assert read_about(b'{"disable_radix_cache": ' + disabled + b"}").caches is caches
+    assert read_engine_info(b'{"disable_radix_cache": ' + disabled + b"}").caches is caches
 
 
 VLLM_WORK = b"""\

@@ -12,8 +12,8 @@ import pytest
 from router.cli.main import main
 from router.core.model.request import WorkerId
 from router.upstream.directory import WorkerEndpoint
-from router.upstream.flag_check import Examined, examine
-from router.upstream.flag_rules import Wanted
+from router.upstream.flag_check import WorkerCheck, check_worker
+from router.upstream.flag_rules import RouterNeeds
 from router.upstream.poll_client import polling_client
 from tests.support.running import running_router, until
 from tests.support.scripted_engine import ScriptedEngine, scripted_engine, usage
@@ -40,10 +40,12 @@ async def answering(details: object = None) -> AsyncIterator[ScriptedEngine]:
         task.cancel()
 
 
-async def examined(url: str, *, generate: bool = True, isolated: bool = False) -> Examined:
+async def examined(url: str, *, generate: bool = True, isolated: bool = False) -> WorkerCheck:
     client = polling_client()
     try:
-        return await examine(WorkerEndpoint(WorkerId("w"), url), client, Wanted(64, isolated), generate=generate)
+        return await check_worker(
+            WorkerEndpoint(WorkerId("w"), url), client, RouterNeeds(64, isolated), generate=generate
+        )
     finally:
         await client.aclose()
 

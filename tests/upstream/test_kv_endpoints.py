@@ -4,7 +4,7 @@ import httpx
 import pytest
 
 from router.errors import WorkerBroke
-from router.upstream.kv_endpoints import Source, reachable, read_sglang_sources, read_vllm_sources
+from router.upstream.kv_endpoints import KvPublisher, reachable, read_sglang_sources, read_vllm_sources
 
 
 def test_where_vllm_publishes() -> None:
@@ -16,8 +16,8 @@ def test_where_vllm_publishes() -> None:
         "2": config | {"enable_kv_cache_events": False},
     }
     assert read_vllm_sources(_json(ranks), "gpu1") == (
-        Source("tcp://gpu1:5557", "tcp://10.0.0.7:6000", b"kv"),
-        Source("tcp://gpu1:5558", None, b"kv"),
+        KvPublisher("tcp://gpu1:5557", "tcp://10.0.0.7:6000", b"kv"),
+        KvPublisher("tcp://gpu1:5558", None, b"kv"),
     )
     assert read_vllm_sources(b"{}", "gpu1") == ()
 
@@ -27,8 +27,8 @@ def test_where_sglang_publishes() -> None:
     told = {"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": 5557, "topic": "kv", "dp_size": 2}
     body = _json({"kv_events": told | {"replay_endpoint_port_base": 6000}})
     assert read_sglang_sources(body, "::1") == (
-        Source("tcp://[::1]:5557", "tcp://[::1]:6000", b"kv"),
-        Source("tcp://[::1]:5558", "tcp://[::1]:6001", b"kv"),
+        KvPublisher("tcp://[::1]:5557", "tcp://[::1]:6000", b"kv"),
+        KvPublisher("tcp://[::1]:5558", "tcp://[::1]:6001", b"kv"),
     )
     assert read_sglang_sources(_json({"kv_events": None}), "gpu1") == ()
     assert read_sglang_sources(b"{}", "gpu1") == ()

@@ -22,8 +22,8 @@ from router.core.model.events import (
 from router.core.model.request import WorkerId
 from router.errors import WorkerBroke
 from router.upstream.directory import WorkerDirectory, WorkerEndpoint
-from router.upstream.poll_client import MOST_BYTES
-from router.upstream.poller import MODELS_EVERY, PATIENCE, Poller, WorkerProbe
+from router.upstream.poll_client import MAX_ANSWER_BYTES
+from router.upstream.poller import MISSED_POLLS, POLLS_PER_MODEL_LIST, Poller, WorkerProbe
 from tests.support.scripted_engine import VLLM_METRICS, ScriptedEngine, scripted_engine
 
 
@@ -78,7 +78,7 @@ async def test_a_refused_connection_ends_it_at_once_and_an_answer_brings_it_back
         assert await watch.told() == [WorkerLeft(WorkerId("w"))]
         assert not watch.backend.healthy
         assert watch.backend.models == {"m"}
-        assert await watch.told(2 * PATIENCE) == []
+        assert await watch.told(2 * MISSED_POLLS) == []
         await watch.engine.start()
         assert await watch.kinds() == ["WorkerJoined", "WorkerReported"]
 
@@ -88,18 +88,18 @@ async def test_an_engine_that_answers_with_errors_has_some_patience() -> None:
     async with watched() as watch:
         await watch.told()
         watch.engine.polled["/health"] = (503, b"")
-        assert await watch.told(PATIENCE - 1) == []
+        assert await watch.told(MISSED_POLLS - 1) == []
         watch.engine.polled["/health"] = (200, b"")
         assert await watch.kinds() == ["WorkerReported"]
         watch.engine.polled["/health"] = (503, b"")
-        assert await watch.told(PATIENCE) == [WorkerLeft(WorkerId("w"))]
+        assert await watch.told(MISSED_POLLS) == [WorkerLeft(WorkerId("w"))]
 
 
 async def test_an_engine_whose_health_is_bad_does_not_join() -> None:
     """Its server answers, but its engine is dead: it is sent nothing, at no moment."""
     async with watched() as watch:
         watch.engine.polled["/health"] = (503, b"")
-        assert await watch.told(2 * PATIENCE) == []
+        assert await watch.told(2 * MISSED_POLLS) == []
         watch.engine.polled["/health"] = (200, b"")
         assert await watch.kinds() == ["WorkerJoined", "WorkerReported"]
 
@@ -109,8 +109,10 @@ async def test_an_engine_without_metrics_is_alive(answer: tuple[int, bytes]) -> 
     """What it does not tell does not make it leave."""
     async with watched() as watch:
         watch.engine.polled["/metrics"] = answer
-        answered = ["WorkerAnswered"] * (2 * PATIENCE - 1)
-        assert await watch.kinds(2 * PATIENCE) == ["WorkerJoined", *answered], "or it would be taken for one that hangs"
+        answered = ["WorkerAnswered"] * (2 * MISSED_POLLS - 1)
+        assert await watch.kinds(2 * MISSED_POLLS) == ["WorkerJoined", *answered], (
+            "or it would be taken for one that hangs"
+        )
         assert watch.backend.healthy
 
 
@@ -121,7 +123,7 @@ async def test_an_engine_of_no_known_kind_is_asked_each_time() -> None:
         assert await watch.kinds(3) == ["WorkerJoined", "WorkerAnswered", "WorkerAnswered"]
         assert len(watch.engine.polls) == 3
         watch.engine.polled["/v1/models"] = (500, b"")
-        assert await watch.kinds(PATIENCE) == ["WorkerLeft"]
+        assert await watch.kinds(MISSED_POLLS) == ["WorkerLeft"]
 
 
 async def test_metrics_that_were_gone_are_read_again() -> None:
@@ -131,7 +133,7 @@ async def test_metrics_that_were_gone_are_read_again() -> None:
         watch.engine.polled["/metrics"] = (404, b"")
         assert await watch.kinds(2) == ["WorkerAnswered"], "the first of them came to nothing"
         watch.engine.polled["/metrics"] = (200, VLLM_METRICS)
-        assert "WorkerReported" in await watch.kinds(MODELS_EVERY)
+        assert "WorkerReported" in await watch.kinds(POLLS_PER_MODEL_LIST)
 
 
 @pytest.mark.parametrize("body", [b"", b"no JSON", b"[]", b'{"data":1}'])
@@ -139,7 +141,7 @@ async def test_nonsense_is_no_worker(body: bytes) -> None:
     """Something else listens there."""
     async with watched() as watch:
         watch.engine.polled["/v1/models"] = (200, body)
-        assert await watch.told(2 * PATIENCE) == []
+        assert await watch.told(2 * MISSED_POLLS) == []
 
 
 async def test_a_new_list_of_models_is_noticed() -> None:
@@ -147,7 +149,7 @@ async def test_a_new_list_of_models_is_noticed() -> None:
     async with watched() as watch:
         await watch.told()
         watch.engine.serve("m", "adapter")
-        events = await watch.told(MODELS_EVERY)
+        events = await watch.told(POLLS_PER_MODEL_LIST)
         (joined,) = [event for event in events if isinstance(event, WorkerJoined)]
         assert joined.worker.models == watch.backend.models == {"m", "adapter"}
 
@@ -186,7 +188,7 @@ async def test_an_engine_that_reorders_is_told_of(answer: tuple[int, bytes], reo
         watch.engine.polled["/ready"] = (200, b"")
         watch.engine.polled["/v1/loads"] = (404, b"")
         watch.engine.polled["/server_info"] = answer
-        (joined, *_) = await watch.told(2 * MODELS_EVERY)
+        (joined, *_) = await watch.told(2 * POLLS_PER_MODEL_LIST)
         assert isinstance(joined, WorkerJoined)
         assert joined.worker.reorders is reorders
 
@@ -199,7 +201,7 @@ async def test_an_engine_without_a_prefix_cache_is_told_of() -> None:
         watch.engine.polled["/ready"] = (200, b"")
         watch.engine.polled["/v1/loads"] = (404, b"")
         watch.engine.polled["/server_info"] = (200, b'{"disable_radix_cache":true}')
-        (joined, *_) = await watch.told(2 * MODELS_EVERY)
+        (joined, *_) = await watch.told(2 * POLLS_PER_MODEL_LIST)
         assert isinstance(joined, WorkerJoined)
         assert not joined.worker.caches
 
@@ -251,7 +253,7 @@ async def test_a_worker_tells_what_its_metrics_say_of_its_cache() -> None:
         (500, b"out of memory"),
         (200, b"<html>Bad Gateway</html>"),
         (200, VLLM_METRICS + b"vllm:prompt_tokens_total NaN\n"),
-        (200, b"#" * (MOST_BYTES + 1)),
+        (200, b"#" * (MAX_ANSWER_BYTES + 1)),
     ],
     ids=["error", "garbage", "no number", "endless"],
 )

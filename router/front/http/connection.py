@@ -29,7 +29,7 @@ from router.front.http.http_errors import (
 )
 from router.front.http.response_writer import send
 from router.front.http.unread_bytes import UnreadBytes
-from router.runtime.fair_timer import GRACE, stood_still
+from router.runtime.fair_timer import GRACE_SECONDS, stalled_since
 
 EARLY_BYTES: Final = 64 * 1024
 """What may come of later calls while one is under way."""
@@ -153,8 +153,8 @@ class ClientConnection(HttpToolsProtocol):
     def timeout_keep_alive_handler(self) -> None:
         """It has been idle for long enough; if it has not even read its last answer, for good."""
         task = self.timeout_keep_alive_task
-        if task is not None and stood_still(self.loop, task.when()):  # another call may have come and not been read
-            self.timeout_keep_alive_task = self.loop.call_later(GRACE, self.timeout_keep_alive_handler)
+        if task is not None and stalled_since(self.loop, task.when()):  # another call may have come and not been read
+            self.timeout_keep_alive_task = self.loop.call_later(GRACE_SECONDS, self.timeout_keep_alive_handler)
             return
         super().timeout_keep_alive_handler()
         self._stall_if_unread()

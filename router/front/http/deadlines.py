@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final
 
 from router.front.http.connection_limits import FrontLimits
-from router.runtime.fair_timer import Alarm
+from router.runtime.fair_timer import FairTimer
 
 LINGER_SECONDS: Final = 5.0
 """Seconds for which what comes is read and thrown away once its call is answered or refused, so that its sender gets to
@@ -38,8 +38,8 @@ class Deadlines:
         self._owed: Awaiting | None = None
         self._content_before = 0
         """When the body's time began."""
-        self._sending: Alarm | None = None
-        self._reading: Alarm | None = None
+        self._sending: FairTimer | None = None
+        self._reading: FairTimer | None = None
 
     def expect(self, owed: Awaiting | None, late: Callable[[Awaiting], None]) -> None:
         """Let it owe this from now on; if it did already, its time goes on. When that is over, `late` is called."""
@@ -59,7 +59,7 @@ class Deadlines:
         """
         if self._reading is None:
             expire = partial(self._expire_reading, late, read, read())
-            self._reading = Alarm(self._loop, self._limits.write_seconds, expire)
+            self._reading = FairTimer(self._loop, self._limits.write_seconds, expire)
 
     def cancel_reading(self) -> None:
         """It does."""
@@ -83,7 +83,7 @@ class Deadlines:
 
     def _begin(self, owed: Awaiting, late: Callable[[Awaiting], None]) -> None:
         self._content_before = self.body_bytes
-        self._sending = Alarm(self._loop, self._allowed(owed), partial(self._expire, owed, late))
+        self._sending = FairTimer(self._loop, self._allowed(owed), partial(self._expire, owed, late))
 
     def _allowed(self, owed: Awaiting) -> float:
         """Seconds for what is owed."""
