@@ -1,9 +1,9 @@
-"""The data path: a plain ASGI callable that turns a client's call into a journey, and a failure into an answer.
+"""The entry of the data path: a plain ASGI callable that serves one client call and answers every failure.
 
-The files in the order in which a call meets them: identity and limits (its client, as its head tells), byte_budget and
-exchange (its body), parse_slots and api (parsed), limits (its model and tokens), relay, scheduler host and core (its
-turn), fleet (forwarded), api.answer (counted, and what only we asked for taken out), scheduler host and core (settled),
-exchange (to the client).
+The modules in the order in which a call passes them: auth.identity and auth.admission (the client and its rate limits,
+from the head), byte_budget and exchange (the body), parse_slots and api (parsing), auth.admission (model and tokens),
+relay, channel.host and core (queue and placement), upstream.directory (forwarding), api.answer (counting tokens, and
+removing what only the router asked for), channel.host and core (settling), exchange (the answer to the client).
 """
 
 import asyncio
@@ -38,29 +38,30 @@ log = logging.getLogger(__name__)
 
 
 class Isolation(NamedTuple):
-    """Whose prefixes are kept apart."""
+    """Settings that keep the cached prefixes of clients or groups apart."""
 
     by_group: bool
-    """Those of a group are not kept apart from each other."""
+    """Whether the clients of a group share their prefixes."""
     secret: bytes
+    """Key of the salts, which clients cannot guess."""
 
     def cache_scope_of(self, identity: Identity) -> str:
-        """Whose cache a client's prefixes are found in."""
+        """Return the name of the client or group whose cached prefixes a client can use."""
         group = identity.group if self.by_group else None
         return f"client {identity.client}" if group is None else f"group {group.name}"
 
 
 BlockKeys = Callable[[str, bytes, str], Awaitable[tuple[BlockKey, ...]]]
-"""Takes the path, body and model of a call; gives one key per prompt, or none."""
+"""Takes the path, body and model of a call; returns one key per prompt, or none."""
 
 
 class Gateway:
-    """Answers the calls to engines."""
+    """Serves the calls that are meant for engines."""
 
     def __init__(
         self,
         scheduler_host: SchedulerHost,
-        fleet: WorkerDirectory,
+        directory: WorkerDirectory,
         admission: Admission,
         hasher: PromptHasher,
         budget: ByteBudget,
@@ -70,12 +71,12 @@ class Gateway:
         responses: ResponseCalls,
         isolation: Isolation | None = None,
     ) -> None:
-        """`budget`: what may be held; `body_limit`: bytes; `block_keys` is asked for the prompts by their tokens.
+        """`budget`: of the bytes held for clients; `body_limit`: bytes; `block_keys`: computes keys from prompt tokens.
 
-        `isolation`: whose prefixes are kept apart from others'; None if nobody's are.
+        `isolation`: how cached prefixes are kept apart; None if all clients share them.
         """
         self._scheduler_host = scheduler_host
-        self._fleet = fleet
+        self._directory = directory
         self._admission = admission
         self._hasher = hasher
         self._budget = budget
@@ -87,15 +88,15 @@ class Gateway:
         self._isolation = isolation
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one call; whatever goes wrong becomes its answer, and harms no other."""
+        """Serve one call. Any failure becomes the answer of this call and affects no other."""
         exchange = Exchange(scope, receive, send)
-        exchange.request_id = _usable(exchange.headers.get(b"x-request-id")) or new_request_id()
+        exchange.request_id = _usable_id(exchange.headers.get(b"x-request-id")) or new_request_id()
         try:
-            family = _family(exchange)
+            family = _required_family(exchange)
             response = stored_id(exchange.path, exchange.method)
-            let_in = self._admission.entered if response is None else self._admission.uncounted
-            with let_in(exchange.headers, exchange.address) as permit:
-                owner = _owner(permit.identity, exchange.address)
+            admit = self._admission.entered if response is None else self._admission.uncounted
+            with admit(exchange.headers, exchange.address) as ticket:
+                owner = _budget_owner(ticket.identity, exchange.address)
                 exchange.charge_unread_to(owner)
                 with self._budget.hold(owner) as hold:
                     body = await exchange.body(self._body_limit, hold)
@@ -103,12 +104,12 @@ class Gateway:
                         family.check_type(exchange.head)
                     with exchange.while_connected():
                         if response is None:
-                            await self._serve(family, exchange, body, hold, permit)
+                            await self._serve(family, exchange, body, hold, ticket)
                         else:
-                            await self._responses.serve(exchange, body, hold, response, self._owner_of(exchange))
+                            await self._responses.serve(exchange, body, hold, response, self._response_owner(exchange))
         except ClientGone:
             pass
-        except asyncio.CancelledError:  # the server waits no longer; it would log this as a failure of ours
+        except asyncio.CancelledError:  # at shutdown; the server would log it as an error of the application
             await exchange.fail(ShuttingDown())
         except RouterError as error:
             await exchange.fail(error)
@@ -116,68 +117,71 @@ class Gateway:
             log.exception("a call to %s failed inside the router", exchange.path)
             await exchange.fail(RouterError("The router failed on this call."))
 
-    def _owner_of(self, exchange: Exchange) -> ClientId:
-        """Whose responses a call may make and see: whom its head names, since a call about one has no other part."""
+    def _response_owner(self, exchange: Exchange) -> ClientId:
+        """Return the client whose stored responses a call can create and read.
+
+        Only the head of the call counts, because a call about a stored response may have no body.
+        """
         return self._admission.identifier.identify(exchange.headers, None, exchange.address).client
 
     async def _serve(
-        self, family: Family, exchange: Exchange, body: bytes, hold: Hold, permit: AdmissionTicket
+        self, family: Family, exchange: Exchange, body: bytes, hold: Hold, ticket: AdmissionTicket
     ) -> None:
-        """Parse a call that is here as a whole, let it in, and see it through."""
+        """Parse a call whose body is complete, check its limits and relay it."""
         arrived = self._scheduler_host.clock()
         if self._isolation is not None:
-            body = await self._isolated(self._isolation, exchange, body, hold.owner)
+            body = await self._salt(self._isolation, exchange, body, hold.owner)
         body, call = await self._parse(family, exchange.head, body, hold.owner)
-        identity = permit.identity or self._admission.identify(exchange.headers, call.user, exchange.address)
-        self._admission.admit(permit, identity, call.model, _input_tokens(call), call.adapters)
-        owner = self._owner_of(exchange)
-        keeper = self._responses.keeper(call, owner, permit)
+        identity = ticket.identity or self._admission.identify(exchange.headers, call.user, exchange.address)
+        self._admission.admit(ticket, identity, call.model, _input_tokens(call), call.adapters)
+        owner = self._response_owner(exchange)
+        keeper = self._responses.keeper(call, owner, ticket)
         worker = self._responses.worker_of_previous(call, owner)
         hold.set(len(body) + sum([len(prompt.key.hashes) for prompt in call.prompts]))
         blocks = await self._block_keys(call.path, body, call.model) if family.tokenizable else ()
         request = self._request(exchange, call, identity, blocks, worker)
         overhead = self._scheduler_host.clock() - arrived
-        journey = Relay(
-            *(request, call, family, exchange, hold, self._slots, self._scheduler_host, self._fleet, overhead, keeper)
+        relay = Relay(
+            request, call, family, exchange, hold, self._slots, self._scheduler_host, self._directory, overhead, keeper
         )
         try:
-            await journey.run(self._settings)
+            await relay.run(self._settings)
         finally:
-            permit.tokens = journey.tokens
+            ticket.tokens = relay.tokens
 
-    async def _isolated(self, isolation: Isolation, exchange: Exchange, body: bytes, owner: str) -> bytes:
-        """The body, with a salt of its client's side."""
+    async def _salt(self, isolation: Isolation, exchange: Exchange, body: bytes, owner: str) -> bytes:
+        """Return the body with the cache salt of the client or its group."""
 
-        def side(user: str | None) -> str:
+        def cache_scope(user: str | None) -> str:
             return isolation.cache_scope_of(
                 self._admission.identifier.identify(exchange.headers, user, exchange.address)
             )
 
         def salted() -> bytes:
             _check_size(body)
-            return with_cache_salt(body, side, isolation.secret)
+            return with_cache_salt(body, cache_scope, isolation.secret)
 
         return await self._slots.run(owner, len(body), salted)
 
     async def _parse(self, family: Family, head: Head, body: bytes, owner: str) -> tuple[bytes, Call]:
-        """The call, and its body, in which a model stands under the name that workers know."""
-        body, call = await self._slots.run(owner, len(body), partial(self._parse_as_known, family, head, body))
+        """Return the body, with an alias replaced by the model's own name, and the parsed call. Raises UnknownModel."""
+        body, call = await self._slots.run(owner, len(body), partial(self._parse_resolving_alias, family, head, body))
         if not call.model:
-            call = call._replace(model=self._fleet.any_model())
-        elif not self._fleet.knows(call.model):
+            call = call._replace(model=self._directory.any_model())
+        elif not self._directory.knows(call.model):
             raise UnknownModel(call.model)
-        check_vocabulary(call.largest_id, self._fleet.vocabulary(call.model))
+        check_vocabulary(call.largest_id, self._directory.vocabulary(call.model))
         return body, call
 
-    def _parse_as_known(self, family: Family, head: Head, body: bytes) -> tuple[bytes, Call]:
+    def _parse_resolving_alias(self, family: Family, head: Head, body: bytes) -> tuple[bytes, Call]:
         _check_size(body)
         ids = self._settings.continuation == "ids"
         call = family.parse(head, body, self._hasher, ids=ids)
         call.check_names()
-        if (model := self._fleet.aliases.get(call.model)) is None:
+        if (model := self._directory.aliases.get(call.model)) is None:
             return body, call
-        known = rename(body, call.content_type, model)
-        return known, family.parse(head, known, self._hasher, ids=ids)
+        renamed = rename(body, call.content_type, model)
+        return renamed, family.parse(head, renamed, self._hasher, ids=ids)
 
     def _request(
         self, exchange: Exchange, call: Call, identity: Identity, blocks: tuple[BlockKey, ...], worker: WorkerId | None
@@ -202,8 +206,8 @@ class Gateway:
         )
 
 
-def _family(exchange: Exchange) -> Family:
-    """Raises UnknownPath and MethodNotAllowed."""
+def _required_family(exchange: Exchange) -> Family:
+    """Return the family of the call's path. Raises UnknownPath or MethodNotAllowed."""
     family = family_of(exchange.path)
     if family is None:
         raise UnknownPath(exchange.path)
@@ -212,24 +216,24 @@ def _family(exchange: Exchange) -> Family:
     return family
 
 
-def _owner(identity: Identity | None, address: str | None) -> str:
-    """Whose budget a call counts against: a client's that somebody vouches for, else its address's."""
+def _budget_owner(identity: Identity | None, address: str | None) -> str:
+    """Return the owner whose budget a call counts against: an authenticated client, otherwise the address."""
     return address or "" if identity is None or identity.anonymous else f"client {identity.client}"
 
 
 def _check_size(body: bytes) -> None:
-    """Raise TooManyMembers for a long body that would take too much memory."""
+    """Raise TooManyMembers if parsing a long body would take too much memory."""
     if len(body) > INLINE_BYTES:
         check_weight(body)
 
 
 def _input_tokens(call: Call) -> int:
-    """About how many, by a rule of thumb for text; what it is held against is corrected by the engine's word."""
+    """Estimate the input tokens, for text at four bytes per token. The engine's usage corrects the rate limit later."""
     return sum([prompt.key.size // 4 if prompt.key.tokens is None else prompt.key.tokens for prompt in call.prompts])
 
 
-def _usable(given: bytes | None) -> str | None:
-    """The client's own request id, where it is fit for headers and logs."""
+def _usable_id(given: bytes | None) -> str | None:
+    """Return the client's own request id if it can be used in headers and logs, else None."""
     if given and len(given) <= 128 and given.isascii() and given.decode().isprintable():
         return given.decode()
     return None

@@ -1,7 +1,8 @@
-"""The turns of what takes long to read: bodies in threads, one at a time of each size, and long answers on the loop.
+"""Limits parsing: long bodies are parsed in threads, one body per size class at a time, long answers on the event loop.
 
-Parsing takes several times a body's length in memory, and holds Python's lock for milliseconds a megabyte: more threads
-would make nobody faster. Who waits for a turn waits for one of each other owner, not for all that one has sent.
+Parsing takes several times a body's length in memory, and holds Python's global lock for milliseconds per megabyte, so
+more threads would not be faster. Owners take turns: a call waits for at most one body of each other owner, not for all
+bodies that one owner has sent.
 """
 
 import asyncio
@@ -13,64 +14,65 @@ from typing import Final, TypeVar
 T = TypeVar("T")
 
 INLINE_BYTES: Final = 64 * 1024
-"""Bytes that are worked on at once, on the event loop: a millisecond or less; a longer body is given to a thread."""
+"""Bodies up to this size are parsed on the event loop, in a millisecond or less; longer ones in a thread."""
 LONG_BYTES: Final = 2**20
-"""Bytes of a body from which on it waits for others as long, and the shorter ones do not wait for it."""
+"""Bodies longer than this have a thread of their own, so that shorter ones do not wait for them."""
 
 
 class ParseSlots:
-    """One slot for bodies of more than `INLINE_BYTES` bytes, another for those of more than `LONG_BYTES`, one for long answers."""
+    """One thread for bodies above `INLINE_BYTES`, one for bodies above `LONG_BYTES`, and turns for long answers."""
 
     def __init__(self) -> None:
         self._short = ParseThread()
         self._long = ParseThread()
-        self._answers = RoundRobinLock()
+        self._answer_turns = RoundRobinLock()
 
     async def run(self, owner: str, size: int, work: Callable[[], T]) -> T:
-        """The result of `work` on a body of so many bytes, when it is its owner's turn."""
+        """Run `work` on a body of `size` bytes when its owner's turn comes, and return the result."""
         if size <= INLINE_BYTES:
             return work()
         return await (self._short if size <= LONG_BYTES else self._long).run(owner, work)
 
     async def read(self, owner: str, block: bytes, read: Callable[[bytes], None]) -> None:
-        """Give a block of a long answer to `read` in parts, one of all owners' in each turn of the event loop."""
+        """Pass a block of a long answer to `read` in parts, only one part per turn of the event loop over all owners."""
         for start in range(0, len(block), INLINE_BYTES):
-            await self._answers.acquire(owner)
+            await self._answer_turns.acquire(owner)
             try:
                 read(block[start : start + INLINE_BYTES])
             finally:
-                asyncio.get_running_loop().call_soon(self._answers.release)
+                asyncio.get_running_loop().call_soon(self._answer_turns.release)
 
 
 class ParseThread:
-    """One thread, for which owners wait in turn."""
+    """One thread that owners use in turn."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="parse")
         self._turns = RoundRobinLock()
 
     async def run(self, owner: str, work: Callable[[], T]) -> T:
-        """The result of `work`, which cannot be stopped once it has begun; cancelled before, it is not begun."""
+        """Run `work` in the thread and return its result. Cancelling stops it only before it has started."""
         await self._turns.acquire(owner)
         running = asyncio.get_running_loop().run_in_executor(self._thread, work)
         running.add_done_callback(lambda _: self._turns.release())
         try:
             return await running
         finally:
-            # Its error would hold this frame, which would hold it: a body would stay until the collector comes.
+            # An error would refer to this frame and the frame to the error: the body in it would stay in memory until
+            # the garbage collector runs.
             del running
 
 
 class RoundRobinLock:
-    """What one at a time may have; owners have it in turn."""
+    """A lock that waiting owners get in round-robin order."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-        """By owner, in the order of their turns."""
+        """Waiters by owner; the order of the owners is the order of their turns."""
         self._taken = False
 
     async def acquire(self, owner: str) -> None:
-        """Wait for a turn of this owner; whoever has it must give it on."""
+        """Wait until it is this owner's turn. The caller must `release` the lock."""
         if not self._taken:
             self._taken = True
             return
@@ -84,7 +86,7 @@ class RoundRobinLock:
             raise
 
     def release(self) -> None:
-        """Let the next owner have it; who does not wait any more is passed over."""
+        """Pass the lock to the next owner, skipping waiters that were cancelled."""
         self._taken = False
         while self._waiting:
             owner = next(iter(self._waiting))

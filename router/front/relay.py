@@ -226,7 +226,7 @@ class Relay:
         ]
 
     async def _may_retry(self, failed: FailedAttempt, settings: RelaySettings) -> bool:
-        """Return whether to retry at another worker: the whole call, or the rest if the client has part of the answer."""
+        """Return whether to retry the call elsewhere, or only its rest if the client has part of the answer."""
         reader = self._reader
         if (failed.fault is Fault.CALL and not failed.retry_elsewhere) or self._exchange.whole:
             return False
@@ -246,7 +246,7 @@ class Relay:
         return False
 
     def _mismatch(self, worker: WorkerId) -> FailedAttempt | None:
-        """Return a failure instead of sending a generating call to an embedding worker, which would crash; else None."""
+        """Return a failure if the call would crash the worker, as generating does at an embedding worker; else None."""
         if not (self._family.generates and self._directory[worker].embeds):
             return None
         error = BadRequest(f"The model `{self._call.model[:200]}` only makes embeddings.", param="model")
@@ -330,13 +330,13 @@ class Relay:
             self._upstream = None
 
     def _is_stream(self, upstream: WorkerResponse) -> bool:
-        """Return whether the answer is a stream: as the call asked or, on paths without that rule, by its content type."""
+        """Return whether the answer is a stream: as the call asked or, if that is unknown, by its content type."""
         if self._call.streamed is not None:
             return self._call.streamed
         return upstream.headers.get(b"content-type", b"").partition(b";")[0].strip().lower() == EVENT_TYPE
 
     def _continuation_body(self, worker: WorkerId) -> bytes | None:
-        """Return the body that asks a worker for the rest; None if a needed value, such as its context length, is unknown."""
+        """Return the body that asks a worker for the rest; None if it needs a value that is unknown."""
         assert self._continuation is not None
         assert isinstance(self._reader, StreamReader)
         body = self._continuation.body(self._directory.context_tokens(worker))
@@ -348,7 +348,7 @@ class Relay:
     async def _relay_stream(
         self, upstream: WorkerResponse, dispatch: Dispatch, headers: HeaderList
     ) -> FailedAttempt | None:
-        """Relay a streamed answer. Each block is sent to the client before its first token is reported.
+        """Relay a streamed answer. Each block is sent to the client before the scheduler is notified.
 
         The last block is sent together with the end of the answer if both have arrived.
         """
@@ -371,7 +371,7 @@ class Relay:
                 if not counted and source.started:
                     counted = True
                     started = self._scheduler_host.clock()
-                    silence_timeout.started(started - sent)
+                    silence_timeout.on_first_token(started - sent)
                     upstream.started()
                     self._scheduler_host.start_stream(self._request.id, lambda: reader.output_tokens)
                 if reader.broken:
@@ -389,7 +389,7 @@ class Relay:
             if ready:
                 await self._write(ready, headers)
             return failed
-        silence_timeout.streamed(self._scheduler_host.clock() - started, reader.output_tokens)
+        silence_timeout.on_tokens(self._scheduler_host.clock() - started, reader.output_tokens)
         self._settle(Finished(self._request.id, reader.usage, reader.answer_keys()))
         await self._end(ready, headers)
         return None
@@ -437,7 +437,7 @@ class Relay:
     async def _relay_whole(
         self, upstream: WorkerResponse, worker: WorkerId, headers: HeaderList
     ) -> FailedAttempt | None:
-        """Relay an answer that is not a stream. An engine's refusal is a failed attempt, passed on if no retry follows."""
+        """Relay an answer that is not a stream. A refusal by the engine is a failed attempt, sent on if no retry follows."""
         before = self._hold.amount
         body, all_here = await upstream.begin(HELD_BYTES, self._hold.try_add)
         if (refused := worker_refused(upstream.status, everywhere=self._family.served_by_all_engines)) is not None:
@@ -485,7 +485,7 @@ class Relay:
         while block:
             await self._slots.read(self._hold.owner, block, outline.feed)
             await self._exchange.write(block)
-            self._hold.set(before)  # from here on it is what the client has not read, see `Unread`
+            self._hold.set(before)  # `UnreadBytes` counts what is written and not read
             block = await upstream.read()
         answer = self._read_outline(outline)
         self._notify_keeper(answer, worker)

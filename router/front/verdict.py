@@ -1,4 +1,4 @@
-"""Whose fault it is that an engine did not answer a call, by the status of its refusal."""
+"""Decides from an engine's error whether the call, the worker or its load is at fault."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -8,16 +8,16 @@ from router.core.model.events import Fault
 from router.errors import WorkerBroke, WorkerRefused
 
 UNAVAILABLE: Final = frozenset({429, 503})
-"""By these an engine turns a call away because it is full."""
+"""Statuses of an engine that is full."""
 REFUSES_THE_ROUTER: Final = frozenset({401, 402, 403, 407, 408, 421, 426})
-"""Statuses that say something about the router's key, connection or account at the worker. The client has sent none of
-these, so it must not be told that its own are wrong."""
+"""Statuses about the router's own key, connection or account at the worker. They are not passed on, because the client
+would think that its own key is wrong."""
 NOT_THERE: Final = frozenset({404, 405})
-"""A model or path that the worker lacks."""
+"""Statuses of a worker that lacks the model or the path."""
 
 
 def fault_of(code: int | str | None) -> Fault:
-    """Whose fault an error is that an engine tells inside an answer, by its code."""
+    """Return the fault for an error code that an engine reports, as a status or inside an answer."""
     if code in UNAVAILABLE:
         return Fault.FULL
     if isinstance(code, int) and code < 500:
@@ -26,26 +26,26 @@ def fault_of(code: int | str | None) -> Fault:
 
 
 def worker_refused(status: int, *, everywhere: bool) -> WorkerRefused | None:
-    """The error for a refusal that is the worker's own fault; None for one that may be the call's.
+    """Return the error if a status is the worker's own fault; None if the call may be at fault.
 
-    `everywhere`: every engine serves the call's path. Then a worker that lists the model and answers 404 is broken,
-    while a path that some engines lack, or a stored object that is gone, is the call's own fault.
+    `everywhere`: whether every engine serves the call's path. If so, a worker that lists the model and answers 404 is
+    broken. Otherwise 404 is the call's own fault: some engines lack the path, or the stored object is gone.
     """
-    own = 300 <= status < 400 or status in REFUSES_THE_ROUTER or (everywhere and status in NOT_THERE)
-    return WorkerRefused(status) if own else None
+    workers_own = 300 <= status < 400 or status in REFUSES_THE_ROUTER or (everywhere and status in NOT_THERE)
+    return WorkerRefused(status) if workers_own else None
 
 
 def lacks_path(status: int, body: bytes) -> bool:
-    """Whether an engine says that it has no such path, as one that makes embeddings alone says of a chat.
+    """Return whether an answer says that the engine has no such path, as an embedding engine answers a chat.
 
-    That is the words of its HTTP server, which name no model. They do not clear the worker, as one that is broken may
-    say the same; but where no other worker has the path either, the client is to be told just that.
+    The check looks for the words of the engine's HTTP server, which do not name a model. They do not clear the worker,
+    because a broken one may say the same; but if no other worker has the path either, the client gets this reason.
     """
     if status != 404 or len(body) > 1024:
         return False
     try:
-        told = read_object(body)
+        answer = read_object(body)
     except WorkerBroke:
         return False
-    error = told.get("error")
-    return "Not Found" in (told.get("detail"), error.get("message") if isinstance(error, Mapping) else None)
+    error = answer.get("error")
+    return "Not Found" in (answer.get("detail"), error.get("message") if isinstance(error, Mapping) else None)

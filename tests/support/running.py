@@ -68,7 +68,7 @@ class RunningRouter:
         gateway = gateway_of(app)
         self.hasher = gateway._hasher
         self.scheduler_host = gateway._scheduler_host
-        self.fleet = gateway._fleet
+        self.fleet = gateway._directory
         self.background = gateway._responses._background
 
     @property
