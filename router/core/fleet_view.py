@@ -26,7 +26,7 @@ class SchedulerView(FleetView):
 
     def able(self, request: Request) -> Sequence[WorkerId]:
         """See `FleetView`."""
-        return self._cluster.able(request)
+        return self._cluster.candidates(request)
 
     def in_flight(self, worker: WorkerId) -> int:
         """See `FleetView`."""
@@ -54,15 +54,15 @@ class SchedulerView(FleetView):
 
     def prefill_seconds(self, worker: WorkerId, tokens: float) -> float:
         """See `FleetView`."""
-        return self._states[worker].pace.prefill_seconds(tokens)
+        return self._states[worker].service_rate.prefill_seconds(tokens)
 
     def decode_seconds(self, worker: WorkerId) -> float:
         """See `FleetView`."""
-        return self._states[worker].pace.decode_seconds
+        return self._states[worker].service_rate.decode_seconds
 
     def output_tokens(self, request: Request) -> float:
         """See `FleetView`."""
-        return self._estimates.answers.likely(request)
+        return self._estimates.output_lengths.forecast(request)
 
     def rate(self, workers: Collection[WorkerId]) -> float | None:
         """See `FleetView`."""

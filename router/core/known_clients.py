@@ -32,14 +32,14 @@ class KnownClients:
     def remember(self, client: ClientId, weight: float) -> None:
         """A client is there."""
         self.weights[client] = weight
-        self._recent.came(client)
+        self._recent.touch(client)
 
     def apply(self, wish: Credited | Forgotten) -> None:
         """What an operator wants for a client; one that has anything under way is not forgotten."""
         match wish:
             case Credited(client, cost):
                 self._policy.grant(client, cost)
-                self._fairness.granted(client, cost)
+                self._fairness.credit_granted(client, cost)
             case Forgotten(client):
                 if client in self.weights and not self._shares.is_active(client):
                     self._recent.drop(client)

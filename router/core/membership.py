@@ -82,9 +82,9 @@ class Membership:
         if fault is Fault.BROKEN:
             self._blame(worker, now)
         elif fault is Fault.FULL and worker in self._cluster:
-            self._cluster[worker].turned_away(now)
+            self._cluster[worker].on_overload(now)
         elif fault is Fault.ERROR and worker in self._cluster:
-            self._cluster[worker].heard(now)
+            self._cluster[worker].mark_alive(now)
 
     def blame_suspects(self, live: RequestState, now: float) -> None:
         """The workers under suspicion for a request are to blame: another has done it, or there was just one."""
@@ -97,30 +97,30 @@ class Membership:
         if not self._is_present(worker):
             return
         state = self._cluster[worker]
-        until = state.health.failed(now)
+        until = state.health.on_failure(now)
         if until is not None and not self._bar(worker, until, now):
             state.health.reset()
-        state.look_again(now)
+        state.refresh(now)
 
     def readmit(self, now: float) -> None:
         """Try the workers that have been barred for long enough, or whom nobody stands in for."""
-        for worker in self._cluster.to_unbar(now):
-            self._cluster.unbar(worker, now)
+        for worker in self._cluster.to_readmit(now):
+            self._cluster.readmit(worker, now)
             self._policy.worker_joined(worker, now)
 
     def eject_silent(self, now: float) -> None:
         """Let what waits for a worker that says nothing go to others, if there are any."""
-        for worker in self._cluster.to_bar():
+        for worker in self._cluster.to_eject():
             self._bar(worker, now, now)
 
     def _bar(self, worker: WorkerId, until: float, now: float) -> bool:
         """Leave a worker out; False if it cannot be spared."""
-        if worker in self._cluster.barred:
-            self._cluster.bar(worker, until)
+        if worker in self._cluster.ejected:
+            self._cluster.eject(worker, until)
             return True
         if not self._cluster.can_spare(worker):
             return False
-        self._cluster.bar(worker, until)
+        self._cluster.eject(worker, until)
         self._place_anew(self._policy.worker_left(worker, now), now)
         return True
 
@@ -143,11 +143,11 @@ class Membership:
     def _answer(self, event: WorkerReported | WorkerAnswered, now: float) -> None:
         if event.worker not in self._cluster:
             return
-        self._cluster[event.worker].heard(now)
+        self._cluster[event.worker].mark_alive(now)
         if isinstance(event, WorkerAnswered):
-            self._cluster[event.worker].unreported(now)
+            self._cluster[event.worker].on_empty_report(now)
         else:
-            self._cluster.report(event, now)
+            self._cluster.on_report(event, now)
             if event.kv_tokens is not None:
                 self._mirror.set_capacity(event.worker, event.kv_tokens)
             if event.cache is not None:
@@ -157,20 +157,20 @@ class Membership:
         worker = event.worker
         present = self._is_present(worker.id)
         models = self._cluster[worker.id].worker.models if present else frozenset[str]()
-        barred = tried_anew = worker.id in self._cluster.barred
+        barred = tried_anew = worker.id in self._cluster.ejected
         displaced: Sequence[Request] | None = None
         if not models <= worker.models:
             # What it no longer serves must not wait for it.
             displaced = self._vacate(worker.id, now)
             models, barred = frozenset(), False
         self._cluster.join(worker, back=not present or (tried_anew and not barred))
-        self._cluster[worker.id].heard(now)
+        self._cluster[worker.id].mark_alive(now)
         self._mirror.update_worker(worker)
         if not barred and (not models or models != worker.models):
             self._policy.worker_joined(worker.id, now)
         if displaced is not None:
             self._place_anew(displaced, now)
-        self._fairness.compare(alike=self._cluster.alike)
+        self._fairness.set_alike(alike=self._cluster.alike)
 
     def _leave(self, worker: WorkerId, now: float) -> None:
         if not self._is_present(worker):
@@ -179,14 +179,14 @@ class Membership:
         self._prefixes.drop(worker)
         self._blocks.unfollow(worker)
         self.forget_if_gone(worker)
-        self._fairness.compare(alike=self._cluster.alike)
+        self._fairness.set_alike(alike=self._cluster.alike)
 
     def _vacate(self, worker: WorkerId, now: float) -> Sequence[Request]:
         """Take a worker out; its queue is placed anew. Returns the requests that no other worker serves."""
-        barred = worker in self._cluster.barred
+        barred = worker in self._cluster.ejected
         self._cluster.leave(worker)
         if barred:
             return ()
-        if self._cluster.barred:
+        if self._cluster.ejected:
             self.readmit(now)
         return self._policy.worker_left(worker, now)

@@ -1,27 +1,27 @@
-"""The scheduler: events in, commands out. Synchronous, total, deterministic.
+"""The scheduler: events in, commands out. Synchronous, total and deterministic.
 
 Theory of operation
 ===================
-`handle(event, now)` takes in what happened and answers what is to be done; the same events at the same times give
-the same commands. It never waits, and never asks what time it is. The policy owns the requests that wait, and says
-which goes next; the window of each worker says whether one may. What follows from a request that is at a worker, its
-bill and its place in every count, is moved by `dispatched`. The scheduler keeps what is left: which requests there are
-and where each is in its life, what has to be turned away, what came back, and the alarm.
+`handle(event, now)` applies one event and returns the commands that follow from it; the same events at the same times
+give the same commands. It never blocks and never reads a clock. The policy owns the queued requests and chooses the
+next one to dispatch; each worker's window decides whether that worker has room. `Attempts` keeps the books of a request
+while a worker has it: its bill and its share of every counter. The scheduler itself keeps the set of live requests and
+the state of each, rejects requests, retries those that workers returned, and sets the wake-up timer.
 
 A request's lifecycle, and who owns it:
 
     state      owner      Started  Progressed  Finished  Failed  Returned  Cancelled  otherwise
     ---------  ---------  -------  ----------  --------  ------  --------  ---------  ------------------------------
-    WAITING    policy     -        -           -         -       -         gone       its turn: Dispatch, IN_FLIGHT
-                                                                                      too late, too much: Reject
-    IN_FLIGHT  gateway    STARTED  STARTED     gone      gone    RETURNED  gone       its worker leaves: stays
-    STARTED    gateway    -        charged     gone      gone    RETURNED  gone       its worker leaves: stays
-    RETURNED   scheduler  -        -           -         -       -         gone       room elsewhere: Dispatch
-                                                                                      too late, no more tries: Reject
+    WAITING    policy     -        -           -         -       -         ended      chosen: Dispatch, IN_FLIGHT
+                                                                                      expired or over a limit: Reject
+    IN_FLIGHT  front      STARTED  STARTED     ended     ended   RETURNED  ended      its worker leaves: no change
+    STARTED    front      -        charged     ended     ended   RETURNED  ended      its worker leaves: no change
+    RETURNED   scheduler  -        -           -         -       -         ended      room elsewhere: Dispatch
+                                                                                      expired or no tries left: Reject
 
-"Gone" is gone from every count: from the policy and the waiting room, or by `dispatched` from what its worker has,
-and `_bury` comes last. An event about a request that is gone is late news and changes nothing: the gateway's events and
-ours may cross. What comes back ends at its worker like all else, and is sent again as if it had just been given out.
+An ended request is in no count any more: the policy and the queue limits, or `Attempts`, have dropped it, and `_close`
+comes last. An event about an ended request is late and changes nothing, because the front's events and the scheduler's
+commands can cross. When a worker returns a request, that attempt ends like any other, and the retry is a new dispatch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -59,15 +59,15 @@ from router.core.model.request import ClientId, Request, RequestId
 from router.core.policies.base import Choice, PolicyFactory
 from router.core.policies.context import Parameters, PolicyContext
 from router.core.predict.token_estimates import Estimates
-from router.core.requests import RequestState, RetryQueue, RequestStage
+from router.core.requests import RequestStage, RequestState, RetryQueue
 from router.core.settings import SchedulerSettings
 
 CHUNKS_PER_MEASURED_PREFIX: Final = 80
-"""Of chunks in the prefix tree, for each place that is remembered of a prompt: 50,000 by default."""
+"""Chunks in the prefix tree per measured prefix that is kept; with the default `prefix_limit`, 50,000 are kept."""
 
 
 class Scheduler:
-    """One policy over one fleet."""
+    """Schedules the requests of one fleet with one policy."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Scheduler:
         random: Random,
         oracle: Oracle | None = None,
     ) -> None:
-        """`oracle`: see `PrefixMap`."""
+        """`oracle`: replaces the believed matches in simulations, see `PrefixMap`."""
         self.settings = settings
         self.estimates = Estimates(landmarks=settings.prefix_limit // CHUNKS_PER_MEASURED_PREFIX)
         self.ledger = Ledger(settings.cached_in_flight)
@@ -90,16 +90,16 @@ class Scheduler:
         self.blocks = self.prefixes.blocks
         self._view = view = SchedulerView(self.cluster, self.prefixes, self.estimates)
         self.shares = Shares()
-        around = PolicyContext(
+        context = PolicyContext(
             view, settings.cost, random, parameters, self.backlog, settings.debtor_limit, self.shares
         )
-        self.policy = policy(around)
+        self.policy = policy(context)
         self.fairness = Fairness(settings.cost, self.shares, pooled=self.policy.properties.pooled)
         self.backlog.subscribe(self.fairness)
-        self.membership = Membership(self.cluster, self.prefixes, self.policy, self.fairness, self._place_anew)
+        self.membership = Membership(self.cluster, self.prefixes, self.policy, self.fairness, self._requeue)
         self.clients = KnownClients(settings.client_limit, self.shares, self.ledger, self.fairness, self.policy)
         self.weights: Mapping[ClientId, float] = self.clients.weights
-        self._dispatched = Attempts(
+        self._attempts = Attempts(
             self.cluster,
             self.prefixes,
             self._view,
@@ -110,222 +110,230 @@ class Scheduler:
             self.membership,
             settings.cost,
         )
-        self._live: dict[RequestId, RequestState] = {}
-        self._room = QueueLimits(settings.waiting)
+        self._requests: dict[RequestId, RequestState] = {}
+        self._queue_limits = QueueLimits(settings.waiting)
         self._retry_queue = RetryQueue(settings.health, settings.waiting.time_to_live)
-        """It goes before all that waits."""
-        self._placed = False
-        """Whether this event gave the policy requests, which may be promised a place and may not have gone yet."""
-        self._wake = inf
-        self._out: list[Command] = []
+        """Requests that workers returned; they are dispatched before all queued requests."""
+        self._newly_queued = False
+        """Whether this event gave the policy requests that it may dispatch before the queue limits have counted
+        them.
+        """
+        self._wake_at = inf
+        self._commands: list[Command] = []
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        """Take in an event and answer what follows from it; `now` never falls.
+        """Apply an event and return the commands that follow from it. `now`, in seconds, must never decrease.
 
-        Raises ValueError for an `Arrived` whose id is in use.
+        Raises ValueError for an `Arrived` whose request id is already live.
         """
-        self._out = []
-        self._placed = False
-        if self._wake <= now:  # no deadline comes before the alarm
+        self._commands = []
+        self._newly_queued = False
+        if self._wake_at <= now:  # every deadline has a wake-up at or before it
             self.cluster.advance(now)
-        if self._dispatched.next_estimate <= now:
-            self._dispatched.charge_estimates(now)
-        self._take_in(event, now)
-        if self.cluster.barred:
+        if self._attempts.next_estimate <= now:
+            self._attempts.charge_estimates(now)
+        self._apply(event, now)
+        if self.cluster.ejected:
             self.membership.readmit(now)
         if self.cluster.quiet:
             self.membership.eject_silent(now)
         if self._retry_queue.requests:
-            if self._placed and (choice := self.policy.next(now)) is not None:
+            if self._newly_queued and (choice := self.policy.next(now)) is not None:
                 self._dispatch(choice, now)
-            self._resend(now)
-        self._give_turns(now)
+            self._dispatch_retries(now)
+        self._dispatch_queued(now)
         if isinstance(event, Arrived):
-            self._make_room(event.request, now)
+            self._enforce_queue_limits(event.request, now)
             self.clients.forget_surplus()
-        self._set_alarm(now)
-        return self._out
+        self._schedule_wake_up(now)
+        return self._commands
 
     @property
     def live(self) -> int:
-        """Requests between their arrival and their end."""
-        return len(self._live)
+        """How many requests have arrived and not ended."""
+        return len(self._requests)
 
     @property
     def waiting(self) -> int:
-        """Those that no worker has yet."""
-        return len(self._room) + len(self._retry_queue.requests)
+        """How many live requests are at no worker: queued, or waiting for a retry."""
+        return len(self._queue_limits) + len(self._retry_queue.requests)
 
-    def _take_in(self, event: Event, now: float) -> None:
+    def _apply(self, event: Event, now: float) -> None:
         match event:
             case Progressed(output_tokens):
                 self._progress(output_tokens, now)
             case Arrived(request):
-                self._arrive(request, now)
+                self._enqueue(request, now)
             case Started(request):
-                if (live := self._live.get(request)) is not None:
-                    self._dispatched.start(live, now)
+                if (state := self._requests.get(request)) is not None:
+                    self._attempts.start(state, now)
             case Finished(request, usage, answers):
-                live = self._live.get(request)
-                if live is not None and self._dispatched.finish(live, usage, answers, now):
-                    self._bury(live.request, now)
+                state = self._requests.get(request)
+                if state is not None and self._attempts.finish(state, usage, answers, now):
+                    self._close(state.request, now)
             case Cancelled():
                 self._cancel(event, now)
             case Failed():
-                self._fail(event, now)
+                self._end_attempt(event, now)
             case Returned():
-                self._take_back(event, now)
+                self._queue_retry(event, now)
             case Ticked():
-                self._tick(now)
+                self._expire(now)
             case Credited() | Forgotten():
                 self.clients.apply(event)
             case _:
                 self.membership.apply(event, now)
                 self._view.report_match_changes(self.policy)
 
-    def _arrive(self, request: Request, now: float) -> None:
-        if request.id in self._live:
+    def _enqueue(self, request: Request, now: float) -> None:
+        if request.id in self._requests:
             raise ValueError(f"request {request.id} is live")
         self.clients.remember(request.client, request.weight)
-        if not self.cluster.able(request):
-            self._out.append(Reject(request.id, Refusal.NO_WORKER))
+        if not self.cluster.candidates(request):
+            self._commands.append(Reject(request.id, Refusal.NO_WORKER))
         else:
-            self._bear(RequestState(request, now), now)
+            self._open(RequestState(request, now), now)
             self._retry_queue.count_arrival()
-            self._placed = True
+            self._newly_queued = True
             self.policy.enqueue(request, now)
 
-    def _bear(self, live: RequestState, now: float) -> None:
-        """A request is there, be it new or back from a worker."""
-        self._live[live.request.id] = live
-        self.shares.begin(live.request)
-        self.fairness.opened(live.request, live.waiting_since, now, begun=live.resumed_output > 0)
+    def _open(self, state: RequestState, now: float) -> None:
+        """Count a request as live, when it arrives and again when its worker returns it."""
+        self._requests[state.request.id] = state
+        self.shares.begin(state.request)
+        self.fairness.request_opened(state.request, state.waiting_since, now, begun=state.resumed_output > 0)
 
-    def _bury(self, request: Request, now: float) -> None:
-        """It is gone; the last that is done for it."""
-        del self._live[request.id]
-        self.fairness.closed(request, now)
+    def _close(self, request: Request, now: float) -> None:
+        """Drop a request from the live ones; the last step of its end."""
+        del self._requests[request.id]
+        self.fairness.request_closed(request, now)
         self.shares.end(request.client)
 
-    def _make_room(self, arrival: Request, now: float) -> None:
-        """Let an arrival that found no room anywhere wait, and refuse what is too much then.
+    def _enforce_queue_limits(self, arrival: Request, now: float) -> None:
+        """Queue an arrival that found no room at any worker, and reject the requests that then exceed a limit.
 
-        Asked after the turns are given: a full waiting room must not keep an idle worker idle.
+        This runs after dispatching, because a full queue must not keep an idle worker idle.
         """
-        if (live := self._live.get(arrival.id)) is None or live.stage is not RequestStage.WAITING:
+        if (state := self._requests.get(arrival.id)) is None or state.stage is not RequestStage.WAITING:
             return
-        self._room.enter(arrival, now, self.shares.of(arrival))
-        surplus = self._room.surplus(arrival.id)
-        for request, reason in surplus:
-            self._withdraw(self._live[request], now)
-            self._out.append(Reject(request, reason, self._room.retry_after(now)))
-        if surplus:  # what was behind the head of a queue may fit where that did not
-            self._give_turns(now)
+        self._queue_limits.enter(arrival, now, self.shares.effective_weight(arrival))
+        rejected = self._queue_limits.surplus(arrival.id)
+        for request, reason in rejected:
+            self._remove_queued(self._requests[request], now)
+            self._commands.append(Reject(request, reason, self._queue_limits.retry_after(now)))
+        if rejected:  # a request behind a rejected one may fit where that one did not
+            self._dispatch_queued(now)
 
-    def _give_turns(self, now: float) -> None:
-        """Send what the policy lets go; asked only while anything waits."""
-        while (self._placed or self._room.waiters) and (choice := self.policy.next(now)) is not None:
+    def _dispatch_queued(self, now: float) -> None:
+        """Dispatch what the policy chooses until it chooses nothing. The policy is asked only while requests are
+        queued.
+        """
+        while (self._newly_queued or self._queue_limits.waiters) and (choice := self.policy.next(now)) is not None:
             self._dispatch(choice, now)
 
     def _dispatch(self, choice: Choice, now: float) -> None:
         request = choice.request.id
-        self._placed = self._placed and request in self._room.waiters
-        self._room.leave(request, now, served=True)
-        self._out.append(self._dispatched.send(self._live[request], choice, now))
+        self._newly_queued = self._newly_queued and request in self._queue_limits.waiters
+        self._queue_limits.leave(request, now, served=True)
+        self._commands.append(self._attempts.send(self._requests[request], choice, now))
 
-    def _resend(self, now: float) -> None:
-        """Send what came back to workers that have not failed it, first come, first served."""
-        for live in list(self._retry_queue.requests.values()):
-            request = live.request
-            serving = self.cluster.able(request)
-            others = [worker for worker in serving if worker not in live.failed_workers]
-            if not others:
-                self._abandon(live, Refusal.NO_RETRY if serving else Refusal.NO_WORKER, now)
-            elif able := [worker for worker in others if self._view.admits(worker, request, live.resumed_output)]:
+    def _dispatch_retries(self, now: float) -> None:
+        """Dispatch returned requests, first come, first served, to workers that have not failed them before."""
+        for state in list(self._retry_queue.requests.values()):
+            request = state.request
+            serving = self.cluster.candidates(request)
+            untried = [worker for worker in serving if worker not in state.failed_workers]
+            if not untried:
+                self._reject_retry(state, Refusal.NO_RETRY if serving else Refusal.NO_WORKER, now)
+            elif with_room := [
+                worker for worker in untried if self._view.admits(worker, request, state.resumed_output)
+            ]:
                 self._retry_queue.remove(request.id)
-                worker = self.policy.resend(request, able, now)
-                self._out.append(self._dispatched.send(live, Choice(request, worker, "tried again"), now))
+                worker = self.policy.resend(request, with_room, now)
+                self._commands.append(self._attempts.send(state, Choice(request, worker, "tried again"), now))
 
     def _progress(self, output_tokens: Mapping[RequestId, int], now: float) -> None:
         for request, tokens in output_tokens.items():
-            if (live := self._live.get(request)) is not None:
-                self._dispatched.progress(live, tokens, now)
+            if (state := self._requests.get(request)) is not None:
+                self._attempts.progress(state, tokens, now)
 
     def _cancel(self, event: Cancelled, now: float) -> None:
-        if (live := self._live.get(event.request)) is None:
+        if (state := self._requests.get(event.request)) is None:
             return
-        if live.worker is not None:
-            self._dispatched.break_off(live, event.usage, now)
-            if live.charged_output:
-                self.estimates.answers.learn(live.request, live.charged_output)
-            self._bury(live.request, now)
-        elif live.stage is RequestStage.RETURNED:
-            self._bury(live.request, now)
+        if state.worker is not None:
+            self._attempts.break_off(state, event.usage, now)
+            if state.charged_output:
+                self.estimates.output_lengths.learn(state.request, state.charged_output)
+            self._close(state.request, now)
+        elif state.stage is RequestStage.RETURNED:
+            self._close(state.request, now)
             self._retry_queue.remove(event.request)
         else:
-            self._withdraw(live, now)
+            self._remove_queued(state, now)
 
-    def _fail(self, event: Failed | Returned, now: float) -> RequestState | None:
-        """End a request that failed at a worker; returns what was known of it, and None if it was at none."""
-        live = self._live.get(event.request)
-        if live is None or live.worker is None:
+    def _end_attempt(self, event: Failed | Returned, now: float) -> RequestState | None:
+        """End the attempt of a request that failed at its worker. Returns the request's state, or None if no worker has
+        it.
+        """
+        state = self._requests.get(event.request)
+        if state is None or state.worker is None:
             return None
         if event.accepted:
-            self._dispatched.break_off(live, event.usage, now, broken=event.fault is Fault.BROKEN)
+            self._attempts.break_off(state, event.usage, now, broken=event.fault is Fault.BROKEN)
         else:
-            self._dispatched.refund(live, now)
-        self._bury(live.request, now)
-        self.membership.on_failure(live.worker, event.fault, now)
-        return live
+            self._attempts.refund(state, now)
+        self._close(state.request, now)
+        self.membership.on_failure(state.worker, event.fault, now)
+        return state
 
-    def _take_back(self, event: Returned, now: float) -> None:
-        """Let a request go to another worker as soon as one has room, if it may."""
-        if (live := self._fail(event, now)) is None or live.worker is None:
+    def _queue_retry(self, event: Returned, now: float) -> None:
+        """End the attempt of a request that its worker returned, and queue it for a retry or reject it."""
+        if (state := self._end_attempt(event, now)) is None or state.worker is None:
             return
-        self._bear(live, now)
-        if not self._retry_queue.add(live, event, now, in_use=self.cluster.in_use(live.worker)):
-            if len(live.suspects) == 1:
-                self.membership.blame_suspects(live, now)
-            self._abandon(live, Refusal.NO_RETRY, now)
+        self._open(state, now)
+        if not self._retry_queue.add(state, event, now, in_use=self.cluster.in_use(state.worker)):
+            if len(state.suspects) == 1:
+                self.membership.blame_suspects(state, now)
+            self._reject_retry(state, Refusal.NO_RETRY, now)
 
-    def _abandon(self, live: RequestState, reason: Refusal, now: float) -> None:
-        """Give up a request that came back; what is owed for it is paid."""
-        self._bury(live.request, now)
-        self._retry_queue.remove(live.request.id)
-        self._out.append(Reject(live.request.id, reason))
+    def _reject_retry(self, state: RequestState, reason: Refusal, now: float) -> None:
+        """Reject a returned request for good. What its attempts cost stays charged."""
+        self._close(state.request, now)
+        self._retry_queue.remove(state.request.id)
+        self._commands.append(Reject(state.request.id, reason))
 
-    def _withdraw(self, live: RequestState, now: float) -> None:
-        """End a request that waits."""
-        self.policy.withdraw(live.request.id, now)
-        self._room.leave(live.request.id, now, served=False)
-        self._bury(live.request, now)
+    def _remove_queued(self, state: RequestState, now: float) -> None:
+        """End a queued request."""
+        self.policy.withdraw(state.request.id, now)
+        self._queue_limits.leave(state.request.id, now, served=False)
+        self._close(state.request, now)
 
-    def _place_anew(self, requests: Sequence[Request], now: float) -> None:
-        """Give requests that the policy gave up back to it, or turn away those that no worker serves."""
-        self._placed = True
+    def _requeue(self, requests: Sequence[Request], now: float) -> None:
+        """Enqueue at the policy again the requests that it gave up, or reject those that no worker serves any more."""
+        self._newly_queued = True
         for request in requests:
-            if self.cluster.able(request):
+            if self.cluster.candidates(request):
                 self.policy.enqueue(request, now)
             else:
-                self._room.leave(request.id, now, served=False)
-                self._bury(request, now)
-                self._out.append(Reject(request.id, Refusal.NO_WORKER))
+                self._queue_limits.leave(request.id, now, served=False)
+                self._close(request, now)
+                self._commands.append(Reject(request.id, Refusal.NO_WORKER))
 
-    def _tick(self, now: float) -> None:
-        self._wake = inf
-        for request in self._room.expired(now):
-            self._withdraw(self._live[request], now)
-            self._out.append(Reject(request, Refusal.EXPIRED, self._room.retry_after(now)))
-        for live in self._retry_queue.expired(now):
-            self._abandon(live, Refusal.EXPIRED, now)
+    def _expire(self, now: float) -> None:
+        self._wake_at = inf
+        for request in self._queue_limits.expired(now):
+            self._remove_queued(self._requests[request], now)
+            self._commands.append(Reject(request, Refusal.EXPIRED, self._queue_limits.retry_after(now)))
+        for state in self._retry_queue.expired(now):
+            self._reject_retry(state, Refusal.EXPIRED, now)
 
-    def _set_alarm(self, now: float) -> None:
-        """Ask to be woken for the next deadline, unless an earlier alarm is set: a vain waking is cheap."""
-        deadline = min(self.cluster.next_deadline, self._dispatched.next_estimate)
+    def _schedule_wake_up(self, now: float) -> None:
+        """Ask to be woken at the next deadline, unless an earlier wake-up is set. A needless wake-up is cheap."""
+        deadline = min(self.cluster.next_deadline, self._attempts.next_estimate)
         if self._retry_queue.requests:
             deadline = min(deadline, self._retry_queue.next_deadline)
-        if self._room.waiters:
-            deadline = min(deadline, self._room.next_deadline, self.policy.next_deadline)
-        if deadline < self._wake and (due := max(deadline, now)) != self._wake:
-            self._wake = due
-            self._out.append(WakeAt(due))
+        if self._queue_limits.waiters:
+            deadline = min(deadline, self._queue_limits.next_deadline, self.policy.next_deadline)
+        if deadline < self._wake_at and (wake_at := max(deadline, now)) != self._wake_at:
+            self._wake_at = wake_at
+            self._commands.append(WakeAt(wake_at))

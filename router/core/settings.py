@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 from router.core.cache.engine_rules import TRACK_ALL, Tracking
 from router.core.clients.queue_limits import WaitingLimits
-from router.core.clients.recent_clients import DEBTORS
-from router.core.fleet.cluster import DEPARTED
+from router.core.clients.recent_clients import DEBTOR_LIMIT
+from router.core.fleet.cluster import DEPARTED_LIMIT
 from router.core.fleet.health import HealthRules
 from router.core.fleet.window import LearnedWindow, Window
 from router.core.model.cost import LinearCost
@@ -30,9 +30,9 @@ class SchedulerSettings:
     """What is followed of the workers' caches."""
     client_limit: int = 10_000
     """Clients remembered that have nothing under way; of others, only what they owe ..."""
-    debtor_limit: int = DEBTORS
+    debtor_limit: int = DEBTOR_LIMIT
     """... of so many in each queue, and if more owe anything, not of those that owe least."""
-    departed_limit: int = DEPARTED
+    departed_limit: int = DEPARTED_LIMIT
     """Workers remembered that left."""
     cached_in_flight: int = 1_000_000
     """Predicted-cached tokens that one client may have in flight uncharged."""

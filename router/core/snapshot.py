@@ -55,9 +55,9 @@ def restore(scheduler: Scheduler, pieces: Iterable[Piece], now: float) -> None:
                 scheduler.policy.restore(piece)
                 for row in piece.rows:
                     if row.worker is not None:
-                        scheduler.cluster.expect(row.worker)
+                        scheduler.cluster.remember(row.worker)
             case Cache(worker, model, report):
-                scheduler.cluster.expect(worker)
+                scheduler.cluster.remember(worker)
                 cache = scheduler.mirror.cache(worker)
                 cache.model, cache.report = model, report
 

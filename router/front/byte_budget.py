@@ -41,7 +41,7 @@ class ByteBudget(Collector):
 
     def held_by(self, owner: str) -> int:
         """Return the bytes that an owner holds."""
-        return self._held.of(owner)
+        return self._held.amount_of(owner)
 
     def hold(self, owner: str) -> "Hold":
         """Return an empty hold for an owner, to be used as a context manager."""
@@ -49,11 +49,11 @@ class ByteBudget(Collector):
 
     def has_room(self, owner: str, amount: int) -> bool:
         """Return whether an owner can hold `amount` more bytes."""
-        return self._held.of(owner) + amount <= self.limit - self._held.total - amount
+        return self._held.amount_of(owner) + amount <= self.limit - self._held.total - amount
 
     def refusal(self, owner: str, amount: int) -> CapacityError:
         """Return and count the error for an owner without room: 429 if it would hold more than its part, else 503."""
-        held = self._held.of(owner)
+        held = self._held.amount_of(owner)
         owners = len(self._held) + (not held)
         if (held + amount) * (owners + 1) > self.limit:
             error: CapacityError = Refused(

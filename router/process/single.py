@@ -21,7 +21,7 @@ from router.config.settings import Settings
 from router.control.admin import Operations, is_open
 from router.control.app import UsageLookup, control_plane
 from router.core.clients.queue_limits import WaitingLimits
-from router.core.fleet.health import HealthRules, PatienceRules
+from router.core.fleet.health import HealthRules, SilenceRules
 from router.core.fleet.window import FixedWindow, LearnedWindow, NoWindow, Window
 from router.core.model.cost import LinearCost
 from router.core.model.prompt_key import PromptHasher
@@ -76,7 +76,7 @@ def build(settings: Settings, resolve: Resolve = resolve) -> "Router":
     now = time.monotonic()
     secret, scheduler, restored, responses = initial_state(settings, now)
     journal = _journal(settings, secret, now, restored)
-    patience = PatienceRules(settings.first_token_timeout, settings.token_timeout)
+    patience = SilenceRules(settings.first_token_timeout, settings.token_timeout)
     fleet = WorkerDirectory((), settings.connect_timeout, patience, settings.aliases())
     registry, labels = CollectorRegistry(), ClientLabels()
     explanations = Explanations(settings.policy)
@@ -292,11 +292,11 @@ def _window(settings: Settings) -> Window:
 class WorkerServices(NamedTuple):
     """Those who tell of workers that come and go."""
 
-    monitor: Poller
+    poller: Poller
     drain: WorkerDrain
-    roster: WorkerRegistry
+    registry: WorkerRegistry
     discovery: Discovery
-    advice: FlagWarnings
+    flag_warnings: FlagWarnings
 
 
 def _worker_services(

@@ -1,4 +1,4 @@
-"""What an operator sees of the scheduler at one moment: the content of /fairness and of the gauges in /metrics."""
+"""The state of the scheduler at one moment: the content of /fairness, /v1/usage and the state gauges of /metrics."""
 
 import asyncio
 from collections import Counter
@@ -24,19 +24,23 @@ T = TypeVar("T")
 
 SILENT: Final = "silent"
 BREAKER_STATES: Final = (*Condition, SILENT)
-"""Of its breaker; or it says nothing, and is sent nothing, whatever its breaker is."""
+"""States of a circuit breaker, and `silent` for a worker that does not answer, whatever the state of its breaker."""
 CLIENTS_PER_BATCH: Final = 50
-"""So many are read, or written, in one go."""
+"""Clients that are read or written between two turns of the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What a client was served, in tokens, and what that cost, in cost units."""
+    """Service in tokens, and its cost."""
 
     extend: int
+    """Input tokens computed."""
     cached: int
+    """Input tokens found in a prefix cache."""
     output: int
+    """Output tokens."""
     cost: float
+    """Cost of the service in cost units."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,111 +48,154 @@ class ClientReport:
     """One client."""
 
     weight: float
+    """Its share relative to other clients."""
     service: Service
+    """What it was served so far."""
     queued: int
+    """Requests that wait in the router."""
     running: int
+    """Requests at workers."""
     wait_p50_s: float | None
+    """Median wait in the router's queue of its last 256 requests, in seconds; None before the first."""
     wait_p95_s: float | None
+    """The 95th percentile of the same."""
     deficit: dict[WorkerId, Deficit]
+    """Its deficits by worker, in cost units."""
     share: float | None = None
-    """Of the cost served in the last minute, 0 to 1; None if nothing was served."""
+    """Its share of the cost of all service in the last minute, 0 to 1; None if nothing was served."""
     service_lag: float = 0.0
-    """How far it is behind an even share, see `router.core.clients.service_lag`; 0 while it is not active."""
+    """How far it is behind an even share of service, in cost units per weight; 0 while it is not active."""
     unserved_s: float | None = None
-    """For how long a call of its has waited while it was served nothing; None while none of its waits."""
+    """Seconds for which it has had a waiting call and been served nothing; None while no call of it waits."""
 
 
 @dataclass(frozen=True, slots=True)
 class UsageReport:
-    """What a client is told of itself."""
+    """What a client sees of itself at /v1/usage."""
 
     client: ClientId
+    """Its name."""
     weight: float
+    """Its share relative to other clients, or to other members of its group."""
     group: GroupId | None
-    """Whose weight it shares with others."""
+    """The group whose weight it shares with the other members; None without a group."""
     service: Service
+    """What it was served so far."""
     share: float
-    """What of the fleet is its own, while those are active that are now: 0 to 1."""
+    """Its share of the fleet among the clients that are active now, 0 to 1."""
     queued: int
+    """Requests that wait in the router."""
     running: int
+    """Requests at workers."""
     wait_p95_s: float | None
+    """95th percentile of the wait in the router's queue of its last 256 requests, in seconds; None before the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheReport:
-    """What is believed of one worker's prefix cache, and how right that was; in tokens, counted since it joined."""
+    """The predicted content of one worker's prefix cache, and how right predictions were.
+
+    All counts are in tokens and since the worker joined.
+    """
 
     capacity: int
+    """Tokens that the cache can hold."""
     believed: int
-    """Cached at this moment."""
+    """Tokens believed to be cached now."""
     answers: int
-    """That told what was cached of their prompts; the next five are of these."""
+    """Answers that reported how much of their prompt was cached; the next five fields count these answers only."""
     prompt: int
+    """Input tokens."""
     predicted: int
+    """Input tokens predicted to be cached."""
     actual: int
+    """Input tokens that were cached."""
     false_hit: int
+    """Input tokens predicted to be cached that were not."""
     missed_hit: int
+    """Input tokens that were cached and not predicted to be."""
     error: float | None
-    """Mean absolute error of the last 200 predictions as a share of the prompt; None before the first."""
+    """Mean absolute error of the last 200 predictions, as a share of the prompt; None before the first."""
     discount: float
-    """What predictions are multiplied with until they are right again; 1 where they are."""
+    """Factor on predictions while they are wrong; 1 while they are right."""
     silent: bool
-    """Whether its answers never tell what was cached."""
+    """Whether the worker's answers never report how much was cached."""
     evicted: dict[str, int]
-    """By what told of it: replayed, corrected, counted, aged, told, restart."""
+    """Tokens evicted, by the signal that revealed the eviction: replayed, corrected, counted, aged, told, restart."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkReport:
-    """What was charged for a worker's work since it joined, beside what its own counters say that it computed since its
-    first report; in tokens. Calls that do not come through this router are in the latter alone.
+    """Tokens charged for a worker's work since it joined, beside those that its own counters report as computed.
+
+    The counters start with the worker's first report, and include calls that did not come through this router.
     """
 
     charged_input: int
+    """Computed input tokens charged to clients."""
     charged_output: int
+    """Output tokens charged to clients."""
     computed_input: int | None
-    """None where it does not count."""
+    """Input tokens that the engine counted as computed; None if it has no such counter."""
     computed_output: int | None
+    """Output tokens that the engine counted; None if it has no such counter."""
     charged_of_computed: float | None = None
-    """All that was charged over all that was computed, of the kinds that it counts; None before it computed any."""
+    """Tokens charged over tokens computed, of the kinds that the engine counts; None before it has computed any."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
-    """One worker; gap and bound as `service_gap` defines them, None where nothing bounds the gap."""
+    """One worker."""
 
     url: str
+    """Its address."""
     healthy: bool
+    """Whether it answers health polls."""
     queued: int
+    """Requests that wait for it in the router."""
     running: int
+    """Requests in flight at the worker."""
     unstarted_tokens: int
+    """Uncached input tokens of its requests without a first token."""
     window: Limits | None
+    """What its window allows in flight; None without a window."""
     kv_tokens: int | None
+    """Capacity of its KV cache in tokens; None while unknown."""
     service_gap: float | None
+    """Largest difference in service between two clients that wait in its queue, in cost units per weight; None where
+    nothing bounds it (`router.core.clients.service_gap`)."""
     service_gap_bound: float | None
+    """What the service gap cannot exceed, in cost units per weight; None where nothing bounds it."""
     cache: CacheReport | None = None
+    """Its prefix cache; None while it is away."""
     unread: int = 0
-    """Its answers about load and cache that were of no use."""
+    """Answers to polls of its load and cache that could not be read."""
     breaker: str | None = None
-    """One of `BREAKER_STATES`; None while it is away."""
+    """State of its circuit breaker, or `silent`; None while it is away."""
     work: WorkReport | None = None
-    """None while it is away."""
+    """Its work, as charged and as counted by the engine; None while it is away."""
 
 
 @dataclass(frozen=True, slots=True)
 class FairnessReport:
-    """The fleet."""
+    """Fairness in the whole fleet."""
 
     policy: str
+    """The scheduling policy."""
     jain: float | None
+    """Jain's index of service per weight, of the clients that waited in the last minute; None without any."""
     clients: dict[ClientId, ClientReport]
+    """The clients that the router remembers."""
     forgotten: Service
-    """What clients were served that are not remembered any more."""
+    """Service of clients that the router no longer remembers."""
     workers: dict[WorkerId, WorkerReport]
+    """The workers by id."""
     service_lag: float = 0.0
-    """The largest of all clients."""
+    """The largest service lag of a client, in cost units per weight."""
     rounds: RoundReport = NO_ROUND
+    """Rounds in which every active client is served."""
     waits: WaitReport = NO_WAIT
+    """The longest waits."""
 
 
 _REPORT: Final = TypeAdapter(FairnessReport)
@@ -156,32 +203,32 @@ _CLIENTS: Final = TypeAdapter(dict[ClientId, ClientReport])
 
 
 async def fairness_report(
-    policy: str, scheduler: Scheduler, fleet: WorkerDirectory, now: float, unread: Mapping[WorkerId, int]
+    policy: str, scheduler: Scheduler, directory: WorkerDirectory, now: float, unread: Mapping[WorkerId, int]
 ) -> FairnessReport:
-    """Read it all off; changes nothing. `unread`: by worker, see `WorkerReport`.
+    """Build the report; changes nothing. `unread`: answers to polls that could not be read, by worker.
 
-    A few clients at a time, so that the event loop can do something else in between: what each was served is what it
-    was at the beginning, and adds up; the rest is what it is when it is read.
+    Reads a batch of clients at a time and lets the event loop run other tasks in between. Service is as it was at the
+    beginning, so that the figures add up; everything else is as it is when it is read.
     """
     accounts, running = scheduler.ledger, Counter(bill.client for bill in scheduler.ledger.bills.values())
     forgotten, jain = _service(accounts.forgotten, scheduler), scheduler.fairness.jain(now)
     turns = scheduler.fairness.turns
     rounds, longest = turns.rounds(scheduler.cluster.rate_of_all(), now), turns.longest_waits(now)
-    met = [
+    rows = [
         (client, weight, accounts.accounts[client].served if client in accounts.accounts else NOTHING)
         for client, weight in scheduler.weights.items()
     ]
-    clients, felt = {}, []
-    for some in _a_few(met):
-        for client, weight, served in some:
-            felt.append(turns.of(client, now))
+    clients, client_turns = {}, []
+    for batch in _batches(rows):
+        for client, weight, served in batch:
+            client_turns.append(turns.client_turns(client, now))
             clients[client] = _client(
-                client, weight, _service(served, scheduler), felt[-1], running[client], scheduler, now
+                client, weight, _service(served, scheduler), client_turns[-1], running[client], scheduler, now
             )
         await asyncio.sleep(0)
-    workers = await worker_reports(scheduler, fleet, unread)
-    lag = max((each.lag for each in felt), default=0.0)
-    waits = wait_report(felt, longest, rounds.fair_s)
+    workers = await worker_reports(scheduler, directory, unread)
+    lag = max((each.lag for each in client_turns), default=0.0)
+    waits = wait_report(client_turns, longest, rounds.fair_s)
     return FairnessReport(policy, jain, clients, forgotten, workers, lag, round_report(rounds), waits)
 
 
@@ -189,7 +236,7 @@ def _client(
     client: ClientId,
     weight: float,
     service: Service,
-    felt: ClientTurns,
+    turns: ClientTurns,
     running: int,
     scheduler: Scheduler,
     now: float,
@@ -202,22 +249,22 @@ def _client(
         *scheduler.fairness.waits(client),
         _deficits(client, scheduler),
         scheduler.fairness.share(client, now),
-        felt.lag,
-        felt.unserved_s,
+        turns.lag,
+        turns.unserved_s,
     )
 
 
 def usage_report(
     scheduler: Scheduler, client: ClientId, weight: float, group: GroupId | None, group_weight: float
 ) -> UsageReport:
-    """What a client with this weight, in this group, is told; changes nothing."""
+    """Build the report for a client with this weight, in this group; changes nothing."""
     account = scheduler.ledger.accounts.get(client, Account())
     return UsageReport(
         client,
         weight,
         group,
         _service(account.served, scheduler),
-        scheduler.shares.part(client, weight, group, group_weight),
+        scheduler.shares.fleet_share(client, weight, group, group_weight),
         scheduler.backlog.of_client(client),
         scheduler.ledger.in_flight(client),
         scheduler.fairness.waits(client)[1],
@@ -225,33 +272,33 @@ def usage_report(
 
 
 async def worker_reports(
-    scheduler: Scheduler, fleet: WorkerDirectory, unread: Mapping[WorkerId, int]
+    scheduler: Scheduler, directory: WorkerDirectory, unread: Mapping[WorkerId, int]
 ) -> dict[WorkerId, WorkerReport]:
-    """What of that is about the workers."""
+    """Build the reports of all workers, one per turn of the event loop."""
     reports = {}
-    for backend in fleet.backends:
-        reports[backend.id] = _worker(backend, scheduler, unread.get(backend.id, 0))
+    for endpoint in directory.backends:
+        reports[endpoint.id] = _worker(endpoint, scheduler, unread.get(endpoint.id, 0))
         await asyncio.sleep(0)
     return reports
 
 
 async def report_json(report: FairnessReport) -> bytes:
-    """The report as JSON, a few clients at a time."""
+    """Encode the report as JSON, a batch of clients per turn of the event loop."""
     rest = _REPORT.dump_json(replace(report, clients={}))
     clients = []
-    for some in _a_few([*report.clients.items()]):
-        clients.append(_CLIENTS.dump_json(dict(some))[1:-1])
+    for batch in _batches([*report.clients.items()]):
+        clients.append(_CLIENTS.dump_json(dict(batch))[1:-1])
         await asyncio.sleep(0)
     return rest.replace(b'"clients":{}', b'"clients":{%b}' % b",".join(clients), 1)
 
 
-def _a_few(rows: Sequence[T]) -> Iterator[Sequence[T]]:
-    return (rows[at : at + CLIENTS_PER_BATCH] for at in range(0, len(rows), CLIENTS_PER_BATCH))
+def _batches(rows: Sequence[T]) -> Iterator[Sequence[T]]:
+    return (rows[start : start + CLIENTS_PER_BATCH] for start in range(0, len(rows), CLIENTS_PER_BATCH))
 
 
 def _deficits(client: ClientId, scheduler: Scheduler) -> dict[WorkerId, Deficit]:
-    credits = {state.worker.id: scheduler.policy.credit(client, state.worker.id) for state in scheduler.cluster}
-    return {worker: credit for worker, credit in credits.items() if credit != Deficit()}
+    deficits = {state.worker.id: scheduler.policy.credit(client, state.worker.id) for state in scheduler.cluster}
+    return {worker: deficit for worker, deficit in deficits.items() if deficit != Deficit()}
 
 
 def _service(served: Tokens, scheduler: Scheduler) -> Service:
@@ -282,14 +329,14 @@ def _cache(worker: WorkerId, scheduler: Scheduler) -> CacheReport:
 def _work(work: EngineWork) -> WorkReport:
     charged = work.charged
     pairs = [(charged.extend, work.input_tokens), (charged.output, work.output_tokens)]
-    counted = [(paid, tokens) for paid, tokens in pairs if tokens is not None]
+    counted = [(charge, tokens) for charge, tokens in pairs if tokens is not None]
     computed = sum(tokens for _, tokens in counted)
     return WorkReport(
         charged.extend,
         charged.output,
         _rounded(work.input_tokens),
         _rounded(work.output_tokens),
-        sum(paid for paid, _ in counted) / computed if computed else None,
+        sum(charge for charge, _ in counted) / computed if computed else None,
     )
 
 
@@ -297,23 +344,23 @@ def _rounded(tokens: float | None) -> int | None:
     return None if tokens is None else round(tokens)
 
 
-def _worker(backend: WorkerEndpoint, scheduler: Scheduler, unread: int) -> WorkerReport:
-    if backend.id not in scheduler.cluster:
-        return WorkerReport(backend.url, backend.healthy, 0, 0, 0, None, None, None, None, unread=unread)
-    state = scheduler.cluster[backend.id]
+def _worker(endpoint: WorkerEndpoint, scheduler: Scheduler, unread: int) -> WorkerReport:
+    if endpoint.id not in scheduler.cluster:
+        return WorkerReport(endpoint.url, endpoint.healthy, 0, 0, 0, None, None, None, None, unread=unread)
+    state = scheduler.cluster[endpoint.id]
     properties = scheduler.policy.properties
-    queue = None if properties.pooled else backend.id
+    queue = None if properties.pooled else endpoint.id
     return WorkerReport(
-        url=backend.url,
-        healthy=backend.healthy,
-        queued=scheduler.backlog.length(backend.id),
+        url=endpoint.url,
+        healthy=endpoint.healthy,
+        queued=scheduler.backlog.length(endpoint.id),
         running=state.load.requests,
         unstarted_tokens=state.load.unstarted_tokens,
         window=state.window.limits,
         kv_tokens=state.worker.kv_tokens,
         service_gap=scheduler.fairness.gap(queue),
         service_gap_bound=scheduler.fairness.bound(queue, properties.gap_quantum),
-        cache=_cache(backend.id, scheduler),
+        cache=_cache(endpoint.id, scheduler),
         unread=unread,
         breaker=SILENT if state.silent else state.health.condition,
         work=_work(state.work),

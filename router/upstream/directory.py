@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from router.api.body.edits import AddedFields
-from router.core.fleet.health import DEFAULT_PATIENCE, PatienceRules, SilenceTimeout
+from router.core.fleet.health import DEFAULT_SILENCE_RULES, SilenceRules, SilenceTimeout
 from router.core.model.request import RequestId, WorkerId
 from router.errors import NoWorker
 from router.upstream.accepted_fields import AcceptedFields
@@ -53,7 +53,7 @@ class WorkerDirectory:
         self,
         backends: Iterable[WorkerEndpoint],
         connect_timeout: float,
-        patience: PatienceRules = DEFAULT_PATIENCE,
+        patience: SilenceRules = DEFAULT_SILENCE_RULES,
         aliases: Mapping[str, str] | None = None,
     ) -> None:
         """`connect_timeout`: seconds in which a worker must accept a connection; `patience`: with its silence then.
@@ -62,41 +62,41 @@ class WorkerDirectory:
         """
         self.aliases: Mapping[str, str] = dict(aliases or {})
         self._connect_timeout = connect_timeout
-        self._rules = patience
-        self._backends: dict[WorkerId, WorkerEndpoint] = {}
-        self._patience: dict[WorkerId, SilenceTimeout] = {}
+        self._patience_rules = patience
+        self._endpoints: dict[WorkerId, WorkerEndpoint] = {}
+        self._silence_timeouts: dict[WorkerId, SilenceTimeout] = {}
         self._clients: dict[WorkerId, WorkerClient] = {}
         for backend in backends:
             self.add(backend)
 
     @property
-    def backends(self) -> Sequence[WorkerEndpoint]:
+    def endpoints(self) -> Sequence[WorkerEndpoint]:
         """The workers of this moment, in the order in which they came."""
-        return tuple(self._backends.values())
+        return tuple(self._endpoints.values())
 
     def __getitem__(self, worker: WorkerId) -> WorkerEndpoint:
         """KeyError for one that is not there."""
-        return self._backends[worker]
+        return self._endpoints[worker]
 
     def add(self, backend: WorkerEndpoint) -> None:
         """One more worker, of an id that no other has."""
-        self._backends[backend.id] = backend
-        self._patience[backend.id] = SilenceTimeout(self._rules)
+        self._endpoints[backend.id] = backend
+        self._silence_timeouts[backend.id] = SilenceTimeout(self._patience_rules)
         self._clients[backend.id] = WorkerClient(backend.url, self._connect_timeout)
 
     def remove(self, worker: WorkerId) -> None:
         """Forget a worker at which no call is under way, and close what connects to it."""
-        del self._backends[worker], self._patience[worker]
+        del self._endpoints[worker], self._silence_timeouts[worker]
         self._clients.pop(worker).close()
 
     def context_tokens(self, worker: WorkerId) -> int | None:
         """How long prompt and answer together may be at a worker; None where its engine does not tell."""
-        return self._backends[worker].context_tokens
+        return self._endpoints[worker].context_tokens
 
-    def knows(self, model: str) -> bool:
+    def knows_model(self, model: str) -> bool:
         """Whether any worker, alive or not, has this model; before one was seen at all, every name may be right."""
         known = False
-        for backend in self._backends.values():
+        for backend in self._endpoints.values():
             if model in backend.models:
                 return True
             known = known or bool(backend.models)
@@ -104,14 +104,14 @@ class WorkerDirectory:
 
     def vocabulary(self, model: str) -> int | None:
         """How many token ids the workers of a model know, the least of any; None where none tells."""
-        told = [backend.vocabulary for backend in self._backends.values() if model in backend.models]
+        told = [backend.vocabulary for backend in self._endpoints.values() if model in backend.models]
         return min([size for size in told if size is not None], default=None)
 
     def any_model(self) -> str:
         """The model for a call that names none: that of most living workers, and no adapter. Raises NoWorker."""
         served = Counter(
             model
-            for backend in self._backends.values()
+            for backend in self._endpoints.values()
             if backend.healthy
             for model in sorted(backend.models - backend.parents.keys())
         )
@@ -119,11 +119,11 @@ class WorkerDirectory:
             raise NoWorker("No worker is alive.", reason="rejected-no-endpoints")
         return served.most_common(1)[0][0]
 
-    def lost(self, worker: WorkerId) -> None:
+    def mark_unreachable(self, worker: WorkerId) -> None:
         """It takes no connection: it counts as away until it answers a poll."""
-        if self._backends[worker].healthy:
+        if self._endpoints[worker].healthy:
             log.warning("worker %s takes no connection; its queue is placed anew", worker)
-            self._backends[worker].healthy = False
+            self._endpoints[worker].healthy = False
 
     async def __aenter__(self) -> Self:
         """Nothing is opened before it is needed."""
@@ -134,19 +134,19 @@ class WorkerDirectory:
         for client in self._clients.values():
             client.close()
 
-    def patience(self, worker: WorkerId) -> SilenceTimeout:
+    def silence_timeout(self, worker: WorkerId) -> SilenceTimeout:
         """With a worker's silence, by what it has shown of itself; to be told how fast it is."""
-        return self._patience[worker]
+        return self._silence_timeouts[worker]
 
-    def accepted(self, worker: WorkerId, path: str) -> AddedFields:
+    def accepted_fields(self, worker: WorkerId, path: str) -> AddedFields:
         """Which fields of the router's own may be added to a call to a worker."""
-        return self._backends[worker].fields[path]
+        return self._endpoints[worker].fields[path]
 
-    def refused(self, worker: WorkerId, path: str, fields: AddedFields) -> None:
+    def fields_refused(self, worker: WorkerId, path: str, fields: AddedFields) -> None:
         """A worker has refused fields that the router added: it is sent none of them any more."""
         names = ", ".join(sorted(each.value for each in fields))
         log.warning("worker %s refuses %s on %s, which the router adds no more", worker, names, path)
-        self._backends[worker].fields.refuse(path, fields)
+        self._endpoints[worker].fields.refuse(path, fields)
 
     def forward(
         self,
@@ -163,6 +163,6 @@ class WorkerDirectory:
 
         Raises WorkerUnreachable if none does, and WorkerHung if the worker says nothing for longer than it may.
         """
-        backend = self._backends[worker]
+        backend = self._endpoints[worker]
         headers = {"content-type": content_type, "x-request-id": request, **backend.authorization}
         return self._clients[worker].send(method, path, headers, body, silence)

@@ -163,7 +163,7 @@ class Fleet(RuleBasedStateMachine):
         assert request.model in self.workers[command.worker].models
         assert request.worker in (None, command.worker)
         assert command.worker not in failed
-        assert command.worker not in self.scheduler.cluster.barred
+        assert command.worker not in self.scheduler.cluster.ejected
         size = self.scheduler.estimates.input_tokens(request) + output
         assert 0 <= command.cached_tokens < size
         uncached = size - command.cached_tokens
@@ -386,7 +386,7 @@ class Fleet(RuleBasedStateMachine):
         for worker, facts in self.workers.items():
             state = self.scheduler.cluster[worker]
             load = state.load
-            barred = worker in self.scheduler.cluster.barred
+            barred = worker in self.scheduler.cluster.ejected
             assert barred or state.health.trusted or load.requests, "nothing will ever show that it is well again"
             if load.requests < WINDOW.requests and not load.unstarted and state.has_room and not barred:
                 assert policy.properties.pooled or not self.scheduler.backlog.length(worker)

@@ -55,8 +55,8 @@ def test_the_active_members_share_their_groups_weight(
             mates = [each for each in now if each.group == label]
             own = sum(each.weight for each in mates)
             for each in mates:
-                assert shares.of(each) == pytest.approx(each.weight if label is None else whole * each.weight / own)
-        parts = [shares.part(each.client, each.weight, each.group, each.group_weight) for each in now]
+                assert shares.effective_weight(each) == pytest.approx(each.weight if label is None else whole * each.weight / own)
+        parts = [shares.fleet_share(each.client, each.weight, each.group, each.group_weight) for each in now]
         assert not now or sum(parts) == pytest.approx(1.0)
 
 

@@ -11,7 +11,7 @@ ADA, BOB = "ada", "bob"
 
 
 def turns(scene: Scene, client: str) -> ClientTurns:
-    return scene.scheduler.fairness.turns.of(ClientId(client), scene.now)
+    return scene.scheduler.fairness.turns.client_turns(ClientId(client), scene.now)
 
 
 def rounds(scene: Scene) -> RoundTimes:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from router.core.fleet.health import Condition, HealthRules
 from router.core.fleet.service_rate import FIRST_SECONDS_PER_TOKEN
 from router.core.fleet.window import FixedWindow
-from router.core.fleet.worker_state import SLACK
+from router.core.fleet.worker_state import SILENCE_PREFILLS
 from router.core.model.commands import Dispatch
 from router.core.model.events import (
     Event,
@@ -90,9 +90,9 @@ def test_it_comes_back_with_the_first_thing_that_it_says(sign: Callable[[Request
     talk = scene("w1", "w2")
     request = send_to(talk, W1)
     says_only_w2(talk, LIMIT)
-    assert set(talk.scheduler.cluster.barred) == {W1}
+    assert set(talk.scheduler.cluster.ejected) == {W1}
     talk.tell(sign(request))
-    assert not talk.scheduler.cluster.barred
+    assert not talk.scheduler.cluster.ejected
     talk.wait(1.0)
     sent = [talk.arrive("ada", letter) for letter in "bcdefg"]
     assert [talk.worker_of(request) for request in sent].count(W1) == 3
@@ -213,11 +213,11 @@ def test_its_breaker_opens_beside() -> None:
     for request in there[:2]:
         talk.serve(request)
     talk.tell(WorkerAnswered(W1))
-    assert set(talk.scheduler.cluster.barred) == {W1}
+    assert set(talk.scheduler.cluster.ejected) == {W1}
     talk.wait(10.0)
-    assert set(talk.scheduler.cluster.barred) == {W1}, "by then it is silent again"
+    assert set(talk.scheduler.cluster.ejected) == {W1}, "by then it is silent again"
     talk.tell(WorkerAnswered(W1))
-    assert not talk.scheduler.cluster.barred
+    assert not talk.scheduler.cluster.ejected
     assert talk.scheduler.cluster[W1].health.condition is Condition.HALF_OPEN
 
 
@@ -240,7 +240,7 @@ def test_a_long_prefill_is_no_hang() -> None:
     prompt = "a" * 4000
     request = talk.arrive("ada", prompt)
     assert talk.worker_of(request) == W1
-    due = SLACK * 32 * len(prompt) * FIRST_SECONDS_PER_TOKEN
+    due = SILENCE_PREFILLS * 32 * len(prompt) * FIRST_SECONDS_PER_TOKEN
     assert due > 5 * LIMIT
     says_only_w2(talk, due - 1.0)
     assert not talk.scheduler.cluster[W1].silent
@@ -258,7 +258,7 @@ def test_a_slow_engine_is_known_by_its_pace() -> None:
     talk.arrive("ada", 20 * "d")
     talk.wait(LIMIT + 6.4)
     assert not talk.scheduler.cluster[W1].silent
-    talk.wait(SLACK * 6.4)
+    talk.wait(SILENCE_PREFILLS * 6.4)
     assert talk.scheduler.cluster[W1].silent
 
 

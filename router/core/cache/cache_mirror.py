@@ -304,7 +304,7 @@ class CacheMirror:
         if here and self._tracking.corrects and len(run.prompts) == 1:
             chunk = self._estimates.tokens_per_chunk(run.model)
             if run.paths[0]:
-                self._estimates.found(run.model, run.prompts[0], run.paths[0][-1][0], actual)
+                self._estimates.on_cache_hit(run.model, run.prompts[0], run.paths[0][-1][0], actual)
             if run.predicted_tokens - actual > chunk + state.block_tokens:
                 self._correct(run, state, int(actual / chunk) + 1)
             elif run.paths[0] and (released := run.paths[0][-1][1]) is not None:

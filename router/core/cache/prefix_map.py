@@ -144,7 +144,7 @@ class PrefixMap:
         return self._look(request).size
 
     def _look(self, request: Request) -> Lookup:
-        changes = self.tree.changes + self.mirror.changes + self._estimates.lessons + self.blocks.changes
+        changes = self.tree.changes + self.mirror.changes + self._estimates.version + self.blocks.changes
         if changes != self._seen_at:
             self._seen.clear()
             self._seen_at = changes

@@ -36,12 +36,12 @@ class LongestQueueDrop(Generic[K]):
         """How many hold anything."""
         return len(self._held)
 
-    def of(self, holder: K) -> int:
+    def amount_of(self, holder: K) -> int:
         """What a holder has."""
         held = self._held.get(holder)
         return 0 if held is None else held.amount
 
-    def level(self, holder: K) -> float:
+    def weighted_amount(self, holder: K) -> float:
         """What it has by weight."""
         held = self._held.get(holder)
         return 0.0 if held is None else held.amount / held.weight
@@ -58,7 +58,7 @@ class LongestQueueDrop(Generic[K]):
         self.total += amount
         heappush(self._heap, (-(held.amount / weight), holder))
         if len(self._heap) > 2 * len(self._held) + 16:
-            self._heap = [(-self.level(each), each) for each in self._held]
+            self._heap = [(-self.weighted_amount(each), each) for each in self._held]
             heapify(self._heap)
 
     def remove(self, holder: K, amount: int) -> None:
@@ -71,11 +71,11 @@ class LongestQueueDrop(Generic[K]):
         if not held.amount:
             del self._held[holder]
 
-    def most(self) -> K | None:
+    def largest_holder(self) -> K | None:
         """Who has most by weight; of equals the first by name, None if nobody has anything."""
         while self._heap:
             level, holder = self._heap[0]
-            actual = -self.level(holder)
+            actual = -self.weighted_amount(holder)
             if level == actual and holder in self._held:
                 return holder
             if holder in self._held:

@@ -73,24 +73,24 @@ class Fairness:
         self._alike = True
         self.turns = Turns()
 
-    def opened(self, request: Request, since: float, now: float, *, begun: bool = False) -> None:
+    def request_opened(self, request: Request, since: float, now: float, *, begun: bool = False) -> None:
         """A request that has waited since then is there. `begun`: its answer began at a worker that it came back from.
 
         To be told once it counts among its client's `Shares`.
         """
-        weight = self._shares.of(request)
+        weight = self._shares.effective_weight(request)
         if begun:
-            self.turns.continued(request.client, weight, now)
+            self.turns.reopen_call(request.client, weight, now)
         else:
-            self.turns.opened(request.client, request.id, weight, since, now)
+            self.turns.open_call(request.client, request.id, weight, since, now)
 
-    def answered(self, request: Request, now: float) -> None:
+    def request_answered(self, request: Request, now: float) -> None:
         """Its first token is here, or is believed to be computed; only the first time counts."""
-        self.turns.answered(request.client, request.id, now)
+        self.turns.answer_call(request.client, request.id, now)
 
-    def closed(self, request: Request, now: float) -> None:
+    def request_closed(self, request: Request, now: float) -> None:
         """A request is gone, however it ended."""
-        self.turns.closed(request.client, request.id, now)
+        self.turns.close_call(request.client, request.id, now)
 
     def backlog_began(self, queue: WorkerId | None, client: ClientId, now: float) -> None:  # noqa: ARG002
         """See `BacklogWatcher`."""
@@ -111,25 +111,25 @@ class Fairness:
         if client not in self._queues:
             self._recent[client].backlogged_until = now
 
-    def dispatched(self, request: Request, worker: WorkerId, outstanding: Outstanding, waited: float) -> None:
+    def request_dispatched(self, request: Request, worker: WorkerId, outstanding: Outstanding, waited: float) -> None:
         """A request left its queue after so many seconds."""
-        self._bound(worker).dispatched(request.client, self._shares.of(request), outstanding)
+        self._bound(worker).add(request.client, self._shares.effective_weight(request), outstanding)
         self._waits[request.client].append(waited)
 
-    def ended(self, request: Request, worker: WorkerId, outstanding: Outstanding) -> None:
+    def attempt_ended(self, request: Request, worker: WorkerId, outstanding: Outstanding) -> None:
         """A dispatched request ended."""
-        self._bound(worker).ended(request.client, outstanding)
+        self._bound(worker).remove(request.client, outstanding)
 
-    def served(self, request: Request, worker: WorkerId, cost: float, now: float) -> None:
+    def add_service(self, request: Request, worker: WorkerId, cost: float, now: float) -> None:
         """A request was served at this cost, or this much was given back."""
-        client, weight = request.client, self._shares.of(request)
-        self._gaps[None if self._pooled else worker].served(client, cost / weight)
+        client, weight = request.client, self._shares.effective_weight(request)
+        self._gaps[None if self._pooled else worker].add_service(client, cost / weight)
         self._recent[client].add(cost, weight, now)
-        self.turns.served(client, request.id, cost, weight, now)
+        self.turns.add_service(client, request.id, cost, weight, now)
 
-    def came_to(self, worker: WorkerId, outstanding: Outstanding, tokens: Tokens) -> None:
+    def record_total(self, worker: WorkerId, outstanding: Outstanding, tokens: Tokens) -> None:
         """A dispatched request was served so much, all told."""
-        self._bound(worker).came_to(outstanding, tokens)
+        self._bound(worker).record_total(outstanding, tokens)
 
     def worker_left(self, worker: WorkerId) -> None:
         """A worker is gone, and the last of its requests with it. Its bound stays, for its clients' credit does."""
@@ -139,14 +139,14 @@ class Fairness:
         """It left long ago, and its clients' credit is forgotten, too."""
         self._bounds.pop(worker, None)
 
-    def compare(self, *, alike: bool) -> None:
+    def set_alike(self, *, alike: bool) -> None:
         """Whether all workers serve the same models from now on. The gaps that came of other times are no gaps then."""
         if alike and not self._alike and self._pooled:
             for gap in self._gaps.values():
                 gap.begin_all_again()
         self._alike = alike
 
-    def granted(self, client: ClientId, cost: float) -> None:
+    def credit_granted(self, client: ClientId, cost: float) -> None:
         """An operator gave it so much credit: what it had until then is another interval, and every bound is wider."""
         self._granted += cost
         for gap in self._gaps.values():

@@ -67,7 +67,7 @@ class QueueLimits:
 
     def waiting_of(self, client: ClientId) -> int:
         """How many of a client's wait."""
-        return self._requests.of(client)
+        return self._requests.amount_of(client)
 
     @property
     def next_deadline(self) -> float:
@@ -99,15 +99,15 @@ class QueueLimits:
         if waiter is None:
             return []
         client, limits = waiter.client, self._limits
-        if _beyond(self._requests.of(client), limits.client_requests) or _beyond(
-            self._bytes.of(client), limits.client_bytes
+        if _beyond(self._requests.amount_of(client), limits.client_requests) or _beyond(
+            self._bytes.amount_of(client), limits.client_bytes
         ):
             return [Surplus(arrival, Refusal.CLIENT_FULL)]
         giving_way: list[RequestId] = []
         fits = True
         while fits and (short := self._short()) is not None:
-            most = short.most()
-            fits = most is not None and short.level(most) > short.level(client)
+            most = short.largest_holder()
+            fits = most is not None and short.weighted_amount(most) > short.weighted_amount(client)
             if fits and most is not None:
                 newest = next(reversed(self._by_client[most]))
                 self._drop(newest)

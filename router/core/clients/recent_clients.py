@@ -12,9 +12,9 @@ from router.core.model.request import ClientId
 
 K = TypeVar("K", bound=Hashable)
 
-LOOKS: Final = 4
+CHECKS_PER_ARRIVAL: Final = 4
 """How many clients are looked at for each that comes, when there are too many."""
-DEBTORS: Final = 20_000
+DEBTOR_LIMIT: Final = 20_000
 """Remembered for their debts alone in one queue, at most."""
 SAMPLE: Final = 8
 """Of so many debtors, those that were away longest, the one that owes least goes."""
@@ -32,7 +32,7 @@ class RecentClients:
     def __len__(self) -> int:
         return len(self._clients)
 
-    def came(self, client: ClientId) -> None:
+    def touch(self, client: ClientId) -> None:
         """It is the last that came."""
         self._clients[client] = None
         self._clients.move_to_end(client)
@@ -44,7 +44,7 @@ class RecentClients:
     def to_forget(self, busy: Callable[[ClientId], bool]) -> list[ClientId]:
         """Those that are too many, a few at a time; none that has anything under way. They are gone from here."""
         found = []
-        for _ in range(min(LOOKS, len(self._clients) - self._limit)):
+        for _ in range(min(CHECKS_PER_ARRIVAL, len(self._clients) - self._limit)):
             client, _nothing = self._clients.popitem(last=False)
             if busy(client):
                 self._clients[client] = None
@@ -56,7 +56,7 @@ class RecentClients:
 class Debtors(Generic[K]):
     """Whoever is remembered for its debt alone, from the one that was forgotten first to the last."""
 
-    def __init__(self, limit: int = DEBTORS) -> None:
+    def __init__(self, limit: int = DEBTOR_LIMIT) -> None:
         self._limit = limit
         self._keys: OrderedDict[K, None] = OrderedDict()
 

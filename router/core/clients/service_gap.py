@@ -63,7 +63,7 @@ class GapMeter:
         for client in list(self._clients):
             self.begin_again(client)
 
-    def served(self, client: ClientId, service: float) -> None:
+    def add_service(self, client: ClientId, service: float) -> None:
         """A client was served this much per weight; one that is not backlogged is passed over."""
         if entry := self._clients.get(client):
             entry.service += service
@@ -110,7 +110,7 @@ class BoundMeter:
         self._largest = Outstanding(requests=0)
         self._excess = 0.0
 
-    def dispatched(self, client: ClientId, weight: float, request: Outstanding) -> None:
+    def add(self, client: ClientId, weight: float, request: Outstanding) -> None:
         """A request is in flight."""
         total, largest = self._clients[client], self._largest
         _add(total, request, 1)
@@ -122,13 +122,13 @@ class BoundMeter:
             largest.extend = max(largest.extend, total.extend)
             largest.requests = max(largest.requests, total.requests)
 
-    def came_to(self, request: Outstanding, tokens: Tokens) -> None:
+    def record_total(self, request: Outstanding, tokens: Tokens) -> None:
         """A request was served so much, all told."""
         cost = self._cost
         believed = cost.extend * (request.cached + request.extend) + cost.output * request.expected_output
         self._excess = max(self._excess, cost.extend * tokens.extend + cost.output * tokens.output - believed)
 
-    def ended(self, client: ClientId, request: Outstanding) -> None:
+    def remove(self, client: ClientId, request: Outstanding) -> None:
         """It is not any more."""
         total = self._clients[client]
         _add(total, request, -1)

@@ -29,7 +29,7 @@ class Lag:
     since: float = 0.0
     """The even share until which `behind` is counted."""
     waits: bool = False
-    beyond: float = 0.0
+    surplus: float = 0.0
     """What it was served when it was not behind. What is given back of charges that were too high counts against this
     first: a charge that took no lag away leaves none when it is taken back."""
 
@@ -42,7 +42,7 @@ class EvenShare:
         self.weight = 0.0
         """Of the clients that have a call open, together."""
 
-    def served(self, cost: float) -> None:
+    def add_service(self, cost: float) -> None:
         """The fleet served so much, or gave it back."""
         if self.weight > 0.0:
             self._share += cost / self.weight
@@ -53,23 +53,23 @@ class EvenShare:
 
     def end_waiting(self, lag: Lag) -> None:
         """None of this client's waits any more."""
-        lag.behind, lag.waits = self.of(lag), False
+        lag.behind, lag.waits = self.lag_of(lag), False
 
-    def of(self, lag: Lag) -> float:
+    def lag_of(self, lag: Lag) -> float:
         """A client's lag now; slightly negative where others were given back something while it waited."""
         return lag.behind + self._share - lag.since if lag.waits else lag.behind
 
-    def took(self, lag: Lag, service: float) -> None:
+    def add_client_service(self, lag: Lag, service: float) -> None:
         """A client was served so much per weight, or was given it back."""
         if service >= 0.0 and not (lag.waits or lag.behind):  # as of nearly every token that streams
-            lag.beyond += service
+            lag.surplus += service
             return
-        behind = self.of(lag)
+        behind = self.lag_of(lag)
         lag.since = self._share
         if service < 0.0:
-            excess = min(-service, lag.beyond)
-            lag.beyond -= excess
+            excess = min(-service, lag.surplus)
+            lag.surplus -= excess
             lag.behind = behind - service - excess
         else:
             lag.behind = max(0.0, behind - service)
-            lag.beyond += max(0.0, service - max(0.0, behind))
+            lag.surplus += max(0.0, service - max(0.0, behind))

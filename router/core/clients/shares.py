@@ -73,7 +73,7 @@ class Shares:
         """Whether a client has anything waiting or in flight."""
         return client in self._members
 
-    def of(self, request: Request) -> float:
+    def effective_weight(self, request: Request) -> float:
         """What its client's weight counts now, as the last of its requests said it."""
         member = self._members.get(request.client)
         if member is None:
@@ -87,7 +87,7 @@ class Shares:
         known = self._groups.get(group)
         return 1.0 if known is None else known.scale
 
-    def part(self, client: ClientId, weight: float, group: GroupId | None, group_weight: float) -> float:
+    def fleet_share(self, client: ClientId, weight: float, group: GroupId | None, group_weight: float) -> float:
         """What of the fleet a client has, or would have if it were active: its weight over all active ones' together.
 
         Of 0 to 1. It takes a look at every active client.

@@ -94,7 +94,7 @@ class Turns:
         self._clients: dict[ClientId, ActiveClient] = {}
         self._idle: OrderedDict[ClientId, float] = OrderedDict()
         """Those without a call, and since when, the first first."""
-        self._even = EvenShare()
+        self._even_share = EvenShare()
         self._calls = MinuteSums()
         """Cost served, and calls answered."""
         self._mean_cost: float | None = None
@@ -106,20 +106,20 @@ class Turns:
         """Of the round under way."""
         self._last: float | None = None
 
-    def opened(self, client: ClientId, request: RequestId, weight: float, since: float, now: float) -> None:
+    def open_call(self, client: ClientId, request: RequestId, weight: float, since: float, now: float) -> None:
         """A call that has waited since then is there."""
         entry = self._open(client, weight, now)
         if not entry.waits:
-            self._even.begin_waiting(entry.lag)
+            self._even_share.begin_waiting(entry.lag)
             if entry.unserved_since is None:
                 entry.unserved_since = since
         entry.waits[request] = Wait(since, entry.answered)
 
-    def continued(self, client: ClientId, weight: float, now: float) -> None:
+    def reopen_call(self, client: ClientId, weight: float, now: float) -> None:
         """A call is there again whose answer had begun at another worker."""
         self._open(client, weight, now)
 
-    def answered(self, client: ClientId, request: RequestId, now: float) -> None:
+    def answer_call(self, client: ClientId, request: RequestId, now: float) -> None:
         """Its first token is here, or is believed to be; nothing happens if it was before."""
         entry = self._clients.get(client)
         if entry is not None and request in entry.waits:
@@ -130,7 +130,7 @@ class Turns:
             self._mean_cost = max(0.0, cost) / calls
             self._serve(entry, now)
 
-    def closed(self, client: ClientId, request: RequestId, now: float) -> None:
+    def close_call(self, client: ClientId, request: RequestId, now: float) -> None:
         """It is gone, answered or not."""
         entry = self._clients[client]
         if request in entry.waits:
@@ -138,18 +138,18 @@ class Turns:
         entry.calls -= 1
         if not entry.calls:
             self._idle[client] = now
-            self._even.weight = self._even.weight - entry.weight if self._active else 0.0
+            self._even_share.weight = self._even_share.weight - entry.weight if self._active else 0.0
             self._have_turn(entry, now)
 
-    def served(self, client: ClientId, request: RequestId, cost: float, weight: float, now: float) -> None:
+    def add_service(self, client: ClientId, request: RequestId, cost: float, weight: float, now: float) -> None:
         """A client was served at this cost, or this much was given back.
 
         What is charged for a call that ends without a first token is service, and no turn.
         """
         self._calls.add(cost, 0.0, now)
-        self._even.served(cost)
+        self._even_share.add_service(cost)
         if (entry := self._clients.get(client)) is not None:
-            self._even.took(entry.lag, cost / weight)
+            self._even_share.add_client_service(entry.lag, cost / weight)
             if cost > 0.0 and request not in entry.waits:
                 self._serve(entry, now)
 
@@ -158,12 +158,12 @@ class Turns:
         if client in self._idle:
             del self._idle[client], self._clients[client]
 
-    def of(self, client: ClientId, now: float) -> ClientTurns:
+    def client_turns(self, client: ClientId, now: float) -> ClientTurns:
         """What a client feels now; what came after this time counts as if it came then."""
         entry = self._clients.get(client)
         if entry is None or self._idle.get(client, now) < now - IDLE_SECONDS:
             return NOT_ACTIVE
-        lag = max(0.0, self._even.of(entry.lag))
+        lag = max(0.0, self._even_share.lag_of(entry.lag))
         if not entry.waits or entry.unserved_since is None:
             return ClientTurns(lag, None, 0.0, 0.0, 0.0)
         oldest = next(iter(entry.waits.values()))
@@ -198,9 +198,9 @@ class Turns:
         if entry is None:
             entry = self._clients[client] = ActiveClient(weight, self._round)
         elif entry.calls:
-            self._even.weight -= entry.weight
+            self._even_share.weight -= entry.weight
         entry.weight = weight
-        self._even.weight += weight
+        self._even_share.weight += weight
         if not entry.calls:
             self._idle.pop(client, None)
             entry.round = self._round
@@ -223,11 +223,11 @@ class Turns:
         self._waits.add(seconds, now)
         self._even_waits.add(seconds * self._even_weight(entry) / turns, now)
         if not entry.waits:
-            self._even.end_waiting(entry.lag)
+            self._even_share.end_waiting(entry.lag)
 
     def _even_weight(self, entry: ActiveClient) -> float:
         """A client's weight over the mean of the active ones, at most 1."""
-        together = self._even.weight
+        together = self._even_share.weight
         return min(1.0, entry.weight * self._active / together) if together > 0.0 else 1.0
 
     def _serve(self, entry: ActiveClient, now: float) -> None:

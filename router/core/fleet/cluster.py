@@ -11,16 +11,16 @@ from router.core.fleet.worker_state import WorkerState
 from router.core.model.events import WorkerReported
 from router.core.model.request import Request, RequestId, Worker, WorkerId, own_route
 
-DEPARTED = 256
+DEPARTED_LIMIT = 256
 """Workers remembered that left: what their clients owe there, and that they are trusted little by little again."""
-ALIKE = 1.25
+SPEED_TOLERANCE = 1.25
 """Workers whose rates differ by no more are equally fast: rates differ with what is served, too."""
 
 
 class Cluster:
     """All workers by id, in the order in which they joined."""
 
-    def __init__(self, window: Window, rules: HealthRules = DEFAULT_RULES, departed: int = DEPARTED) -> None:
+    def __init__(self, window: Window, rules: HealthRules = DEFAULT_RULES, departed: int = DEPARTED_LIMIT) -> None:
         """`window`: each worker gets one like it; `departed`: how many are remembered of those that left."""
         self._window = window
         self._rules = rules
@@ -35,7 +35,7 @@ class Cluster:
         """Those that left and have not come back, the last of them last; whether they are trusted little by little
         when they do.
         """
-        self.barred: dict[WorkerId, float] = {}
+        self.ejected: dict[WorkerId, float] = {}
         """Those that are sent nothing, and until when at least: while their breaker is open, or until they speak."""
         self.quiet: list[WorkerId] = []
         """Those that said nothing for too long; some may have spoken since, or be gone."""
@@ -58,7 +58,7 @@ class Cluster:
                 self._serving[model] = found
         return found
 
-    def able(self, request: Request) -> list[WorkerId]:
+    def candidates(self, request: Request) -> list[WorkerId]:
         """The workers that this request may be sent to."""
         serving = self.serving(request.model)
         if request.worker is None:
@@ -73,7 +73,7 @@ class Cluster:
         return found
 
     def _serves(self, state: WorkerState, model: str) -> bool:
-        return not state.left and state.worker.id not in self.barred and model in state.worker.models
+        return not state.left and state.worker.id not in self.ejected and model in state.worker.models
 
     @property
     def alike(self) -> bool:
@@ -83,40 +83,40 @@ class Cluster:
     def in_use(self, worker: WorkerId) -> bool:
         """Whether anything is sent to a worker: it is there, and not left out."""
         state = self._states.get(worker)
-        return state is not None and not state.left and worker not in self.barred
+        return state is not None and not state.left and worker not in self.ejected
 
     def can_spare(self, worker: WorkerId) -> bool:
         """Whether everything that a worker serves is served by others, too."""
         return all(len(self.serving(model)) > 1 for model in self._states[worker].worker.models)
 
-    def bar(self, worker: WorkerId, until: float) -> None:
+    def eject(self, worker: WorkerId, until: float) -> None:
         """Its breaker opened, or it is silent: send it nothing until then, nor before it speaks."""
-        self.barred[worker] = max(until, self.barred.get(worker, until))
+        self.ejected[worker] = max(until, self.ejected.get(worker, until))
         self._serving.clear()
 
-    def unbar(self, worker: WorkerId, now: float) -> None:
+    def readmit(self, worker: WorkerId, now: float) -> None:
         """Its time is over; if its breaker was open, it is half-open now."""
-        del self.barred[worker]
+        del self.ejected[worker]
         self._serving.clear()
         state = self._states[worker]
         if state.health.condition is Condition.OPEN:
-            state.health.probe()
-        state.look_again(now)
+            state.health.half_open()
+        state.refresh(now)
 
-    def to_unbar(self, now: float) -> list[WorkerId]:
+    def to_readmit(self, now: float) -> list[WorkerId]:
         """The barred ones whose time is over, or without whom a model of theirs is served by nobody."""
         return [
             worker
-            for worker, until in self.barred.items()
+            for worker, until in self.ejected.items()
             if (until <= now and not self._states[worker].silent)
             or not all(self.serving(model) for model in self._states[worker].worker.models)
         ]
 
-    def to_bar(self) -> list[WorkerId]:
+    def to_eject(self) -> list[WorkerId]:
         """Those that are silent and not barred for it."""
         states = self._states
         self.quiet = [worker for worker in self.quiet if worker in states and states[worker].silent]
-        return [each for each in self.quiet if each not in self.barred and not states[each].left]
+        return [each for each in self.quiet if each not in self.ejected and not states[each].left]
 
     def join(self, worker: Worker, *, back: bool = True) -> None:
         """Add a worker, or take new facts of one that is known; a capacity once told stays.
@@ -133,20 +133,20 @@ class Cluster:
             state.worker = replace(worker, kv_tokens=worker.kv_tokens or state.worker.kv_tokens)
             state.left = False
         if back:
-            state.health.probe()
+            state.health.half_open()
         if worker.kv_tokens is not None:
-            state.told(worker.kv_tokens)
+            state.set_kv_capacity(worker.kv_tokens)
         self._serving.clear()
         self._routes.pop(worker.id, None)
 
     def leave(self, worker: WorkerId) -> None:
         """Send it nothing more; forget it once nothing runs there."""
         self._states[worker].left = True
-        self.barred.pop(worker, None)
+        self.ejected.pop(worker, None)
         self._serving.clear()
         self._forget(worker)
 
-    def expect(self, worker: WorkerId) -> None:
+    def remember(self, worker: WorkerId) -> None:
         """It was there before a restart, and is remembered like one that left until it comes."""
         if worker not in self._states:
             self._depart(worker, distrusted=False)
@@ -158,12 +158,12 @@ class Cluster:
             del self._departed[worker]
         return gone
 
-    def report(self, event: WorkerReported, now: float) -> None:
+    def on_report(self, event: WorkerReported, now: float) -> None:
         """Take in a worker's metrics; a capacity once told stays until another is."""
         state = self._states[event.worker]
         if event.kv_tokens is not None and event.kv_tokens != state.worker.kv_tokens:
-            state.told(event.kv_tokens)
-        state.report(event.running, event.waiting, event.places, now, event.work)
+            state.set_kv_capacity(event.kv_tokens)
+        state.on_report(event.running, event.waiting, event.places, now, event.work)
 
     def remove(self, request: RequestId, worker: WorkerId, now: float, *, computed: bool) -> None:
         """A dispatched request ended. `computed`: at least in part, and not turned away."""
@@ -177,7 +177,7 @@ class Cluster:
 
         Those of which it was not seen are taken to be like the mean of the others.
         """
-        paces = [self._states[worker].pace for worker in workers]
+        paces = [self._states[worker].service_rate for worker in workers]
         rates = [rate for pace in paces if (rate := pace.rate or pace.least_rate) is not None]
         return sum(rates) * len(paces) / len(rates) if rates else None
 
@@ -191,7 +191,7 @@ class Cluster:
         Known is the rate of a worker that had no room for more, and of one that serves more than these even so: one
         that has little to do serves little, however fast it is.
         """
-        paces = {state.worker.id: state.pace for state in self._states.values()}
+        paces = {state.worker.id: state.service_rate for state in self._states.values()}
         rates = {each: rate for each, pace in paces.items() if (rate := pace.rate) is not None}
         if not rates:
             return 1.0
@@ -201,13 +201,13 @@ class Cluster:
                 rates[each] = least
         mean = sum(rates.values()) / len(rates)
         speed = rates[worker] / mean if worker in rates else 1.0
-        return 1.0 if 1 / ALIKE < speed < ALIKE else speed
+        return 1.0 if 1 / SPEED_TOLERANCE < speed < SPEED_TOLERANCE else speed
 
     @property
     def next_deadline(self) -> float:
         """When something here changes by time alone; infinite if nothing does."""
         deadline = min(self._deadlines.values()) if self._deadlines else inf
-        for worker, until in self.barred.items():
+        for worker, until in self.ejected.items():
             if until < deadline and not self._states[worker].silent:
                 deadline = until
         return deadline

@@ -122,7 +122,7 @@ class RequestLimit:
         self._turnover = turnover.requests
         self._set()
 
-    def reported(self, report: EngineReport) -> None:
+    def on_report(self, report: EngineReport) -> None:
         """Where some wait, this router has its share of the places. Where none does, there may be more than was known.
 
         Waiting ones that are not known here are another router's, or were thrown out, or were guessed to have started.
@@ -149,7 +149,7 @@ class RequestLimit:
             self.places = min(self.places, report.places)
         self._set()
 
-    def turned_away(self, requests: int) -> None:
+    def on_overload(self, requests: int) -> None:
         """The engine had no room for one more than these: nothing is spare. Its reports show when there is more."""
         self.places = min(self.places, max(1.0, float(requests - self._spare)))
         self._reach = LEAST_REACH
@@ -172,12 +172,12 @@ class KvLimit:
         self._seen_out = 0
         self._out = 0
 
-    def told(self, tokens: int) -> None:
+    def set_capacity(self, tokens: int) -> None:
         """The engine said how much its cache holds: nothing is left to find."""
         self.limit = tokens
         self._told = True
 
-    def reported(self, report: EngineReport, *, held_back: bool) -> None:
+    def on_report(self, report: EngineReport, *, held_back: bool) -> None:
         """Find the limit: what was held when started requests came to wait again, for two reports in a row since one
         alone may be older than what is known here. It grows while it is met and nothing is thrown out.
 
@@ -185,7 +185,7 @@ class KvLimit:
         """
         if self._told:
             return
-        before, self._out = self._out, self._lasting(report)
+        before, self._out = self._out, self._lasting_preempted(report)
         started = max(1, report.requests - report.unstarted)
         held = report.most_kv_tokens * (1 - min(before, started) / started)
         if self._out > before and held > 0:
@@ -198,7 +198,7 @@ class KvLimit:
                 self._growth = min(MOST_GROWTH, self._growth * ACCELERATION)
                 self.limit *= 1 + self._growth
 
-    def _lasting(self, report: EngineReport) -> int:
+    def _lasting_preempted(self, report: EngineReport) -> int:
         """Started requests that waited at this report and at the one before; none where others' may be among them."""
         ours = report.running + report.waiting <= report.requests + 1
         out = max(0, report.waiting - report.unstarted - report.guessed) if ours else 0

@@ -18,7 +18,7 @@ class Uncharged:
         """Of the latest reports: when, and by how much what was computed exceeded what was charged."""
         self._tokens = 0
 
-    def reported(self, computed: float, charged: int, still_due: int, now: float) -> None:
+    def on_report(self, computed: float, charged: int, still_due: int, now: float) -> None:
         """Take in totals. `still_due`: how much of what may have been computed will be charged by itself."""
         difference = computed - charged
         self._differences.append((now, difference))
@@ -47,7 +47,7 @@ class EngineWork:
         self.input_tokens: float | None = None
         """Of prompts, computed by the engine's count since its first report; None where it does not count."""
         self.output_tokens: float | None = None
-        self._told = False
+        self._reported_before = False
         self._last_input: float | None = None
         self._last_output: float | None = None
         self._input, self._output = Uncharged(), Uncharged()
@@ -64,7 +64,7 @@ class EngineWork:
             Tokens(has.extend - had.extend, has.cached - had.cached, has.output - had.output)
         )
 
-    def reported(self, report: WorkReport | None, unstarted: int = 0, now: float = 0.0, *, alone: bool = True) -> None:
+    def on_report(self, report: WorkReport | None, unstarted: int = 0, now: float = 0.0, *, alone: bool = True) -> None:
         """Take in the engine's counters; those that fell began anew.
 
         `unstarted`: predicted extend tokens of the requests that are there and not started, which nobody has been
@@ -80,17 +80,17 @@ class EngineWork:
             self.input_tokens = (self.input_tokens or 0.0) + more
             # Engines count a prompt between its dispatch and its first token, so that any part of the unstarted ones
             # may be in the count.
-            self._input.reported(self.input_tokens, self.charged.extend, unstarted, now)
+            self._input.on_report(self.input_tokens, self.charged.extend, unstarted, now)
         if report.output_tokens is not None:
             self._produced = rise(self._before(self._last_output), report.output_tokens)
             self._last_output = report.output_tokens
             self.output_tokens = (self.output_tokens or 0.0) + self._produced
-            self._output.reported(self.output_tokens, self.charged.output, 0, now)
-        self._told = True
+            self._output.on_report(self.output_tokens, self.charged.output, 0, now)
+        self._reported_before = True
 
     def _before(self, last: float | None) -> float | None:
         # Some engines show a counter from its first increment on.
-        return 0.0 if last is None and self._told else last
+        return 0.0 if last is None and self._reported_before else last
 
     def claim_input(self, tokens: int) -> int:
         """How many of these input tokens may have been computed without being charged; they are charged now.
@@ -117,7 +117,7 @@ class EngineWork:
         self._output.claim(claimed)
         return claimed
 
-    def produced(self, running: int, now: float) -> tuple[float, float] | None:
+    def output_since_report(self, running: int, now: float) -> tuple[float, float] | None:
         """The output of the time since the report before: tokens, and seconds added up over all that ran.
 
         `running`: how many run now, by the engine's word. None where nothing ran at either end of the time, or nothing

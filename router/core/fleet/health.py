@@ -16,13 +16,13 @@ from typing import Final
 
 from router.core.model.request import RequestId
 
-OUTCOMES: Final = 20
+OUTCOMES_KEPT: Final = 20
 """Calls on which a breaker looks back."""
 LONGEST_COOLDOWN: Final = 12
 """Times the first one."""
 FULL_TRUST: Final = 16
 """Unproven requests from which on only the window counts."""
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 8.0
+FIRST_BACKOFF, LONGEST_BACKOFF = 0.5, 8.0
 """Seconds for which a worker that has no room gets nothing; it doubles while it has none."""
 BUDGET_SECONDS: Final = 10.0
 """In which the floor of the retry budget comes again."""
@@ -68,7 +68,7 @@ class Health:
         self.condition = Condition.CLOSED
         self._failures = rules.failures
         self._first_cooldown = self._cooldown = rules.cooldown
-        self._outcomes: deque[bool] = deque(maxlen=OUTCOMES)
+        self._outcomes: deque[bool] = deque(maxlen=OUTCOMES_KEPT)
         """Of the calls since the first failure; true for those that went well."""
         self._trust: int | None = None
         """How many requests may be there unproven; None where only the window counts."""
@@ -80,16 +80,16 @@ class Health:
         """Whether one more request may be sent."""
         return self._trust is None or (self.condition is not Condition.OPEN and len(self._unproven) < self._trust)
 
-    def sent(self, request: RequestId) -> None:
+    def on_dispatch(self, request: RequestId) -> None:
         """A request is on its way there."""
         if self._trust is not None:
             self._unproven.add(request)
 
-    def ended(self, request: RequestId) -> None:
+    def on_end(self, request: RequestId) -> None:
         """A request proves nothing any more."""
         self._unproven.discard(request)
 
-    def succeeded(self, request: RequestId) -> None:
+    def on_success(self, request: RequestId) -> None:
         """A request has its first token, or its whole answer. One from before the breaker opened closes nothing."""
         if self._trust is not None:
             if request in self._unproven:
@@ -98,7 +98,7 @@ class Health:
         elif self._outcomes:
             self._outcomes.append(True)
 
-    def failed(self, now: float) -> float | None:
+    def on_failure(self, now: float) -> float | None:
         """A call failed by this worker's fault. If that opens the breaker, until when it stays open, in seconds."""
         if not self._failures or self.condition is Condition.OPEN:
             return None
@@ -113,7 +113,7 @@ class Health:
         self._distrust(Condition.OPEN)
         return until
 
-    def probe(self) -> None:
+    def half_open(self) -> None:
         """Half-open: after its time open, or because the worker was away and came back."""
         self._distrust(Condition.HALF_OPEN)
 
@@ -146,17 +146,17 @@ class Backoff:
 
     def __init__(self) -> None:
         self.until = 0.0
-        self._next = FIRST_PAUSE
+        self._next = FIRST_BACKOFF
 
     def begin(self, now: float) -> None:
         """It turned a request away. What it turns away in the meantime was sent before."""
         if now >= self.until:
             self.until = now + self._next
-            self._next = min(2 * self._next, LONGEST_PAUSE)
+            self._next = min(2 * self._next, LONGEST_BACKOFF)
 
-    def served(self) -> None:
+    def reset(self) -> None:
         """It began to answer one."""
-        self._next = FIRST_PAUSE
+        self._next = FIRST_BACKOFF
 
 
 class RetryBudget:
@@ -170,7 +170,7 @@ class RetryBudget:
         self._most = 10.0 * max(floor, 1)
         self._since = 0.0
 
-    def request(self) -> None:
+    def add_request(self) -> None:
         """A request came."""
         self._left = min(self._left + self._share, self._most)
 
@@ -186,7 +186,7 @@ class RetryBudget:
 
 
 @dataclass(frozen=True, slots=True)
-class PatienceRules:
+class SilenceRules:
     """How long a worker may say nothing."""
 
     first_token: float = 120.0
@@ -195,7 +195,7 @@ class PatienceRules:
     """Seconds between two tokens, at least; 0 for no limit."""
 
 
-DEFAULT_PATIENCE: Final = PatienceRules()
+DEFAULT_SILENCE_RULES: Final = SilenceRules()
 
 
 class SilenceTimeout:
@@ -208,15 +208,15 @@ class SilenceTimeout:
     MEMORY: Final = 0.98
     """What is left of the slowest, with each one after it."""
 
-    def __init__(self, rules: PatienceRules) -> None:
+    def __init__(self, rules: SilenceRules) -> None:
         self._rules = rules
         self._first = self._gap = 0.0
 
-    def started(self, seconds: float) -> None:
+    def on_first_token(self, seconds: float) -> None:
         """A first token took so long."""
         self._first = max(seconds, self._first * self.MEMORY)
 
-    def streamed(self, seconds: float, tokens: int) -> None:
+    def on_tokens(self, seconds: float, tokens: int) -> None:
         """So many tokens more took so long."""
         if tokens > 0:
             self._gap = max(seconds / tokens, self._gap * self.MEMORY)

@@ -18,9 +18,9 @@ FIRST_LESSONS = 8
 """So many times what was faster is believed at once: the first start may have waited for an engine that warmed up."""
 FIRST_SECONDS_PER_OUTPUT_TOKEN = 0.05
 """Of one answer, before anything was learned: a slow engine, so that nobody is charged too much."""
-TOKENS_TO_TELL = 2.0
+LEAST_OUTPUT_TOKENS = 2.0
 """Of output, before its pace is learned from them."""
-HELD_UP = 2.0
+DELAY_FACTOR = 2.0
 """How many times longer than prefill makes it clear that something else was waited for."""
 BURST = 0.25
 """Starts are of one step if they come within this share of the time that it took."""
@@ -71,12 +71,12 @@ class ServiceRate:
         self._now = 0.0
         self._seconds_per_token = FIRST_SECONDS_PER_TOKEN
         self._lessons = 0
-        self.held_up = False
+        self.last_start_delayed = False
         """Whether what started last had waited for more than prefill: for a place in the batch, or in the cache."""
         # The latest burst of starts: since when it was computed, its first start and its last, its tokens.
         self._begin = self._first = self._last = 0.0
         self._tokens = self._first_tokens = 0
-        self._telling = False
+        self._had_place = False
         self._burst = Burst(0.0, 0.0, 0, 0)
         self._unseen = 0
         """Uncached input that was computed since the latest burst and never showed."""
@@ -126,7 +126,7 @@ class ServiceRate:
         prefilled is at its end and the truth is seen.
         """
         least = self.prefill_seconds(LEAST_STEP_TOKENS)
-        if self._decode_stream_seconds < LEAST_SECONDS or self._decode_gained < TOKENS_TO_TELL:
+        if self._decode_stream_seconds < LEAST_SECONDS or self._decode_gained < LEAST_OUTPUT_TOKENS:
             return least
         return max(least, self._decode_stream_seconds / self._decode_gained)
 
@@ -178,7 +178,7 @@ class ServiceRate:
             self._full = self._full * left + seconds
             self._full_served *= left
 
-    def served(self, cost: float, tokens: int, *, full: bool) -> None:
+    def add_service(self, cost: float, tokens: int, *, full: bool) -> None:
         """It served so much, in cost units; its streams gained so many tokens."""
         self._gained += tokens
         if self._decodes_alone:
@@ -187,28 +187,28 @@ class ServiceRate:
         if full:
             self._full_served += cost
 
-    def produced(self, tokens: float, seconds: float = 0.0) -> None:
+    def add_output(self, tokens: float, seconds: float = 0.0) -> None:
         """Answers gained so many tokens; in so many seconds, added up over them, where they did not show it before."""
         self._answer_seconds += seconds
         self._answer_tokens += tokens
-        if self._answer_tokens >= TOKENS_TO_TELL and self._answer_seconds >= LEAST_SECONDS:
+        if self._answer_tokens >= LEAST_OUTPUT_TOKENS and self._answer_seconds >= LEAST_SECONDS:
             self.seconds_per_output_token = self._answer_seconds / self._answer_tokens
 
-    def counted(self, tokens: float, seconds: float) -> None:
+    def add_engine_output(self, tokens: float, seconds: float) -> None:
         """The engine counted so many output tokens, in so many seconds, added up over the answers that ran.
 
         That tells less than answers that are seen, and counts where there are none of late.
         """
-        if self._answer_tokens < TOKENS_TO_TELL <= tokens:
+        if self._answer_tokens < LEAST_OUTPUT_TOKENS <= tokens:
             self.seconds_per_output_token = seconds / tokens
 
-    def took(self, tokens: int) -> None:
+    def count_start(self, tokens: int) -> None:
         """A request of so many uncached input tokens started, or is believed to have."""
         self._starts += 1.0
         self._gained -= 1.0  # its first token, which comes of prefill
         self._start_tokens += tokens
 
-    def started(self, now: float, dispatched: float, tokens: int, *, telling: bool, waiting: int = 0) -> Burst:
+    def observe_start(self, now: float, dispatched: float, tokens: int, *, telling: bool, waiting: int = 0) -> Burst:
         """A request's first token is here; returns those that it came with, which may become more.
 
         `telling`: whether there was a place for it when it was dispatched, so that it waited for prefill alone.
@@ -217,7 +217,7 @@ class ServiceRate:
         if now - self._first > BURST * self._burst_seconds():
             self._learn()
             self._begin, self._first = max(self._last, dispatched), now
-            self._tokens, self._first_tokens, self._telling = 0, tokens, True
+            self._tokens, self._first_tokens, self._had_place = 0, tokens, True
             self._bursts += 1.0
             self._burst = Burst(self._begin, now, 0, self._unseen)
             self._unseen = 0
@@ -225,17 +225,17 @@ class ServiceRate:
         self._last = burst.end = now
         self._tokens += tokens
         burst.tokens += tokens
-        self._telling &= telling
+        self._had_place &= telling
         if not telling:
             burst.since = max(burst.since, self._freed)
         burst.waiting = waiting
         return burst
 
-    def computed_unseen(self, tokens: int) -> None:
+    def add_unseen_prefill(self, tokens: int) -> None:
         """A request of so much uncached input is believed to be computed, or was in part; its start was not seen."""
         self._unseen += tokens
 
-    def freed(self, now: float) -> None:
+    def on_place_freed(self, now: float) -> None:
         """A request ended: one that had no place in the batch may have one from now on."""
         self._freed = now
 
@@ -252,7 +252,7 @@ class ServiceRate:
         known = LEAST_TOKENS + UNSURE * (burst.tokens + burst.unseen + burst.waiting)
         return max(0, int(seconds / self._seconds_per_token - known))
 
-    def ended(self, tokens: int) -> None:
+    def observe_unseen_end(self, tokens: int) -> None:
         """A call that never showed its start ended: whatever ended in a while was computed in no more time."""
         self._ended_tokens += tokens
         if LEAST_SECONDS <= self._busy < self._ended_tokens * self._seconds_per_token:
@@ -271,13 +271,13 @@ class ServiceRate:
         if self._tokens < LEAST_TOKENS or seconds <= 0.0:
             return
         seen = seconds / self._tokens
-        self.held_up = self._lessons > 0 and seen > HELD_UP * self._seconds_per_token
-        if not self._lessons and not self._telling:
+        self.last_start_delayed = self._lessons > 0 and seen > DELAY_FACTOR * self._seconds_per_token
+        if not self._lessons and not self._had_place:
             return
         self._lessons += 1
         if self._lessons == 1 or (self._lessons <= FIRST_LESSONS and seen < self._seconds_per_token):
             self._seconds_per_token = seen
         elif seen < self._seconds_per_token:
             self._seconds_per_token *= FASTER
-        elif self._telling:
+        elif self._had_place:
             self._seconds_per_token *= SLOWER

@@ -37,23 +37,23 @@ class Window(Protocol):
     def full(self, load: Load) -> bool:
         """Whether one more may find no place in the engine's batch, and wait there for more than prefill."""
 
-    def told(self, kv_tokens: int) -> None:
+    def set_kv_capacity(self, kv_tokens: int) -> None:
         """The engine said how much its KV cache holds."""
 
-    def started(self, turnover: Turnover) -> None:
+    def on_start(self, turnover: Turnover) -> None:
         """A request started; this is what starts in a step."""
 
-    def reported(self, load: Load, report: EngineReport) -> None:
+    def on_report(self, load: Load, report: EngineReport) -> None:
         """The engine reported; this is in flight."""
 
-    def unreported(self) -> None:
+    def on_empty_report(self) -> None:
         """The engine answered, and told nothing of what it has to do."""
 
-    def turned_away(self, load: Load) -> None:
+    def on_overload(self, load: Load) -> None:
         """The engine had no room for one more; this is in flight without it."""
 
 
-class _Unlearning:
+class _StaticWindow:
     """What the windows that learn nothing have in common: one serves for all workers."""
 
     kv_limit = inf
@@ -67,24 +67,24 @@ class _Unlearning:
         """See `Window`."""
         return False
 
-    def told(self, kv_tokens: int) -> None:
+    def set_kv_capacity(self, kv_tokens: int) -> None:
         """See `Window`."""
 
-    def started(self, turnover: Turnover) -> None:
+    def on_start(self, turnover: Turnover) -> None:
         """See `Window`."""
 
-    def reported(self, load: Load, report: EngineReport) -> None:
+    def on_report(self, load: Load, report: EngineReport) -> None:
         """See `Window`."""
 
-    def unreported(self) -> None:
+    def on_empty_report(self) -> None:
         """See `Window`."""
 
-    def turned_away(self, load: Load) -> None:
+    def on_overload(self, load: Load) -> None:
         """See `Window`."""
 
 
 @dataclass(frozen=True)
-class FixedWindow(_Unlearning):
+class FixedWindow(_StaticWindow):
     """A fixed limit of requests, and of unstarted uncached tokens."""
 
     requests: int = 256
@@ -103,7 +103,7 @@ class FixedWindow(_Unlearning):
 
 
 @dataclass(frozen=True)
-class NoWindow(_Unlearning):
+class NoWindow(_StaticWindow):
     """Everything goes at once: the engine's own queue and order rule."""
 
     @property
@@ -197,11 +197,11 @@ class LearnedWindow:
         """See `Window`."""
         return load.requests >= self._places.places or load.kv_peak + self._typical_tokens > self._kv.limit
 
-    def told(self, kv_tokens: int) -> None:
+    def set_kv_capacity(self, kv_tokens: int) -> None:
         """See `Window`."""
-        self._kv.told(kv_tokens)
+        self._kv.set_capacity(kv_tokens)
 
-    def started(self, turnover: Turnover) -> None:
+    def on_start(self, turnover: Turnover) -> None:
         """See `Window`."""
         self._tokens.learn(turnover)
         self._places.learn(turnover)
@@ -209,16 +209,16 @@ class LearnedWindow:
         if turnover.tokens > 0.0:
             self._typical_tokens = turnover.tokens / turnover.requests
 
-    def reported(self, load: Load, report: EngineReport) -> None:
+    def on_report(self, load: Load, report: EngineReport) -> None:
         """See `Window`."""
         self._reports = True
-        self._places.reported(report)
-        self._kv.reported(report, held_back=load.kv_peak + self._typical_tokens > self._kv.limit)
+        self._places.on_report(report)
+        self._kv.on_report(report, held_back=load.kv_peak + self._typical_tokens > self._kv.limit)
 
-    def unreported(self) -> None:
+    def on_empty_report(self) -> None:
         """See `Window`."""
         self._reports = False
 
-    def turned_away(self, load: Load) -> None:
+    def on_overload(self, load: Load) -> None:
         """See `Window`."""
-        self._places.turned_away(load.requests)
+        self._places.on_overload(load.requests)

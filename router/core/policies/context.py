@@ -9,7 +9,7 @@ from random import Random
 from typing import Protocol, TypeVar
 
 from router.core.clients.backlog import Backlog
-from router.core.clients.recent_clients import DEBTORS
+from router.core.clients.recent_clients import DEBTOR_LIMIT
 from router.core.clients.shares import Shares
 from router.core.model.cost import LinearCost
 from router.core.model.request import Request, RequestId, WorkerId
@@ -108,7 +108,7 @@ class PolicyContext:
     random: Random
     parameters: Parameters
     backlog: Backlog
-    debtors: int = DEBTORS
+    debtors: int = DEBTOR_LIMIT
     """How many clients one queue remembers for their debts alone."""
     shares: Shares = field(default_factory=Shares)
     """Where a client's weight is asked for; told of each request before the policy is, and of its end after it."""

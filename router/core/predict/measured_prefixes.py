@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from router.core.model.prompt_key import CHUNK_BYTES, HASH_BYTES, PromptKey
 
-LANDMARKS: Final = 50_000
+PREFIX_LIMIT: Final = 50_000
 """Kept, unless told otherwise."""
 SHARED_BEHIND: Final = CHUNK_BYTES / 2
 """Bytes that prompts share behind the last chunk that they have in common, on average."""
@@ -46,12 +46,12 @@ class Measure(NamedTuple):
 class MeasuredPrefixes:
     """Of all models' prompts, by the hash of the last chunk before; the least recently told go first."""
 
-    def __init__(self, limit: int = LANDMARKS) -> None:
+    def __init__(self, limit: int = PREFIX_LIMIT) -> None:
         self._limit = limit
-        self._told: dict[int, tuple[float, float]] = {}
+        self._places: dict[int, tuple[float, float]] = {}
         """Tokens up to a place, and how many bytes behind the chunk it is."""
 
-    def tell(self, prompt: PromptKey, tokens: int, ratio: float) -> None:
+    def record_count(self, prompt: PromptKey, tokens: int, ratio: float) -> None:
         """An engine counted so many tokens in a prompt; `ratio`: tokens per byte after its last full chunk.
 
         What an engine found there says more, and stays.
@@ -60,16 +60,16 @@ class MeasuredPrefixes:
         if chunks:
             at = tokens - ratio * (prompt.size - chunks * CHUNK_BYTES)
             last = _last(prompt, chunks)
-            known = self._told.get(last)
+            known = self._places.get(last)
             self._keep(last, known if known is not None and known[1] else (max(0.0, at), 0.0))
 
-    def reach(self, prompt: PromptKey, chunks: int, tokens: int) -> None:
+    def record_match(self, prompt: PromptKey, chunks: int, tokens: int) -> None:
         """An engine finds so many tokens of a prompt that begins like this one for so many chunks, and no more."""
         if chunks:
             self._keep(_last(prompt, chunks), (tokens, SHARED_BEHIND))
 
     def _keep(self, chunk: int, place: tuple[float, float]) -> None:
-        told = self._told
+        told = self._places
         told.pop(chunk, None)
         told[chunk] = place
         if len(told) > self._limit:
@@ -78,7 +78,7 @@ class MeasuredPrefixes:
     def measure(self, prompt: PromptKey, ratio: float) -> Measure:
         """A prompt's size, with `ratio` tokens per byte where nothing is known; O(its chunks)."""
         places: list[Place] = [(0, 0.0)]
-        told = self._told
+        told = self._places
         # One by one, as numbers: looking many of these up takes less than looking up as many pieces of bytes.
         words = memoryview(prompt.hashes).cast("Q").tolist()
         end, last_behind = 0, 0.0

@@ -18,14 +18,14 @@ OUTPUT_WEIGHT: Final = 0.2
 """Weight of the newest length in the running mean (VTC's predictor averages over five)."""
 LIMIT_MEMORY: Final = 0.97
 """What a past answer and its limit still weigh after one more: about the last thirty count."""
-MEANS: Final = 4.0
+MEAN_FACTOR: Final = 4.0
 """An answer is foreseen to have at most so many times as many tokens as its client's have in the mean."""
 LEAST_BOUND: Final = 256.0
 """... or this many, if that is more: short answers differ by more times their mean, and hold little."""
 
 
 @dataclass(slots=True)
-class Past:
+class LengthHistory:
     """The answers of one client, or of all, by one model."""
 
     mean: float
@@ -41,19 +41,19 @@ class Past:
             self.tokens = self.tokens * LIMIT_MEMORY + tokens
             self.limits = self.limits * LIMIT_MEMORY + limit
 
-    def likely(self, limit: int) -> float:
+    def forecast(self, limit: int) -> float:
         """Tokens foreseen of the next, with this limit."""
         share = min(1.0, self.tokens / self.limits) if self.limits else 1.0
-        return min(limit * share, max(LEAST_BOUND, MEANS * self.mean))
+        return min(limit * share, max(LEAST_BOUND, MEAN_FACTOR * self.mean))
 
 
-class Answers:
+class OutputLengths:
     """The past of every client with every model."""
 
     def __init__(self, client_limit: int) -> None:
         """`client_limit`: how many are kept; of more, those go that were learned longest ago."""
         self._limit = client_limit
-        self._pasts: dict[tuple[ClientId | None, str], Past] = {}
+        self._pasts: dict[tuple[ClientId | None, str], LengthHistory] = {}
 
     def expected(self, request: Request) -> int:
         """Output tokens to reserve: the client's own limit, or else what it usually gets from this model."""
@@ -62,7 +62,7 @@ class Answers:
         past = self._past(request)
         return FIRST_OUTPUT if past is None else ceil(past.mean)
 
-    def likely(self, request: Request, so_far: int = 0) -> float:
+    def forecast(self, request: Request, so_far: int = 0) -> float:
         """Output tokens of which it is about as likely to have more as fewer, beyond those that it has `so_far`.
 
         Its limit says so only in proportion to what came of its client's limits before, or else of the model's.
@@ -71,8 +71,8 @@ class Answers:
         if limit is None:
             foreseen = float(FIRST_OUTPUT) if past is None else past.mean
         else:
-            foreseen = min(limit, MEANS * FIRST_OUTPUT) if past is None else past.likely(limit)
-        return min(max(foreseen - so_far, so_far), most_more(request, so_far))
+            foreseen = min(limit, MEAN_FACTOR * FIRST_OUTPUT) if past is None else past.forecast(limit)
+        return min(max(foreseen - so_far, so_far), max_remaining_output(request, so_far))
 
     def learn(self, request: Request, tokens: int) -> None:
         """An answer came to so many tokens."""
@@ -80,16 +80,16 @@ class Answers:
             return  # as for an embedding: it says nothing about the answers that there can be
         for client in (None, request.client):
             key = (client, request.model)
-            past = self._pasts.pop(key, None) or Past(float(tokens))
+            past = self._pasts.pop(key, None) or LengthHistory(float(tokens))
             past.learn(tokens, request.output_limit)
             self._pasts[key] = past
             if len(self._pasts) > self._limit:
                 del self._pasts[next(iter(self._pasts))]
 
-    def _past(self, request: Request) -> Past | None:
+    def _past(self, request: Request) -> LengthHistory | None:
         return self._pasts.get((request.client, request.model)) or self._pasts.get((None, request.model))
 
 
-def most_more(request: Request, so_far: int = 0) -> float:
+def max_remaining_output(request: Request, so_far: int = 0) -> float:
     """Output tokens that a request may have beyond so many; infinite without a limit."""
     return inf if request.output_limit is None else max(0, request.output_limit - so_far)

@@ -5,8 +5,8 @@ from typing import Final
 
 from router.core.model.prompt_key import CHUNK_BYTES, HASH_BYTES, PromptKey
 from router.core.model.request import Request, Usage
-from router.core.predict.measured_prefixes import LANDMARKS, Measure, MeasuredPrefixes
-from router.core.predict.output_length import Answers
+from router.core.predict.measured_prefixes import PREFIX_LIMIT, Measure, MeasuredPrefixes
+from router.core.predict.output_length import OutputLengths
 
 FIRST_RATIO = 0.25
 """Tokens per byte before anything was learned: English text under the usual BPE vocabularies."""
@@ -37,17 +37,17 @@ class TokenRatio:
 class Estimates:
     """Input by bytes times a ratio per model; output by a running mean per client and model."""
 
-    def __init__(self, client_limit: int = 10_000, landmarks: int = LANDMARKS) -> None:
+    def __init__(self, client_limit: int = 10_000, landmarks: int = PREFIX_LIMIT) -> None:
         """`client_limit`: how many (client, model) means are kept; `landmarks`: how many places of prompts.
 
         Of either the least recently learned goes first.
         """
         self._ratios: dict[str, TokenRatio] = {}
-        self._landmarks = MeasuredPrefixes(landmarks)
-        self._measured: dict[tuple[str, bytes], tuple[PromptKey, Measure]] = {}
+        self._measured_prefixes = MeasuredPrefixes(landmarks)
+        self._measures: dict[tuple[str, bytes], tuple[PromptKey, Measure]] = {}
         """By model and hashes, since the last lesson: one decision asks several times about what it looks at."""
-        self.answers: Final = Answers(client_limit)
-        self.lessons = 0
+        self.output_lengths: Final = OutputLengths(client_limit)
+        self.version = 0
         """How often `learn` was called: while this stays, the same questions have the same answers."""
 
     def tokens_per_chunk(self, model: str) -> float:
@@ -60,12 +60,12 @@ class Estimates:
         if prompt.tokens is not None:
             total = max(1, prompt.tokens)
             return Measure(total, ((0, 0.0), (max(1, prompt.size) / CHUNK_BYTES, total)))
-        known = self._measured.get((model, prompt.hashes))
+        known = self._measures.get((model, prompt.hashes))
         if known is None or known[0] is not prompt:
-            if len(self._measured) >= MEASURES_KEPT:
-                self._measured.clear()
-            known = prompt, self._landmarks.measure(prompt, self._ratio(model).value)
-            self._measured[model, prompt.hashes] = known
+            if len(self._measures) >= MEASURES_KEPT:
+                self._measures.clear()
+            known = prompt, self._measured_prefixes.measure(prompt, self._ratio(model).value)
+            self._measures[model, prompt.hashes] = known
         return known[1]
 
     def input_tokens(self, request: Request) -> int:
@@ -76,12 +76,12 @@ class Estimates:
 
     def expected_output(self, request: Request) -> int:
         """Output tokens to reserve: the client's own limit, or else what it usually gets from this model."""
-        return self.answers.expected(request)
+        return self.output_lengths.expected(request)
 
     def learn(self, request: Request, usage: Usage, answers: Sequence[PromptKey] = ()) -> None:
         """Take in what the engine counted for a finished request; `answers`: its prompt with each answer to it."""
-        self.lessons += 1
-        self._measured.clear()
+        self.version += 1
+        self._measures.clear()
         prompts = request.prompts
         sizes = [prompt.size for prompt in prompts if prompt.tokens is None]
         # What one worker keeps for a request is read before its prompts, and says nothing of their bytes.
@@ -89,12 +89,12 @@ class Estimates:
             ratio = self._ratio(request.model)
             ratio.learn(sum(sizes), usage.input_tokens)
             if len(prompts) == 1:
-                self._landmarks.tell(prompts[0], usage.input_tokens, ratio.value)
+                self._measured_prefixes.record_count(prompts[0], usage.input_tokens, ratio.value)
                 if len(answers) == 1:
-                    self._tell_answer(answers[0], usage.input_tokens + usage.output_tokens, ratio.value)
-        self.answers.learn(request, usage.output_tokens)
+                    self._record_answer(answers[0], usage.input_tokens + usage.output_tokens, ratio.value)
+        self.output_lengths.learn(request, usage.output_tokens)
 
-    def found(self, model: str, prompt: PromptKey, chunks: int, tokens: int) -> None:
+    def on_cache_hit(self, model: str, prompt: PromptKey, chunks: int, tokens: int) -> None:
         """An engine found so many tokens of a prompt, of which it was believed to hold so many chunks and no more.
 
         Passed over where it held more, or less, than was believed: that says nothing about what chunks are worth.
@@ -103,17 +103,17 @@ class Estimates:
             return
         believed = self.measure(model, prompt).held(chunks)
         if (1 - SPREAD) * believed <= tokens <= (1 + SPREAD) * believed + self.tokens_per_chunk(model):
-            self.lessons += 1
-            self._measured.clear()
-            self._landmarks.reach(prompt, chunks, tokens)
+            self.version += 1
+            self._measures.clear()
+            self._measured_prefixes.record_match(prompt, chunks, tokens)
 
-    def _tell_answer(self, answer: PromptKey, tokens: int, ratio: float) -> None:
+    def _record_answer(self, answer: PromptKey, tokens: int, ratio: float) -> None:
         """The key of a prompt with its answer, and how many tokens both have.
 
         The next turn repeats both and is found cached up to the last token, which no engine computes.
         """
-        self._landmarks.tell(answer, tokens, ratio)
-        self._landmarks.reach(answer, len(answer.hashes) // HASH_BYTES, tokens - 1)
+        self._measured_prefixes.record_count(answer, tokens, ratio)
+        self._measured_prefixes.record_match(answer, len(answer.hashes) // HASH_BYTES, tokens - 1)
 
     def _ratio(self, model: str) -> TokenRatio:
         ratio = self._ratios.get(model)

@@ -90,11 +90,14 @@ class Connections(Collector):
         self._open[connection] = None
         self._by_address.add(address, 1)
         limits = self.limits
-        if limits.connections_per_address is not None and self._by_address.of(address) > limits.connections_per_address:
+        if (
+            limits.connections_per_address is not None
+            and self._by_address.amount_of(address) > limits.connections_per_address
+        ):
             return False
         if len(self) > limits.connections:
-            most = self._by_address.most()
-            if most is None or self._by_address.of(most) <= self._by_address.of(address):
+            most = self._by_address.largest_holder()
+            if most is None or self._by_address.amount_of(most) <= self._by_address.amount_of(address):
                 return False
             if most not in self._idle:
                 return False

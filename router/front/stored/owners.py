@@ -58,7 +58,7 @@ class StoredResponses:
         self._known[response.id] = response
         self._of_client.setdefault(response.client, OrderedDict())[response.id] = None
         self._amounts.add(response.client, 1)
-        if len(self._known) > self._limit and (most := self._amounts.most()) is not None:
+        if len(self._known) > self._limit and (most := self._amounts.largest_holder()) is not None:
             self.forget(next(iter(self._of_client[most])))
 
     def worker_of(self, response: str, client: ClientId) -> WorkerId | None:

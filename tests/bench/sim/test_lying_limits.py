@@ -49,4 +49,4 @@ def test_streams_that_their_clients_leave_tell_how_long_answers_are() -> None:
     talk.start(call)
     talk.progress(call, 50)
     talk.cancel(call)
-    assert talk.scheduler.estimates.answers.likely(talk.requests[call]) == 50
+    assert talk.scheduler.estimates.output_lengths.forecast(talk.requests[call]) == 50

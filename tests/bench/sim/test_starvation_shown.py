@@ -43,7 +43,7 @@ class Shown:
 
 def shown(scheduler: Scheduler, now: float) -> Shown:
     fairness = scheduler.fairness
-    turns = {client: fairness.turns.of(client, now) for client in scheduler.weights}
+    turns = {client: fairness.turns.client_turns(client, now) for client in scheduler.weights}
     rounds = round_report(fairness.turns.rounds(scheduler.cluster.rate_of_all(), now))
     queues = [None] if scheduler.policy.properties.pooled else [state.worker.id for state in scheduler.cluster]
     return Shown(

@@ -28,7 +28,7 @@ def test_the_most_is_found_whatever_happened(steps: list[tuple[str, int, float]]
             holdings.remove(holder, taken)
             amounts[holder] -= taken
         held = {name: amount / weights[name] for name, amount in amounts.items() if amount}
-        assert holdings.most() == (min(held, key=lambda name: (-held[name], name)) if held else None)
+        assert holdings.largest_holder() == (min(held, key=lambda name: (-held[name], name)) if held else None)
         assert (holdings.total, len(holdings)) == (sum(amounts.values()), len(held))
 
 

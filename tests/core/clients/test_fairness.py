@@ -75,11 +75,11 @@ def test_jain_looks_at_those_that_were_backlogged_lately() -> None:
     """Who never had to wait had all it wanted, and who waited long ago is another time's matter."""
     fairness = backlogged(ADA, BOB)
     for client, service in ((ADA, 30), (BOB, 10), (ClientId("never waited"), 1000)):
-        fairness.served(request(client), W1, service, 1.0)
+        fairness.add_service(request(client), W1, service, 1.0)
     assert fairness.jain(2.0) == pytest.approx(jain_index([30, 10]))
     fairness.backlog_ended(W1, BOB, 3.0)
     assert fairness.jain(50.0) == pytest.approx(jain_index([30, 10]))
-    fairness.served(request(ADA), W1, 30, 60.0)
+    fairness.add_service(request(ADA), W1, 30, 60.0)
     assert fairness.jain(3.0 + MINUTE + 1) == 1
 
 
@@ -88,15 +88,15 @@ def test_a_client_is_backlogged_while_it_waits_in_any_queue() -> None:
     fairness = backlogged(ADA)
     fairness.backlog_began(W2, ADA, 0.0)
     fairness.backlog_ended(W1, ADA, 0.0)
-    fairness.served(request(ADA), W2, 5, 100.0)
+    fairness.add_service(request(ADA), W2, 5, 100.0)
     assert fairness.jain(100.0) == 1
 
 
 def test_service_counts_per_weight() -> None:
     """Who weighs twice and gets twice is even."""
     fairness = backlogged(ADA, BOB)
-    fairness.served(request(ADA), W1, 30, 0.0)
-    fairness.served(request(BOB, weight=2.0), W1, 60, 0.0)
+    fairness.add_service(request(ADA), W1, 30, 0.0)
+    fairness.add_service(request(BOB, weight=2.0), W1, 60, 0.0)
     assert fairness.gap(W1) == 0
     assert fairness.jain(0.0) == pytest.approx(1)
 
@@ -104,16 +104,16 @@ def test_service_counts_per_weight() -> None:
 def test_each_worker_has_its_own_gap() -> None:
     """Service elsewhere is not compared with service here."""
     fairness = backlogged(ADA, BOB)
-    fairness.served(request(ADA), W1, 30, 0.0)
-    fairness.served(request(ADA), W2, 1000, 0.0)
+    fairness.add_service(request(ADA), W1, 30, 0.0)
+    fairness.add_service(request(ADA), W2, 1000, 0.0)
     assert (fairness.gap(W1), fairness.gap(W2)) == (30, 0)
 
 
 def test_a_pool_has_one_gap_over_all_workers() -> None:
     """Who waits for all is compared by what it gets from all."""
     fairness = backlogged(ADA, BOB, queue=None, pooled=True)
-    fairness.served(request(ADA), W1, 30, 0.0)
-    fairness.served(request(ADA), W2, 30, 0.0)
+    fairness.add_service(request(ADA), W1, 30, 0.0)
+    fairness.add_service(request(ADA), W2, 30, 0.0)
     assert fairness.gap(None) == 60
 
 
@@ -121,11 +121,11 @@ def test_a_pool_has_one_gap_over_all_workers() -> None:
 def test_the_bound_is_kept_where_the_gap_is(pooled: bool) -> None:
     """A worker's dispatches raise its own bound, or the pool's."""
     fairness = backlogged(ADA, pooled=pooled)
-    fairness.dispatched(request(ADA), W1, Outstanding(10, 0, 50), waited=1.0)
+    fairness.request_dispatched(request(ADA), W1, Outstanding(10, 0, 50), waited=1.0)
     bound = fairness.bound(None if pooled else W1, 100)
     assert bound is not None
     assert bound > 200
-    fairness.ended(request(ADA), W1, Outstanding(10, 0, 50))
+    fairness.attempt_ended(request(ADA), W1, Outstanding(10, 0, 50))
     if not pooled:
         assert fairness.bound(W2, 100) == 200
 
@@ -159,8 +159,8 @@ def test_a_queue_of_one_worker_has_its_bound_whatever_others_serve(change: Calla
 def test_a_worker_that_is_gone_is_not_measured() -> None:
     """If it comes back its gap begins anew; its bound does not, for the credit that its clients had there is theirs."""
     fairness = backlogged(ADA, BOB)
-    fairness.dispatched(request(ADA), W1, Outstanding(10, 0, 50), waited=1.0)
-    fairness.served(request(ADA), W1, 50, 0.0)
+    fairness.request_dispatched(request(ADA), W1, Outstanding(10, 0, 50), waited=1.0)
+    fairness.add_service(request(ADA), W1, 50, 0.0)
     bound = fairness.bound(W1, 100)
     fairness.worker_left(W1)
     assert (fairness.gap(W1), fairness.bound(W1, 100)) == (0, bound)
@@ -170,10 +170,10 @@ def test_waiting_times_are_those_of_the_last_requests() -> None:
     """Old waits are forgotten, and nobody has the waits of another."""
     fairness = backlogged()
     for waited in [1000.0] + [1.0] * (WAITS_KEPT - 10) + [9.0] * 10:
-        fairness.dispatched(request(ADA), W1, Outstanding(0, 0, 1), waited)
+        fairness.request_dispatched(request(ADA), W1, Outstanding(0, 0, 1), waited)
     assert (fairness.waits(ADA), fairness.waits(BOB)) == ((1.0, 1.0), (None, None))
     for _ in range(4):
-        fairness.dispatched(request(ADA), W1, Outstanding(0, 0, 1), 9.0)
+        fairness.request_dispatched(request(ADA), W1, Outstanding(0, 0, 1), 9.0)
     assert fairness.waits(ADA).p95 == 9.0
 
 
@@ -181,7 +181,7 @@ def test_shares_are_of_what_all_were_served_lately() -> None:
     """In cost units, whatever the weights; nobody has a share of nothing."""
     fairness = backlogged()
     assert fairness.share(ADA, 0.0) is None
-    fairness.served(request(ADA), W1, 30, 0.0)
-    fairness.served(request(BOB, weight=2.0), W2, 90, 10.0)
+    fairness.add_service(request(ADA), W1, 30, 0.0)
+    fairness.add_service(request(BOB, weight=2.0), W2, 90, 10.0)
     assert [fairness.share(client, 10.0) for client in (ADA, BOB, ClientId("cyd"))] == [0.25, 0.75, 0.0]
     assert fairness.share(ADA, MINUTE + 2) == 0.0

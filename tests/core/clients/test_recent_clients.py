@@ -109,7 +109,7 @@ def test_a_client_with_anything_under_way_is_remembered() -> None:
     """However long ago it came."""
     clients = RecentClients(2)
     for number in range(100):
-        clients.came(ClientId(f"c{number}"))
+        clients.touch(ClientId(f"c{number}"))
         assert ClientId("c0") not in clients.to_forget(lambda client: client == "c0")
     assert len(clients) <= 4
 

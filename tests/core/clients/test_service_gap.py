@@ -36,7 +36,7 @@ class Gaps(RuleBasedStateMachine):
     @rule(client=st.sampled_from(CLIENTS), service=st.integers(-10, 50))
     def serve(self, client: ClientId, service: int) -> None:
         self.diary.append((client, service))
-        self.meter.served(client, service)
+        self.meter.add_service(client, service)
 
     def service(self, client: ClientId, since: int) -> int:
         return sum(service for served, service in self.diary[since:] if served == client)
@@ -60,8 +60,8 @@ def test_a_backlog_that_began_again_is_compared_anew() -> None:
     meter = GapMeter()
     meter.begin(ADA)
     meter.begin(BOB)
-    meter.served(ADA, 100)
-    meter.served(BOB, 70)
+    meter.add_service(ADA, 100)
+    meter.add_service(BOB, 70)
     meter.end(ADA)
     meter.begin(ADA)
     assert meter.gap() == 0
@@ -73,7 +73,7 @@ def test_only_so_many_are_compared() -> None:
     for number in range(PAIR_LIMIT):
         meter.begin(ClientId(str(number)))
     meter.begin(ADA)
-    meter.served(ADA, 1000)
+    meter.add_service(ADA, 1000)
     assert meter.gap() == 0
     meter.end(ADA)
 
@@ -81,9 +81,9 @@ def test_only_so_many_are_compared() -> None:
 def test_the_bound_is_the_formula() -> None:
     """2(U' + E + Q) + 2R with each term the largest seen of one client, per weight of the lightest client."""
     bound = BoundMeter(LinearCost(extend=1.0, output=2.0))
-    bound.dispatched(ADA, 0.5, Outstanding(expected_output=10, cached=60, extend=40))
-    bound.dispatched(ADA, 0.5, Outstanding(expected_output=20, cached=0, extend=70))
-    bound.dispatched(BOB, 1.0, Outstanding(expected_output=5, cached=90, extend=10))
+    bound.add(ADA, 0.5, Outstanding(expected_output=10, cached=60, extend=40))
+    bound.add(ADA, 0.5, Outstanding(expected_output=20, cached=0, extend=70))
+    bound.add(BOB, 1.0, Outstanding(expected_output=5, cached=90, extend=10))
     consumed = 100 + 2 * 30  # U': the largest input, and ada's outstanding output
     assert bound.bound(500) == 2 * ((consumed + 90) / 0.5 + 500) + 2 * 110 / 0.5
 
@@ -91,8 +91,8 @@ def test_the_bound_is_the_formula() -> None:
 def test_the_lightest_client_may_weigh_more_than_one() -> None:
     """No client of weight 1 is assumed that was never seen."""
     bound = BoundMeter(LinearCost(extend=1.0, output=2.0))
-    bound.dispatched(ADA, 4.0, Outstanding(expected_output=0, cached=0, extend=100))
-    bound.dispatched(BOB, 2.0, Outstanding(expected_output=0, cached=0, extend=80))
+    bound.add(ADA, 4.0, Outstanding(expected_output=0, cached=0, extend=100))
+    bound.add(BOB, 2.0, Outstanding(expected_output=0, cached=0, extend=80))
     assert bound.bound(500) == 2 * (200 / 2.0 + 500)
 
 
@@ -100,11 +100,11 @@ def test_what_was_underestimated_widens_the_bound() -> None:
     """By the worst request's excess, for each of the most requests that a client had in flight at once."""
     bound = BoundMeter(LinearCost(extend=1.0, output=2.0))
     for _ in range(3):
-        bound.dispatched(ADA, 1.0, Outstanding(expected_output=10, cached=60, extend=40))
+        bound.add(ADA, 1.0, Outstanding(expected_output=10, cached=60, extend=40))
     before = bound.bound(500)
-    bound.came_to(Outstanding(expected_output=10, cached=60, extend=40), Tokens(100, 0, 10))
+    bound.record_total(Outstanding(expected_output=10, cached=60, extend=40), Tokens(100, 0, 10))
     assert bound.bound(500) == before
-    bound.came_to(Outstanding(expected_output=10, cached=60, extend=40), Tokens(150, 30, 15))
+    bound.record_total(Outstanding(expected_output=10, cached=60, extend=40), Tokens(150, 30, 15))
     assert bound.bound(500) == before + 2 * 3 * (50 + 2 * 5)
 
 
@@ -114,10 +114,10 @@ def test_the_bound_never_falls(sizes: list[Outstanding], gap: int) -> None:
     meter = BoundMeter(LinearCost())
     bounds = []
     for index, size in enumerate(sizes):
-        meter.dispatched(ADA, 1.0, size)
+        meter.add(ADA, 1.0, size)
         bounds.append(meter.bound(0))
         if index >= gap:
-            meter.ended(ADA, sizes[index - gap])
+            meter.remove(ADA, sizes[index - gap])
             bounds.append(meter.bound(0))
     assert bounds == sorted(bounds)
 
@@ -127,7 +127,7 @@ def test_what_has_ended_is_not_outstanding(together: bool) -> None:
     """Requests one after the other need half the bound's outstanding part of two at a time."""
     meter = BoundMeter(LinearCost(extend=0.0, output=1.0))
     for _ in range(2):
-        meter.dispatched(ADA, 1.0, Outstanding(100, 1, 1))
+        meter.add(ADA, 1.0, Outstanding(100, 1, 1))
         if not together:
-            meter.ended(ADA, Outstanding(100, 1, 1))
+            meter.remove(ADA, Outstanding(100, 1, 1))
     assert meter.bound(0) == (400 if together else 200)

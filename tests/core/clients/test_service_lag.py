@@ -51,7 +51,7 @@ class Lags(RuleBasedStateMachine):
             self.since[client] = len(self.diary)
         self.idle.pop(client, None)
         self.open[request] = client, True
-        self.turns.opened(client, request, self.weights[client], self.now, self.now)
+        self.turns.open_call(client, request, self.weights[client], self.now, self.now)
 
     @rule(data=st.data(), answered=st.booleans())
     def go_on(self, data: st.DataObject, answered: bool) -> None:
@@ -61,10 +61,10 @@ class Lags(RuleBasedStateMachine):
         request = data.draw(st.sampled_from(sorted(self.open)))
         client, _ = self.open.pop(request)
         if answered:
-            self.turns.answered(client, request, self.now)
+            self.turns.answer_call(client, request, self.now)
             self.open[request] = client, False
         else:
-            self.turns.closed(client, request, self.now)
+            self.turns.close_call(client, request, self.now)
             if not any(each == client for each, _ in self.open.values()):
                 self.idle[client] = self.now
 
@@ -77,7 +77,7 @@ class Lags(RuleBasedStateMachine):
         weights = {each: self.weights[each] for each, _ in self.open.values()}
         waiting = frozenset(each for each, waits in self.open.values() if waits)
         self.diary.append(Moment(client, cost, weights, waiting, dict(self.since)))
-        self.turns.served(client, request, cost, self.weights[client], self.now)
+        self.turns.add_service(client, request, cost, self.weights[client], self.now)
 
     @rule(seconds=st.sampled_from([0.5 * IDLE_SECONDS, 2 * IDLE_SECONDS]))
     def let_pass(self, seconds: float) -> None:
@@ -100,7 +100,7 @@ class Lags(RuleBasedStateMachine):
     def lags_are_those_of_the_diary(self) -> None:
         """Of every client, at every time."""
         for client in CLIENTS:
-            assert self.turns.of(client, self.now).lag == pytest.approx(self.lag(client), abs=1e-6)
+            assert self.turns.client_turns(client, self.now).lag == pytest.approx(self.lag(client), abs=1e-6)
 
 
 TestLags = Lags.TestCase
@@ -109,7 +109,7 @@ TestLags.settings = settings(max_examples=100, stateful_step_count=40)
 
 def waiting(turns: Turns, *clients: ClientId) -> None:
     for client in clients:
-        turns.opened(client, RequestId(client), 1.0, 0.0, 0.0)
+        turns.open_call(client, RequestId(client), 1.0, 0.0, 0.0)
 
 
 def test_a_client_that_waits_falls_behind_one_that_comes_back() -> None:
@@ -118,24 +118,24 @@ def test_a_client_that_waits_falls_behind_one_that_comes_back() -> None:
     waiting(turns, ADA)
     for number in range(10):
         request, now = RequestId(f"b{number}"), float(number)
-        turns.opened(BOB, request, 1.0, now, now)
-        turns.answered(BOB, request, now + 0.5)
-        turns.served(BOB, request, 100.0, 1.0, now + 0.9)
-        turns.closed(BOB, request, now + 0.99)
-    assert turns.of(ADA, 10.0).lag == 10 * 100.0 / 2
-    assert turns.of(BOB, 10.0).lag == 0.0
+        turns.open_call(BOB, request, 1.0, now, now)
+        turns.answer_call(BOB, request, now + 0.5)
+        turns.add_service(BOB, request, 100.0, 1.0, now + 0.9)
+        turns.close_call(BOB, request, now + 0.99)
+    assert turns.client_turns(ADA, 10.0).lag == 10 * 100.0 / 2
+    assert turns.client_turns(BOB, 10.0).lag == 0.0
 
 
 def test_who_asks_for_nothing_more_does_not_fall_behind() -> None:
     """Neither while its call is answered, nor while it has none: others may have what it leaves."""
     turns = Turns()
     waiting(turns, ADA, BOB)
-    turns.answered(ADA, RequestId(ADA), 0.0)
-    turns.served(BOB, RequestId(BOB), 1000.0, 1.0, 0.0)
-    turns.closed(ADA, RequestId(ADA), 0.0)
-    turns.served(BOB, RequestId(BOB), 1000.0, 1.0, 0.0)
-    turns.opened(ADA, RequestId("next"), 1.0, 0.1, 0.1)
-    assert turns.of(ADA, 0.1).lag == 0.0
+    turns.answer_call(ADA, RequestId(ADA), 0.0)
+    turns.add_service(BOB, RequestId(BOB), 1000.0, 1.0, 0.0)
+    turns.close_call(ADA, RequestId(ADA), 0.0)
+    turns.add_service(BOB, RequestId(BOB), 1000.0, 1.0, 0.0)
+    turns.open_call(ADA, RequestId("next"), 1.0, 0.1, 0.1)
+    assert turns.client_turns(ADA, 0.1).lag == 0.0
 
 
 def test_a_pause_ends_what_is_remembered() -> None:
@@ -143,11 +143,11 @@ def test_a_pause_ends_what_is_remembered() -> None:
     for pause, lag in ((0.5 * IDLE_SECONDS, 50.0), (2 * IDLE_SECONDS, 0.0)):
         turns = Turns()
         waiting(turns, ADA, BOB)
-        turns.served(BOB, RequestId(BOB), 100.0, 1.0, 0.0)
-        turns.closed(ADA, RequestId(ADA), 1.0)
-        assert turns.of(ADA, 1.0 + pause).lag == lag
-        turns.opened(ADA, RequestId("next"), 1.0, 1.0 + pause, 1.0 + pause)
-        assert turns.of(ADA, 1.0 + pause).lag == lag
+        turns.add_service(BOB, RequestId(BOB), 100.0, 1.0, 0.0)
+        turns.close_call(ADA, RequestId(ADA), 1.0)
+        assert turns.client_turns(ADA, 1.0 + pause).lag == lag
+        turns.open_call(ADA, RequestId("next"), 1.0, 1.0 + pause, 1.0 + pause)
+        assert turns.client_turns(ADA, 1.0 + pause).lag == lag
 
 
 def test_what_is_given_back_leaves_no_lag_that_was_not_there() -> None:
@@ -155,11 +155,11 @@ def test_what_is_given_back_leaves_no_lag_that_was_not_there() -> None:
     even, lag = EvenShare(), Lag()
     even.weight = 2.0
     even.begin_waiting(lag)
-    even.took(lag, 3000.0)
-    even.took(lag, -2900.0)
-    assert even.of(lag) == 0.0
-    even.served(1000.0)
-    even.took(lag, 300.0)
-    even.took(lag, -250.0)
-    even.took(lag, 0.0)
-    assert even.of(lag) == pytest.approx(500.0 - 300.0 + 250.0 - 100.0)
+    even.add_client_service(lag, 3000.0)
+    even.add_client_service(lag, -2900.0)
+    assert even.lag_of(lag) == 0.0
+    even.add_service(1000.0)
+    even.add_client_service(lag, 300.0)
+    even.add_client_service(lag, -250.0)
+    even.add_client_service(lag, 0.0)
+    assert even.lag_of(lag) == pytest.approx(500.0 - 300.0 + 250.0 - 100.0)

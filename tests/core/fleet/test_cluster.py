@@ -59,8 +59,8 @@ def test_a_worker_that_comes_back_keeps_what_runs_there() -> None:
 def test_a_capacity_once_told_stays() -> None:
     """A worker that falls silent about its cache has not lost it, nor one that joins again."""
     made = cluster()
-    made.report(WorkerReported(W1, running=3, waiting=2, kv_tokens=500), 1.0)
-    made.report(WorkerReported(W1, running=1, waiting=0), 2.0)
+    made.on_report(WorkerReported(W1, running=3, waiting=2, kv_tokens=500), 1.0)
+    made.on_report(WorkerReported(W1, running=1, waiting=0), 2.0)
     made.join(Worker(W1, frozenset(["llama"])))
     assert made[W1].worker.kv_tokens == 500
 
@@ -80,7 +80,7 @@ def busy(made: Cluster, worker: WorkerId, rate: float) -> None:
     state.start(A, 0.0, seen=True)
     for second in range(1, 31):
         state.serve(A, rate, 1)
-        state.report(1, 0, None, float(second))
+        state.on_report(1, 0, None, float(second))
 
 
 def test_speed_is_the_rate_of_service_over_the_fleets_mean() -> None:

@@ -35,18 +35,18 @@ def report(
 def test_an_engine_that_tells_its_places_is_sent_a_few_requests_more() -> None:
     """From its first report on, though none of its reports shows a request that runs beside those that wait."""
     limit = RequestLimit()
-    limit.reported(report(places=4))
+    limit.on_report(report(places=4))
     spare = limit.limit - 4
     assert spare <= 2
     for waiting in (2, 9, 0):
-        limit.reported(report(0, waiting, requests=waiting + 4, places=4))
+        limit.on_report(report(0, waiting, requests=waiting + 4, places=4))
         assert limit.limit - 4 == spare
 
 
 def test_a_share_of_the_places_stays_a_share() -> None:
     """Where another router's requests run too, there are fewer than the engine tells."""
     limit = RequestLimit()
-    limit.reported(report(4, 4, requests=4, places=4))
+    limit.on_report(report(4, 4, requests=4, places=4))
     assert limit.places == 2
 
 
@@ -94,49 +94,49 @@ def test_an_engine_with_requests_waiting_inside_it_runs_all_that_it_can() -> Non
     """The limit is there, and one more that waits for the next place."""
     limit = RequestLimit()
     assert (limit.places, limit.limit) == (inf, inf)
-    limit.reported(report(8, 12))
+    limit.on_report(report(8, 12))
     assert (limit.places, limit.limit) == (8.0, 9.0)
 
 
 def test_a_report_that_is_older_than_what_was_sent_since_is_read_as_a_proportion() -> None:
     """Half of what the engine knew of ran, so half of what is in flight now is taken to run."""
     limit = RequestLimit()
-    limit.reported(report(10, 10, requests=40))
+    limit.on_report(report(10, 10, requests=40))
     assert limit.places == 20.0
 
 
 def test_a_limit_that_was_reached_with_nothing_waiting_is_raised() -> None:
     """While it is not reached nothing is learned."""
     limit = RequestLimit()
-    limit.reported(report(4, 4))
-    limit.reported(report(2, 0))
+    limit.on_report(report(4, 4))
+    limit.on_report(report(2, 0))
     assert limit.places == 4.0
-    limit.reported(report(5, 0))
+    limit.on_report(report(5, 0))
     assert limit.places == 6.0
 
 
 def test_what_waits_for_the_next_step_to_begin_shows_nothing() -> None:
     """Neither that the engine is full, nor that it has room."""
     limit = RequestLimit()
-    limit.reported(report(1, 79, unstarted=79, new=79))
+    limit.on_report(report(1, 79, unstarted=79, new=79))
     assert limit.places == inf
-    limit.reported(report(8, 4))
-    limit.reported(report(5, 4, unstarted=4, new=4))
+    limit.on_report(report(8, 4))
+    limit.on_report(report(5, 4, unstarted=4, new=4))
     assert limit.places == 8.0
 
 
 def test_a_limit_falls_slowly() -> None:
     """One report of a few that wait does not close the window."""
     limit = RequestLimit()
-    limit.reported(report(80, 20))
-    limit.reported(report(40, 40))
+    limit.on_report(report(80, 20))
+    limit.on_report(report(40, 40))
     assert limit.places == 80 - 0.25 * (80 - 40)
 
 
 def test_where_many_start_in_a_step_as_many_may_wait() -> None:
     """So that a place that falls free is taken at once."""
     limit = RequestLimit()
-    limit.reported(report(20, 10))
+    limit.on_report(report(20, 10))
     limit.learn(Turnover(10.0, 500.0))
     assert limit.limit == 20 + 1 + 15
     assert limit.admit(35, 5, 0)
@@ -146,45 +146,45 @@ def test_where_many_start_in_a_step_as_many_may_wait() -> None:
 def test_an_idle_engine_has_every_place() -> None:
     """What was learned of a crowded one is not kept for ever."""
     limit = RequestLimit()
-    limit.reported(report(4, 4))
-    limit.reported(report(0, 0))
+    limit.on_report(report(4, 4))
+    limit.on_report(report(0, 0))
     assert limit.places == inf
 
 
 def test_beyond_the_limit_one_may_go_while_fewer_wait_than_are_to() -> None:
     """Those that wait in the engine and are not known to be from here count too."""
     limit = RequestLimit()
-    limit.reported(report(8, 1, unstarted=1))
+    limit.on_report(report(8, 1, unstarted=1))
     assert limit.admit(20, 0, 0)
     assert not limit.admit(20, 1, 0)
-    limit.reported(report(8, 3, unstarted=1))
+    limit.on_report(report(8, 3, unstarted=1))
     assert not limit.admit(20, 0, 0)
 
 
 def test_a_start_that_is_only_guessed_is_taken_to_wait_until_a_report() -> None:
     """Else whole answers would fill the engine's queue without end."""
     limit = RequestLimit()
-    limit.reported(report(8, 1, unstarted=1))
+    limit.on_report(report(8, 1, unstarted=1))
     assert not limit.admit(20, 0, 1)
-    limit.reported(report(9, 0, guessed=1))
+    limit.on_report(report(9, 0, guessed=1))
     assert limit.admit(20, 0, 1)
 
 
 def test_a_capacity_that_was_told_is_not_sought() -> None:
     """Whatever is thrown out."""
     limit = KvLimit()
-    limit.told(1000)
+    limit.set_capacity(1000)
     for _ in range(3):
-        limit.reported(report(5, 5, kv_tokens=800), held_back=True)
+        limit.on_report(report(5, 5, kv_tokens=800), held_back=True)
     assert limit.limit == 1000
 
 
 def test_a_capacity_is_found_when_what_had_started_waits_again() -> None:
     """At two reports in a row, since one alone may be older than what is known here."""
     limit = KvLimit()
-    limit.reported(report(8, 2, kv_tokens=5000), held_back=False)
+    limit.on_report(report(8, 2, kv_tokens=5000), held_back=False)
     assert limit.limit == inf
-    limit.reported(report(8, 2, kv_tokens=5000), held_back=False)
+    limit.on_report(report(8, 2, kv_tokens=5000), held_back=False)
     assert limit.limit == 5000
 
 
@@ -192,8 +192,8 @@ def test_what_waits_for_its_start_was_not_thrown_out() -> None:
     """Nor what another router sent."""
     limit = KvLimit()
     for _ in range(3):
-        limit.reported(report(8, 2, unstarted=2, kv_tokens=5000), held_back=False)
-        limit.reported(report(8, 9, requests=4, kv_tokens=5000), held_back=False)
+        limit.on_report(report(8, 2, unstarted=2, kv_tokens=5000), held_back=False)
+        limit.on_report(report(8, 9, requests=4, kv_tokens=5000), held_back=False)
     assert limit.limit == inf
 
 
@@ -206,9 +206,9 @@ def test_a_capacity_that_was_found_grows_while_it_holds_requests_back(
     """And while it is nearly reached; else nothing would show whether there is more."""
     limit = KvLimit()
     for _ in range(2):
-        limit.reported(report(8, 2, kv_tokens=5000), held_back=False)
+        limit.on_report(report(8, 2, kv_tokens=5000), held_back=False)
     for _ in range(5):
-        limit.reported(report(8, 0, kv_tokens=kv_tokens), held_back=held_back)
+        limit.on_report(report(8, 0, kv_tokens=kv_tokens), held_back=held_back)
     assert (limit.limit > 5000) == grows
 
 
@@ -216,6 +216,6 @@ def test_what_was_held_and_ran_was_not_too_much() -> None:
     """The capacity is at least what was held while nothing waited."""
     limit = KvLimit()
     for _ in range(2):
-        limit.reported(report(8, 2, kv_tokens=5000), held_back=False)
-    limit.reported(report(9, 0, kv_tokens=6000), held_back=False)
+        limit.on_report(report(8, 2, kv_tokens=5000), held_back=False)
+    limit.on_report(report(9, 0, kv_tokens=6000), held_back=False)
     assert limit.limit == 6000

@@ -9,7 +9,7 @@ def reported(*reports: WorkReport | None) -> tuple[float | None, float | None]:
     """The totals of input and output after these reports."""
     work = EngineWork()
     for report in reports:
-        work.reported(report)
+        work.on_report(report)
     return work.input_tokens, work.output_tokens
 
 
@@ -39,28 +39,28 @@ def test_a_counter_that_is_shown_from_its_first_increment_on_began_at_zero() -> 
 def test_no_more_is_claimed_than_was_counted_and_charged_to_nobody() -> None:
     """Neither what was charged by then, nor what requests that have not started will be, nor the same tokens twice."""
     work = EngineWork()
-    work.reported(WorkReport(1000.0), now=0.0)
+    work.on_report(WorkReport(1000.0), now=0.0)
     work.charge(Tokens(), Tokens(300, 0, 0))
-    work.reported(WorkReport(2000.0), unstarted=200, now=1.0)
+    work.on_report(WorkReport(2000.0), unstarted=200, now=1.0)
     assert [work.claim_input(400), work.claim_input(400), work.claim_input(400)] == [400, 100, 0]
     work.charge(Tokens(300, 0, 0), Tokens(800, 0, 0))
-    work.reported(WorkReport(2500.0), unstarted=0, now=2.0)
+    work.on_report(WorkReport(2500.0), unstarted=0, now=2.0)
     assert work.claim_input(1000) == 700
 
 
 def test_what_was_computed_long_ago_is_claimed_no_more() -> None:
     """Whoever it was for has gone, and others do not pay for it."""
     work = EngineWork()
-    work.reported(WorkReport(0.0), now=0.0)
+    work.on_report(WorkReport(0.0), now=0.0)
     for second in range(1, 100):
-        work.reported(WorkReport(5000.0), now=float(second))
+        work.on_report(WorkReport(5000.0), now=float(second))
     assert work.claim_input(1000) == 0
 
 
 def test_an_engine_that_does_not_count_lets_the_whole_claim_pass() -> None:
     """There is nothing to hold it to."""
     work = EngineWork()
-    work.reported(WorkReport(), now=0.0)
+    work.on_report(WorkReport(), now=0.0)
     assert work.claim_input(1000) == 1000
 
 

@@ -10,7 +10,7 @@ from router.core.fleet.health import (
     Condition,
     Health,
     HealthRules,
-    PatienceRules,
+    SilenceRules,
     RetryBudget,
     SilenceTimeout,
 )
@@ -30,7 +30,7 @@ def fail(health: Health, times: int, now: float = 0.0) -> float | None:
     """What the last of so many failures comes to."""
     until = None
     for _ in range(times):
-        until = health.failed(now)
+        until = health.on_failure(now)
     return until
 
 
@@ -55,7 +55,7 @@ def test_a_breaker_opens_when_half_of_the_last_calls_failed() -> None:
     for request in R[:30]:
         fail(busy, 1)
         for _ in range(2):
-            busy.succeeded(request)
+            busy.on_success(request)
     assert condition(busy) is Condition.CLOSED
 
 
@@ -63,36 +63,36 @@ def test_a_probe_closes_the_breaker_or_opens_it_for_longer() -> None:
     """One request goes there, and no other until it has its first token."""
     health = Health(FAST)
     assert fail(health, 2, now=10.0) == 14.0
-    health.probe()
+    health.half_open()
     assert trusts(health)
-    health.sent(R[0])
+    health.on_dispatch(R[0])
     assert not trusts(health)
     assert fail(health, 1, now=20.0) == 28.0, "twice as long"
-    health.probe()
-    health.sent(R[1])
-    health.succeeded(R[0])
+    health.half_open()
+    health.on_dispatch(R[1])
+    health.on_success(R[0])
     assert condition(health) is Condition.HALF_OPEN, "an old request proves nothing"
-    health.succeeded(R[1])
+    health.on_success(R[1])
     assert condition(health) is Condition.CLOSED
 
 
 def test_trust_grows_with_each_first_token() -> None:
     """Each lets one more be on its way unproven, until only the window counts; one that ends frees its place."""
     health = Health(FAST)
-    health.probe()
+    health.half_open()
     sent = 0
     for round_ in range(1, 6):
         free = 0
         while health.trusted and free < 2 * FULL_TRUST:
-            health.sent(R[sent])
+            health.on_dispatch(R[sent])
             sent, free = sent + 1, free + 1
         assert free >= min(2 ** (round_ - 1), FULL_TRUST)
         for request in R[sent - free : sent]:
-            health.succeeded(request)
+            health.on_success(request)
     other = Health(FAST)
-    other.probe()
-    other.sent(R[0])
-    other.ended(R[0])
+    other.half_open()
+    other.on_dispatch(R[0])
+    other.on_end(R[0])
     assert trusts(other)
 
 
@@ -110,7 +110,7 @@ def test_retries_are_a_share_of_the_requests_and_a_floor(attempts: list[bool], f
     requests = retries = 0
     for is_request in attempts:
         if is_request:
-            budget.request()
+            budget.add_request()
             requests += 1
         else:
             retries += budget.take(0.0)
@@ -127,18 +127,18 @@ def test_the_floor_of_the_budget_comes_again() -> None:
 
 def test_patience_follows_what_a_worker_has_shown() -> None:
     """Ten times its slowest first token, but never less than is set; and it forgets slowly."""
-    patience = SilenceTimeout(PatienceRules(2.0, 1.0))
+    patience = SilenceTimeout(SilenceRules(2.0, 1.0))
     assert (patience.first_token, patience.between_tokens) == (2.0, 1.0)
-    patience.started(3.0)
-    patience.streamed(10.0, 100)
+    patience.on_first_token(3.0)
+    patience.on_tokens(10.0, 100)
     assert patience.first_token == 30.0
     assert patience.between_tokens == pytest.approx(10.0)
     assert patience.whole(50) == pytest.approx(30.0 + 10.0 + 50.0)
     assert patience.whole(None) is None
     for _ in range(500):
-        patience.started(0.001)
+        patience.on_first_token(0.001)
     assert patience.first_token == 2.0
-    never = SilenceTimeout(PatienceRules(0.0, 0.0))
+    never = SilenceTimeout(SilenceRules(0.0, 0.0))
     assert (never.first_token, never.between_tokens, never.whole(5)) == (None, None, None)
 
 
@@ -303,7 +303,7 @@ def test_an_open_breaker_keeps_requests_away_until_a_probe_succeeds() -> None:
         while talk.worker_of(request) != W1:
             request = talk.arrive("ada", "a")
         give_back(talk, request)
-    assert set(talk.scheduler.cluster.barred) == {W1}
+    assert set(talk.scheduler.cluster.ejected) == {W1}
     talk.serve_all()
     for letter in "abcd":
         request = talk.arrive("ada", letter)
@@ -322,15 +322,15 @@ def test_the_only_worker_of_a_model_is_never_left_out() -> None:
     talk = scene("w1")
     for _ in range(9):
         give_back(talk, talk.arrive("ada", "a"))
-    assert not talk.scheduler.cluster.barred
+    assert not talk.scheduler.cluster.ejected
     talk = scene("w1", "w2")
     for letter in "abcd":
         request = talk.arrive("ada", letter)
         if talk.worker_of(request) == W1:
             give_back(talk, request)
-    assert set(talk.scheduler.cluster.barred) == {W1}
+    assert set(talk.scheduler.cluster.ejected) == {W1}
     talk.leave("w2")
-    assert not talk.scheduler.cluster.barred
+    assert not talk.scheduler.cluster.ejected
     assert talk.worker_of(talk.arrive("ada", "z")) == W1
 
 
@@ -344,7 +344,7 @@ def test_a_worker_left_out_that_turns_to_another_model_is_tried_with_that() -> N
             there.append(request)
     for request in there[:2]:
         give_back(talk, request)
-    assert set(talk.scheduler.cluster.barred) == {W1}
+    assert set(talk.scheduler.cluster.ejected) == {W1}
     talk.join("w1", "another model")
     talk.finish(there[2])
     assert talk.worker_of(talk.arrive("ada", "b", model="another model")) == W1
@@ -358,13 +358,13 @@ def test_a_request_that_every_worker_fails_opens_no_breaker() -> None:
         for _ in range(3):
             give_back(talk, request, Fault.ERROR)
         assert request in talk.refusals
-    assert not talk.scheduler.cluster.barred
+    assert not talk.scheduler.cluster.ejected
     for letter in "abcdef":
         request = talk.arrive("ada", letter)
         if talk.worker_of(request) == W1:
             give_back(talk, request, Fault.ERROR)
         talk.serve(request)
-    assert set(talk.scheduler.cluster.barred) == {W1}
+    assert set(talk.scheduler.cluster.ejected) == {W1}
 
 
 @pytest.mark.parametrize("streamed", [True, False])
@@ -379,7 +379,7 @@ def test_an_engines_error_counts_as_soon_as_another_answers(streamed: bool) -> N
             talk.start(request)
         else:
             talk.finish(request)
-    assert set(talk.scheduler.cluster.barred) == {W1}
+    assert set(talk.scheduler.cluster.ejected) == {W1}
 
 
 def test_a_worker_that_comes_back_is_trusted_little_by_little() -> None:

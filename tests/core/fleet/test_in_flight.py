@@ -32,12 +32,12 @@ def test_a_start_takes_tokens_from_those_that_wait_to_those_that_are_held() -> N
 def test_the_first_of_the_unstarted_is_the_one_that_is_computed() -> None:
     """Its tokens, and since when it is the first."""
     made = flights()
-    assert made.first_tokens == 0
+    assert made.head_tokens == 0
     made.add(A, 10, 1.0, streamed=True, telling=True)
     made.add(B, 20, 2.0, streamed=True, telling=True)
-    assert (made.first_tokens, made.since) == (10, 1.0)
+    assert (made.head_tokens, made.head_since) == (10, 1.0)
     made.start(A, 3.0, guessed=False)
-    assert (made.first_tokens, made.since) == (20, 3.0)
+    assert (made.head_tokens, made.head_since) == (20, 3.0)
 
 
 def test_whole_answers_may_be_guessed_to_have_started_in_the_order_of_their_dispatch() -> None:
@@ -94,9 +94,9 @@ def test_a_start_out_of_turn_leaves_the_first_where_it_is() -> None:
     """It has been computed since it came to be first."""
     made = flights(streamed=(A, B))
     made.start(B, 3.0, guessed=False)
-    assert made.since == 0.0
+    assert made.head_since == 0.0
     made.start(A, 4.0, guessed=False)
-    assert made.since == 4.0
+    assert made.head_since == 4.0
 
 
 def test_a_guess_for_a_call_that_is_gone_delays_no_other() -> None:

@@ -54,7 +54,7 @@ def test_without_a_window_everything_goes(load: Load, tokens: int) -> None:
 
 def reported(window: LearnedWindow, load: Load, running: int, waiting: int) -> None:
     """The engine's word, where it holds nothing."""
-    window.reported(load, EngineReport(running, waiting, load.requests, load.unstarted, 0, load.guessed, 0, 0))
+    window.on_report(load, EngineReport(running, waiting, load.requests, load.unstarted, 0, load.guessed, 0, 0))
 
 
 def test_a_learned_window_lets_a_few_steps_of_prefill_wait() -> None:
@@ -89,7 +89,7 @@ def test_a_learned_window_stays_at_what_the_engine_runs_and_one_that_waits() -> 
 def test_one_may_wait_for_room_in_the_cache() -> None:
     """A second may not; and an empty engine takes any."""
     window = LearnedWindow()
-    window.told(1000)
+    window.set_kv_capacity(1000)
     assert window.admits(Load(3, 0, 0, 0, kv_peak=1000), 1)
     assert not window.admits(Load(3, 0, 0, 0, kv_peak=1001), 1)
     assert not window.admits(Load(3, 1, 50, 50, kv_peak=900), 101)
@@ -101,12 +101,12 @@ def test_an_engine_without_metrics_gets_few_requests_that_were_not_seen_to_start
     window = LearnedWindow()
     many = Load(30, FEWEST_REQUESTS, 20, 20)
     assert window.admits(many, 1)
-    window.unreported()
+    window.on_empty_report()
     assert not window.admits(many, 1)
     assert window.admits(Load(30, FEWEST_REQUESTS - 1, 20, 20), 1)
-    window.started(Turnover(20.0, 200.0))
+    window.on_start(Turnover(20.0, 200.0))
     assert window.admits(many, 1)
-    window.unreported()
+    window.on_empty_report()
     assert not window.admits(Load(120, 80, 90, 90), 1)
     reported(window, Load(120, 80, 90, 90), running=120, waiting=0)
     assert window.admits(Load(120, 80, 90, 90), 1)
@@ -124,7 +124,7 @@ def test_each_worker_learns_for_itself() -> None:
     """A fresh window has the limits of the one that it is made from, and nothing of what that learned."""
     window = LearnedWindow(requests=7)
     assert window.limits == Limits(7, 4096)
-    window.started(Turnover(3.0, 3000.0))
+    window.on_start(Turnover(3.0, 3000.0))
     assert window.limits == Limits(7, 7500)
     assert window.fresh().limits == Limits(7, 4096)
     assert FixedWindow(3).fresh() == FixedWindow(3)

@@ -4,7 +4,7 @@ import pytest
 
 from router.core.fleet.service_rate import FIRST_SECONDS_PER_TOKEN
 from router.core.fleet.window import FixedWindow, LearnedWindow, Window
-from router.core.fleet.worker_state import HASTE, WorkerState
+from router.core.fleet.worker_state import EARLY_PREFILL_SHARE, WorkerState
 from router.core.model.request import RequestId, Worker, WorkerId
 
 W1 = WorkerId("w1")
@@ -58,7 +58,7 @@ def test_a_call_that_does_not_stream_is_guessed_to_have_started_when_its_prefill
     books = Books()
     books.add(A, 1000)
     books.add(B, 500, streamed=False)
-    due = HASTE * 1500 * FIRST_SECONDS_PER_TOKEN
+    due = EARLY_PREFILL_SHARE * 1500 * FIRST_SECONDS_PER_TOKEN
     assert books.deadlines == {W1: pytest.approx(due)}
     books.state.advance(due)
     assert books.unstarted == (1, 1000)
@@ -93,7 +93,7 @@ def test_when_little_of_a_long_prompt_is_left_the_next_may_go() -> None:
     books.add(A, 8192)
     assert books.room() == (False, 8192)
     due = books.deadlines[W1]
-    assert due == pytest.approx(HASTE * (8192 - 2048 + 1) * FIRST_SECONDS_PER_TOKEN)
+    assert due == pytest.approx(EARLY_PREFILL_SHARE * (8192 - 2048 + 1) * FIRST_SECONDS_PER_TOKEN)
     books.state.advance(due)
     has_room, ahead = books.room()
     assert has_room
@@ -106,14 +106,14 @@ def test_no_more_than_the_first_prompt_is_taken_to_be_computed() -> None:
     books = Books()
     books.add(A, 3000)
     books.add(B, 4000)
-    books.state.report(0, 2, None, 60.0)
+    books.state.on_report(0, 2, None, 60.0)
     assert books.state.load.ahead_tokens == 4000
 
 
 def test_the_cache_is_expected_to_fill_as_answers_grow() -> None:
     """A request that fits now does not go if those that run will need the room."""
     books = Books()
-    books.state.told(1000)
+    books.state.set_kv_capacity(1000)
     books.add(A, 450)
     books.state.start(A, 1.0, seen=True)
     rooms = [books.state.has_room]
@@ -128,7 +128,7 @@ def test_answers_are_expected_to_be_as_long_as_was_foreseen() -> None:
     rooms = []
     for foreseen in (10.0, 100.0):
         books = Books()
-        books.state.told(1000)
+        books.state.set_kv_capacity(1000)
         for number in range(9):
             books.state.add(RequestId(f"{number}"), 80, foreseen, 50.0, streamed=True, most_output=5000.0)
             books.state.start(RequestId(f"{number}"), 51.0, seen=True)
@@ -139,13 +139,13 @@ def test_answers_are_expected_to_be_as_long_as_was_foreseen() -> None:
 def test_an_answer_that_outgrows_what_was_foreseen_takes_room_as_it_streams() -> None:
     """Else many could run that were foreseen to be over, and nothing would be kept for them."""
     books = Books()
-    books.state.told(1000)
+    books.state.set_kv_capacity(1000)
     books.state.add(A, 80, 10.0, 0.0, streamed=True, most_output=5000.0)
     books.state.start(A, 1.0, seen=True)
     peaks = []
     for output in (0, 300, 300):
         books.state.serve(A, 2.0 * output, output)
-        books.state.report(1, 0, None, 2.0)
+        books.state.on_report(1, 0, None, 2.0)
         peaks.append(books.state.load.kv_peak)
     assert peaks == [80 + 10, 80 + 2 * 300, 80 + 2 * 300]
     assert books.state.has_room
@@ -166,7 +166,7 @@ def test_a_call_that_is_turned_away_says_nothing_of_prefill() -> None:
         request = RequestId(f"{number}")
         books.add(request, 3000, 0.05 * number, streamed=False)
         books.state.remove(request, 0.05 * number + 0.04, computed=False)
-    assert books.state.pace.prefill_seconds(1) == FIRST_SECONDS_PER_TOKEN
+    assert books.state.service_rate.prefill_seconds(1) == FIRST_SECONDS_PER_TOKEN
 
 
 def test_when_the_first_of_the_unstarted_is_gone_the_next_is_only_begun() -> None:

@@ -131,7 +131,7 @@ def test_a_find_teaches_only_where_it_can_be_what_was_believed(found: int, learn
     estimates = Estimates()
     prompt = HASHER.prompt(b"x" * 1000).key
     assert estimates.measure("llama", prompt).held(2) == 64
-    estimates.found("llama", prompt, 2, found)
+    estimates.on_cache_hit("llama", prompt, 2, found)
     assert estimates.measure("llama", prompt).held(2) == learned
 
 
@@ -139,5 +139,5 @@ def test_a_find_says_nothing_of_a_prompt_of_token_ids() -> None:
     """Its chunks are exact without."""
     estimates = Estimates()
     prompt = replace(HASHER.prompt(b"x" * 1024).key, tokens=256)
-    estimates.found("llama", prompt, 2, 80)
-    assert (estimates.measure("llama", prompt).held(2), estimates.lessons) == (64, 0)
+    estimates.on_cache_hit("llama", prompt, 2, 80)
+    assert (estimates.measure("llama", prompt).held(2), estimates.version) == (64, 0)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf, nextafter
 
-from router.core.clients.recent_clients import DEBTORS
+from router.core.clients.recent_clients import DEBTOR_LIMIT
 from router.core.clients.shares import Shares
 from router.core.model.request import ClientId, GroupId, Request
 from router.core.policies.deficit.deficits import Counter, DeficitTable
@@ -32,7 +32,7 @@ class RefillClock:
 class ClientDeficits(DeficitTable[ClientId]):
     """Counters q_i by client, in cost units."""
 
-    def __init__(self, shares: Shares, debtors: int = DEBTORS) -> None:
+    def __init__(self, shares: Shares, debtors: int = DEBTOR_LIMIT) -> None:
         """`debtors`: how many debts are kept of who is forgotten."""
         super().__init__(debtors)
         self._shares = shares

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import floor
 from typing import Generic, TypeVar
 
-from router.core.clients.recent_clients import DEBTORS, Debtors
+from router.core.clients.recent_clients import DEBTOR_LIMIT, Debtors
 from router.core.model.request import GroupId
 
 K = TypeVar("K", bound=Hashable)
@@ -37,7 +37,7 @@ class DeficitTable(Generic[K]):
     a group are refilled with, `ClientDeficits` says.
     """
 
-    def __init__(self, debtors: int = DEBTORS) -> None:
+    def __init__(self, debtors: int = DEBTOR_LIMIT) -> None:
         """`debtors`: how many debts are kept of who is forgotten."""
         self._counters: dict[K, Counter] = {}
         self._debtors: Debtors[K] = Debtors(debtors)

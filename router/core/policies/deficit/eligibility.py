@@ -18,7 +18,7 @@ client with credit may go. The theorem leaves the order among those free. Four t
 from collections.abc import Callable, Collection, Iterator
 from typing import Final
 
-from router.core.clients.recent_clients import DEBTORS
+from router.core.clients.recent_clients import DEBTOR_LIMIT
 from router.core.clients.shares import Shares
 from router.core.model.request import ClientId, GroupId, Request, RequestId
 from router.core.policies.deficit.active_clients import ActiveClients
@@ -43,7 +43,7 @@ class Eligibility:
         parameters: DeficitParameters,
         rate: Callable[[], float | None],
         shares: Shares,
-        debtors: int = DEBTORS,
+        debtors: int = DEBTOR_LIMIT,
     ) -> None:
         """`changed` is told of each waiting client whose standing is another than before.
 
@@ -119,7 +119,7 @@ class Eligibility:
         reweighted = self._deficits.meet(request, self._parameters.quantum, active=client in self._active)
         if reweighted and client in self._waiting and client not in self._credited:
             self._expect(client)
-        self._active.begin(client, self._shares.of(request))
+        self._active.begin(client, self._shares.effective_weight(request))
         if client not in self._waiting:
             self._begin_to_wait(client, cost)
         routes, route = self._waiting.setdefault(client, {}), request.route
@@ -157,7 +157,7 @@ class Eligibility:
     def visit(self, request: Request, *, refill: bool) -> bool:
         """Whether a client has credit that comes while nobody waits; after a refill, if that is allowed."""
         self._deficits.meet(request, self._parameters.quantum, active=request.client in self._active)
-        self._active.begin(request.client, self._shares.of(request))
+        self._active.begin(request.client, self._shares.effective_weight(request))
         self._deficits.limit(request.client, self._part(self._active.weight))
         if refill:
             self._refill_for(request.client)
@@ -183,7 +183,7 @@ class Eligibility:
     def dispatched(self, request: Request) -> None:
         """It is in flight."""
         client = request.client
-        self._active.begin(client, self._shares.of(request))
+        self._active.begin(client, self._shares.effective_weight(request))
         self._gone += 1
         requests = self._in_flight.setdefault(client, {})
         requests[request.id] = None

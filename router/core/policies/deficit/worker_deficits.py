@@ -44,7 +44,7 @@ class WorkerDeficits:
         return table
 
     def _quantum_of(self, request: Request, worker: WorkerId) -> float:
-        return self._quantum * self._shares.of(request) * self._speed(worker)
+        return self._quantum * self._shares.effective_weight(request) * self._speed(worker)
 
     def charge(self, client: ClientId, worker: WorkerId, cost: float) -> None:
         """Take this much from a client's credit at a worker, or give it back."""

@@ -20,7 +20,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 from math import inf
 from typing import ClassVar, NamedTuple
 
-from router.core.clients.recent_clients import DEBTORS, Debtors
+from router.core.clients.recent_clients import DEBTOR_LIMIT, Debtors
 from router.core.model.cost import Charge, LinearCost
 from router.core.model.request import ClientId, GroupId, Request, RequestId, WorkerId
 from router.core.policies.base import Fits, Order, Turn
@@ -58,7 +58,7 @@ class Whole:
 class VirtualCounters:
     """The counters c_i of all clients, and which of them wait; each answer costs O(log clients), amortised."""
 
-    def __init__(self, *, lifts: bool = True, debtors: int = DEBTORS) -> None:
+    def __init__(self, *, lifts: bool = True, debtors: int = DEBTOR_LIMIT) -> None:
         """`lifts`: whether whoever begins to wait is lifted; `debtors`: how many counters are kept of who is forgotten,
         because they are above what their clients would be lifted to.
         """
@@ -222,7 +222,7 @@ class Vtc(Order):
         self._waiting[request.id] = request
         line = self._lines.get(request.client)
         if line is None:
-            self._counters.weigh(request.client, self._shares.of(request), request.group, request.group_weight)
+            self._counters.weigh(request.client, self._shares.effective_weight(request), request.group, request.group_weight)
             line = self._lines[request.client] = OrderedDict()
             self._counters.join(request.client)
         line[request.id] = request
@@ -247,7 +247,7 @@ class Vtc(Order):
 
     def dispatched(self, request: Request, now: float) -> None:  # noqa: ARG002 - time changes nothing here
         """See `Order`."""
-        self._weights[request.id] = self._shares.of(request)
+        self._weights[request.id] = self._shares.effective_weight(request)
 
     def charged(self, charge: Charge) -> None:
         """See `Order`."""

@@ -41,7 +41,7 @@ def test_the_groups_clock_gives_what_a_loop_would(debts: list[int], steps: list[
         shares.begin(request(client))
         active.append(client)
         table.meet(request(client), QUANTUM, active=True)
-        looped[client] = QUANTUM * shares.of(request(client)) - debt
+        looped[client] = QUANTUM * shares.effective_weight(request(client)) - debt
         table.charge(client, debt)
     for what, client, cost in steps:
         if what == "begin":
@@ -58,7 +58,7 @@ def test_the_groups_clock_gives_what_a_loop_would(debts: list[int], steps: list[
             table.let_pass(client)
             for _ in range(round(table.rounds - before)):
                 for each, credit in looped.items():
-                    quantum = QUANTUM * shares.of(request(each))
+                    quantum = QUANTUM * shares.effective_weight(request(each))
                     looped[each] = max(credit, min(credit + quantum, quantum))
         for each, credit in looped.items():
             assert table.credit(each) == pytest.approx(credit, abs=2 * QUANTUM + 1e-6)

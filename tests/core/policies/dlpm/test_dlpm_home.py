@@ -111,7 +111,7 @@ def test_out_of_patience_a_request_leaves_home() -> None:
     talk = scene(patience=3.0)
     first, second = talk.arrive("ada", DOCUMENT + "1"), talk.arrive("ada", DOCUMENT + "2")
     assert talk.wake_at is not None
-    recompute = talk.scheduler.cluster[talk.worker_of(first)].pace.prefill_seconds(len(DOCUMENT) * CHUNK_TOKENS)
+    recompute = talk.scheduler.cluster[talk.worker_of(first)].service_rate.prefill_seconds(len(DOCUMENT) * CHUNK_TOKENS)
     assert talk.wake_at == 3.0 * recompute
     talk.wait(talk.wake_at - 1e-6)
     assert second not in talk.dispatched
