@@ -188,10 +188,10 @@ class Attempts:
         request, worker, bills = state.request, state.worker, self._ledger.bills
         assert worker is not None, "an unstreamed attempt has a worker"
         estimated = bills[request.id].tokens.output
-        charged_to_others = sum(
+        estimated_of_all = sum(
             bills[each].tokens.output for each, other in self._unstreamed.items() if other.worker == worker
         )
-        output = estimated + self._states[worker].work.claim_output(estimated, charged_to_others)
+        output = estimated + self._states[worker].work.claim_output(estimated, estimated_of_all)
         if request.output_limit is not None:
             output = min(output, request.output_limit - state.charged_output)
         self._mirror.set_output(request.id, output)
