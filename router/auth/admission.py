@@ -37,7 +37,7 @@ class Bucket:
         self._at = now
         return self._level
 
-    def missing(self, amount: float, now: float) -> float:
+    def seconds_until(self, amount: float, now: float) -> float:
         """Seconds until there is this much, or all that there can be; 0 if there is."""
         return max(0.0, min(amount, self.size) - self.level(now)) * MINUTE / self.size
 
@@ -62,37 +62,37 @@ class RateLimiter:
 
     def __init__(self, limits: Limits, now: float) -> None:
         self.in_flight = 0
-        self.limit(limits, now)
+        self.set_limits(limits, now)
 
-    def limit(self, limits: Limits, now: float) -> None:
+    def set_limits(self, limits: Limits, now: float) -> None:
         """From now on these are the limits; a bucket of another size begins full."""
         self.limits = limits
         self._requests = _bucket(limits.requests_per_minute, now)
         self._tokens = _bucket(limits.tokens_per_minute, now)
 
-    def shortage(self, now: float) -> Shortage | None:
+    def call_shortage(self, now: float) -> Shortage | None:
         """What stands in the way of one more call, before its input is known."""
         most, per_minute, _ = self.limits
         if most is not None and self.in_flight >= most:
             return Shortage("rejected-limit-in-flight", f"at most {most} requests in flight", 1.0)
-        if self._requests is not None and (seconds := self._requests.missing(1.0, now)):
+        if self._requests is not None and (seconds := self._requests.seconds_until(1.0, now)):
             return Shortage("rejected-limit-requests", f"{per_minute:g} requests a minute", seconds)
         return None
 
     def token_shortage(self, tokens: int, now: float) -> Shortage | None:
         """What stands in the way of a call with so much input."""
         tokens_per_minute = self.limits.tokens_per_minute
-        if self._tokens is not None and (seconds := self._tokens.missing(tokens, now)):
+        if self._tokens is not None and (seconds := self._tokens.seconds_until(tokens, now)):
             return Shortage("rejected-limit-tokens", f"{tokens_per_minute:g} tokens a minute", seconds)
         return None
 
-    def begin(self, now: float) -> None:
+    def begin_call(self, now: float) -> None:
         """One more call."""
         self.in_flight += 1
         if self._requests is not None:
             self._requests.take(1.0, now)
 
-    def use(self, tokens: int, now: float) -> None:
+    def take_tokens(self, tokens: int, now: float) -> None:
         """So many more tokens than were counted before."""
         if self._tokens is not None:
             self._tokens.take(tokens, now)
@@ -106,41 +106,41 @@ class RateLimiter:
 class AdmissionTicket:
     """One call that is under way as long as the context is entered."""
 
-    __slots__ = ("_clock", "_estimate", "_meters", "identity", "tokens")
+    __slots__ = ("_clock", "_estimate", "_limiters", "identity", "tokens")
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.identity: Identity | None = None
         """Whose call it is; None where its head did not tell, until its body does."""
         self.tokens: int | None = None
         """What it used; None where nobody knows, and then the estimate counts."""
-        self._meters: Sequence[OwnedLimiter] = ()
+        self._limiters: Sequence[OwnedLimiter] = ()
         self._estimate = 0
         self._clock = clock
 
-    def begin(self, identity: Identity, meters: Sequence["OwnedLimiter"]) -> None:
+    def begin_call(self, identity: Identity, meters: Sequence["OwnedLimiter"]) -> None:
         """It counts with these meters. Raises Refused, and counts with none, where one of them is used up."""
         now = self._clock()
         for owned in meters:
-            owned.check(owned.meter.shortage(now))
+            owned.check(owned.limiter.call_shortage(now))
         self.identity = identity
-        self._meters = meters
+        self._limiters = meters
         for owned in meters:
-            owned.meter.begin(now)
+            owned.limiter.begin_call(now)
 
-    def use(self, tokens: int) -> None:
+    def take_input(self, tokens: int) -> None:
         """It has about so many tokens of input. Raises Refused."""
         now = self._clock()
-        for owned in self._meters:
-            owned.check(owned.meter.token_shortage(tokens, now))
+        for owned in self._limiters:
+            owned.check(owned.limiter.token_shortage(tokens, now))
         self._estimate = tokens
-        for owned in self._meters:
-            owned.meter.use(tokens, now)
+        for owned in self._limiters:
+            owned.limiter.take_tokens(tokens, now)
 
-    def handed_on(self) -> "AdmissionTicket":
+    def transfer(self) -> "AdmissionTicket":
         """A permit for what goes on after this call: it is to be entered, and this one counts no more."""
         other = AdmissionTicket(self._clock)
-        other.identity, other._meters, other._estimate = self.identity, self._meters, self._estimate
-        self._meters = ()
+        other.identity, other._limiters, other._estimate = self.identity, self._limiters, self._estimate
+        self._limiters = ()
         return other
 
     def __enter__(self) -> Self:
@@ -148,16 +148,16 @@ class AdmissionTicket:
 
     def __exit__(self, *_: object) -> None:
         used = self._estimate if self.tokens is None else self.tokens
-        for owned in self._meters:
-            owned.meter.in_flight -= 1
-            owned.meter.use(used - self._estimate, self._clock())
+        for owned in self._limiters:
+            owned.limiter.in_flight -= 1
+            owned.limiter.take_tokens(used - self._estimate, self._clock())
 
 
 class OwnedLimiter(NamedTuple):
     """A meter and whom to name where it is used up."""
 
     owner: str
-    meter: RateLimiter
+    limiter: RateLimiter
 
     def check(self, shortage: Shortage | None) -> None:
         """Raise Refused for a limit that a call would break."""
@@ -178,7 +178,7 @@ class Admission:
         """By their reason."""
         self._is_known = is_known
         self._clock = clock
-        self._meters: OrderedDict[str, RateLimiter] = OrderedDict()
+        self._limiters: OrderedDict[str, RateLimiter] = OrderedDict()
         self._arrivals: OrderedDict[str, RateLimiter] = OrderedDict()
         """Of new names, by address."""
 
@@ -191,28 +191,28 @@ class Admission:
 
     def _within_cap(self, identity: Identity, address: str | None) -> Identity:
         """The client itself, or its address where that has brought too many new names of late."""
-        most = self.identifier.book.anonymous.new_per_minute
+        most = self.identifier.directory.anonymous.new_per_minute
         if most is None or not identity.anonymous or self._is_known(identity.client):
             return identity
         now = self._clock()
-        meter = self._meter(self._arrivals, address or "", Limits(requests_per_minute=most), now)
-        if meter.shortage(now) is not None:
+        meter = self._limiter(self._arrivals, address or "", Limits(requests_per_minute=most), now)
+        if meter.call_shortage(now) is not None:
             return identity._replace(client=address_id(address))
-        meter.begin(now)
+        meter.begin_call(now)
         meter.in_flight = 0
         return identity
 
-    def entered(self, headers: Mapping[bytes, bytes], address: str | None) -> AdmissionTicket:
+    def admit_head(self, headers: Mapping[bytes, bytes], address: str | None) -> AdmissionTicket:
         """A call with this head is let in as far as that tells who calls; the permit is to be entered at once.
 
         Raises InvalidKey, and Refused where the client or its group has as many calls as it may.
         """
         permit = AdmissionTicket(self._clock)
-        if (identity := self.identifier.by_head(headers, address)) is not None:
-            self._begin(permit, self._within_cap(identity, address))
+        if (identity := self.identifier.identify_head(headers, address)) is not None:
+            self._begin_call(permit, self._within_cap(identity, address))
         return permit
 
-    def uncounted(self, headers: Mapping[bytes, bytes], address: str | None) -> AdmissionTicket:
+    def admit_uncounted(self, headers: Mapping[bytes, bytes], address: str | None) -> AdmissionTicket:
         """A call with this head that computes nothing is let in, whatever its client has in flight. Raises InvalidKey.
 
         A client at its limit must be able to look at its requests, and to cancel them.
@@ -233,36 +233,36 @@ class Admission:
                 self.refusals["model-not-allowed"] += 1
                 raise ModelNotAllowed(name)
         if permit.identity is None:
-            self._begin(permit, identity)
+            self._begin_call(permit, identity)
         try:
-            permit.use(tokens)
+            permit.take_input(tokens)
         except Refused as refused:
             self.refusals[refused.reason or ""] += 1
             raise
 
-    def _begin(self, permit: AdmissionTicket, identity: Identity) -> None:
+    def _begin_call(self, permit: AdmissionTicket, identity: Identity) -> None:
         try:
-            permit.begin(identity, self._meters_of(identity, self._clock()))
+            permit.begin_call(identity, self._limiters_of(identity, self._clock()))
         except Refused as refused:
             self.refusals[refused.reason or ""] += 1
             raise
 
-    def _meters_of(self, identity: Identity, now: float) -> list[OwnedLimiter]:
+    def _limiters_of(self, identity: Identity, now: float) -> list[OwnedLimiter]:
         """Those that count, with whom they belong to."""
         group = identity.group
         meters: list[OwnedLimiter] = []
         if identity.limits != UNLIMITED:
             meters.append(
-                OwnedLimiter("You", self._meter(self._meters, f"client {identity.client}", identity.limits, now))
+                OwnedLimiter("You", self._limiter(self._limiters, f"client {identity.client}", identity.limits, now))
             )
         if group is not None and group.limits != UNLIMITED:
             meters.append(
-                OwnedLimiter("Your group", self._meter(self._meters, f"group {group.name}", group.limits, now))
+                OwnedLimiter("Your group", self._limiter(self._limiters, f"group {group.name}", group.limits, now))
             )
         return meters
 
     @staticmethod
-    def _meter(meters: OrderedDict[str, RateLimiter], name: str, limits: Limits, now: float) -> RateLimiter:
+    def _limiter(meters: OrderedDict[str, RateLimiter], name: str, limits: Limits, now: float) -> RateLimiter:
         """One of these meters, with these limits; the one not looked at for longest is forgotten if it is of no use."""
         oldest = next(iter(meters), name)
         if oldest != name and meters[oldest].is_idle(now):
@@ -273,7 +273,7 @@ class Admission:
         if meter is None:
             meter = meters[name] = RateLimiter(limits, now)
         elif meter.limits != limits:
-            meter.limit(limits, now)
+            meter.set_limits(limits, now)
         return meter
 
 

@@ -152,15 +152,15 @@ class Identifier:
         self._trusted = tuple(name.lower().encode() for name in trusted_headers)
         self._order = tuple(source for source in sources if source is not IdentitySource.HEADER or self._trusted)
         self._proxies = tuple(ip_network(network) for network in proxies)
-        self.book = book
+        self.directory = book
         self._clock = clock
 
-    def by_head(self, headers: Mapping[bytes, bytes], address: str | None) -> Identity | None:
+    def identify_head(self, headers: Mapping[bytes, bytes], address: str | None) -> Identity | None:
         """Who calls, by the head of a call; None where its body may name another. Raises InvalidKey, see `identify`."""
         for source in self._order:
-            if source is IdentitySource.USER and self.book.anonymous.allowed:
+            if source is IdentitySource.USER and self.directory.anonymous.allowed:
                 return None
-            found = self._of_source(source, headers, None, address)
+            found = self._from_source(source, headers, None, address)
             if found is not None:
                 return found
         return self._anonymous(ANONYMOUS)
@@ -168,36 +168,36 @@ class Identifier:
     def identify(self, headers: Mapping[bytes, bytes], user: str | None, address: str | None) -> Identity:
         """`headers` have lower-case names. Raises InvalidKey for a bad key, and where there must be one."""
         for source in self._order:
-            found = self._of_source(source, headers, user, address)
+            found = self._from_source(source, headers, user, address)
             if found is not None:
                 return found
         return self._anonymous(ANONYMOUS)
 
-    def _of_source(
+    def _from_source(
         self, source: IdentitySource, headers: Mapping[bytes, bytes], user: str | None, address: str | None
     ) -> Identity | None:
         if source is IdentitySource.KEY:
-            return self._of_key(key) if (key := _key(headers)) else None
+            return self._from_key(key) if (key := _key(headers)) else None
         if source is IdentitySource.HEADER:
-            return self._of_header(headers, address)
+            return self._from_header(headers, address)
         name = user if source is IdentitySource.USER else address
         return self._anonymous(_named_id(source, name.encode())) if name else None
 
-    def _of_key(self, key: bytes) -> Identity | None:
-        if not self.book.checks:
+    def _from_key(self, key: bytes) -> Identity | None:
+        if not self.directory.checks:
             return self._anonymous(_key_id(key))
-        entry = self.book.keys.get(sha256(key).digest())
+        entry = self.directory.keys.get(sha256(key).digest())
         if entry is not None:
             return self._valid(entry)
         if key.startswith(KEY_PREFIX):
             raise InvalidKey("The API key is not known.")
         return None
 
-    def _of_header(self, headers: Mapping[bytes, bytes], address: str | None) -> Identity | None:
+    def _from_header(self, headers: Mapping[bytes, bytes], address: str | None) -> Identity | None:
         for header in self._trusted:
             value = headers.get(header)
             if value and _is_in(address or "", self._proxies):
-                entry = self.book.names.get(value.decode("latin-1"))
+                entry = self.directory.names.get(value.decode("latin-1"))
                 return Identity(_named_id(IdentitySource.HEADER, value)) if entry is None else self._valid(entry)
         return None
 
@@ -207,7 +207,7 @@ class Identifier:
         return entry.identity
 
     def _anonymous(self, client: ClientId) -> Identity:
-        rules = self.book.anonymous
+        rules = self.directory.anonymous
         if not rules.allowed:
             raise InvalidKey("This takes an API key as a bearer token.")
         return _stranger(client, rules)

@@ -29,23 +29,23 @@ class KeyWatch(PeriodicTask):
         """`use` is given what the file holds: at once, and after each change. Raises ConfigError for a wrong file."""
         super().__init__(every)
         self._path = path
-        self._use = use
-        self._mark: FileVersion = None
+        self._on_change = use
+        self._version: FileVersion = None
         if path is not None:
-            self._mark = file_version(path)
+            self._version = file_version(path)
             use(load(path))
 
-    async def look(self) -> None:
+    async def reload_if_changed(self) -> None:
         """Read it if it was changed."""
-        if self._path is None or (mark := await asyncio.to_thread(file_version, self._path)) == self._mark:
+        if self._path is None or (mark := await asyncio.to_thread(file_version, self._path)) == self._version:
             return
-        self._mark = mark
+        self._version = mark
         try:
-            self._use(await asyncio.to_thread(load, self._path))
+            self._on_change(await asyncio.to_thread(load, self._path))
         except ConfigError as error:
             log.error("%s; the clients stay as they were", " ".join(str(error).split()))
         else:
             log.info("%s: read again", self._path)
 
-    async def _turn(self) -> None:
-        await self.look()
+    async def _run_once(self) -> None:
+        await self.reload_if_changed()

@@ -76,7 +76,7 @@ async def _workers(settings: Settings) -> tuple[Sequence[WorkerAddress], Sequenc
         named += read_workers(settings.workers_file)
     for url in settings.worker_dns:
         try:
-            named += await DnsSource(url, resolve).look()
+            named += await DnsSource(url, resolve).read()
         except OSError as error:
             findings.append(
                 Finding(f"{url}: its host has no address ({error})", "correct worker_dns, or start a worker")

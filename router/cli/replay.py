@@ -23,11 +23,11 @@ class Difference:
 
     line: int
     entry: JournalEntry
-    came: Sequence[Command]
+    actual: Sequence[Command]
 
     def __str__(self) -> str:
         """The first command that differs, for people."""
-        pairs = zip_longest(self.entry.commands, self.came)
+        pairs = zip_longest(self.entry.commands, self.actual)
         expected, came = next(pair for pair in pairs if pair[0] != pair[1])
         return (
             f"line {self.line}: {type(self.entry.event).__name__} at {self.entry.at}\n"

@@ -94,7 +94,7 @@ class Gateway:
         try:
             family = _required_family(exchange)
             response = stored_id(exchange.path, exchange.method)
-            admit = self._admission.entered if response is None else self._admission.uncounted
+            admit = self._admission.admit_head if response is None else self._admission.admit_uncounted
             with admit(exchange.headers, exchange.address) as ticket:
                 owner = _budget_owner(ticket.identity, exchange.address)
                 exchange.charge_unread_to(owner)
@@ -168,7 +168,7 @@ class Gateway:
         body, call = await self._slots.run(owner, len(body), partial(self._parse_resolving_alias, family, head, body))
         if not call.model:
             call = call._replace(model=self._directory.any_model())
-        elif not self._directory.knows(call.model):
+        elif not self._directory.knows_model(call.model):
             raise UnknownModel(call.model)
         check_vocabulary(call.largest_id, self._directory.vocabulary(call.model))
         return body, call

@@ -271,11 +271,11 @@ class Relay:
             path, body = self._continuation.path, rest_body
         else:
             return FailedAttempt(Fault.CALL, False)
-        silence_timeout = self._directory.patience(dispatch.worker)
+        silence_timeout = self._directory.silence_timeout(dispatch.worker)
         limit = self._request.output_limit
         first = silence_timeout.first_token if self._call.streamed else silence_timeout.whole(limit)
         idle_timeouts = IdleTimeouts(first, silence_timeout.between_tokens)
-        added = self._call.additions.wanted & self._directory.accepted(dispatch.worker, path)
+        added = self._call.additions.wanted & self._directory.accepted_fields(dispatch.worker, path)
         try:
             upstream = await self._send(dispatch.worker, path, body, added, idle_timeouts)
             for name in PASSED_ON:
@@ -287,7 +287,7 @@ class Relay:
         except WorkerUnreachable as error:
             if not error.accepted:
                 # Move the requests that wait for this worker, before each fails to connect too.
-                self._directory.lost(dispatch.worker)
+                self._directory.mark_unreachable(dispatch.worker)
                 self._scheduler_host.feed(WorkerLeft(dispatch.worker))
             return FailedAttempt(Fault.BROKEN, error.accepted, error)
         except (WorkerBroke, WorkerHung) as error:
@@ -314,13 +314,13 @@ class Relay:
         )
         if not added or upstream.status not in BAD_REQUEST:
             return upstream
-        refused = fields_named_in((await upstream.begin(HELD_BYTES, self._hold.try_add))[0], added)
+        refused = fields_named_in((await upstream.read_beginning(HELD_BYTES, self._hold.try_add))[0], added)
         if not refused:
             return upstream
         self._close_upstream()
         again = await self._send(worker, path, body, added - refused, idle_timeouts)
         if again.status not in BAD_REQUEST:
-            self._directory.refused(worker, path, refused)
+            self._directory.fields_refused(worker, path, refused)
         return again
 
     def _close_upstream(self) -> None:
@@ -353,7 +353,7 @@ class Relay:
         The last block is sent together with the end of the answer if both have arrived.
         """
         sent = started = self._scheduler_host.clock()
-        silence_timeout = self._directory.patience(dispatch.worker)
+        silence_timeout = self._directory.silence_timeout(dispatch.worker)
         reader = self._reader = self._reader or self._new_reader(dispatch.worker)
         rewriter = Rewriter(self._continuation) if self._continuation is not None else None
         source = rewriter or reader
@@ -365,14 +365,14 @@ class Relay:
                 ready = reader.feed(block if rewriter is None else rewriter.feed(block))
                 if pending.add(len(block), ready):
                     await upstream.gather()
-                if ready and not upstream.read_up:
+                if ready and not upstream.exhausted:
                     await self._write(ready, headers)
                     ready = b""
                 if not counted and source.started:
                     counted = True
                     started = self._scheduler_host.clock()
                     silence_timeout.on_first_token(started - sent)
-                    upstream.started()
+                    upstream.begin_stream()
                     self._scheduler_host.start_stream(self._request.id, lambda: reader.output_tokens)
                 if reader.broken:
                     break
@@ -439,7 +439,7 @@ class Relay:
     ) -> FailedAttempt | None:
         """Relay an answer that is not a stream. A refusal by the engine is a failed attempt, sent on if no retry follows."""
         before = self._hold.amount
-        body, all_here = await upstream.begin(HELD_BYTES, self._hold.try_add)
+        body, all_here = await upstream.read_beginning(HELD_BYTES, self._hold.try_add)
         if (refused := worker_refused(upstream.status, everywhere=self._family.served_by_all_engines)) is not None:
             lacks = all_here and lacks_path(upstream.status, body)
             error = UnservedPath(self._call.path, self._call.model) if lacks else refused

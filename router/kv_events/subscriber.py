@@ -250,7 +250,7 @@ class KvEventSubscriber:
             backend.id: known
             if (known := before.get(backend.id)) is not None and known.endpoint is backend
             else self._follower(backend)
-            for backend in self._fleet.backends
+            for backend in self._fleet.endpoints
         }
 
     def _stop(self, worker: WorkerId) -> None:

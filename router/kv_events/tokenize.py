@@ -234,7 +234,7 @@ class PromptTokenizer:
 
     def _is_adapter(self, model: str) -> bool:
         """Whether a model is one on another: its engine keeps its blocks apart from those."""
-        return any(model in backend.parents for backend in self._fleet.backends)
+        return any(model in backend.parents for backend in self._fleet.endpoints)
 
     async def _ask(self, question: Mapping[str, Any], model: str) -> list[int]:
         """The token ids that the /tokenize of a worker with this model gives.
@@ -257,7 +257,7 @@ class PromptTokenizer:
         return ids
 
     def _able(self, model: str) -> Iterator[WorkerEndpoint]:
-        return (backend for backend in self._fleet.backends if backend.healthy and model in backend.models)
+        return (backend for backend in self._fleet.endpoints if backend.healthy and model in backend.models)
 
 
 def _chat(fields: Mapping[str, Any], tokenizer: Tokenizer | None) -> list[list[int]] | None:

@@ -1,9 +1,9 @@
-"""What survives a restart, on disk: written every few seconds and at the end, read at the start.
+"""The state file: what survives a restart, saved every few seconds and at the end, and loaded at the start.
 
-The file is a line of JSON for its header, one for each piece of the scheduler's state (`core.saved`), and at last one
-with the checksum of all before it. It is written beside its place, synced, and renamed: at any time there is a whole
-one. It holds the hash secret, so that the hashes of prompts mean the same after a restart, and the names of clients,
-but no text; its mode is 0600.
+The file is lines of JSON: a header, one line for each piece of the scheduler's state (`router.core.model.saved`), and a
+checksum of all lines before it. A new version is written to a temporary file, synced, and renamed, so that there is a
+complete file at any time. It holds the names of clients and the hash secret, so that prompt hashes mean the same after
+a restart, but no prompt text; its mode is 0600.
 """
 
 import asyncio
@@ -29,9 +29,9 @@ from router.runtime.periodic import PeriodicTask
 log = logging.getLogger(__name__)
 
 FORMAT: Final = 1
-"""Rises when what was written before cannot be read any more."""
+"""Format version; increases when files of the previous format can no longer be read."""
 FILE_NAME: Final = "state"
-"""Of the file in its directory."""
+"""Name of the file in the state directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +43,11 @@ class StateHeader:
     router: str
     """The version of the router that wrote it."""
     saved: float
-    """The wall clock's time, in seconds since 1970."""
+    """Wall clock time when the file was saved, in seconds since 1970."""
     policy: str
+    """Name of the scheduling policy."""
     hash_secret: str
-    """In hexadecimal digits."""
+    """Key of the prompt hashes, hexadecimal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,21 +55,21 @@ class Checksum:
     """The last line."""
 
     sha256: str
-    """Of all lines before it, in hexadecimal digits."""
+    """SHA-256 of all lines before it, hexadecimal."""
 
 
 StateLine = Piece | Responses
-"""What is saved: of the scheduler, and the directory of stored responses."""
+"""One line of the file: a piece of the scheduler's state, or a part of the directory of stored responses."""
 
 
 class SavedState(NamedTuple):
-    """What a file holds."""
+    """The content of a state file."""
 
     header: StateHeader
     pieces: list[Piece]
-    """Of the scheduler."""
+    """The scheduler's state."""
     responses: Sequence[StoredResponse] = ()
-    """Those that workers keep."""
+    """Responses that workers store."""
 
 
 _HEADER: Final = TypeAdapter(StateHeader)
@@ -77,17 +78,17 @@ _PIECE: Final = TypeAdapter[StateLine](Annotated[StateLine, ByName()], config=JS
 
 
 def encode(piece: StateLine) -> bytes:
-    """A line, with its end."""
+    """Encode one line, with its newline."""
     return _PIECE.dump_json(piece, warnings="error") + b"\n"
 
 
 def decode(content: bytes) -> SavedState:
-    """What a file holds. Raises ValueError, which says why, for one that is damaged or of another format."""
+    """Decode a file. Raises ValueError, with the reason, if it is damaged or of another format."""
     head, _, rest = content.partition(b"\n")
     try:
         header = _HEADER.validate_json(head)
     except ValidationError:
-        raise ValueError("it is not a state of this router") from None
+        raise ValueError("it is not a state file of this router") from None
     if header.d2lpm_state != FORMAT:
         raise ValueError(f"it has format {header.d2lpm_state}; this router reads format {FORMAT}")
     body, _, last = content.removesuffix(b"\n").rpartition(b"\n")
@@ -97,17 +98,17 @@ def decode(content: bytes) -> SavedState:
             raise ValueError("it is damaged")
         lines = rest.splitlines()[:-1]
         saved = [_PIECE.validate_json(line) for line in lines]
-    except (ValidationError, LookupError, TypeError):  # the latter two from what should be a pair and is none
+    except (ValidationError, LookupError, TypeError):  # the last two: a list where a pair is expected
         raise ValueError("it is damaged") from None
     pieces = [piece for piece in saved if not isinstance(piece, Responses)]
     return SavedState(header, pieces, [row for piece in saved if isinstance(piece, Responses) for row in piece.rows])
 
 
-def load(directory: Path, fresh: float, now: float) -> SavedState | None:
-    """The state saved in a directory, unless it is older than `fresh` seconds at this time of the wall clock.
+def load(directory: Path, max_age: float, now: float) -> SavedState | None:
+    """Load the state saved in a directory, or None if there is none or it is too old.
 
-    A file that cannot be read as one is set aside, with one line in the log. Raises ConfigError where the directory
-    cannot be used.
+    `max_age`: seconds; `now`: the wall clock in seconds since 1970. A damaged file is set aside with one line in the log.
+    Raises ConfigError if the directory cannot be used.
     """
     path = directory / FILE_NAME
     try:
@@ -125,14 +126,14 @@ def load(directory: Path, fresh: float, now: float) -> SavedState | None:
         set_aside(directory, error)
         return None
     age = now - state.header.saved
-    if age > fresh:
+    if age > max_age:
         log.warning("%s: not loaded, it is %.0f s old", path, age)
         return None
     return state
 
 
 def set_aside(directory: Path, reason: object) -> None:
-    """Rename a file that is of no use, so that somebody can look at it."""
+    """Rename a file that cannot be used, keep it for inspection, and log the reason."""
     path = directory / FILE_NAME
     aside = path.with_suffix(".broken")
     with suppress(OSError):
@@ -141,7 +142,10 @@ def set_aside(directory: Path, reason: object) -> None:
 
 
 def usable_pieces(state: SavedState, policy: str, secret: bytes) -> Iterator[Piece]:
-    """What of a scheduler's state has a meaning under this policy and this hash secret: the ledger always has."""
+    """Yield the pieces that are valid under this policy and hash secret.
+
+    Deficits depend on the policy and prefixes on the hash secret; the ledger depends on neither.
+    """
     for piece in state.pieces:
         match piece:
             case Counters() | Groups() if state.header.policy != policy:
@@ -152,10 +156,10 @@ def usable_pieces(state: SavedState, policy: str, secret: bytes) -> Iterator[Pie
 
 
 class StateFile(PeriodicTask):
-    """Writes the state as long as it is entered, every few seconds, and once more at the end.
+    """Saves the state at regular intervals while its context is entered, and once more at the end.
 
-    Its pieces are made one at a time, so that between any two the event loop can do something else; the disk is
-    another thread's business. What goes wrong is told in one line in the log, and tried again.
+    The pieces are built one at a time, and the event loop runs other tasks between any two; another thread writes the
+    file. A failure is logged once, and saving is tried again at the next interval.
     """
 
     def __init__(
@@ -165,7 +169,7 @@ class StateFile(PeriodicTask):
         header: Callable[[], StateHeader],
         every: float,
     ) -> None:
-        """`every`: seconds between two states."""
+        """`pieces` and `header` return the state to save; `every`: seconds between two saves."""
         super().__init__(every)
         self._path = directory / FILE_NAME
         self._pieces = pieces
@@ -174,15 +178,15 @@ class StateFile(PeriodicTask):
 
     @property
     def failing(self) -> bool:
-        """Whether it could not be written the last time."""
+        """Whether the last save failed."""
         return self._failing
 
     async def __aexit__(self, *leaving: object) -> None:
-        """Save the last state."""
+        """Stop, then save the state once more."""
         await super().__aexit__(*leaving)
-        await self._turn()
+        await self._run_once()
 
-    async def _turn(self) -> None:
+    async def _run_once(self) -> None:
         lines = [_HEADER.dump_json(self._header()) + b"\n"]
         for piece in self._pieces():
             lines.append(encode(piece))
@@ -197,12 +201,12 @@ class StateFile(PeriodicTask):
 
 
 def new_header(policy: str, secret: bytes) -> StateHeader:
-    """A header of now."""
+    """Build a header with the current time."""
     return StateHeader(FORMAT, version("d2lpm-router"), time.time(), policy, secret.hex())
 
 
 def _write(path: Path, lines: Iterable[bytes]) -> None:
-    """Put these lines and their checksum in the place of what is there."""
+    """Replace the file by these lines and their checksum."""
     replace_file(path, _with_checksum(lines))
 
 

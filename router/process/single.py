@@ -86,16 +86,18 @@ def build(settings: Settings, resolve: Resolve = resolve) -> "Router":
     scheduler_host = SchedulerHost(scheduler, observers, time.monotonic)
     kv_events = build_kv_events(settings, fleet, scheduler_host, secret)
     workers = _worker_services(settings, fleet, scheduler_host, resolve)
-    scheduler_host.attach(workers.advice, workers.roster)
-    monitor = workers.monitor
+    scheduler_host.attach(workers.flag_warnings, workers.registry)
+    monitor = workers.poller
     drain, lag = Drain(settings.drain_timeout), LoopLag()
     door = _access_control(settings, scheduler_host)
 
     async def report() -> FairnessReport:
-        return await fairness_report(settings.policy, scheduler, fleet, scheduler_host.clock(), monitor.unread())
+        return await fairness_report(
+            settings.policy, scheduler, fleet, scheduler_host.clock(), monitor.unusable_answers()
+        )
 
     async def cards() -> Mapping[WorkerId, WorkerReport]:
-        return await worker_reports(scheduler, fleet, monitor.unread())
+        return await worker_reports(scheduler, fleet, monitor.unusable_answers())
 
     async def scrape() -> bytes:
         state_metrics.report = await report()
@@ -125,7 +127,15 @@ def build(settings: Settings, resolve: Resolve = resolve) -> "Router":
     operations = _operations(settings, fleet, workers, scheduler_host, report)
     parts = [
         *(lag, FullCollections(lambda: drain.idle), journal, door.keys, state),
-        *(fleet, kv_events, workers.advice, workers.discovery, monitor, background, operations and operations.history),
+        *(
+            fleet,
+            kv_events,
+            workers.flag_warnings,
+            workers.discovery,
+            monitor,
+            background,
+            operations and operations.history,
+        ),
     ]
     control = control_plane(
         *(fleet, scrape, report, cards, door.usage, explain, drain, workers.drain.drained, operations),
@@ -174,7 +184,7 @@ def _operations(
     if not is_open(settings):
         return None
     return Operations(
-        *(fleet, workers.roster, workers.drain, workers.monitor.flush, FairnessHistory(report), settings),
+        *(fleet, workers.registry, workers.drain, workers.poller.flush, FairnessHistory(report), settings),
         *(scheduler_host.feed, scheduler_host.scheduler.weights),
     )
 
@@ -312,12 +322,12 @@ def _worker_services(
 
 def _discovery(settings: Settings, roster: WorkerRegistry, resolve: Resolve) -> Discovery:
     """Names the workers of the settings to the roster, and finds the others. Raises ConfigError for a wrong file."""
-    roster.tell("the settings", settings.worker)
+    roster.set_source_workers("the settings", settings.worker)
     sources: list[WorkerSource] = [DnsSource(url, resolve) for url in settings.worker_dns]
     if settings.workers_file is not None:
         read_workers(settings.workers_file)  # raises at the start, where later it would only be told
         sources.append(FileSource(settings.workers_file))
-    return Discovery(sources, roster.tell, settings.discovery_interval)
+    return Discovery(sources, roster.set_source_workers, settings.discovery_interval)
 
 
 class AccessControl(NamedTuple):
@@ -333,7 +343,7 @@ def _access_control(settings: Settings, scheduler_host: SchedulerHost) -> Access
     identifier = Identifier(settings.identity, settings.trusted_header, settings.trusted_proxy, clock=time.time)
 
     def use(book: ClientDirectory) -> None:
-        identifier.book = book
+        identifier.directory = book
 
     def usage(headers: Mapping[bytes, bytes], address: str | None) -> UsageReport:
         who = identifier.identify(headers, None, address)

@@ -33,9 +33,9 @@ class FairTimer:
     def _set(self, seconds: float) -> None:
         self.when = self._loop.time() + seconds
         """The time at which it is due, on the loop's clock; uvloop's own handle does not know it if that is now."""
-        self._handle = self._loop.call_later(seconds, self._ring)
+        self._handle = self._loop.call_later(seconds, self._fire)
 
-    def _ring(self) -> None:
+    def _fire(self) -> None:
         if stalled_since(self._loop, self.when):
             self._set(min(GRACE_SECONDS, self._seconds))
         else:

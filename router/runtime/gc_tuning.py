@@ -38,24 +38,24 @@ class FullCollections(PeriodicTask):
         """`idle`: whether no call is under way."""
         super().__init__(min(CHECK_SECONDS, seldom))
         self._idle = idle
-        self._seldom = seldom
-        self._latest = latest
-        self.looks = 0
+        self._min_interval = seldom
+        self._max_interval = latest
+        self.collections = 0
         """At everything, so far."""
 
     async def __aenter__(self) -> Self:
         """Begin."""
-        self._last = asyncio.get_running_loop().time()
+        self._collected_at = asyncio.get_running_loop().time()
         return await super().__aenter__()
 
-    async def _turn(self) -> None:
+    async def _run_once(self) -> None:
         loop = asyncio.get_running_loop()
-        age = loop.time() - self._last
-        if age < self._seldom or not (self._idle() or age >= self._latest):
+        age = loop.time() - self._collected_at
+        if age < self._min_interval or not (self._idle() or age >= self._max_interval):
             return
         if self._idle():
             gc.unfreeze()
         gc.collect()
         gc.freeze()
-        self._last = loop.time()
-        self.looks += 1
+        self._collected_at = loop.time()
+        self.collections += 1

@@ -16,15 +16,15 @@ class PeriodicTask(ABC):
 
     def __init__(self, every: float) -> None:
         """`every`: seconds between two turns, and before the first."""
-        self._every = every
+        self._interval = every
 
     @abstractmethod
-    async def _turn(self) -> None:
+    async def _run_once(self) -> None:
         """Do it once; cancelled in the middle when the context is left."""
 
     async def __aenter__(self) -> Self:
         """Begin."""
-        self._task = asyncio.create_task(self._take_turns())
+        self._task = asyncio.create_task(self._run_forever())
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -32,10 +32,10 @@ class PeriodicTask(ABC):
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
-    async def _take_turns(self) -> None:
+    async def _run_forever(self) -> None:
         while True:
-            await asyncio.sleep(self._every)
+            await asyncio.sleep(self._interval)
             try:
-                await self._turn()
+                await self._run_once()
             except Exception:  # the outermost boundary of a turn
                 log.exception("a turn of %s failed inside the router", type(self).__name__)

@@ -72,7 +72,7 @@ class FairnessHistory(PeriodicTask):
         """Take a sample now."""
         self._samples.append(sample(await self._read(), self._clock()))
 
-    async def _turn(self) -> None:
+    async def _run_once(self) -> None:
         await self.take_sample()
 
 

@@ -276,7 +276,7 @@ async def worker_reports(
 ) -> dict[WorkerId, WorkerReport]:
     """Build the reports of all workers, one per turn of the event loop."""
     reports = {}
-    for endpoint in directory.backends:
+    for endpoint in directory.endpoints:
         reports[endpoint.id] = _worker(endpoint, scheduler, unread.get(endpoint.id, 0))
         await asyncio.sleep(0)
     return reports

@@ -86,7 +86,7 @@ class AcceptedFields:
         lacking = {path: ALL_FIELDS - self[path] for path in (CHAT, COMPLETIONS)}
         return {path: fields for path, fields in lacking.items() if fields}
 
-    def identify(self, engine: str, version: str | None) -> None:
+    def set_engine(self, engine: str, version: str | None) -> None:
         """The worker has told what it is. Another version, or an unknown one, may accept what was refused before."""
         if (engine, version) != (self.engine, self.version) or version is None:
             self.engine, self.version = engine, version

@@ -59,14 +59,14 @@ class Dialect:
     """Answers 200 at once, and computes nothing, where the engine can serve."""
     load_readers: Mapping[str, Callable[[bytes], Load]]
     """Where it tells its load, best first; the next one is for engines that answer 404."""
-    about_path: str | None = None
+    info_path: str | None = None
     """Where it tells its version, and with what it was started, for `read_engine_info`."""
     cache_path: str | None = None
     """Where it tells about its prefix cache, for `read_cache`."""
     read_cache: Callable[[bytes], CacheReport] = lambda _body: CacheReport()
     read_work: Callable[[bytes], WorkReport] = lambda _body: WorkReport()
     """What it has computed, by the same page."""
-    tells_vocabulary: bool = False
+    refusal_names_vocabulary: bool = False
     """Whether it refuses `out_of_vocabulary_call` and names the range; one that looks at every id itself need not."""
     flush_path: str | None = None
     """A POST there empties its prefix cache, where that is allowed."""
@@ -244,7 +244,7 @@ VLLM: Final = Dialect(
     "vllm",
     "/health",
     {"/metrics": _vllm_metrics},
-    about_path="/version",
+    info_path="/version",
     cache_path="/metrics",
     read_cache=_vllm_cache,
     read_work=_vllm_work,
@@ -254,11 +254,11 @@ SGLANG: Final = Dialect(
     "sglang",
     "/ready",  # its /health generates a token and sleeps a second
     {"/v1/loads": _sglang_loads, "/metrics": _sglang_metrics},
-    about_path="/server_info",
+    info_path="/server_info",
     cache_path="/metrics",
     read_cache=_sglang_cache,
     read_work=_sglang_work,
-    tells_vocabulary=True,
+    refusal_names_vocabulary=True,
     flush_path="/flush_cache",
 )
 GENERIC: Final = Dialect("generic", MODELS_PATH, {})

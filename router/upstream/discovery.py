@@ -45,7 +45,7 @@ class WorkerSource(Protocol):
 
     name: str
 
-    async def look(self) -> Workers | None:
+    async def read(self) -> Workers | None:
         """Those named now; None where that has not changed. Raises OSError or ConfigError where it cannot be told."""
 
 
@@ -58,7 +58,7 @@ class DnsSource:
         self._host, self._port = parts.hostname or "", parts.port or 80
         self._resolve = resolve
 
-    async def look(self) -> Workers:
+    async def read(self) -> Workers:
         """See `WorkerSource`."""
         return tuple(self._worker(address) for address in sorted(set(await self._resolve(self._host, self._port))))
 
@@ -76,15 +76,15 @@ class FileSource:
         """Reads nothing yet."""
         self.name = str(path)
         self._path = path
-        self._seen: FileVersion = None
-        self._looked = False
+        self._version: FileVersion = None
+        self._was_read = False
 
-    async def look(self) -> Workers | None:
+    async def read(self) -> Workers | None:
         """See `WorkerSource`; a file with a mistake is told of once, until it changes again."""
         seen = await asyncio.to_thread(file_version, self._path)
-        if self._looked and seen == self._seen:
+        if self._was_read and seen == self._version:
             return None
-        self._looked, self._seen = True, seen
+        self._was_read, self._version = True, seen
         return await asyncio.to_thread(read_workers, self._path)
 
 
@@ -106,29 +106,29 @@ class Discovery(PeriodicTask):
         """`interval`: seconds between two looks."""
         super().__init__(interval)
         self._sources = list(sources)
-        self._tell = tell
-        self._complained: dict[str, float] = {}
+        self._on_workers = tell
+        self._warned_at: dict[str, float] = {}
 
     async def __aenter__(self) -> Self:
         """Look once, so that the first call finds the workers; then keep looking."""
-        await self._turn()
+        await self._run_once()
         return await super().__aenter__()
 
-    async def _turn(self) -> None:
-        await asyncio.gather(*(self._look_at(source) for source in self._sources))
+    async def _run_once(self) -> None:
+        await asyncio.gather(*(self._read(source) for source in self._sources))
 
-    async def _look_at(self, source: WorkerSource) -> None:
+    async def _read(self, source: WorkerSource) -> None:
         try:
-            workers = await source.look()
+            workers = await source.read()
         except (OSError, UnicodeError, ConfigError) as error:
-            self._complain(source.name, error)
+            self._warn(source.name, error)
         else:
             if workers is not None:
-                self._tell(source.name, workers)
+                self._on_workers(source.name, workers)
 
-    def _complain(self, name: str, error: Exception) -> None:
+    def _warn(self, name: str, error: Exception) -> None:
         now = asyncio.get_running_loop().time()
-        if isinstance(error, ConfigError) or now >= self._complained.get(name, -WARN_SECONDS) + WARN_SECONDS:
-            self._complained[name] = now
+        if isinstance(error, ConfigError) or now >= self._warned_at.get(name, -WARN_SECONDS) + WARN_SECONDS:
+            self._warned_at[name] = now
             told = str(error) if isinstance(error, ConfigError) else f"{name}: {error}"
             log.warning("%s; the workers stay as they were", told)

@@ -61,11 +61,11 @@ async def check_worker(
         body = await _get(backend, client, MODELS_PATH)
         models = sorted(read_models(body))
         dialect = detect_dialect(body)
-        page = await _page(backend, client, dialect.about_path)
+        page = await _page(backend, client, dialect.info_path)
         try:
             about = EngineInfo() if page is None else read_engine_info(page)
         except WorkerBroke as error:
-            return WorkerCheck(backend.id, "", [_nonsense(backend, f"{dialect.about_path}", error)])
+            return WorkerCheck(backend.id, "", [_nonsense(backend, f"{dialect.info_path}", error)])
         generate = generate and bool(models) and not (about.disaggregated or about.embeds)
         usage = await _usage(backend, client, models[0]) if generate else None
         # Only now, because SGLang's metrics tell of its cache from the first prompt on.
@@ -167,9 +167,9 @@ class FlagWarnings:
     event_types: ClassVar[Collection[type[Event]]] = (WorkerJoined,)
 
     def __init__(self, fleet: WorkerDirectory, wanted: RouterNeeds) -> None:
-        self._fleet = fleet
+        self._directory = fleet
         self._wanted = wanted
-        self._told: dict[WorkerId, Sequence[Finding]] = {}
+        self._warned: dict[WorkerId, Sequence[Finding]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
@@ -187,16 +187,16 @@ class FlagWarnings:
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:  # noqa: ARG002 - see `Observer`
         """See the class."""
         if isinstance(event, WorkerJoined):
-            task = asyncio.create_task(self._advise(self._fleet[event.worker.id]))
+            task = asyncio.create_task(self._check(self._directory[event.worker.id]))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _advise(self, backend: WorkerEndpoint) -> None:
+    async def _check(self, backend: WorkerEndpoint) -> None:
         """Warn of what is other than the last time."""
         examined = await check_worker(backend, self._client, self._wanted, generate=False)
-        if not examined.card or examined.findings == self._told.get(backend.id, []):
+        if not examined.card or examined.findings == self._warned.get(backend.id, []):
             return
-        self._told = {known.id: told for known in self._fleet.backends if (told := self._told.get(known.id))}
-        self._told[backend.id] = examined.findings
+        self._warned = {known.id: told for known in self._directory.endpoints if (told := self._warned.get(known.id))}
+        self._warned[backend.id] = examined.findings
         for seen, change in examined.findings:
             log.warning("worker %s %s; %s", backend.id, seen, change)

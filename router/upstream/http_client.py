@@ -64,36 +64,36 @@ class Connection(asyncio.Protocol):
         """Of the answer, by lower-case name."""
         self.idle_since = 0.0
         self._transport: asyncio.Transport | None = None
-        self._reading: asyncio.Future[None] | None = None
+        self._data_waiter: asyncio.Future[None] | None = None
         self._lost = False
         self._parser = httptools.HttpResponseParser(self)
         self._blocks: list[bytes] = []
         self.on_body = self._blocks.append
         """See httptools, which calls it for every chunk."""
-        self._size = 0
+        self._unread_bytes = 0
         """Bytes that came in and were not read yet."""
-        self._begun = self._complete = self._keep_alive = self._paused = False
-        self._started = False
-        self._silence: IdleTimeouts | None = None
+        self._head_complete = self._body_complete = self._keep_alive = self._paused = False
+        self._streaming = False
+        self._timeouts: IdleTimeouts | None = None
         """What the call under way allows."""
-        self._sent = self._waiting_since = 0.0
-        self._watch: FairTimer | None = None
-        self._hung = False
+        self._sent_at = self._waiting_since = 0.0
+        self._check: FairTimer | None = None
+        self._timed_out = False
 
     @property
     def reusable(self) -> bool:
         """Whether another call may be sent: the last answer is complete, and the connection is open and is read."""
-        return self._complete and not self._lost and not self._paused and self._keep_alive
+        return self._body_complete and not self._lost and not self._paused and self._keep_alive
 
     @property
-    def crossed(self) -> bool:
+    def closed_before_answer(self) -> bool:
         """Whether it was closed as the call came, before anything was heard of an answer."""
-        return self._lost and not self._size and self._loop.time() - self._sent <= REUSE_RACE_SECONDS
+        return self._lost and not self._unread_bytes and self._loop.time() - self._sent_at <= REUSE_RACE_SECONDS
 
     @property
-    def read_up(self) -> bool:
+    def exhausted(self) -> bool:
         """The answer is complete and all of it was read."""
-        return self._complete and not self._blocks
+        return self._body_complete and not self._blocks
 
     async def send(self, head: bytes, body: bytes, silence: IdleTimeouts) -> None:
         """Send a call and wait for the status and the headers of its answer.
@@ -102,21 +102,21 @@ class Connection(asyncio.Protocol):
         """
         self._parser = httptools.HttpResponseParser(self)
         self.headers = {}
-        self._size = 0
+        self._unread_bytes = 0
         self._blocks.clear()
-        self._begun = self._complete = self._started = False
+        self._head_complete = self._body_complete = self._streaming = False
         assert self._transport is not None
         self._transport.writelines((head, body))
         del body  # it may be a copy that nobody else has
-        self._silence = silence
-        self._sent = self._loop.time()
-        self._watch_for(silence.first)
-        while not self._begun:
-            if self._hung:
+        self._timeouts = silence
+        self._sent_at = self._loop.time()
+        self._schedule_check(silence.first)
+        while not self._head_complete:
+            if self._timed_out:
                 raise WorkerHung
             if self._lost:
                 raise WorkerUnreachable("The worker closed the connection without an answer.", accepted=True)
-            await self._more()
+            await self._wait_for_data()
 
     async def read(self) -> bytes:
         """What has come in since the last time, at least a byte; nothing at the end of the answer.
@@ -124,16 +124,16 @@ class Connection(asyncio.Protocol):
         Raises WorkerBroke if the connection ends before the answer, and WorkerHung if nothing comes for too long.
         """
         while not self._blocks:
-            if self._complete:
+            if self._body_complete:
                 return b""
-            if self._hung:
+            if self._timed_out:
                 raise WorkerHung
             if self._lost:
                 raise WorkerBroke("The worker's answer broke off.")
-            await self._more()
+            await self._wait_for_data()
         block = self._blocks[0] if len(self._blocks) == 1 else b"".join(self._blocks)
         self._blocks.clear()
-        self._size = 0
+        self._unread_bytes = 0
         if self._paused and self._transport is not None:
             self._paused = False
             self._transport.resume_reading()
@@ -142,13 +142,13 @@ class Connection(asyncio.Protocol):
     def abort(self) -> None:
         """Close the connection at once; it carries no other call."""
         self._lost = True
-        self._unwatch()
+        self._cancel_check()
         if self._transport is not None:
             self._transport.abort()
 
     async def gather(self, seconds: float = GATHER_SECONDS) -> None:
         """Let more come in before it is read: nothing is taken from the socket for so long."""
-        if self._complete or self._lost or self._paused or self._transport is None:
+        if self._body_complete or self._lost or self._paused or self._transport is None:
             return
         self._transport.pause_reading()
         await asyncio.sleep(seconds)
@@ -157,15 +157,15 @@ class Connection(asyncio.Protocol):
 
     def begin_stream(self) -> None:
         """The first token is here: from now on the silence between tokens counts."""
-        self._started = True
-        if self._silence is not None and not self._complete:
-            self._watch_for(self._silence.between)
+        self._streaming = True
+        if self._timeouts is not None and not self._body_complete:
+            self._schedule_check(self._timeouts.between)
 
     def end_call(self) -> None:
         """The call is over: nobody is silent."""
-        self._silence = None
+        self._timeouts = None
 
-    def _watch_for(self, limit: float | None) -> None:
+    def _schedule_check(self, limit: float | None) -> None:
         """Look at the worker's silence no later than in so many seconds.
 
         One timer for all calls: it is only set where it would come too late, and what comes in or is sent only moves
@@ -173,44 +173,44 @@ class Connection(asyncio.Protocol):
         """
         if limit is None:
             return
-        if self._watch is not None:
-            if self._watch.when <= self._loop.time() + limit:
+        if self._check is not None:
+            if self._check.when <= self._loop.time() + limit:
                 return
-            self._watch.cancel()
-        self._watch = FairTimer(self._loop, limit, self._check_silence)
+            self._check.cancel()
+        self._check = FairTimer(self._loop, limit, self._check_silence)
 
-    def _unwatch(self) -> None:
-        if self._watch is not None:
-            self._watch.cancel()
-            self._watch = None
+    def _cancel_check(self) -> None:
+        if self._check is not None:
+            self._check.cancel()
+            self._check = None
 
     def _check_silence(self) -> None:
         """Give the call up if the worker has said nothing for too long; else look again when it may have."""
-        self._watch = None
-        if self._silence is None:
+        self._check = None
+        if self._timeouts is None:
             return
         now = self._loop.time()
-        limit = self._silence.between if self._started else self._silence.first
+        limit = self._timeouts.between if self._streaming else self._timeouts.first
         if limit is None:
             return
-        waiting = self._reading is not None and not self._reading.done()
-        since = self._sent if not self._started else self._waiting_since if waiting else now
+        waiting = self._data_waiter is not None and not self._data_waiter.done()
+        since = self._sent_at if not self._streaming else self._waiting_since if waiting else now
         if now - since >= limit:
-            self._hung = True
+            self._timed_out = True
             self.abort()
-            self._wake()
+            self._wake_reader()
         else:
-            self._watch_for(since + limit - now)
+            self._schedule_check(since + limit - now)
 
-    def _more(self) -> "asyncio.Future[None]":
+    def _wait_for_data(self) -> "asyncio.Future[None]":
         """Done when something has come in, or nothing more will."""
         self._waiting_since = self._loop.time()
-        self._reading = self._loop.create_future()
-        return self._reading
+        self._data_waiter = self._loop.create_future()
+        return self._data_waiter
 
-    def _wake(self) -> None:
-        if self._reading is not None and not self._reading.done():
-            self._reading.set_result(None)
+    def _wake_reader(self) -> None:
+        if self._data_waiter is not None and not self._data_waiter.done():
+            self._data_waiter.set_result(None)
 
     # What the event loop tells.
 
@@ -221,31 +221,35 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`. What is no HTTP, or comes unasked, ends the connection."""
-        self._size += len(data)
+        self._unread_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self.abort()
-        if self._size > HEAD_BYTES:
-            self._hold()
-        self._wake()
+        if self._unread_bytes > HEAD_BYTES:
+            self._limit_unread()
+        self._wake_reader()
 
-    def _hold(self) -> None:
+    def _limit_unread(self) -> None:
         """Much has come in and was not read: too much, if that is a head; for a while, if somebody reads too slowly."""
-        if not self._begun:
+        if not self._head_complete:
             self.abort()
-        elif self._size > BUFFER_BYTES and self._blocks and not self._paused and self._transport is not None:
+        elif self._unread_bytes > BUFFER_BYTES and self._blocks and not self._paused and self._transport is not None:
             self._paused = True
             self._transport.pause_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
         """See `asyncio.Protocol`. An answer without a length ends here, if the worker closed in good order."""
         self._lost = True
-        self._unwatch()
-        if error is None and self._begun and not {b"content-length", b"transfer-encoding"} & self.headers.keys():
-            self._complete = True
+        self._cancel_check()
+        if (
+            error is None
+            and self._head_complete
+            and not {b"content-length", b"transfer-encoding"} & self.headers.keys()
+        ):
+            self._body_complete = True
         del self._parser  # it refers to this: only a look for cycles would free the two
-        self._wake()
+        self._wake_reader()
 
     # What the parser finds.
 
@@ -255,7 +259,7 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         """See httptools."""
-        if self._complete:
+        if self._body_complete:
             self.abort()
         self.status = self._parser.get_status_code()
         if (
@@ -264,11 +268,11 @@ class Connection(asyncio.Protocol):
             self.abort()
             return
         self._keep_alive = self._parser.should_keep_alive()
-        self._begun = self.status >= 200
+        self._head_complete = self.status >= 200
 
     def on_message_complete(self) -> None:
         """See httptools. An interim answer (1xx) is none."""
-        self._complete = self._begun
+        self._body_complete = self._head_complete
 
 
 class WorkerResponse:
@@ -281,21 +285,21 @@ class WorkerResponse:
         self.gather = connection.gather
         self._connection = connection
         self._release = release
-        self._first: bytes | None = None
+        self._beginning: bytes | None = None
         self._ended = False
 
     @property
-    def read_up(self) -> bool:
+    def exhausted(self) -> bool:
         """Nothing of the answer is left: the next `read` would tell its end."""
-        return self._connection.read_up
+        return self._connection.exhausted
 
-    async def begin(self, limit: int, take: Callable[[int], bool]) -> tuple[bytes, bool]:
+    async def read_beginning(self, limit: int, take: Callable[[int], bool]) -> tuple[bytes, bool]:
         """The answer's beginning, the same each time, and whether that is all; `read` gives what comes after it.
 
         That is a block beyond `limit` bytes at most, or the block for which there was no room: `take` is asked for that
         of each. Raises WorkerBroke if it breaks off.
         """
-        if self._first is None:
+        if self._beginning is None:
             first, reads, has_room = bytearray(), 0, True
             while has_room and len(first) <= limit and (block := await self.read()):
                 has_room = take(len(block))
@@ -303,10 +307,10 @@ class WorkerResponse:
                 reads += 1
                 if reads > SMALL_BLOCKS and len(first) < SMALL_BLOCK_BYTES * reads:
                     await self.gather()
-            self._first, self._ended = bytes(first), has_room and len(first) <= limit
-        return self._first, self._ended
+            self._beginning, self._ended = bytes(first), has_room and len(first) <= limit
+        return self._beginning, self._ended
 
-    def started(self) -> None:
+    def begin_stream(self) -> None:
         """The first token is here: from now on the silence between tokens counts."""
         self._connection.begin_stream()
 
@@ -348,20 +352,20 @@ class WorkerClient:
             lines.encode("latin-1"),
             len(body),
         )
-        used = self._free()
+        used = self._take_idle()
         if used is not None:
             try:
-                return await self._ask(used, head, body, silence)
+                return await self._send_on(used, head, body, silence)
             except WorkerUnreachable:
-                if not used.crossed:
+                if not used.closed_before_answer:
                     raise
         try:
             fresh = await self._connect()
         except WorkerUnreachable as error:
             raise WorkerUnreachable(error.message, accepted=used is not None) from error
-        return await self._ask(fresh, head, body, silence)
+        return await self._send_on(fresh, head, body, silence)
 
-    async def _ask(self, connection: Connection, head: bytes, body: bytes, silence: IdleTimeouts) -> WorkerResponse:
+    async def _send_on(self, connection: Connection, head: bytes, body: bytes, silence: IdleTimeouts) -> WorkerResponse:
         try:
             sending = connection.send(head, body, silence)
             del body
@@ -377,7 +381,7 @@ class WorkerClient:
             connection.abort()
         self._idle.clear()
 
-    def _free(self) -> Connection | None:
+    def _take_idle(self) -> Connection | None:
         """The connection used last, if it can be used again; those that have been idle for too long are closed."""
         oldest = asyncio.get_running_loop().time() - IDLE_SECONDS
         while self._idle and self._idle[0].idle_since < oldest:

@@ -56,7 +56,7 @@ class Poller:
     def __init__(self, fleet: WorkerDirectory, feed: Callable[[Event], None], interval: float) -> None:
         """`interval`: seconds between two polls of a worker."""
         self._feed = feed
-        self._probes = {backend.id: WorkerProbe(backend, feed) for backend in fleet.backends}
+        self._probes = {backend.id: WorkerProbe(backend, feed) for backend in fleet.endpoints}
         self._interval = interval
         self._tasks: dict[WorkerId, tuple[asyncio.Task[None], ...]] = {}
         """Of each worker, one that looks at its health and one that reads its load: slow metrics delay nothing."""
@@ -68,7 +68,7 @@ class Poller:
         await asyncio.gather(*(probe.poll(client) for probe in self._probes.values()))
         self._client = client
         for worker, probe in self._probes.items():
-            self._tasks[worker] = self._begin(client, probe, self._interval)
+            self._tasks[worker] = self._start_polling(client, probe, self._interval)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -85,7 +85,7 @@ class Poller:
         """Poll one more worker, the first time at once if polling has begun."""
         probe = self._probes[backend.id] = WorkerProbe(backend, self._feed)
         if self._client is not None:
-            self._tasks[backend.id] = self._begin(self._client, probe, 0.0)
+            self._tasks[backend.id] = self._start_polling(self._client, probe, 0.0)
 
     def remove(self, worker: WorkerId) -> None:
         """Poll a worker no more, and tell nothing more of it."""
@@ -93,9 +93,9 @@ class Poller:
         for task in self._tasks.pop(worker, ()):
             task.cancel()
 
-    def unread(self) -> Mapping[WorkerId, int]:
+    def unusable_answers(self) -> Mapping[WorkerId, int]:
         """How many answers about load and cache could not be used, by worker."""
-        return {probe.worker: probe.unread for probe in self._probes.values()}
+        return {probe.worker: probe.unusable_answers for probe in self._probes.values()}
 
     async def flush(self, worker: WorkerId) -> None:
         """Have a worker empty its prefix cache, and believe it empty then.
@@ -106,11 +106,13 @@ class Poller:
             raise WorkerBroke(f"Worker {worker} is not polled.")
         await self._probes[worker].flush(self._client)
 
-    def _begin(self, client: httpx.AsyncClient, probe: "WorkerProbe", pause: float) -> tuple[asyncio.Task[None], ...]:
-        acts = (probe.look, probe.measure)
-        return tuple(asyncio.create_task(self._keep(act, client, pause)) for act in acts)
+    def _start_polling(
+        self, client: httpx.AsyncClient, probe: "WorkerProbe", pause: float
+    ) -> tuple[asyncio.Task[None], ...]:
+        acts = (probe.poll_health, probe.poll_load)
+        return tuple(asyncio.create_task(self._poll_forever(act, client, pause)) for act in acts)
 
-    async def _keep(self, act: "Poll", client: httpx.AsyncClient, pause: float) -> None:
+    async def _poll_forever(self, act: "Poll", client: httpx.AsyncClient, pause: float) -> None:
         """`pause`: seconds before the first time."""
         while True:
             await asyncio.sleep(pause)
@@ -129,58 +131,58 @@ class WorkerProbe:
     """What is known of one worker from the polls so far."""
 
     def __init__(self, backend: WorkerEndpoint, feed: Callable[[Event], None]) -> None:
-        self._backend = backend
+        self._endpoint = backend
         self._feed = feed
         self._dialect: Dialect | None = None
         self._load_path: str | None = None
         self._cache_path: str | None = None
         self._polls = 0
         self._unanswered = 0
-        self._tells = True
+        self._load_readable = True
         """Whether its load could be read the last time, so that to read it is to hear of it."""
-        self._untold = 0
+        self._polls_since_load = 0
         """Looks since then."""
-        self._there = asyncio.Event()
+        self._answers = asyncio.Event()
         """Set while it answers, so that its load is asked for."""
-        self.unread = 0
+        self.unusable_answers = 0
         """Answers about load and cache that could not be used."""
-        self._complained = -WARN_SECONDS
+        self._warned_at = -WARN_SECONDS
 
     @property
     def worker(self) -> WorkerId:
-        return self._backend.id
+        return self._endpoint.id
 
     async def poll(self, client: httpx.AsyncClient) -> None:
         """Ask for all once; tell what changed."""
-        await self.look(client)
-        if self._there.is_set():
-            await self.measure(client)
+        await self.poll_health(client)
+        if self._answers.is_set():
+            await self.poll_load(client)
 
-    async def look(self, client: httpx.AsyncClient) -> None:
+    async def poll_health(self, client: httpx.AsyncClient) -> None:
         """Ask for its health and its models; tell what changed."""
         models = None
         try:
-            if not self._backend.healthy or self._polls % POLLS_PER_MODEL_LIST == 0:
+            if not self._endpoint.healthy or self._polls % POLLS_PER_MODEL_LIST == 0:
                 models = await self._read_models(client)
             await self._read_health(client, listed=models is not None)
         except httpx.ConnectError:
-            self._missed(MISSED_POLLS, "it takes no connection")
+            self._on_missed(MISSED_POLLS, "it takes no connection")
         except (httpx.HTTPError, WorkerBroke) as error:
-            self._missed(1, str(error) or type(error).__name__)
+            self._on_missed(1, str(error) or type(error).__name__)
         else:
             self._polls += 1
             self._unanswered = 0
             if models is not None:
-                await self._serves(client, models)
-            self._there.set()
-            self._untold += 1
-            if not self._tells or self._untold >= POLLS_WITHOUT_LOAD:
-                self._feed(WorkerAnswered(self._backend.id))
+                await self._on_models(client, models)
+            self._answers.set()
+            self._polls_since_load += 1
+            if not self._load_readable or self._polls_since_load >= POLLS_WITHOUT_LOAD:
+                self._feed(WorkerAnswered(self._endpoint.id))
 
-    async def measure(self, client: httpx.AsyncClient) -> None:
+    async def poll_load(self, client: httpx.AsyncClient) -> None:
         """Ask for its load once it is there, and tell it."""
-        await self._there.wait()
-        self._tells = await self._read_load(client)
+        await self._answers.wait()
+        self._load_readable = await self._read_load(client)
 
     async def _read_models(self, client: httpx.AsyncClient) -> frozenset[str]:
         body = await self._get(client, MODELS_PATH)
@@ -189,27 +191,27 @@ class WorkerProbe:
         # What was not there the last time may be by now: a proxy before it has started, or it is another version.
         self._load_path = next(iter(dialect.load_readers), None)
         self._cache_path = dialect.cache_path
-        self._backend.context_tokens = context_tokens(body)
-        self._backend.parents = read_parents(body)
+        self._endpoint.context_tokens = context_tokens(body)
+        self._endpoint.parents = read_parents(body)
         return read_models(body)
 
-    async def _serves(self, client: httpx.AsyncClient, models: frozenset[str]) -> None:
+    async def _on_models(self, client: httpx.AsyncClient, models: frozenset[str]) -> None:
         """A worker joins by its list of models once it is healthy; a new list is told like a new worker."""
-        if models != self._backend.models or not self._backend.healthy:
+        if models != self._endpoint.models or not self._endpoint.healthy:
             about = await self._read_about(client)
             vocabulary = await self._read_vocabulary(client, models, about)
             # Nothing is awaited from here on: a worker that is seen to be healthy is one that is sent calls.
-            if not self._backend.healthy:
-                log.info("worker %s is up and serves %s", self._backend.id, ", ".join(sorted(models)))
-            self._backend.models, self._backend.healthy = models, True
+            if not self._endpoint.healthy:
+                log.info("worker %s is up and serves %s", self._endpoint.id, ", ".join(sorted(models)))
+            self._endpoint.models, self._endpoint.healthy = models, True
             engine = "" if self._dialect is None else self._dialect.name
-            self._backend.fields.identify(engine, about.version)
-            self._backend.embeds = about.embeds
-            self._backend.vocabulary = vocabulary
+            self._endpoint.fields.set_engine(engine, about.version)
+            self._endpoint.embeds = about.embeds
+            self._endpoint.vocabulary = vocabulary
             self._feed(
                 WorkerJoined(
                     Worker(
-                        self._backend.id,
+                        self._endpoint.id,
                         models,
                         reorders=about.reorders,
                         engine=engine,
@@ -220,26 +222,26 @@ class WorkerProbe:
             )
 
     async def _read_about(self, client: httpx.AsyncClient) -> EngineInfo:
-        if self._dialect is None or self._dialect.about_path is None:
+        if self._dialect is None or self._dialect.info_path is None:
             return EngineInfo()
         try:
-            return read_engine_info(await self._get(client, self._dialect.about_path))
+            return read_engine_info(await self._get(client, self._dialect.info_path))
         except (httpx.HTTPError, WorkerBroke) as error:
-            log.debug("%s: %s", self._backend.id, error)
+            log.debug("%s: %s", self._endpoint.id, error)
             return EngineInfo()
 
     async def _read_vocabulary(
         self, client: httpx.AsyncClient, models: frozenset[str], about: EngineInfo
     ) -> int | None:
         """An SGLang tells it nowhere but in the refusal of a call, which computes nothing."""
-        if self._dialect is None or not self._dialect.tells_vocabulary or about.embeds or not models:
+        if self._dialect is None or not self._dialect.refusal_names_vocabulary or about.embeds or not models:
             return None
-        headers = {"content-type": "application/json", **self._backend.authorization}
-        post = out_of_vocabulary_call(min(models - self._backend.parents.keys(), default=min(models)))
+        headers = {"content-type": "application/json", **self._endpoint.authorization}
+        post = out_of_vocabulary_call(min(models - self._endpoint.parents.keys(), default=min(models)))
         try:
-            reply = await fetch_any_status(client, self._backend.url + COMPLETIONS_PATH, headers, post=post)
+            reply = await fetch_any_status(client, self._endpoint.url + COMPLETIONS_PATH, headers, post=post)
         except (httpx.HTTPError, WorkerBroke) as error:
-            log.debug("%s: %s", self._backend.id, error)
+            log.debug("%s: %s", self._endpoint.id, error)
             return None
         return read_vocabulary(reply.body) if reply.response.status_code == httpx.codes.BAD_REQUEST else None
 
@@ -257,16 +259,16 @@ class WorkerProbe:
             body = await self._get(client, path)
             load = dialect.load_readers[path](body)
             page = body if path == self._cache_path else None
-            self._tell(load, *await self._read_cache(client, dialect, page))
+            self._report_load(load, *await self._read_cache(client, dialect, page))
             return True
         except httpx.HTTPStatusError as error:
             if error.response.status_code == httpx.codes.NOT_FOUND:
                 paths = [*dialect.load_readers, None]
                 self._load_path = paths[paths.index(path) + 1]
             else:
-                self._complain(error)
+                self._warn_of_metrics(error)
         except (httpx.HTTPError, WorkerBroke) as error:
-            self._complain(error)
+            self._warn_of_metrics(error)
         return False
 
     async def _read_cache(
@@ -282,48 +284,50 @@ class WorkerProbe:
             if error.response.status_code == httpx.codes.NOT_FOUND:
                 self._cache_path = None
             else:
-                self._complain(error)
+                self._warn_of_metrics(error)
         except (httpx.HTTPError, WorkerBroke) as error:
-            self._complain(error)
+            self._warn_of_metrics(error)
         return None, None
 
-    def _tell(self, load: Load, cache: CacheReport | None, work: WorkReport | None) -> None:
-        self._untold = 0
+    def _report_load(self, load: Load, cache: CacheReport | None, work: WorkReport | None) -> None:
+        self._polls_since_load = 0
         self._feed(
-            WorkerReported(self._backend.id, load.running, load.waiting, load.kv_tokens, cache, load.places, work)
+            WorkerReported(self._endpoint.id, load.running, load.waiting, load.kv_tokens, cache, load.places, work)
         )
 
-    def _complain(self, error: Exception) -> None:
+    def _warn_of_metrics(self, error: Exception) -> None:
         """Its metrics are of no use this time; it is served on."""
-        self.unread += 1
-        if time.monotonic() >= self._complained + WARN_SECONDS:
-            self._complained = time.monotonic()
+        self.unusable_answers += 1
+        if time.monotonic() >= self._warned_at + WARN_SECONDS:
+            self._warned_at = time.monotonic()
             reason = str(error) or type(error).__name__
-            log.warning("worker %s: metrics ignored, %d times so far: %s", self._backend.id, self.unread, reason)
+            log.warning(
+                "worker %s: metrics ignored, %d times so far: %s", self._endpoint.id, self.unusable_answers, reason
+            )
 
     async def flush(self, client: httpx.AsyncClient) -> None:
         """See `Poller.flush`."""
         path = None if self._dialect is None else self._dialect.flush_path
         if path is None:
-            raise WorkerBroke(f"Worker {self._backend.id} cannot empty its cache.")
+            raise WorkerBroke(f"Worker {self._endpoint.id} cannot empty its cache.")
         try:
-            response = await client.post(self._backend.url + path, headers=self._backend.authorization)
+            response = await client.post(self._endpoint.url + path, headers=self._endpoint.authorization)
         except httpx.HTTPError as error:
-            raise WorkerBroke(f"Worker {self._backend.id} did not answer: {error}") from error
+            raise WorkerBroke(f"Worker {self._endpoint.id} did not answer: {error}") from error
         if response.is_error or b'"success":false' in response.content.replace(b" ", b""):
             said = f"POST {path} was answered with {response.status_code}"
-            raise WorkerBroke(f"Worker {self._backend.id} did not empty its cache: {said}.")
-        self._feed(Evicted(self._backend.id))
+            raise WorkerBroke(f"Worker {self._endpoint.id} did not empty its cache: {said}.")
+        self._feed(Evicted(self._endpoint.id))
 
     async def _get(self, client: httpx.AsyncClient, path: str) -> bytes:
-        return await fetch(client, self._backend.url + path, self._backend.authorization)
+        return await fetch(client, self._endpoint.url + path, self._endpoint.authorization)
 
-    def _missed(self, polls: int, why: str) -> None:
+    def _on_missed(self, polls: int, why: str) -> None:
         if not self._polls and not self._unanswered:
-            log.warning("worker %s is not there yet: %s", self._backend.id, why)
+            log.warning("worker %s is not there yet: %s", self._endpoint.id, why)
         self._unanswered += polls
-        self._there.clear()
-        if self._backend.healthy and self._unanswered >= MISSED_POLLS:
-            log.warning("worker %s is gone; its queue is placed anew: %s", self._backend.id, why)
-            self._backend.healthy = False
-            self._feed(WorkerLeft(self._backend.id))
+        self._answers.clear()
+        if self._endpoint.healthy and self._unanswered >= MISSED_POLLS:
+            log.warning("worker %s is gone; its queue is placed anew: %s", self._endpoint.id, why)
+            self._endpoint.healthy = False
+            self._feed(WorkerLeft(self._endpoint.id))

@@ -82,26 +82,26 @@ class WorkerRegistry:
         backend: Callable[[WorkerAddress], WorkerEndpoint],
     ) -> None:
         """`runs`: whether a worker may be sent requests or has some under way; `backend`: one as it is reached."""
-        self._fleet = fleet
-        self._monitor = monitor
+        self._directory = fleet
+        self._poller = monitor
         self._drain = drain
-        self._runs = runs
-        self._backend = backend
+        self._is_in_use = runs
+        self._endpoint_of = backend
         self._named: dict[str, dict[str, WorkerAddress]] = {OPERATOR: {}}
         """By source and URL."""
-        self._dismissed: set[str] = set()
+        self._removed_by_operator: set[str] = set()
         """URLs that the operator removed and a source still names."""
         self._known: dict[str, WorkerAddress] = {}
         """By URL, those that are there or leaving."""
         self._leaving: dict[WorkerId, bool] = {}
         """With whether the operator had taken them out before."""
 
-    def tell(self, source: str, workers: Iterable[WorkerAddress]) -> None:
+    def set_source_workers(self, source: str, workers: Iterable[WorkerAddress]) -> None:
         """All that a source names now; replaces what it named before."""
         named = {worker.url: worker for worker in workers}
         if named != self._named.get(source):
             self._named[source] = named
-            self._follow()
+            self._reconcile()
 
     def add(self, worker: WorkerAddress) -> None:
         """The operator names one more. Raises WorkerExists where its URL or id is there."""
@@ -110,9 +110,9 @@ class WorkerRegistry:
             raise WorkerExists(known.id)
         if any(other.id == worker.id and other.url != worker.url for other in self._known.values()):
             raise WorkerExists(worker.id)
-        self._dismissed.discard(worker.url)
+        self._removed_by_operator.discard(worker.url)
         self._named[OPERATOR][worker.url] = worker
-        self._follow()
+        self._reconcile()
 
     def remove(self, worker: str) -> None:
         """The operator wants one gone, whoever names it. Raises UnknownWorker."""
@@ -120,36 +120,36 @@ class WorkerRegistry:
         if address is None:
             raise UnknownWorker(worker)
         self._named[OPERATOR].pop(address.url, None)
-        self._dismissed.add(address.url)
-        self._follow()
+        self._removed_by_operator.add(address.url)
+        self._reconcile()
 
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:  # noqa: ARG002 - see `Observer`
         """Something may have ended at a worker that leaves."""
         if self._leaving:
-            self._let_go()
+            self._remove_drained()
 
-    def _follow(self) -> None:
+    def _reconcile(self) -> None:
         """Have there be what is named. By the events of a worker's leaving this may be called within itself."""
         named: dict[str, WorkerAddress] = {}
         for workers in self._named.values():
             named = workers | named  # who named it first counts
-        self._dismissed &= named.keys()
-        named = {url: worker for url, worker in named.items() if url not in self._dismissed}
+        self._removed_by_operator &= named.keys()
+        named = {url: worker for url, worker in named.items() if url not in self._removed_by_operator}
         for url, known in list(self._known.items()):
             if url in self._known:
-                self._keep(known) if named.get(url) == known else self._leave(known)
+                self._keep(known) if named.get(url) == known else self._begin_leaving(known)
         for url, worker in named.items():
             if url not in self._known:
                 self._join(worker)
 
     def _join(self, worker: WorkerAddress) -> None:
-        backend = self._backend(worker)
-        if any(other.id == backend.id for other in self._fleet.backends):
+        backend = self._endpoint_of(worker)
+        if any(other.id == backend.id for other in self._directory.endpoints):
             log.warning("worker %s at %s is left out: another one has this id", worker.id, worker.url)
             return
         self._known[worker.url] = worker
-        self._fleet.add(backend)
-        self._monitor.add(backend)
+        self._directory.add(backend)
+        self._poller.add(backend)
         log.info("worker %s at %s is one of the fleet", worker.id, worker.url)
 
     def _keep(self, worker: WorkerAddress) -> None:
@@ -158,22 +158,22 @@ class WorkerRegistry:
         if was_out is False:
             self._drain.resume(WorkerId(worker.id))
 
-    def _leave(self, worker: WorkerAddress) -> None:
+    def _begin_leaving(self, worker: WorkerAddress) -> None:
         id_ = WorkerId(worker.id)
         if id_ not in self._leaving:
             log.info("worker %s is drained, and then no more of the fleet", worker.id)
             self._leaving[id_] = id_ in self._drain.drained
             self._drain.drain(id_)
-            self._let_go()
+            self._remove_drained()
 
-    def _let_go(self) -> None:
+    def _remove_drained(self) -> None:
         """Forget those that leave and have nothing under way any more."""
-        gone = [worker for worker in self._leaving if not self._runs(worker)]
+        gone = [worker for worker in self._leaving if not self._is_in_use(worker)]
         for worker in gone:
             del self._leaving[worker]
-            self._known.pop(self._fleet[worker].url)
-            self._monitor.remove(worker)
-            self._fleet.remove(worker)
+            self._known.pop(self._directory[worker].url)
+            self._poller.remove(worker)
+            self._directory.remove(worker)
             self._drain.forget(worker)
         if gone:
-            self._follow()  # it may be named with another key or id by now
+            self._reconcile()  # it may be named with another key or id by now

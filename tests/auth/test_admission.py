@@ -152,7 +152,7 @@ def test_what_is_remembered_of_idle_clients_is_forgotten() -> None:
         door.now += 0.5
         door.call(client(f"c{number}", Limits(requests_per_minute=10)))
         door.name(f"u{number}", f"10.0.{number // 256}.{number % 256}")
-    assert len(door.admission._meters) < 200
+    assert len(door.admission._limiters) < 200
     assert len(door.admission._arrivals) < 200
 
 
@@ -165,7 +165,7 @@ def test_a_bucket_gives_no_more_than_its_rate_and_one_minute(size: float, steps:
     bucket, now, had = Bucket(size, 0.0), 0.0, 0.0
     for pause, amount in steps:
         now += pause
-        if bucket.missing(amount, now) == 0 and amount <= size:
+        if bucket.seconds_until(amount, now) == 0 and amount <= size:
             bucket.take(amount, now)
             had += amount
         assert had <= size * (1 + now / MINUTE) * (1 + 1e-9) + 1e-6

@@ -21,7 +21,7 @@ async def test_it_is_read_at_first_and_when_it_is_another() -> None:
     """Not where it stayed as it is; nor is anything where no file is given."""
     books: list[ClientDirectory] = []
     watch = KeyWatch(None, books.append)
-    await watch.look()
+    await watch.reload_if_changed()
     assert not books
 
 
@@ -30,16 +30,16 @@ async def test_a_change_is_seen_however_it_was_made(tmp_path: Path) -> None:
     path, books = tmp_path / "clients", list[ClientDirectory]()
     path.write_text(ONE)
     watch = KeyWatch(path, books.append)
-    await watch.look()
+    await watch.reload_if_changed()
     assert names(books) == [{"ann"}]
     path.write_text(TWO)
-    await watch.look()
-    await watch.look()
+    await watch.reload_if_changed()
+    await watch.reload_if_changed()
     beside = tmp_path / "beside"
     beside.write_text(TWO.replace("bob", "cyd"))
     os.utime(beside, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns))
     beside.replace(path)
-    await watch.look()
+    await watch.reload_if_changed()
     assert names(books) == [{"ann"}, {"ann", "bob"}, {"ann", "cyd"}]
 
 
@@ -50,15 +50,15 @@ async def test_a_wrong_file_is_refused_with_one_line(tmp_path: Path, caplog: pyt
     watch = KeyWatch(path, books.append)
     with caplog.at_level(logging.ERROR):
         path.write_text("clients:\n  ann: [\n")
-        await watch.look()
-        await watch.look()
+        await watch.reload_if_changed()
+        await watch.reload_if_changed()
         path.unlink()
-        await watch.look()
+        await watch.reload_if_changed()
     assert names(books) == [{"ann"}]
     assert len(caplog.messages) == 2
     assert all("clients" in line and "\n" not in line for line in caplog.messages)
     path.write_text(TWO)
-    await watch.look()
+    await watch.reload_if_changed()
     assert names(books)[1:] == [{"ann", "bob"}]
 
 

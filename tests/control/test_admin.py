@@ -111,7 +111,7 @@ async def test_a_worker_is_added_used_and_removed() -> None:
             assert await listed(router) == ["two"]
             await call.answer()
             assert b"[DONE]" in await post.read()
-        await until(lambda: not router.fleet.backends)
+        await until(lambda: not router.fleet.endpoints)
         async with router.post(chat()) as post:
             assert (await post.response()).status == 503
 
@@ -228,7 +228,7 @@ async def test_no_request_is_lost_while_workers_come_and_go() -> None:
                 await until(lambda: second.total() > before + 5)  # noqa: B023
                 await operate(router, "POST", f"/workers/{names[0]}/resume")
                 await operate(router, "DELETE", "/workers/three", 202)
-                await until(lambda: len(router.fleet.backends) == 2)
+                await until(lambda: len(router.fleet.endpoints) == 2)
                 assert await listed(router) == names, again
             stop.set()
         assert first + second + third == sent

@@ -199,7 +199,7 @@ async def test_workers_that_an_operator_adds_and_removes_leave_nothing() -> None
                 await (await engine.call()).answer()
                 await post.read()
             roster.remove(name)
-            await until(lambda: not router.fleet.backends)
+            await until(lambda: not router.fleet.endpoints)
         observers = [
             each for each in router.scheduler_host._observers if not isinstance(each, RequestMetrics | Explanations)
         ]

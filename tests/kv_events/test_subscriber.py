@@ -49,7 +49,7 @@ async def test_a_worker_that_leaves_and_joins_is_followed_anew() -> None:
             await until(lambda: bool(blocks.blocks))
             held = blocks.blocks
             (worker,) = [state.worker for state in router.scheduler.cluster]
-            router.fleet.lost(worker.id)
+            router.fleet.mark_unreachable(worker.id)
             router.scheduler_host.feed(WorkerLeft(worker.id))
             assert not blocks.blocks
             router.scheduler_host.feed(WorkerJoined(worker))

@@ -21,7 +21,7 @@ from router.core.model.events import Arrived, Finished
 from router.core.model.request import ClientId, Request, RequestId, Usage, WorkerId
 from router.errors import ConfigError
 from router.kv_events.local_tokenizer import LocalTokenizer
-from router.kv_events.tokenize import MAX_CONCURRENT, MAX_MISCOUNTS, TokenizeOutcome, PromptTokenizer
+from router.kv_events.tokenize import MAX_CONCURRENT, MAX_MISCOUNTS, PromptTokenizer, TokenizeOutcome
 from router.upstream.directory import WorkerDirectory, WorkerEndpoint
 from tests.support.running import CHAT, COMPLETIONS, PATIENCE, until
 from tests.support.workers_http import worker

@@ -161,7 +161,7 @@ async def test_a_disk_that_fails_is_told_once(tmp_path: Path, caplog: pytest.Log
     with caplog.at_level(logging.ERROR):
         async with StateFile(tmp_path / "nowhere", lambda: iter(PIECES), lambda: new_header("p", b"s"), 0.001) as file:
             for _ in range(3):
-                await file._turn()
+                await file._run_once()
     assert len(caplog.messages) == 1
 
 

@@ -41,21 +41,21 @@ async def test_everything_is_looked_at_when_no_call_is_under_way() -> None:
 
     async with FullCollections(is_idle, seldom=0.001, latest=3600.0) as collector:
         await until(lambda: asked > 2)
-        assert (collector.looks, gone() is None) == (0, False)
+        assert (collector.collections, gone() is None) == (0, False)
         idle = True
-        await until(lambda: collector.looks > 0)
+        await until(lambda: collector.collections > 0)
         assert gone() is None
 
 
 async def test_a_router_that_is_never_idle_looks_at_what_is_new() -> None:
     """In the end; what was frozen before stays unseen."""
     async with FullCollections(lambda: False, seldom=0.001, latest=0.01) as collector:
-        await until(lambda: collector.looks > 0)
+        await until(lambda: collector.collections > 0)
         knot = Knot()
         gone = weakref.ref(knot)
         del knot
-        looks = collector.looks
-        await until(lambda: collector.looks > looks)
+        looks = collector.collections
+        await until(lambda: collector.collections > looks)
         assert gone() is None
 
 

@@ -16,7 +16,7 @@ class Counting(PeriodicTask):
         self.turns = 0
         self.third = asyncio.Event()
 
-    async def _turn(self) -> None:
+    async def _run_once(self) -> None:
         self.turns += 1
         if self.turns == 1:
             raise RuntimeError("the first")

@@ -140,17 +140,17 @@ class Connection:
 
     async def _until(self, mark: bytes) -> bytes:
         while mark not in self._read:
-            await self._more()
+            await self._wait_for_data()
         found, self._read = self._read.split(mark, 1)
         return found
 
     async def _take(self, size: int) -> bytes:
         while len(self._read) < size:
-            await self._more()
+            await self._wait_for_data()
         taken, self._read = self._read[:size], self._read[size:]
         return taken
 
-    async def _more(self) -> None:
+    async def _wait_for_data(self) -> None:
         data = await self._reader.read(1 << 16)
         if not data:
             raise asyncio.IncompleteReadError(self._read, None)

@@ -64,10 +64,10 @@ def test_a_refusal_is_remembered_for_its_path_and_version() -> None:
     assert Addition.CHUNK_USAGE not in fields[CHAT]
     assert Addition.CHUNK_USAGE in fields[COMPLETIONS]
     assert fields.refused == fields.missing == {CHAT: {Addition.CHUNK_USAGE}}
-    fields.identify("vllm", "0.32.0")
+    fields.set_engine("vllm", "0.32.0")
     assert Addition.CHUNK_USAGE not in fields[CHAT]
     for version in ("0.33.0", None, None):
-        fields.identify("vllm", version)
+        fields.set_engine("vllm", version)
         assert fields[CHAT] == ALL_FIELDS
         assert not fields.refused
         fields.refuse(CHAT, frozenset({Addition.CHUNK_USAGE}))

@@ -37,12 +37,12 @@ def urls(workers: Workers | None) -> list[str]:
 async def test_each_address_of_a_name_is_a_worker() -> None:
     """Once each, in an order that does not change with the answer's, with the port of the URL."""
     source = DnsSource("http://workers:8001", Names("10.0.0.2", "10.0.0.1", "10.0.0.2"))
-    found = await source.look()
+    found = await source.read()
     assert found == (
         WorkerAddress(url="http://10.0.0.1:8001", id="10.0.0.1:8001"),
         WorkerAddress(url="http://10.0.0.2:8001", id="10.0.0.2:8001"),
     )
-    (six,) = await DnsSource("http://workers", Names("fd00::1")).look()
+    (six,) = await DnsSource("http://workers", Names("fd00::1")).read()
     assert (six.url, six.id) == ("http://[fd00::1]:80", "fd00::1:80")
 
 
@@ -62,16 +62,16 @@ async def test_a_worker_behind_a_name_is_used_and_drained_when_its_address_is_go
             async with router.post(chat()) as first:
                 call = await one.call()
                 names.addresses = ["127.0.0.2"]
-                await until(lambda: any(backend.healthy for backend in router.fleet.backends[1:]))
+                await until(lambda: any(backend.healthy for backend in router.fleet.endpoints[1:]))
                 async with router.post(chat()) as second:
                     await (await two.call()).answer()
                     assert (await second.response()).status == 200
-                assert [backend.url for backend in router.fleet.backends] == [one.url, two.url]
+                assert [backend.url for backend in router.fleet.endpoints] == [one.url, two.url]
                 await call.answer()
                 assert (await first.response()).status == 200
-            await until(lambda: [backend.url for backend in router.fleet.backends] == [two.url])
+            await until(lambda: [backend.url for backend in router.fleet.endpoints] == [two.url])
             names.addresses = ["127.0.0.1", "127.0.0.2"]
-            await until(lambda: len(router.fleet.backends) == 2)
+            await until(lambda: len(router.fleet.endpoints) == 2)
 
 
 async def test_an_address_that_is_back_before_its_calls_end_stays(caplog: pytest.LogCaptureFixture) -> None:
@@ -118,24 +118,24 @@ async def test_a_file_is_read_when_it_changes_and_refused_when_it_is_wrong(tmp_p
     file = tmp_path / "workers.yaml"
     file.write_text("- http://gpu-1:8000\n- {url: 'http://gpu-2:8000', id: west, api_key: sk-x}\n")
     source = FileSource(file)
-    found = await source.look()
+    found = await source.read()
     assert urls(found) == ["http://gpu-1:8000", "http://gpu-2:8000"]
     assert found is not None
     assert found[1].id == "west"
-    assert await source.look() is None
+    assert await source.read() is None
     for wrong in ("- {url: x, api_key: sk-secret}\n", "", "{", "worker: []\n", "- http://a\n- http://a\n"):
         file.write_text(wrong)
         os.utime(file, ns=(0, len(wrong)))
         with pytest.raises(ConfigError) as refused:
-            await source.look()
+            await source.read()
         assert str(file) in str(refused.value)
         assert "sk-secret" not in str(refused.value)
-        assert await source.look() is None
+        assert await source.read() is None
     file.unlink()
     with pytest.raises(ConfigError):
-        await source.look()
+        await source.read()
     file.write_text("[]")
-    assert await source.look() == ()
+    assert await source.read() == ()
 
 
 async def test_the_workers_of_a_file_serve(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -146,10 +146,10 @@ async def test_the_workers_of_a_file_serve(tmp_path: Path, caplog: pytest.LogCap
         async with running_router(workers_file=file, discovery_interval=0.02) as router:
             assert await router.get_json("/ready") == {"workers": 1}
             file.write_text(f"- {one.url}\n- {two.url}\n")
-            await until(lambda: sum(backend.healthy for backend in router.fleet.backends) == 2)
+            await until(lambda: sum(backend.healthy for backend in router.fleet.endpoints) == 2)
             file.write_text("- nonsense\n")
             await until(lambda: "stay as they were" in caplog.text)
-            assert len(router.fleet.backends) == 2
+            assert len(router.fleet.endpoints) == 2
 
 
 def test_a_file_that_is_wrong_at_the_start_is_refused(tmp_path: Path) -> None:

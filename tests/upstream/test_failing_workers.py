@@ -271,11 +271,11 @@ async def test_a_connection_that_nobody_read_on_is_not_used_again() -> None:
         call = await engine.call()
         await call.respond(200, b"x" * (BUFFER_BYTES + 1))
         upstream = await pending
-        await until(lambda: upstream._connection._complete)
+        await until(lambda: upstream._connection._body_complete)
         upstream.close()
         pending = asyncio.ensure_future(worker.send("POST", "/x", {}, b"{}"))
         await (await engine.call()).respond(200, b"yes")
-        assert await (await pending).begin(10, lambda _: True) == (b"yes", True)
+        assert await (await pending).read_beginning(10, lambda _: True) == (b"yes", True)
         worker.close()
 
 
@@ -307,7 +307,7 @@ async def test_a_model_of_one_worker_goes_only_there() -> None:
 
 
 def healthy(router: RunningRouter) -> set[str]:
-    return {backend.url for backend in router.fleet.backends if backend.healthy}
+    return {backend.url for backend in router.fleet.endpoints if backend.healthy}
 
 
 async def test_the_queue_of_a_dead_worker_moves_to_another() -> None:

@@ -209,7 +209,7 @@ async def test_what_does_not_fit_is_warned_of_once_at_the_start(caplog: pytest.L
         async with running_router(engine.url) as router:
             await until(lambda: "order of arrival" in caplog.text)
             await engine.stop()
-            await until(lambda: not router.fleet.backends[0].healthy)
+            await until(lambda: not router.fleet.endpoints[0].healthy)
             asked = len(engine.polls)
             await engine.start()
             await until(lambda: sum(call.path == "/server_info" for call in engine.polls[asked:]) >= 2)

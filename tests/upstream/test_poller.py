@@ -267,7 +267,7 @@ async def test_metrics_that_are_of_no_use_are_counted_and_the_worker_is_served_o
         told = [event for event in await watch.told(5) if not isinstance(event, WorkerAnswered)]
         assert all(isinstance(event, WorkerReported) and event.cache is None for event in told)
         assert watch.backend.healthy
-        assert watch.probe.unread == 5
+        assert watch.probe.unusable_answers == 5
         assert len([record for record in caplog.records if "metrics ignored" in record.message]) == 1
 
 

@@ -56,7 +56,9 @@ class ResponseCalls:
         if storage.background and not self._allow_background:
             # Its answer comes at once, and the engine computes on: nobody would hold its place, or its bill.
             raise BadRequest("Background responses are not served here.", param="background", code="invalid_value")
-        if storage.requested_id is not None and (storage.background or self._stored.is_of_another(storage.requested_id, owner)):
+        if storage.requested_id is not None and (
+            storage.background or self._stored.is_of_another(storage.requested_id, owner)
+        ):
             raise BadRequest("This response cannot have a name of its own.", param="request_id", code="invalid_value")
         if not (storage.stored or storage.background):
             return None
@@ -83,7 +85,7 @@ class ResponseCalls:
             content_type=head.content_type or "application/json",
         )
         try:
-            first, all_here = await upstream.begin(HELD_BYTES, hold.try_add)
+            first, all_here = await upstream.read_beginning(HELD_BYTES, hold.try_add)
             if (refused := worker_refused(upstream.status, everywhere=False)) is not None:
                 raise refused
             if 200 <= upstream.status < 300 and head.method != "GET":

@@ -63,9 +63,9 @@ class ResponseKeeper:
         if not self._runs_on:
             self._background.remove_stream(self._response)
             return False
-        patience = self._fleet.patience(self._worker).whole(self._call.output_limit)
+        patience = self._fleet.silence_timeout(self._worker).whole(self._call.output_limit)
         call = self._call._replace(body=b"")
-        run = BackgroundRun(self._response, self._worker, request, call, self._permit.handed_on(), patience)
+        run = BackgroundRun(self._response, self._worker, request, call, self._permit.transfer(), patience)
         self._background.follow(run)
         return True
 

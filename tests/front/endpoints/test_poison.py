@@ -62,7 +62,7 @@ async def test_a_worker_that_is_seen_to_be_healthy_is_one_that_is_sent_calls() -
         as_sglang(engine)
         engine.asks_back = True
         backend, told = WorkerEndpoint(WorkerId("w"), engine.url), list[Event]()
-        polling = asyncio.create_task(WorkerProbe(backend, told.append).look(client))
+        polling = asyncio.create_task(WorkerProbe(backend, told.append).poll_health(client))
         question = await engine.call()
         assert (backend.healthy, told) == (False, [])
         await question.respond(400, REFUSAL)
