@@ -1,4 +1,4 @@
-"""The one window through which policies see the fleet and the prefix map."""
+"""The one view through which policies see the fleet and the prefix map."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
@@ -11,7 +11,7 @@ from router.core.predict.token_estimates import Estimates
 
 
 class SchedulerView(FleetView):
-    """Answers from the scheduler's own state."""
+    """Answers a policy's questions from the scheduler's own state."""
 
     def __init__(self, cluster: Cluster, prefixes: PrefixMap, estimates: Estimates) -> None:
         self._cluster = cluster
@@ -21,101 +21,83 @@ class SchedulerView(FleetView):
         self._findable = prefixes.mirror.findable
 
     def serving(self, model: str) -> Sequence[WorkerId]:
-        """See `FleetView`."""
         return self._cluster.serving(model)
 
     def able(self, request: Request) -> Sequence[WorkerId]:
-        """See `FleetView`."""
         return self._cluster.candidates(request)
 
     def in_flight(self, worker: WorkerId) -> int:
-        """See `FleetView`."""
         return self._states[worker].load.requests
 
     def has_room(self, worker: WorkerId) -> bool:
-        """See `FleetView`."""
         return self._states[worker].has_room
 
     def with_room(self, workers: Iterable[WorkerId]) -> Mapping[WorkerId, int]:
-        """See `FleetView`."""
         states = self._states
         return {worker: state.load.requests for worker in workers if (state := states[worker]).has_room}
 
-    def admits(self, worker: WorkerId, request: Request, answered: int = 0) -> bool:
-        """See `FleetView`. `answered`: tokens of its answer that go there too, since another worker broke off."""
+    def admits(self, worker: WorkerId, request: Request, resumed_output: int = 0) -> bool:
+        """`resumed_output`: tokens of the answer that are sent along with the prompt, because another worker broke
+        off.
+        """
         size, match = self._prefixes.size_and_match(request)
         state, matched = self._states[worker], match.get(worker, 0)
-        found = self._findable(request, worker, matched, state.waiting) if matched else 0
-        return state.admits(size + answered - found)
+        cached = self._findable(request, worker, matched, state.waiting) if matched else 0
+        return state.admits(size + resumed_output - cached)
 
     def input_tokens(self, request: Request) -> int:
-        """See `FleetView`."""
         return self._prefixes.input_tokens(request)
 
     def prefill_seconds(self, worker: WorkerId, tokens: float) -> float:
-        """See `FleetView`."""
         return self._states[worker].service_rate.prefill_seconds(tokens)
 
     def decode_seconds(self, worker: WorkerId) -> float:
-        """See `FleetView`."""
         return self._states[worker].service_rate.decode_seconds
 
     def output_tokens(self, request: Request) -> float:
-        """See `FleetView`."""
         return self._estimates.output_lengths.forecast(request)
 
     def rate(self, workers: Collection[WorkerId]) -> float | None:
-        """See `FleetView`."""
         return self._cluster.rate(workers)
 
     def speed(self, worker: WorkerId) -> float:
-        """See `FleetView`."""
         return self._cluster.speed(worker)
 
     def match(self, request: Request) -> Mapping[WorkerId, int]:
-        """See `FleetView`."""
         return self._prefixes.match(request)
 
     def expected_match(self, request: Request) -> Mapping[WorkerId, int]:
-        """See `FleetView`."""
         return self._prefixes.expected_match(request)
 
     def promise(self, request: Request, worker: WorkerId, now: float) -> None:
-        """See `FleetView`."""
         self._prefixes.promise(request, worker, now)
 
     def release(self) -> None:
-        """See `FleetView`."""
         self._prefixes.release()
 
     def watch(self, request: Request, workers: Collection[WorkerId]) -> Mapping[WorkerId, int]:
-        """See `FleetView`."""
         return self._prefixes.watch(request, workers)
 
     def unwatch(self, request: RequestId) -> None:
-        """See `FleetView`."""
         self._prefixes.unwatch(request)
 
     def chunks_held(self, request: Request, workers: Collection[WorkerId]) -> Mapping[WorkerId, int]:
-        """See `FleetView`."""
         return self._prefixes.chunks_held(request, workers)
 
     def report_match_changes(self, policy: Policy) -> None:
-        """Report to the policy what `watch` promised; what waits must know its matches at any time, since an order by
-        longest match is wrong with old ones.
+        """Report to the policy the changed matches that it asked to `watch`.
+
+        Queued requests need current matches at any time, since an order by longest match is wrong with outdated ones.
         """
         if changed := self._prefixes.take_changes():
             for worker, requests in changed.items():
                 policy.match_changed(worker, requests)
 
     def models(self, worker: WorkerId) -> Collection[str]:
-        """See `FleetView`."""
         return self._states[worker].worker.models
 
     def routes(self, worker: WorkerId) -> Collection[str]:
-        """See `FleetView`."""
         return self._cluster.routes(worker)
 
     def reorders(self, worker: WorkerId) -> bool:
-        """See `FleetView`."""
         return self._states[worker].worker.reorders

@@ -1,8 +1,8 @@
-"""The clients that the core knows: all that have anything under way, and of the others those that came last.
+"""The clients that the core remembers: all that have a live request, and the most recent of the others.
 
-One that is forgotten is forgotten everywhere: by the ledger, by what watches fairness and by the policy, which keeps
-what it owes. Which ones are, `recent_clients` says, or an operator. What else an operator wants for a client, and is
-not a word about one of its requests, comes here too.
+A forgotten client is forgotten everywhere: by the ledger, by the measures of fairness, and by the policy, except for
+what the client owes. `RecentClients` chooses the clients to forget, or an operator does. Other wishes of an operator
+that concern a client, and none of its requests, are applied here as well.
 """
 
 from typing import assert_never
@@ -17,26 +17,26 @@ from router.core.policies.base import Policy
 
 
 class KnownClients:
-    """Every client remembered, and the way in which one is forgotten."""
+    """Remembers clients and forgets them everywhere at once."""
 
-    def __init__(self, limit: int, shares: Shares, accounts: Ledger, fairness: Fairness, policy: Policy) -> None:
-        """`limit`: how many are remembered that have nothing under way; `shares`: knows which have."""
+    def __init__(self, limit: int, shares: Shares, ledger: Ledger, fairness: Fairness, policy: Policy) -> None:
+        """`limit`: how many clients without a live request are remembered; `shares`: knows which clients have one."""
         self.weights: dict[ClientId, float] = {}
-        """Every client remembered, with the weight it had when it came last."""
+        """Every remembered client, with the weight of its latest request."""
         self._recent = RecentClients(limit)
         self._shares = shares
-        self._accounts = accounts
+        self._ledger = ledger
         self._fairness = fairness
         self._policy = policy
 
     def remember(self, client: ClientId, weight: float) -> None:
-        """A client is there."""
+        """Remember a client, as the most recent one, with its present weight."""
         self.weights[client] = weight
         self._recent.touch(client)
 
-    def apply(self, wish: Credited | Forgotten) -> None:
-        """What an operator wants for a client; one that has anything under way is not forgotten."""
-        match wish:
+    def apply(self, event: Credited | Forgotten) -> None:
+        """Apply an operator's wish for a client. A client with a live request is not forgotten."""
+        match event:
             case Credited(client, cost):
                 self._policy.grant(client, cost)
                 self._fairness.credit_granted(client, cost)
@@ -45,15 +45,15 @@ class KnownClients:
                     self._recent.drop(client)
                     self._forget(client)
             case _:
-                assert_never(wish)
+                assert_never(event)
 
     def forget_surplus(self) -> None:
-        """Forget a few of those that have nothing under way, if there are too many."""
+        """Forget a few clients that have no live request, if more than `limit` are remembered."""
         for client in self._recent.to_forget(self._shares.is_active):
             self._forget(client)
 
     def _forget(self, client: ClientId) -> None:
         del self.weights[client]
-        self._accounts.forget(client)
+        self._ledger.forget(client)
         self._fairness.forget(client)
         self._policy.forget(client)

@@ -1,9 +1,9 @@
-"""Which workers there are and what they say: they join, report, fail, are left out for a while, and leave.
+"""Which workers there are and what is known of them: they join, report, fail, are ejected for a while, and leave.
 
-A worker that fails too often is barred, unless it alone serves a model: it takes no more requests, and its queue is
-placed anew, until it is tried again. One that says nothing any more is sent nothing in any case, and barred likewise,
-until it speaks. One that leaves is sent nothing more; what runs there ends by its own events, and then nothing of it is
-remembered.
+A worker that fails too often is ejected, unless no other worker serves one of its models: it is sent no more requests,
+and its queue is given to other workers, until it is readmitted on trial. A silent worker is sent nothing in any case,
+and is ejected in the same way until it answers again. A worker that leaves is sent nothing more; the requests that run
+there end by their own events, and after that the worker is forgotten.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ WorkerEvent = (
 
 
 class Membership:
-    """Carries over to cluster, prefixes and policy what is heard of workers."""
+    """Applies what is reported of workers to the cluster, the prefix map and the policy."""
 
     def __init__(
         self,
@@ -41,22 +41,24 @@ class Membership:
         prefixes: PrefixMap,
         policy: Policy,
         fairness: Fairness,
-        place_anew: Callable[[Sequence[Request], float], None],
+        requeue: Callable[[Sequence[Request], float], None],
     ) -> None:
-        """`place_anew`: told each time that a worker's queue was dissolved, of the requests that the policy gave up."""
+        """`requeue`: called whenever a worker's queue is dissolved, with the requests that the policy gave up."""
         self._cluster = cluster
         self._prefixes = prefixes
         self._mirror = prefixes.mirror
         self._blocks = prefixes.blocks
         self._policy = policy
         self._fairness = fairness
-        self._place_anew = place_anew
+        self._requeue = requeue
 
     def apply(self, event: WorkerEvent, now: float) -> None:
-        """Something was heard of a worker; of one that is not known, what only concerns a known one changes nothing."""
+        """Apply an event about a worker. An event that only concerns a known worker changes nothing if the worker is
+        unknown.
+        """
         match event:
             case WorkerReported() | WorkerAnswered():
-                self._answer(event, now)
+                self._apply_report(event, now)
             case WorkerJoined():
                 self._join(event, now)
             case WorkerLeft(worker):
@@ -78,7 +80,7 @@ class Membership:
                 assert_never(event)
 
     def on_failure(self, worker: WorkerId, fault: Fault, now: float) -> None:
-        """A call failed at this worker, and nothing of it is there any more."""
+        """Note that a call failed at a worker, after the attempt there has been closed."""
         if fault is Fault.BROKEN:
             self._blame(worker, now)
         elif fault is Fault.FULL and worker in self._cluster:
@@ -86,48 +88,52 @@ class Membership:
         elif fault is Fault.ERROR and worker in self._cluster:
             self._cluster[worker].mark_alive(now)
 
-    def blame_suspects(self, live: RequestState, now: float) -> None:
-        """The workers under suspicion for a request are to blame: another has done it, or there was just one."""
-        suspects, live.suspects = live.suspects, ()
+    def blame_suspects(self, state: RequestState, now: float) -> None:
+        """Count a failure of each worker suspected for a request: another worker has completed it, or there is one
+        suspect only.
+        """
+        suspects, state.suspects = state.suspects, ()
         for worker in suspects:
             self._blame(worker, now)
 
     def _blame(self, worker: WorkerId, now: float) -> None:
-        """A call failed by this worker's fault: that may open its breaker, unless it alone serves a model."""
+        """Count a failure that is the worker's fault. It may open the circuit breaker, unless the worker cannot be
+        spared.
+        """
         if not self._is_present(worker):
             return
         state = self._cluster[worker]
         until = state.health.on_failure(now)
-        if until is not None and not self._bar(worker, until, now):
+        if until is not None and not self._eject(worker, until, now):
             state.health.reset()
         state.refresh(now)
 
     def readmit(self, now: float) -> None:
-        """Try the workers that have been barred for long enough, or whom nobody stands in for."""
+        """Readmit on trial the workers that were ejected for long enough, or without which some model has no worker."""
         for worker in self._cluster.to_readmit(now):
             self._cluster.readmit(worker, now)
             self._policy.worker_joined(worker, now)
 
     def eject_silent(self, now: float) -> None:
-        """Let what waits for a worker that says nothing go to others, if there are any."""
+        """Eject workers that do not answer and can be spared, so that the requests waiting for them go to others."""
         for worker in self._cluster.to_eject():
-            self._bar(worker, now, now)
+            self._eject(worker, now, now)
 
-    def _bar(self, worker: WorkerId, until: float, now: float) -> bool:
-        """Leave a worker out; False if it cannot be spared."""
+    def _eject(self, worker: WorkerId, until: float, now: float) -> bool:
+        """Eject a worker; returns False if it cannot be spared."""
         if worker in self._cluster.ejected:
             self._cluster.eject(worker, until)
             return True
         if not self._cluster.can_spare(worker):
             return False
         self._cluster.eject(worker, until)
-        self._place_anew(self._policy.worker_left(worker, now), now)
+        self._requeue(self._policy.worker_left(worker, now), now)
         return True
 
     def forget_if_gone(self, worker: WorkerId) -> None:
-        """Something ended at a worker: if it left and nothing runs there any more, forget it.
+        """Forget a worker that has left if nothing runs there any more. Called whenever something ended at a worker.
 
-        What its clients owe there is remembered for the case that it comes back, but not of any number of workers.
+        What clients owe there is kept in case the worker comes back, but only for a limited number of departed workers.
         """
         if worker not in self._cluster.states:
             self._fairness.worker_left(worker)
@@ -140,7 +146,7 @@ class Membership:
     def _is_present(self, worker: WorkerId) -> bool:
         return worker in self._cluster and not self._cluster[worker].left
 
-    def _answer(self, event: WorkerReported | WorkerAnswered, now: float) -> None:
+    def _apply_report(self, event: WorkerReported | WorkerAnswered, now: float) -> None:
         if event.worker not in self._cluster:
             return
         self._cluster[event.worker].mark_alive(now)
@@ -157,35 +163,37 @@ class Membership:
         worker = event.worker
         present = self._is_present(worker.id)
         models = self._cluster[worker.id].worker.models if present else frozenset[str]()
-        barred = tried_anew = worker.id in self._cluster.ejected
-        displaced: Sequence[Request] | None = None
+        ejected = was_ejected = worker.id in self._cluster.ejected
+        unserved: Sequence[Request] | None = None
         if not models <= worker.models:
-            # What it no longer serves must not wait for it.
-            displaced = self._vacate(worker.id, now)
-            models, barred = frozenset(), False
-        self._cluster.join(worker, back=not present or (tried_anew and not barred))
+            # The worker serves fewer models now: requests of the dropped ones must not wait for it.
+            unserved = self._remove(worker.id, now)
+            models, ejected = frozenset(), False
+        self._cluster.join(worker, back=not present or (was_ejected and not ejected))
         self._cluster[worker.id].mark_alive(now)
         self._mirror.update_worker(worker)
-        if not barred and (not models or models != worker.models):
+        if not ejected and (not models or models != worker.models):
             self._policy.worker_joined(worker.id, now)
-        if displaced is not None:
-            self._place_anew(displaced, now)
+        if unserved is not None:
+            self._requeue(unserved, now)
         self._fairness.set_alike(alike=self._cluster.alike)
 
     def _leave(self, worker: WorkerId, now: float) -> None:
         if not self._is_present(worker):
             return
-        self._place_anew(self._vacate(worker, now), now)
+        self._requeue(self._remove(worker, now), now)
         self._prefixes.drop(worker)
         self._blocks.unfollow(worker)
         self.forget_if_gone(worker)
         self._fairness.set_alike(alike=self._cluster.alike)
 
-    def _vacate(self, worker: WorkerId, now: float) -> Sequence[Request]:
-        """Take a worker out; its queue is placed anew. Returns the requests that no other worker serves."""
-        barred = worker in self._cluster.ejected
+    def _remove(self, worker: WorkerId, now: float) -> Sequence[Request]:
+        """Take a worker out of the cluster and the policy. Returns the requests for which the policy has no other
+        worker.
+        """
+        ejected = worker in self._cluster.ejected
         self._cluster.leave(worker)
-        if barred:
+        if ejected:
             return ()
         if self._cluster.ejected:
             self.readmit(now)

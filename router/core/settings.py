@@ -1,4 +1,4 @@
-"""What the scheduler can be told, apart from the policy and its parameters."""
+"""The settings of the scheduler, apart from the policy and its parameters."""
 
 from dataclasses import dataclass, field
 
@@ -13,26 +13,26 @@ from router.core.model.cost import LinearCost
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSettings:
-    """What the core can be told, apart from the policy's own parameters."""
+    """All that can be set in the core, apart from the policy's own parameters."""
 
     cost: LinearCost = field(default_factory=LinearCost)
     waiting: WaitingLimits = field(default_factory=WaitingLimits)
     window: Window = field(default_factory=LearnedWindow)
-    """The limit of each worker, which has one like this of its own."""
+    """The limit of each worker; every worker has its own copy."""
     health: HealthRules = field(default_factory=HealthRules)
     prefix_limit: int = 4_000_000
-    """Chunks in the prefix tree, over all workers; and as many blocks of those whose events tell what they hold."""
+    """Chunks kept in the prefix tree over all workers; also the limit on the blocks known by KV events."""
     match_minimum: int = 64
-    """Tokens; a shorter match is no match."""
+    """Shortest prefix match that counts, in tokens."""
     kv_tokens: int = 400_000
-    """Capacity believed of a worker that does not tell its own, in tokens."""
+    """KV cache capacity assumed of a worker that does not report its own, in tokens."""
     tracking: Tracking = TRACK_ALL
-    """What is followed of the workers' caches."""
+    """How closely the workers' prefix caches are followed."""
     client_limit: int = 10_000
-    """Clients remembered that have nothing under way; of others, only what they owe ..."""
+    """Clients without a live request that are remembered; of the clients beyond them, only the debts are."""
     debtor_limit: int = DEBTOR_LIMIT
-    """... of so many in each queue, and if more owe anything, not of those that owe least."""
+    """Debts of forgotten clients that each queue keeps; beyond this, the smallest are dropped."""
     departed_limit: int = DEPARTED_LIMIT
-    """Workers remembered that left."""
+    """Workers remembered after they left."""
     cached_in_flight: int = 1_000_000
-    """Predicted-cached tokens that one client may have in flight uncharged."""
+    """Tokens predicted to be cached that one client may have in flight without being charged for them."""

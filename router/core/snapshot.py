@@ -1,7 +1,7 @@
-"""The scheduler's state that survives a restart: who was served what, who owes what, and what the workers hold.
+"""The scheduler's state that survives a restart: what each client was served and owes, and what the workers hold.
 
-What runs when it is taken is not in it. But a client owes for the input of such requests, which was reserved: whether
-the engines computed it, nobody is left to say.
+Requests that are live when the snapshot is taken are not in it. But their input was reserved, and their clients owe for
+it: after the restart, nobody can say whether the engines computed it.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,15 +14,13 @@ from router.core.model.saved import Cache, Clients, Counters, Groups, Piece, Pre
 from router.core.scheduler import Scheduler
 
 MAX_TOUCHES: Final = 10_000
-"""Prefixes saved, the newest first."""
+"""Prefixes saved, the most recently used first."""
 MAX_CHUNKS: Final = 500_000
-"""Of these, altogether; 8 bytes each."""
+"""Chunks saved over all these prefixes; 8 bytes each."""
 
 
-def snapshot(
-    scheduler: Scheduler, now: float, touches: int = MAX_TOUCHES, chunks: int = MAX_CHUNKS
-) -> Iterator[Piece]:
-    """The state in pieces, each as it is when it is asked for; changes nothing."""
+def snapshot(scheduler: Scheduler, now: float, touches: int = MAX_TOUCHES, chunks: int = MAX_CHUNKS) -> Iterator[Piece]:
+    """Yield the state in pieces, each as it is when it is asked for. Changes nothing."""
     weights, accounts = scheduler.weights, scheduler.ledger.accounts
     clients = (
         SavedClient(client, weights[client], accounts[client].served if client in accounts else NOTHING)
@@ -36,10 +34,10 @@ def snapshot(
 
 
 def restore(scheduler: Scheduler, pieces: Iterable[Piece], now: float) -> None:
-    """Give a scheduler to which nothing has happened yet what was saved.
+    """Restore saved state into a scheduler that has handled no event yet.
 
-    Debts hold until clients contend again: that nobody waits at first does not mean that the fleet was idle. Raises
-    ValueError where the pieces contradict themselves, before anything is changed.
+    Debts hold until clients contend again: that no request waits at first does not mean that the fleet was idle. Raises
+    ValueError if the pieces contradict themselves, before anything is changed.
     """
     pieces = list(pieces)
     _check(pieces)
@@ -65,15 +63,15 @@ def restore(scheduler: Scheduler, pieces: Iterable[Piece], now: float) -> None:
 def _check(pieces: Iterable[Piece]) -> None:
     for piece in pieces:
         match piece:
-            case Clients(rows) if not all(_is_scale(row.weight) and min(row.served) >= 0 for row in rows):
-                raise ValueError("the service of a client is broken")
+            case Clients(rows) if not all(_is_positive(row.weight) and min(row.served) >= 0 for row in rows):
+                raise ValueError("a client has an invalid weight or service")
             case Counters(rows=rows) | Groups(rows) if not all(
-                isfinite(row.value) and _is_scale(row.scale) for row in rows
+                isfinite(row.value) and _is_positive(row.scale) for row in rows
             ):
-                raise ValueError("a counter is broken")
+                raise ValueError("a deficit is invalid")
             case Prefixes(_, touches) if not all(isfinite(touch.age) for touch in touches):
-                raise ValueError("the age of a prefix is broken")
+                raise ValueError("a prefix has an invalid age")
 
 
-def _is_scale(number: float) -> bool:
+def _is_positive(number: float) -> bool:
     return isfinite(number) and number > 0

@@ -6,8 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.kv_blocks.block_names import BlockNames, BlockChange, TooManyBlocks
-from router.core.kv_blocks.kv_events import MARKS_KEPT, MessageOrder, Cleared, Continuity, KvEventFault, Removed, Stored, read_batch
+from router.core.kv_blocks.block_names import BlockChange, BlockNames, TooManyBlocks
+from router.core.kv_blocks.kv_events import (
+    MARKS_KEPT,
+    Cleared,
+    Continuity,
+    KvEventFault,
+    MessageOrder,
+    Removed,
+    Stored,
+    read_batch,
+)
 from router.core.model.block_key import ROOT, BlockHasher
 
 HASHER = BlockHasher(b"secret")
