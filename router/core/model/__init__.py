@@ -1,1 +1,1 @@
-"""The messages of the core: requests, events in, commands out, prompt keys."""
+"""The messages of the core: requests, events in, commands out, prompt keys and the pieces of a saved state."""

@@ -1,6 +1,7 @@
-"""What the scheduler answers to an event: what to send where, what to turn away, when to be woken.
+"""The scheduler's answers to an event: where to send a request, which requests to reject, and when to wake the
+scheduler.
 
-Times and tokens as in `model`.
+Times and tokens are as in `events` and `request`.
 """
 
 from collections.abc import Mapping
@@ -13,47 +14,48 @@ from router.core.model.request import ClientId, RequestId, WorkerId
 
 
 class Refusal(StrEnum):
-    """Why a request that waited, or would have to, is turned away."""
+    """Why a request was rejected instead of waiting any longer."""
 
     QUEUE_FULL = "rejected-saturated"
-    """As much waits as may, and nobody has more of it by weight than its client."""
+    """The queue is full, and no client has more waiting by weight than the client of this request."""
     CLIENT_FULL = "rejected-client-saturated"
-    """As much of its client's waits as may."""
+    """The client has as much waiting as one client is allowed."""
     DISPLACED = "rejected-displaced"
-    """It waited, and made room for a client that has less waiting by weight."""
+    """The request was waiting and made room for a client that has less waiting by weight."""
     EXPIRED = "rejected-ttl-expired"
+    """The request waited for its whole time to live."""
     NO_WORKER = "rejected-no-endpoints"
     NO_RETRY = "rejected-no-retry"
-    """It failed, and at every worker or as often as it may, or too many do."""
+    """The request failed, and it has failed at every worker, is out of tries, or the retry budget is used up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deficit:
-    """A client's credit at one worker, in cost units, as far as the policy keeps any."""
+    """A client's deficit at one worker, in cost units; None for a part of the policy that keeps no deficits."""
 
     placement: float | None = None
     order: float | None = None
 
 
 class PassedOver(NamedTuple):
-    """A request whose turn it was, had something not stood in its way."""
+    """A request that was next in order but could not be dispatched, and the reason."""
 
     request: RequestId
     reason: str
 
 
 class Decision(NamedTuple):
-    """What the scheduler knew when it dispatched a request, for whoever asks why; nothing follows from it."""
+    """What the scheduler knew when it dispatched a request, for explanations. Nothing depends on it."""
 
     client: ClientId
     match: Mapping[WorkerId, int]
-    """Input tokens that each worker was believed to hold; workers that held none are left out."""
+    """Input tokens that each worker was believed to hold; workers that held none are omitted."""
     credit: Deficit
-    """At the worker chosen, before this request was charged."""
+    """The client's deficit at the chosen worker, before this request was charged."""
     load: Load
-    """Of the worker chosen, before this request."""
+    """Load of the chosen worker, without this request."""
     limits: Limits | None
-    """Of its window; None without any."""
+    """Limits of the chosen worker's window; None if it has none."""
     passed_over: tuple[PassedOver, ...]
 
 
@@ -64,25 +66,25 @@ class Dispatch:
     request: RequestId
     worker: WorkerId
     cached_tokens: int
-    """How much of its input the worker's prefix cache is predicted to hold."""
+    """Input tokens that the worker's prefix cache is predicted to hold."""
     why: str
-    """What decided the worker and the turn, in a word or two."""
+    """What decided the worker and the turn, in one or two words."""
     decision: Decision
 
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """Turn this request away; it is gone from the scheduler."""
+    """Reject this request; the scheduler has dropped it."""
 
     request: RequestId
     reason: Refusal
     retry_after: float | None = None
-    """Seconds after which a new try may find room; None where that cannot be told."""
+    """Seconds after which a retry may find room; None if that cannot be estimated."""
 
 
 @dataclass(frozen=True, slots=True)
 class WakeAt:
-    """Send `Ticked` at this time; replaces the `WakeAt` before it."""
+    """Send `Ticked` at this time. Replaces the previous `WakeAt`."""
 
     time: float
 

@@ -1,4 +1,4 @@
-"""Service in tokens, its price, and how a bill changes."""
+"""Service in tokens, its cost, and changes to a bill."""
 
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -7,14 +7,14 @@ from router.core.model.request import ClientId, RequestId, WorkerId
 
 
 class Tokens(NamedTuple):
-    """Service in tokens: prefill computed, prefill found in the cache, output produced."""
+    """Service in tokens: prefill computed, prefill found in the cache, and output produced."""
 
     extend: int = 0
     cached: int = 0
     output: int = 0
 
     def plus(self, other: "Tokens") -> "Tokens":
-        """Add member by member."""
+        """Return the sum, field by field."""
         return Tokens(self.extend + other.extend, self.cached + other.cached, self.output + other.output)
 
 
@@ -23,19 +23,19 @@ NOTHING: Final = Tokens()
 
 @dataclass(frozen=True, slots=True)
 class LinearCost:
-    """W = w_e · extend + w_q · output (DLPM paper, section 3); `cached` = w_e gives VTC's price of the full input."""
+    """W = w_e · extend + w_q · output (DLPM paper, section 3). `cached` = w_e gives VTC's cost of the full input."""
 
     extend: float = 1.0
     output: float = 2.0
     cached: float = 0.0
 
     def __call__(self, tokens: Tokens) -> float:
-        """Price these tokens."""
+        """Return the cost of these tokens."""
         return self.extend * tokens.extend + self.cached * tokens.cached + self.output * tokens.output
 
 
 class Charge(NamedTuple):
-    """How one request's bill changed: what it came to before, and what it comes to now."""
+    """A change to one request's bill: the tokens billed before and after it."""
 
     request: RequestId
     client: ClientId
@@ -44,7 +44,7 @@ class Charge(NamedTuple):
     after: Tokens
 
     def at(self, cost: LinearCost) -> float:
-        """The change at this price; negative where an estimate was too high."""
+        """Return the change in cost units; negative if an estimate was too high."""
         extend, cached, output = self.after
         had_extend, had_cached, had_output = self.before
         return (cost.extend * extend + cost.cached * cached + cost.output * output) - (

@@ -1,4 +1,4 @@
-"""The events that the scheduler takes. What it answers stands in `commands`.
+"""The events that the scheduler takes. Its answers are in `commands`.
 
 Times are seconds on the caller's monotonic clock.
 """
@@ -14,7 +14,7 @@ from router.core.model.request import ClientId, Request, RequestId, Usage, Worke
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A client's request is here and waits to be placed."""
+    """A client's request arrived and waits to be dispatched."""
 
     request: Request
 
@@ -28,32 +28,32 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Progressed:
-    """Output tokens so far (cumulative) of any number of running requests; batched by the caller."""
+    """Cumulative output tokens of any number of running requests, batched by the caller."""
 
     output_tokens: Mapping[RequestId, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A request is answered in full."""
+    """A request was answered in full."""
 
     request: RequestId
     usage: Usage | None = None
     answers: tuple[PromptKey, ...] = ()
-    """Prompt and answer together, as they will stand at the head of the next turn; one key per choice."""
+    """The prompt followed by the answer, as the next turn will begin; one key per choice."""
 
 
 class Fault(StrEnum):
-    """What stood in the way of an answer."""
+    """Why a request did not get its whole answer."""
 
     CALL = "call"
-    """The call itself: no worker would answer it, or nobody knows better."""
+    """The call itself: no worker would answer it. Also used if the cause is unknown."""
     FULL = "full"
-    """The engine has as much to do as it takes."""
+    """The engine has as much work as it accepts."""
     ERROR = "error"
-    """The engine answered with an error of its own; another may do the same with this request."""
+    """The engine answered with an error of its own; another engine may fail on this request, too."""
     BROKEN = "broken"
-    """The worker took no connection, broke off, hung or answered nonsense."""
+    """The worker refused the connection, closed it early, hung, or sent an invalid answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,31 +62,34 @@ class Failed:
 
     request: RequestId
     accepted: bool
-    """Whether the engine may have begun to compute: if not, the client is refunded in full."""
+    """Whether the engine may have begun to compute. If not, the client is refunded in full."""
     usage: Usage | None = None
     fault: Fault = Fault.CALL
 
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """A dispatched request comes back without its whole answer, and is to go to a worker that has not failed it.
+    """A dispatched request came back without its whole answer and is to be sent to a worker that has not failed it.
 
-    It has had its turn: it goes before all that wait, as soon as such a worker has room, and what the first one was
-    paid for it is not charged again. A Reject answers where there is none, or no more tries are left.
+    The request has had its turn: it goes ahead of all waiting requests as soon as such a worker has room, and the
+    client is not charged again for what it already paid at the first worker. The scheduler answers with a Reject if
+    there is no such worker or no try is left.
     """
 
     request: RequestId
     accepted: bool
-    """Whether the engine may have begun to compute: if not, nothing is owed for this try."""
+    """Whether the engine may have begun to compute. If not, nothing is charged for this try."""
     fault: Fault
     usage: Usage | None = None
     begun: bool = False
-    """Whether its client has a part of the answer: then the rest of it is asked for, which is no retry."""
+    """Whether the client already has part of the answer. Then only the rest is requested, which does not count as a
+    retry.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """The client left, whether its request was queued or dispatched; it pays for what was computed."""
+    """The client left while its request was queued or dispatched. The client pays for what was computed."""
 
     request: RequestId
     usage: Usage | None = None
@@ -94,35 +97,35 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class WorkerJoined:
-    """A worker may be sent requests from now on; for one that is known, its facts are replaced."""
+    """A worker may be sent requests from now on. For a known worker, its facts are replaced."""
 
     worker: Worker
 
 
 @dataclass(frozen=True, slots=True)
 class CacheReport:
-    """What an engine's metrics say about its prefix cache; counts since it started, None where it does not count."""
+    """An engine's metrics of its prefix cache. Counts start with the engine; None if it does not count."""
 
     block_tokens: int | None = None
-    """What the cache is divided into."""
+    """Tokens in each block of the cache."""
     born: float | None = None
-    """When its counters began, in seconds of its own clock."""
+    """When the counters began, in seconds on the engine's own clock."""
     computed_tokens: float | None = None
-    """Of prompts; counted to see that the count began anew."""
+    """Prompt tokens computed. Used to detect that the counters were reset."""
     hit_tokens: float | None = None
-    """Of prompts, found in the cache."""
+    """Prompt tokens found in the cache."""
     evicted_tokens: float | None = None
     idle_seconds: float | None = None
-    """How long blocks had lain unused when they were evicted, added up ..."""
+    """Total time for which evicted blocks had been unused when they were evicted."""
     idle_blocks: float | None = None
-    """... over so many."""
+    """Number of blocks in `idle_seconds`."""
     asleep: bool = False
-    """Whether it has given up its cache's memory."""
+    """Whether the engine has released its cache's memory (sleep mode)."""
     caches: bool | None = None
-    """Whether prefixes are cached at all; None where it does not tell."""
+    """Whether the engine caches prefixes at all; None if it does not report that."""
 
     def began_anew(self, before: "CacheReport") -> bool:
-        """Whether another process counts now than counted before."""
+        """Return whether the counters belong to another process than those of `before`."""
         if None not in (self.born, before.born) and self.born != before.born:
             return True
         pairs = (
@@ -135,19 +138,19 @@ class CacheReport:
 
 @dataclass(frozen=True, slots=True)
 class WorkReport:
-    """What an engine's metrics say that it has computed, for whomever, since its counters began.
+    """Tokens that an engine's metrics say it has computed for any client since its counters began.
 
-    None where it does not count.
+    None if the engine does not count them.
     """
 
     input_tokens: float | None = None
-    """Of prompts, without what was found in a cache."""
+    """Prompt tokens, without those found in a cache."""
     output_tokens: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerReported:
-    """What a worker's own metrics say at this moment."""
+    """A worker's own metrics at this moment."""
 
     worker: WorkerId
     running: int
@@ -155,27 +158,27 @@ class WorkerReported:
     kv_tokens: int | None = None
     cache: CacheReport | None = None
     places: int | None = None
-    """The most requests that it runs at a time, where it tells."""
+    """The most requests that the worker runs at a time; None if it does not report that."""
     work: WorkReport | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerAnswered:
-    """A worker answered a poll, and told nothing of its load."""
+    """A worker answered a poll without reporting its load."""
 
     worker: WorkerId
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLeft:
-    """A worker is sent nothing more; what is running there still ends by its own events."""
+    """Send a worker nothing more. What runs there still ends by its own events."""
 
     worker: WorkerId
 
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """A worker dropped this many tokens from its prefix cache, or all of them."""
+    """A worker evicted this many tokens from its prefix cache; None if it dropped all of them."""
 
     worker: WorkerId
     tokens: int | None = None
@@ -183,55 +186,61 @@ class Evicted:
 
 @dataclass(frozen=True, slots=True)
 class BlocksFollowed:
-    """A worker's own events tell from now on what blocks its cache holds, or tell it differently from before."""
+    """From now on, a worker's KV events say which blocks its cache holds, or say it with different parameters than
+    before.
+    """
 
     worker: WorkerId
     block_tokens: int
-    """Tokens in each of its blocks."""
+    """Tokens in each block of the worker."""
     ranks: int = 1
-    """Data-parallel ranks, each with a cache of its own."""
+    """Data-parallel ranks, each with its own cache."""
     complete: bool = True
-    """Whether no event was missed since its cache was empty; if not, it may hold more than was told."""
+    """Whether no event was missed since the cache was empty. If not, the worker may hold more blocks than were
+    reported.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class BlocksChanged:
-    """What a worker's own events say of its cache; to be taken in the order of the fields."""
+    """A change that a worker's KV events report of its cache. Apply the fields in their order."""
 
     worker: WorkerId
     rank: int = 0
     cleared: bool = False
     removed: bytes = b""
-    """Hashes as in `BlockKey`; a hash is not both removed and stored."""
+    """Hashes as in `BlockKey`. No hash is both removed and stored."""
     stored: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class BlocksLost:
-    """A worker's own events cannot be read any more."""
+    """A worker's KV events can no longer be read."""
 
     worker: WorkerId
 
 
 @dataclass(frozen=True, slots=True)
 class Credited:
-    """An operator gives a client this much service before others, in every queue that knows it.
+    """An operator gives a client this much service ahead of others, in every queue that knows the client.
 
-    It is added to the client's deficit counter, or taken from its virtual one: q_i, which the theorem holds at or below
-    Q^u, may be that much higher, and so the bound on the gap is wider by cost / w from then on. A counter that is set
-    anew, because nobody waits or, in VTC, because its client begins to wait, loses what is left of it. Policies
-    without counters of service, and D²LPM's counters of workers, which say where and not how much, do nothing.
+    The cost is added to the client's deficit, or subtracted from its virtual counter. The theorem keeps q_i at or below
+    Q^u; with this event q_i may exceed Q^u by the cost, so the bound on the gap is wider by cost / w from then on. A
+    counter that is reset loses what is left of the credit: because no request of the client waits or, in VTC, because
+    the client begins to wait. Policies without counters of service ignore this event. So do D²LPM's deficits per
+    worker, which say where a client is served and not how much.
     """
 
     client: ClientId
     cost: float
-    """In cost units; positive."""
+    """Cost units; positive."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """An operator wants a client forgotten now, as one that has not come for long; what it owes is kept, so no bound
-    changes. One that has anything under way is not.
+    """An operator asks to forget a client now, as if it had been away for long.
+
+    What the client owes is kept, so no bound changes. A client with a request waiting or in flight is not forgotten.
     """
 
     client: ClientId
@@ -239,7 +248,7 @@ class Forgotten:
 
 @dataclass(frozen=True, slots=True)
 class Ticked:
-    """Time has passed; sent when the last `WakeAt` is due."""
+    """Time has passed. Sent at the time of the last `WakeAt`."""
 
 
 Event = (

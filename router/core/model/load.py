@@ -1,28 +1,28 @@
-"""What is in flight at one worker, and the limits that its window sets."""
+"""The load of one worker, and the limits that its window sets."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
 
 class Load(NamedTuple):
-    """What is in flight at one worker."""
+    """The requests in flight at one worker."""
 
     requests: int = 0
     unstarted: int = 0
-    """Those that wait for their first token. A stream shows it; of a whole answer it is guessed."""
+    """Requests that wait for their first token. Streams show their first token; for other answers it is a guess."""
     unstarted_tokens: int = 0
-    """The uncached input tokens of those."""
+    """Uncached input tokens of the unstarted requests."""
     ahead_tokens: float = 0.0
-    """Of those, what the engine has still to compute, by its pace."""
+    """Those of `unstarted_tokens` that the engine has still to compute, estimated from its prefill rate."""
     guessed: int = 0
-    """Whole answers whose first token is guessed to exist."""
+    """Requests without streaming whose first token is guessed to exist."""
     kv_peak: float = 0.0
-    """What all of them will hold when they hold most, with one more request that brings no input."""
+    """KV tokens that the requests in flight, and one more request without input, will hold at their peak."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much a window lets be in flight at the moment."""
+    """How much a window currently allows in flight."""
 
     requests: int
     unstarted_tokens: int

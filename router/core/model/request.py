@@ -1,6 +1,6 @@
 """Ids, requests, workers and usage, as the core knows them.
 
-Tokens are the engine's tokens; before the engine has reported usage they are estimates (see `token_estimates`).
+Tokens are the engine's tokens. Before the engine has reported usage they are estimates (see `token_estimates`).
 """
 
 from dataclasses import dataclass
@@ -23,41 +23,42 @@ class Request:
     client: ClientId
     model: str
     prompts: tuple[PromptKey, ...]
-    """One key per prompt; only a completions call with a list of prompts has several."""
+    """One key per prompt. Only a completions call with a list of prompts has several."""
     output_limit: int | None = None
-    """The most output tokens it may produce over all choices and prompts; None where the client set no limit."""
+    """The most output tokens of the request over all choices and prompts; None if the client set no limit."""
     streamed: bool = True
     weight: float = 1.0
-    """The client's share relative to others, or to the other members of its group; positive."""
+    """The client's share relative to other clients, or to the other members of its group; positive."""
     blocks: tuple[BlockKey, ...] = ()
-    """The same prompts by their tokens, one key per prompt; none where those are not known."""
+    """The same prompts as token blocks, one key per prompt; empty if their tokens are not known."""
     body_bytes: int = 0
-    """What it takes of the router's memory while it waits."""
+    """Memory of the router that the request takes while it waits."""
     group: GroupId | None = None
-    """Whose weight the client shares with others; None where it has its own."""
+    """The group whose weight the client shares; None if the client has its own."""
     group_weight: float = 1.0
-    """The share of that group relative to other groups and clients; positive."""
+    """The group's share relative to other groups and to clients without a group; positive."""
     answers: int = 1
-    """How many answers it asks for, over all prompts and choices; at least 1."""
+    """Number of answers that the request asks for, over all prompts and choices; at least 1."""
     computed_anew_by: frozenset[str] = frozenset()
-    """The engines, by their names, that compute these prompts in full, whatever their prefix caches hold.
+    """Names of the engines that compute these prompts in full, whatever their prefix caches hold.
 
-    Where it names any, an engine of an unknown kind is taken to do the same.
+    If the set is not empty, an engine of unknown kind is assumed to do the same.
     """
     worker: WorkerId | None = None
-    """The only worker that may take it, since that alone keeps what it goes on from; None where any may.
+    """The only worker that may serve the request, because only that worker stores the conversation it continues; None
+    if any worker may.
 
-    Then its prompts are a part of what the engine reads.
+    If set, `prompts` are only a part of what the engine reads.
     """
 
     @property
     def route(self) -> str:
-        """What a worker must have among its routes to be sent it."""
+        """The route that a worker must have to be sent this request."""
         return self.model if self.worker is None else own_route(self.worker)
 
 
 def own_route(worker: WorkerId) -> str:
-    """The route of requests that this worker alone may take; no model has such a name."""
+    """Return the route of requests that only this worker may serve. No model has such a name."""
     return f"\0{worker}"
 
 
@@ -67,24 +68,25 @@ class Worker:
 
     id: WorkerId
     models: frozenset[str]
-    """Names, adapters included, that it answers to."""
+    """Model names that the engine answers to, including adapters."""
     kv_tokens: int | None = None
-    """Capacity of its KV cache in tokens; None where the engine does not tell."""
+    """Capacity of the engine's KV cache in tokens; None if the engine does not report it."""
     reorders: bool = False
-    """Whether its engine does not serve in order of arrival, but by longest match."""
+    """Whether the engine serves by longest prefix match instead of in order of arrival."""
     engine: str = ""
-    """The kind of engine, as `cache_rules` knows it; empty where that is not known."""
+    """The kind of engine, as named in `engine_rules`; empty if not known."""
     batch_tokens: int | None = None
-    """The most new tokens of prompts that it computes in one step; None where it does not tell."""
+    """The most new prompt tokens that the engine computes in one step; None if the engine does not report it."""
     caches: bool = True
-    """Whether it keeps a prefix cache; one that says in its metrics that it keeps none need not say so here."""
+    """Whether the engine keeps a prefix cache. An engine whose metrics say that it keeps none need not be marked here.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What the engine says that a request used, in tokens, summed over its choices and prompts."""
+    """The tokens that a request used by the engine's count, summed over choices and prompts."""
 
     input_tokens: int
     output_tokens: int
     cached_tokens: int | None = None
-    """Input tokens found in the prefix cache; None where the engine does not tell."""
+    """Input tokens found in the prefix cache; None if the engine does not report them."""

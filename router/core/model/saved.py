@@ -1,6 +1,6 @@
-"""What survives a restart of the router: plain data, in pieces small enough to be made and written one at a time.
+"""State that survives a restart of the router, as plain data in pieces small enough to build and write one at a time.
 
-The parts of the core that have something to save make pieces of it, and take them back; `snapshot` joins them.
+Each part of the core with state to save produces pieces and takes them back; `snapshot` combines them.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,13 +15,13 @@ from router.core.model.request import ClientId, GroupId, WorkerId
 Row = TypeVar("Row")
 
 ROWS: Final = 256
-"""In one piece, at most."""
+"""Maximum rows in one piece."""
 ROOT: Final = -1
-"""The parent of a node that begins a prompt."""
+"""The parent of a node at the beginning of a prompt."""
 
 
 class SavedClient(NamedTuple):
-    """A client and its service so far."""
+    """A client, its weight and its service so far."""
 
     client: ClientId
     weight: float
@@ -33,15 +33,15 @@ class SavedCounter(NamedTuple):
 
     client: ClientId
     worker: WorkerId | None
-    """None where there is one for the fleet."""
+    """None for a counter that covers the whole fleet."""
     value: float
-    """In cost units."""
+    """Cost units: the deficit, or VTC's virtual counter."""
     scale: float
-    """A deficit counter's quantum in cost units; for VTC the client's weight."""
+    """The quantum of a deficit in cost units; for VTC the client's weight."""
 
 
 class SavedGroup(NamedTuple):
-    """What a group has as if it was one client; see `SavedCounter`."""
+    """A counter that a group has as if it was one client; fields as in `SavedCounter`."""
 
     group: GroupId
     worker: WorkerId | None
@@ -50,16 +50,16 @@ class SavedGroup(NamedTuple):
 
 
 class SavedNode(NamedTuple):
-    """A run of chunks in the prefix tree. Nodes are numbered from 0 as they come, over all pieces."""
+    """A run of chunks in the prefix tree. Nodes are numbered from 0 in their order, across all pieces."""
 
     parent: int
-    """The number of an earlier one, or `ROOT`."""
+    """The number of an earlier node, or `ROOT`."""
     key: bytes
-    """The hashes of its chunks."""
+    """The hashes of the node's chunks."""
 
 
 class SavedTouch(NamedTuple):
-    """A worker holds everything down to the end of a node, and touched it this long ago."""
+    """A worker that holds the whole prefix down to the end of a node, and the age of its last use."""
 
     worker: WorkerId
     node: int
@@ -69,14 +69,14 @@ class SavedTouch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """Of the ledger."""
+    """Clients of the ledger."""
 
     rows: tuple[SavedClient, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Of the policy's placement, or of its order."""
+    """Counters of the policy's placement, or of its order."""
 
     kind: Literal["placement", "order"]
     rows: tuple[SavedCounter, ...]
@@ -84,14 +84,14 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Of the policy's order."""
+    """Groups of the policy's order."""
 
     rows: tuple[SavedGroup, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Prefixes:
-    """Of the prefix tree: the most recent first."""
+    """Part of the prefix tree, the most recently used first."""
 
     nodes: tuple[SavedNode, ...]
     touches: tuple[SavedTouch, ...]
@@ -99,19 +99,21 @@ class Prefixes:
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """What else is known of a worker's cache."""
+    """Further state of a worker's cache."""
 
     worker: WorkerId
     model: str
     report: CacheReport | None
-    """The last; if the next counts from less, the worker has begun anew meanwhile, and holds nothing."""
+    """The last cache report. If the next report counts less, the worker has restarted in the meantime and holds
+    nothing.
+    """
 
 
 Piece = Clients | Counters | Groups | Prefixes | Cache
 
 
 def in_rows(rows: Iterable[Row]) -> Iterator[tuple[Row, ...]]:
-    """The rows, `ROWS` at a time."""
+    """Yield the rows in tuples of at most `ROWS`."""
     left = iter(rows)
     while piece := tuple(islice(left, ROWS)):
         yield piece
