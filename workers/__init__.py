@@ -1,1 +1,1 @@
-"""Emulated SGLang and vLLM workers: a pure step engine behind an HTTP front, without a GPU."""
+"""Emulate SGLang and vLLM workers without a GPU: a pure step engine behind an HTTP server."""

@@ -1,7 +1,7 @@
-"""`python -m workers`: one emulated worker as a process.
+"""Run one emulated worker as a process: `python -m workers`.
 
-Prints one line on standard output when it accepts connections. SIGTERM and SIGINT end it at once, streams included,
-with exit status 0.
+Prints one line to standard output once it accepts connections. SIGTERM and SIGINT end the process at once with exit
+status 0, cutting open streams.
 """
 
 import os
@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def _at_end_of_input(stop: Callable[[], None]) -> None:
-    """Read standard input to its end: the kernel closes a parent's pipe however the parent dies."""
+    """Call `stop` at the end of standard input: the kernel closes a parent's pipe however the parent dies."""
     while os.read(sys.stdin.fileno(), 4096):
         pass
     stop()

@@ -1,4 +1,4 @@
-"""What a worker process is told on its command line: one frozen dataclass, from which the parser is derived."""
+"""The command line of a worker process: one frozen dataclass, from which the argument parser is derived."""
 
 import argparse
 from collections.abc import Sequence
@@ -13,39 +13,41 @@ from workers.engine.model import Dialect, EngineConfig, Order
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """One emulated worker. None means the dialect's or the hardware's own default."""
+    """The settings of one emulated worker. None means the default of the dialect or of the hardware."""
 
-    dialect: Annotated[Dialect, "the engine to speak and schedule like"] = "vllm"
+    dialect: Annotated[Dialect, "engine to emulate, on the wire and in scheduling"] = "vllm"
     host: Annotated[str, "address to listen on"] = "127.0.0.1"
-    port: Annotated[int, "port to listen on; 0 takes a free one"] = 8000
+    port: Annotated[int, "port to listen on; 0 picks a free one"] = 8000
     model: Annotated[str, "served model name"] = "emulated"
     hardware: Annotated[str, f"step-time model: {', '.join(HARDWARE)}"] = DEFAULT_HARDWARE
     step_times: Annotated[
-        str | None, "ms of a step, and more per prefilled token and per decoded sequence, A,B,C: not the hardware's"
+        str | None,
+        "replaces the hardware's step times: A,B,C, the milliseconds of a step, of each prefilled token in it, and "
+        "of each decoded sequence",
     ] = None
-    kv_tokens: Annotated[int | None, "KV pool, tokens (default: the hardware's)"] = None
+    kv_tokens: Annotated[int | None, "size of the KV pool in tokens (default: the hardware's)"] = None
     block_size: Annotated[int | None, "tokens per block or page (default: vllm 16, sglang 1)"] = None
-    max_running: Annotated[int | None, "requests in one batch (default: 256)"] = None
+    max_running: Annotated[int | None, "most requests in one batch (default: 256)"] = None
     max_batched_tokens: Annotated[
-        int | None, "new tokens per step, sglang's chunk size (default: vllm 2048, sglang 8192)"
+        int | None, "most new tokens per step; for sglang, its chunk size (default: vllm 2048, sglang 8192)"
     ] = None
-    max_model_len: Annotated[int, "longest prompt and answer, tokens; never more than the pool holds"] = 32_768
-    order: Annotated[Order, "order of the waiting queue; lpm is sglang's alone"] = "fcfs"
-    max_queued: Annotated[int | None, "waiting requests before new ones are refused (default: no limit)"] = None
-    speed: Annotated[float, "how many times faster than the hardware; 0 or inf: as fast as this machine can"] = 1.0
+    max_model_len: Annotated[
+        int, "most tokens of a prompt and its answer together; capped at the size of the KV pool"
+    ] = 32_768
+    order: Annotated[Order, "order of the waiting queue; lpm for sglang only"] = "fcfs"
+    max_queued: Annotated[int | None, "most waiting requests; further ones are rejected (default: no limit)"] = None
+    speed: Annotated[float, "run this many times faster than the hardware; 0 or inf: as fast as possible"] = 1.0
     seed: Annotated[int, "seed of the answers"] = 0
-    api_key: Annotated[str | None, "bearer key that callers must show"] = None
-    hide_capacity: Annotated[bool, "tell nobody the size of the KV pool and the batch limit"] = False
-    measure: Annotated[bool, "measure the engine's own queue: GET /emulated/queue, and POST there to begin anew"] = (
-        False
-    )
-    kv_events: Annotated[int | None, "port to publish KV events at, and past ones at the next; 0 takes free ones"] = (
-        None
-    )
-    exit_with_parent: Annotated[bool, "end when standard input reaches its end"] = False
+    api_key: Annotated[str | None, "bearer key that callers must send"] = None
+    hide_capacity: Annotated[bool, "do not report the size of the KV pool and the batch limit"] = False
+    measure: Annotated[bool, "measure the engine's own queue; GET /emulated/queue reads it, POST resets it"] = False
+    kv_events: Annotated[
+        int | None, "port that publishes KV events; the next port replays past ones; 0 picks free ports"
+    ] = None
+    exit_with_parent: Annotated[bool, "exit when standard input is closed"] = False
 
     def machine(self) -> Hardware:
-        """What the engine runs on. Raises ValueError where the step times make no sense."""
+        """Return the emulated hardware. Raises ValueError if the step times are invalid."""
         hardware = HARDWARE[self.hardware]
         if self.step_times is None:
             return hardware
@@ -55,7 +57,7 @@ class WorkerSettings:
         return linear(hardware.kv_tokens, *times)
 
     def engine_config(self) -> EngineConfig:
-        """Raises ValueError where a size makes no sense."""
+        """Return the sizes of the engine. Raises ValueError if a size is invalid."""
         return default_config(
             self.dialect,
             self.machine(),
@@ -70,7 +72,7 @@ class WorkerSettings:
 
 
 def parse_settings(arguments: Sequence[str]) -> WorkerSettings:
-    """Settings from a command line; a mistake ends the process with a message and status 2, as argparse does."""
+    """Parse a command line. An invalid one ends the process with a message and status 2, as argparse does."""
     parser = argparse.ArgumentParser(prog="python -m workers", description="An emulated SGLang or vLLM worker.")
     hints = get_type_hints(WorkerSettings, include_extras=True)
     for option in fields(WorkerSettings):

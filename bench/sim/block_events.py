@@ -6,7 +6,7 @@ from router.core.model.block_key import BlockHasher
 from router.core.model.events import BlocksChanged, BlocksFollowed
 from router.core.model.request import WorkerId
 from workers.engine import block_log
-from workers.engine.block_log import BlockEvent, tells_after_step
+from workers.engine.block_log import BlockEvent, publishes_after_step
 from workers.engine.engine import Engine
 
 
@@ -28,7 +28,7 @@ class BlockEvents:
 
     def after_step(self) -> BlocksChanged | None:
         """What is told after the step that the engine has just taken; None where that is nothing."""
-        if not tells_after_step(self._engine):
+        if not publishes_after_step(self._engine):
             return None
         change = self._names.apply([self._read(event) for event in self._log.take()])
         if not (change.cleared or change.removed or change.stored):

@@ -195,7 +195,7 @@ class EmulatedWorker:
 
     def _measure(self) -> None:
         """Note how much waits in the engine: that changes by submission, abortion and steps that prefill."""
-        self.waiting.note(self._agenda.now, self.engine)
+        self.waiting.observe(self._agenda.now, self.engine)
 
 
 def _see_one_more(members: Sequence[Progress]) -> None:

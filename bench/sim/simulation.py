@@ -104,7 +104,7 @@ class Simulation:
         found = {}
         for name, worker in self.workers.items():
             worker.catch_up()
-            found[name] = worker.engine.found(prompt)
+            found[name] = worker.engine.cached_prefix_tokens(prompt)
         return {name: tokens for name, tokens in found.items() if tokens}
 
     def _is_busy(self) -> bool:

@@ -1,1 +1,1 @@
-"""The HTTP APIs that the emulated engines serve, read and answered apart from their dialects."""
+"""The HTTP APIs that the emulated engines serve, apart from what differs by dialect."""

@@ -1,4 +1,4 @@
-"""One API call, read from an OpenAI body: what both dialects accept, before either's own limits. PURE."""
+"""Parse one API call from an OpenAI body: what both dialects accept, before the limits of either. PURE."""
 
 import re
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ _INTEGER = re.compile(r"\s*[+-]?[0-9]{1,18}\s*")
 
 
 class ApiError(Exception):
-    """An answer other than 200; the dialect decides how it reads. `kind` is the OpenAI error type."""
+    """An answer with a status other than 200; the dialect decides its wording. `kind` is the OpenAI error type."""
 
     def __init__(self, status: int, message: str, kind: str = "BadRequestError", param: str | None = None) -> None:
         super().__init__(message)
@@ -29,7 +29,7 @@ class ApiError(Exception):
 class Call:
     """A chat or completion call: `prompts` as token ids, `n` answers to each, `max_tokens` None if not given.
 
-    `stream_interval`: tokens per chunk at least, except for the first and the last.
+    `stream_interval`: the least tokens per chunk, except for the first and the last chunk.
     """
 
     chat: bool
@@ -47,7 +47,7 @@ class Call:
 
 
 def parse_call(body: Body, chat: bool) -> Call:
-    """Read a call. Raises ApiError 400 where a field has the wrong type or an impossible value."""
+    """Parse a call. Raises ApiError 400 if a field has the wrong type or an impossible value."""
     options = body.get("stream_options") or {}
     if not isinstance(options, dict):
         raise wrong_type("stream_options", "an object")
@@ -68,7 +68,7 @@ def parse_call(body: Body, chat: bool) -> Call:
 
 
 def text_tokens(body: Body) -> list[int]:
-    """What `/tokenize` counts: a `prompt`, or `messages` rendered as a chat. Raises ApiError 400."""
+    """Return the tokens that `/tokenize` counts: of `prompt`, or of `messages` as a chat. Raises ApiError 400."""
     if "messages" in body:
         return encode(_chat_text(body))
     prompt = body.get("prompt")
@@ -78,7 +78,7 @@ def text_tokens(body: Body) -> list[int]:
 
 
 def token_list(value: object, field: str) -> list[int]:
-    """Token ids. Raises ApiError 400 for anything else."""
+    """Check that `value` is a list of token ids and return it. Raises ApiError 400 otherwise."""
     if not isinstance(value, list) or not all(type(token) is int for token in value):
         raise wrong_type(field, "a list of token ids")
     if value and min(value) < 0:
@@ -103,11 +103,11 @@ def _chat_text(body: Body) -> str:
         raise ApiError(400, "A chat needs at least one message.")
     if not all(isinstance(message.get("role"), str) for message in messages):
         raise wrong_type("messages.0.role", "a string")
-    return render_chat(messages, body.get("tools"), go_on=boolean(body, "continue_final_message"))
+    return render_chat(messages, body.get("tools"), continue_last=boolean(body, "continue_final_message"))
 
 
 def prompt_list(prompt: object) -> list[list[int]]:
-    """Token ids of each prompt: a text, texts, one list of ids, or several."""
+    """Return the token ids of each prompt, given one text, a list of texts, one list of token ids, or several."""
     if isinstance(prompt, str):
         prompts = [encode(prompt)]
     elif isinstance(prompt, list) and prompt and all(isinstance(text, str) for text in prompt):
@@ -133,7 +133,7 @@ def string(body: Body, field: str) -> str | None:
 
 
 def boolean(body: Body, field: str) -> bool:
-    """A flag; both engines take words and 0 or 1 for one. Raises ApiError 400 for anything else."""
+    """Read a boolean field; both engines also accept words, 0 and 1. Raises ApiError 400 for any other value."""
     value = body.get(field)
     if value is None or isinstance(value, bool):
         return bool(value)
@@ -149,12 +149,12 @@ def _integer(body: Body, field: str, low: int, high: int | None = None) -> int |
         return None
     if value < low or (high is not None and value > high):
         message = f"{field} must be at least {low}" + (f", at most {high}" if high else "")
-        raise ApiError(400, message, param=None if field == "n" else field)  # of `n` vLLM names no field
+        raise ApiError(400, message, param=None if field == "n" else field)  # vLLM does not name the field for `n`
     return value
 
 
 def _whole(value: object, field: str) -> int | None:
-    """An integer; both engines take one that is written as a text, or as a float without a fraction."""
+    """Read an integer; both engines also accept one written as text, or as a float without a fraction."""
     if value is None or isinstance(value, int):
         return value if value is None else int(value)
     if isinstance(value, float) and value.is_integer():

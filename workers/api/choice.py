@@ -1,4 +1,4 @@
-"""One answer in the making: what has been generated, and what of it has not been sent yet. PURE."""
+"""One answer while it is being generated: what has been generated, and which part has not been sent yet. PURE."""
 
 from workers.engine.model import FinishReason, Output
 from workers.engine.tokenizer import EOS, VOCABULARY, decode
@@ -7,7 +7,7 @@ ANSWER_TEXT = {EOS: "", **{token: decode([token]) for token in VOCABULARY}}
 
 
 class Choice:
-    """The answer `index` of a call; token counts are of all of it, `text` and `token_ids` of what is not sent yet."""
+    """Answer number `index` of a call. Token counts cover all of it, `text` and `token_ids` only the unsent part."""
 
     __slots__ = ("cached_tokens", "completion_tokens", "finish", "index", "prompt", "sent", "token_ids")
 
@@ -27,8 +27,8 @@ class Choice:
             self.completion_tokens += 1
             self.token_ids.append(output.token)
 
-    def due(self, interval: int) -> bool:
-        """A chunk leaves for the first token, the last, and every `interval` between."""
+    def should_send(self, interval: int) -> bool:
+        """True if a chunk must be sent now: for the first token, the last one, and every `interval` tokens between."""
         return not self.sent or self.finish is not None or len(self.token_ids) >= interval
 
     @property

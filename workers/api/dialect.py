@@ -1,4 +1,4 @@
-"""What the HTTP front asks of a dialect. PURE."""
+"""What the HTTP server requires of a dialect. PURE."""
 
 import time
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ FINISH: dict[FinishReason | None, bytes] = {
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What every chunk of one call repeats: its id, the model's name as answered, and when it was created (s)."""
+    """The fields that every chunk of a call repeats: its id, the model's name as answered, its creation time (s)."""
 
     call: Call
     id: str
@@ -31,46 +31,46 @@ class Answer:
     created: int
 
     def opening(self, kind: str) -> bytes:
-        """The start of each chunk, up to its choices."""
+        """Return the start of each chunk, up to its choices."""
         head = orjson.dumps({"id": self.id, "object": kind, "created": self.created, "model": self.model})
         return b"data: " + head[:-1] + b',"choices":['
 
 
 class StreamWriter(Protocol):
-    """Turns the choices of one call into server-sent events."""
+    """Encodes the choices of one call as server-sent events."""
 
     def update(self, choice: Choice) -> bytes:
-        """Events for what `choice` holds unsent; may be empty."""
+        """Return the events for the unsent part of `choice`; possibly none."""
 
     def end(self, choices: Sequence[Choice]) -> bytes:
-        """Events after the last token, up to and including [DONE]."""
+        """Return the events after the last token, up to and including [DONE]."""
 
 
 class Wire(Protocol):
-    """How one engine speaks on the generation endpoints."""
+    """The wire format of one engine's generation endpoints."""
 
-    disconnect_poll: float  # emulated seconds between looks for a client to whom nothing streams; 0: it is seen at once
-    headers_at_once: bool  # a stream's headers do not wait for its first token
-    queue_full_in_band: bool  # a stream is told in its events, not by its status, that the queue is full
+    disconnect_poll: float  # emulated seconds between checks that an unstreamed client is there; 0: at once
+    headers_at_once: bool  # the headers of a stream are sent before its first token
+    queue_full_in_band: bool  # a stream reports a full queue in an event, not by its status
 
     def check(self, body: Body, path: str) -> None:
-        """Raises ApiError where the engine refuses a generation call by its body alone."""
+        """Raise ApiError if the engine rejects a generation call by its body alone."""
 
     def answer(self, call: Call, request_id: str | None) -> Answer:
-        """The identity of the answer. Raises ApiError for a model that is not served."""
+        """Return the identity of the answer. Raises ApiError if the model is not served."""
 
     def max_tokens(self, call: Call, prompt: Sequence[int]) -> int:
-        """How long the answer to `prompt` may get. Raises ApiError where that is the client's mistake."""
+        """Return the most tokens of the answer to `prompt`. Raises ApiError if the call asks for too many."""
 
     def writer(self, answer: Answer) -> StreamWriter: ...
 
     def full(self, answer: Answer, choices: Sequence[Choice]) -> bytes:
-        """The whole answer of a call that does not stream."""
+        """Return the whole answer of a call that does not stream."""
 
     def error(self, error: ApiError) -> bytes: ...
 
     def stream_error(self, error: ApiError) -> bytes:
-        """An error as an event of a stream that has begun."""
+        """Return an error as an event of a stream that has begun."""
 
 
 def now_seconds() -> int:
@@ -78,7 +78,7 @@ def now_seconds() -> int:
 
 
 def usage_totals(choices: Sequence[Choice], n: int) -> tuple[int, int, int]:
-    """Prompt tokens (each prompt once), completion tokens and cached tokens of a whole call."""
+    """Return the prompt tokens (each prompt once), completion tokens and cached tokens of a whole call."""
     firsts = choices[::n]
     return (
         sum(len(choice.prompt) for choice in firsts),

@@ -1,6 +1,6 @@
-"""The APIs that both engines turn into chats: a body becomes a chat's, and the answer is told in the API's own words.
+"""APIs that both engines translate into chats: the body becomes a chat's, the answer has the API's own format.
 
-Left out: thoughts, calls of tools in answers, and stored responses. PURE.
+Left out: reasoning, tool calls in answers, and stored responses. PURE.
 """
 
 from collections.abc import Sequence
@@ -14,28 +14,28 @@ from workers.api.dialect import Answer, StreamWriter
 
 
 class Form(Protocol):
-    """One such API of one engine."""
+    """One such API as one engine serves it."""
 
     def parse(self, body: Body) -> Call:
-        """Raises ApiError."""
+        """Parse a call. Raises ApiError if it is invalid."""
 
     def writer(self, answer: Answer) -> StreamWriter: ...
 
     def full(self, answer: Answer, choices: Sequence[Choice]) -> bytes:
-        """The whole answer of a call that does not stream."""
+        """Return the whole answer of a call that does not stream."""
 
     def error(self, error: ApiError) -> bytes:
-        """The body of an error."""
+        """Return the body of an error answer."""
 
     def stream_error(self, error: ApiError) -> bytes:
-        """The end of a stream that cannot be gone on with."""
+        """Return the event that ends a stream which cannot go on."""
 
 
 def with_stream_options(chat: dict[str, object]) -> dict[str, object]:
-    """A chat that tells its usage in every chunk, if it streams."""
+    """Add options to a chat such that it reports its usage in every chunk, if it streams."""
     return chat | {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 
 
 def named_event(kind: str, **fields: object) -> bytes:
-    """A server-sent event with a name, which its data repeat."""
+    """Return a server-sent event whose name is repeated in its data."""
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), orjson.dumps({"type": kind, **fields}))

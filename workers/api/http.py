@@ -1,4 +1,4 @@
-"""The little of HTTP that a worker needs on top of ASGI."""
+"""The small part of HTTP that a worker needs on top of ASGI."""
 
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class HttpRequest:
     body: bytes
 
     def json(self) -> dict[str, object]:
-        """The body as an object. Raises ApiError 400."""
+        """Return the body as an object. Raises ApiError 400 if it is not one."""
         content_type = self.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
         if content_type != "application/json":
             raise ApiError(400, "Unsupported Media Type: Only 'application/json' is allowed", "Bad Request")
@@ -57,7 +57,7 @@ def json_response(content: object, status: int = 200) -> Response:
 
 
 async def read_request(scope: Scope, receive: Receive) -> HttpRequest:
-    """Wait for the whole body. Raises ConnectionResetError if the client leaves before its end."""
+    """Wait for the whole body. Raises ConnectionResetError if the client disconnects before its end."""
     parts, more = [], True
     while more:
         message = await receive()

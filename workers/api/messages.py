@@ -14,18 +14,18 @@ STOP = {"stop": "end_turn", "length": "max_tokens", "abort": "refusal", None: No
 TYPES = {400: "invalid_request_error", 404: "not_found_error", 503: "overloaded_error"}
 ROLES = ("user", "assistant", "system")
 CHECKED = "Bad Request"
-"""The kind of an error that vLLM finds before it knows which API a call is of, and so tells in OpenAI's shape."""
+"""The kind of an error that vLLM finds before it knows the API of a call, and so reports in OpenAI's format."""
 
 
 class MessagesForm:
-    """The API of one engine. vLLM tells the input at the end of a stream, SGLang at the beginning alone."""
+    """The API of one engine. vLLM reports the input tokens at the end of a stream, SGLang only at the beginning."""
 
     def __init__(self, dialect: Dialect, block_size: int) -> None:
         self._vllm = dialect == "vllm"
         self._block_size = block_size
 
     def parse(self, body: Body) -> Call:
-        """Raises ApiError."""
+        """Parse a call. Raises ApiError if it is invalid."""
         limit = body.get("max_tokens")
         if type(limit) is not int or limit < 1:
             raise wrong_type("max_tokens", "a positive integer")
@@ -59,7 +59,7 @@ class MessagesForm:
 
 
 class _Writer:
-    """What both engines' streams share."""
+    """What the streams of both engines share."""
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
@@ -109,7 +109,7 @@ class _SglangWriter(_Writer):
 
 
 def messages_of(body: Body) -> list[dict[str, object]]:
-    """Raises ApiError where there are none."""
+    """Return the messages of a body. Raises ApiError if it has none."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise wrong_type("messages", "a list of objects")
@@ -117,7 +117,7 @@ def messages_of(body: Body) -> list[dict[str, object]]:
 
 
 def messages_as_chat(body: Body) -> dict[str, object]:
-    """A message's body as that of a chat. Raises ApiError where there are no messages."""
+    """Translate a body of this API into that of a chat. Raises ApiError if it has no messages."""
     messages = messages_of(body)
     system = body.get("system")
     texts = [part.get("text") for part in system if isinstance(part, dict)] if isinstance(system, list) else [system]
@@ -131,7 +131,7 @@ def _message(answer: Answer, content: list[dict[str, str]]) -> dict[str, object]
 
 
 def _vllm_usage(choice: Choice, block_size: int) -> dict[str, int]:
-    """The input is what was neither found in the cache nor put there."""
+    """Return the usage; its input tokens are those neither found in the cache nor stored there."""
     cached = choice.cached_tokens
     created = max(0, len(choice.prompt) // block_size * block_size - cached)
     return {

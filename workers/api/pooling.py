@@ -1,4 +1,4 @@
-"""Embeddings and scores: prompts that are computed and answered by numbers, which mean nothing here. PURE."""
+"""Embeddings and scores: the prompts are computed, and answered by numbers that mean nothing here. PURE."""
 
 import base64
 import hashlib
@@ -19,10 +19,10 @@ DIMENSIONS = 8
 
 
 class Pooled(Protocol):
-    """One such endpoint."""
+    """One endpoint for embeddings or scores."""
 
     def prompts(self, body: Body) -> list[list[int]]:
-        """Token ids of each prompt. Raises ApiError."""
+        """Return the token ids of each prompt. Raises ApiError if the body is invalid."""
 
     def answer(self, body: Body, model: str, choices: Sequence[Choice]) -> bytes: ...
 
@@ -49,7 +49,7 @@ class Score:
         pairs = zip(ones * len(others) if len(ones) == 1 else ones, others, strict=False)
         return [encode(one + other) for one, other in pairs]
 
-    def answer(self, body: Body, model: str, choices: Sequence[Choice]) -> bytes:  # noqa: ARG002 - see Pooled
+    def answer(self, body: Body, model: str, choices: Sequence[Choice]) -> bytes:  # noqa: ARG002 - part of Pooled
         data = [
             {"index": index, "object": "score", "score": _numbers(choice)[0]} for index, choice in enumerate(choices)
         ]
@@ -79,7 +79,7 @@ POOLED: Mapping[Dialect, Mapping[str, Pooled]] = {
     "sglang": SGLANG_POOLED,
     "vllm": {**SGLANG_POOLED, "/score": Score(), **dict.fromkeys(("/rerank", "/v2/rerank"), Rerank())},
 }
-"""By path. A real engine serves them where its model is one for that, and then it generates nothing."""
+"""The endpoints by path. A real engine serves them only if its model is made for them, and then generates nothing."""
 
 
 def _texts(value: object, field: str) -> list[str]:

@@ -1,7 +1,7 @@
 """POST /v1/responses, as vLLM 0.32 and SGLang 0.5.23 answer it.
 
-Left out: that SGLang makes two tokens less than `max_output_tokens` says, and that both repeat `instructions` and the
-temperature. PURE.
+Left out: SGLang generates two tokens less than `max_output_tokens`, and both repeat `instructions` and the temperature.
+PURE.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from workers.api.forms import named_event, with_stream_options
 from workers.engine.model import Dialect
 
 WRONG_VALUE = "invalid_request_error"
-"""What SGLang calls that here; a value of a wrong type it calls what it calls it everywhere."""
+"""SGLang's kind of error for a wrong value here; for a wrong type it is the same kind as on every other path."""
 UNSET = dict.fromkeys(("previous_response_id", "reasoning", "text", "user"))
 ALWAYS: dict[str, object] = {"parallel_tool_calls": True, "tools": [], "truncation": "disabled", **UNSET}
 VLLM_UNSET = dict.fromkeys(
@@ -39,7 +39,7 @@ class ResponsesForm:
         self._dialect = dialect
 
     def parse(self, body: Body) -> Call:
-        """Raises ApiError."""
+        """Parse a call. Raises ApiError if it is invalid."""
         given = body.get("input")
         items = [{"role": "user", "content": given}] if isinstance(given, str) else given
         if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
@@ -84,7 +84,7 @@ class _Writer:
             events += self._event("response.created", response=begun)
             events += self._event("response.in_progress", response=begun)
             events += self._event("response.output_item.added", output_index=0, item=item)
-            # SGLang has no log probabilities here, vLLM an empty list of them.
+            # Here SGLang has no log probabilities and vLLM an empty list.
             part = _part("") | ({"logprobs": []} if self._dialect == "vllm" else {})
             events += self._event("response.content_part.added", **self._place, part=part)
         if text:
@@ -97,7 +97,7 @@ class _Writer:
         text = "".join(self._text)
         response = _response(self._answer, self._dialect, choice, text)
         item = _output(self._answer, self._dialect, text)
-        # vLLM calls the last event so even where its response is incomplete.
+        # vLLM calls the last event "completed" even if the response is incomplete.
         last = "completed" if self._dialect == "vllm" else response["status"]
         return (
             self._event("response.output_text.done", **self._place, text=text, logprobs=[])
@@ -132,7 +132,7 @@ def _output(answer: Answer, dialect: Dialect, text: str | None) -> dict[str, obj
 
 
 def _response(answer: Answer, dialect: Dialect, choice: Choice | None, text: str) -> dict[str, object]:
-    """What there is of a response: nothing yet, without a choice."""
+    """Return the response object, without output and usage if `choice` is None."""
     status = "in_progress" if choice is None else "incomplete" if choice.finish == "length" else "completed"
     more = VLLM_ALWAYS if dialect == "vllm" else SGLANG_ALWAYS
     if dialect != "vllm" and choice is not None:

@@ -1,1 +1,1 @@
-"""What the two engines say on the wire: chunks, answers, errors and metrics."""
+"""The wire formats of the two engines: chunks, answers, errors and metrics."""

@@ -1,4 +1,4 @@
-"""Prometheus' text format, as much of it as the emulated engines need. PURE."""
+"""The part of Prometheus' text format that the emulated engines need. PURE."""
 
 
 class Exposition:
@@ -14,7 +14,7 @@ class Exposition:
         self._sample(name, "gauge", value, labels)
 
     def counter(self, name: str, value: float, **labels: str) -> None:
-        """`name` ends in _total, as scrapers see it."""
+        """Add a sample of a counter; `name` ends in _total, as scrapers see it."""
         self._sample(name, "counter", value, labels)
 
     def text(self) -> bytes:

@@ -1,7 +1,7 @@
-"""What each engine refuses of a generation call before it counts a token. PURE.
+"""The generation calls that each engine rejects before it counts a token. PURE.
 
-Fields that an engine does not know are passed over by both. Where a message names the field that it refuses, it reads
-as the engine's own: clients and routers look for the name there.
+Both engines ignore unknown fields. Where a message names the rejected field, it has the engine's own wording, because
+clients and routers look for the name there.
 """
 
 from collections.abc import Callable
@@ -11,16 +11,16 @@ from math import isfinite
 from workers.api.call import MAX_TOKEN_ID, ApiError, Body, boolean, string, wrong_type
 
 Refusal = Callable[[Body, str], None]
-"""Takes a body and a path. Raises ApiError."""
+"""Takes a body and a path. Raises ApiError if the engine rejects the call."""
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 RESPONSES = "/v1/responses"
 SGLANG_ROLES = frozenset({"user", "system", "assistant", "tool", "function", "developer", "latest_reminder", "root"})
-"""Whose messages SGLang takes; vLLM takes anybody's."""
+"""The message roles that SGLang accepts; vLLM accepts any."""
 
 
 def refuse_for_vllm(body: Body, path: str) -> None:
-    """As vLLM 0.32 does. Raises ApiError."""
+    """Reject a call as vLLM 0.32 does. Raises ApiError."""
     salt = body.get("cache_salt")
     if salt is not None and (not isinstance(salt, str) or not salt):
         if path not in (CHAT, COMPLETIONS, RESPONSES):
@@ -41,7 +41,7 @@ def refuse_for_vllm(body: Body, path: str) -> None:
 
 
 def refuse_chat_ends(body: Body) -> None:
-    """Whether a chat is gone on with and whether an answer is opened: vLLM takes one of the two. Raises ApiError."""
+    """Reject a chat that both continues its last message and opens a new answer, as vLLM does. Raises ApiError."""
     if not boolean(body, "continue_final_message"):
         return
     if boolean(body, "add_generation_prompt"):
@@ -51,7 +51,7 @@ def refuse_chat_ends(body: Body) -> None:
 
 
 def refuse_for_sglang(body: Body, path: str) -> None:
-    """As SGLang 0.5.23 does. Raises ApiError."""
+    """Reject a call as SGLang 0.5.23 does. Raises ApiError."""
     if path == RESPONSES or path in (CHAT, COMPLETIONS):
         _check_salt(body)
     if path not in (CHAT, COMPLETIONS):
@@ -104,7 +104,7 @@ def _check_salt(body: Body) -> None:
 
 
 def _check_sampling(body: Body) -> None:
-    """What both engines check alike, but for their words."""
+    """Check what both engines check alike, apart from the wording."""
     string(body, "user")
     temperature, top_p = _number(body, "temperature"), _number(body, "top_p")
     if temperature is not None and not (isfinite(temperature) and temperature >= 0):
@@ -124,5 +124,5 @@ def _number(body: Body, field: str) -> float | None:
 
 
 def _named(message: str, field: str) -> ApiError:
-    """A refusal that names the field twice, as vLLM does."""
+    """Return an error that names the field twice, as vLLM does."""
     return ApiError(400, f"{message} (parameter={field})", param=field)

@@ -1,10 +1,12 @@
 """SGLang's wire format: `sglang/srt/entrypoints/openai`, as seen on 0.5.23. PURE.
 
-Chat chunks carry reasoning_content always, a step without text yields no chunk, finish is a chunk of its own after all
-content, and usage per chunk works without include_usage and tells the cached tokens (--enable-cache-report is
-emulated). Completions finish on the last text chunk and spell out nulls. Errors are flat.
-Left out: sglext chunks, log probabilities, stop strings, tool and reasoning parsers, the native /generate, and
-the request without output by which a real server caches the prompt before it samples n > 1 answers.
+Chat chunks always carry reasoning_content, a step without text yields no chunk, the finish reason has a chunk of its
+own after all content, and usage per chunk works without include_usage and reports the cached tokens
+(--enable-cache-report is emulated). Completions carry the finish reason on the last text chunk and write nulls out.
+Errors are flat.
+
+Left out: sglext chunks, log probabilities, stop strings, tool and reasoning parsers, the native /generate, and the
+request without output by which a real server caches the prompt before it samples n > 1 answers.
 """
 
 from collections.abc import Sequence
@@ -31,7 +33,7 @@ def _usage(prompt: int, completion: int, cached: int | None) -> dict[str, object
 
 
 def _spelt_out(usage: dict[str, object]) -> dict[str, object]:
-    """A usage as it is everywhere but at the end of a stream of completions."""
+    """Return a usage as it reads everywhere but at the end of a stream of completions."""
     return usage | {"completion_tokens_details": None}
 
 
@@ -50,8 +52,8 @@ class _Writer:
         if not self._call.include_usage:
             return DONE
         usage = _usage(*usage_totals(choices, self._call.n))
-        told = orjson.dumps(_spelt_out(usage) if self._call.chat else usage)
-        return self._opening + b'],"usage":%b}\n\n' % told + DONE
+        encoded = orjson.dumps(_spelt_out(usage) if self._call.chat else usage)
+        return self._opening + b'],"usage":%b}\n\n' % encoded + DONE
 
 
 class ChatWriter(_Writer):
@@ -112,7 +114,7 @@ class CompletionWriter(_Writer):
 
 
 class SglangWire:
-    """The generation endpoints of an SGLang server of one model."""
+    """The generation endpoints of an SGLang server with one model."""
 
     disconnect_poll = 4.0
     headers_at_once = False
@@ -123,13 +125,12 @@ class SglangWire:
         self._max_model_len = max_model_len
 
     def check(self, body: Body, path: str) -> None:
-        """See `Wire`."""
         refuse_for_sglang(body, path)
         if path == RESPONSES and body.get("model") not in (None, self._model):
             raise ApiError(404, f"The model '{body['model']}' is not served.", "invalid_request_error", "model")
 
     def answer(self, call: Call, request_id: str | None) -> Answer:
-        """Any model name is served and echoed; `request_id` is the x-override-rid header, read on chat alone."""
+        """Accept and echo any model name; `request_id` is the x-override-rid header, which only chats read."""
         rid = (request_id if call.chat else None) or call.rid or uuid4().hex
         return Answer(call, rid, call.model or "default", now_seconds())
 
@@ -165,7 +166,7 @@ class SglangWire:
         return orjson.dumps(body)
 
     def error(self, error: ApiError) -> bytes:
-        """Flat, and never with the name of a field but in its message."""
+        """Return a flat error, which names a field only in its message."""
         detail = {"message": error.message, "type": error.kind, "param": None, "code": error.status}
         return orjson.dumps({"object": "error"} | detail)
 
@@ -176,7 +177,7 @@ class SglangWire:
 
 
 def _weights(choices: Sequence[Choice]) -> dict[str, object]:
-    """Which weights made which tokens."""
+    """Return which weights generated which tokens."""
     return {"version": "default", "start": 0, "end": max(choice.completion_tokens for choice in choices)}
 
 

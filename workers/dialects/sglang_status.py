@@ -1,9 +1,10 @@
-"""What an SGLang server tells about itself: health, server info, loads, tokens and metrics.
+"""What an SGLang server reports about itself: health, server info, loads, tokens and metrics.
 
-As in SGLang, the gauges of /metrics are refreshed only by a prefill batch, by every 40th decode step and, when idle,
-30 s after the last refresh; counters and /v1/loads are fresh. Emulates --enable-metrics.
-Left out: histograms, and the second that a real /health takes because it generates a token: use /ready to probe a
-real one.
+As in SGLang, the gauges of /metrics are refreshed only by a prefill batch, by every 40th decode step and, when idle, 30
+s after the last refresh; counters and /v1/loads are always current. Emulates --enable-metrics.
+
+Left out: histograms, and the second that a real /health takes because it generates a token: use /ready to probe a real
+server.
 """
 
 import time
@@ -27,7 +28,7 @@ ONE_ACCELERATOR: Mapping[str, object] = {"accelerator": None, "num_accelerators"
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """One reading of the scheduler; throughput and hit rate are over the time since the reading before."""
+    """One reading of the scheduler; throughput and hit rate cover the time since the previous reading."""
 
     running: int = 0
     waiting: int = 0
@@ -35,11 +36,11 @@ class Gauges:
     available_tokens: int = 0
     evictable_tokens: int = 0
     hit_rate: float = 0.0
-    throughput: float = 0.0  # generated tokens per second of the clock
+    throughput: float = 0.0  # generated tokens per real second
 
 
 class SglangStatus:
-    """The endpoints beside generation of one SGLang worker. `clock` gives seconds."""
+    """The endpoints of one SGLang worker other than generation. `clock` returns seconds."""
 
     def __init__(
         self,
@@ -49,7 +50,7 @@ class SglangStatus:
         kv_events: Mapping[str, object] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`kv_events`: where these are published; None where nowhere."""
+        """`kv_events`: where KV events are published, None if nowhere."""
         self._kv_events = kv_events
         self._settings = settings
         self._engine = engine
@@ -62,7 +63,7 @@ class SglangStatus:
         self._read_counts = (0, 0, 0)  # generated, hit and queried tokens at the last reading
 
     def after_step(self) -> None:
-        """Refresh the gauges if this step is one of those after which SGLang does."""
+        """Refresh the gauges if SGLang does so after this step."""
         if refreshes_after_step(self._engine):
             self._refresh()
 
@@ -88,7 +89,7 @@ class SglangStatus:
         }
 
     def metrics(self) -> bytes:
-        """All series, in Prometheus' text format."""
+        """Return all series in Prometheus' text format."""
         if not self._engine.has_work and self._clock() - self._read_at > IDLE_LOG_SECONDS * self._time_factor:
             self._refresh()
         names = {"model_name": self._settings.model, "engine_type": "unified"}
@@ -98,7 +99,7 @@ class SglangStatus:
         return scheduler.text() + self._tokenizer_counters(names)
 
     def _tokenizer_counters(self, names: Mapping[str, str]) -> bytes:
-        """SGLang counts streams and whole answers apart; here all count as streams."""
+        """Return the counters of the front end. SGLang counts streams and whole answers apart; here all are streams."""
         exposition, counts = Exposition("sglang:", **names), self._engine.counters
         streams = {"is_streaming": "true"}
         _counted(exposition, "prompt_tokens_total", counts.finished_prompt_tokens, **streams)
@@ -239,6 +240,6 @@ class SglangStatus:
 
 
 def _counted(exposition: Exposition, name: str, value: float, **labels: str) -> None:
-    """Tell a counter once it has counted anything: SGLang's are not there before."""
+    """Add a counter if it is not zero: SGLang does not expose a counter before its first count."""
     if value:
         exposition.counter(name, value, **labels)

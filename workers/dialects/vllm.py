@@ -1,8 +1,9 @@
 """vLLM's wire format: `vllm/entrypoints/openai`, as seen on 0.32. PURE.
 
-The role chunks come with the first token, the finish rides on the last token's chunk, usage per chunk needs
-include_usage too and is per choice, cached tokens are only in the last usage. The fingerprint comes with that, or where
-no usage was asked for with each choice's last chunk. Emulates --enable-prompt-tokens-details.
+The role chunks come with the first token, and the finish reason with the last token's chunk. Usage per chunk also needs
+include_usage and counts one choice; only the last usage has the cached tokens. The fingerprint comes with the last
+usage, or, if no usage was requested, with the last chunk of each choice. Emulates --enable-prompt-tokens-details.
+
 Left out: log probabilities, stop strings, tool and reasoning parsers, the system fingerprint's real value.
 """
 
@@ -55,7 +56,7 @@ class _Writer:
         return self._opening + b'],"usage":%b%b}\n\n' % (usage, MARK) + DONE
 
     def _mark(self, choice: Choice) -> bytes:
-        """What stands after a chunk's choices if it is the last of its choice."""
+        """Return the fingerprint if this chunk is the last of its choice and no usage chunk follows."""
         return MARK if choice.finish and not self._call.include_usage else b""
 
 
@@ -78,7 +79,7 @@ class ChatWriter(_Writer):
         return event if self._roles_sent else self._roles(choice) + event
 
     def _roles(self, first: Choice) -> bytes:
-        """A role chunk for every choice, as soon as one of them has its first token."""
+        """Return a role chunk for every choice, sent as soon as one of them has its first token."""
         self._roles_sent = True
         usage = _chat_usage_bytes(Choice(0, first.prompt)) if self._continuous else b""
         ids = _ids(first.prompt if self._call.return_token_ids else None)
@@ -111,7 +112,7 @@ class CompletionWriter(_Writer):
 
 
 class VllmWire:
-    """The generation endpoints of a vLLM server of one model."""
+    """The generation endpoints of a vLLM server with one model."""
 
     disconnect_poll = 0.0
     headers_at_once = True
@@ -123,7 +124,6 @@ class VllmWire:
         self._block_size = block_size
 
     def check(self, body: Body, path: str) -> None:
-        """See `Wire`."""
         refuse_for_vllm(body, path)
 
     def answer(self, call: Call, request_id: str | None) -> Answer:
@@ -134,7 +134,7 @@ class VllmWire:
         return Answer(call, f"{kind}-{request_id or uuid4().hex}", self._model, now_seconds())
 
     def max_tokens(self, call: Call, prompt: Sequence[int]) -> int:
-        """Prompt and answer are clamped to the context; only a wish beyond the whole context is an error."""
+        """Clamp the answer to what the context leaves; only a `max_tokens` beyond the whole context is an error."""
         limit = self._max_model_len
         if len(prompt) >= limit:
             message = (
@@ -178,7 +178,7 @@ class VllmWire:
 
 
 def _usage(call: Call, choices: Sequence[Choice], block_size: int) -> dict[str, object]:
-    """That of a stream's end."""
+    """Return the usage at the end of a stream."""
     prompt, completion, cached = usage_totals(choices, call.n)
     details = {"cached_tokens": cached}
     if call.chat:
@@ -193,7 +193,7 @@ def _usage(call: Call, choices: Sequence[Choice], block_size: int) -> dict[str, 
 
 
 def _whole_usage(call: Call, choices: Sequence[Choice], block_size: int) -> dict[str, object]:
-    """The same of a whole answer, which spells out what is not there."""
+    """Return the usage of a whole answer, which writes out fields that are not set."""
     usage = _usage(call, choices, block_size)
     details = usage["prompt_tokens_details"]
     assert isinstance(details, dict)

@@ -1,6 +1,7 @@
-"""What a vLLM server tells about itself: health, version, models, tokens and metrics.
+"""What a vLLM server reports about itself: health, version, models, tokens and metrics.
 
-Gauges are as fresh as the last step. Each counter has a *_created gauge, by which a restart can be told.
+Gauges are current as of the last step. Each counter has a *_created gauge, which reveals a restart.
+
 Left out: histograms and the development endpoints, which a production server does not have.
 """
 
@@ -26,12 +27,12 @@ PERMISSION: dict[str, object] = {
 
 
 class VllmStatus:
-    """The endpoints beside generation of one vLLM worker."""
+    """The endpoints of one vLLM worker other than generation."""
 
     def __init__(
         self, settings: WorkerSettings, engine: Engine, max_model_len: int, sources: Mapping[str, object]
     ) -> None:
-        """`sources`: where KV events are published; empty where nowhere."""
+        """`sources`: where KV events are published, empty if nowhere."""
         self._sources = sources
         self._settings = settings
         self._engine = engine
@@ -44,7 +45,7 @@ class VllmStatus:
             ("GET", "/ping"): lambda _: Response(),
             ("POST", "/ping"): lambda _: Response(),
             ("GET", "/version"): lambda _: json_response({"version": VERSION}),
-            ("GET", "/load"): lambda _: json_response({"server_load": 0}),  # it counts only where it is told to
+            ("GET", "/load"): lambda _: json_response({"server_load": 0}),  # vLLM counts only if configured to
             ("GET", "/kv_event_sources"): lambda _: json_response(self._sources),
             ("GET", "/v1/models"): self._models,
             ("GET", "/metrics"): lambda _: Response(self.metrics(), content_type=TEXT),
@@ -54,7 +55,7 @@ class VllmStatus:
         }
 
     def metrics(self) -> bytes:
-        """All series, in Prometheus' text format."""
+        """Return all series in Prometheus' text format."""
         engine, counts = self._engine, self._engine.counters
         exposition = Exposition("vllm:", model_name=self._settings.model, engine="0")
         exposition.gauge("num_requests_running", engine.running)

@@ -1,1 +1,1 @@
-"""The emulated engines: pure schedulers and caches of vLLM and SGLang, step by step."""
+"""The emulated engines: pure, stepwise schedulers and caches of vLLM and SGLang."""

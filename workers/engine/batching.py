@@ -1,8 +1,8 @@
-"""What both engines' continuous batching has in common: the life of a request and the frame of a step.
+"""What the continuous batching of both engines shares: the life of a request and the frame of a step.
 
 PURE: no clock, no I/O, no global random. Time is only what `step` returns. A request is owned by `waiting` or by
-`running` from `submit` until the step that emits its last token, or until `abort`; then its KV is released (cached
-blocks may stay cached) and it is forgotten.
+`running` from `submit` until the step that emits its last token, or until `abort`. Then its KV is released (cached
+blocks may stay cached) and the request is forgotten.
 """
 
 from abc import ABC, abstractmethod
@@ -12,12 +12,12 @@ from typing import Generic, TypeVar
 from workers.engine.block_log import BlockLog
 from workers.engine.hardware import Batch, Hardware
 from workers.engine.model import Counters, EngineConfig, FinishReason, Output, QueueFull, Request, RequestTooLarge
-from workers.engine.sampling import answer_length, initial_state, say, walk
+from workers.engine.sampling import answer_length, initial_state, next_token, walk
 from workers.engine.tokenizer import EOS
 
 
 class Sequence:
-    """A request in the engine: its tokens so far and how many of them have their KV computed."""
+    """A request in the engine: its tokens so far, and how many of them have their KV computed."""
 
     __slots__ = ("_length", "cached_tokens", "computed", "ended", "prompt_length", "request", "state", "tokens")
 
@@ -37,14 +37,14 @@ class Sequence:
 
     @property
     def tokens_left(self) -> int:
-        """How many tokens are still to come, the last included; the first call of all looks for the end."""
+        """The number of tokens still to generate, the last included. The first read searches for the answer's end."""
         if self._length is None:
             request, generated = self.request, self.generated
             self._length = generated + answer_length(self.state, request.ignore_eos, request.max_tokens - generated)
         return self._length + self.prompt_length - len(self.tokens)
 
-    def gain(self, steps: int) -> list[int]:
-        """Take the next tokens, none of them the last."""
+    def append_next(self, steps: int) -> list[int]:
+        """Append the next `steps` tokens, none of which is the last."""
         tokens, self.state = walk(self.state, self.request.ignore_eos, steps)
         self.tokens += tokens
         self.computed += steps
@@ -55,7 +55,7 @@ S = TypeVar("S", bound=Sequence)
 
 
 class Batching(ABC, Generic[S]):
-    """An engine without its scheduler and cache; `VllmEngine` and `SglangEngine` add them."""
+    """An engine without its scheduler and cache, which `VllmEngine` and `SglangEngine` add."""
 
     def __init__(self, config: EngineConfig, hardware: Hardware) -> None:
         self.config = config
@@ -68,7 +68,7 @@ class Batching(ABC, Generic[S]):
         self._log: BlockLog | None = None
 
     def log_blocks(self) -> BlockLog:
-        """Begin to note what the cache stores and drops. Raises RuntimeError once there was a request."""
+        """Start to log what the cache stores and drops. Raises RuntimeError after the first request."""
         if self.counters.submitted_requests:
             raise RuntimeError("the cache has been used")
         self._log = BlockLog()
@@ -79,8 +79,8 @@ class Batching(ABC, Generic[S]):
     def submit(self, request: Request) -> None:
         """Queue `request`.
 
-        Raises ValueError for an empty prompt, no token wanted, or an id in use; RequestTooLarge if it could never fit
-        in the KV pool; QueueFull if `max_queued` requests are waiting.
+        Raises ValueError if the prompt is empty, max_tokens is below 1, or the id is in use; RequestTooLarge if the
+        request could never fit into the KV pool; QueueFull if `max_queued` requests are waiting.
         """
         if not request.prompt or request.max_tokens < 1 or request.id in self._sequences:
             raise ValueError("a request needs a prompt, max_tokens of at least 1 and an id of its own")
@@ -94,7 +94,7 @@ class Batching(ABC, Generic[S]):
         self.counters.submitted_requests += 1
 
     def abort(self, request_id: str) -> bool:
-        """Forget a request at once and release its KV; False if it is not here (any more)."""
+        """Remove a request at once and release its KV. Returns False if the engine does not hold it (any more)."""
         sequence = self._sequences.pop(request_id, None)
         if sequence is None:
             return False
@@ -104,9 +104,9 @@ class Batching(ABC, Generic[S]):
         return True
 
     def step(self) -> tuple[float, list[Output]]:
-        """Run one engine step: the seconds it takes, and the tokens that exist at its end.
+        """Run one engine step. Returns the seconds it takes and the tokens that exist at its end.
 
-        Returns (0.0, []) when nothing is waiting or running.
+        Returns (0.0, []) if nothing is waiting or running.
         """
         if not self._sequences:
             return 0.0, []
@@ -121,30 +121,30 @@ class Batching(ABC, Generic[S]):
         return elapsed, outputs
 
     def lookahead(self, limit: int) -> list[float]:
-        """Seconds of each of the next steps, at most `limit`, in which nothing happens but that all that runs decodes.
+        """Return the seconds of each of the next steps, at most `limit`, that only decode all running requests.
 
-        No request is admitted, preempted or ended in them. Empty if the next step is of another kind, or may be.
-        Changes nothing; `submit` and `abort` make it void.
+        No request is admitted, preempted or finished in these steps. Empty if the next step is of another kind, or may
+        be. Changes nothing; `submit` and `abort` invalidate the result.
         """
         if not self._running or not self._only_decodes():
             return []
         steps = min(limit, min([sequence.tokens_left for sequence in self._running]) - 1)
         if steps < 1:
             return []
-        steps = self._undisturbed(steps)
+        steps = self._possible_decode_steps(steps)
         size = len(self._running)
         context = sum([sequence.computed for sequence in self._running])
         batches = (Batch(decodes=size, decode_context=context + size * step) for step in range(1, steps + 1))
         return [self.hardware.step_seconds(batch) for batch in batches]
 
     def jump(self, steps: int) -> list[tuple[str, list[int]]]:
-        """Take so many of the steps that `lookahead` saw, and be as after as many times `step`.
+        """Run the first `steps` of the steps that `lookahead` returned, as if `step` were called that many times.
 
         Returns the id of each running request and the tokens it gained.
         """
-        self._take_memory(steps)
-        gained = [(sequence.request.id, sequence.gain(steps)) for sequence in self._running]
-        self._fill_memory()
+        self._allocate_for_decodes(steps)
+        gained = [(sequence.request.id, sequence.append_next(steps)) for sequence in self._running]
+        self._cache_decoded()
         self.counters.steps += steps
         self.counters.generation_tokens += steps * len(gained)
         self.last_step_prefilled = False
@@ -156,7 +156,7 @@ class Batching(ABC, Generic[S]):
 
     @property
     def running(self) -> int:
-        """Requests that hold KV, those in the middle of their prefill included."""
+        """The number of requests that hold KV, those in the middle of their prefill included."""
         return len(self._running)
 
     @property
@@ -168,11 +168,11 @@ class Batching(ABC, Generic[S]):
         return len(self._waiting)
 
     def waiting_uncached_tokens(self) -> int:
-        """Tokens that the waiting requests would have to compute if all were scheduled now; O(waiting tokens)."""
+        """Return the tokens to compute if all waiting requests were scheduled now. O(waiting tokens)."""
         return sum(len(sequence.tokens) - self._peek(sequence) for sequence in self._waiting)
 
-    def found(self, prompt: tuple[int, ...]) -> int:
-        """Tokens that the cache would save a request with this prompt now, without touching the cache."""
+    def cached_prefix_tokens(self, prompt: tuple[int, ...]) -> int:
+        """Return how many tokens of `prompt` are cached, without touching the cache."""
         return self._peek(self._new_sequence(Request("", prompt, 1)))
 
     @property
@@ -183,12 +183,12 @@ class Batching(ABC, Generic[S]):
     @property
     @abstractmethod
     def max_request_tokens(self) -> int:
-        """The most tokens, prompt and answer, that one request may hold."""
+        """The most tokens, prompt and answer together, that one request may hold."""
 
     @property
     @abstractmethod
     def used_tokens(self) -> int:
-        """KV tokens that running requests hold."""
+        """KV tokens held by running requests."""
 
     @property
     @abstractmethod
@@ -197,42 +197,42 @@ class Batching(ABC, Generic[S]):
 
     @abstractmethod
     def check_integrity(self) -> None:
-        """Raise AssertionError unless every block is accounted for exactly once; O(cache)."""
+        """Raise AssertionError unless every block is accounted for exactly once. O(cache)."""
 
     @abstractmethod
     def flush_cache(self) -> None:
-        """Forget all cached KV. Raises RuntimeError while there is work."""
+        """Drop all cached KV. Raises RuntimeError while there is work."""
 
     @abstractmethod
     def _new_sequence(self, request: Request) -> S: ...
 
     @abstractmethod
     def _schedule(self) -> tuple[Batch, list[S]]:
-        """Choose and account for one step's work; the sequences that gain a token at its end."""
+        """Choose one step's work and account for it. Returns the batch and the sequences that gain a token."""
 
     @abstractmethod
     def _only_decodes(self) -> bool:
-        """Whether the next step would decode all that runs and admit nobody, given the memory to do so."""
+        """True if the next step, given enough memory, would decode all running requests and admit none."""
 
     @abstractmethod
-    def _undisturbed(self, steps: int) -> int:
-        """How many of so many decode steps find memory, and admit nobody; asked only where `_only_decodes`."""
+    def _possible_decode_steps(self, steps: int) -> int:
+        """Return how many of `steps` decode steps find memory and admit nobody. Requires `_only_decodes`."""
 
     @abstractmethod
-    def _take_memory(self, steps: int) -> None:
-        """Allocate what all that runs needs for so many decode steps."""
+    def _allocate_for_decodes(self, steps: int) -> None:
+        """Allocate what all running requests need for `steps` decode steps."""
 
     @abstractmethod
-    def _fill_memory(self) -> None:
-        """Give to the cache what decode steps have filled."""
+    def _cache_decoded(self) -> None:
+        """Add to the cache what decode steps have completed."""
 
     @abstractmethod
     def _release(self, sequence: S) -> None:
-        """Give back the KV of a sequence that has ended."""
+        """Release the KV of a sequence that has ended."""
 
     @abstractmethod
     def _peek(self, sequence: S) -> int:
-        """Tokens that the cache would save this sequence now, without touching the cache."""
+        """Return how many tokens of `sequence` are cached, without touching the cache."""
 
     def _drop(self, sequence: S) -> None:
         if sequence in self._running:
@@ -257,7 +257,7 @@ class Batching(ABC, Generic[S]):
 
     def _emit(self, sequence: S) -> Output:
         request = sequence.request
-        token, sequence.state = say(sequence.state, request.ignore_eos)
+        token, sequence.state = next_token(sequence.state, request.ignore_eos)
         sequence.tokens.append(token)
         generated = len(sequence.tokens) - sequence.prompt_length
         if generated == 1:

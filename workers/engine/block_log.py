@@ -1,4 +1,4 @@
-"""What a cache stored and dropped, as its engine would publish it, and the names of its blocks."""
+"""What a cache stored and dropped, as its engine would publish it, and the hashes of its blocks."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -11,21 +11,24 @@ ROOT_HASH = 0
 
 
 def chained_hashes(parent: int, tokens: Sequence[int], block_size: int) -> list[int]:
-    """Hashes of the full blocks of `tokens` behind `parent` (`ROOT_HASH` before the first); equal in every process."""
+    """Return the hashes of the full blocks of `tokens` that follow block `parent` (`ROOT_HASH` before the first).
+
+    Equal in every process.
+    """
     hashes = []
-    # The same iterator so many times: zip takes a block's tokens from it in turn.
+    # `block_size` references to one iterator: zip takes the tokens of a block from it in turn.
     for block in zip(*[iter(tokens)] * block_size, strict=False):
         parent = hash((parent, block))
         hashes.append(parent)
     return hashes
 
 
-DECODES: Final = 40
-"""Decode steps after which SGLang tells of itself: what it stored, and its gauges."""
+REFRESH_DECODE_STEPS: Final = 40
+"""Decode steps after which SGLang publishes what it stored and refreshes its gauges."""
 
 
 class Stored(NamedTuple):
-    """Full blocks that follow on each other became findable; `parent` is the one before, None at the head."""
+    """Consecutive full blocks became findable; `parent` is the block before them, None at the start of a prompt."""
 
     hashes: Sequence[int]
     parent: int | None
@@ -39,14 +42,14 @@ class Removed(NamedTuple):
 
 
 class Cleared(NamedTuple):
-    """No block is."""
+    """No block is findable any more."""
 
 
 BlockEvent = Stored | Removed | Cleared
 
 
 class BlockLog:
-    """Events in their order, until they are taken."""
+    """Collects events in order until they are taken."""
 
     def __init__(self) -> None:
         self._events: list[BlockEvent] = []
@@ -55,20 +58,20 @@ class BlockLog:
         self._events.append(event)
 
     def take(self) -> list[BlockEvent]:
-        """All since the last call."""
+        """Return all events since the last call."""
         events, self._events = self._events, []
         return events
 
 
-def tells_after_step(engine: "Engine") -> bool:
-    """Whether an engine publishes after the step that it has just taken.
+def publishes_after_step(engine: "Engine") -> bool:
+    """True if an engine publishes events after the step that it has just run.
 
-    vLLM does after each, SGLang where `refreshes_after_step`, and when it has become idle.
+    vLLM does so after each step, SGLang if `refreshes_after_step` is true or the engine has become idle.
     """
     return engine.config.dialect == "vllm" or refreshes_after_step(engine) or not engine.has_work
 
 
 def refreshes_after_step(engine: "Engine") -> bool:
-    """Whether SGLang sets its gauges after the step that it has just taken: a prefill, or every 40th that decodes."""
+    """True if SGLang refreshes its gauges after the step just run: a prefill, or every 40th decode step."""
     decodes = engine.counters.steps - engine.counters.prefill_steps
-    return engine.last_step_prefilled or decodes % DECODES == 0
+    return engine.last_step_prefilled or decodes % REFRESH_DECODE_STEPS == 0

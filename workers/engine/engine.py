@@ -1,7 +1,7 @@
-"""The emulated engines' public face: one constructor for both dialects, driven by `submit`, `abort` and `step`.
+"""The public interface of the emulated engines: one constructor for both, driven by `submit`, `abort` and `step`.
 
-The same object runs behind the HTTP front, which sleeps what `step` returns, and in virtual time, where the returned
-seconds are the time of the next event. Equal configuration and equal calls give equal outputs.
+The same object runs behind the HTTP server, which sleeps for the seconds that `step` returns, and in virtual time,
+where these seconds are the delay of the next event. Equal configuration and equal calls give equal outputs.
 """
 
 from workers.engine.hardware import HARDWARE, Hardware
@@ -26,10 +26,10 @@ def default_config(
     max_queued: int | None = None,
     seed: int = 0,
 ) -> EngineConfig:
-    """The engine's own defaults on `hardware`, with what is given put in their place.
+    """Return the engine's own defaults on `hardware`, replaced by the arguments that are given.
 
-    vLLM: blocks of 16, 256 sequences and 2048 tokens per step, its API server's defaults on an A100. SGLang: pages of
-    1 and chunks of 8192 tokens, its defaults at 80 GB; its limit of 256 running requests is a choice made here.
+    vLLM: blocks of 16, 256 sequences and 2048 tokens per step, its API server's defaults on an A100. SGLang: pages of 1
+    and chunks of 8192 tokens, its defaults at 80 GB; its limit of 256 running requests is a choice made here.
     """
     vllm = dialect == "vllm"
     return EngineConfig(
@@ -45,5 +45,5 @@ def default_config(
 
 
 def create_engine(config: EngineConfig, hardware: Hardware = HARDWARE[DEFAULT_HARDWARE]) -> Engine:
-    """An idle engine with an empty cache."""
+    """Return an idle engine with an empty cache."""
     return VllmEngine(config, hardware) if config.dialect == "vllm" else SglangEngine(config, hardware)

@@ -1,7 +1,7 @@
-"""How long one engine step takes: closed forms fitted by others, each with its source, units and known gaps.
+"""The duration of an engine step: closed forms fitted by others, each with its source, units and known gaps.
 
-Times are milliseconds inside the formulas and seconds at `Hardware.step_seconds`. All of them are models of one GPU
-(or one TP group) running one model; none has been validated here against a real card.
+Times are milliseconds inside the formulas and seconds at `Hardware.step_seconds`. Each form models one GPU (or one TP
+group) running one model; none has been validated here against a real card.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Batch:
-    """What one step computes.
+    """The work of one step.
 
-    `extends`: for each prefill chunk its new tokens and the sequence length after it. `decodes`: sequences that
-    compute one token; `decode_context`: the sum of their lengths.
+    `extends`: the new tokens of each prefill chunk and the sequence length after it. `decodes`: sequences that compute
+    one token; `decode_context`: the sum of their lengths.
     """
 
     extends: list[tuple[int, int]] = field(default_factory=list)
@@ -35,11 +35,11 @@ class Hardware:
 
 
 def _a6000_mistral_7b(batch: Batch) -> float:
-    """Preble's fit for Mistral 7B on an A6000 (SGLang, flashinfer); ms / 0.9 of efficiency.
+    """Preble's fit for Mistral 7B on an A6000 (SGLang, flashinfer); ms, divided by an efficiency of 0.9.
 
     lin = max(22, 0.1084 n + 4.21) over n new tokens: the published piece for 192 <= n < 384 is a parabola that turns
-    negative, so the constant is carried on to the line instead. The attention term is halved where the KV that is
-    not shared is short per request; here no KV counts as shared among decodes.
+    negative, so the constant is extended up to the line instead. The attention term is halved if the unshared KV per
+    request is short; here no KV counts as shared among decodes.
     """
     new, requests = batch.new_tokens, len(batch.extends) + batch.decodes
     context = batch.decode_context + sum(length for _, length in batch.extends)
@@ -56,7 +56,7 @@ def _a6000_mistral_7b(batch: Batch) -> float:
 
 
 def _a100_mistral_7b(batch: Batch) -> float:
-    """Preble's fit for Mistral 7B on an A100; ms / 0.85 of efficiency.
+    """Preble's fit for Mistral 7B on an A100; ms, divided by an efficiency of 0.85.
 
     The fit has no term for decode attention; 8.2e-5 ms per context token is added, which is 131,072 bytes of KV per
     token read at 80 % of 2.0 TB/s (a construction).
@@ -72,17 +72,18 @@ def _a100_mistral_7b(batch: Batch) -> float:
 
 
 def _a10g_llama_7b(batch: Batch) -> float:
-    """Llama 7B on an A10G: built from the profile in VTC's artifact, ms.
+    """Llama 7B on an A10G: built from the profile in VTC's artifact; ms.
 
     0.2137 ms per new token is the profile's prefill rate. Decode steps: 31.4 ms plus 8.7e-4 ms per context token, the
-    latter 524,288 bytes of KV at 600 GB/s (a construction); together they meet the profile's mean decode step at
-    (batch, input/output) 19, 256/256; 37, 8/256; 13, 512/256 within 3 %. Attention of long prefills is left out.
+    latter for reading 524,288 bytes of KV at 600 GB/s (a construction). Together they match within 3 % the profile's
+    mean decode step at (batch, input/output) 19, 256/256; 37, 8/256; 13, 512/256. The attention of long prefills is
+    left out.
     """
     return (max(31.4, 0.2137 * batch.new_tokens) + 8.7e-4 * batch.decode_context) / 1000
 
 
 def _h100_llama_7b(batch: Batch) -> float:
-    """Llama 2 7B on an H100: linear operators from Vidur's profile, the rest constructed, ms.
+    """Llama 2 7B on an H100: linear operators from Vidur's profile, the rest constructed; ms.
 
     max(5.6, 2.9 + 0.0202 n) is a fit to the sums of the profiled operators. Added: 3 ms of overhead, 2.0e-4 ms per
     decoded context token (524,288 bytes of KV at 80 % of 3.35 TB/s), and 1.1e-6 ms per pair of prefilled and attended
@@ -94,12 +95,12 @@ def _h100_llama_7b(batch: Batch) -> float:
 
 
 def _instant(_batch: Batch) -> float:
-    """0.1 ms whatever the batch: for tests, where the emulated machine should not be the limit."""
+    """0.1 ms for any batch: for tests in which the emulated machine must not be the limit."""
     return 1e-4
 
 
 def linear(kv_tokens: int, step: float, prefilled_token: float, decoded_sequence: float) -> Hardware:
-    """Steps of so many ms, and so many more per prefilled token and per sequence that computes one token."""
+    """Steps of `step` ms, plus `prefilled_token` ms per prefilled token and `decoded_sequence` ms per decode."""
 
     def step_seconds(batch: Batch) -> float:
         prefilled = batch.new_tokens - batch.decodes
@@ -118,5 +119,8 @@ HARDWARE: Mapping[str, Hardware] = {
         Hardware("instant", 430_000, _instant),
     )
 }
-"""KV pools: A6000 as published by Preble, A10G as in VTC; A100 and H100 are 90 % of 80 GB less 14.5 GB of weights,
-over the KV bytes of a token (rounded)."""
+"""The hardware by name.
+
+KV pools: A6000 as published by Preble, A10G as in VTC; A100 and H100 are 90 % of 80 GB less 14.5 GB of weights, divided
+by the KV bytes of a token (rounded).
+"""

@@ -1,4 +1,4 @@
-"""The vocabulary of the emulated engine: requests in, tokens out, and what is counted between."""
+"""The data types of the emulated engine: requests in, tokens out, and the counters."""
 
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
@@ -10,11 +10,11 @@ FinishReason = Literal["stop", "length", "abort"]
 
 
 class RequestTooLarge(ValueError):
-    """The request needs more KV tokens than the whole pool holds: the client's fault, waiting would not help."""
+    """The request needs more KV tokens than the whole pool holds. A client error: a retry would not help."""
 
 
 class QueueFull(Exception):
-    """The engine's waiting queue is at its limit: nobody's fault, a later try may succeed."""
+    """The engine's waiting queue is at its limit. A later retry may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Request:
     """One sequence to generate.
 
     `prompt` holds token ids and is never changed. `max_tokens` bounds the answer; unless `ignore_eos`, the answer may
-    end earlier. `sample` tells apart the n answers to one prompt: equal prompt, sample and seed give equal tokens.
+    end earlier. `sample` distinguishes the n answers to one prompt: equal prompt, sample and seed give equal tokens.
     """
 
     id: str
@@ -33,7 +33,7 @@ class Request:
 
 
 class Output(NamedTuple):
-    """One generated token of one request; `cached_tokens` is the prefix hit at its first scheduling."""
+    """One generated token of one request; `cached_tokens` is the prefix hit when the request was first scheduled."""
 
     id: str
     token: int
@@ -43,11 +43,11 @@ class Output(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """The sizes of one engine; `engine.default_config` gives each dialect's own defaults.
+    """The sizes of one engine; `engine.default_config` returns each dialect's own defaults.
 
     `kv_tokens`: KV pool in tokens, rounded down to whole blocks. `max_batched_tokens`: new tokens per step (vLLM's
-    max_num_batched_tokens, SGLang's chunked_prefill_size). `max_queued`: waiting requests, None for no limit.
-    Raises ValueError if a size is out of range, or the order is one that the dialect does not have.
+    max_num_batched_tokens, SGLang's chunked_prefill_size). `max_queued`: waiting requests, None for no limit. Raises
+    ValueError if a size is out of range, or if the dialect does not have the order.
     """
 
     dialect: Dialect
@@ -74,10 +74,10 @@ class EngineConfig:
 
 @dataclass(slots=True)
 class Counters:
-    """Totals since the start; every field only grows. Token counts unless the name says otherwise.
+    """Totals since the start; fields never decrease. They count tokens unless the name says otherwise.
 
-    `prefix_queries` and `prefix_hits` count each request once, at its first scheduling. `prefilled_tokens` counts
-    computed prompt tokens, recomputation included, in `prefill_seconds` of steps that had any.
+    `prefix_queries` and `prefix_hits` count each request once, when it is first scheduled. `prefilled_tokens` counts
+    the computed prompt tokens, recomputation included; `prefill_seconds` is the time of all steps with a prefill.
     """
 
     steps: int = 0

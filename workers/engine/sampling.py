@@ -1,8 +1,8 @@
-"""Which token an emulated model says next: a fixed walk from the seed and the prompt, so that answers repeat.
+"""The tokens that an emulated model generates: a fixed walk from the seed and the prompt, so that answers repeat.
 
-As with a real model, what it says next depends on all tokens before and not on who said them: the last word of the
-prompt that no answer has says which walk it is, and the words after it how far that has gone. So a prompt that ends
-in the beginning of an answer is answered with the rest of it.
+As with a real model, the next token depends on all tokens before it and not on who wrote them. The last word of the
+prompt that cannot be part of an answer selects the walk, and the words after it determine how far the walk has gone. So
+a prompt that ends in the beginning of an answer is answered with the rest of that answer.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ _SAYABLE = frozenset(VOCABULARY)
 
 
 def initial_state(seed: int, prompt: Iterable[int], sample: int) -> int:
-    """The walk's 64-bit state after `prompt`: hashes of integers alone, so equal in every process."""
+    """Return the walk's 64-bit state after `prompt`. Hashes integers alone, so it is equal in every process."""
     tokens = tuple(prompt)
     begun = len(tokens)
     while begun and tokens[begun - 1] in _SAYABLE:
@@ -25,10 +25,10 @@ def initial_state(seed: int, prompt: Iterable[int], sample: int) -> int:
     return walk(state, True, len(tokens) - begun)[1]
 
 
-def say(state: int, ignore_eos: bool) -> tuple[int, int]:
-    """The token that `state` stands for, and the state after it, by Knuth's MMIX linear congruential generator.
+def next_token(state: int, ignore_eos: bool) -> tuple[int, int]:
+    """Return the token of `state` and the state after it, by Knuth's MMIX linear congruential generator.
 
-    One token in 256 is the end of the answer unless `ignore_eos`. Reads the high bits alone: the low bits of such a
+    One token in 256 is the end of the answer, unless `ignore_eos`. Only the high bits are used: the low bits of such a
     generator have short periods.
     """
     ends = not ignore_eos and (state >> 40) % _EOS_ONE_IN == 0
@@ -37,20 +37,20 @@ def say(state: int, ignore_eos: bool) -> tuple[int, int]:
 
 
 def walk(state: int, ignore_eos: bool, steps: int) -> tuple[list[int], int]:
-    """The tokens of so many steps from `state`, and the state after them."""
+    """Return the next `steps` tokens from `state`, and the state after them."""
     tokens = []
     for _ in range(steps):
-        token, state = say(state, ignore_eos)
+        token, state = next_token(state, ignore_eos)
         tokens.append(token)
     return tokens, state
 
 
 def answer_length(state: int, ignore_eos: bool, limit: int) -> int:
-    """Tokens from `state` to the end of the answer, that one included; `limit` if it comes no earlier."""
+    """Return the tokens from `state` to the end of the answer, the end included, but at most `limit`."""
     if ignore_eos:
         return limit
     for length in range(1, limit):
-        token, state = say(state, ignore_eos)
+        token, state = next_token(state, ignore_eos)
         if token == EOS:
             return length
     return limit

@@ -1,9 +1,10 @@
 """SGLang's radix cache over a pool of KV tokens: page-aligned, locked by running requests, LRU by whole leaves.
 
-After `sglang/srt/mem_cache/unified_radix_cache.py`. Matching splits nodes and refreshes the access time of those that
-it passes, and of the rest of a node that it splits. Eviction takes the least recently used leaf that nobody locks and
-drops the whole node, so it may free more than was asked; a parent without children left becomes a leaf. Only counts are
-kept of the pool: a token is available, in the tree, or private to one request.
+After `sglang/srt/mem_cache/unified_radix_cache.py`. Matching splits nodes. It refreshes the access time of the nodes on
+its way, and of the rest of a node that it splits. Eviction takes the least recently used unlocked leaf and drops the
+whole node, so it may free more than was requested; a parent that loses its last child becomes a leaf. The pool is
+represented only by counts: a token is available, in the tree, or private to one request.
+
 Left out: host and disk tiers, the other eviction orders, LoRA and cache-salt namespaces.
 """
 
@@ -19,7 +20,7 @@ Key = int | tuple[int, ...]
 class Node:
     """An edge of the tree: the tokens between its parent and itself, and the locks held at or below it."""
 
-    __slots__ = ("access", "children", "locks", "offered", "parent", "tokens")
+    __slots__ = ("access", "children", "in_heap", "locks", "parent", "tokens")
 
     def __init__(self, tokens: Sequence[int], parent: "Node | None", access: int, locks: int = 0) -> None:
         self.tokens = tokens
@@ -27,7 +28,7 @@ class Node:
         self.children: dict[Key, Node] = {}
         self.access = access
         self.locks = locks
-        self.offered = False  # has an entry in the eviction heap
+        self.in_heap = False  # has an entry in the eviction heap
 
     @property
     def evictable(self) -> bool:
@@ -38,7 +39,7 @@ class RadixCache:
     """The tree and the pool of `capacity` tokens in pages of `page` tokens; capacity is rounded down to pages."""
 
     def __init__(self, capacity: int, page: int, log: BlockLog | None = None) -> None:
-        """`log` is told what is stored and evicted, page by page."""
+        """`log` receives what is stored and evicted, page by page."""
         self._log = log
         self.page = page
         self.capacity = capacity - capacity % page
@@ -49,11 +50,11 @@ class RadixCache:
         self._clock = 0
         self._serial = count()
         self._root = Node((), None, 0, locks=1)
-        self._leaves: list[tuple[int, int, Node]] = []  # heap by access time when offered, at most one per node
+        self._leaves: list[tuple[int, int, Node]] = []  # heap by access time when added, at most one entry per node
 
     @property
     def reclaimable(self) -> int:
-        """Tokens that an allocation can get."""
+        """Tokens available to an allocation, by eviction if need be."""
         return self.available + self.evictable
 
     @property
@@ -61,8 +62,11 @@ class RadixCache:
         return self.evictable + self.protected
 
     def match(self, tokens: Sequence[int], limit: int) -> tuple[Node, int]:
-        """Deepest node, and its length, of the cached prefix of `tokens[:limit]`. Splits nodes and refreshes them."""
-        self._clock += 2  # the rest of a node that is split was used just before the nodes on the way
+        """Return the deepest node, and the length, of the cached prefix of `tokens[:limit]`.
+
+        Splits nodes and refreshes their access time.
+        """
+        self._clock += 2  # two ticks: the rest of a split node counts as used just before the nodes on the way
         node, length = self._root, 0
         limit -= limit % self.page
         while length < limit and (child := node.children.get(self._key(tokens, length))):
@@ -74,7 +78,7 @@ class RadixCache:
         return node, length
 
     def peek(self, tokens: Sequence[int], limit: int) -> int:
-        """Length of the cached prefix of `tokens[:limit]`; changes nothing."""
+        """Return the length of the cached prefix of `tokens[:limit]`; changes nothing."""
         node, length = self._root, 0
         limit -= limit % self.page
         while length < limit and (child := node.children.get(self._key(tokens, length))):
@@ -86,9 +90,9 @@ class RadixCache:
         return length
 
     def insert(self, tokens: Sequence[int], length: int) -> tuple[Node, int]:
-        """Give `tokens[:length]` (whole pages) to the tree; the node that ends them, and what was already there.
+        """Add `tokens[:length]` (whole pages) to the tree. Returns the node that ends them, and how much was present.
 
-        The tokens beyond what was there come from the caller's private share.
+        The tokens that were not present come from the caller's private share.
         """
         node, present = self.match(tokens, length)
         length -= length % self.page
@@ -103,7 +107,7 @@ class RadixCache:
         return node, present
 
     def lock(self, node: Node) -> None:
-        """Protect `node` and all above it from eviction."""
+        """Protect `node` and its ancestors from eviction."""
         for above in self._path(node):
             if not above.locks:
                 self.evictable -= len(above.tokens)
@@ -126,7 +130,7 @@ class RadixCache:
         self.available -= tokens
 
     def make_room(self, tokens: int) -> None:
-        """Evict until so many tokens are available, or nothing can be evicted any more."""
+        """Evict until `tokens` are available or nothing is left to evict."""
         while self.available < tokens and self.evictable:
             self._evict_leaf()
 
@@ -147,7 +151,7 @@ class RadixCache:
                 protected += len(node.tokens)
             else:
                 evictable += len(node.tokens)
-            assert node.offered or not node.evictable
+            assert node.in_heap or not node.evictable
         assert (evictable, protected) == (self.evictable, self.protected)
         assert 0 <= self.available <= self.capacity
 
@@ -155,7 +159,7 @@ class RadixCache:
         return tokens[start] if self.page == 1 else tuple(tokens[start : start + self.page])
 
     def _shared(self, edge: Sequence[int], tokens: Sequence[int], start: int, limit: int) -> int:
-        """Page-aligned length of the common start of `edge` and `tokens[start:limit]`, by halving."""
+        """Return the page-aligned length of the common start of `edge` and `tokens[start:limit]`, by bisection."""
         low, high = 0, min(len(edge), limit - start)
         if edge[:high] == tokens[start : start + high]:
             return high - high % self.page
@@ -180,14 +184,14 @@ class RadixCache:
         return upper
 
     def _offer(self, node: Node) -> None:
-        if node.evictable and not node.offered:
-            node.offered = True
+        if node.evictable and not node.in_heap:
+            node.in_heap = True
             heapq.heappush(self._leaves, (node.access, next(self._serial), node))
 
     def _evict_leaf(self) -> None:
-        """Evict the oldest leaf; an entry that was locked, extended or used since it was offered is only refreshed."""
+        """Evict the oldest leaf; if it was locked, extended or used since it was added, only refresh its heap entry."""
         access, _, leaf = heapq.heappop(self._leaves)
-        leaf.offered = False
+        leaf.in_heap = False
         parent = leaf.parent
         if parent is None or not leaf.evictable or leaf.access != access:
             self._offer(leaf)
@@ -203,7 +207,7 @@ class RadixCache:
         self._offer(parent)
 
     def _stored(self, tokens: Sequence[int], present: int, length: int) -> Stored:
-        """That the tree has these tokens from `present` to `length` now."""
+        """Return the event that the tree now has these tokens from `present` to `length`."""
         hashes = chained_hashes(ROOT_HASH, tokens[:length], self.page)
         pages = present // self.page
         return Stored(hashes[pages:], hashes[pages - 1] if pages else None, tokens[present:length])

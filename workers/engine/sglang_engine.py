@@ -1,14 +1,15 @@
 """SGLang's scheduler: prefill before decode, one chunked request at a time, admission by reserved tokens.
 
 After `sglang/srt/managers/scheduler.py`, `schedule_policy.py` and `schedule_batch.py`. A step is either a prefill batch
-or a decode of everything that runs. A prefill batch goes first whenever it can be formed: the rest of the chunked
+or a decode of all running requests. A prefill batch goes first whenever one can be formed: the rest of the chunked
 request, then waiting requests in order until one does not fit. To fit, a request needs room for the tokens to prefill,
-a page, and min(max_tokens left, 4096) more, beside what the batch has reserved and what running requests are expected
-to need: the same minimum, times `new_token_ratio` if they may end earlier. That starts at 0.7, decays to 14 % of it
-over 600 decode steps and is raised by a retraction. When decoding runs out of memory, the request with the shortest
-answer is retracted to the end of the queue and starts anew. With pages of more than a token, a step evicts as if every
-request in it needed a further page. LPM order sorts the queue by matched prefix, unless more than 128 requests wait. KV
-of answers enters the tree when a request ends, of prompts after each chunk.
+one page, and min(max_tokens left, 4096) more, beside what the batch has reserved and what running requests are expected
+to need: the same minimum, multiplied by `new_token_ratio` for requests that may end earlier. This ratio starts at 0.7,
+decays to 14 % of that over 600 decode steps and is raised by a retraction. When decoding runs out of memory, the
+request with the shortest answer is retracted to the end of the queue and starts again. With pages of more than one
+token, a step evicts as if every request in it needed another page. LPM order sorts the queue by matched prefix, unless
+more than 128 requests wait. The KV of answers enters the tree when a request ends, that of prompts after each chunk.
+
 Left out: in-batch prefix de-duplication of LPM, mixed prefill and decode batches, the overlap schedule (which delays
 each token by a step), priorities, speculative decoding, disaggregation.
 """
@@ -46,13 +47,13 @@ class RadixSequence(Sequence):
 
     @property
     def output_left(self) -> int:
-        """Tokens to expect at most, as far as the engine looks ahead."""
+        """The most tokens still expected, as far as the engine looks ahead."""
         return min(self.request.max_tokens - self.generated, RESERVED_OUTPUT_LIMIT)
 
 
 @dataclass(slots=True)
 class Room:
-    """What is left for a prefill batch that is being formed: tokens to compute; KV tokens that are spoken for."""
+    """What is left for the prefill batch being formed: tokens to compute, and KV tokens already reserved."""
 
     budget: int
     reserved: float
@@ -65,7 +66,7 @@ class SglangEngine(Batching[RadixSequence]):
         super().__init__(config, hardware)
         self._cache = RadixCache(config.kv_tokens, config.block_size)
         self._chunked: RadixSequence | None = None
-        self._full = False  # nobody fits until a running request leaves
+        self._full = False  # no request fits until a running one leaves
         self._ratio = INITIAL_NEW_TOKEN_RATIO
 
     @property
@@ -112,7 +113,7 @@ class SglangEngine(Batching[RadixSequence]):
         return RadixSequence(request, self.config.seed)
 
     def _schedule(self) -> tuple[Batch, list[RadixSequence]]:
-        # Who did not fit is tried again when the batch is empty, and while a prompt is prefilled in parts.
+        # A request that did not fit is tried again when the batch is empty, and while a prompt is prefilled in chunks.
         if not self._running or self._chunked:
             self._full = False
         prefill = self._form_prefill()
@@ -141,7 +142,7 @@ class SglangEngine(Batching[RadixSequence]):
         return sum(sequence.output_left * (1.0 if sequence.request.ignore_eos else self._ratio) for sequence in running)
 
     def _continue(self, chunked: RadixSequence, room: Room) -> RadixSequence:
-        """Take the next part of its prompt; even where nothing is left for it, since it must end to free memory."""
+        """Add the next chunk of its prompt to the batch, even if no room is left: it must end to free memory."""
         left = int(self._cache.reclaimable - room.reserved)
         chunked.chunk = min(len(chunked.tokens) - chunked.computed, min(room.budget, left) if left > 0 else room.budget)
         self._take(room, chunked)
@@ -177,7 +178,7 @@ class SglangEngine(Batching[RadixSequence]):
         return admitted
 
     def _take(self, room: Room, sequence: RadixSequence) -> None:
-        """Count what the batch being formed needs for this request."""
+        """Subtract what the batch being formed needs for this request."""
         paged = self._paged(sequence.chunk)
         room.budget -= paged
         room.reserved += paged + self._cache.page
@@ -188,7 +189,7 @@ class SglangEngine(Batching[RadixSequence]):
         return self._cache.reclaimable <= room.reserved
 
     def _match(self, sequence: RadixSequence) -> tuple[Node, int]:
-        """The last token is always computed, since its logits are needed."""
+        """Match all tokens but the last, which is always computed because its logits are needed."""
         return self._cache.match(sequence.tokens, len(sequence.tokens) - 1)
 
     def _prefill(self, sequences: list[RadixSequence]) -> tuple[Batch, list[RadixSequence]]:
@@ -205,13 +206,13 @@ class SglangEngine(Batching[RadixSequence]):
         return batch, sampled
 
     def _grow_private(self, sequence: RadixSequence, computed: int) -> int:
-        """Raise the private share to hold `computed` tokens in whole pages; the tokens to allocate for it."""
+        """Raise the private share to hold `computed` tokens in whole pages. Returns the tokens to allocate for it."""
         grown = self._paged(computed) - sequence.in_tree - sequence.private
         sequence.private += grown
         return grown
 
     def _give_to_tree(self, sequence: RadixSequence) -> None:
-        """Insert the whole pages computed so far and hold the lock at their end; duplicates go back to the pool."""
+        """Insert the whole pages computed so far and lock the node at their end; duplicates go back to the pool."""
         node, present = self._cache.insert(sequence.tokens, sequence.computed)
         length = sequence.computed - sequence.computed % self._cache.page
         self._cache.free(present - sequence.in_tree)
@@ -238,15 +239,15 @@ class SglangEngine(Batching[RadixSequence]):
         return Batch(decodes=len(self._running), decode_context=context), list(self._running)
 
     def _make_room(self, tokens: int, requests: int) -> None:
-        """Evict what a step may need: with pages of several tokens, a page more for each request, needed or not."""
+        """Evict what a step may need: if a page has several tokens, another page per request, needed or not."""
         self._cache.make_room(tokens + (requests * self._cache.page if self._cache.page > 1 else 0))
 
     def _missing_pages(self) -> int:
-        """Pages that the next token of every running request needs."""
+        """Return the pages that the next token of every running request needs."""
         return sum(sequence.computed == sequence.in_tree + sequence.private for sequence in self._running)
 
     def _retract(self, missing: int) -> int:
-        """Send requests back to the queue, shortest answer first, until the rest can decode; its missing pages."""
+        """Requeue requests, shortest answer first, until the rest can decode. Returns the pages the rest needs."""
         self._running.sort(key=lambda sequence: (sequence.generated, -sequence.prompt_length), reverse=True)
         while missing * self._cache.page > self._cache.reclaimable:
             victim = self._running.pop()
@@ -267,7 +268,7 @@ class SglangEngine(Batching[RadixSequence]):
     def _only_decodes(self) -> bool:
         return self._chunked is None and (self._full or not self._waiting)
 
-    def _undisturbed(self, steps: int) -> int:
+    def _possible_decode_steps(self, steps: int) -> int:
         reclaimable = self._cache.reclaimable
         for step, missing in enumerate(self._missing_of_each(steps)):
             reclaimable -= missing * self._cache.page
@@ -276,23 +277,23 @@ class SglangEngine(Batching[RadixSequence]):
         return steps
 
     def _missing_of_each(self, steps: int) -> Iterator[int]:
-        """`_missing_pages` of each of the next decode steps."""
+        """Return `_missing_pages` of each of the next decode steps."""
         page = self._cache.page
         room = Counter((s.in_tree + s.private - s.computed) % page for s in self._running)
         return (room[step % page] for step in range(steps))
 
-    def _take_memory(self, steps: int) -> None:
+    def _allocate_for_decodes(self, steps: int) -> None:
         for _ in range(steps):
             self._ratio = max(self._ratio - RATIO_DECAY, MIN_NEW_TOKEN_RATIO)
-        # The last of these steps asks for the most: all that those before it took, and its own.
+        # `step` evicts before each step. The last one evicts the most: what the steps before it took, and its own.
         *before, _ = self._missing_of_each(steps)
         self._make_room(sum(before) * self._cache.page, len(self._running))
         for sequence in self._running:
             self._cache.allocate(self._grow_private(sequence, sequence.computed + steps))
         self.counters.evicted_tokens = self._cache.evicted
 
-    def _fill_memory(self) -> None:
-        """The cache gets answers when they are complete."""
+    def _cache_decoded(self) -> None:
+        """Do nothing: the cache gets answers when they are complete."""
 
     def _release(self, sequence: RadixSequence) -> None:
         self._give_to_tree(sequence)

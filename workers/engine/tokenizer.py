@@ -1,10 +1,10 @@
-"""A tokenizer without a vocabulary file: text splits into short pieces, and a token id is its piece.
+"""A tokenizer without a vocabulary file: text splits into short pieces, and the token id encodes the piece.
 
-Pieces are at most seven UTF-8 bytes, so an id packs them behind a leading 1 into 57 bits: ids are stable across
-processes, need no table, and decode back. English comes to about 1.3 tokens a word.
+A piece has at most seven UTF-8 bytes, so an id packs them behind a leading 1 into 57 bits. Ids are equal in all
+processes, need no table, and decode back. English text has about 1.3 tokens per word.
 
-The answers' words are chosen so that they split the same wherever they stand: the next turn's prompt, which repeats
-prompt and answer as text, has the same ids as before.
+The words of answers are chosen such that they split in the same way in any context: the next turn's prompt, which
+repeats prompt and answer as text, has the same ids as before.
 """
 
 import re
@@ -15,7 +15,7 @@ import orjson
 _PIECE = re.compile(r"<\|im\|>|<\|end\|>| ?[A-Za-z0-9_]{1,6}| ?[\u00c0-\u07ff]{1,3}|.", re.DOTALL)
 _MEMO_LIMIT = 1 << 16
 END = "<|end|>\n"
-"""Behind each message of a chat."""
+"""Follows each message of a chat."""
 
 
 def _pack(piece: str) -> int:
@@ -23,7 +23,7 @@ def _pack(piece: str) -> int:
 
 
 class _Ids(dict[str, int]):
-    """Piece -> id; remembers common pieces so that their ids are shared objects."""
+    """Piece -> id; caches common pieces, so that their ids are shared objects."""
 
     def __missing__(self, piece: str) -> int:
         token = _pack(piece)
@@ -51,17 +51,17 @@ VOCABULARY: tuple[int, ...] = tuple(
         *(",", ",", ".", ".", "\n"),
     )
 )
-"""What answers are made of. Each piece splits off alone whatever stands before it and whichever of them follows."""
+"""The tokens of answers. Each piece is split off alone, whatever precedes it and whichever of them follows."""
 
 
 def encode(text: str) -> list[int]:
-    """Token ids of `text`; `decode` gives the text back."""
+    """Return the token ids of `text`; `decode` is the inverse."""
     ids = _ids
     return [ids[piece] for piece in _PIECE.findall(text)]
 
 
 def decode(tokens: Iterable[int]) -> str:
-    """Text of `tokens`; an id that this tokenizer never makes reads as U+FFFD."""
+    """Return the text of `tokens`; an id that this tokenizer never makes reads as U+FFFD."""
     return "".join(map(_text, tokens))
 
 
@@ -76,16 +76,16 @@ def render_chat(
     messages: Sequence[Mapping[str, object]],
     tools: object = None,
     *,
-    go_on: bool = False,
+    continue_last: bool = False,
 ) -> str:
-    """The prompt text of a chat: tools first, each message between markers, then the opening of the answer.
+    """Return the prompt text of a chat: tools first, each message between markers, then the opening of the answer.
 
-    The text of one turn is a prefix of the next turn's where the client sends the answer back unchanged. `go_on`: the
-    last message is an answer's beginning, and nothing comes after it.
+    If the client sends the answer back unchanged, the text of a turn is a prefix of the next turn's. `continue_last`:
+    the last message is the beginning of an answer, and nothing follows it.
     """
     rendered = [_marked("tools", orjson.dumps(tools).decode())] if tools else []
     rendered += [_marked(str(message.get("role")), _content(message)) for message in messages]
-    if go_on:
+    if continue_last:
         rendered[-1] = rendered[-1].removesuffix(END)
     else:
         rendered.append("<|im|>assistant\n")
@@ -104,7 +104,7 @@ def _content(message: Mapping[str, object]) -> str:
 
 
 def _part(part: object) -> str:
-    """Text as it is; what is no text (an image's address, say) as JSON."""
+    """Return text as it is, and anything else (an image's address, for example) as JSON."""
     if isinstance(part, dict) and "text" in part:
         part = part["text"]
     if part is None:

@@ -1,9 +1,10 @@
-"""vLLM's block pool: full blocks found by a chained hash, one free list that is also the LRU order.
+"""vLLM's block pool: full blocks found by a chained hash, and one free list that is also the LRU order.
 
-After `vllm/v1/core/block_pool.py` and `kv_cache_utils.py`. Blocks that nobody references stay findable until the free
-list hands them out again: eviction happens at allocation, one block at a time. Blocks are freed in reverse order, so
-the tail of a prompt goes before its head; blocks without a hash go to the front and are reused first. Two blocks may
-hold the same content when two requests computed it at the same time.
+After `vllm/v1/core/block_pool.py` and `kv_cache_utils.py`. Blocks without references stay findable until the free list
+hands them out again: eviction happens at allocation, one block at a time. Blocks are freed in reverse order, so the
+tail of a prompt is evicted before its head; blocks without a hash go to the front and are reused first. Two blocks may
+hold the same content if two requests computed it at the same time.
+
 Left out: the digests (a chained 64-bit hash of integers stands in for SHA-256), cache salts, LoRA and multimodal keys.
 """
 
@@ -15,16 +16,16 @@ from workers.engine.block_log import BlockLog, Removed
 
 
 class BlockPool:
-    """`blocks` usable blocks with reference counts; all sizes in blocks."""
+    """`blocks` usable blocks with reference counts; all sizes are in blocks."""
 
     def __init__(self, blocks: int, log: BlockLog | None = None) -> None:
-        """`log` is told of evictions; what is stored, whoever stores it knows better."""
+        """`log` receives evictions only; the engine logs what is stored."""
         self._log = log
         self._references = [0] * blocks
         self._hashes: list[int | None] = [None] * blocks
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(blocks))
         self._by_hash: dict[int, int] = {}
-        self._duplicates: dict[int, list[int]] = {}  # further blocks of a hash, in the order in which they came
+        self._duplicates: dict[int, list[int]] = {}  # further blocks of a hash, in order of arrival
         self.evicted = 0
 
     @property
@@ -33,7 +34,7 @@ class BlockPool:
 
     @property
     def free(self) -> int:
-        """Blocks that nobody references, cached ones among them."""
+        """Blocks without references, cached ones included."""
         return len(self._free)
 
     @property
@@ -42,14 +43,14 @@ class BlockPool:
         return len(self._by_hash)
 
     def find(self, hashes: Iterable[int]) -> list[int]:
-        """Blocks of the longest cached prefix of `hashes`. Touches nothing."""
+        """Return the blocks of the longest cached prefix of `hashes`; changes nothing."""
         return list(iter(map(self._by_hash.get, hashes).__next__, None))  # ends before the first None
 
     def count_found(self, hashes: Sequence[int], limit: int) -> int:
-        """How many blocks `find` has of the first `limit` hashes of one prompt; O(log limit).
+        """Return how many of the first `limit` hashes of one prompt `find` would find; O(log limit).
 
-        Looks for the end by halving: of a prompt, no block is cached without those before it, since every request
-        holds them together, and frees them, and so loses them, from the last to the first.
+        Bisects: no block of a prompt is cached without those before it, because every request holds them together and
+        frees, and so loses, them from the last to the first.
         """
         known = self._by_hash
         return bisect_left(hashes, True, hi=limit, key=lambda each: each not in known)
@@ -57,7 +58,7 @@ class BlockPool:
     def allocate(self, new: int, hits: Sequence[int] = ()) -> list[int] | None:
         """Reference `hits` and take `new` blocks from the free list, evicting what they cached.
 
-        Returns hits and new blocks in order, or None, with nothing changed, if the free list is too short.
+        Returns hits and new blocks in order. If the free list is too short, changes nothing and returns None.
         """
         if not self.can_allocate(new, hits):
             return None
@@ -69,20 +70,20 @@ class BlockPool:
         return [*hits, *(self._take() for _ in range(new))]
 
     def can_allocate(self, new: int, hits: Sequence[int] = ()) -> bool:
-        """Whether `allocate` would do so."""
+        """True if `allocate` would succeed."""
         if new > len(self._free):
             return False
         references = self._references
         return new + [references[block] for block in hits].count(0) <= len(self._free)
 
     def remember(self, block: int, key: int) -> None:
-        """Make a full, referenced block findable under `key`; once per block."""
+        """Make a full, referenced block findable under `key`; called once per block."""
         self._hashes[block] = key
         if self._by_hash.setdefault(key, block) != block:
             self._duplicates.setdefault(key, []).append(block)
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Drop one reference to each block; the last reference puts a block on the free list."""
+        """Drop one reference to each block; a block without references goes to the free list."""
         references, hashes, free = self._references, self._hashes, self._free
         for block in reversed(blocks):
             references[block] -= 1
@@ -92,7 +93,7 @@ class BlockPool:
                     free.move_to_end(block, last=False)
 
     def check_integrity(self, held: Iterable[Sequence[int]]) -> None:
-        """Raise AssertionError unless references are exactly those `held` and free lists and hashes agree."""
+        """Raise AssertionError unless the references are exactly those of `held`, and free lists and hashes agree."""
         references = Counter(block for blocks in held for block in blocks)
         assert all(count == references[block] for block, count in enumerate(self._references))
         assert self._free.keys() == {block for block, count in enumerate(self._references) if count == 0}

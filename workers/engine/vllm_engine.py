@@ -1,11 +1,12 @@
 """vLLM's scheduler (v1): one token budget per step, running requests first, preemption by recomputation.
 
 After `vllm/v1/core/sched/scheduler.py`: running requests in order take one token each, or the next chunk of their
-prompt; then waiting requests in order take what is left, unless this step preempted somebody. A waiting request is let
-in when there is room for all its tokens, though it gets blocks only for those that the step computes; one that is not
-stops the queue behind it. When a running request cannot grow, the last running one is preempted: it loses all its
-blocks, goes to the head of the queue and recomputes, often from its own cached blocks. Blocks become findable when they
-are scheduled, generated ones too.
+prompt; then waiting requests in order take the rest of the budget, unless this step preempted a request. A waiting
+request is admitted if there is room for all its tokens, although it gets blocks only for those that the step computes;
+one that does not fit blocks the queue behind it. When a running request cannot grow, the last running one is preempted:
+it loses all its blocks, goes to the head of the queue and recomputes, often from its own cached blocks. Blocks become
+findable when they are scheduled, generated ones included.
+
 Left out: priorities, speculative decoding, encoder inputs, KV connectors, pipeline and asynchronous scheduling.
 """
 
@@ -27,7 +28,7 @@ class BlockSequence(Sequence):
     def __init__(self, request: Request, seed: int, block_size: int) -> None:
         super().__init__(request, seed)
         self.blocks: list[int] = []
-        self.remembered = 0  # leading blocks that the pool can find
+        self.remembered = 0  # leading blocks registered in the pool
         self.hashes: list[int] = []
         self.extend_hashes(block_size, self.prompt_length // block_size)
 
@@ -86,14 +87,14 @@ class VllmEngine(Batching[BlockSequence]):
         batch, sampled = Batch(), list[BlockSequence]()
         running = len(self._running)
         budget = self._schedule_running(batch, sampled)
-        if len(self._running) == running:  # nobody was preempted
+        if len(self._running) == running:  # no request was preempted
             self._admit_waiting(budget, batch, sampled)
         self.counters.evicted_tokens = self._pool.evicted * self._block_size
         return batch, sampled
 
     def _schedule_running(self, batch: Batch, sampled: list[BlockSequence]) -> int:
         budget, size = self.config.max_batched_tokens, self._block_size
-        for sequence in self._running:  # whoever is preempted goes from its end
+        for sequence in self._running:  # preemption removes from its end
             if not budget:
                 break
             new = min(len(sequence.tokens) - sequence.computed, budget)
@@ -104,7 +105,7 @@ class VllmEngine(Batching[BlockSequence]):
         return budget
 
     def _grow(self, sequence: BlockSequence, new: int) -> bool:
-        """Make room for `new` tokens, preempting from the end; False if that took `sequence` itself."""
+        """Make room for `new` tokens, preempting from the end. Returns False if this preempted `sequence` itself."""
         missing = -(-(sequence.computed + new) // self._block_size) - len(sequence.blocks)
         if missing <= 0:
             return True
@@ -140,21 +141,21 @@ class VllmEngine(Batching[BlockSequence]):
             budget -= new
 
     def _fits(self, sequence: BlockSequence, hits: list[int]) -> bool:
-        """Whether all tokens of a waiting request find memory, beside the blocks that are cached."""
+        """True if there is memory for all tokens of a waiting request that are not cached."""
         blocks = -(-len(sequence.tokens) // self._block_size)
         return self._pool.can_allocate(blocks - len(hits), hits)
 
     def _allocate_part(self, sequence: BlockSequence, hits: list[int], budget: int) -> list[int] | None:
-        """Blocks for what the budget allows to compute of a waiting request, and those that are cached."""
+        """Allocate blocks for the part of a waiting request that the budget allows, beside its cached ones."""
         end = min(len(sequence.tokens), len(hits) * self._block_size + budget)
         return self._pool.allocate(-(-end // self._block_size) - len(hits), hits)
 
     def _hits(self, sequence: BlockSequence) -> list[int]:
-        """Cached leading blocks."""
+        """Return the cached leading blocks."""
         return self._pool.find(sequence.hashes[: self._hittable(sequence)])
 
     def _hittable(self, sequence: BlockSequence) -> int:
-        """Blocks that it could hit at most; the last token is always computed, since its logits are needed."""
+        """Return the most blocks it could hit; the last token is always computed because its logits are needed."""
         return min(len(sequence.hashes), (len(sequence.tokens) - 1) // self._block_size)
 
     def _compute(self, sequence: BlockSequence, new: int, batch: Batch, sampled: list[BlockSequence]) -> None:
@@ -182,26 +183,26 @@ class VllmEngine(Batching[BlockSequence]):
         sequence.remembered = full
 
     def _only_decodes(self) -> bool:
-        # Only the last may be within a prompt: nobody is admitted behind one that takes all that is left of a step.
+        # Only the last running request can be in its prefill: it took the rest of a step's budget, so none followed it.
         last = self._running[-1]
         if last.computed < last.prompt_length or last.computed + 1 < len(last.tokens):
             return False
         if len(self._running) > self.config.max_batched_tokens:
             return False
-        return self._nobody_admissible or self._head_blocked()
+        return self._cannot_admit or self._head_blocked()
 
     @property
-    def _nobody_admissible(self) -> bool:
-        """Whether nobody would be admitted whatever memory there is."""
+    def _cannot_admit(self) -> bool:
+        """True if no request would be admitted even with unlimited memory."""
         return not self._waiting or len(self._running) >= min(self.config.max_running, self.config.max_batched_tokens)
 
     def _head_blocked(self) -> bool:
-        """Whether the head of the queue would find no memory."""
+        """True if there is no memory for the head of the queue."""
         return not self._fits(self._waiting[0], self._hits(self._waiting[0]))
 
-    def _undisturbed(self, steps: int) -> int:
-        # Evictions cannot let in who found no memory: a prefix loses its tail first, a block for each that is taken.
-        if not self._nobody_admissible and self._may_complete(self._waiting[0], steps):
+    def _possible_decode_steps(self, steps: int) -> int:
+        # Evictions cannot make a blocked request fit: a prefix loses its tail first, one block for each that is taken.
+        if not self._cannot_admit and self._may_complete(self._waiting[0], steps):
             return 0
         usable = self._pool.free
         for step, growing in enumerate(self._growing(steps)):
@@ -211,7 +212,7 @@ class VllmEngine(Batching[BlockSequence]):
         return steps
 
     def _may_complete(self, waiting: BlockSequence, steps: int) -> bool:
-        """Whether a running request may, in so many steps, complete the block that this one misses first."""
+        """True if a running request may, within `steps`, complete the first block that `waiting` misses."""
         hittable = self._hittable(waiting)
         block = self._pool.count_found(waiting.hashes, hittable)
         if block == hittable:
@@ -225,13 +226,13 @@ class VllmEngine(Batching[BlockSequence]):
         return False
 
     def _growing(self, steps: int) -> Iterator[list[BlockSequence]]:
-        """For each of the next decode steps those that need another block, in order."""
+        """Return, for each of the next decode steps, the sequences that need another block, in order."""
         by_phase = defaultdict[int, list[BlockSequence]](list)
         for sequence in self._running:
             by_phase[sequence.computed % self._block_size].append(sequence)
         return (by_phase[-step % self._block_size] for step in range(steps))
 
-    def _take_memory(self, steps: int) -> None:
+    def _allocate_for_decodes(self, steps: int) -> None:
         for growing in self._growing(steps):
             blocks = self._pool.allocate(len(growing))
             assert blocks is not None
@@ -239,9 +240,9 @@ class VllmEngine(Batching[BlockSequence]):
                 sequence.blocks.append(block)
         self.counters.evicted_tokens = self._pool.evicted * self._block_size
 
-    def _fill_memory(self) -> None:
-        # The first of two equal blocks to be remembered is the one that others hit. Requests that fill equal blocks
-        # have equal prompts, and of those the first in the list is never behind.
+    def _cache_decoded(self) -> None:
+        # Of two equal blocks, requests hit the one remembered first. Requests that fill equal blocks have equal
+        # prompts, and of those the first in the list is never behind.
         for sequence in self._running:
             if sequence.computed // self._block_size > sequence.remembered:
                 self._remember_full_blocks(sequence)

@@ -1,6 +1,6 @@
-"""How much waits in the engine itself, over time: what a router's window is there to keep small.
+"""Measure the queue inside the engine over time: a router's window exists to keep it short.
 
-PURE: times are told, by whatever clock the engine's steps are on.
+PURE: the caller passes the time, by the clock that its engine steps on.
 """
 
 from collections import defaultdict
@@ -8,13 +8,13 @@ from collections import defaultdict
 from workers.engine.engine import Engine
 
 SHALLOW = 16
-"""Waiting requests up to which their uncached tokens are counted at every change."""
+"""Up to this many waiting requests, their uncached tokens are counted at every change."""
 DEEP_SECONDS = 0.5
-"""How often they are counted when there are more."""
+"""Interval (s) at which the uncached tokens are counted if more requests wait."""
 
 
 class TimeWeighted:
-    """A quantity that holds from one change to the next."""
+    """A quantity that keeps its value from one change to the next."""
 
     def __init__(self) -> None:
         self._seconds: defaultdict[float, float] = defaultdict(float)
@@ -22,18 +22,18 @@ class TimeWeighted:
         self._since = 0.0
 
     def change(self, now: float, value: float) -> None:
-        """From now on it is this."""
+        """Set the value from `now` on."""
         if value != self._value:
             self._seconds[self._value] += now - self._since
             self._value, self._since = value, now
 
     def reset(self, now: float) -> None:
-        """Forget what it was before now."""
+        """Forget the values before `now`."""
         self._seconds.clear()
         self._since = now
 
     def percentile(self, now: float, share: float) -> float:
-        """The smallest value that it did not exceed for at least this share of the time."""
+        """Return the smallest value that was not exceeded for at least this share of the time."""
         self._seconds[self._value] += now - self._since
         self._since = now
         left = share * sum(self._seconds.values())
@@ -45,15 +45,15 @@ class TimeWeighted:
 
 
 class QueueMeter:
-    """Of one engine: its waiting requests, and their uncached tokens."""
+    """The waiting requests of one engine, and their uncached tokens."""
 
     def __init__(self) -> None:
         self.requests = TimeWeighted()
         self.tokens = TimeWeighted()
         self._count_due = 0.0
 
-    def note(self, now: float, engine: Engine) -> None:
-        """Look at it; to be called after submissions, abortions and steps that may have admitted somebody."""
+    def observe(self, now: float, engine: Engine) -> None:
+        """Read the queue. Call after submissions, aborts and steps that may have admitted a request."""
         waiting = engine.waiting
         self.requests.change(now, waiting)
         if waiting <= SHALLOW or now >= self._count_due:
@@ -61,6 +61,6 @@ class QueueMeter:
             self.tokens.change(now, engine.waiting_uncached_tokens())
 
     def reset(self, now: float) -> None:
-        """Forget what was before now."""
+        """Forget the queue before `now`."""
         self.requests.reset(now)
         self.tokens.reset(now)

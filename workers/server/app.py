@@ -1,7 +1,7 @@
 """I/O: the emulated engine as an ASGI application that speaks its dialect.
 
-A generation call is owned by the task that answers it: it submits, reads its mailbox, and on its way out, however that
-comes, aborts in the engine whatever has not finished. A second task per call watches for the client's disconnect.
+A generation call is owned by the task that answers it: it submits, reads its mailbox, and on any way out aborts in the
+engine whatever has not finished. A second task per call watches for the client's disconnect.
 """
 
 import asyncio
@@ -45,12 +45,12 @@ log = logging.getLogger(__name__)
 
 STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 QUEUE = "/emulated/queue"
-"""What no engine has: the figures of its own queue, where the settings ask for them."""
-GENERATION = {"/v1/chat/completions": True, "/v1/completions": False}  # path: is it a chat?
+"""Not a path of any real engine: measurements of the engine's own queue, if the settings ask for them."""
+GENERATION = {"/v1/chat/completions": True, "/v1/completions": False}  # path: True if it is a chat
 
 
 class WorkerApp:
-    """One worker. `loop.run()` must be running for calls to be answered."""
+    """One worker. It answers calls only while `loop.run()` is running."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         engine = create_engine(settings.engine_config(), settings.machine())
@@ -67,8 +67,8 @@ class WorkerApp:
         self.publisher = _publisher(settings, engine)
         steps = [] if self.publisher is None else [self.publisher.after_step]
         if isinstance(engine, SglangEngine):
-            told = None if self.publisher is None else self.publisher.descriptor()
-            status = SglangStatus(settings, engine, max_model_len, told)
+            descriptor = None if self.publisher is None else self.publisher.descriptor()
+            status = SglangStatus(settings, engine, max_model_len, descriptor)
             self.loop = EngineLoop(engine, settings.speed, (*steps, status.after_step), measure=settings.measure)
             self._wire = SglangWire(settings.model, max_model_len)
             self._routes = {**status.routes(), ("POST", "/abort_request"): self._abort_request}
@@ -81,7 +81,7 @@ class WorkerApp:
             self._routes = {**self._routes, ("GET", QUEUE): self._queue, ("POST", QUEUE): self._measure}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The ASGI entry point, HTTP only."""
+        """Handle one HTTP request: the ASGI entry point."""
         try:
             request = await read_request(scope, receive)
             await self._respond(request, receive, send)
@@ -111,10 +111,10 @@ class WorkerApp:
         elif handler := self._routes.get((request.method, request.path)):
             await send_response(send, handler(request))
         else:
-            await send_response(send, self._nowhere(request.path))
+            await send_response(send, self._not_served(request.path))
 
     def _authorized(self, request: HttpRequest) -> bool:
-        """The key guards the APIs' paths alone on vLLM, everything but health and metrics on SGLang."""
+        """Check the key: on vLLM only for the paths of the APIs, on SGLang for all but health and metrics."""
         if self._settings.api_key is None or self._open_to_all(request.path):
             return True
         return request.headers.get("authorization") == f"Bearer {self._settings.api_key}"
@@ -124,8 +124,8 @@ class WorkerApp:
             return not path.startswith(("/v1", "/v2", "/inference", "/cohere"))
         return path.startswith(("/health", "/ready", "/metrics"))
 
-    def _nowhere(self, path: str) -> Response:
-        """What both engines' web framework says of a path, or of a method, that is not served."""
+    def _not_served(self, path: str) -> Response:
+        """Return what the web framework of both engines answers for a path or a method that is not served."""
         posted = {*GENERATION, *self._forms, *self._pooled}
         if path in posted or any(served == path for _, served in self._routes):
             return json_response({"detail": "Method Not Allowed"}, 405)
@@ -149,7 +149,7 @@ class WorkerApp:
                 await send_response(send, Response(form.full(answer, choices)))
 
     async def _pool(self, request: HttpRequest, pooled: Pooled, receive: Receive, send: Send) -> None:
-        """Compute the prompts, as far as their first token, which nobody sees."""
+        """Compute the prompts up to their first token, which is not sent."""
         body = request.json()
         prompts = pooled.prompts(body)
         whole = {"model": body.get("model"), "prompt": prompts, "max_tokens": 1}
@@ -165,7 +165,7 @@ class WorkerApp:
 
     @asynccontextmanager
     async def _answering(self, name: str, mailbox: Mailbox, receive: Receive, *, streams: bool) -> AsyncIterator[None]:
-        """While this is entered, the call can be aborted, and is when its client leaves; in any case at the end."""
+        """Register the call for aborts and watch for its client's disconnect; at the end, abort what is unfinished."""
         self._calls[name] = mailbox
         seconds = self.loop.scaled(self._wire.disconnect_poll)
         watch = asyncio.create_task(_watch(receive, mailbox, seconds, streams))
@@ -188,7 +188,7 @@ class WorkerApp:
         return mailbox, [Choice(index, prompt) for index, (prompt, _, _) in enumerate(answers)]
 
     async def _refuse(self, call: Call, form: "Wire | Form", message: str, send: Send) -> None:
-        """Say that the queue is full: by status, or inside a stream of status 200."""
+        """Report that the queue is full: by status, or inside a stream of status 200."""
         kind = "Service Unavailable" if self._settings.dialect == "vllm" else "503"
         error = ApiError(503, message, kind)
         if not (call.stream and self._wire.queue_full_in_band):
@@ -206,9 +206,9 @@ class WorkerApp:
         while unfinished:
             touched = await _take(mailbox, choices)
             unfinished -= sum(choice.finish is not None for choice in touched)
-            due = [choice for choice in touched if choice.due(call.stream_interval)]
-            events = b"".join([writer.update(choice) for choice in due])
-            for choice in due:
+            ready = [choice for choice in touched if choice.should_send(call.stream_interval)]
+            events = b"".join([writer.update(choice) for choice in ready])
+            for choice in ready:
                 choice.mark_sent()
             if not unfinished:
                 events += writer.end(choices)
@@ -243,7 +243,7 @@ def _publisher(settings: WorkerSettings, engine: Engine) -> "KvPublisher | None"
 
 
 async def _take(mailbox: Mailbox, choices: list[Choice]) -> list[Choice]:
-    """Wait for tokens and add them to their choices; the choices that got some, in the order of their index."""
+    """Wait for tokens and add them to their choices. Returns the choices that gained some, by index."""
     touched = {}
     for index, output in await mailbox.take():
         choices[index].add(output)
@@ -252,7 +252,7 @@ async def _take(mailbox: Mailbox, choices: list[Choice]) -> list[Choice]:
 
 
 async def _finish(mailbox: Mailbox, choices: list[Choice]) -> None:
-    """Wait until all of them have ended."""
+    """Wait until all choices have ended."""
     unfinished = len(choices)
     while unfinished:
         touched = await _take(mailbox, choices)
@@ -260,10 +260,10 @@ async def _finish(mailbox: Mailbox, choices: list[Choice]) -> None:
 
 
 async def _watch(receive: Receive, mailbox: Mailbox, poll: float, streams: bool) -> None:
-    """End the call after its client has gone.
+    """End the call after its client has disconnected.
 
-    At once where `poll` is 0 or an answer streams. Before it streams, and where it is sent whole, the engine looks for
-    its client every `poll` seconds.
+    At once if `poll` is 0 or the answer is streaming. Before the stream begins, and if the answer is sent whole, the
+    engine checks for its client only every `poll` seconds.
     """
     clock = asyncio.get_running_loop().time
     began = clock()
@@ -273,7 +273,7 @@ async def _watch(receive: Receive, mailbox: Mailbox, poll: float, streams: bool)
         with suppress(TimeoutError):
             async with asyncio.timeout(poll - (clock() - began) % poll):
                 await (mailbox.begun.wait() if streams else asyncio.sleep(poll))
-    mailbox.hang_up()
+    mailbox.disconnect()
 
 
 async def _start_stream(send: Send) -> None:

@@ -1,6 +1,6 @@
-"""I/O: publishes what an emulated cache stores and drops, over ZeroMQ, as vLLM and SGLang do.
+"""I/O: publish what an emulated cache stores and drops over ZeroMQ, as vLLM and SGLang do.
 
-A message is a topic, a number and a batch of events; past ones can be had from a second socket. Left out: data-parallel
+A message is a topic, a number and a batch of events; a second socket replays past messages. Left out: data-parallel
 ranks, offloading, adapters.
 """
 
@@ -13,21 +13,24 @@ import msgpack
 import zmq
 import zmq.asyncio
 
-from workers.engine.block_log import BlockEvent, Cleared, Removed, Stored, tells_after_step
+from workers.engine.block_log import BlockEvent, Cleared, Removed, Stored, publishes_after_step
 from workers.engine.engine import Engine
 from workers.engine.model import Dialect
 
 TOPIC: Final = "kv-events"
 KEPT: Final = 10_000
-"""Messages that can be had again."""
+"""Past messages kept for replay."""
 END: Final = (-1).to_bytes(8, "big", signed=True)
 
 
 class KvPublisher:
-    """Publishes at `port`, and past messages at `replay_port`. Of an engine that has not been used."""
+    """Publishes the KV events of an engine at `port`, and past messages at `replay_port`."""
 
     def __init__(self, engine: Engine, dialect: Dialect, host: str, port: int, kept: int = KEPT) -> None:
-        """Listens at once; `port` 0 takes free ones, else past messages are at the next. `kept`: of those, how many."""
+        """Listen on both ports. Raises RuntimeError if the engine has been used.
+
+        `port`: 0 picks two free ports; otherwise past messages are at the next port. `kept`: past messages to keep.
+        """
         self._engine = engine
         self._vllm = dialect == "vllm"
         self._log = engine.log_blocks()
@@ -40,12 +43,12 @@ class KvPublisher:
         self.replay_port = _bind(self._replay, host, port + 1 if port else 0)
 
     def after_step(self) -> None:
-        """Tell what is new, if the engine tells it now."""
-        if tells_after_step(self._engine):
+        """Publish new events if the engine does so after this step."""
+        if publishes_after_step(self._engine):
             self.publish()
 
     def publish(self) -> None:
-        """Tell what is new, if anything is."""
+        """Publish new events, if there are any."""
         events = self._log.take()
         if events:
             payload = msgpack.packb([time.time(), [self._encoded(event) for event in events], 0])
@@ -54,7 +57,7 @@ class KvPublisher:
             self._live.send_multipart([TOPIC.encode(), number, payload])
 
     async def serve_replay(self) -> None:
-        """Answer whoever asks for past messages, until cancelled."""
+        """Answer requests for past messages until cancelled."""
         while True:
             caller, *rest = await self._replay.recv_multipart()
             if len(rest) == 2:
@@ -65,12 +68,12 @@ class KvPublisher:
                 await self._replay.send_multipart([caller, b"", b"", END, b""])
 
     def close(self) -> None:
-        """Close both sockets; what is not yet sent is lost."""
+        """Close both sockets; unsent messages are lost."""
         self._live.close(linger=0)
         self._context.destroy(linger=0)
 
     def sources(self) -> dict[str, Any]:
-        """What vLLM's /kv_event_sources says."""
+        """Return the answer of vLLM's /kv_event_sources."""
         config = {
             "enable_kv_cache_events": True,
             "publisher": "zmq",
@@ -84,7 +87,7 @@ class KvPublisher:
         return {"0": config}
 
     def descriptor(self) -> dict[str, Any]:
-        """What stands in SGLang's /server_info."""
+        """Return the part of SGLang's /server_info about KV events."""
         return {
             "publisher": "zmq",
             "endpoint_host": "*",
@@ -117,12 +120,12 @@ class KvPublisher:
         return {"medium": "GPU", "group_idx": 0} if self._vllm else {"medium": "GPU"}
 
     def _names(self, hashes: Any) -> list[int]:
-        """Without a sign in vLLM, with one in SGLang."""
+        """Return the block hashes as published: unsigned by vLLM, signed by SGLang."""
         return [hash_ % 2**64 for hash_ in hashes] if self._vllm else list(hashes)
 
 
 def _of_vllm(blocks: int) -> dict[str, Any]:
-    """What vLLM tells of stored blocks, and SGLang not."""
+    """Return the fields of stored blocks that only vLLM publishes."""
     return {"lora_name": None, "extra_keys": [None] * blocks, "kv_cache_spec_kind": "full_attention"}
 
 

@@ -1,4 +1,4 @@
-"""I/O: the task that steps an engine at the pace of the emulated machine, and hands tokens to whoever waits."""
+"""I/O: the task that steps an engine at the pace of the emulated machine and delivers tokens to their calls."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +16,7 @@ MAX_LAG = 0.05
 
 
 class CallEnded(Exception):
-    """The client of this call has gone."""
+    """The client of this call has disconnected."""
 
 
 class Mailbox:
@@ -25,7 +25,7 @@ class Mailbox:
     def __init__(self) -> None:
         self.ids: list[str] = []
         self.begun = asyncio.Event()
-        """Set with the first token."""
+        """Set by the first token."""
         self._deliveries: list[tuple[int, Output]] = []
         self._waiter: asyncio.Future[None] | None = None
         self._gone = False
@@ -35,12 +35,12 @@ class Mailbox:
         self.begun.set()
         self._wake()
 
-    def hang_up(self) -> None:
+    def disconnect(self) -> None:
         self._gone = True
         self._wake()
 
     async def take(self) -> list[tuple[int, Output]]:
-        """Everything that has arrived, at least one. Raises CallEnded after `hang_up`."""
+        """Return everything that has arrived, waiting for at least one token. Raises CallEnded after `disconnect`."""
         if not self._deliveries and not self._gone:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
@@ -55,22 +55,22 @@ class Mailbox:
 
 
 class QueueFigures(NamedTuple):
-    """The engine's own queue since measuring began; times are the clock's."""
+    """The engine's own queue since measuring began; times are seconds of the real clock."""
 
     seconds: float
     requests_p95: float
-    """Requests that waited, weighted by time."""
+    """Waiting requests, weighted by time."""
     tokens_p95: float
-    """Uncached tokens of those."""
+    """Uncached tokens of the waiting requests, weighted by time."""
     lost_seconds: float
-    """By which this process was too slow for its emulated machine."""
+    """By how much this process was slower than its emulated machine."""
 
 
 class EngineLoop:
     """Owns an engine: every submit, abort and step goes through here.
 
-    `speed` divides the time that steps take; 0 or infinity means not to sleep at all. `after_step` are called after
-    each step, before its tokens are delivered. `measure`: whether to follow the engine's queue, which takes time.
+    `speed` divides the time that steps take; 0 or infinity means not to sleep at all. `after_step`: called after each
+    step, before its tokens are delivered. `measure`: whether to measure the engine's queue, which costs time.
     """
 
     def __init__(
@@ -86,11 +86,11 @@ class EngineLoop:
         self._serial = count()
 
     def scaled(self, seconds: float) -> float:
-        """Emulated seconds as seconds of the clock."""
+        """Convert emulated seconds to seconds of the real clock."""
         return seconds * self._pause_factor
 
     def open(self, answers: Sequence[tuple[Sequence[int], int, int]], ignore_eos: bool) -> Mailbox:
-        """Submit one request per (prompt, max_tokens, sample), all or none; raises what `Engine.submit` raises."""
+        """Submit one request per (prompt, max_tokens, sample), all or none. Raises what `Engine.submit` raises."""
         mailbox = Mailbox()
         try:
             for choice, (prompt, max_tokens, sample) in enumerate(answers):
@@ -101,28 +101,28 @@ class EngineLoop:
         except BaseException:
             self.close(mailbox)
             raise
-        self._note()
+        self._observe_queue()
         self._work.set()
         return mailbox
 
     def close(self, mailbox: Mailbox) -> None:
-        """Abort what the engine still has of a call; nothing more is delivered."""
+        """Abort the unfinished requests of a call; nothing more is delivered."""
         for request_id in mailbox.ids:
             if self._receivers.pop(request_id, None) is not None:
                 self.engine.abort(request_id)
-                self._note()
+                self._observe_queue()
 
     def abort(self, mailbox: Mailbox) -> None:
-        """Abort a call on somebody's order: its reader gets a last output that says so."""
+        """Abort a call on request: its reader gets a last output with finish reason "abort"."""
         for request_id in mailbox.ids:
             receiver = self._receivers.pop(request_id, None)
             if receiver is not None:
                 self.engine.abort(request_id)
-                self._note()
+                self._observe_queue()
                 mailbox.put(receiver[1], Output(request_id, EOS, "abort", 0))
 
     async def run(self) -> None:
-        """Step for ever; ends only by cancellation."""
+        """Step until cancelled."""
         clock = asyncio.get_running_loop().time
         due = clock()
         while True:
@@ -131,7 +131,7 @@ class EngineLoop:
                 await self._work.wait()
                 due = clock()
             elapsed, outputs = self.engine.step()
-            self._note()
+            self._observe_queue()
             now = clock()
             self._lost_seconds += max(0.0, now - MAX_LAG - due)
             due = max(due, now - MAX_LAG) + elapsed * self._pause_factor
@@ -141,14 +141,14 @@ class EngineLoop:
             self._deliver(outputs)
 
     def measure(self) -> None:
-        """Forget what the queue was before now."""
+        """Restart the measurement of the queue."""
         self._measured_since, self._lost_seconds = monotonic(), 0.0
         if self._waiting is not None:
             self._waiting.reset(self._measured_since)
 
     @property
     def queue(self) -> QueueFigures | None:
-        """What was measured; None if nothing is."""
+        """What was measured, or None if nothing is."""
         if self._waiting is None:
             return None
         now, waiting = monotonic(), self._waiting
@@ -159,9 +159,9 @@ class EngineLoop:
             self._lost_seconds,
         )
 
-    def _note(self) -> None:
+    def _observe_queue(self) -> None:
         if self._waiting is not None:
-            self._waiting.note(monotonic(), self.engine)
+            self._waiting.observe(monotonic(), self.engine)
 
     def _deliver(self, outputs: list[Output]) -> None:
         receivers = self._receivers

@@ -1,4 +1,4 @@
-"""I/O: one worker on one listening socket: the HTTP server and the engine's tasks, which live and end together."""
+"""I/O: one worker on one listening socket: the HTTP server and the engine's tasks, which start and end together."""
 
 import asyncio
 import socket
@@ -10,10 +10,10 @@ from workers.settings import WorkerSettings
 
 
 class WorkerServer:
-    """Serves as soon as `run` is awaited; connections made before wait in the socket's backlog."""
+    """Serves once `run` is awaited; earlier connections wait in the socket's backlog."""
 
     def __init__(self, settings: WorkerSettings) -> None:
-        """Listens at once. Raises OSError if the address is taken."""
+        """Listen at once. Raises OSError if the address is taken."""
         self._app = WorkerApp(settings)
         self._listener = socket.create_server((settings.host, settings.port), backlog=2048)
         self._server = uvicorn.Server(_config(self._app))
@@ -21,11 +21,11 @@ class WorkerServer:
         self.url = f"http://{host}:{port}"
 
     def stop(self, *_signal: object) -> None:
-        """End `run` soon, cutting open streams; may be called from any thread, and as a signal's handler."""
+        """End `run` soon, cutting open streams. Callable from any thread, and as a signal handler."""
         self._server.should_exit = True
 
     async def run(self) -> None:
-        """Serve until `stop`. Raises what the engine's task raised, if it failed."""
+        """Serve until `stop` is called. Raises the exception of a task of the engine that failed."""
         tasks = [asyncio.create_task(self._app.loop.run())]
         publisher = self._app.publisher
         if publisher is not None:
@@ -49,7 +49,7 @@ def _config(app: WorkerApp) -> uvicorn.Config:
         ws="none",
         lifespan="off",
         log_config=None,
-        log_level="critical",  # it reports every stream that a shutdown cuts as an error
+        log_level="critical",  # uvicorn logs every stream that a shutdown cuts as an error
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=0,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from workers.engine.sampling import initial_state, say
+from workers.engine.sampling import initial_state, next_token
 from workers.engine.tokenizer import EOS, VOCABULARY, decode, encode, render_chat
 
 texts = st.text(st.characters(codec="utf-8"))
@@ -44,7 +44,10 @@ def test_english_takes_little_more_than_a_token_a_word() -> None:
 
 def test_ids_are_the_same_in_another_process() -> None:
     """No id and no answer depends on the process's hash seed."""
-    program = "import workers.engine.sampling as s, workers.engine.tokenizer as t; print(t.encode('a b'), s.initial_state(1, [2], 3))"
+    program = (
+        "import workers.engine.sampling as s, workers.engine.tokenizer as t; "
+        "print(t.encode('a b'), s.initial_state(1, [2], 3))"
+    )
     runs = {
         subprocess.run(
             [sys.executable, "-c", program], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
@@ -80,7 +83,7 @@ def test_answers_have_non_ascii_text_and_end_only_where_allowed(ignore_eos: bool
     """A long walk meets every word; the end marker appears at about one token in 256, or never."""
     state, tokens = initial_state(0, [1, 2, 3], 0), []
     for _ in range(20_000):
-        token, state = say(state, ignore_eos)
+        token, state = next_token(state, ignore_eos)
         tokens.append(token)
     assert set(VOCABULARY) <= set(tokens)
     assert not decode(tokens).isascii()

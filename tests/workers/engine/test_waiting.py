@@ -38,12 +38,12 @@ def test_what_waits_is_counted_in_requests_and_uncached_tokens(dialect: Dialect)
     for number in range(3):
         engine.submit(Request(str(number), [1000 * number + each for each in range(100)], 2, True))
     engine.step()
-    waiting.note(1.0, engine)
+    waiting.observe(1.0, engine)
     waiting.reset(1.0)
     assert (waiting.requests.percentile(2.0, 0.95), waiting.tokens.percentile(2.0, 0.95)) == (2, 200)
     while engine.has_work:
         engine.step()
-    waiting.note(3.0, engine)
+    waiting.observe(3.0, engine)
     waiting.reset(3.0)
     assert (waiting.requests.percentile(4.0, 0.95), waiting.tokens.percentile(4.0, 0.95)) == (0, 0)
 
@@ -54,11 +54,11 @@ def test_a_deep_queue_is_counted_now_and_then() -> None:
     waiting = QueueMeter()
     for number in range(2 * SHALLOW):
         engine.submit(Request(str(number), [1000 * number + each for each in range(100)], 2, True))
-        waiting.note(0.001, engine)
+        waiting.observe(0.001, engine)
     waiting.reset(0.001)
     assert waiting.requests.percentile(0.1, 1.0) == 2 * SHALLOW
     assert waiting.tokens.percentile(0.1, 1.0) == 100 * SHALLOW
-    waiting.note(0.001 + DEEP_SECONDS, engine)
+    waiting.observe(0.001 + DEEP_SECONDS, engine)
     waiting.reset(1.0)
     assert waiting.tokens.percentile(2.0, 1.0) == 200 * SHALLOW
 
