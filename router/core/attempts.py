@@ -86,7 +86,7 @@ class Attempts:
         decision = Decision(
             request.client,
             match,
-            self._policy.credit(request.client, worker),
+            self._policy.deficit(request.client, worker),
             worker_state.load,
             worker_state.window.limits,
             passed,
@@ -104,7 +104,7 @@ class Attempts:
             self._unstreamed[request.id] = state
             self.next_estimate = min(self.next_estimate, now + ESTIMATE_SECONDS)
         self._fairness.request_dispatched(request, worker, state.outstanding, now - state.waiting_since)
-        self._policy.charged(charge)
+        self._policy.request_charged(charge)
         self._view.report_match_changes(self._policy)
         self._blocks.expect(request, worker)
         return Dispatch(request.id, worker, cached, why, decision)
@@ -130,7 +130,7 @@ class Attempts:
         if state.stage is not RequestStage.IN_FLIGHT:
             return
         state.stage = RequestStage.STARTED
-        self._policy.started(request, worker)
+        self._policy.request_started(request, worker)
         tokens = self._ledger.start(request.id)
         worker_state.work.charge(NOTHING, tokens)
         served = self._cost(tokens)
@@ -294,8 +294,8 @@ class Attempts:
         if state.stage is RequestStage.STARTED:
             self._apply_charge(state, charge, now)
         else:
-            self._policy.charged(charge)
-        self._policy.ended(request, worker)
+            self._policy.request_charged(charge)
+        self._policy.request_ended(request, worker)
         self._blocks.end_request(request.id, stored=computed)
         self._fairness.attempt_ended(request, worker, state.outstanding)
         self._cluster.remove(request.id, worker, now, computed=computed)
@@ -304,7 +304,7 @@ class Attempts:
 
     def _apply_charge(self, state: RequestState, charge: Charge, now: float) -> None:
         """Apply the charge for what the worker of a started request did to all counts of service."""
-        self._policy.charged(charge)
+        self._policy.request_charged(charge)
         cost = charge.at(self._cost)
         worker_state = self._states[charge.worker]
         worker_state.work.charge(charge.before, charge.after)

@@ -297,7 +297,7 @@ def _batches(rows: Sequence[T]) -> Iterator[Sequence[T]]:
 
 
 def _deficits(client: ClientId, scheduler: Scheduler) -> dict[WorkerId, Deficit]:
-    deficits = {state.worker.id: scheduler.policy.credit(client, state.worker.id) for state in scheduler.cluster}
+    deficits = {state.worker.id: scheduler.policy.deficit(client, state.worker.id) for state in scheduler.cluster}
     return {worker: deficit for worker, deficit in deficits.items() if deficit != Deficit()}
 
 

@@ -177,7 +177,7 @@ class Scene:
         return self.dispatched[request].worker
 
     def deficit(self, client: str, worker: str = "w1") -> Deficit:
-        return self.scheduler.policy.credit(ClientId(client), WorkerId(worker))
+        return self.scheduler.policy.deficit(ClientId(client), WorkerId(worker))
 
     def charged(self, client: str) -> float:
         """What the client was charged so far, in cost units."""

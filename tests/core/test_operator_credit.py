@@ -14,7 +14,7 @@ WITH_COUNTERS = ("rr+dlpm", "dlpm_home", "rr+vtc", "rr+lcf", "d2lpm+dlpm", "d2lp
 
 
 def counter(scene: Scene, client: ClientId) -> float:
-    credit = scene.scheduler.policy.credit(client, WorkerId("w1")).order
+    credit = scene.scheduler.policy.deficit(client, WorkerId("w1")).order
     assert credit is not None
     return credit
 

@@ -266,4 +266,4 @@ def test_what_contradicts_itself_is_refused_whole(piece: Piece) -> None:
     with pytest.raises(ValueError, match="broken"):
         restore(scheduler, [good, piece], 0.0)
     assert list(snapshot(scheduler, 0.0)) == []
-    assert scheduler.policy.credit(ClientId("a"), A) == Deficit()
+    assert scheduler.policy.deficit(ClientId("a"), A) == Deficit()

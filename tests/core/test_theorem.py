@@ -151,7 +151,7 @@ def test_whoever_waits_falls_no_further_behind_than_the_bound(policy: str) -> No
     @given(scenario=scenarios())
     def holds(scenario: Scenario) -> None:
         fleet = Fleet(scenario, POLICIES[policy])
-        assert fleet.quantum in {p.reach for p in scenario.parameters if isinstance(p, Ordering)}
+        assert fleet.quantum in {p.deficit_range for p in scenario.parameters if isinstance(p, Ordering)}
         for _ in fleet.run():
             pass
 
@@ -189,75 +189,75 @@ Tamper = Callable[[Eligibility, Request, int], None]
 class TamperedDlpm(Dlpm):
     """DLPM whose counters somebody else can reach."""
 
-    def __init__(self, surroundings: PolicyContext, tamper: Tamper, worker: WorkerId) -> None:
-        super().__init__(surroundings, worker)
+    def __init__(self, context: PolicyContext, tamper: Tamper, worker: WorkerId) -> None:
+        super().__init__(context, worker)
         self._tamper = tamper
-        self._backlog: Backlog = surroundings.backlog
+        self._backlog: Backlog = context.backlog
 
     def push(self, request: Request) -> None:
         """See `Order`."""
-        self._tamper(self._standings, request, self._backlog.of_client(request.client))
+        self._tamper(self._eligibility, request, self._backlog.of_client(request.client))
         super().push(request)
 
 
 class TamperedHome(DlpmHome):
     """The same of the pool."""
 
-    def __init__(self, surroundings: PolicyContext, tamper: Tamper) -> None:
-        super().__init__(surroundings)
+    def __init__(self, context: PolicyContext, tamper: Tamper) -> None:
+        super().__init__(context)
         self._tamper = tamper
 
     def enqueue(self, request: Request, now: float) -> None:
         """See `Policy`."""
-        self._tamper(self._standings, request, self._backlog.of_client(request.client))
+        self._tamper(self._eligibility, request, self._backlog.of_client(request.client))
         super().enqueue(request, now)
 
 
 def tampered(pooled: bool, tamper: Tamper) -> PolicyFactory:
     """One worker's queue, or a pool, whose counters are tampered with."""
 
-    def build(surroundings: PolicyContext) -> Policy:
+    def build(context: PolicyContext) -> Policy:
         if pooled:
-            return TamperedHome(surroundings, tamper)
-        order = partial(TamperedDlpm, surroundings, tamper)
-        return QueuedPolicy(surroundings, PLACEMENTS["rr"](surroundings), order, Properties(QUANTUM))
+            return TamperedHome(context, tamper)
+        order = partial(TamperedDlpm, context, tamper)
+        return QueuedPolicy(context, PLACEMENTS["rr"](context), order, Properties(QUANTUM))
 
     return build
 
 
-def leave_alone(standings: Eligibility, request: Request, waiting: int) -> None:
+def leave_alone(eligibility: Eligibility, request: Request, waiting: int) -> None:
     """All as it should be."""
 
 
-def refill_for_one(standings: Eligibility, request: Request, waiting: int) -> None:  # noqa: ARG001
+def refill_for_one(eligibility: Eligibility, request: Request, waiting: int) -> None:  # noqa: ARG001
     """CHECKREFILL without its condition: who has no credit gets a quantum, although others that wait have some."""
-    credit = standings.credit(request.client)
-    if credit is not None and credit <= 0:
-        standings.charge(request.client, -QUANTUM)
+    deficit = eligibility.deficit(request.client)
+    if deficit is not None and deficit <= 0:
+        eligibility.charge(request.client, -QUANTUM)
 
 
-def shed_by_churn(standings: Eligibility, request: Request, waiting: int) -> None:
+def shed_by_churn(eligibility: Eligibility, request: Request, waiting: int) -> None:
     """Line 12 of Algorithm 1 for whoever had nothing queued: its counter begins anew."""
-    credit = standings.credit(request.client)
-    if not waiting and credit is not None and credit < 0:
-        standings.charge(request.client, credit)
+    deficit = eligibility.deficit(request.client)
+    if not waiting and deficit is not None and deficit < 0:
+        eligibility.charge(request.client, deficit)
 
 
 class Saved(ClientDeficits):
     """A refill that gives to those with credit too."""
 
     def refill(self, contenders: Iterable[ClientId], part: float = 1.0) -> int:
-        rich = [client for client in self if self.credit(client) > 0]
+        rich = [client for client in self if self.deficit(client) > 0]
         rounds = super().refill(contenders, part)
         for client in rich:
             self.charge(client, -rounds * part * QUANTUM)
         return rounds
 
 
-def save_credit(standings: Eligibility, request: Request, waiting: int) -> None:  # noqa: ARG001
+def save_credit(eligibility: Eligibility, request: Request, waiting: int) -> None:  # noqa: ARG001
     """A refill gives to those with credit too."""
-    if not isinstance(standings._deficits, Saved):
-        standings._deficits = standings._dues._deficits = Saved(Shares())
+    if not isinstance(eligibility._deficits, Saved):
+        eligibility._deficits = eligibility._refill_schedule._deficits = Saved(Shares())
 
 
 def tell_all(event: Event) -> Event:
@@ -312,10 +312,10 @@ def test_a_scheduler_that_breaks_a_rule_is_found(
             pass
 
 
-def first_come_first_served(surroundings: PolicyContext) -> Policy:
+def first_come_first_served(context: PolicyContext) -> Policy:
     """An order without credit that declares a bound."""
-    order = partial(ORDERS["fcfs"], surroundings)
-    return QueuedPolicy(surroundings, PLACEMENTS["rr"](surroundings), order, Properties(QUANTUM))
+    order = partial(ORDERS["fcfs"], context)
+    return QueuedPolicy(context, PLACEMENTS["rr"](context), order, Properties(QUANTUM))
 
 
 def test_an_order_that_keeps_no_bound_is_found() -> None:

@@ -97,13 +97,13 @@ class Policy(Protocol):
     def next_deadline(self) -> float:
         """When `next` may have another answer although nothing has happened, or infinite; asked while any waits."""
 
-    def charged(self, charge: Charge) -> None:
+    def request_charged(self, charge: Charge) -> None:
         """A dispatched request's bill changed; the first change comes with its dispatch."""
 
-    def started(self, request: Request, worker: WorkerId) -> None:
+    def request_started(self, request: Request, worker: WorkerId) -> None:
         """A dispatched request produced its first token."""
 
-    def ended(self, request: Request, worker: WorkerId) -> None:
+    def request_ended(self, request: Request, worker: WorkerId) -> None:
         """A dispatched request ended, however it did."""
 
     def match_changed(self, worker: WorkerId, requests: Iterable[RequestId]) -> None:
@@ -115,7 +115,7 @@ class Policy(Protocol):
     def worker_left(self, worker: WorkerId, now: float) -> list[Request]:
         """A worker may not be used; its queue is placed anew. Returns those that no worker serves now."""
 
-    def credit(self, client: ClientId, worker: WorkerId) -> Deficit:
+    def deficit(self, client: ClientId, worker: WorkerId) -> Deficit:
         """The client's credit at a worker."""
 
     def grant(self, client: ClientId, cost: float) -> None:  # noqa: ARG002 - some keep nothing
@@ -148,7 +148,7 @@ class Placement(Protocol):
     """Input tokens found in a prefix cache that a request may lose by being taken over by a worker with nothing to
     do; None where no request is taken over."""
 
-    def reach(self, now: float) -> None:
+    def advance(self, now: float) -> None:
         """It is this late; told before each placement."""
 
     def place(self, request: Request, candidates: Sequence[Candidate]) -> Placed:
@@ -160,19 +160,19 @@ class Placement(Protocol):
     def unplace(self, request: RequestId) -> None:
         """The request waits there no more: it is dispatched, withdrawn or placed anew. Undo the booking."""
 
-    def dispatched(self, request: RequestId, now: float) -> None:
+    def request_dispatched(self, request: RequestId, now: float) -> None:
         """A request is on its way, whether it had to wait or not; told before `unplace`."""
 
-    def charged(self, charge: Charge) -> None:
+    def request_charged(self, charge: Charge) -> None:
         """A dispatched request's bill changed."""
 
-    def ended(self, request: RequestId) -> None:
+    def request_ended(self, request: RequestId) -> None:
         """It ended."""
 
     def worker_left(self, worker: WorkerId) -> None:
         """A worker is gone."""
 
-    def credit(self, client: ClientId, worker: WorkerId) -> float | None:
+    def deficit(self, client: ClientId, worker: WorkerId) -> float | None:
         """The client's counter for this worker, where the placement keeps one."""
 
     def forget(self, client: ClientId) -> None:  # noqa: ARG002 - some keep nothing
@@ -220,22 +220,22 @@ class Order(Protocol):
     def waiting(self) -> Collection[RequestId]:
         """All that wait, in order of arrival."""
 
-    def dispatched(self, request: Request, now: float) -> None:
+    def request_dispatched(self, request: Request, now: float) -> None:
         """A request of this queue is on its way."""
 
-    def charged(self, charge: Charge) -> None:
+    def request_charged(self, charge: Charge) -> None:
         """The bill of a request dispatched from here changed."""
 
-    def started(self, request: Request) -> None:
+    def request_started(self, request: Request) -> None:
         """It produced its first token."""
 
-    def ended(self, request: Request) -> None:
+    def request_ended(self, request: Request) -> None:
         """It ended."""
 
     def match_changed(self, requests: Iterable[RequestId]) -> None:
         """The match of these watched requests at this worker is another; to be watched anew."""
 
-    def credit(self, client: ClientId) -> float | None:
+    def deficit(self, client: ClientId) -> float | None:
         """The client's counter in this queue, where the order keeps one."""
 
     def grant(self, client: ClientId, cost: float) -> None:  # noqa: ARG002 - some keep nothing
@@ -263,7 +263,7 @@ class Order(Protocol):
         return
 
     @classmethod
-    def gap_quantum(cls, surroundings: PolicyContext) -> float | None:
+    def gap_quantum(cls, context: PolicyContext) -> float | None:
         """See `Properties`."""
 
 
@@ -272,17 +272,17 @@ class PlacementFactory(Protocol):
 
     locality: bool
 
-    def __call__(self, surroundings: PolicyContext) -> Placement:
+    def __call__(self, context: PolicyContext) -> Placement:
         """Build the placement of one scheduler."""
 
 
 class OrderFactory(Protocol):
     """An order's class."""
 
-    def gap_quantum(self, surroundings: PolicyContext) -> float | None:
+    def gap_quantum(self, context: PolicyContext) -> float | None:
         """See `Properties`."""
 
-    def __call__(self, surroundings: PolicyContext, worker: WorkerId) -> Order:
+    def __call__(self, context: PolicyContext, worker: WorkerId) -> Order:
         """Build the order of one worker's queue."""
 
 

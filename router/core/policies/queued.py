@@ -13,7 +13,7 @@ from router.core.policies.base import Candidate, Choice, Order, Placed, Placemen
 from router.core.policies.context import PolicyContext
 
 
-class Ticket(NamedTuple):
+class WaitingRequest(NamedTuple):
     """Where a waiting request waits."""
 
     request: Request
@@ -31,24 +31,24 @@ class QueuedPolicy(Policy):
 
     def __init__(
         self,
-        surroundings: PolicyContext,
+        context: PolicyContext,
         placement: Placement,
         order: Callable[[WorkerId], Order],
         properties: Properties,
     ) -> None:
         self.properties = properties
-        self._view = surroundings.view
-        self._backlog = surroundings.backlog
+        self._view = context.view
+        self._backlog = context.backlog
         self._placement = placement
         self._new_order = order
         self._orders: dict[WorkerId, Order] = {}
         """Those of workers that left as well, with their counters: a worker that flaps must shed no debts."""
-        self._open: dict[WorkerId, Order] = {}
+        self._present_orders: dict[WorkerId, Order] = {}
         """Those of the workers that are there."""
         self._loads: dict[WorkerId, int] = {}
         """Requests that wait for each worker or run there."""
-        self._tickets: dict[RequestId, Ticket] = {}
-        self._passing: Choice | None = None
+        self._waiting: dict[RequestId, WaitingRequest] = {}
+        self._passing_through: Choice | None = None
         """A request that will not wait, until it is given out by the `next` that follows its arrival."""
         self._cold: dict[WorkerId, dict[RequestId, None]] = {}
         """Those in each queue that lost little of their prefix wherever they went, when they were placed."""
@@ -56,19 +56,19 @@ class QueuedPolicy(Policy):
     def enqueue(self, request: Request, now: float) -> None:
         """See `Policy`."""
         candidates = self._candidates(request)
-        self._placement.reach(now)
+        self._placement.advance(now)
         placed = self._placement.place(request, candidates)
-        if self._passing is None and self._passes(request, placed.worker, now):
-            self._passing = Choice(request, placed.worker, placed.why)
+        if self._passing_through is None and self._may_pass_through(request, placed.worker, now):
+            self._passing_through = Choice(request, placed.worker, placed.why)
             return
         self._placement.book(request, next(c for c in candidates if c.worker == placed.worker))
-        self._put(request, placed, now)
+        self._add_to_queue(request, placed, now)
         if self._placement.steal_loss is not None:
             longest = max([candidate.cached_tokens for candidate in candidates])
             if longest <= self._placement.steal_loss:
                 self._cold[placed.worker][request.id] = None
 
-    def _passes(self, request: Request, worker: WorkerId, now: float) -> bool:
+    def _may_pass_through(self, request: Request, worker: WorkerId, now: float) -> bool:
         """Whether a request finds nobody waiting, and room, so that it need not enter the queue."""
         order = self._orders[worker]
         return not len(order) and self._view.admits(worker, request) and order.pass_through(request, now)
@@ -76,38 +76,38 @@ class QueuedPolicy(Policy):
     def resend(self, request: Request, workers: Sequence[WorkerId], now: float) -> WorkerId:
         """See `Policy`. It is placed among them by the rules, and told to the order as if it had waited for no time."""
         candidates = [candidate for candidate in self._candidates(request) if candidate.worker in workers]
-        self._placement.reach(now)
+        self._placement.advance(now)
         placed = self._placement.place(request, candidates)
         self._orders[placed.worker].push(request)
         self._orders[placed.worker].remove(request.id)
         return self._send(Choice(request, placed.worker, placed.why), now).worker
 
-    def _let_pass(self, choice: Choice, now: float) -> Choice:
-        self._passing = None
+    def _dispatch_passing(self, choice: Choice, now: float) -> Choice:
+        self._passing_through = None
         return self._send(choice, now)
 
     def _send(self, choice: Choice, now: float) -> Choice:
         """Let a request go that was placed and did not wait."""
         self._loads[choice.worker] += 1
-        self._placement.dispatched(choice.request.id, now)
-        self._orders[choice.worker].dispatched(choice.request, now)
+        self._placement.request_dispatched(choice.request.id, now)
+        self._orders[choice.worker].request_dispatched(choice.request, now)
         return choice
 
     def withdraw(self, request: RequestId, now: float) -> None:
         """See `Policy`."""
-        self._loads[self._tickets[request].placed.worker] -= 1
-        self._take_out(request, now)
+        self._loads[self._waiting[request].placed.worker] -= 1
+        self._remove_from_queue(request, now)
 
     def next(self, now: float) -> Choice | None:
         """See `Policy`."""
-        if self._passing is not None:
-            return self._let_pass(self._passing, now)
-        if not self._tickets:
+        if self._passing_through is not None:
+            return self._dispatch_passing(self._passing_through, now)
+        if not self._waiting:
             return None
         idle: list[WorkerId] = []
         blocked: dict[WorkerId, int] = {}
         has_room = self._view.has_room
-        for worker, order in self._open.items():
+        for worker, order in self._present_orders.items():
             waiting = len(order)
             if not has_room(worker):
                 if waiting:
@@ -125,28 +125,28 @@ class QueuedPolicy(Policy):
         turn = order.select(partial(self._view.admits, worker), now)
         if turn is None:
             return None
-        why = self._tickets[turn.request.id].placed.why
-        self._placement.dispatched(turn.request.id, now)
-        self._take_out(turn.request.id, now)
-        order.dispatched(turn.request, now)
+        why = self._waiting[turn.request.id].placed.why
+        self._placement.request_dispatched(turn.request.id, now)
+        self._remove_from_queue(turn.request.id, now)
+        order.request_dispatched(turn.request, now)
         return Choice(turn.request, worker, why, turn.passed)
 
     def _next_stolen(self, idle: Sequence[WorkerId], victim: WorkerId, now: float) -> Choice | None:
         """Let one of these workers, for which nothing waits, take over from the longest queue without room."""
-        takers = self._takers(victim, now)
+        thieves = self._thieves(victim, now)
         for thief in idle:
-            if thief in takers:
+            if thief in thieves:
                 for request in self._stealable(victim, now):
                     if self._steal(request, victim, thief, now) and (choice := self._next_of(thief, now)):
                         return choice
-                takers = self._takers(victim, now)
+                thieves = self._thieves(victim, now)
         return None
 
-    def _takers(self, victim: WorkerId, now: float) -> set[WorkerId]:
+    def _thieves(self, victim: WorkerId, now: float) -> set[WorkerId]:
         """Those that could take something over, if it fits there; most often only the victim itself."""
-        return {taker for request in self._stealable(victim, now) for taker in self._losing_little(request, victim)}
+        return {thief for request in self._stealable(victim, now) for thief in self._acceptable_for(request, victim)}
 
-    def _losing_little(self, request: Request, victim: WorkerId) -> dict[WorkerId, Candidate]:
+    def _acceptable_for(self, request: Request, victim: WorkerId) -> dict[WorkerId, Candidate]:
         """The workers that hold as much of a request as the one that it waits for, or little less."""
         candidates = self._candidates(request)
         held = next(candidate.cached_tokens for candidate in candidates if candidate.worker == victim)
@@ -155,12 +155,12 @@ class QueuedPolicy(Policy):
 
     def _steal(self, request: Request, victim: WorkerId, thief: WorkerId, now: float) -> bool:
         """Move a request into an idle worker's empty queue, if it fits there and loses little by it."""
-        here = self._losing_little(request, victim).get(thief)
+        here = self._acceptable_for(request, victim).get(thief)
         if here is None or not self._view.admits(thief, request):
             return False
         self.withdraw(request.id, now)
         self._placement.book(request, here)
-        self._put(request, Placed(thief, "stolen"), now)
+        self._add_to_queue(request, Placed(thief, "stolen"), now)
         return True
 
     def _stealable(self, victim: WorkerId, now: float) -> Iterator[Request]:
@@ -170,40 +170,40 @@ class QueuedPolicy(Policy):
             yield turn.request
         cold = self._cold[victim]
         if cold:
-            yield self._tickets[next(iter(cold))].request
+            yield self._waiting[next(iter(cold))].request
 
-    def _put(self, request: Request, placed: Placed, now: float) -> None:
+    def _add_to_queue(self, request: Request, placed: Placed, now: float) -> None:
         """Let a request wait where it was placed."""
-        self._tickets[request.id] = Ticket(request, placed)
+        self._waiting[request.id] = WaitingRequest(request, placed)
         self._orders[placed.worker].push(request)
         self._loads[placed.worker] += 1
         self._backlog.add(placed.worker, request.client, now)
         if self._placement.locality:
             self._view.promise(request, placed.worker, now)
 
-    def _take_out(self, request: RequestId, now: float) -> None:
+    def _remove_from_queue(self, request: RequestId, now: float) -> None:
         """Let a request wait no more, be it withdrawn or dispatched."""
-        ticket = self._tickets.pop(request)
-        worker = ticket.placed.worker
+        waiting = self._waiting.pop(request)
+        worker = waiting.placed.worker
         self._placement.unplace(request)
         self._orders[worker].remove(request)
         self._cold[worker].pop(request, None)
-        self._backlog.remove(worker, ticket.request.client, now)
+        self._backlog.remove(worker, waiting.request.client, now)
 
-    def charged(self, charge: Charge) -> None:
+    def request_charged(self, charge: Charge) -> None:
         """See `Policy`."""
-        self._placement.charged(charge)
-        self._orders[charge.worker].charged(charge)
+        self._placement.request_charged(charge)
+        self._orders[charge.worker].request_charged(charge)
 
-    def started(self, request: Request, worker: WorkerId) -> None:
+    def request_started(self, request: Request, worker: WorkerId) -> None:
         """See `Policy`."""
-        self._orders[worker].started(request)
+        self._orders[worker].request_started(request)
 
-    def ended(self, request: Request, worker: WorkerId) -> None:
+    def request_ended(self, request: Request, worker: WorkerId) -> None:
         """See `Policy`."""
         self._loads[worker] -= 1
-        self._placement.ended(request.id)
-        self._orders[worker].ended(request)
+        self._placement.request_ended(request.id)
+        self._orders[worker].request_ended(request)
 
     def match_changed(self, worker: WorkerId, requests: Iterable[RequestId]) -> None:
         """See `Policy`."""
@@ -211,7 +211,7 @@ class QueuedPolicy(Policy):
 
     def worker_joined(self, worker: WorkerId, now: float) -> None:  # noqa: ARG002 - the protocol's signature
         """See `Policy`. What waits elsewhere keeps its place; a worker that comes back finds its order as it was."""
-        self._open[worker] = self._order_of(worker)
+        self._present_orders[worker] = self._order_of(worker)
 
     def _order_of(self, worker: WorkerId) -> Order:
         if worker not in self._orders:
@@ -222,8 +222,8 @@ class QueuedPolicy(Policy):
 
     def worker_left(self, worker: WorkerId, now: float) -> list[Request]:
         """See `Policy`."""
-        del self._open[worker]
-        waiting = [self._tickets[request].request for request in self._orders[worker].waiting()]
+        del self._present_orders[worker]
+        waiting = [self._waiting[request].request for request in self._orders[worker].waiting()]
         for request in waiting:
             self.withdraw(request.id, now)
         self._placement.worker_left(worker)
@@ -235,9 +235,9 @@ class QueuedPolicy(Policy):
                 orphans.append(request)
         return orphans
 
-    def credit(self, client: ClientId, worker: WorkerId) -> Deficit:
+    def deficit(self, client: ClientId, worker: WorkerId) -> Deficit:
         """See `Policy`."""
-        return Deficit(self._placement.credit(client, worker), self._orders[worker].credit(client))
+        return Deficit(self._placement.deficit(client, worker), self._orders[worker].deficit(client))
 
     def grant(self, client: ClientId, cost: float) -> None:
         """See `Policy`. In each worker's queue; where its requests wait is another question."""
@@ -281,7 +281,7 @@ class QueuedPolicy(Policy):
                     self._order_of(worker).restore(client, value, scale)
 
     def _candidates(self, request: Request) -> list[Candidate]:
-        if not self._tickets:
+        if not self._waiting:
             self._view.release()
         matched = self._view.expected_match(request)
         size = self._view.input_tokens(request)

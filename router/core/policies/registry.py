@@ -82,11 +82,11 @@ PARAMETERS: Final[Mapping[str, type]] = {
 
 
 def _joined(placement: PlacementFactory, order: OrderFactory) -> PolicyFactory:
-    def build(surroundings: PolicyContext) -> Policy:
-        placed = placement(surroundings)
-        gap_quantum, takes_over = order.gap_quantum(surroundings), placed.steal_loss is not None
+    def build(context: PolicyContext) -> Policy:
+        placed = placement(context)
+        gap_quantum, takes_over = order.gap_quantum(context), placed.steal_loss is not None
         properties = Properties(gap_quantum, placement.locality, work_conserving=takes_over)
-        return QueuedPolicy(surroundings, placed, partial(order, surroundings), properties)
+        return QueuedPolicy(context, placed, partial(order, context), properties)
 
     return build
 

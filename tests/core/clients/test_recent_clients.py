@@ -139,8 +139,8 @@ def test_who_owes_nothing_is_forgotten_by_the_table() -> None:
         table.forget(key)
     assert list(table) == ["less", "debt"]
     table.join("debt", 100.0, 100.0)
-    assert table.credit("debt") == -400.0
-    table.begin_anew()
+    assert table.deficit("debt") == -400.0
+    table.reset()
     table.forget("debt")
     assert list(table) == []
 
@@ -150,7 +150,7 @@ def test_vtc_forgets_who_would_be_lifted_above_its_counter() -> None:
     counters = VirtualCounters()
     for name, cost in (("low", 1.0), ("last", 5.0), ("high", 9.0)):
         client = ClientId(name)
-        counters.weigh(client, 1.0)
+        counters.set_weight(client, 1.0)
         counters.join(client)
         counters.charge(client, cost, 1.0)
         counters.leave(client)
@@ -167,13 +167,13 @@ def test_vtc_passes_over_the_place_of_a_client_that_is_forgotten() -> None:
     counters = VirtualCounters()
     first, gone, last = clients = [ClientId(name) for name in ("first", "gone", "last")]
     for client in clients:
-        counters.weigh(client, 1.0)
+        counters.set_weight(client, 1.0)
         counters.join(client)
     counters.leave(gone)
     counters.leave(last)
     counters.forget(gone)
     counters.charge(first, 5.0, 1.0)
-    assert counters.least() == first
+    assert counters.least_served() == first
 
 
 async def test_what_forgotten_clients_were_served_stays_counted() -> None:

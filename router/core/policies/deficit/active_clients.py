@@ -28,7 +28,7 @@ class ActiveClients:
     def __contains__(self, client: ClientId) -> bool:
         return client in self._clients
 
-    def begin(self, client: ClientId, weight: float) -> None:
+    def add_request(self, client: ClientId, weight: float) -> None:
         """One more request of a client waits or is in flight; its weight counts with the first."""
         activity = self._clients.get(client)
         if activity is None:
@@ -37,7 +37,7 @@ class ActiveClients:
         else:
             activity.requests += 1
 
-    def end(self, client: ClientId) -> None:
+    def remove_request(self, client: ClientId) -> None:
         """One less."""
         activity = self._clients[client]
         activity.requests -= 1

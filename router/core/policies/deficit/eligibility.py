@@ -27,10 +27,10 @@ from router.core.policies.deficit.parameters import DeficitParameters
 from router.core.policies.deficit.refill_schedule import RefillSchedule
 from router.core.policies.deficit.rounds import Rounds
 
-OVERDUE, FRESH_AND_SPARSE, FRESH, SPARSE, CREDITED = range(5)
+OVERDUE, FRESH_AND_SPARSE, FRESH, SPARSE, ELIGIBLE = range(5)
 """Where a client that may go stands: lower goes first."""
-STANDINGS: Final = CREDITED + 1
-IN_TURN: Final = frozenset((OVERDUE, FRESH_AND_SPARSE))
+PRIORITY_CLASSES: Final = ELIGIBLE + 1
+ROUND_ROBIN_CLASSES: Final = frozenset((OVERDUE, FRESH_AND_SPARSE))
 """Those of which the client goes first that had its last turn before the others."""
 
 
@@ -39,76 +39,76 @@ class Eligibility:
 
     def __init__(
         self,
-        changed: Callable[[ClientId], None],
+        on_priority_change: Callable[[ClientId], None],
         parameters: DeficitParameters,
         rate: Callable[[], float | None],
         shares: Shares,
         debtors: int = DEBTOR_LIMIT,
     ) -> None:
-        """`changed` is told of each waiting client whose standing is another than before.
+        """`on_priority_change` is told of each waiting client whose standing is another than before.
 
         `rate`: see `Rounds`, of the workers that this queue is for. `debtors`: how many debts are kept of who is
-        forgotten. Nobody is sparse until `let_go_first`.
+        forgotten. Nobody is sparse until `set_sparse_limit`.
         """
-        self._changed = changed
+        self._on_priority_change = on_priority_change
         self._parameters = parameters
-        self._part = Rounds(parameters, rate).part
-        self._sparse_below = 0
+        self._round_fraction = Rounds(parameters, rate).fraction
+        self._sparse_limit = 0
         self._shares = shares
         self._deficits = ClientDeficits(shares, debtors)
         self._active = ActiveClients()
         self._waiting: dict[ClientId, dict[str, int]] = {}
         """How many requests of each client wait, by route."""
-        self._credited: dict[ClientId, int] = {}
+        self._eligible: dict[ClientId, int] = {}
         """Those of them that have credit, with their standing."""
-        self.of_waiting: Final = self._credited.get
+        self.waiting_priority_class: Final = self._eligible.get
         """The standing of a client that waits; None without credit."""
-        self._contenders: dict[str, int] = {}
+        self._eligible_by_route: dict[str, int] = {}
         """How many clients with credit wait, by route."""
-        self._dues = RefillSchedule(self._deficits, self._is_poor)
+        self._refill_schedule = RefillSchedule(self._deficits, self._waits_ineligible)
         self._in_flight: dict[ClientId, dict[RequestId, None]] = {}
-        self._turns: dict[ClientId, int] = {}
+        self._last_turns: dict[ClientId, int] = {}
         """When each client that waits last had a turn, or began to wait, the latest last; no two have the same."""
-        self.turn: Final = self._turns.__getitem__
+        self.last_turn: Final = self._last_turns.__getitem__
         """That of a client that waits."""
         self._clock = 0
         """Turns so far, and beginnings of waits."""
-        self._gone = 0
+        self._dispatches = 0
         """Requests dispatched so far."""
-        self._looked_at: dict[ClientId, int] = {}
+        self._overdue_checks: dict[ClientId, int] = {}
         """For each client that waits how many had gone when it was last looked at for being overdue, in this order."""
         self._overdue: set[ClientId] = set()
-        self._fresh: dict[ClientId, float] = {}
+        self._head_starts: dict[ClientId, float] = {}
         """What is left of their head start, in cost units, of those that wait and have some."""
         self._restored = False
         """Whether credit is from before a restart, and nobody has contended since."""
 
-    def credit(self, client: ClientId) -> float | None:
+    def deficit(self, client: ClientId) -> float | None:
         """q_i, in cost units; None for a client that was never here."""
-        return self._deficits.known(client)
+        return self._deficits.deficit_or_none(client)
 
-    def of(self, client: ClientId) -> int | None:
+    def priority_class(self, client: ClientId) -> int | None:
         """A client's standing; None if it may not go."""
-        return self._rank(client) if self._may_go(client) else None
+        return self._class_of(client) if self._is_eligible(client) else None
 
-    def _may_go(self, client: ClientId) -> bool:
-        return self._deficits.credit(client) > 0 or client in self._overdue
+    def _is_eligible(self, client: ClientId) -> bool:
+        return self._deficits.deficit(client) > 0 or client in self._overdue
 
-    def _rank(self, client: ClientId) -> int:
+    def _class_of(self, client: ClientId) -> int:
         if client in self._overdue:
             return OVERDUE
-        sparse = len(self._in_flight.get(client, ())) < self._sparse_below
-        if client in self._fresh:
+        sparse = len(self._in_flight.get(client, ())) < self._sparse_limit
+        if client in self._head_starts:
             return FRESH_AND_SPARSE if sparse else FRESH
-        return SPARSE if sparse else CREDITED
+        return SPARSE if sparse else ELIGIBLE
 
-    def let_go_first(self, sparse_below: int) -> None:
+    def set_sparse_limit(self, sparse_limit: int) -> None:
         """From now on those with fewer requests in flight than this go before the others."""
-        self._sparse_below = sparse_below
-        for client in self._credited:
-            self._tell(client)
+        self._sparse_limit = sparse_limit
+        for client in self._eligible:
+            self._update_priority_class(client)
 
-    def wait(self, request: Request, cost: float = 0.0) -> None:
+    def add_waiting(self, request: Request, cost: float = 0.0) -> None:
         """One more request waits; its client has Q^u times its weight, and the first time what a round adds to that.
 
         `cost`: what its input would cost now, in cost units. A client is not fresh if that is more than a head start.
@@ -116,115 +116,115 @@ class Eligibility:
         In a group, it has no more than its part of what that has when it begins to wait or to have something in flight.
         """
         client = request.client
-        reweighted = self._deficits.meet(request, self._parameters.quantum, active=client in self._active)
-        if reweighted and client in self._waiting and client not in self._credited:
-            self._expect(client)
-        self._active.begin(client, self._shares.effective_weight(request))
+        quantum_changed = self._deficits.register(request, self._parameters.quantum, active=client in self._active)
+        if quantum_changed and client in self._waiting and client not in self._eligible:
+            self._schedule_refill(client)
+        self._active.add_request(client, self._shares.effective_weight(request))
         if client not in self._waiting:
-            self._begin_to_wait(client, cost)
+            self._start_waiting(client, cost)
         routes, route = self._waiting.setdefault(client, {}), request.route
         self._restored = self._restored and len(self._waiting) == 1
         routes[route] = routes.get(route, 0) + 1
         if routes[route] == 1:
-            if client in self._credited:
-                self._count(route, 1)
+            if client in self._eligible:
+                self._add_eligible_on(route, 1)
             elif len(routes) == 1:
-                self._review(client)
-                if client not in self._credited:
-                    self._expect(client)
+                self._update_eligibility(client)
+                if client not in self._eligible:
+                    self._schedule_refill(client)
 
-    def _begin_to_wait(self, client: ClientId, cost: float) -> None:
-        part = self._part(self._active.weight)
-        self._deficits.limit(client, part)
+    def _start_waiting(self, client: ClientId, cost: float) -> None:
+        fraction = self._round_fraction(self._active.weight)
+        self._deficits.cap(client, fraction)
         head_start = self._parameters.head_start * self.weight(client)
         if head_start > cost:
-            self._fresh[client] = head_start
-        self._take_turn(client)
+            self._head_starts[client] = head_start
+        self._move_to_back(client)
 
-    def _take_turn(self, client: ClientId) -> None:
+    def _move_to_back(self, client: ClientId) -> None:
         """A client that waits is behind the others from now on, where they go in turn."""
         self._clock += 1
-        self._turns.pop(client, None)
-        self._turns[client] = self._clock
-        self._look_again(client)
+        self._last_turns.pop(client, None)
+        self._last_turns[client] = self._clock
+        self._restart_overdue_check(client)
         if client in self._overdue:
             self._overdue.discard(client)
-            self._review(client)
-            if client not in self._credited:
-                self._expect(client)
-            self._tell(client)
+            self._update_eligibility(client)
+            if client not in self._eligible:
+                self._schedule_refill(client)
+            self._update_priority_class(client)
 
-    def visit(self, request: Request, *, refill: bool) -> bool:
+    def may_pass_through(self, request: Request, *, refill: bool) -> bool:
         """Whether a client has credit that comes while nobody waits; after a refill, if that is allowed."""
-        self._deficits.meet(request, self._parameters.quantum, active=request.client in self._active)
-        self._active.begin(request.client, self._shares.effective_weight(request))
-        self._deficits.limit(request.client, self._part(self._active.weight))
+        self._deficits.register(request, self._parameters.quantum, active=request.client in self._active)
+        self._active.add_request(request.client, self._shares.effective_weight(request))
+        self._deficits.cap(request.client, self._round_fraction(self._active.weight))
         if refill:
             self._refill_for(request.client)
-        self._active.end(request.client)
-        return self._deficits.credit(request.client) > 0
+        self._active.remove_request(request.client)
+        return self._deficits.deficit(request.client) > 0
 
-    def leave(self, request: Request) -> None:
+    def remove_waiting(self, request: Request) -> None:
         """One waits no more."""
         client = request.client
-        self._active.end(client)
+        self._active.remove_request(client)
         routes, route = self._waiting[client], request.route
         routes[route] -= 1
         if not routes[route]:
             del routes[route]
-            if client in self._credited:
-                self._count(route, -1)
+            if client in self._eligible:
+                self._add_eligible_on(route, -1)
             if not routes:
                 del self._waiting[client]
-                for each in (self._credited, self._fresh, self._turns, self._looked_at):
+                for each in (self._eligible, self._head_starts, self._last_turns, self._overdue_checks):
                     each.pop(client, None)
                 self._overdue.discard(client)
 
-    def dispatched(self, request: Request) -> None:
+    def request_dispatched(self, request: Request) -> None:
         """It is in flight."""
         client = request.client
-        self._active.begin(client, self._shares.effective_weight(request))
-        self._gone += 1
+        self._active.add_request(client, self._shares.effective_weight(request))
+        self._dispatches += 1
         requests = self._in_flight.setdefault(client, {})
         requests[request.id] = None
         if client in self._waiting:
-            self._take_turn(client)
-        self._tell(client)
+            self._move_to_back(client)
+        self._update_priority_class(client)
 
-    def ended(self, request: Request) -> None:
+    def request_ended(self, request: Request) -> None:
         """It is in flight no more."""
         requests = self._in_flight[request.client]
         del requests[request.id]
         if not requests:
             del self._in_flight[request.client]
-        self._active.end(request.client)
-        self._tell(request.client)
+        self._active.remove_request(request.client)
+        self._update_priority_class(request.client)
 
     def charge(self, client: ClientId, cost: float) -> bool:
         """Take this much from a client's credit, or give it back; returns whether it has none now, and had some."""
         self._deficits.charge(client, cost)
-        credit = self._deficits.credit(client)
-        if client in self._fresh:
+        deficit = self._deficits.deficit(client)
+        if client in self._head_starts:
             self._use_up_head_start(client, cost)
         if client in self._waiting:
-            had = client in self._credited
-            self._review(client)
-            if client not in self._credited and (had or cost < 0):
-                self._expect(client)
-        return credit <= 0 < credit + cost
+            had = client in self._eligible
+            self._update_eligibility(client)
+            if client not in self._eligible and (had or cost < 0):
+                self._schedule_refill(client)
+        return deficit <= 0 < deficit + cost
 
-    def has_credit(self, client: ClientId) -> bool:
+    def has_positive_deficit(self, client: ClientId) -> bool:
         """Whether a client has some, whether it waits or not."""
-        return self._deficits.credit(client) > 0
+        return self._deficits.deficit(client) > 0
 
     def weight(self, client: ClientId) -> float:
         """What a client weighs."""
         return self._deficits.quantum(client) / self._parameters.quantum
 
-    def poor_weight(self, routes: Collection[str]) -> float:
+    def ineligible_weight(self, routes: Collection[str]) -> float:
         """What those weigh together that have a request of one of these routes waiting and have no credit."""
-        poor = [each for each in self._waiting if each not in self._credited and self._counts(each, routes)]
-        return sum([self.weight(client) for client in poor])
+        ineligible = [each for each in self._waiting if each not in self._eligible and self._waits_on(each, routes)]
+        return sum([self.weight(client) for client in ineligible])
 
     @property
     def in_flight(self) -> bool:
@@ -236,24 +236,24 @@ class Eligibility:
 
         `routes`: only those count that have a request of one of these waiting.
         """
-        if self.contended(routes):
+        if self.any_eligible(routes):
             return []
-        client = self._dues.first(lambda each: self._counts(each, routes))
+        client = self._refill_schedule.earliest(lambda each: self._waits_on(each, routes))
         if client is None:
             return []
         self._refill_for(client)
-        return self._admit()
+        return self._collect_refilled()
 
-    def contended(self, routes: Collection[str] | None = None) -> bool:
+    def any_eligible(self, routes: Collection[str] | None = None) -> bool:
         """Whether a client with credit waits, with a request of one of these routes."""
-        return bool(self._credited) if routes is None else not self._contenders.keys().isdisjoint(routes)
+        return bool(self._eligible) if routes is None else not self._eligible_by_route.keys().isdisjoint(routes)
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         """Give every client one quantum, as at its first request: whoever used an idle machine owes nothing for it, and
         whoever comes then is not before the others for being new. To be asked while nobody waits.
         """
         if not self._restored:
-            self._deficits.begin_anew()
+            self._deficits.reset()
 
     def forget(self, client: ClientId) -> None:
         """A client that has nothing under way is remembered for what it owes alone."""
@@ -263,98 +263,98 @@ class Eligibility:
         """Each client's credit and quantum; see `DeficitTable.saved`."""
         return self._deficits.saved()
 
-    def restore(self, client: ClientId, credit: float, quantum: float) -> None:
+    def restore(self, client: ClientId, deficit: float, quantum: float) -> None:
         """Begin with this credit. It holds until two clients wait at once: before that, that nobody waits says nothing
         about whether there were others before the restart.
         """
-        self._deficits.restore(client, credit, quantum)
+        self._deficits.restore(client, deficit, quantum)
         self._restored = True
 
     def saved_groups(self) -> Iterator[tuple[GroupId, float, float]]:
         """Each group's; see `ClientDeficits.saved_groups`."""
         return self._deficits.saved_groups()
 
-    def restore_group(self, group: GroupId, credit: float, quantum: float) -> None:
+    def restore_group(self, group: GroupId, deficit: float, quantum: float) -> None:
         """Begin with this of a group; it holds as long as that of clients does."""
-        self._deficits.restore_group(group, credit, quantum)
+        self._deficits.restore_group(group, deficit, quantum)
         self._restored = True
 
     def _refill_for(self, client: ClientId) -> None:
         """Add quanta until this client has credit: rounding may leave it at the edge, and then one more is needed."""
-        while self._deficits.credit(client) <= 0:
-            self._deficits.let_pass(client, self._part(self._active.weight))
+        while self._deficits.deficit(client) <= 0:
+            self._deficits.refill_for(client, self._round_fraction(self._active.weight))
 
-    def let_overdue_go(self) -> None:
+    def mark_overdue(self) -> None:
         """Note who of those that wait is overdue, if all have been looked at that were to be before."""
         if not self._parameters.overdue_after:
             return
-        due = self._gone - self._parameters.overdue_after * len(self._active)
-        while self._looked_at:
-            client, at = next(iter(self._looked_at.items()))
-            if at > due:
+        threshold = self._dispatches - self._parameters.overdue_after * len(self._active)
+        while self._overdue_checks:
+            client, at = next(iter(self._overdue_checks.items()))
+            if at > threshold:
                 return
-            self._look_again(client)
-            lacking = self._deficits.lacks(client)
-            if client not in self._in_flight and lacking <= self._parameters.overdraft:
+            self._restart_overdue_check(client)
+            shortfall = self._deficits.quanta_short(client)
+            if client not in self._in_flight and shortfall <= self._parameters.overdraft:
                 self._overdue.add(client)
-                self._review(client)
-                self._tell(client)
+                self._update_eligibility(client)
+                self._update_priority_class(client)
 
-    def _look_again(self, client: ClientId) -> None:
+    def _restart_overdue_check(self, client: ClientId) -> None:
         """Look at a client for being overdue once more, when as many requests as that takes have gone from now on."""
-        self._looked_at.pop(client, None)
-        self._looked_at[client] = self._gone
+        self._overdue_checks.pop(client, None)
+        self._overdue_checks[client] = self._dispatches
 
-    def _is_poor(self, client: ClientId) -> bool:
-        return client in self._waiting and client not in self._credited
+    def _waits_ineligible(self, client: ClientId) -> bool:
+        return client in self._waiting and client not in self._eligible
 
-    def _counts(self, client: ClientId, routes: Collection[str] | None) -> bool:
+    def _waits_on(self, client: ClientId, routes: Collection[str] | None) -> bool:
         return routes is None or not self._waiting[client].keys().isdisjoint(routes)
 
-    def _admit(self) -> list[ClientId]:
+    def _collect_refilled(self) -> list[ClientId]:
         """Note everybody who has credit by the rounds of now, and return them."""
-        admitted = []
-        for client in self._dues.come():
-            if self._is_poor(client):
-                self._review(client)
-                if client in self._credited:
-                    admitted.append(client)
+        refilled = []
+        for client in self._refill_schedule.pop_refilled():
+            if self._waits_ineligible(client):
+                self._update_eligibility(client)
+                if client in self._eligible:
+                    refilled.append(client)
                 else:
-                    self._expect(client)
-        return admitted
+                    self._schedule_refill(client)
+        return refilled
 
-    def _expect(self, client: ClientId) -> None:
+    def _schedule_refill(self, client: ClientId) -> None:
         """Note when a waiting client without credit will have some."""
-        self._dues.expect(client, self._waiting, most=2 * len(self._waiting) + 16)
+        self._refill_schedule.schedule(client, self._waiting, most=2 * len(self._waiting) + 16)
 
-    def _review(self, client: ClientId) -> None:
+    def _update_eligibility(self, client: ClientId) -> None:
         """Note whether a waiting client has credit, and tell if that changed."""
-        credited = self._may_go(client)
-        if credited == (client in self._credited):
+        eligible = self._is_eligible(client)
+        if eligible == (client in self._eligible):
             return
-        if credited:
-            self._credited[client] = self._rank(client)
+        if eligible:
+            self._eligible[client] = self._class_of(client)
         else:
-            del self._credited[client]
+            del self._eligible[client]
         for route in self._waiting[client]:
-            self._count(route, 1 if credited else -1)
-        self._changed(client)
+            self._add_eligible_on(route, 1 if eligible else -1)
+        self._on_priority_change(client)
 
-    def _tell(self, client: ClientId) -> None:
+    def _update_priority_class(self, client: ClientId) -> None:
         """Note how much a client has in flight, where that changes its standing."""
-        if client in self._credited and self._credited[client] != (rank := self._rank(client)):
-            self._credited[client] = rank
-            self._changed(client)
+        if client in self._eligible and self._eligible[client] != (priority_class := self._class_of(client)):
+            self._eligible[client] = priority_class
+            self._on_priority_change(client)
 
     def _use_up_head_start(self, client: ClientId, cost: float) -> None:
-        left = self._fresh[client] = self._fresh[client] - cost
+        left = self._head_starts[client] = self._head_starts[client] - cost
         if left <= 0:
-            del self._fresh[client]
-            self._tell(client)
+            del self._head_starts[client]
+            self._update_priority_class(client)
 
-    def _count(self, route: str, change: int) -> None:
-        count = self._contenders.get(route, 0) + change
+    def _add_eligible_on(self, route: str, change: int) -> None:
+        count = self._eligible_by_route.get(route, 0) + change
         if count:
-            self._contenders[route] = count
+            self._eligible_by_route[route] = count
         else:
-            del self._contenders[route]
+            del self._eligible_by_route[route]

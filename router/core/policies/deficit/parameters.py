@@ -37,6 +37,6 @@ class DeficitParameters:
             raise ValueError("head_start, round_seconds, overdue_after and overdraft must not be negative")
 
     @property
-    def reach(self) -> float:
+    def deficit_range(self) -> float:
         """How far a client's credit may lie, in cost units for weight 1, above that with which it may just go."""
         return self.quantum * (1 + self.overdraft) if self.overdue_after else self.quantum

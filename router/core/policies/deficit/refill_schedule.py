@@ -21,58 +21,60 @@ class RefillSchedule:
     To look for who is first costs no more with many members of a group than with few.
     """
 
-    def __init__(self, deficits: ClientDeficits, poor: Callable[[ClientId], bool]) -> None:
-        """`poor`: whether a client waits and has no credit."""
+    def __init__(self, deficits: ClientDeficits, ineligible: Callable[[ClientId], bool]) -> None:
+        """`ineligible`: whether a client waits and has no credit."""
         self._deficits = deficits
-        self._poor = poor
+        self._is_ineligible = ineligible
         self._heaps: dict[GroupId | None, list[Refill]] = {}
 
     def __len__(self) -> int:
         """How much is noted, what holds no more included."""
         return sum([len(heap) for heap in self._heaps.values()])
 
-    def expect(self, client: ClientId, waiting: Iterable[ClientId], most: int) -> None:
+    def schedule(self, client: ClientId, waiting: Iterable[ClientId], most: int) -> None:
         """Note when a client will have credit. If more than `most` are noted, only those of who is `waiting` stay."""
         group = self._deficits.group_of(client)
         heap = self._heaps.setdefault(group, [])
-        heappush(heap, Refill(self._deficits.due(client), client))
+        heappush(heap, Refill(self._deficits.refill_time(client), client))
         if len(heap) > most:
-            poor = [each for each in waiting if self._poor(each) and self._deficits.group_of(each) == group]
-            heap[:] = [Refill(self._deficits.due(each), each) for each in poor]
+            ineligible = [
+                each for each in waiting if self._is_ineligible(each) and self._deficits.group_of(each) == group
+            ]
+            heap[:] = [Refill(self._deficits.refill_time(each), each) for each in ineligible]
             heapify(heap)
 
-    def first(self, counts: Callable[[ClientId], bool]) -> ClientId | None:
+    def earliest(self, counts: Callable[[ClientId], bool]) -> ClientId | None:
         """Whom the fewest rounds give credit, of those that count."""
-        firsts = [first for group in list(self._heaps) if (first := self._first_of(group, counts)) is not None]
-        if len(firsts) < 2:
-            return firsts[0] if firsts else None
-        return min(firsts, key=self._deficits.lacks)
+        heads = [earliest for group in list(self._heaps) if (earliest := self._earliest_of(group, counts)) is not None]
+        if len(heads) < 2:
+            return heads[0] if heads else None
+        return min(heads, key=self._deficits.quanta_short)
 
-    def come(self) -> list[ClientId]:
+    def pop_refilled(self) -> list[ClientId]:
         """Take out those whose time has come."""
-        come = []
+        pop_refilled = []
         for group, heap in self._heaps.items():
             clock = self._deficits.clock(group)
             while heap and heap[0].time <= clock:
-                come.append(heappop(heap).client)
-        return come
+                pop_refilled.append(heappop(heap).client)
+        return pop_refilled
 
-    def _first_of(self, group: GroupId | None, counts: Callable[[ClientId], bool]) -> ClientId | None:
+    def _earliest_of(self, group: GroupId | None, counts: Callable[[ClientId], bool]) -> ClientId | None:
         heap, deficits = self._heaps[group], self._deficits
         aside = []
         found = None
         while heap and found is None:
-            due = heap[0]
-            if not self._poor(due.client) or deficits.group_of(due.client) != group:
+            entry = heap[0]
+            if not self._is_ineligible(entry.client) or deficits.group_of(entry.client) != group:
                 heappop(heap)
-            elif (now_due := deficits.due(due.client)) > due.time:
-                heapreplace(heap, Refill(now_due, due.client))
-            elif not counts(due.client):
+            elif (refill_time := deficits.refill_time(entry.client)) > entry.time:
+                heapreplace(heap, Refill(refill_time, entry.client))
+            elif not counts(entry.client):
                 aside.append(heappop(heap))
             else:
-                found = due.client
-        for due in aside:
-            heappush(heap, due)
+                found = entry.client
+        for entry in aside:
+            heappush(heap, entry)
         if not heap:
             del self._heaps[group]
         return found

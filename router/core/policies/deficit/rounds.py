@@ -13,7 +13,7 @@ from router.core.policies.deficit.parameters import DeficitParameters
 
 STEPS = 2**16
 """Parts of a quantum are counted in steps of 1 / STEPS: sums of them are exact."""
-LEAST = 0.01
+MIN_FRACTION = 0.01
 """The least part of a quantum that a round adds."""
 
 
@@ -26,9 +26,9 @@ class Rounds:
         self._quantum = parameters.quantum
         self._rate = rate
 
-    def part(self, weight: float) -> float:
+    def fraction(self, weight: float) -> float:
         """What part of its quantum each client is granted, in (0, 1], while the active ones weigh so much together."""
         if not self._seconds or weight <= 0 or (rate := self._rate()) is None:
             return 1.0
-        granted = self._seconds * rate / (weight * self._quantum)
-        return min(1.0, max(1, floor(STEPS * max(granted, LEAST))) / STEPS)
+        fraction = self._seconds * rate / (weight * self._quantum)
+        return min(1.0, max(1, floor(STEPS * max(fraction, MIN_FRACTION))) / STEPS)

@@ -25,21 +25,21 @@ class WorkerDeficits:
         self._shares = shares
         self._tables: defaultdict[ClientId, DeficitTable[WorkerId]] = defaultdict(DeficitTable)
 
-    def among(self, request: Request, workers: Sequence[WorkerId]) -> DeficitTable[WorkerId]:
+    def refilled_table(self, request: Request, workers: Sequence[WorkerId]) -> DeficitTable[WorkerId]:
         """The client's counters, with one for each of these workers, of which at least one has credit."""
-        table = self.meet(request, workers)
-        if all(table.credit(worker) <= 0 for worker in workers):
+        table = self.table(request, workers)
+        if all(table.deficit(worker) <= 0 for worker in workers):
             for worker in workers:
                 table.join(worker, self._quantum_of(request, worker), 0.0)
             table.refill(workers)
         return table
 
-    def meet(self, request: Request, workers: Sequence[WorkerId]) -> DeficitTable[WorkerId]:
+    def table(self, request: Request, workers: Sequence[WorkerId]) -> DeficitTable[WorkerId]:
         """The client's counters, with one for each of these workers."""
         table = self._tables[request.client]
-        if strangers := table.strangers(workers):
-            highest = max([table.credit(known) for known in table], default=0.0)
-            for worker in strangers:
+        if missing := table.missing(workers):
+            highest = max([table.deficit(known) for known in table], default=0.0)
+            for worker in missing:
                 table.join(worker, self._quantum_of(request, worker), highest)
         return table
 
@@ -63,16 +63,16 @@ class WorkerDeficits:
         """Every counter; others may change between two of them."""
         for client in list(self._tables):
             table = self._tables.get(client)
-            for worker, credit, quantum in table.saved() if table is not None else ():
-                yield SavedCounter(client, worker, credit, quantum)
+            for worker, deficit, quantum in table.saved() if table is not None else ():
+                yield SavedCounter(client, worker, deficit, quantum)
 
     def restore(self, rows: Iterable[SavedCounter]) -> None:
         """Begin with these."""
-        for client, worker, credit, quantum in rows:
+        for client, worker, deficit, quantum in rows:
             if worker is not None:
-                self._tables[client].join(worker, quantum, credit)
+                self._tables[client].join(worker, quantum, deficit)
 
-    def credit(self, client: ClientId, worker: WorkerId) -> float | None:
+    def deficit(self, client: ClientId, worker: WorkerId) -> float | None:
         """q_{i,w}, in cost units; None for a worker that the client was never placed among."""
         table = self._tables.get(client)
-        return None if table is None else table.known(worker)
+        return None if table is None else table.deficit_or_none(worker)

@@ -58,13 +58,13 @@ class D2lpm(Placement):
 
     locality: ClassVar[bool] = True
 
-    def __init__(self, surroundings: PolicyContext) -> None:
-        self._parameters = surroundings.parameters.of(D2lpmParameters)
-        cost = surroundings.cost
+    def __init__(self, context: PolicyContext) -> None:
+        self._parameters = context.parameters.of(D2lpmParameters)
+        cost = context.cost
         self.steal_loss = self._parameters.steal_loss if self._parameters.steal_loss >= 0 else None
-        view = surroundings.view
+        view = context.view
         speed = view.speed if self._parameters.by_service_rate else lambda _worker: 1.0
-        self._credits = WorkerDeficits(self._parameters.quantum, speed, surroundings.shares)
+        self._worker_deficits = WorkerDeficits(self._parameters.quantum, speed, context.shares)
         self._cost: LinearCost = replace(cost, cached=cost.extend) if self._parameters.charge_full_input else cost
         self._bookings: dict[RequestId, Booking] = {}
         self._waiting: Counter[tuple[ClientId, WorkerId]] = Counter()
@@ -73,42 +73,42 @@ class D2lpm(Placement):
 
     def place(self, request: Request, candidates: Sequence[Candidate]) -> Placed:
         """SELECTWORKER of Algorithm 2, with the load escape."""
-        table = self._credits.among(request, [c.worker for c in candidates])
-        credited = [c for c in candidates if table.credit(c.worker) > 0]
-        chosen, why = self._choose(request.client, candidates, credited)
+        table = self._worker_deficits.refilled_table(request, [c.worker for c in candidates])
+        eligible = [c for c in candidates if table.deficit(c.worker) > 0]
+        chosen, why = self._choose(request.client, candidates, eligible)
         return Placed(chosen.worker, why)
 
     def book(self, request: Request, candidate: Candidate) -> None:
         """See `Placement`."""
         cost = self._cost(Tokens(candidate.extend_tokens, candidate.cached_tokens))
-        self._credits.meet(request, [candidate.worker])
-        self._credits.charge(request.client, candidate.worker, cost)
+        self._worker_deficits.table(request, [candidate.worker])
+        self._worker_deficits.charge(request.client, candidate.worker, cost)
         self._bookings[request.id] = Booking(request.client, candidate.worker, cost)
         self._waiting[request.client, candidate.worker] += 1
 
     def _choose(
-        self, client: ClientId, candidates: Sequence[Candidate], credited: Sequence[Candidate]
+        self, client: ClientId, candidates: Sequence[Candidate], eligible: Sequence[Candidate]
     ) -> tuple[Candidate, str]:
         self._turn += 1
         longest = max([c.cached_tokens for c in candidates])
         if not longest:
-            return self._elsewhere(client, credited), "no prefix"
-        home = [c for c in credited if c.cached_tokens == longest]
+            return self._elsewhere(client, eligible), "no prefix"
+        home = [c for c in eligible if c.cached_tokens == longest]
         if not home:
-            return self._elsewhere(client, credited), "credit used up"
+            return self._elsewhere(client, eligible), "credit used up"
         chosen = lightest(home, self._turn)
-        if not self._parameters.charge_full_input and self._overloaded(chosen, lightest(credited, self._turn)):
-            return self._elsewhere(client, credited), "load"
+        if not self._parameters.charge_full_input and self._overloaded(chosen, lightest(eligible, self._turn)):
+            return self._elsewhere(client, eligible), "load"
         return chosen, "prefix"
 
-    def _elsewhere(self, client: ClientId, credited: Sequence[Candidate]) -> Candidate:
+    def _elsewhere(self, client: ClientId, eligible: Sequence[Candidate]) -> Candidate:
         """Of the workers that are not overloaded, one where the fewest of the client's own requests wait.
 
         In a fair queue a client waits for its own requests. And only a client that is backlogged in every queue has its
         share of the whole fleet: by load alone, one's requests gather at one worker and another's at the next.
         """
-        least = lightest(credited, self._turn)
-        near = [c for c in credited if not self._overloaded(c, least)]
+        least = lightest(eligible, self._turn)
+        near = [c for c in eligible if not self._overloaded(c, least)]
         fewest = min([self._waiting[client, c.worker] for c in near])
         return lightest([c for c in near if self._waiting[client, c.worker] == fewest], self._turn)
 
@@ -118,47 +118,47 @@ class D2lpm(Placement):
     def unplace(self, request: RequestId) -> None:
         """See `Placement`."""
         booking = self._bookings.pop(request)
-        self._credits.charge(booking.client, booking.worker, -booking.cost)
+        self._worker_deficits.charge(booking.client, booking.worker, -booking.cost)
         self._waiting[booking.client, booking.worker] -= 1
         if not self._waiting[booking.client, booking.worker]:
             del self._waiting[booking.client, booking.worker]
 
-    def reach(self, now: float) -> None:
+    def advance(self, now: float) -> None:
         """See `Placement`. Time changes nothing here."""
 
-    def dispatched(self, request: RequestId, now: float) -> None:
+    def request_dispatched(self, request: RequestId, now: float) -> None:
         """See `Placement`. What was booked is given back by `unplace`, and what it costs is charged."""
 
-    def ended(self, request: RequestId) -> None:
+    def request_ended(self, request: RequestId) -> None:
         """See `Placement`. All of it is charged by then."""
 
-    def charged(self, charge: Charge) -> None:
+    def request_charged(self, charge: Charge) -> None:
         """See `Placement`."""
-        self._credits.charge(charge.client, charge.worker, charge.at(self._cost))
+        self._worker_deficits.charge(charge.client, charge.worker, charge.at(self._cost))
 
     def worker_left(self, worker: WorkerId) -> None:
         """See `Placement`. The counters stay: a worker that comes back finds the debts it left."""
 
-    def credit(self, client: ClientId, worker: WorkerId) -> float | None:
+    def deficit(self, client: ClientId, worker: WorkerId) -> float | None:
         """See `Placement`."""
-        return self._credits.credit(client, worker)
+        return self._worker_deficits.deficit(client, worker)
 
     def forget(self, client: ClientId) -> None:
         """See `Placement`."""
-        self._credits.forget(client)
+        self._worker_deficits.forget(client)
 
     def forget_worker(self, worker: WorkerId) -> None:
         """See `Policy`."""
-        self._credits.forget_worker(worker)
+        self._worker_deficits.forget_worker(worker)
 
     def saved(self) -> Iterator[SavedCounter]:
         """See `Placement`. What requests that wait are charged in advance is given back: they do not survive."""
         booked: defaultdict[tuple[ClientId, WorkerId | None], float] = defaultdict(float)
         for booking in self._bookings.values():
             booked[booking.client, booking.worker] += booking.cost
-        for row in self._credits.saved():
+        for row in self._worker_deficits.saved():
             yield row._replace(value=row.value + booked[row.client, row.worker])
 
     def restore(self, rows: Iterable[SavedCounter]) -> None:
         """See `Placement`."""
-        self._credits.restore(rows)
+        self._worker_deficits.restore(rows)

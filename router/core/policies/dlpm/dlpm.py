@@ -39,24 +39,24 @@ class DlpmParameters(DeficitParameters):
 class Dlpm(Order):
     """Counters q_i of one worker's queue; longest match among the requests of clients with credit."""
 
-    def __init__(self, surroundings: PolicyContext, worker: WorkerId) -> None:
-        self._parameters = surroundings.parameters.of(DlpmParameters)
-        self._cost = surroundings.cost
-        self._view = view = surroundings.view
+    def __init__(self, context: PolicyContext, worker: WorkerId) -> None:
+        self._parameters = context.parameters.of(DlpmParameters)
+        self._cost = context.cost
+        self._view = view = context.view
         self._worker = worker
-        self._standings = Eligibility(
-            self._restand, self._parameters, self._rate, surroundings.shares, surroundings.debtors
+        self._eligibility = Eligibility(
+            self._on_priority_change, self._parameters, self._rate, context.shares, context.debtors
         )
-        self._standings.let_go_first(int(self._parameters.sparse_first))
+        self._eligibility.set_sparse_limit(int(self._parameters.sparse_first))
         self._queue = LongestMatchQueue(
             lambda request: view.watch(request, (worker,))[worker],
             view.unwatch,
-            self._standings.of_waiting,
+            self._eligibility.waiting_priority_class,
             self._parameters.patience,
             self._parameters.oldest_every,
-            self._standings.turn if self._parameters.overdue_after else None,
+            self._eligibility.last_turn if self._parameters.overdue_after else None,
         )
-        self._unstarted = AwaitingFirstToken()
+        self._awaiting_first_token = AwaitingFirstToken()
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -67,85 +67,85 @@ class Dlpm(Order):
 
     def push(self, request: Request) -> None:
         """See `Order`."""
-        if not self._queue and not self._unstarted:
-            self._standings.begin_anew()
-        self._standings.wait(request, self._input_cost(request))
+        if not self._queue and not self._awaiting_first_token:
+            self._eligibility.reset()
+        self._eligibility.add_waiting(request, self._input_cost(request))
         self._queue.push(request)
 
     def remove(self, request: RequestId) -> Request:
         """See `Order`."""
         removed = self._queue.remove(request)
-        self._standings.leave(removed)
+        self._eligibility.remove_waiting(removed)
         return removed
 
     def pass_through(self, request: Request, now: float) -> bool:
         """See `Order`. A client without credit that contends with nobody is refilled."""
-        if not self._unstarted:
-            self._standings.begin_anew()
-        contends = not self._held_up(now)
-        return self._standings.visit(request, refill=contends)
+        if not self._awaiting_first_token:
+            self._eligibility.reset()
+        contends = not self._refill_held_up(now)
+        return self._eligibility.may_pass_through(request, refill=contends)
 
     def select(self, fits: Fits, now: float) -> Turn | None:
         """See `Order`. Refills the counters when no client that waits has credit."""
-        self._standings.let_overdue_go()
-        if not self._held_up(now):
-            self._standings.refill()
+        self._eligibility.mark_overdue()
+        if not self._refill_held_up(now):
+            self._eligibility.refill()
         return self._queue.longest(fits)
 
     def match_changed(self, requests: Iterable[RequestId]) -> None:
         """See `Order`."""
         self._queue.match_changed(requests)
 
-    def dispatched(self, request: Request, now: float) -> None:
+    def request_dispatched(self, request: Request, now: float) -> None:
         """See `Order`."""
-        self._standings.dispatched(request)
-        self._unstarted.add(request, now)
+        self._eligibility.request_dispatched(request)
+        self._awaiting_first_token.add(request, now)
 
-    def charged(self, charge: Charge) -> None:
+    def request_charged(self, charge: Charge) -> None:
         """See `Order`."""
-        self._standings.charge(charge.client, charge.at(self._cost))
+        self._eligibility.charge(charge.client, charge.at(self._cost))
 
-    def started(self, request: Request) -> None:
+    def request_started(self, request: Request) -> None:
         """See `Order`."""
-        self._unstarted.discard(request.id)
+        self._awaiting_first_token.discard(request.id)
 
-    def ended(self, request: Request) -> None:
+    def request_ended(self, request: Request) -> None:
         """See `Order`."""
-        self._unstarted.discard(request.id)
-        self._standings.ended(request)
+        self._awaiting_first_token.discard(request.id)
+        self._eligibility.request_ended(request)
 
-    def credit(self, client: ClientId) -> float | None:
+    def deficit(self, client: ClientId) -> float | None:
         """q_i, in cost units; None for a client that this worker never saw."""
-        return self._standings.credit(client)
+        return self._eligibility.deficit(client)
 
     def grant(self, client: ClientId, cost: float) -> None:
         """See `Order`."""
-        self._standings.charge(client, -cost)
+        self._eligibility.charge(client, -cost)
 
     def forget(self, client: ClientId) -> None:
         """See `Order`."""
-        self._standings.forget(client)
+        self._eligibility.forget(client)
 
     def saved(self) -> Iterator[tuple[ClientId, float, float]]:
         """See `Order`."""
-        return self._standings.saved()
+        return self._eligibility.saved()
 
     def restore(self, client: ClientId, value: float, scale: float) -> None:
         """See `Order`."""
-        self._standings.restore(client, value, scale)
+        self._eligibility.restore(client, value, scale)
 
     def saved_groups(self) -> Iterator[tuple[GroupId, float, float]]:
         """See `Order`."""
-        return self._standings.saved_groups()
+        return self._eligibility.saved_groups()
 
     def restore_group(self, group: GroupId, value: float, scale: float) -> None:
         """See `Order`."""
-        self._standings.restore_group(group, value, scale)
+        self._eligibility.restore_group(group, value, scale)
 
     @classmethod
-    def gap_quantum(cls, surroundings: PolicyContext) -> float | None:
+    def gap_quantum(cls, context: PolicyContext) -> float | None:
         """See `Properties`."""
-        return surroundings.parameters.of(DlpmParameters).reach
+        return context.parameters.of(DlpmParameters).deficit_range
 
     def _input_cost(self, request: Request) -> float:
         cached = self._view.match(request).get(self._worker, 0)
@@ -154,10 +154,12 @@ class Dlpm(Order):
     def _rate(self) -> float | None:
         return self._view.rate((self._worker,))
 
-    def _restand(self, client: ClientId) -> None:
-        self._queue.stand(client)
+    def _on_priority_change(self, client: ClientId) -> None:
+        self._queue.update_priority(client)
 
-    def _held_up(self, now: float) -> bool:
+    def _refill_held_up(self, now: float) -> bool:
         if not self._view.reorders(self._worker):
             return False
-        return self._unstarted.hold_up(now - self._parameters.engine_lpm_seconds, self._standings.of)
+        return self._awaiting_first_token.has_eligible_since(
+            now - self._parameters.engine_lpm_seconds, self._eligibility.priority_class
+        )

@@ -25,7 +25,7 @@ from router.core.policies.deficit.parameters import DeficitParameters
 from router.core.policies.deficit.worker_deficits import WorkerDeficits
 from router.core.policies.dlpm.home_pool import HomePool, PooledRequest
 from router.core.policies.dlpm.longest_match import LongestMatchQueue, longest
-from router.core.policies.dlpm.refill_hold import LEAST_ISOLATION, Isolation
+from router.core.policies.dlpm.refill_hold import MIN_ISOLATION, RefillHold
 from router.core.policies.dlpm.unstarted import AwaitingFirstToken
 
 
@@ -54,74 +54,74 @@ class DlpmHomeParameters(DeficitParameters):
             raise ValueError("worker_quantum must be positive")
         if self.load_ratio < 1 or self.load_slack < 0:
             raise ValueError("load_ratio must be at least 1, and load_slack not negative")
-        if self.isolation and not LEAST_ISOLATION <= self.isolation <= 1:
-            raise ValueError(f"isolation must be 0, or from {LEAST_ISOLATION} to 1")
+        if self.isolation and not MIN_ISOLATION <= self.isolation <= 1:
+            raise ValueError(f"isolation must be 0, or from {MIN_ISOLATION} to 1")
 
 
-class Site:
+class WorkerDispatches:
     """What was sent to one worker."""
 
     def __init__(self) -> None:
-        self.unstarted = AwaitingFirstToken()
-        self.sent = 0
+        self.awaiting_first_token = AwaitingFirstToken()
+        self.last_dispatch = 0
         """The number of the last request that was sent there, counted over all workers."""
 
 
 class DlpmHome(Policy):
     """Counters q_i over the fleet, and q_{i,w}; longest match among the requests that are at home at a worker."""
 
-    def __init__(self, surroundings: PolicyContext) -> None:
-        self._parameters = parameters = surroundings.parameters.of(DlpmHomeParameters)
-        self.properties = Properties(parameters.reach, locality=True, pooled=True, work_conserving=True)
-        self._view = surroundings.view
-        self._cost = surroundings.cost
-        self._backlog = surroundings.backlog
+    def __init__(self, context: PolicyContext) -> None:
+        self._parameters = parameters = context.parameters.of(DlpmHomeParameters)
+        self.properties = Properties(parameters.deficit_range, locality=True, pooled=True, work_conserving=True)
+        self._view = context.view
+        self._cost = context.cost
+        self._backlog = context.backlog
         self._pool = HomePool(
-            surroundings.view, self._new_queue, loss=parameters.home_loss, patience=parameters.home_patience
+            context.view, self._new_queue, loss=parameters.home_loss, wait_factor=parameters.home_patience
         )
-        self._standings = Eligibility(
-            self._pool.stand, parameters, self._rate, surroundings.shares, surroundings.debtors
+        self._eligibility = Eligibility(
+            self._pool.update_priority, parameters, self._rate, context.shares, context.debtors
         )
-        self._isolation = Isolation(parameters.isolation, self._standings, surroundings.view, surroundings.cost)
-        self._credits = WorkerDeficits(parameters.worker_quantum, surroundings.view.speed, surroundings.shares)
-        self._sites: dict[WorkerId, Site] = {}
-        self._sent = 0
+        self._refill_hold = RefillHold(parameters.isolation, self._eligibility, context.view, context.cost)
+        self._worker_deficits = WorkerDeficits(parameters.worker_quantum, context.view.speed, context.shares)
+        self._records: dict[WorkerId, WorkerDispatches] = {}
+        self._dispatches = 0
         self._newcomer: PooledRequest | None = None
         """One that found nobody waiting, until the `next` that follows its arrival lets it go or wait."""
 
     @property
     def next_deadline(self) -> float:
         """See `Policy`. The next request that leaves home may find room elsewhere; a refill is held back no more."""
-        return min(self._pool.next_deadline, self._isolation.next_deadline) if len(self._pool) else inf
+        return min(self._pool.next_deadline, self._refill_hold.next_deadline) if len(self._pool) else inf
 
     def enqueue(self, request: Request, now: float) -> None:
         """See `Policy`."""
-        self._let_newcomer_wait(now)
+        self._queue_newcomer(now)
         placed = self._pool.place(request, self._view.input_tokens(request), now)
         if len(self._pool):
-            self._wait(placed, now)
+            self._add_to_pool(placed, now)
             return
-        if not self._standings.in_flight:
-            self._standings.begin_anew()
+        if not self._eligibility.in_flight:
+            self._eligibility.reset()
         self._newcomer = placed
 
-    def _wait(self, placed: PooledRequest, now: float) -> None:
+    def _add_to_pool(self, placed: PooledRequest, now: float) -> None:
         request = placed.request
-        self._standings.wait(request, self._input_cost(request))
+        self._eligibility.add_waiting(request, self._input_cost(request))
         self._pool.enter(placed)
         self._backlog.add(request.worker, request.client, now)
 
-    def _let_newcomer_wait(self, now: float) -> None:
+    def _queue_newcomer(self, now: float) -> None:
         """It may not go, or something comes before its turn: another request, or another worker."""
         if self._newcomer is not None:
             newcomer, self._newcomer = self._newcomer, None
-            self._wait(newcomer, now)
+            self._add_to_pool(newcomer, now)
 
     def withdraw(self, request: RequestId, now: float) -> None:
         """See `Policy`."""
-        self._let_newcomer_wait(now)
+        self._queue_newcomer(now)
         withdrawn = self._pool.remove(request)
-        self._standings.leave(withdrawn)
+        self._eligibility.remove_waiting(withdrawn)
         self._backlog.remove(withdrawn.worker, withdrawn.client, now)
 
     def next(self, now: float) -> Choice | None:
@@ -130,8 +130,8 @@ class DlpmHome(Policy):
             return choice
         if not len(self._pool):
             return None
-        self._pool.let_leave(now)
-        self._isolation.advance(now)
+        self._pool.release_from_home(now)
+        self._refill_hold.advance(now)
         with_room = self._with_room()
         for worker, relief in with_room:
             if choice := self._next_at(worker, relief, now):
@@ -147,7 +147,7 @@ class DlpmHome(Policy):
         So does one whose client has no credit: whether that is refilled depends on the worker.
         """
         request = newcomer.request
-        if self._standings.visit(request, refill=False):
+        if self._eligibility.may_pass_through(request, refill=False):
             for worker, relief in self._with_room():
                 if newcomer.may_go(worker, now) and self._view.admits(worker, request):
                     self._newcomer = None
@@ -155,7 +155,7 @@ class DlpmHome(Policy):
                     choice = self._choose(newcomer, worker, relief)
                     self._send(request, choice.worker, now)
                     return choice
-        self._let_newcomer_wait(now)
+        self._queue_newcomer(now)
         return None
 
     def _with_room(self) -> list[tuple[WorkerId, WorkerId]]:
@@ -163,8 +163,10 @@ class DlpmHome(Policy):
 
         The one with the least in flight is first, so that what has no home goes there; of equals each in its turn.
         """
-        sites = self._sites
-        loads = sorted([(load, sites[worker].sent, worker) for worker, load in self._view.with_room(sites).items()])
+        records = self._records
+        loads = sorted(
+            [(load, records[worker].last_dispatch, worker) for worker, load in self._view.with_room(records).items()]
+        )
         if not loads:
             return []
         least, _, first = loads[0]
@@ -178,23 +180,23 @@ class DlpmHome(Policy):
         self._send(request, worker, now)
         return worker
 
-    def charged(self, charge: Charge) -> None:
+    def request_charged(self, charge: Charge) -> None:
         """See `Policy`."""
         cost = charge.at(self._cost)
-        if self._standings.charge(charge.client, cost):
-            self._isolation.look_again()
-        self._credits.charge(charge.client, charge.worker, cost)
+        if self._eligibility.charge(charge.client, cost):
+            self._refill_hold.invalidate()
+        self._worker_deficits.charge(charge.client, charge.worker, cost)
 
-    def started(self, request: Request, worker: WorkerId) -> None:
+    def request_started(self, request: Request, worker: WorkerId) -> None:
         """See `Policy`."""
-        if site := self._sites.get(worker):
-            site.unstarted.discard(request.id)
+        if record := self._records.get(worker):
+            record.awaiting_first_token.discard(request.id)
 
-    def ended(self, request: Request, worker: WorkerId) -> None:
+    def request_ended(self, request: Request, worker: WorkerId) -> None:
         """See `Policy`."""
-        self.started(request, worker)
-        self._isolation.ended(request, worker)
-        self._standings.ended(request)
+        self.request_started(request, worker)
+        self._refill_hold.request_ended(request, worker)
+        self._eligibility.request_ended(request)
 
     def match_changed(self, worker: WorkerId, requests: Iterable[RequestId]) -> None:
         """See `Policy`."""
@@ -202,73 +204,73 @@ class DlpmHome(Policy):
 
     def worker_joined(self, worker: WorkerId, now: float) -> None:
         """See `Policy`. It is home to what has none."""
-        self._let_newcomer_wait(now)
-        if worker not in self._sites:
-            self._sites[worker] = Site()
-            self._isolation.worker_joined(worker)
-            self._let_sparse_go_first()
+        self._queue_newcomer(now)
+        if worker not in self._records:
+            self._records[worker] = WorkerDispatches()
+            self._refill_hold.worker_joined(worker)
+            self._update_sparse_limit()
         self._pool.worker_joined(worker)
 
     def worker_left(self, worker: WorkerId, now: float) -> list[Request]:
         """See `Policy`. What was at home there finds another."""
-        self._let_newcomer_wait(now)
-        orphans = self._pool.served_by_alone(worker)
+        self._queue_newcomer(now)
+        orphans = self._pool.served_only_by(worker)
         for request in orphans:
             self.withdraw(request.id, now)
         self._pool.worker_left(worker)
-        self._isolation.worker_left(worker)
-        del self._sites[worker]
-        self._let_sparse_go_first()
+        self._refill_hold.worker_left(worker)
+        del self._records[worker]
+        self._update_sparse_limit()
         return orphans
 
-    def credit(self, client: ClientId, worker: WorkerId) -> Deficit:
+    def deficit(self, client: ClientId, worker: WorkerId) -> Deficit:
         """See `Policy`."""
-        return Deficit(self._credits.credit(client, worker), self._standings.credit(client))
+        return Deficit(self._worker_deficits.deficit(client, worker), self._eligibility.deficit(client))
 
     def grant(self, client: ClientId, cost: float) -> None:
         """See `Policy`."""
-        self._standings.charge(client, -cost)
+        self._eligibility.charge(client, -cost)
 
     def forget(self, client: ClientId) -> None:
         """See `Policy`."""
-        self._standings.forget(client)
-        self._credits.forget(client)
-        self._isolation.forget(client)
+        self._eligibility.forget(client)
+        self._worker_deficits.forget(client)
+        self._refill_hold.forget(client)
 
     def forget_worker(self, worker: WorkerId) -> None:
         """See `Policy`."""
-        self._credits.forget_worker(worker)
+        self._worker_deficits.forget_worker(worker)
 
     def saved(self) -> Iterator[Counters | Groups]:
         """See `Policy`."""
-        for rows in in_rows(self._credits.saved()):
+        for rows in in_rows(self._worker_deficits.saved()):
             yield Counters("placement", rows)
-        for rows in in_rows(SavedCounter(client, None, *counter) for client, *counter in self._standings.saved()):
+        for rows in in_rows(SavedCounter(client, None, *counter) for client, *counter in self._eligibility.saved()):
             yield Counters("order", rows)
-        groups = (SavedGroup(group, None, *counter) for group, *counter in self._standings.saved_groups())
+        groups = (SavedGroup(group, None, *counter) for group, *counter in self._eligibility.saved_groups())
         yield from map(Groups, in_rows(groups))
 
     def restore(self, counters: Counters | Groups) -> None:
         """See `Policy`."""
         if isinstance(counters, Groups):
-            for group, _, credit, quantum in counters.rows:
-                self._standings.restore_group(group, credit, quantum)
+            for group, _, deficit, quantum in counters.rows:
+                self._eligibility.restore_group(group, deficit, quantum)
         elif counters.kind == "placement":
-            self._credits.restore(counters.rows)
+            self._worker_deficits.restore(counters.rows)
         else:
-            for client, _, credit, quantum in counters.rows:
-                self._standings.restore(client, credit, quantum)
+            for client, _, deficit, quantum in counters.rows:
+                self._eligibility.restore(client, deficit, quantum)
 
     def _new_queue(self, matched: Callable[[Request], int]) -> LongestMatchQueue:
-        standing, parameters = self._standings.of_waiting, self._parameters
-        patience, oldest_every, turn = parameters.patience, parameters.oldest_every, self._standings.turn
-        return LongestMatchQueue(matched, lambda _: None, standing, patience, oldest_every, turn)
+        priority_class, parameters = self._eligibility.waiting_priority_class, self._parameters
+        patience, oldest_every, turn = parameters.patience, parameters.oldest_every, self._eligibility.last_turn
+        return LongestMatchQueue(matched, lambda _: None, priority_class, patience, oldest_every, turn)
 
     def _rate(self) -> float | None:
-        return self._view.rate(self._sites)
+        return self._view.rate(self._records)
 
-    def _let_sparse_go_first(self) -> None:
-        self._standings.let_go_first(len(self._sites) if self._parameters.sparse_first else 0)
+    def _update_sparse_limit(self) -> None:
+        self._eligibility.set_sparse_limit(len(self._records) if self._parameters.sparse_first else 0)
 
     def _input_cost(self, request: Request) -> float:
         """Where most of it is cached."""
@@ -311,16 +313,16 @@ class DlpmHome(Policy):
 
     def _refill(self, worker: WorkerId, routes: Collection[str], now: float) -> None:
         """CHECKREFILL among the clients that a worker can serve now; a worker that idles never waits for it."""
-        self._standings.let_overdue_go()
-        if self._standings.contended(routes):
+        self._eligibility.mark_overdue()
+        if self._eligibility.any_eligible(routes):
             return
         if self._view.reorders(worker):
             since = now - self._parameters.engine_lpm_seconds
-            if self._sites[worker].unstarted.hold_up(since, self._standings.of):
+            if self._records[worker].awaiting_first_token.has_eligible_since(since, self._eligibility.priority_class):
                 return
         models = self._view.models(worker)
-        if not self._view.in_flight(worker) or not self._isolation.holds(models, now):
-            self._isolation.refilled(models, self._standings.refill(routes), now)
+        if not self._view.in_flight(worker) or not self._refill_hold.is_held(models, now):
+            self._refill_hold.on_refill(models, self._eligibility.refill(routes), now)
 
     def _next_copied(self, worker: WorkerId, now: float) -> Choice | None:
         """The first request of the longest queue elsewhere, if its client has used up its credit there."""
@@ -338,8 +340,8 @@ class DlpmHome(Policy):
 
     def _may_copy(self, request: Request, home: WorkerId, worker: WorkerId) -> bool:
         """Whether a client has credit at a worker and none at its home, after a refill where it has none anywhere."""
-        table = self._credits.among(request, self._view.able(request))
-        return table.credit(home) <= 0 < table.credit(worker)
+        table = self._worker_deficits.refilled_table(request, self._view.able(request))
+        return table.deficit(home) <= 0 < table.deficit(worker)
 
     def _take(self, choice: Choice, now: float) -> Choice:
         self.withdraw(choice.request.id, now)
@@ -347,10 +349,10 @@ class DlpmHome(Policy):
         return choice
 
     def _send(self, request: Request, worker: WorkerId, now: float) -> None:
-        self._credits.meet(request, self._view.able(request))
-        self._standings.dispatched(request)
-        site = self._sites[worker]
-        site.unstarted.add(request, now)
-        self._isolation.sent(request, worker)
-        self._sent += 1
-        site.sent = self._sent
+        self._worker_deficits.table(request, self._view.able(request))
+        self._eligibility.request_dispatched(request)
+        record = self._records[worker]
+        record.awaiting_first_token.add(request, now)
+        self._refill_hold.request_dispatched(request, worker)
+        self._dispatches += 1
+        record.last_dispatch = self._dispatches

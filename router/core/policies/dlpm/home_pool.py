@@ -32,11 +32,11 @@ class PooledRequest:
     """Chunks, by worker."""
     homes: dict[WorkerId, None] = field(default_factory=dict)
     """The workers that hold most of its prefix; none where it would lose little anywhere."""
-    leaves_home: float | None = inf
+    leaves_home_at: float | None = inf
     """When any worker may take it; None where any may."""
 
     @property
-    def anywhere(self) -> int:
+    def away_match(self) -> int:
         """Its match for a worker that is not its home: chunks that all hold, less what it loses away from home.
 
         So a worker that none is at home at begins with what is new before it computes anew what another holds.
@@ -46,12 +46,12 @@ class PooledRequest:
 
     def may_go(self, worker: WorkerId, now: float) -> bool:
         """Whether this worker may take it."""
-        if self.leaves_home is None or self.leaves_home <= now:
+        if self.leaves_home_at is None or self.leaves_home_at <= now:
             return worker in self.matched
         return worker in self.homes
 
 
-class Leaving(NamedTuple):
+class HomeDeadline(NamedTuple):
     """A request leaves home at this time, unless its home has changed."""
 
     at: float
@@ -67,23 +67,23 @@ class HomePool:
         new_queue: Callable[[Callable[[Request], int]], LongestMatchQueue],
         *,
         loss: int,
-        patience: float,
+        wait_factor: float,
     ) -> None:
         """`new_queue`: makes one, of what it is told of a request's match, in chunks.
 
-        `loss`: see `DlpmHomeParameters.home_loss`, in tokens; `patience`: its `home_patience`.
+        `loss`: see `DlpmHomeParameters.home_loss`, in tokens; `wait_factor`: its `home_patience`.
         """
         self._view = view
         self._new_queue = new_queue
         self._loss = loss
-        self._patience = patience
+        self._wait_factor = wait_factor
         self._waiting: dict[RequestId, PooledRequest] = {}
         self._homes: dict[WorkerId, LongestMatchQueue] = {}
         self.homes: Final[Mapping[WorkerId, LongestMatchQueue]] = self._homes
         """What is at home at each worker; to be asked only."""
-        self._anywhere: dict[str, LongestMatchQueue] = {}
+        self._any_worker: dict[str, LongestMatchQueue] = {}
         """What has no home, or has left it, by route."""
-        self._leaving: list[Leaving] = []
+        self._home_deadlines: list[HomeDeadline] = []
         self._arrivals = 0
 
     def __len__(self) -> int:
@@ -95,13 +95,13 @@ class HomePool:
     @property
     def next_deadline(self) -> float:
         """When the next request leaves home; infinite if none will."""
-        while self._leaving and not self._is_due(self._leaving[0]):
-            heappop(self._leaving)
-        return self._leaving[0].at if self._leaving else inf
+        while self._home_deadlines and not self._is_current(self._home_deadlines[0]):
+            heappop(self._home_deadlines)
+        return self._home_deadlines[0].at if self._home_deadlines else inf
 
     def queues_for(self, worker: WorkerId, routes: Collection[str]) -> list[LongestMatchQueue]:
         """Those that are not empty of which a worker may take, that of what is at home there last."""
-        queues = [queue for route, queue in self._anywhere.items() if route in routes]
+        queues = [queue for route, queue in self._any_worker.items() if route in routes]
         if len(home := self._homes[worker]):
             queues.append(home)
         return queues
@@ -114,7 +114,7 @@ class HomePool:
         self._arrivals += 1
         waiting = PooledRequest(request, self._arrivals, now, chunk_tokens, matched)
         waiting.homes = self._find_homes(waiting)
-        waiting.leaves_home = self._patient_until(waiting)
+        waiting.leaves_home_at = self._home_deadline(waiting)
         return waiting
 
     def enter(self, waiting: PooledRequest) -> None:
@@ -123,40 +123,40 @@ class HomePool:
         self._view.watch(waiting.request, waiting.matched)
         for worker in waiting.homes:
             self._homes[worker].push(waiting.request, waiting.arrival)
-        self._stay(waiting)
+        self._note_deadline(waiting)
 
     def remove(self, request: RequestId) -> Request:
         """One waits no more."""
         waiting = self._waiting.pop(request)
         if not self._waiting:
-            self._leaving.clear()
+            self._home_deadlines.clear()
         self._view.unwatch(request)
         for worker in waiting.homes:
             self._homes[worker].remove(request)
-        if waiting.leaves_home is None:
+        if waiting.leaves_home_at is None:
             route = waiting.request.route
-            self._anywhere[route].remove(request)
-            if not len(self._anywhere[route]):
-                del self._anywhere[route]
+            self._any_worker[route].remove(request)
+            if not len(self._any_worker[route]):
+                del self._any_worker[route]
         return waiting.request
 
-    def stand(self, client: ClientId) -> None:
+    def update_priority(self, client: ClientId) -> None:
         """Take in the new standing of a client."""
         for queue in self._homes.values():
-            queue.stand(client)
-        for queue in self._anywhere.values():
-            queue.stand(client)
+            queue.update_priority(client)
+        for queue in self._any_worker.values():
+            queue.update_priority(client)
 
     def match_changed(self, worker: WorkerId, requests: Iterable[RequestId]) -> None:
         """The match of these at this worker is another."""
         for name in requests:
             waiting = self._waiting[name]
-            self._watch(waiting)
-            self._settle(waiting)
+            self._refresh_match(waiting)
+            self._assign_homes(waiting)
             if worker in waiting.homes:
                 self._homes[worker].match_changed((name,))
-            if waiting.leaves_home is None:
-                self._anywhere[waiting.request.route].match_changed((name,))
+            if waiting.leaves_home_at is None:
+                self._any_worker[waiting.request.route].match_changed((name,))
 
     def worker_joined(self, worker: WorkerId) -> None:
         """It is home to what has none."""
@@ -166,7 +166,7 @@ class HomePool:
             if worker in self._view.able(waiting.request):
                 self._rematch(waiting)
 
-    def served_by_alone(self, worker: WorkerId) -> list[Request]:
+    def served_only_by(self, worker: WorkerId) -> list[Request]:
         """Those that no other worker serves."""
         return [each.request for each in self._waiting.values() if [*each.matched] == [worker]]
 
@@ -177,24 +177,24 @@ class HomePool:
                 self._rematch(waiting)
         del self._homes[worker]
 
-    def let_leave(self, now: float) -> None:
+    def release_from_home(self, now: float) -> None:
         """Free those that have waited long enough for their home."""
-        while self._leaving and self._leaving[0].at <= now:
-            leaving = heappop(self._leaving)
-            if self._is_due(leaving):
-                self._set_free(self._waiting[leaving.request])
+        while self._home_deadlines and self._home_deadlines[0].at <= now:
+            leaving = heappop(self._home_deadlines)
+            if self._is_current(leaving):
+                self._release(self._waiting[leaving.request])
 
-    def _watch(self, waiting: PooledRequest) -> None:
+    def _refresh_match(self, waiting: PooledRequest) -> None:
         waiting.matched = self._view.watch(waiting.request, self._view.able(waiting.request))
 
     def _rematch(self, waiting: PooledRequest) -> None:
         """Let a request wait where it belongs now that the workers are others."""
-        self._watch(waiting)
-        self._settle(waiting)
-        if waiting.leaves_home is None:
-            self._anywhere[waiting.request.route].match_changed((waiting.request.id,))
+        self._refresh_match(waiting)
+        self._assign_homes(waiting)
+        if waiting.leaves_home_at is None:
+            self._any_worker[waiting.request.route].match_changed((waiting.request.id,))
 
-    def _settle(self, waiting: PooledRequest) -> None:
+    def _assign_homes(self, waiting: PooledRequest) -> None:
         """Let a request wait where it is at home now; once it may go anywhere, it may for good."""
         homes = self._find_homes(waiting)
         for worker in waiting.homes:
@@ -204,9 +204,9 @@ class HomePool:
             if worker not in waiting.homes:
                 self._homes[worker].push(waiting.request, waiting.arrival)
         waiting.homes = homes
-        if waiting.leaves_home is not None:
-            waiting.leaves_home = self._patient_until(waiting)
-            self._stay(waiting)
+        if waiting.leaves_home_at is not None:
+            waiting.leaves_home_at = self._home_deadline(waiting)
+            self._note_deadline(waiting)
 
     def _find_homes(self, waiting: PooledRequest) -> dict[WorkerId, None]:
         """The workers that hold most of its prefix, at most a few; none where it would lose little anywhere."""
@@ -229,30 +229,30 @@ class HomePool:
     def _load(self, worker: WorkerId) -> int:
         return len(self._homes[worker]) + self._view.in_flight(worker)
 
-    def _stay(self, waiting: PooledRequest) -> None:
+    def _note_deadline(self, waiting: PooledRequest) -> None:
         """Note when a request leaves its home; without one it may go anywhere at once."""
-        if waiting.leaves_home is None:
-            self._set_free(waiting)
+        if waiting.leaves_home_at is None:
+            self._release(waiting)
         else:
-            heappush(self._leaving, Leaving(waiting.leaves_home, waiting.request.id))
+            heappush(self._home_deadlines, HomeDeadline(waiting.leaves_home_at, waiting.request.id))
 
-    def _patient_until(self, waiting: PooledRequest) -> float | None:
+    def _home_deadline(self, waiting: PooledRequest) -> float | None:
         """When a request has waited long enough for its home; None without one."""
         if not waiting.homes:
             return None
         best = max(waiting.homes, key=waiting.matched.__getitem__)
         prefix = int(waiting.matched[best] * waiting.chunk_tokens)
-        return waiting.since + self._patience * self._view.prefill_seconds(best, prefix)
+        return waiting.since + self._wait_factor * self._view.prefill_seconds(best, prefix)
 
-    def _set_free(self, waiting: PooledRequest) -> None:
+    def _release(self, waiting: PooledRequest) -> None:
         """Let any worker take a request; at home it still comes first."""
-        waiting.leaves_home = None
+        waiting.leaves_home_at = None
         route = waiting.request.route
-        if route not in self._anywhere:
-            self._anywhere[route] = self._new_queue(lambda request: self._waiting[request.id].anywhere)
-        self._anywhere[route].push(waiting.request, waiting.arrival)
+        if route not in self._any_worker:
+            self._any_worker[route] = self._new_queue(lambda request: self._waiting[request.id].away_match)
+        self._any_worker[route].push(waiting.request, waiting.arrival)
 
-    def _is_due(self, leaving: Leaving) -> bool:
+    def _is_current(self, leaving: HomeDeadline) -> bool:
         """Whether it still waits, and for the same home."""
         waiting = self._waiting.get(leaving.request)
-        return waiting is not None and waiting.leaves_home == leaving.at
+        return waiting is not None and waiting.leaves_home_at == leaving.at

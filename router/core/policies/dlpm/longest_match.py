@@ -17,15 +17,15 @@ from typing import Final, NamedTuple
 from router.core.model.commands import PassedOver
 from router.core.model.request import ClientId, Request, RequestId
 from router.core.policies.base import Fits, Turn
-from router.core.policies.deficit.eligibility import IN_TURN, STANDINGS
+from router.core.policies.deficit.eligibility import ROUND_ROBIN_CLASSES, PRIORITY_CLASSES
 
-LOOK_PAST: Final = 8
+MAX_SET_ASIDE: Final = 8
 """Requests that do not fit which one choice looks past at most."""
 NO_TURN: Final = maxsize
 """Later than any."""
 
 
-class Rank(NamedTuple):
+class RequestRank(NamedTuple):
     """The sort key of a request: its client's turn, where that counts, then longer match, then earlier arrival."""
 
     turn: int
@@ -42,19 +42,19 @@ class WaitingEntry:
 
     __slots__ = ("arrival", "backlog", "gone", "passed", "push", "rank", "request")
 
-    def __init__(self, request: Request, arrival: int, push: int, backlog: "Backlogged") -> None:
+    def __init__(self, request: Request, arrival: int, push: int, backlog: "ClientQueue") -> None:
         self.request = request
         self.arrival = arrival
         self.push = push
         self.backlog = backlog
-        self.rank: Rank | None = None
+        self.rank: RequestRank | None = None
         """The one that holds; None before the first match, and once it is gone."""
         self.passed = 0
         """How often another went in its turn because it did not fit."""
         self.gone = False
 
 
-class Backlogged:
+class ClientQueue:
     """What waits of one client, from the first to the last."""
 
     __slots__ = ("_first", "_order", "client", "gone", "offered", "ranks", "waiting")
@@ -68,9 +68,9 @@ class Backlogged:
         self._order: list[WaitingEntry] = []
         """In order of arrival; some are gone, and all before the first index. (A deque is 600 bytes when empty.)"""
         self._first = 0
-        self.ranks: list[Rank] = []
+        self.ranks: list[RequestRank] = []
         """A heap; some hold no more."""
-        self.offered: list[Rank | None] = [None] * STANDINGS
+        self.offered: list[RequestRank | None] = [None] * PRIORITY_CLASSES
         """By standing the rank by which it is found: that of its first request, or an earlier one."""
 
     def add(self, entry: WaitingEntry) -> None:
@@ -85,7 +85,7 @@ class Backlogged:
         """Nothing waits any more: let go of what has gone, which refers to this."""
         self._order = []
         self.ranks = []
-        self.offered = [None] * STANDINGS
+        self.offered = [None] * PRIORITY_CLASSES
 
     @property
     def oldest(self) -> WaitingEntry:
@@ -94,7 +94,7 @@ class Backlogged:
             self._first += 1
         return self._order[self._first]
 
-    def rank(self, rank: Rank) -> None:
+    def rank(self, rank: RequestRank) -> None:
         """Note the rank of one that waits."""
         if len(self.ranks) > 2 * self.waiting:
             # Ranks below the head outlive their requests: a client that never ran dry would heap them up.
@@ -119,29 +119,29 @@ class LongestMatchQueue:
         self,
         watch: Callable[[Request], int],
         unwatch: Callable[[RequestId], None],
-        standing: Callable[[ClientId], int | None],
-        patience: int = 32,
+        priority_class: Callable[[ClientId], int | None],
+        max_passes: int = 32,
         oldest_every: int = 0,
         turn: Callable[[ClientId], int] | None = None,
     ) -> None:
         """`watch` answers a request's match of now, in chunks, and begins to report its changes (`match_changed`).
 
-        A request that does not fit is passed over `patience` times; then room is kept for it. In one of `oldest_every`
+        A request that does not fit is passed over `max_passes` times; then room is kept for it. In one of `oldest_every`
         turns of a client its oldest request goes, whatever its match; with 0 in none. `turn`: when a client had its
-        last turn, by which those of the standings `IN_TURN` go; a turn never becomes earlier.
+        last turn, by which those of the standings `ROUND_ROBIN_CLASSES` go; a turn never becomes earlier.
         """
         self._watch = watch
         self._unwatch = unwatch
-        self._standing = standing
-        self._patience = patience
+        self._priority_class = priority_class
+        self._max_passes = max_passes
         self._oldest_every = oldest_every
         self._turn = turn
         self._entries: dict[RequestId, WaitingEntry] = {}
         self._unmatched: dict[RequestId, WaitingEntry] = {}
         """Those that nothing was compared with yet: whoever waits alone is served without a match."""
-        self._backlogs: dict[ClientId, Backlogged] = {}
-        self._firsts: tuple[list[Rank], ...] = tuple([] for _ in range(STANDINGS))
-        self._sidelined: dict[ClientId, Backlogged] = {}
+        self._backlogs: dict[ClientId, ClientQueue] = {}
+        self._firsts: tuple[list[RequestRank], ...] = tuple([] for _ in range(PRIORITY_CLASSES))
+        self._sidelined: dict[ClientId, ClientQueue] = {}
         """Those that are in one of these heaps no more: at its head they had another standing."""
         self._pushes = 0
 
@@ -161,7 +161,7 @@ class LongestMatchQueue:
         client = request.client
         backlog = self._backlogs.get(client)
         if backlog is None:
-            backlog = self._backlogs[client] = Backlogged(client)
+            backlog = self._backlogs[client] = ClientQueue(client)
         self._pushes += 1
         entry = WaitingEntry(request, self._pushes if arrival is None else arrival, self._pushes, backlog)
         self._entries[request.id] = self._unmatched[request.id] = entry
@@ -194,13 +194,13 @@ class LongestMatchQueue:
                 if unmatched != entry.rank.unmatched:
                     self._rank(entry, unmatched)
 
-    def stand(self, client: ClientId) -> None:
+    def update_priority(self, client: ClientId) -> None:
         """Take in the new standing of a client."""
         backlog = self._sidelined.pop(client, None)
         if backlog is not None and backlog.ranks:
-            for standing, offered in enumerate(backlog.offered):
+            for priority_class, offered in enumerate(backlog.offered):
                 if offered is None:
-                    self._offer(self._in_turn(backlog.ranks[0], standing), standing)
+                    self._offer(self._in_turn(backlog.ranks[0], priority_class), priority_class)
 
     def longest(self, fits: Fits) -> Turn | None:
         """See the function of this name."""
@@ -212,50 +212,50 @@ class LongestMatchQueue:
         if len(self._entries) != 1:
             return None
         (entry,) = self._entries.values()
-        return entry.request if self._standing(entry.request.client) is not None else None
+        return entry.request if self._priority_class(entry.request.client) is not None else None
 
-    def first(self, standing: int, before: Rank | None = None) -> Rank | None:
+    def first(self, priority_class: int, before: RequestRank | None = None) -> RequestRank | None:
         """The rank of the first request of this standing; None if there is none, or if it comes after `before`."""
         if self._unmatched:
             for entry in self._unmatched.values():
                 self._rank(entry, -self._watch(entry.request))
             self._unmatched.clear()
-        firsts = self._firsts[standing]
+        firsts = self._firsts[priority_class]
         while firsts:
             rank = firsts[0]
             if before is not None and rank[:3] > before[:3]:
                 break
             backlog = rank.entry.backlog
-            if backlog.offered[standing] is not rank:
+            if backlog.offered[priority_class] is not rank:
                 heappop(firsts)
                 continue
             backlog.clean()
-            if (head := self._in_turn(backlog.ranks[0], standing)) != rank:
-                backlog.offered[standing] = head
+            if (head := self._in_turn(backlog.ranks[0], priority_class)) != rank:
+                backlog.offered[priority_class] = head
                 heapreplace(firsts, head)
-            elif self._standing(backlog.client) != standing:
-                self.set_aside(standing)
+            elif self._priority_class(backlog.client) != priority_class:
+                self.set_aside(priority_class)
             else:
                 return rank
         return None
 
-    def set_aside(self, standing: int) -> WaitingEntry:
+    def set_aside(self, priority_class: int) -> WaitingEntry:
         """Take the first of this standing out, and with it its client, to look at what comes after it."""
-        entry = heappop(self._firsts[standing]).entry
-        entry.backlog.offered[standing] = None
+        entry = heappop(self._firsts[priority_class]).entry
+        entry.backlog.offered[priority_class] = None
         self._sidelined[entry.backlog.client] = entry.backlog
         return entry
 
     def put_back(self, entry: WaitingEntry, *, passed: bool) -> None:
         """Undo `set_aside`; another went in its turn if it was `passed`."""
         entry.passed += passed
-        self.stand(entry.request.client)
+        self.update_priority(entry.request.client)
 
     def may_be_passed(self, entry: WaitingEntry) -> bool:
         """Whether others may go in its turn."""
-        return entry.passed < self._patience
+        return entry.passed < self._max_passes
 
-    def turn_of(self, first: WaitingEntry, fits: Fits) -> Request | None:
+    def request_to_serve(self, first: WaitingEntry, fits: Fits) -> Request | None:
         """What goes when this request is first: now and then its client's oldest, if that fits, and else itself."""
         if self._oldest_every and first.backlog.gone % self._oldest_every == self._oldest_every - 1:
             oldest = first.backlog.oldest.request
@@ -265,34 +265,34 @@ class LongestMatchQueue:
 
     def _rank(self, entry: WaitingEntry, unmatched: int) -> None:
         """Give a request its place among its client's."""
-        rank = entry.rank = Rank(0, unmatched, entry.arrival, entry.push, entry)
+        rank = entry.rank = RequestRank(0, unmatched, entry.arrival, entry.push, entry)
         backlog = entry.backlog
         backlog.rank(rank)
         if backlog.ranks[0] is rank:
-            for standing, offered in enumerate(backlog.offered):
-                placed = self._in_turn(rank, standing)
+            for priority_class, offered in enumerate(backlog.offered):
+                placed = self._in_turn(rank, priority_class)
                 if placed < offered if offered is not None else backlog.client not in self._sidelined:
-                    self._offer(placed, standing)
+                    self._offer(placed, priority_class)
 
-    def _in_turn(self, rank: Rank, standing: int) -> Rank:
+    def _in_turn(self, rank: RequestRank, priority_class: int) -> RequestRank:
         """What a request is ranked by among those of a standing.
 
         Where clients go in turn, one that loses some of its prefix here, as its negative match says, comes after all
         that lose none.
         """
-        if self._turn is None or standing not in IN_TURN:
+        if self._turn is None or priority_class not in ROUND_ROBIN_CLASSES:
             return rank
         turn = NO_TURN if rank.unmatched > 0 else self._turn(rank.entry.request.client)
-        return Rank(turn, *rank[1:])
+        return RequestRank(turn, *rank[1:])
 
-    def _offer(self, rank: Rank, standing: int) -> None:
+    def _offer(self, rank: RequestRank, priority_class: int) -> None:
         """Let a client be found by this rank, and by no other."""
-        rank.entry.backlog.offered[standing] = rank
-        firsts = self._firsts[standing]
+        rank.entry.backlog.offered[priority_class] = rank
+        firsts = self._firsts[priority_class]
         heappush(firsts, rank)
         if len(firsts) > 2 * len(self._backlogs) + 16:
             # What was offered before stays below the head: most of these.
-            offered = [backlog.offered[standing] for backlog in self._backlogs.values()]
+            offered = [backlog.offered[priority_class] for backlog in self._backlogs.values()]
             firsts[:] = [each for each in offered if each is not None]
             heapify(firsts)
 
@@ -320,18 +320,18 @@ def _choose(
     queues: Sequence[LongestMatchQueue], fits: Fits, aside: list[tuple[LongestMatchQueue, WaitingEntry]]
 ) -> Request | None:
     """Find the next; what does not fit is set aside."""
-    for standing in range(STANDINGS):
+    for priority_class in range(PRIORITY_CLASSES):
         while True:
             best = chosen = None
             for queue in reversed(queues):  # of equals the first queue's
-                if (rank := queue.first(standing, best)) is not None:
+                if (rank := queue.first(priority_class, best)) is not None:
                     best, chosen = rank, queue
             if best is None or chosen is None:
                 break
-            request = chosen.turn_of(best.entry, fits)
+            request = chosen.request_to_serve(best.entry, fits)
             if request is not None:
                 return request
-            if not chosen.may_be_passed(best.entry) or len(aside) == LOOK_PAST:
+            if not chosen.may_be_passed(best.entry) or len(aside) == MAX_SET_ASIDE:
                 return None
-            aside.append((chosen, chosen.set_aside(standing)))
+            aside.append((chosen, chosen.set_aside(priority_class)))
     return None

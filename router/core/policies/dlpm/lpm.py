@@ -30,16 +30,16 @@ class LpmParameters:
 class Lpm(Order):
     """The longest match of one worker's queue; of equals, the first to come."""
 
-    def __init__(self, surroundings: PolicyContext, worker: WorkerId) -> None:
-        view = surroundings.view
-        self._cut_off = surroundings.parameters.of(LpmParameters).cut_off
+    def __init__(self, context: PolicyContext, worker: WorkerId) -> None:
+        view = context.view
+        self._cut_off = context.parameters.of(LpmParameters).cut_off
         # Ordered by links: the head of a plain dict is found by passing over all that were removed before it.
         self._waiting: OrderedDict[RequestId, Request] = OrderedDict()
         self._queue = LongestMatchQueue(
             lambda request: view.watch(request, (worker,))[worker],
             view.unwatch,
             lambda _client: 0,
-            patience=0,
+            max_passes=0,
         )
 
     def __len__(self) -> int:

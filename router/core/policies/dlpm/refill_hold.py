@@ -23,15 +23,15 @@ from router.core.model.request import ClientId, Request, RequestId, WorkerId, ow
 from router.core.policies.context import FleetView
 from router.core.policies.deficit.eligibility import Eligibility
 
-WORTH_HALF_LIFE: Final = 5.0
+VALUE_RATIO_HALF_LIFE: Final = 5.0
 """Seconds after which what was seen of P / V counts half: both are made of few calls, and of a pace that is learned."""
-LEAST_ISOLATION: Final = 0.05
+MIN_ISOLATION: Final = 0.05
 """Of a, other than 0: below, P / V decides so sharply that its noise does."""
-LITTLE: Final = 0.1
+SMALL_SHARE: Final = 0.1
 """Where those with credit are to have less than this share of the time of what was let in, that time itself is waited
 for in part only: it is an estimate, and where it is too long, a refill that is late leaves places empty."""
-LOOK_SECONDS: Final = 0.02
-"""How long an answer of `holds` is used again, unless a client loses its credit or a call ends: while requests wait, it
+RECHECK_SECONDS: Final = 0.02
+"""How long an answer of `is_held` is used again, unless a client loses its credit or a call ends: while requests wait, it
 is asked for at every event."""
 
 
@@ -65,7 +65,7 @@ class Work(NamedTuple):
 NO_WORK: Final = Work()
 
 
-class Running:
+class RunningCalls:
     """The calls at one worker, and what they come to for each client."""
 
     __slots__ = ("_calls", "clients")
@@ -94,44 +94,44 @@ class Running:
 class Period:
     """The time since the last refill for some models, and what it let in."""
 
-    __slots__ = ("began", "changes", "let_in", "look_at", "until", "worth", "worth_at")
+    __slots__ = ("began", "invalidations", "admitted", "recheck_at", "until", "value_ratio", "value_ratio_at")
 
     def __init__(self) -> None:
         self.began = -inf
-        self.let_in = NO_WORK
+        self.admitted = NO_WORK
         """What was sent since then by those to whom it gave credit."""
         self.until = -inf
         """How long the next refill is held back, as far as is known; it may have to be looked at before."""
-        self.look_at = -inf
-        self.changes = 0
-        self.worth = 0.0
+        self.recheck_at = -inf
+        self.invalidations = 0
+        self.value_ratio = 0.0
         """P / V, averaged."""
-        self.worth_at = -inf
+        self.value_ratio_at = -inf
 
-    def see(self, worth: float, now: float) -> float:
+    def add_value_ratio(self, value_ratio: float, now: float) -> float:
         """Take in what P / V seems to be; returns the average, 1 at most."""
-        weight = 1 - 0.5 ** ((now - self.worth_at) / WORTH_HALF_LIFE)
-        self.worth += weight * (min(1.0, worth) - self.worth)
-        self.worth_at = now
-        return self.worth
+        weight = 1 - 0.5 ** ((now - self.value_ratio_at) / VALUE_RATIO_HALF_LIFE)
+        self.value_ratio += weight * (min(1.0, value_ratio) - self.value_ratio)
+        self.value_ratio_at = now
+        return self.value_ratio
 
 
-class Isolation:
+class RefillHold:
     """What runs at each worker, and for how long the next refill is held back for it."""
 
-    def __init__(self, strength: float, standings: Eligibility, view: FleetView, cost: LinearCost) -> None:
+    def __init__(self, strength: float, eligibility: Eligibility, view: FleetView, cost: LinearCost) -> None:
         """`strength`: the exponent a, from 0, which never holds a refill back, to 1, equal time for all."""
         self._exponent = 1 / strength - 1 if strength else inf
-        self._standings = standings
+        self._eligibility = eligibility
         self._view = view
         self._cost = cost
-        self._running: dict[WorkerId, Running] = {}
+        self._running: dict[WorkerId, RunningCalls] = {}
         self._periods: dict[frozenset[str], Period] = {}
         """By the models of the workers that ask."""
-        self._let_in_by: dict[ClientId, Period] = {}
+        self._admitted_in: dict[ClientId, Period] = {}
         self._holding: set[Period] = set()
-        self._changes = 0
-        """How often `look_again` was called."""
+        self._invalidations = 0
+        """How often `invalidate` was called."""
 
     @property
     def next_deadline(self) -> float:
@@ -140,33 +140,33 @@ class Isolation:
 
     def worker_joined(self, worker: WorkerId) -> None:
         """It is one of the workers."""
-        self._running.setdefault(worker, Running())
+        self._running.setdefault(worker, RunningCalls())
 
     def worker_left(self, worker: WorkerId) -> None:
         """What still runs there counts no more."""
         del self._running[worker]
         self._periods.clear()
         self._holding.clear()
-        self._let_in_by.clear()
+        self._admitted_in.clear()
 
-    def sent(self, request: Request, worker: WorkerId) -> None:
+    def request_dispatched(self, request: Request, worker: WorkerId) -> None:
         """A request is at a worker."""
         view = self._view
         uncached = view.input_tokens(request) - view.match(request).get(worker, 0)
         work = Work(1, uncached, view.output_tokens(request))
         self._running[worker].add(request, work)
-        if (period := self._let_in_by.get(request.client)) is not None:
-            period.let_in = period.let_in.plus(work)
+        if (period := self._admitted_in.get(request.client)) is not None:
+            period.admitted = period.admitted.plus(work)
 
-    def ended(self, request: Request, worker: WorkerId) -> None:
+    def request_ended(self, request: Request, worker: WorkerId) -> None:
         """It ended there."""
         if (running := self._running.get(worker)) is not None:
             running.remove(request.id)
-            self.look_again()
+            self.invalidate()
 
-    def look_again(self) -> None:
+    def invalidate(self) -> None:
         """Somebody has no credit any more, or nothing that runs."""
-        self._changes += 1
+        self._invalidations += 1
 
     def advance(self, now: float) -> None:
         """Forget what was held back until now."""
@@ -175,23 +175,23 @@ class Isolation:
 
     def forget(self, client: ClientId) -> None:
         """It has nothing under way."""
-        self._let_in_by.pop(client, None)
+        self._admitted_in.pop(client, None)
 
-    def refilled(self, models: Collection[str], clients: Collection[ClientId], now: float) -> None:
+    def on_refill(self, models: Collection[str], clients: Collection[ClientId], now: float) -> None:
         """A refill for these models gave these clients credit."""
         period = self._period(models)
-        period.began, period.let_in, period.until = now, NO_WORK, -inf
+        period.began, period.admitted, period.until = now, NO_WORK, -inf
         self._holding.discard(period)
         for client in clients:
-            self._let_in_by[client] = period
+            self._admitted_in[client] = period
 
-    def holds(self, models: Collection[str], now: float) -> bool:
+    def is_held(self, models: Collection[str], now: float) -> bool:
         """Whether a refill for these models is to be held back now."""
         period = self._period(models)
-        if self._exponent == inf or not period.let_in.requests:
+        if self._exponent == inf or not period.admitted.requests:
             return False
-        if period.look_at <= now or period.until <= now or period.changes != self._changes:
-            period.look_at, period.changes = now + LOOK_SECONDS, self._changes
+        if period.recheck_at <= now or period.until <= now or period.invalidations != self._invalidations:
+            period.recheck_at, period.invalidations = now + RECHECK_SECONDS, self._invalidations
             period.until = period.began + self._hold_seconds(period, models, now)
         if period.until <= now:
             self._holding.discard(period)
@@ -206,27 +206,27 @@ class Isolation:
         """How long after a refill the next one may come."""
         view, cost = self._view, self._cost
         workers = list(dict.fromkeys(worker for model in models for worker in view.serving(model)))
-        running, weight = self._with_credit(workers)
-        others = self._standings.poor_weight({*models, *map(own_route, workers)})
-        price = period.let_in.price(cost)
+        running, weight = self._eligible_work(workers)
+        others = self._eligibility.ineligible_weight({*models, *map(own_route, workers)})
+        price = period.admitted.price(cost)
         if not weight or not others or price <= 0.0:
             return 0.0
         per_token = sum([view.prefill_seconds(worker, 1.0) for worker in workers]) / len(workers) ** 2
         step = sum([view.decode_seconds(worker) for worker in workers]) / len(workers)
         took = running.output / running.requests * step + running.tokens * per_token
-        seconds = period.let_in.tokens * per_token
-        worth = running.price(cost) / took * seconds / price if took > 0.0 else 0.0
-        times = weight / others * period.see(worth, now) ** self._exponent
-        return float(seconds * (min(1.0, times / LITTLE) + times))
+        seconds = period.admitted.tokens * per_token
+        value_ratio = running.price(cost) / took * seconds / price if took > 0.0 else 0.0
+        times = weight / others * period.add_value_ratio(value_ratio, now) ** self._exponent
+        return float(seconds * (min(1.0, times / SMALL_SHARE) + times))
 
-    def _with_credit(self, workers: Collection[WorkerId]) -> tuple[Work, float]:
+    def _eligible_work(self, workers: Collection[WorkerId]) -> tuple[Work, float]:
         """What those run who have credit, and what they weigh."""
         work = NO_WORK
-        credited: dict[ClientId, None] = {}  # in a fixed order, in which their weights are added up
+        eligible: dict[ClientId, None] = {}  # in a fixed order, in which their weights are added up
         for worker in workers:
             if (running := self._running.get(worker)) is not None:
                 for client, each in running.clients.items():
-                    if self._standings.has_credit(client):
+                    if self._eligibility.has_positive_deficit(client):
                         work = work.plus(each)
-                        credited[client] = None
-        return work, sum([self._standings.weight(client) for client in credited])
+                        eligible[client] = None
+        return work, sum([self._eligibility.weight(client) for client in eligible])

@@ -24,10 +24,10 @@ class AwaitingFirstToken:
         """It has started or ended, whether it is here or not."""
         self._sent.pop(request, None)
 
-    def hold_up(self, since: float, standing: Callable[[ClientId], int | None]) -> bool:
+    def has_eligible_since(self, since: float, priority_class: Callable[[ClientId], int | None]) -> bool:
         """Whether a client that may go has one here that was dispatched after this time.
 
         An engine that orders by longest match would put every request that a refill lets through before that one, for
         ever; so at such an engine CHECKREFILL (DLPM paper, Algorithm 1) is to wait for it as for one in our queue.
         """
-        return any(at > since and standing(client) is not None for client, at in self._sent.values())
+        return any(at > since and priority_class(client) is not None for client, at in self._sent.values())

@@ -10,64 +10,64 @@ from router.core.policies.base import Candidate
 from router.core.policies.preble.recent_prefixes import PrefixRun, RecentPrefixes
 
 
-class Noted(NamedTuple):
+class TimedAmount(NamedTuple):
     """Something counted at a time."""
 
     time: float
     amount: float
 
 
-class Sliding:
+class SlidingSum:
     """The sum and the mean of what was counted within the last so many seconds."""
 
-    __slots__ = ("_noted", "_seconds", "total")
+    __slots__ = ("_samples", "_seconds", "total")
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._noted: deque[Noted] = deque()
+        self._samples: deque[TimedAmount] = deque()
         self.total = 0.0
 
     def __len__(self) -> int:
-        return len(self._noted)
+        return len(self._samples)
 
     @property
     def mean(self) -> float:
         """0 where nothing was counted."""
-        return self.total / len(self._noted) if self._noted else 0.0
+        return self.total / len(self._samples) if self._samples else 0.0
 
-    def add(self, noted: Noted) -> None:
+    def add(self, timed: TimedAmount) -> None:
         """Count; what is counted later is not earlier."""
-        self._noted.append(noted)
-        self.total += noted.amount
+        self._samples.append(timed)
+        self.total += timed.amount
 
-    def reach(self, now: float) -> list[Noted]:
+    def advance(self, now: float) -> list[TimedAmount]:
         """Drop what is older now, and return it."""
         dropped = []
-        while self._noted and self._noted[0].time <= now - self._seconds:
-            dropped.append(self._noted.popleft())
+        while self._samples and self._samples[0].time <= now - self._seconds:
+            dropped.append(self._samples.popleft())
             self.total -= dropped[-1].amount
-        if not self._noted:
+        if not self._samples:
             self.total = 0.0  # free of what rounding left
         return dropped
 
 
-class Halves:
+class HalfWindows:
     """What was counted in the later half of the last so many seconds, and in the earlier one."""
 
     __slots__ = ("earlier", "later")
 
     def __init__(self, seconds: float) -> None:
-        self.earlier = Sliding(seconds)
-        self.later = Sliding(seconds / 2)
+        self.earlier = SlidingSum(seconds)
+        self.later = SlidingSum(seconds / 2)
 
-    def reach(self, now: float) -> None:
+    def advance(self, now: float) -> None:
         """Drop what is older now."""
-        for noted in self.later.reach(now):
-            self.earlier.add(noted)
-        self.earlier.reach(now)
+        for timed in self.later.advance(now):
+            self.earlier.add(timed)
+        self.earlier.advance(now)
 
 
-class Placement(NamedTuple):
+class PlacedPrompts(NamedTuple):
     """A request that was placed."""
 
     time: float
@@ -79,35 +79,35 @@ class WorkerHistory:
 
     def __init__(self, seconds: float, ratio_seconds: float) -> None:
         """`ratio_seconds`: how far `hit_ratio` looks back."""
-        self.placed: deque[Placement] = deque()
-        self.missed = Sliding(seconds)
+        self.placed: deque[PlacedPrompts] = deque()
+        self.missed = SlidingSum(seconds)
         """Input tokens not cached, of each request."""
-        self.outputs = Sliding(seconds)
+        self.outputs = SlidingSum(seconds)
         """Output tokens of those that ended."""
-        self._cached = Sliding(ratio_seconds)
-        self._sizes = Sliding(ratio_seconds)
-        self.waits = Halves(seconds)
+        self._cached = SlidingSum(ratio_seconds)
+        self._sizes = SlidingSum(ratio_seconds)
+        self.waits = HalfWindows(seconds)
         """Seconds from the placement of a request to its dispatch."""
-        self.computed = Halves(seconds)
+        self.computed = HalfWindows(seconds)
         """Input tokens, not cached, of the same requests."""
 
-    def reach(self, now: float) -> None:
+    def advance(self, now: float) -> None:
         """Forget what is too old now, except in `placed`."""
         for sliding in (self.missed, self.outputs, self._cached, self._sizes):
-            sliding.reach(now)
+            sliding.advance(now)
         for halves in (self.waits, self.computed):
-            halves.reach(now)
+            halves.advance(now)
 
     def place(self, candidate: Candidate, now: float) -> None:
         """Count a request that goes to this worker."""
-        self.missed.add(Noted(now, candidate.extend_tokens))
-        self._cached.add(Noted(now, candidate.cached_tokens))
-        self._sizes.add(Noted(now, candidate.cached_tokens + candidate.extend_tokens))
+        self.missed.add(TimedAmount(now, candidate.extend_tokens))
+        self._cached.add(TimedAmount(now, candidate.cached_tokens))
+        self._sizes.add(TimedAmount(now, candidate.cached_tokens + candidate.extend_tokens))
 
-    def dispatched(self, seconds: float, extend_tokens: int, now: float) -> None:
+    def request_dispatched(self, seconds: float, extend_tokens: int, now: float) -> None:
         """Count how long a request waited, and what must be computed for it."""
-        self.waits.later.add(Noted(now, seconds))
-        self.computed.later.add(Noted(now, extend_tokens))
+        self.waits.later.add(TimedAmount(now, seconds))
+        self.computed.later.add(TimedAmount(now, extend_tokens))
 
     @property
     def hit_ratio(self) -> float:
@@ -127,11 +127,11 @@ class History:
         """Requests placed since the beginning."""
         self.now = 0.0
 
-    def reach(self, now: float) -> None:
+    def advance(self, now: float) -> None:
         """It is this late: what is older than H is history no more."""
         self.now = now
         for worker, history in self._workers.items():
-            history.reach(now)
+            history.advance(now)
             while history.placed and history.placed[0].time <= now - self._seconds:
                 self._forget(worker, history.placed.popleft())
 
@@ -148,14 +148,14 @@ class History:
         for hashes in prompts:
             self._prefixes.add(hashes, candidate.worker)
         history = self.of(candidate.worker)
-        history.placed.append(Placement(self.now, prompts))
+        history.placed.append(PlacedPrompts(self.now, prompts))
         history.place(candidate, self.now)
         self.placements += 1
 
     def answered(self, worker: WorkerId, output_tokens: int) -> None:
         """A request ended, with an answer of so many tokens."""
         if worker in self._workers:
-            self._workers[worker].outputs.add(Noted(self.now, output_tokens))
+            self._workers[worker].outputs.add(TimedAmount(self.now, output_tokens))
 
     def stalest(self, worker: WorkerId, chunks: int) -> Iterator[PrefixRun]:
         """See `RecentPrefixes`."""
@@ -168,7 +168,7 @@ class History:
             self._forget(worker, placement)
         self._prefixes.drop(worker)
 
-    def _forget(self, worker: WorkerId, placement: Placement) -> None:
+    def _forget(self, worker: WorkerId, placement: PlacedPrompts) -> None:
         for hashes in placement.prompts:
             self._prefixes.remove(hashes, worker)
 

@@ -76,7 +76,7 @@ class PlacedRequest(NamedTuple):
     """The worker that it waits for."""
 
 
-class Running(NamedTuple):
+class RunningRequest(NamedTuple):
     """A request on its way."""
 
     worker: WorkerId
@@ -89,17 +89,17 @@ class Preble(Placement):
 
     locality: ClassVar[bool] = True
 
-    def __init__(self, surroundings: PolicyContext) -> None:
-        self._parameters = parameters = surroundings.parameters.of(PrebleParameters)
-        self._view = surroundings.view
+    def __init__(self, context: PolicyContext) -> None:
+        self._parameters = parameters = context.parameters.of(PrebleParameters)
+        self._view = context.view
         self._history = History(parameters.history, parameters.decode_history)
         self._waiting: dict[RequestId, PlacedRequest] = {}
-        self._running: dict[RequestId, Running] = {}
+        self._running: dict[RequestId, RunningRequest] = {}
         self._turn = 0
 
-    def reach(self, now: float) -> None:
+    def advance(self, now: float) -> None:
         """See `Placement`."""
-        self._history.reach(now)
+        self._history.advance(now)
 
     def place(self, request: Request, candidates: Sequence[Candidate]) -> Placed:
         """SCHEDULEREQUEST of Algorithm 1."""
@@ -107,14 +107,14 @@ class Preble(Placement):
         longest = max(candidates, key=lambda candidate: candidate.cached_tokens)
         if longest.cached_tokens > longest.extend_tokens:
             holders = [c for c in candidates if c.cached_tokens == longest.cached_tokens]
-            chosen, why = self._adjusted(self._cheapest(request, holders), holders, request, candidates)
+            chosen, why = self._rebalance(self._cheapest(request, holders), holders, request, candidates)
         else:
-            chosen, why = self._explored(request, candidates)
+            chosen, why = self._explore(request, candidates)
         self._history.place(request, chosen)
         self._waiting[request.id] = PlacedRequest(self._history.now, chosen)
         return Placed(chosen.worker, why)
 
-    def _explored(self, request: Request, candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
+    def _explore(self, request: Request, candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
         """The worker that mostly decodes, as prefill costs it little, or else the cheapest."""
         if self._parameters.decode_ratio:
             ratios = [self._history.of(candidate.worker).hit_ratio for candidate in candidates]
@@ -122,7 +122,7 @@ class Preble(Placement):
                 return candidates[ratios.index(max(ratios))], "decodes"
         return self._cheapest(request, candidates), "load"
 
-    def _adjusted(
+    def _rebalance(
         self, chosen: Candidate, holders: Sequence[Candidate], request: Request, candidates: Sequence[Candidate]
     ) -> tuple[Candidate, str]:
         """The worker to exploit, unless it is the most loaded and to be relieved, or its prefix to be copied."""
@@ -193,17 +193,17 @@ class Preble(Placement):
         """See `Placement`. One that was withdrawn stays in the history."""
         self._waiting.pop(request, None)
 
-    def dispatched(self, request: RequestId, now: float) -> None:
+    def request_dispatched(self, request: RequestId, now: float) -> None:
         """See `Placement`."""
         since, candidate = self._waiting.pop(request)
-        self._history.of(candidate.worker).dispatched(now - since, candidate.extend_tokens, now)
-        self._running[request] = Running(candidate.worker, 0)
+        self._history.of(candidate.worker).request_dispatched(now - since, candidate.extend_tokens, now)
+        self._running[request] = RunningRequest(candidate.worker, 0)
 
-    def charged(self, charge: Charge) -> None:
+    def request_charged(self, charge: Charge) -> None:
         """See `Placement`."""
-        self._running[charge.request] = Running(charge.worker, charge.after.output)
+        self._running[charge.request] = RunningRequest(charge.worker, charge.after.output)
 
-    def ended(self, request: RequestId) -> None:
+    def request_ended(self, request: RequestId) -> None:
         """See `Placement`. A request that had no answer says nothing about the length of answers."""
         worker, output = self._running.pop(request)
         if output:

@@ -29,7 +29,7 @@ class PriorityGroupsParameters:
             raise ValueError("groups must be positive")
 
 
-class Place(NamedTuple):
+class QueuePosition(NamedTuple):
     """Where in its group a request stands."""
 
     arrival: int
@@ -41,21 +41,21 @@ class QueuedRequest:
     """A waiting request."""
 
     request: Request
-    place: Place
+    position: QueuePosition
     group: int
 
 
 class PriorityGroups(Order):
     """The groups of one worker's queue."""
 
-    def __init__(self, surroundings: PolicyContext, worker: WorkerId) -> None:
-        self._view = surroundings.view
+    def __init__(self, context: PolicyContext, worker: WorkerId) -> None:
+        self._view = context.view
         self._worker = worker
-        self._count = surroundings.parameters.of(PriorityGroupsParameters).groups
+        self._count = context.parameters.of(PriorityGroupsParameters).groups
         self._waiting: dict[RequestId, QueuedRequest] = {}
-        self._groups: list[list[Place]] = [[] for _ in range(self._count)]
+        self._groups: list[list[QueuePosition]] = [[] for _ in range(self._count)]
         """Heaps; some places in them hold no more."""
-        self._turns = self._round()
+        self._turns = self._new_round()
         self._chosen: QueuedRequest | None = None
         """The last answer, whose group has a turn less when it goes."""
         self._arrivals = 0
@@ -70,9 +70,9 @@ class PriorityGroups(Order):
     def push(self, request: Request) -> None:
         """See `Order`."""
         self._arrivals += 1
-        place = Place(self._arrivals, request.id)
-        waiting = self._waiting[request.id] = QueuedRequest(request, place, self._group_of(request))
-        self._enter(waiting.group, place)
+        position = QueuePosition(self._arrivals, request.id)
+        waiting = self._waiting[request.id] = QueuedRequest(request, position, self._group_of(request))
+        self._push(waiting.group, position)
 
     def remove(self, request: RequestId) -> Request:
         """See `Order`."""
@@ -89,14 +89,14 @@ class PriorityGroups(Order):
             return None
         chosen = self._first_with_turns()
         if chosen is None:
-            self._turns = self._round()
+            self._turns = self._new_round()
             chosen = self._first_with_turns()
         self._chosen = chosen
         return Turn(chosen.request) if chosen is not None and fits(chosen.request) else None
 
-    def dispatched(self, request: Request, now: float) -> None:  # noqa: ARG002 - the protocol's signature
+    def request_dispatched(self, request: Request, now: float) -> None:  # noqa: ARG002 - the protocol's signature
         """See `Order`."""
-        if self._chosen is not None and self._chosen.place.request == request.id:
+        if self._chosen is not None and self._chosen.position.request == request.id:
             self._turns[self._chosen.group] -= 1
             self._chosen = None
 
@@ -107,9 +107,9 @@ class PriorityGroups(Order):
             group = self._group_of(waiting.request)
             if group != waiting.group:
                 waiting.group = group
-                self._enter(group, waiting.place)
+                self._push(group, waiting.position)
 
-    def _round(self) -> list[int]:
+    def _new_round(self) -> list[int]:
         """The turns of each group in a round."""
         return list(range(1, self._count + 1))
 
@@ -119,13 +119,13 @@ class PriorityGroups(Order):
         chunks = sum([len(prompt.hashes) for prompt in request.prompts]) // HASH_BYTES
         return min(self._count * matched // chunks, self._count - 1) if chunks else 0
 
-    def _enter(self, group: int, place: Place) -> None:
+    def _push(self, group: int, position: QueuePosition) -> None:
         heap = self._groups[group]
         if len(heap) > 2 * len(self._waiting) + 16:
             # Requests that went from group to group left a place in each.
-            heap[:] = dict.fromkeys(each for each in heap if self._holds(each, group))
+            heap[:] = dict.fromkeys(each for each in heap if self._is_current(each, group))
             heapify(heap)
-        heappush(heap, place)
+        heappush(heap, position)
 
     def _first_with_turns(self) -> QueuedRequest | None:
         """The head of the highest group that has somebody waiting and a turn left."""
@@ -136,10 +136,10 @@ class PriorityGroups(Order):
 
     def _head(self, group: int) -> QueuedRequest | None:
         heap = self._groups[group]
-        while heap and not self._holds(heap[0], group):
+        while heap and not self._is_current(heap[0], group):
             heappop(heap)
         return self._waiting[heap[0].request] if heap else None
 
-    def _holds(self, place: Place, group: int) -> bool:
-        waiting = self._waiting.get(place.request)
-        return waiting is not None and waiting.group == group and waiting.place == place
+    def _is_current(self, position: QueuePosition, group: int) -> bool:
+        waiting = self._waiting.get(position.request)
+        return waiting is not None and waiting.group == group and waiting.position == position

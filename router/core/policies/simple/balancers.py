@@ -10,7 +10,7 @@ from router.core.policies.context import PolicyContext
 class RoundRobin(Placement):
     """Workers take turns, model by model, whatever they hold and however long their queues."""
 
-    def __init__(self, surroundings: PolicyContext) -> None:  # noqa: ARG002 - every placement is built alike
+    def __init__(self, context: PolicyContext) -> None:  # noqa: ARG002 - every placement is built alike
         self._turns: dict[str, int] = {}
 
     def place(self, request: Request, candidates: Sequence[Candidate]) -> Placed:
@@ -27,7 +27,7 @@ class ClientRoundRobin(Placement):
     "Locality-aware Fair Scheduling in LLM Serving" compares with VTC in this way where there are several workers.
     """
 
-    def __init__(self, surroundings: PolicyContext) -> None:  # noqa: ARG002 - every placement is built alike
+    def __init__(self, context: PolicyContext) -> None:  # noqa: ARG002 - every placement is built alike
         self._turns: dict[str, dict[ClientId, int]] = {}
 
     def place(self, request: Request, candidates: Sequence[Candidate]) -> Placed:
@@ -47,7 +47,7 @@ class ClientRoundRobin(Placement):
 class LeastRequests(Placement):
     """The worker with the fewest requests waiting or running; ties take turns."""
 
-    def __init__(self, surroundings: PolicyContext) -> None:  # noqa: ARG002 - every placement is built alike
+    def __init__(self, context: PolicyContext) -> None:  # noqa: ARG002 - every placement is built alike
         self._turn = 0
 
     def place(self, request: Request, candidates: Sequence[Candidate]) -> Placed:  # noqa: ARG002
@@ -62,8 +62,8 @@ class TwoChoices(Placement):
     Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001.
     """
 
-    def __init__(self, surroundings: PolicyContext) -> None:
-        self._random = surroundings.random
+    def __init__(self, context: PolicyContext) -> None:
+        self._random = context.random
 
     def place(self, request: Request, candidates: Sequence[Candidate]) -> Placed:  # noqa: ARG002
         """See `Placement`."""
@@ -74,8 +74,8 @@ class TwoChoices(Placement):
 class RandomWorker(Placement):
     """Any worker, each as likely as another."""
 
-    def __init__(self, surroundings: PolicyContext) -> None:
-        self._random = surroundings.random
+    def __init__(self, context: PolicyContext) -> None:
+        self._random = context.random
 
     def place(self, request: Request, candidates: Sequence[Candidate]) -> Placed:  # noqa: ARG002
         """See `Placement`."""

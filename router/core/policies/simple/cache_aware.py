@@ -39,8 +39,8 @@ class CacheAware(Placement):
 
     locality: ClassVar[bool] = True
 
-    def __init__(self, surroundings: PolicyContext) -> None:
-        self._parameters = surroundings.parameters.of(CacheAwareParameters)
+    def __init__(self, context: PolicyContext) -> None:
+        self._parameters = context.parameters.of(CacheAwareParameters)
         self._trees: dict[WorkerId, int] = {}
         self._turn = 0
 

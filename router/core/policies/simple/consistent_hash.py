@@ -40,8 +40,8 @@ class ConsistentHash(Placement):
 
     locality: ClassVar[bool] = True
 
-    def __init__(self, surroundings: PolicyContext) -> None:
-        self._parameters = surroundings.parameters.of(ConsistentHashParameters)
+    def __init__(self, context: PolicyContext) -> None:
+        self._parameters = context.parameters.of(ConsistentHashParameters)
 
     def place(self, request: Request, candidates: Sequence[Candidate]) -> Placed:
         """See `Placement`. Of a prompt shorter than the head, all chunks count."""

@@ -16,7 +16,7 @@ from router.core.policies.simple.balancers import lightest
 class Fcfs(Order):
     """The request that waits longest."""
 
-    def __init__(self, surroundings: PolicyContext, worker: WorkerId) -> None:  # noqa: ARG002 - every order is built alike
+    def __init__(self, context: PolicyContext, worker: WorkerId) -> None:  # noqa: ARG002 - every order is built alike
         # A dict finds its first key by walking past all that were deleted before it.
         self._waiting: OrderedDict[RequestId, Request] = OrderedDict()
 
@@ -59,9 +59,9 @@ class PooledFcfs(Policy):
     properties = Properties(pooled=True, work_conserving=True)
     next_deadline = inf
 
-    def __init__(self, surroundings: PolicyContext) -> None:
-        self._view = surroundings.view
-        self._backlog = surroundings.backlog
+    def __init__(self, context: PolicyContext) -> None:
+        self._view = context.view
+        self._backlog = context.backlog
         self._routes: dict[str, OrderedDict[RequestId, PooledArrival]] = {}
         self._waiting: dict[RequestId, Request] = {}
         self._arrivals = 0
@@ -105,13 +105,13 @@ class PooledFcfs(Policy):
             self.withdraw(request.id, now)
         return orphans
 
-    def charged(self, charge: Charge) -> None:
+    def request_charged(self, charge: Charge) -> None:
         """See `Policy`."""
 
-    def started(self, request: Request, worker: WorkerId) -> None:
+    def request_started(self, request: Request, worker: WorkerId) -> None:
         """See `Policy`."""
 
-    def ended(self, request: Request, worker: WorkerId) -> None:
+    def request_ended(self, request: Request, worker: WorkerId) -> None:
         """See `Policy`."""
 
     def match_changed(self, worker: WorkerId, requests: Iterable[RequestId]) -> None:
@@ -120,6 +120,6 @@ class PooledFcfs(Policy):
     def worker_joined(self, worker: WorkerId, now: float) -> None:
         """See `Policy`."""
 
-    def credit(self, client: ClientId, worker: WorkerId) -> Deficit:  # noqa: ARG002 - it keeps none
+    def deficit(self, client: ClientId, worker: WorkerId) -> Deficit:  # noqa: ARG002 - it keeps none
         """See `Policy`."""
         return Deficit()

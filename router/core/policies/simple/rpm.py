@@ -36,7 +36,7 @@ class RpmParameters:
             raise ValueError("limit must be positive")
 
 
-class Held(NamedTuple):
+class HeldRequest(NamedTuple):
     """A request that waits for a minute with room for it."""
 
     arrival: int
@@ -48,28 +48,28 @@ class Rpm(Policy):
 
     properties = Properties(pooled=True)
 
-    def __init__(self, surroundings: PolicyContext) -> None:
-        self._limit = surroundings.parameters.of(RpmParameters).limit
-        self._view = surroundings.view
-        self._backlog = surroundings.backlog
-        self._pool = PooledFcfs(surroundings)
+    def __init__(self, context: PolicyContext) -> None:
+        self._limit = context.parameters.of(RpmParameters).limit
+        self._view = context.view
+        self._backlog = context.backlog
+        self._pool = PooledFcfs(context)
         self._minute = 0
         self._accepted: dict[ClientId, int] = {}
         """Requests of each client that this minute has let pass."""
-        self._held: dict[ClientId, OrderedDict[RequestId, Held]] = {}
+        self._held: dict[ClientId, OrderedDict[RequestId, HeldRequest]] = {}
         self._clients: dict[RequestId, ClientId] = {}
         """Whose each of those that are held is."""
         self._arrivals = 0
 
     def enqueue(self, request: Request, now: float) -> None:
         """See `Policy`."""
-        self._reach(now)
+        self._advance(now)
         if self._accepted.get(request.client, 0) < self._limit:
-            self._let_pass(request, now)
+            self._accept(request, now)
             return
         self._arrivals += 1
         held = self._held.setdefault(request.client, OrderedDict())
-        held[request.id] = Held(self._arrivals, request)
+        held[request.id] = HeldRequest(self._arrivals, request)
         self._clients[request.id] = request.client
         self._backlog.add(request.worker, request.client, now)
 
@@ -82,7 +82,7 @@ class Rpm(Policy):
 
     def next(self, now: float) -> Choice | None:
         """See `Policy`."""
-        self._reach(now)
+        self._advance(now)
         return self._pool.next(now)
 
     def resend(self, request: Request, workers: Sequence[WorkerId], now: float) -> WorkerId:
@@ -94,46 +94,46 @@ class Rpm(Policy):
         """See `Policy`."""
         return (self._minute + 1) * MINUTE if self._held else inf
 
-    def _reach(self, now: float) -> None:
+    def _advance(self, now: float) -> None:
         """Begin the minute of `now`, unless it has begun: let pass, in order of arrival, what it has room for."""
         minute = int(now // MINUTE)
         if minute <= self._minute:
             return
         self._minute = minute
         self._accepted.clear()
-        due = [held for line in self._held.values() for held in islice(line.values(), self._limit)]
-        for held in sorted(due):
-            self._let_pass(held.request, now)
+        admitted = [held for queue in self._held.values() for held in islice(queue.values(), self._limit)]
+        for held in sorted(admitted):
+            self._accept(held.request, now)
             self._release(held.request.id, now)
 
-    def _let_pass(self, request: Request, now: float) -> None:
+    def _accept(self, request: Request, now: float) -> None:
         self._accepted[request.client] = self._accepted.get(request.client, 0) + 1
         self._pool.enqueue(request, now)
 
     def _release(self, request: RequestId, now: float) -> None:
         """Hold a request no longer."""
         client = self._clients.pop(request)
-        line = self._held[client]
-        held = line.pop(request)
-        if not line:
+        queue = self._held[client]
+        held = queue.pop(request)
+        if not queue:
             del self._held[client]
         self._backlog.remove(held.request.worker, client, now)
 
     def worker_left(self, worker: WorkerId, now: float) -> list[Request]:
         """See `Policy`."""
-        held = [held.request for line in self._held.values() for held in line.values()]
+        held = [held.request for queue in self._held.values() for held in queue.values()]
         orphans = [request for request in held if not self._view.able(request)]
         for request in orphans:
             self.withdraw(request.id, now)
         return orphans + self._pool.worker_left(worker, now)
 
-    def charged(self, charge: Charge) -> None:
+    def request_charged(self, charge: Charge) -> None:
         """See `Policy`."""
 
-    def started(self, request: Request, worker: WorkerId) -> None:
+    def request_started(self, request: Request, worker: WorkerId) -> None:
         """See `Policy`."""
 
-    def ended(self, request: Request, worker: WorkerId) -> None:
+    def request_ended(self, request: Request, worker: WorkerId) -> None:
         """See `Policy`."""
 
     def match_changed(self, worker: WorkerId, requests: Iterable[RequestId]) -> None:
@@ -142,6 +142,6 @@ class Rpm(Policy):
     def worker_joined(self, worker: WorkerId, now: float) -> None:
         """See `Policy`."""
 
-    def credit(self, client: ClientId, worker: WorkerId) -> Deficit:  # noqa: ARG002 - it keeps none
+    def deficit(self, client: ClientId, worker: WorkerId) -> Deficit:  # noqa: ARG002 - it keeps none
         """See `Policy`."""
         return Deficit()

@@ -27,7 +27,7 @@ from router.core.policies.base import Fits, Order, Turn
 from router.core.policies.context import PolicyContext
 
 
-class Rank(NamedTuple):
+class ClientRank(NamedTuple):
     """The sort key of a client that waits: lower counter first, then who has waited longer without a break."""
 
     counter: float
@@ -37,7 +37,7 @@ class Rank(NamedTuple):
 
 
 @dataclass(slots=True)
-class Counter:
+class VirtualCounter:
     """c_i: what a client was served, per weight, and what it was lifted by; cost units."""
 
     value: float = 0.0
@@ -46,7 +46,7 @@ class Counter:
 
 
 @dataclass(slots=True)
-class Whole:
+class GroupCounter:
     """A group's counter, as if it was one client, by which members that begin to wait are lifted as well."""
 
     value: float = 0.0
@@ -63,11 +63,11 @@ class VirtualCounters:
         because they are above what their clients would be lifted to.
         """
         self._lifts = lifts
-        self._counters: dict[ClientId, Counter] = {}
-        self._wholes: dict[GroupId, Whole] = {}
-        self._ranks: dict[ClientId, Rank] = {}
+        self._counters: dict[ClientId, VirtualCounter] = {}
+        self._groups: dict[GroupId, GroupCounter] = {}
+        self._ranks: dict[ClientId, ClientRank] = {}
         """The one rank that counts of each client that waits."""
-        self._heap: list[Rank] = []
+        self._heap: list[ClientRank] = []
         """All of those, and some that count no more."""
         self._joins = 0
         self._last_left: ClientId | None = None
@@ -78,12 +78,14 @@ class VirtualCounters:
         """How many ranks are kept, those that count no more included."""
         return len(self._heap)
 
-    def weigh(self, client: ClientId, weight: float, group: GroupId | None = None, group_weight: float = 1.0) -> None:
+    def set_weight(
+        self, client: ClientId, weight: float, group: GroupId | None = None, group_weight: float = 1.0
+    ) -> None:
         """A client that does not wait has this weight now, and its group that; who is new was served nothing."""
-        counter = self._counters.setdefault(client, Counter())
+        counter = self._counters.setdefault(client, VirtualCounter())
         counter.weight, counter.group = weight, group
         if group is not None:
-            self._wholes.setdefault(group, Whole()).weight = group_weight
+            self._groups.setdefault(group, GroupCounter()).weight = group_weight
         self._debtors.discard(client)
 
     def join(self, client: ClientId) -> None:
@@ -92,35 +94,35 @@ class VirtualCounters:
         To the least counter of those that wait; if nobody does, to the counter of the last that did.
         """
         counter = self._counters[client]
-        level = self.least() if self._ranks else self._last_left
+        level = self.least_served() if self._ranks else self._last_left
         if self._lifts and level is not None:
             counter.value = max(counter.value, self._counters[level].value)
         if counter.group is not None:
-            self._join_group(counter, self._wholes[counter.group])
+            self._join_group(counter, self._groups[counter.group])
         self._joins += 1
-        self._rank(Rank(counter.value, self._joins, client))
+        self._rank(ClientRank(counter.value, self._joins, client))
 
     def leave(self, client: ClientId) -> None:
         """A client waits no more."""
         del self._ranks[client]
         self._last_left = client
         if (group := self._counters[client].group) is not None:
-            self._wholes[group].waiting -= 1
+            self._groups[group].waiting -= 1
 
-    def _join_group(self, counter: Counter, whole: Whole) -> None:
+    def _join_group(self, counter: VirtualCounter, group_counter: GroupCounter) -> None:
         """Names that nobody has seen before, or members that take turns, are not before the group that they are of."""
-        if self._lifts and not whole.waiting:
-            whole.value = max(whole.value, counter.value)
-        whole.waiting += 1
-        counter.value = max(counter.value, whole.value)
+        if self._lifts and not group_counter.waiting:
+            group_counter.value = max(group_counter.value, counter.value)
+        group_counter.waiting += 1
+        counter.value = max(counter.value, group_counter.value)
 
     def charge(self, client: ClientId, cost: float, weight: float) -> None:
         """Count service, in cost units, at this weight of the client; negative takes it back."""
         counter = self._counters[client]
         counter.value += cost / weight
         if counter.group is not None:
-            whole = self._wholes[counter.group]
-            whole.value += cost / whole.weight
+            group_counter = self._groups[counter.group]
+            group_counter.value += cost / group_counter.weight
         rank = self._ranks.get(client)
         if rank is not None and counter.value < rank.counter:
             self._rank(rank._replace(counter=counter.value))
@@ -130,7 +132,7 @@ class VirtualCounters:
         if (counter := self._counters.get(client)) is not None:
             self.charge(client, -cost, counter.weight)
 
-    def least(self) -> ClientId | None:
+    def least_served(self) -> ClientId | None:
         """The client with the least counter of those that wait; of equals, the first to wait; None if nobody does."""
         while self._heap:
             rank = self._heap[0]
@@ -151,13 +153,13 @@ class VirtualCounters:
     def forget(self, client: ClientId) -> None:
         """Remember a counter only while it is above what its client would be lifted to, should it wait again."""
         if client in self._counters:
-            for gone in self._debtors.add(client, self._owed):
+            for gone in self._debtors.add(client, self._debt):
                 del self._counters[gone]
 
-    def _owed(self, client: ClientId) -> float:
+    def _debt(self, client: ClientId) -> float:
         if client == self._last_left:  # whose level is still asked for
             return inf
-        level = (self.least() if self._ranks else self._last_left) if self._lifts else None
+        level = (self.least_served() if self._ranks else self._last_left) if self._lifts else None
         return self._counters[client].value - (0.0 if level is None else self._counters[level].value)
 
     def saved(self) -> Iterator[tuple[ClientId, float, float]]:
@@ -170,20 +172,20 @@ class VirtualCounters:
 
     def restore(self, client: ClientId, value: float, weight: float) -> None:
         """Begin with this counter."""
-        self._counters[client] = Counter(value, weight)
+        self._counters[client] = VirtualCounter(value, weight)
         self._debtors.keep(client)
         self._last_left = client
 
     def saved_groups(self) -> Iterator[tuple[GroupId, float, float]]:
         """Each group's counter and weight."""
-        for group, whole in list(self._wholes.items()):
-            yield group, whole.value, whole.weight
+        for group, group_counter in list(self._groups.items()):
+            yield group, group_counter.value, group_counter.weight
 
     def restore_group(self, group: GroupId, value: float, weight: float) -> None:
         """Begin with this counter of a group."""
-        self._wholes[group] = Whole(value, weight)
+        self._groups[group] = GroupCounter(value, weight)
 
-    def _rank(self, rank: Rank) -> None:
+    def _rank(self, rank: ClientRank) -> None:
         self._ranks[rank.client] = rank
         if len(self._heap) > 2 * len(self._ranks):
             # Those below the head outlive their clients' waiting: a queue that never ran dry would heap them up.
@@ -198,17 +200,17 @@ class Vtc(Order):
 
     lifts: ClassVar[bool] = True
 
-    def __init__(self, surroundings: PolicyContext, worker: WorkerId) -> None:  # noqa: ARG002 - every order is built alike
-        cost = surroundings.cost
+    def __init__(self, context: PolicyContext, worker: WorkerId) -> None:  # noqa: ARG002 - every order is built alike
+        cost = context.cost
         self._cost: LinearCost = replace(cost, cached=cost.extend)
-        self._shares = surroundings.shares
+        self._shares = context.shares
         self._weights: dict[RequestId, float] = {}
         """Of the clients of those in flight, as they were when these were dispatched: what was charged is given back at
         the same weight."""
-        self._counters = VirtualCounters(lifts=self.lifts, debtors=surroundings.debtors)
+        self._counters = VirtualCounters(lifts=self.lifts, debtors=context.debtors)
         self._waiting: dict[RequestId, Request] = {}
         # Ordered by links: the head of a plain dict is found by passing over all that were removed before it.
-        self._lines: dict[ClientId, OrderedDict[RequestId, Request]] = {}
+        self._client_queues: dict[ClientId, OrderedDict[RequestId, Request]] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -220,40 +222,42 @@ class Vtc(Order):
     def push(self, request: Request) -> None:
         """See `Order`."""
         self._waiting[request.id] = request
-        line = self._lines.get(request.client)
-        if line is None:
-            self._counters.weigh(request.client, self._shares.effective_weight(request), request.group, request.group_weight)
-            line = self._lines[request.client] = OrderedDict()
+        queue = self._client_queues.get(request.client)
+        if queue is None:
+            self._counters.set_weight(
+                request.client, self._shares.effective_weight(request), request.group, request.group_weight
+            )
+            queue = self._client_queues[request.client] = OrderedDict()
             self._counters.join(request.client)
-        line[request.id] = request
+        queue[request.id] = request
 
     def remove(self, request: RequestId) -> Request:
         """See `Order`."""
         removed = self._waiting.pop(request)
-        line = self._lines[removed.client]
-        del line[request]
-        if not line:
-            del self._lines[removed.client]
+        queue = self._client_queues[removed.client]
+        del queue[request]
+        if not queue:
+            del self._client_queues[removed.client]
             self._counters.leave(removed.client)
         return removed
 
     def select(self, fits: Fits, now: float) -> Turn | None:  # noqa: ARG002 - time changes nothing here
         """See `Order`. Nobody passes the head."""
-        client = self._counters.least()
+        client = self._counters.least_served()
         if client is None:
             return None
-        head = next(iter(self._lines[client].values()))
+        head = next(iter(self._client_queues[client].values()))
         return Turn(head) if fits(head) else None
 
-    def dispatched(self, request: Request, now: float) -> None:  # noqa: ARG002 - time changes nothing here
+    def request_dispatched(self, request: Request, now: float) -> None:  # noqa: ARG002 - time changes nothing here
         """See `Order`."""
         self._weights[request.id] = self._shares.effective_weight(request)
 
-    def charged(self, charge: Charge) -> None:
+    def request_charged(self, charge: Charge) -> None:
         """See `Order`."""
         self._charge(charge.request, charge.client, charge.at(self._cost))
 
-    def ended(self, request: Request) -> None:
+    def request_ended(self, request: Request) -> None:
         """See `Order`."""
         del self._weights[request.id]
 
@@ -285,7 +289,7 @@ class Vtc(Order):
         """See `Order`."""
         self._counters.restore_group(group, value, scale)
 
-    def credit(self, client: ClientId) -> float | None:
+    def deficit(self, client: ClientId) -> float | None:
         """-c_i, in cost units per weight: never above zero, only differences count. None for a client never seen."""
         value = self._counters.value(client)
         return None if value is None else -value

@@ -23,31 +23,31 @@ NEWEST: Final = 0.2
 class Prepaid:
     """The output of one request in flight, in tokens."""
 
-    foreseen: int
+    predicted: int
     produced: int = 0
 
     @property
     def tokens(self) -> int:
         """What is charged although it is not produced yet."""
-        return max(0, self.foreseen - self.produced)
+        return max(0, self.predicted - self.produced)
 
 
 class PredictiveVtc(Vtc):
     """VTC with prepaid output."""
 
-    def __init__(self, surroundings: PolicyContext, worker: WorkerId, foresee: Callable[[Request], int]) -> None:
-        """`foresee` tells how many tokens a request will produce, as far as one can."""
-        super().__init__(surroundings, worker)
-        self._foresee = foresee
+    def __init__(self, context: PolicyContext, worker: WorkerId, predict: Callable[[Request], int]) -> None:
+        """`predict` tells how many tokens a request will produce, as far as one can."""
+        super().__init__(context, worker)
+        self._predict = predict
         self._prepaid: dict[RequestId, Prepaid] = {}
 
-    def dispatched(self, request: Request, now: float) -> None:
+    def request_dispatched(self, request: Request, now: float) -> None:
         """See `Order`."""
-        super().dispatched(request, now)
-        prepaid = self._prepaid[request.id] = Prepaid(self._foresee(request))
+        super().request_dispatched(request, now)
+        prepaid = self._prepaid[request.id] = Prepaid(self._predict(request))
         self._charge(request.id, request.client, self._cost.output * prepaid.tokens)
 
-    def charged(self, charge: Charge) -> None:
+    def request_charged(self, charge: Charge) -> None:
         """See `Order`."""
         prepaid = self._prepaid[charge.request]
         before = prepaid.tokens
@@ -55,36 +55,36 @@ class PredictiveVtc(Vtc):
         used = before - prepaid.tokens
         self._charge(charge.request, charge.client, charge.at(self._cost) - self._cost.output * used)
 
-    def ended(self, request: Request) -> None:
+    def request_ended(self, request: Request) -> None:
         """See `Order`."""
         prepaid = self._prepaid.pop(request.id)
         self._charge(request.id, request.client, -self._cost.output * prepaid.tokens)
-        super().ended(request)
+        super().request_ended(request)
 
 
 class PredictingVtc(PredictiveVtc):
     """Foresees the mean of what a client's last requests to this worker produced."""
 
-    def __init__(self, surroundings: PolicyContext, worker: WorkerId) -> None:
+    def __init__(self, context: PolicyContext, worker: WorkerId) -> None:
         self._means: dict[ClientId, float] = {}
         self._refused: set[RequestId] = set()
         """Those that produced nothing because they were never computed."""
-        super().__init__(surroundings, worker, lambda request: round(self._means.get(request.client, 0.0)))
+        super().__init__(context, worker, lambda request: round(self._means.get(request.client, 0.0)))
 
-    def charged(self, charge: Charge) -> None:
+    def request_charged(self, charge: Charge) -> None:
         """See `Order`."""
-        super().charged(charge)
+        super().request_charged(charge)
         if charge.after == NOTHING:
             self._refused.add(charge.request)
 
-    def ended(self, request: Request) -> None:
+    def request_ended(self, request: Request) -> None:
         """See `Order`."""
         if request.id in self._refused:
             self._refused.remove(request.id)
         else:
             mean = self._means.get(request.client, 0.0)
             self._means[request.client] = mean + NEWEST * (self._prepaid[request.id].produced - mean)
-        super().ended(request)
+        super().request_ended(request)
 
     def forget(self, client: ClientId) -> None:
         """See `Order`."""
@@ -107,10 +107,10 @@ class OracleParameters:
 class OracleVtc(PredictiveVtc):
     """Foresees the limit of output that a request states, which is its true length where that was asked for."""
 
-    def __init__(self, surroundings: PolicyContext, worker: WorkerId) -> None:
-        self._error = surroundings.parameters.of(OracleParameters).error
-        self._random = surroundings.random
-        super().__init__(surroundings, worker, self._limit)
+    def __init__(self, context: PolicyContext, worker: WorkerId) -> None:
+        self._error = context.parameters.of(OracleParameters).error
+        self._random = context.random
+        super().__init__(context, worker, self._limit)
 
     def _limit(self, request: Request) -> int:
         limit = request.output_limit or 0

@@ -40,7 +40,7 @@ def test_the_groups_clock_gives_what_a_loop_would(debts: list[int], steps: list[
     for client, debt in zip((*MEMBERS, ALONE), debts, strict=True):
         shares.begin(request(client))
         active.append(client)
-        table.meet(request(client), QUANTUM, active=True)
+        table.register(request(client), QUANTUM, active=True)
         looped[client] = QUANTUM * shares.effective_weight(request(client)) - debt
         table.charge(client, debt)
     for what, client, cost in steps:
@@ -55,13 +55,13 @@ def test_the_groups_clock_gives_what_a_loop_would(debts: list[int], steps: list[
             looped[client] -= cost
         elif what == "refill":
             before = table.rounds
-            table.let_pass(client)
+            table.refill_for(client)
             for _ in range(round(table.rounds - before)):
-                for each, credit in looped.items():
+                for each, deficit in looped.items():
                     quantum = QUANTUM * shares.effective_weight(request(each))
-                    looped[each] = max(credit, min(credit + quantum, quantum))
-        for each, credit in looped.items():
-            assert table.credit(each) == pytest.approx(credit, abs=2 * QUANTUM + 1e-6)
+                    looped[each] = max(deficit, min(deficit + quantum, quantum))
+        for each, deficit in looped.items():
+            assert table.deficit(each) == pytest.approx(deficit, abs=2 * QUANTUM + 1e-6)
 
 
 @given(st.lists(st.tuples(st.sampled_from(MEMBERS), st.integers(1, 900)), min_size=1, max_size=20), st.data())
@@ -71,19 +71,19 @@ def test_the_first_of_the_dues_is_the_first_that_has_credit(
     """Though the weights of a group change after its members were noted."""
     shares = Shares()
     table = ClientDeficits(shares)
-    dues = RefillSchedule(table, lambda client: table.credit(client) <= 0)
+    schedule = RefillSchedule(table, lambda client: table.deficit(client) <= 0)
     for client in (*MEMBERS, ALONE):
         shares.begin(request(client))
-        table.meet(request(client), QUANTUM, active=True)
+        table.register(request(client), QUANTUM, active=True)
         table.charge(client, 100)
     for client, cost in charges:
         table.charge(client, cost)
     for client in (*MEMBERS, ALONE):
-        dues.expect(client, [], most=1000)
+        schedule.schedule(client, [], most=1000)
     for client in data.draw(st.lists(st.sampled_from(MEMBERS), max_size=2, unique=True)):
         shares.end(client)
-    first = dues.first(lambda _: True)
-    rounds = {client: table.rounds_to_credit(client) for client in (*MEMBERS, ALONE)}
+    first = schedule.earliest(lambda _: True)
+    rounds = {client: table.rounds_to_positive(client) for client in (*MEMBERS, ALONE)}
     assert first is not None
     assert rounds[first] == min(rounds.values())
 
@@ -94,17 +94,17 @@ def test_a_member_comes_with_no_more_than_its_part_of_its_group() -> None:
     table = ClientDeficits(shares)
     for client in MEMBERS:
         shares.begin(request(client))
-        table.meet(request(client), QUANTUM, active=False)
+        table.register(request(client), QUANTUM, active=False)
     table.charge(MEMBERS[0], 500)
-    held = table.credit(MEMBERS[1])
-    table.meet(request(MEMBERS[1]), QUANTUM, active=True)
-    assert table.credit(MEMBERS[1]) == held > 0
-    table.meet(request(MEMBERS[1]), QUANTUM, active=False)
-    assert table.credit(MEMBERS[1]) == pytest.approx(-200.0)  # half of the group's -400
+    held = table.deficit(MEMBERS[1])
+    table.register(request(MEMBERS[1]), QUANTUM, active=True)
+    assert table.deficit(MEMBERS[1]) == held > 0
+    table.register(request(MEMBERS[1]), QUANTUM, active=False)
+    assert table.deficit(MEMBERS[1]) == pytest.approx(-200.0)  # half of the group's -400
     new = Request(RequestId("eve"), ClientId("eve"), "m", (), group=TEAM)
     shares.begin(new)
-    table.meet(new, QUANTUM, active=False)
-    assert table.credit(new.client) == pytest.approx(-80.0)  # a fifth of it
+    table.register(new, QUANTUM, active=False)
+    assert table.deficit(new.client) == pytest.approx(-80.0)  # a fifth of it
 
 
 def test_a_client_may_come_to_another_group() -> None:
@@ -113,11 +113,11 @@ def test_a_client_may_come_to_another_group() -> None:
     table = ClientDeficits(shares)
     ann = request(MEMBERS[0])
     shares.begin(ann)
-    table.meet(ann, QUANTUM, active=False)
+    table.register(ann, QUANTUM, active=False)
     table.charge(ann.client, 350)
     alone = Request(RequestId("x"), ann.client, "m", ())
     shares.begin(alone)
-    assert table.meet(alone, QUANTUM, active=True)
-    assert table.credit(ann.client) == -250.0
-    table.let_pass(ann.client)
-    assert (table.credit(ann.client), table.rounds) == (50.0, 3)
+    assert table.register(alone, QUANTUM, active=True)
+    assert table.deficit(ann.client) == -250.0
+    table.refill_for(ann.client)
+    assert (table.deficit(ann.client), table.rounds) == (50.0, 3)

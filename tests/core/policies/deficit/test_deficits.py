@@ -8,36 +8,36 @@ from hypothesis import strategies as st
 
 from router.core.policies.deficit.deficits import DeficitTable
 
-credits_and_quanta = st.dictionaries(
+deficits_and_quanta = st.dictionaries(
     st.sampled_from("abcdef"), st.tuples(st.integers(-5000, 300), st.integers(1, 400)), min_size=1
 )
 
 
 def table_of(counters: dict[str, tuple[int, int]]) -> DeficitTable[str]:
     table: DeficitTable[str] = DeficitTable()
-    for key, (credit, quantum) in counters.items():
-        table.join(key, quantum, credit)
+    for key, (deficit, quantum) in counters.items():
+        table.join(key, quantum, deficit)
     return table
 
 
 def refill_by_looping(counters: Mapping[str, tuple[float, int]], contenders: list[str]) -> tuple[int, dict[str, float]]:
     """CHECKREFILL as a loop: while no contender has credit, one quantum for everyone, up to one quantum of credit."""
-    credit = {key: float(credit) for key, (credit, _) in counters.items()}
+    deficit = {key: float(deficit) for key, (deficit, _) in counters.items()}
     rounds = 0
-    while all(credit[key] <= 0 for key in contenders):
+    while all(deficit[key] <= 0 for key in contenders):
         rounds += 1
         for key, (_, quantum) in counters.items():
-            credit[key] = max(credit[key], min(credit[key] + quantum, quantum))
-    return rounds, credit
+            deficit[key] = max(deficit[key], min(deficit[key] + quantum, quantum))
+    return rounds, deficit
 
 
-@given(counters=credits_and_quanta, data=st.data())
+@given(counters=deficits_and_quanta, data=st.data())
 def test_closed_form_is_the_loop(counters: dict[str, tuple[int, int]], data: st.DataObject) -> None:
     """One refill gives everybody, contender or not, what looping one quantum at a time gives."""
     contenders = data.draw(st.lists(st.sampled_from(sorted(counters)), min_size=1, unique=True))
     table = table_of(counters)
     rounds = table.refill(contenders)
-    assert (rounds, {key: table.credit(key) for key in table}) == refill_by_looping(counters, contenders)
+    assert (rounds, {key: table.deficit(key) for key in table}) == refill_by_looping(counters, contenders)
 
 
 @given(
@@ -57,19 +57,19 @@ def test_counters_are_plain_numbers_through_any_history(steps: list[tuple[str, s
     for step, key, amount in steps:
         match step:
             case "join":
-                table.join(key, quantum=abs(amount) + 1, credit=amount)
+                table.join(key, quantum=abs(amount) + 1, deficit=amount)
                 naive[key] = naive[key][0] if key in naive else amount, abs(amount) + 1
             case "charge":
                 table.charge(key, amount)
                 naive.update({each: (naive[each][0] - amount, naive[each][1]) for each in naive if each == key})
             case "refill" if key in naive:
                 table.refill([key])
-                _, credit = refill_by_looping(naive, [key])
-                naive = {each: (credit[each], quantum) for each, (_, quantum) in naive.items()}
+                _, deficit = refill_by_looping(naive, [key])
+                naive = {each: (deficit[each], quantum) for each, (_, quantum) in naive.items()}
             case "begin":
-                table.begin_anew()
+                table.reset()
                 naive = {each: (quantum, quantum) for each, (_, quantum) in naive.items()}
-        assert {each: table.credit(each) for each in table} == {each: credit for each, (credit, _) in naive.items()}
+        assert {each: table.deficit(each) for each in table} == {each: deficit for each, (deficit, _) in naive.items()}
 
 
 @given(
@@ -81,8 +81,8 @@ def test_rounding_leaves_nobody_without_credit(debt: float, quantum: float, byst
     table.join("contender", quantum, -debt)
     table.join("bystander", quantum * weight, bystander)
     table.refill(["contender"])
-    assert 0 < table.credit("contender") <= quantum * (1 + 1e-6) + debt * 1e-12
-    assert table.credit("bystander") <= max(bystander, quantum * weight * (1 + 1e-6) + abs(bystander) * 1e-12)
+    assert 0 < table.deficit("contender") <= quantum * (1 + 1e-6) + debt * 1e-12
+    assert table.deficit("bystander") <= max(bystander, quantum * weight * (1 + 1e-6) + abs(bystander) * 1e-12)
 
 
 def test_nothing_is_refilled_while_a_contender_has_credit() -> None:
@@ -90,21 +90,21 @@ def test_nothing_is_refilled_while_a_contender_has_credit() -> None:
     table = table_of({"rich": (1, 100), "poor": (-50, 100), "absent": (-70, 100)})
     assert table.refill(["rich", "poor"]) == 0
     assert table.refill([]) == 0
-    assert [table.credit(key) for key in table] == [1, -50, -70]
+    assert [table.deficit(key) for key in table] == [1, -50, -70]
 
 
 def test_debts_shrink_in_absence() -> None:
     """A client that does not wait is refilled with the others, as far as to one quantum and no further."""
     table = table_of({"waits": (-250, 100), "small debt": (-20, 100), "large debt": (-900, 100)})
     assert table.refill(["waits"]) == 3
-    assert [table.credit(key) for key in table] == [50, 100, -600]
+    assert [table.deficit(key) for key in table] == [50, 100, -600]
 
 
 def test_whoever_asks_for_less_than_its_share_begins_each_round_with_a_whole_quantum() -> None:
     """Or one that uses half of it would be without credit in the middle of every second round."""
     table = table_of({"waits": (-20, 100), "used half": (50, 100), "was given more": (300, 100)})
     table.refill(["waits"])
-    assert [table.credit(key) for key in table] == [80, 100, 300]
+    assert [table.deficit(key) for key in table] == [80, 100, 300]
 
 
 @pytest.mark.parametrize("debt", [10**9, 10**12])
@@ -112,30 +112,30 @@ def test_a_deep_debt_takes_one_step(debt: int) -> None:
     """The rounds are counted, not run."""
     table = table_of({"debtor": (-debt, 1)})
     assert table.refill(["debtor"]) == debt + 1
-    assert table.credit("debtor") == 1
+    assert table.deficit("debtor") == 1
 
 
 def test_joining_again_keeps_the_credit_and_takes_the_quantum() -> None:
     """Nobody sheds a debt by coming anew; a new weight counts from the next refill."""
     table = table_of({"a": (-10, 100)})
-    table.join("a", 7, credit=100)
-    assert table.credit("a") == -10
+    table.join("a", 7, deficit=100)
+    assert table.deficit("a") == -10
     table.refill(["a"])
-    assert table.credit("a") == 4
+    assert table.deficit("a") == 4
 
 
 def test_a_new_beginning_makes_all_equal() -> None:
     """Neither debt nor credit is left from before, and refills go on from there."""
     table = table_of({"debtor": (-10, 100), "creditor": (60, 100), "heavy": (-900, 300)})
-    table.begin_anew()
-    assert [table.credit(key) for key in table] == [100, 100, 300]
+    table.reset()
+    assert [table.deficit(key) for key in table] == [100, 100, 300]
     table.charge("debtor", 250)
     table.refill(["debtor"])
-    assert [table.credit(key) for key in table] == [50, 100, 300]
+    assert [table.deficit(key) for key in table] == [50, 100, 300]
 
 
 def test_a_key_that_never_came_has_no_counter() -> None:
     """It has no credit, takes no charge and is in nobody's way."""
     table = table_of({"b": (-5, 100)})
     table.charge("a", 5)
-    assert ("a" in table, table.credit("a"), list(table)) == (False, 0.0, ["b"])
+    assert ("a" in table, table.deficit("a"), list(table)) == (False, 0.0, ["b"])

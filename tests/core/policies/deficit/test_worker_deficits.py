@@ -14,34 +14,34 @@ def request(weight: float = 1.0) -> Request:
 
 def test_somewhere_a_client_always_has_credit() -> None:
     """When all is used up, quanta are added until a counter is positive (Algorithm 2, the loop of SELECTWORKER)."""
-    credits_ = WorkerDeficits(100.0, lambda _: 1.0, Shares())
-    table = credits_.among(request(), [W1, W2])
-    assert [table.credit(w) for w in (W1, W2)] == [100, 100]
-    credits_.charge(ADA, W1, 150)
-    credits_.charge(ADA, W2, 420)
-    table = credits_.among(request(), [W1, W2])
-    assert [table.credit(w) for w in (W1, W2)] == [50, -220]
+    worker_deficits = WorkerDeficits(100.0, lambda _: 1.0, Shares())
+    table = worker_deficits.refilled_table(request(), [W1, W2])
+    assert [table.deficit(w) for w in (W1, W2)] == [100, 100]
+    worker_deficits.charge(ADA, W1, 150)
+    worker_deficits.charge(ADA, W2, 420)
+    table = worker_deficits.refilled_table(request(), [W1, W2])
+    assert [table.deficit(w) for w in (W1, W2)] == [50, -220]
 
 
 def test_a_new_worker_starts_with_the_highest_credit_anywhere() -> None:
     """With less, it would get no load until every other credit is used up."""
-    credits_ = WorkerDeficits(100.0, lambda _: 1.0, Shares())
-    credits_.among(request(), [W1, W2])
-    credits_.charge(ADA, W1, 30)
-    credits_.charge(ADA, W2, 60)
-    assert credits_.among(request(), [W1, W2, W3]).credit(W3) == 70
+    worker_deficits = WorkerDeficits(100.0, lambda _: 1.0, Shares())
+    worker_deficits.refilled_table(request(), [W1, W2])
+    worker_deficits.charge(ADA, W1, 30)
+    worker_deficits.charge(ADA, W2, 60)
+    assert worker_deficits.refilled_table(request(), [W1, W2, W3]).deficit(W3) == 70
 
 
 def test_a_quantum_scales_with_weight_and_speed() -> None:
     """A worker half as fast holds a client for as long, not for as much."""
     speeds = {W1: 1.5, W2: 0.5}
-    table = WorkerDeficits(100.0, speeds.__getitem__, Shares()).among(request(weight=2.0), [W1, W2])
-    assert [table.credit(w) for w in (W1, W2)] == [300, 100]
+    table = WorkerDeficits(100.0, speeds.__getitem__, Shares()).refilled_table(request(weight=2.0), [W1, W2])
+    assert [table.deficit(w) for w in (W1, W2)] == [300, 100]
 
 
 def test_a_worker_that_a_client_never_met_has_no_counter() -> None:
     """Nor does a charge begin one."""
-    credits_ = WorkerDeficits(100.0, lambda _: 1.0, Shares())
-    credits_.charge(ADA, W1, 5)
-    assert credits_.credit(ADA, W1) is None
-    assert credits_.credit(ClientId("bob"), W1) is None
+    worker_deficits = WorkerDeficits(100.0, lambda _: 1.0, Shares())
+    worker_deficits.charge(ADA, W1, 5)
+    assert worker_deficits.deficit(ADA, W1) is None
+    assert worker_deficits.deficit(ClientId("bob"), W1) is None

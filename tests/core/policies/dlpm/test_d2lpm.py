@@ -226,9 +226,9 @@ def test_a_booking_is_undone_once() -> None:
     candidate = Candidate(WorkerId("w1"), cached_tokens=30, extend_tokens=50, load=0)
     placement.place(request, [candidate])
     placement.book(request, candidate)
-    assert placement.credit(request.client, WorkerId("w1")) == D2lpmParameters().quantum - 50
+    assert placement.deficit(request.client, WorkerId("w1")) == D2lpmParameters().quantum - 50
     placement.unplace(request.id)
-    assert placement.credit(request.client, WorkerId("w1")) == D2lpmParameters().quantum
+    assert placement.deficit(request.client, WorkerId("w1")) == D2lpmParameters().quantum
     with pytest.raises(KeyError):
         placement.unplace(request.id)
 
@@ -338,4 +338,4 @@ def test_a_slow_worker_holds_its_clients_for_as_long_not_for_as_much() -> None:
         placement = build(PolicyContext(view, LinearCost(), Random(0), parameters, Backlog()))
         request = Request(RequestId("r1"), ClientId("ada"), MODEL, ())
         placement.place(request, [Candidate(WorkerId("w1"), cached_tokens=0, extend_tokens=0, load=0)])
-        assert placement.credit(request.client, WorkerId("w1")) == quantum
+        assert placement.deficit(request.client, WorkerId("w1")) == quantum

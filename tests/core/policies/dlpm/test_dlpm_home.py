@@ -74,7 +74,7 @@ def test_nothing_is_kept_of_how_long_what_was_sent_would_have_waited() -> None:
         talk.serve(talk.arrive("ada", DOCUMENT + letter))
     policy = talk.scheduler.policy
     assert isinstance(policy, DlpmHome)
-    assert not policy._pool._leaving
+    assert not policy._pool._home_deadlines
 
 
 def test_an_idle_worker_takes_what_is_not_at_home_elsewhere() -> None:
@@ -261,9 +261,9 @@ def check_homes(talk: Scene, parameters: DlpmHomeParameters) -> None:
         near = {worker for worker, chunks in waiting.matched.items() if chunks >= enough}
         assert set(waiting.homes) == (near if len(near) < len(waiting.matched) else set())
         assert {worker for worker, queue in pool.homes.items() if name in queue} == set(waiting.homes)
-        anywhere = pool._anywhere.get(waiting.request.model)
-        assert (waiting.leaves_home is None) == (anywhere is not None and name in anywhere)
-        assert waiting.homes or waiting.leaves_home is None
+        away_match = pool._any_worker.get(waiting.request.model)
+        assert (waiting.leaves_home_at is None) == (away_match is not None and name in away_match)
+        assert waiting.homes or waiting.leaves_home_at is None
 
 
 @pytest.mark.parametrize("parameters", [{"load_ratio": 0.5}, {"load_slack": -1}, {"quantum": 0.0}])

@@ -33,11 +33,11 @@ class WaitingAtOneWorker(RuleBasedStateMachine):
         super().__init__()
         self.estimates = Estimates()
         self.map = PrefixMap(16, self.estimates, minimum=0)
-        self.standing: dict[ClientId, int | None] = dict.fromkeys(CLIENTS, 0)
+        self.priority_class: dict[ClientId, int | None] = dict.fromkeys(CLIENTS, 0)
         self.queue = LongestMatchQueue(
             lambda request: self.map.watch(request, [HERE])[HERE],
             self.map.unwatch,
-            self.standing.__getitem__,
+            self.priority_class.__getitem__,
             PATIENCE,
             EVERY,
         )
@@ -53,9 +53,9 @@ class WaitingAtOneWorker(RuleBasedStateMachine):
         """By matching everything anew: of those that may go, one of each client in order, until one fits."""
         ranked = sorted(self.waiting.values(), key=lambda request: -self.matched(request))
         passed: dict[ClientId, RequestId] = {}
-        for standing in (0, 1):
+        for priority_class in (0, 1):
             for request in ranked:
-                if self.standing[request.client] != standing or request.client in passed:
+                if self.priority_class[request.client] != priority_class or request.client in passed:
                     continue
                 oldest = next(each for each in self.waiting.values() if each.client == request.client)
                 by_age = self.gone[request.client] % EVERY == EVERY - 1 and oldest.id in fits and len(self.waiting) > 1
@@ -92,10 +92,10 @@ class WaitingAtOneWorker(RuleBasedStateMachine):
             self.queue.push(removed)
             self.waiting[request] = removed
 
-    @rule(client=st.sampled_from(CLIENTS), standing=st.sampled_from([None, 0, 1]))
-    def restand(self, client: ClientId, standing: int | None) -> None:
-        self.standing[client] = standing
-        self.queue.stand(client)
+    @rule(client=st.sampled_from(CLIENTS), priority_class=st.sampled_from([None, 0, 1]))
+    def change_priority(self, client: ClientId, priority_class: int | None) -> None:
+        self.priority_class[client] = priority_class
+        self.queue.update_priority(client)
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
@@ -215,15 +215,15 @@ def test_cancelled_requests_do_not_heap_up() -> None:
 
 def test_clients_that_come_and_go_do_not_heap_up() -> None:
     """Of a client that waits no more nothing is kept, be it found with a standing that it did not have, or never."""
-    standing: dict[ClientId, int | None] = {ClientId("stays"): 0}
-    queue = LongestMatchQueue(lambda _: 0, lambda _: None, standing.get)
+    priority_class: dict[ClientId, int | None] = {ClientId("stays"): 0}
+    queue = LongestMatchQueue(lambda _: 0, lambda _: None, priority_class.get)
     queue.push(request("stays", 0))
     for number in range(200):
         client = f"guest {number}"
         queue.push(request(client, 1))
         queue.push(request(client, 2))
-        standing[ClientId(client)] = (None, 0, 1)[number % 3]
-        queue.stand(ClientId(client))
+        priority_class[ClientId(client)] = (None, 0, 1)[number % 3]
+        queue.update_priority(ClientId(client))
         queue.longest(anything)
         queue.remove(request(client, 1).id)
         queue.remove(request(client, 2).id)
@@ -234,23 +234,23 @@ def test_clients_that_come_and_go_do_not_heap_up() -> None:
 
 def test_a_standing_that_comes_and_goes_costs_nothing_while_others_are_first() -> None:
     """A client that is nowhere near its turn is not looked at, whatever becomes of it meanwhile."""
-    standing: dict[ClientId, int | None] = {}
+    priority_class: dict[ClientId, int | None] = {}
     asked: Counter[ClientId] = Counter()
 
     def told(client: ClientId) -> int | None:
         asked[client] += 1
-        return standing[client]
+        return priority_class[client]
 
     queue = LongestMatchQueue(lambda _: 0, lambda _: None, told)
     for number in range(100):
-        standing[ClientId(f"client {number}-")] = 0
+        priority_class[ClientId(f"client {number}-")] = 0
         queue.push(request(f"client {number}-", 1))
     queue.longest(anything)
     asked.clear()
     for number in range(1, 100):
         for each in (1, None, 0, 1):
-            standing[ClientId(f"client {number}-")] = each
-            queue.stand(ClientId(f"client {number}-"))
+            priority_class[ClientId(f"client {number}-")] = each
+            queue.update_priority(ClientId(f"client {number}-"))
     assert queue.longest(anything) == Turn(request("client 0-", 1))
     assert asked == {"client 0-": 1}
     assert len(queue._firsts[0]) == 100
@@ -260,7 +260,7 @@ class Both:
     """Two queues, and what each request is to them."""
 
     def __init__(self) -> None:
-        self.standing: dict[ClientId, int | None] = dict.fromkeys(CLIENTS, 0)
+        self.priority_class: dict[ClientId, int | None] = dict.fromkeys(CLIENTS, 0)
         self.matches: tuple[dict[RequestId, int], ...] = ({}, {})
         """By queue, in the order in which they came there."""
         self.gone: tuple[Counter[ClientId], ...] = (Counter(), Counter())
@@ -268,7 +268,7 @@ class Both:
             LongestMatchQueue(
                 lambda each, matched=matched: matched[each.id],  # type: ignore[misc]
                 lambda _: None,
-                self.standing.__getitem__,
+                self.priority_class.__getitem__,
                 oldest_every=EVERY,
             )
             for matched in self.matches
@@ -295,17 +295,17 @@ class Both:
             self.matches[n][name] = match
             self.queues[n].match_changed([name])
 
-    def restand(self, client: ClientId, standing: int | None) -> None:
-        self.standing[client] = standing
+    def change_priority(self, client: ClientId, priority_class: int | None) -> None:
+        self.priority_class[client] = priority_class
         for queue in self.queues:
-            queue.stand(client)
+            queue.update_priority(client)
 
     def naive(self) -> RequestId | None:
         ranked = [
-            (standing, -match, int(name[1:]), n, name)
+            (priority_class, -match, int(name[1:]), n, name)
             for n, matched in enumerate(self.matches)
             for name, match in matched.items()
-            if (standing := self.standing[self.client(name)]) is not None
+            if (priority_class := self.priority_class[self.client(name)]) is not None
         ]
         if not ranked:
             return None
@@ -345,7 +345,7 @@ def test_of_two_queues_the_first_of_both_goes(steps: list[tuple[str, int, int, t
         name = RequestId(f"r{number}")
         match step:
             case "restand":
-                both.restand(both.client(name), (None, 0, 1)[value])
+                both.change_priority(both.client(name), (None, 0, 1)[value])
             case "ask":
                 turn = longest(both.queues, anything)
                 assert (turn and turn.request.id) == both.naive()

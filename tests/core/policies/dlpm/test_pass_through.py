@@ -37,14 +37,14 @@ class AllWait(DlpmHome):
 
     def enqueue(self, request: Request, now: float) -> None:
         super().enqueue(request, now)
-        self._let_newcomer_wait(now)
+        self._queue_newcomer(now)
 
 
 class Counting(DlpmHome):
     """As it is; and counts."""
 
-    def __init__(self, surroundings: PolicyContext) -> None:
-        super().__init__(surroundings)
+    def __init__(self, context: PolicyContext) -> None:
+        super().__init__(context)
         self.passed = self.given = 0
 
     def next(self, now: float) -> Choice | None:

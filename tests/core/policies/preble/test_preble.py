@@ -43,12 +43,12 @@ class Bench:
             Candidate(WorkerId(worker), chunks * CHUNK_TOKENS, (len(text) - chunks) * CHUNK_TOKENS, 0)
             for worker, chunks in cached.items()
         ]
-        self.preble.reach(now)
+        self.preble.advance(now)
         placed = self.preble.place(request, candidates)
-        self.preble.dispatched(request.id, now + wait)
-        self.preble.charged(Charge(request.id, request.client, placed.worker, NOTHING, Tokens(1)))
-        self.preble.charged(Charge(request.id, request.client, placed.worker, Tokens(1), Tokens(1, 0, output)))
-        self.preble.ended(request.id)
+        self.preble.request_dispatched(request.id, now + wait)
+        self.preble.request_charged(Charge(request.id, request.client, placed.worker, NOTHING, Tokens(1)))
+        self.preble.request_charged(Charge(request.id, request.client, placed.worker, Tokens(1), Tokens(1, 0, output)))
+        self.preble.request_ended(request.id)
         return f"{placed.worker} {placed.why}"
 
 

@@ -91,8 +91,8 @@ class Matches(FleetView):
 def test_whoever_comes_and_changes_groups_has_its_turn() -> None:
     """Over a long time, in which few wait and each changes groups many times, the choice is that of a plain list."""
     random, matches = Random(5), Matches()  # type: ignore[abstract]
-    surroundings = PolicyContext(matches, LinearCost(), random, Parameters(PriorityGroupsParameters(4)), Backlog())
-    queue = ORDERS["priority_groups"](surroundings, WorkerId("w1"))
+    context = PolicyContext(matches, LinearCost(), random, Parameters(PriorityGroupsParameters(4)), Backlog())
+    queue = ORDERS["priority_groups"](context, WorkerId("w1"))
     arrived: list[RequestId] = []
     turns = [1, 2, 3, 4]
     for number in range(4000):
@@ -114,7 +114,7 @@ def test_whoever_comes_and_changes_groups_has_its_turn() -> None:
             assert turn.request.id == due
             turns[group[due]] -= 1
             arrived.remove(due)
-            queue.dispatched(queue.remove(due), 0.0)
+            queue.request_dispatched(queue.remove(due), 0.0)
     assert list(queue.waiting()) == arrived
 
 

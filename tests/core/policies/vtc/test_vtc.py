@@ -24,9 +24,9 @@ def scene() -> Scene:
 
 def served(talk: Scene, client: str) -> float:
     """c_i: what the client was served and lifted by."""
-    credit = talk.deficit(client).order
-    assert credit is not None
-    return -credit
+    deficit = talk.deficit(client).order
+    assert deficit is not None
+    return -deficit
 
 
 def test_whoever_was_served_least_goes_next() -> None:
@@ -244,7 +244,7 @@ def test_the_least_counter_is_the_least(steps: list[tuple[str, str, int]]) -> No
             values.setdefault(name, 0.0)
             level = min([values[other] for other in waiting], default=values[name] if last is None else values[last])
             values[name] = max(values[name], level)
-            counters.weigh(client, 1.0)
+            counters.set_weight(client, 1.0)
             counters.join(client)
             waiting[name] = number
         elif what == "leave" and name in waiting:
@@ -255,7 +255,7 @@ def test_the_least_counter_is_the_least(steps: list[tuple[str, str, int]]) -> No
             counters.charge(client, cost, 1.0)
             values[name] += cost
         least = min(waiting, key=lambda other: (values[other], waiting[other]), default=None)
-        assert counters.least() == least
+        assert counters.least_served() == least
         assert all(counters.value(ClientId(other)) == value for other, value in values.items())
 
 
@@ -263,7 +263,7 @@ def test_the_heap_does_not_grow_with_what_is_given_back() -> None:
     """A client that always waits and whose estimates are always too high leaves nothing behind."""
     counters = VirtualCounters()
     for client in map(ClientId, "abc"):
-        counters.weigh(client, 1.0)
+        counters.set_weight(client, 1.0)
         counters.join(client)
     for client in map(ClientId, "ab"):
         counters.charge(client, 1000.0, 1.0)
@@ -271,5 +271,5 @@ def test_the_heap_does_not_grow_with_what_is_given_back() -> None:
     for _ in range(100):
         counters.charge(ClientId("c"), -1.0, 1.0)
         counters.charge(ClientId("c"), 1.0, 1.0)
-        assert counters.least() == "c"
+        assert counters.least_served() == "c"
     assert len(counters) <= 7

@@ -19,9 +19,9 @@ QUESTION = 4 * CHUNK_TOKENS
 
 def served(talk: Scene, client: str) -> float:
     """c_i: what the client was charged and lifted by."""
-    credit = talk.deficit(client).order
-    assert credit is not None
-    return -credit
+    deficit = talk.deficit(client).order
+    assert deficit is not None
+    return -deficit
 
 
 def test_the_oracle_charges_the_limit_at_once() -> None:
