@@ -34,7 +34,7 @@ class ParseSlots:
         return await (self._short if size <= LONG_BYTES else self._long).run(owner, work)
 
     async def read(self, owner: str, block: bytes, read: Callable[[bytes], None]) -> None:
-        """Pass a block of a long answer to `read` in parts, only one part per turn of the event loop over all owners."""
+        """Pass a block of a long answer to `read` in parts. Per turn of the event loop, one owner gets one part."""
         for start in range(0, len(block), INLINE_BYTES):
             await self._answer_turns.acquire(owner)
             try:

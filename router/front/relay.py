@@ -437,7 +437,7 @@ class Relay:
     async def _relay_whole(
         self, upstream: WorkerResponse, worker: WorkerId, headers: HeaderList
     ) -> FailedAttempt | None:
-        """Relay an answer that is not a stream. A refusal by the engine is a failed attempt, sent on if no retry follows."""
+        """Relay an answer that is not a stream. A refusal by the engine counts as a failed attempt."""
         before = self._hold.amount
         body, all_here = await upstream.read_beginning(HELD_BYTES, self._hold.try_add)
         if (refused := worker_refused(upstream.status, everywhere=self._family.served_by_all_engines)) is not None:

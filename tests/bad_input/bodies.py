@@ -93,7 +93,7 @@ JSON: Final = (
         Told(404, "model_not_found", "model", "The model `other` does not exist."),
     ),
 )
-PROMPT: Final = "a string, a list of strings, a list of token ids or a list of those"
+PROMPT: Final = "a string, a list of strings, a list of token ids or a list of lists of token ids"
 
 MEMBERS: Final = (
     missing("no `model`", chat(model=None), "model", "a model"),

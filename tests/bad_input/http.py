@@ -32,13 +32,15 @@ NO_SIZE: Final = "Invalid character in chunk size"
 HEAD_TOO_LARGE: Final = Told(431, "headers_too_large", None, "The headers are larger than 65536 bytes.")
 BODY_TOO_LARGE: Final = Told(413, "body_too_large", None, "The body is larger than 16777216 bytes.")
 ONE_HOST: Final = Told(400, "invalid_http", None, "A request must have one Host header.")
-SPOKEN: Final = Told(400, "invalid_http", None, "HTTP/1.0 and HTTP/1.1 are spoken here.")
-ODD_CODING: Final = Told(400, "invalid_http", None, "A body may come in chunks and in no other transfer encoding.")
+SPOKEN: Final = Told(400, "invalid_http", None, "Only HTTP/1.0 and HTTP/1.1 are supported.")
+ODD_CODING: Final = Told(
+    400, "invalid_http", None, "The only supported transfer encoding is chunked, and only in HTTP/1.1."
+)
 
 HTTP: Final = (
     no_http("no HTTP", b"nonsense\r\n\r\n", NO_METHOD),
     no_http("the beginning of TLS", b"\x16\x03\x01\x02\x00", NO_METHOD),
-    no_http("the beginning of HTTP/2", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "HTTP/2 is not spoken here"),
+    no_http("the beginning of HTTP/2", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "HTTP/2 is not supported"),
     no_http("HTTP/3.7", request(b"GET", b"/health", version=b"HTTP/3.7"), "Invalid HTTP version"),
     no_http("no path", b"GET HTTP/1.1\r\n\r\n", "Unexpected char in url schema"),
     no_http("method `BREW`", request(b"BREW", b"/health"), NO_METHOD),
@@ -46,7 +48,7 @@ HTTP: Final = (
     BadInput(
         "method `CONNECT`",
         request(b"CONNECT", b"example.com:443"),
-        Told(400, "invalid_http", None, "This is no proxy."),
+        Told(400, "invalid_http", None, "CONNECT is not supported: this server is not a proxy."),
     ),
     no_http("a control character in the URL", get(b"/\x01"), NO_URL),
     no_http("a NUL in the URL", get(b"/\x00"), NO_URL),

@@ -78,7 +78,7 @@ def drain(*lines: bytes, worker: bytes = b"w") -> bytes:
 
 
 def no_http(name: str, sent: bytes, why: str) -> BadInput:
-    said = f"This is no HTTP request, or an ambiguous one: {why}."
+    said = f"The request is not valid HTTP, or is ambiguous: {why}."
     return BadInput(name, sent, Told(400, "invalid_http", None, said))
 
 

@@ -1,7 +1,8 @@
-"""What a client may do to its connection: how much it sends, when, and what becomes of it and of the connection then.
+"""One client connection: uvicorn's HTTP protocol, with limits on what a client sends, how slowly, and leaves unread.
 
-uvicorn parses HTTP and runs the application; it bounds none of this. What goes beyond a limit is answered in OpenAI's
-shape (`refusals.py`) where an answer can still be understood, and cut otherwise; so is what is late (`deadlines.py`).
+uvicorn parses HTTP and runs the application, but sets none of these limits. A client that exceeds one or misses a
+deadline (`deadlines.py`) gets an error in OpenAI's shape (`http_errors.py`) if it can still understand an answer;
+otherwise the connection is cut.
 """
 
 import asyncio
@@ -32,13 +33,13 @@ from router.front.http.unread_bytes import UnreadBytes
 from router.runtime.fair_timer import GRACE_SECONDS, stalled_since
 
 EARLY_BYTES: Final = 64 * 1024
-"""What may come of later calls while one is under way."""
+"""Bytes of later calls that a client can send while a call is in flight."""
 EARLY_CALLS: Final = 16
-"""How many of these may have come whole."""
+"""Complete later calls that a client can send while a call is in flight."""
 COUNTED_BYTES: Final = 8 * 1024
-"""Heads, and what comes early, up to this size are not counted in the budget; nearly all are far below."""
+"""Up to this size, heads and early bytes do not count in the budget. Nearly all are far smaller."""
 ACCEPTS_PER_TURN: Final = 16
-"""Connections that are taken in one turn of the event loop. Whoever connects wakes every door, at 4 µs of CPU each."""
+"""Connections accepted per turn of the event loop. Each new one wakes all listening sockets, at 4 µs of CPU each."""
 
 
 class ClientConnection(HttpToolsProtocol):
@@ -59,129 +60,133 @@ class ClientConnection(HttpToolsProtocol):
         self.timeout_keep_alive = self._limits.idle_seconds  # type: ignore[assignment]
         self._connections = connections
         self._address = ""
-        self._served: RequestResponseCycle | None = None
-        """The call under way; `cycle` is the one that came last."""
+        self._active: RequestResponseCycle | None = None
+        """The call in flight; `cycle` is the call that arrived last."""
         self._extensions: dict[str, Callable[..., None]] = {
-            ON_DISCONNECT: self._when_left,
-            UNREAD_OWNER: self._belong,
+            ON_DISCONNECT: self._on_disconnect,
+            UNREAD_OWNER: self._charge_unread_to,
             BREAK_OFF: self._break_off,
         }
-        self._leaving: Callable[[], None] | None = None
-        """What the application has us call if the client of the call under way leaves."""
-        self._early = b""
-        """What came of later ones: it is read, or else a client that leaves would not be noticed, but not parsed."""
-        self._refused = False
-        self._broken: RouterError | None = None
-        """What is wrong with what came behind the call under way, to be told once that is answered."""
-        self._fed = b""
-        """What is being parsed, from the beginning of its first head on."""
-        self._line_end = 0
-        """Where in there the URL ends of the call that came last."""
-        self._begun = b""
-        """The part of the next head that has come already, and maybe something before it."""
-        self._dangling = 0
-        """Bytes that came since the last that were of use, which is the end of a head or a part of a body."""
+        self._notify_disconnect: Callable[[], None] | None = None
+        """The application's callback for when the client of the call in flight disconnects."""
+        self._early_bytes = b""
+        """Bytes of later calls, not parsed yet. They are read all the same, or a disconnect would go unnoticed."""
+        self._finished = False
+        """True once an error is sent or the connection is cut or lost: nothing more is served."""
+        self._pending_error: RouterError | None = None
+        """The error in what followed the call in flight, to be sent once that call is answered."""
+        self._parser_input = b""
+        """The bytes being parsed, from the beginning of their first head."""
+        self._url_end = 0
+        """Position in `_parser_input` after the URL of the call that arrived last."""
+        self._partial_head = b""
+        """The part of the next head that has arrived, possibly with some bytes before it."""
+        self._unparsed_bytes = 0
+        """Bytes received since the last end of a head or part of a body."""
         self._deadlines = Deadlines(self._limits, self.loop)
         self._unread: UnreadBytes
-        self._waiting = connections.budget.hold("")
-        """The bytes of heads, and of what comes early."""
+        self._hold = connections.budget.hold("")
+        """Counts heads and early bytes in the budget."""
         self._head_bytes = 0
-        """Of the call that came last."""
+        """Size of the head of the call that arrived last."""
 
     @property
     def unread_bytes(self) -> int:
-        """What the client was sent and has not even left for the network."""
+        """Bytes written for the client that the network has not accepted yet."""
         return self.transport.get_write_buffer_size()
 
     def cut(self) -> None:
-        """Close the connection at once; whatever is under way there ends as if its client had left."""
-        self._refused = True
+        """Close the connection at once. A call in flight ends as if its client had disconnected."""
+        self._finished = True
         self.transport.abort()
 
-    # What the event loop tells.
+    # Callbacks of the event loop.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """See `asyncio.Protocol`."""
+        """Enter the connection in the counts, or refuse it if there are too many."""
         super().connection_made(CorkedTransport(transport, self.loop.call_soon))
-        self._address = self._waiting.owner = self.client[0] if self.client else ""
+        self._address = self._hold.owner = self.client[0] if self.client else ""
         self._unread = UnreadBytes(self._connections.budget, self.transport, self._address)
         if self._connections.add(self, self._address):
-            self._look()
+            self._update_deadline()
         else:
-            self._refused = True
-            self._answer(Refused("There are too many connections.", retry_after=1.0, reason="rejected-connections"))
+            self._finished = True
+            self._send_error(Refused("Too many connections are open.", retry_after=1.0, reason="rejected-connections"))
             self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See `asyncio.Protocol`."""
+        """Release what the connection holds and end the call in flight."""
         self._connections.remove(self, self._address)
-        self._refused = True
-        self._early = self._begun = b""
-        self._waiting.set(0)
+        self._finished = True
+        self._early_bytes = self._partial_head = b""
+        self._hold.set(0)
         self._unread.stop()
         self._deadlines.cancel()
-        if self._served is not None:
-            self._give_up(self._served)
-        self._leaving = None
-        self._extensions.clear()  # it refers to this
+        if self._active is not None:
+            self._disconnect_app(self._active)
+        self._notify_disconnect = None
+        self._extensions.clear()  # breaks a reference cycle with this object
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
-        if self._refused:
+        """Parse the bytes, or keep them for later while a call is in flight that they do not belong to."""
+        if self._finished:
             return
-        if self._must_wait:
-            self._early += data
+        if self._input_is_early:
+            self._early_bytes += data
             self.transport.holds_next = False
-            if len(self._early) > EARLY_BYTES or not self._count():
+            if len(self._early_bytes) > EARLY_BYTES or not self._count_held_bytes():
                 self.cut()
             return
         self._unset_keepalive_if_required()
         self._feed(data)
 
     def pause_writing(self) -> None:
-        """See `asyncio.Protocol`: the client does not read what it is sent."""
+        """Called when the client reads more slowly than it is sent: start the deadline for reading."""
         super().pause_writing()
-        self._await_reading()
+        self._start_reading_deadline()
 
     def resume_writing(self) -> None:
-        """See `asyncio.Protocol`."""
+        """Called when the client has read nearly all: stop the deadline for reading."""
         super().resume_writing()
         self._unread.stop()
         self._deadlines.cancel_reading()
 
     def timeout_keep_alive_handler(self) -> None:
-        """It has been idle for long enough; if it has not even read its last answer, for good."""
+        """Close a connection that was idle for the keep-alive time; cut it if its last answer stays unread."""
         task = self.timeout_keep_alive_task
-        if task is not None and stalled_since(self.loop, task.when()):  # another call may have come and not been read
+        if task is not None and stalled_since(self.loop, task.when()):
+            # The next call may have arrived while the process stood still: give the loop time to read it.
             self.timeout_keep_alive_task = self.loop.call_later(GRACE_SECONDS, self.timeout_keep_alive_handler)
             return
         super().timeout_keep_alive_handler()
-        self._stall_if_unread()
+        self._limit_unread_on_close()
 
-    # What the parser finds.
+    # Callbacks of the parser (httptools).
 
     def on_message_begin(self) -> None:
-        """See httptools."""
+        """Begin a call."""
         super().on_message_begin()
         self.scope["extensions"] = self._extensions  # type: ignore[typeddict-item]
-        self._dangling = self._dangling or 1
+        self._unparsed_bytes = self._unparsed_bytes or 1
         self._deadlines.body_bytes = 0
 
     def on_headers_complete(self) -> None:
-        """See httptools."""
-        self._dangling = 0
-        named, self._line_end = named_protocol(self._fed, self.parser.get_method(), self.url, self._line_end)
-        if named != b"HTTP":
-            self._refuse(BadRequest(SUPPORTED_VERSIONS, code="invalid_http"))
-        if self._deaf or self.parser.should_upgrade():
+        """Check the head, and start the call if the head is acceptable."""
+        self._unparsed_bytes = 0
+        protocol_name, self._url_end = named_protocol(
+            self._parser_input, self.parser.get_method(), self.url, self._url_end
+        )
+        if protocol_name != b"HTTP":
+            self._reject(BadRequest(SUPPORTED_VERSIONS, code="invalid_http"))
+        if self._ignoring_input or self.parser.should_upgrade():
             return
         self._head_bytes = head_size(self.url, self.headers)
-        wrong = head_error(self.parser, self.url, self.headers, self._head_bytes, self._limits)
-        if wrong is not None:
-            self._refuse(wrong)
+        error = head_error(self.parser, self.url, self.headers, self._head_bytes, self._limits)
+        if error is not None:
+            self._reject(error)
             return
-        self.headers = []  # the call has its own; those that follow a body are of no use to anybody
+        self.headers = []  # the call has its own list; trailers go to this one and are ignored
         super().on_headers_complete()
         if self.pipeline:
             self.transport.holds_next = False
@@ -190,99 +195,99 @@ class ClientConnection(HttpToolsProtocol):
             self.cut()
 
     def on_body(self, body: bytes) -> None:
-        """See httptools."""
-        self._dangling = 0
+        """Pass a part of the body on."""
+        self._unparsed_bytes = 0
         self._deadlines.body_bytes += len(body)
-        if not self._deaf:
+        if not self._ignoring_input:
             super().on_body(body)
-            if self._served is not self.cycle:
+            if self._active is not self.cycle:
                 self.flow.resume_reading()
 
     def on_message_complete(self) -> None:
-        """See httptools."""
-        self._dangling = 0
-        if not self._deaf and not self.parser.should_upgrade():
+        """End the body."""
+        self._unparsed_bytes = 0
+        if not self._ignoring_input and not self.parser.should_upgrade():
             self.cycle.more_body = False
-            if self._served is self.cycle:
+            if self._active is self.cycle:
                 self._connections.mark_busy(self, self._address)
             super().on_message_complete()
 
-    # What uvicorn does.
+    # Overrides of uvicorn.
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._served = cycle
-        # The second write fails where the client has left; then what is behind this call is not begun.
-        self.transport.holds_next = not self.pipeline and not self._early
+        self._active = cycle
+        # The second write fails if the client has disconnected; then the calls behind this one are not started.
+        self.transport.holds_next = not self.pipeline and not self._early_bytes
         self._unread.charge_to(self._address)
         if not cycle.more_body:
             self._connections.mark_busy(self, self._address)
-        sending = partial(send, cycle, self._unread)
-        super()._start_asgi_task(cycle, lambda scope, receive, _: app(scope, receive, sending))
+        send_message = partial(send, cycle, self._unread)
+        super()._start_asgi_task(cycle, lambda scope, receive, _: app(scope, receive, send_message))
 
     def on_response_complete(self) -> None:
-        """A call is answered: the next one may be served."""
-        self._served = None
+        """Go on with the next call, once a call is answered."""
+        self._active = None
         super().on_response_complete()
         if not self.transport.is_closing():
-            if self._served is None:
+            if self._active is None:
                 self._head_bytes = 0
                 self._connections.mark_idle(self, self._address)
-            if self._broken is not None:
+            if self._pending_error is not None:
                 self._unset_keepalive_if_required()
-                self._refuse(self._broken)
-            elif self._early and not self._must_wait:
-                early, self._early = self._early, b""
+                self._reject(self._pending_error)
+            elif self._early_bytes and not self._input_is_early:
+                early, self._early_bytes = self._early_bytes, b""
                 self._unset_keepalive_if_required()
                 self._feed(early)
-        self._look()
-        self._stall_if_unread()
+        self._update_deadline()
+        self._limit_unread_on_close()
 
-    # The limits.
-
-    @property
-    def _must_wait(self) -> bool:
-        """Whether what comes now belongs to a later call than the one under way."""
-        served = self._served
-        return served is not None and not (served is self.cycle and served.more_body)
+    # Limits.
 
     @property
-    def _deaf(self) -> bool:
-        """Whether what is parsed now is of no use, as there is something wrong before it."""
-        return self._refused or self._broken is not None
+    def _input_is_early(self) -> bool:
+        """Whether input now belongs to a later call than the one in flight."""
+        active = self._active
+        return active is not None and not (active is self.cycle and active.more_body)
+
+    @property
+    def _ignoring_input(self) -> bool:
+        """True once an error means that later input is ignored."""
+        return self._finished or self._pending_error is not None
 
     def _feed(self, data: bytes) -> None:
-        self._dangling += len(data)
-        self._fed, self._begun, self._line_end = self._begun + data, b"", 0
+        self._unparsed_bytes += len(data)
+        self._parser_input, self._partial_head, self._url_end = self._partial_head + data, b"", 0
         try:
             self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as asked:
-            self._decline_upgrade(data[asked.args[0] :])
+        except httptools.HttpParserUpgrade as upgrade:
+            self._decline_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError as error:
-            self._refuse(parse_error(error))
-        if self._fed and self._dangling and not (self.cycle is not None and self.cycle.more_body):
-            self._begun = self._fed[self._line_end :][-self._limits.head_bytes :]
-        self._fed = b""
-        if self._dangling > self._limits.head_bytes:
-            self._refuse(HeadTooLarge(self._limits.head_bytes))
-        elif not self._refused and not self._count():
-            self._refuse(self._connections.budget.refusal(self._address, self._dangling + self._head_bytes))
-        self._look()
+            self._reject(parse_error(error))
+        if self._parser_input and self._unparsed_bytes and not (self.cycle is not None and self.cycle.more_body):
+            self._partial_head = self._parser_input[self._url_end :][-self._limits.head_bytes :]
+        self._parser_input = b""
+        if self._unparsed_bytes > self._limits.head_bytes:
+            self._reject(HeadTooLarge(self._limits.head_bytes))
+        elif not self._finished and not self._count_held_bytes():
+            self._reject(self._connections.budget.refusal(self._address, self._unparsed_bytes + self._head_bytes))
+        self._update_deadline()
 
-    def _count(self) -> bool:
-        """Count what is held beside the body and the answer; False if there is no room for it."""
-        held = self._dangling + len(self._begun) + self._head_bytes + len(self._early)
-        more = (held if held > COUNTED_BYTES else 0) - self._waiting.amount
+    def _count_held_bytes(self) -> bool:
+        """Count bytes held besides the body and the answer. Returns False if the budget has no room for them."""
+        held = self._unparsed_bytes + len(self._partial_head) + self._head_bytes + len(self._early_bytes)
+        more = (held if held > COUNTED_BYTES else 0) - self._hold.amount
         if more > 0:
-            return self._waiting.try_add(more)
+            return self._hold.try_add(more)
         if more < 0:
-            self._waiting.set(self._waiting.amount + more)
+            self._hold.set(self._hold.amount + more)
         return True
 
     def _decline_upgrade(self, rest: bytes) -> None:
-        """Read a call on as if it had not offered another protocol; the parser would take its body for that."""
+        """Parse a call again without its offer to upgrade: the parser would take its body for the other protocol."""
         method = self.parser.get_method()
         if method == b"CONNECT":
-            self._refuse(BadRequest("This is no proxy.", code="invalid_http"))
+            self._reject(BadRequest("CONNECT is not supported: this server is not a proxy.", code="invalid_http"))
             return
         lines = [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
         head = b"%b %b HTTP/%b\r\n%b\r\n" % (
@@ -294,109 +299,114 @@ class ClientConnection(HttpToolsProtocol):
         self.parser = httptools.HttpRequestParser(self)
         self._feed(head + rest)
 
-    def _look(self) -> None:
-        """See what the client owes now, and until when."""
-        owed = self._owed()
-        if owed is None and self._served is None:
-            self._wait_for_another()
-        self._deadlines.expect(owed, self._late)
+    def _update_deadline(self) -> None:
+        """Set the deadline for what the client must send next."""
+        awaited = self._awaited()
+        if awaited is None and self._active is None:
+            self._start_keep_alive()
+        self._deadlines.expect(awaited, self._on_deadline)
 
-    def _wait_for_another(self) -> None:
+    def _start_keep_alive(self) -> None:
         if self.timeout_keep_alive_task is None and not self.transport.is_closing():
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
 
-    def _owed(self) -> Awaiting | None:
+    def _awaited(self) -> Awaiting | None:
+        """Return what the client must send next; None if nothing."""
         if self.transport.is_closing():
             return None
-        if self._refused:
+        if self._finished:
             return Awaiting.REST
-        if self._served is not None:
-            return Awaiting.BODY if self._served is self.cycle and self.cycle.more_body else None
+        if self._active is not None:
+            return Awaiting.BODY if self._active is self.cycle and self.cycle.more_body else None
         if self.cycle is not None and self.cycle.more_body:
             return Awaiting.REST
-        return Awaiting.HEAD if self.cycle is None or self._dangling else None
+        return Awaiting.HEAD if self.cycle is None or self._unparsed_bytes else None
 
-    def _late(self, owed: Awaiting) -> None:
-        """It did not come in time."""
-        if owed is Awaiting.REST or (owed is Awaiting.HEAD and not self._dangling):
+    def _on_deadline(self, awaited: Awaiting) -> None:
+        """Handle a missed deadline: answer 408 if the client can still understand it, otherwise cut."""
+        if awaited is Awaiting.REST or (awaited is Awaiting.HEAD and not self._unparsed_bytes):
             self.cut()
         else:
-            self._refuse(TooSlow("body" if owed is Awaiting.BODY else "headers"))
+            self._reject(TooSlow("body" if awaited is Awaiting.BODY else "headers"))
 
-    def _refuse(self, error: RouterError) -> None:
-        """Answer what came with an error and end, in its turn, or cut, where that would be taken for another answer."""
-        if self._refused:
+    def _reject(self, error: RouterError) -> None:
+        """Answer with an error after the calls in flight, and close the connection.
+
+        Cut it instead if the error would be mistaken for the answer to another call.
+        """
+        if self._finished:
             return
-        served = self._served
-        if served is not None and served is self.cycle and not served.more_body:
-            self._broken = self._broken or error
+        active = self._active
+        if active is not None and active is self.cycle and not active.more_body:
+            self._pending_error = self._pending_error or error
             return
-        if served is not None and (served is not self.cycle or served.response_started or not served.more_body):
+        if active is not None and (active is not self.cycle or active.response_started or not active.more_body):
             self.cut()
             return
-        self._refused = True
-        if served is not None:
-            self._give_up(served)
-        self._answer(error)
-        self.transport.write_eof()  # who still sends would not get to read the answer if nobody read on
-        self._look()
+        self._finished = True
+        if active is not None:
+            self._disconnect_app(active)
+        self._send_error(error)
+        # Close only the writing side: a client that is still sending can read the answer only while its bytes are read.
+        self.transport.write_eof()
+        self._update_deadline()
 
-    def _give_up(self, served: RequestResponseCycle) -> None:
-        """Tell the application that nobody waits for its answer."""
-        served.disconnected = True
-        served.message_event.set()
-        if self._leaving is not None:
-            self._leaving()
+    def _disconnect_app(self, active: RequestResponseCycle) -> None:
+        """Tell the application that its client has disconnected."""
+        active.disconnected = True
+        active.message_event.set()
+        if self._notify_disconnect is not None:
+            self._notify_disconnect()
 
-    def _when_left(self, leaving: Callable[[], None]) -> None:
-        """See `WhenLeft`. To be noticed, the client's leaving has to be read."""
-        if self._served is not None and self._served.disconnected:
-            self.loop.call_soon(leaving)
+    def _on_disconnect(self, callback: Callable[[], None]) -> None:
+        """Register the callback for a disconnect, which is only noticed while the connection is read."""
+        if self._active is not None and self._active.disconnected:
+            self.loop.call_soon(callback)
             return
-        self._leaving = leaving
+        self._notify_disconnect = callback
         self.flow.resume_reading()
 
-    def _belong(self, owner: str) -> None:
-        """What the client of the call under way leaves unread is this owner's."""
+    def _charge_unread_to(self, owner: str) -> None:
+        """Count unread bytes of the call in flight against this owner."""
         self._unread.charge_to(owner)
 
     def _break_off(self) -> None:
-        """End the connection behind what was sent, so that its client sees that the answer is not whole."""
-        self._refused = True
-        if self._served is not None:
-            self._served.disconnected = True
+        """Close the connection after what was sent, so that the client sees that the answer is incomplete."""
+        self._finished = True
+        if self._active is not None:
+            self._active.disconnected = True
         self.transport.close()
-        self._stall_if_unread()
+        self._limit_unread_on_close()
 
-    def _answer(self, error: RouterError) -> None:
+    def _send_error(self, error: RouterError) -> None:
         self._connections.refused[error.status] += 1
         self.transport.write(error_response(error))
 
-    def _stall_if_unread(self) -> None:
-        """A connection that is being closed waits for its client to read what is left, and no longer than it may."""
+    def _limit_unread_on_close(self) -> None:
+        """While the connection closes, limit the time that its client can leave the last bytes unread."""
         if self.transport.is_closing() and self.transport.get_write_buffer_size():
-            self._await_reading()
+            self._start_reading_deadline()
 
-    def _await_reading(self) -> None:
+    def _start_reading_deadline(self) -> None:
         self._unread.start()
         self._deadlines.expect_reading(self.cut, lambda: self._unread.read)
 
 
 def accept_sockets(listener: socket.socket) -> list[socket.socket]:
-    """A socket that listens, and copies of it, for `uvicorn.Server.run`, which closes them.
+    """Return a listening socket and copies of it, for `uvicorn.Server.run`, which closes them.
 
-    Of each, uvloop takes one connection in a turn of its loop. A turn in which a thousand streams go on is long, and
-    with one socket alone whoever connects then waits for a minute, while those who are connected have all the service.
+    uvloop accepts one connection per socket and turn of its loop. With a thousand streams a turn is long: with only one
+    socket, new clients would wait up to a minute while connected clients get all the service.
     """
     return [listener, *(listener.dup() for _ in range(ACCEPTS_PER_TURN - 1))]
 
 
 def connection_class(connections: Connections) -> type[asyncio.Protocol]:
-    """The protocol for `uvicorn.Config(http=...)`; whatever connects is one of these connections."""
+    """Return the protocol class for `uvicorn.Config(http=...)`, whose instances count in `connections`."""
 
-    class LimitedFront(ClientConnection):
+    class LimitedConnection(ClientConnection):
         def __init__(
             self,
             config: Config,
@@ -406,4 +416,4 @@ def connection_class(connections: Connections) -> type[asyncio.Protocol]:
         ) -> None:
             super().__init__(config, server_state, app_state, _loop, connections)
 
-    return LimitedFront
+    return LimitedConnection

@@ -1,6 +1,6 @@
-"""The connections of clients: how many there may be, what each may do, and which one gives way.
+"""Limits of client connections: how many can be open, what each can do, and which one is closed to make room.
 
-One gives way only until its call is here: while it is idle, or its head or its body is on its way.
+A connection is closed to make room only while it has no complete call: while idle, or while a head or body arrives.
 """
 
 from collections import Counter
@@ -15,77 +15,81 @@ from router.core.clients.fair_drop import LongestQueueDrop
 from router.front.byte_budget import ByteBudget
 
 ON_DISCONNECT: Final = "d2lpm.leaving"
-"""The extension of a call's scope (ASGI) by which the application hears that its client leaves."""
+"""Key of the ASGI scope extension by which an application registers a callback for its client's disconnect."""
 
 UNREAD_OWNER: Final = "d2lpm.owner"
-"""The extension by which the application tells whose call it is; takes the owner of what its client leaves unread."""
+"""Key of the extension that takes the owner of the bytes that the client leaves unread."""
 BREAK_OFF: Final = "d2lpm.break-off"
-"""The extension that ends the connection behind what was sent: the answer cannot be completed, and is to look so."""
+"""Key of the extension that closes the connection after what was sent, so that the answer looks incomplete."""
 
 OnDisconnect = Callable[[Callable[[], None]], None]
-"""Its value. Takes what is to be called then, soon if that has been already; there is one such thing at a time."""
+"""Value of `ON_DISCONNECT`: registers the callback for a disconnect, in place of any earlier one. It is called soon if
+the client has already disconnected."""
 
 
 @dataclass(frozen=True, slots=True)
 class FrontLimits:
-    """Bytes, seconds and connections."""
+    """Limits in bytes, seconds and connections."""
 
     head_bytes: int = 64 * 1024
-    """Of the request line and the headers."""
+    """Largest request line and headers together."""
     url_bytes: int = 8 * 1024
+    """Largest URL."""
     head_seconds: float = 10.0
-    """From the connection, or the first byte of another request, to the end of the headers."""
+    """Seconds from connecting, or from the first byte of a later request, to the end of the headers."""
     body_seconds: float = 30.0
-    """From there to the end of the body; as long again, if since the last time `body_rate` bytes came for each."""
+    """Seconds from there to the end of the body. Extended as often as `body_rate` is reached over such a period."""
     body_rate: int = 16 * 1024
+    """Bytes per second."""
     write_seconds: float = 60.0
-    """For which a client that is sent more than it reads may leave all of it unread."""
+    """Seconds that a client can read nothing of what it is sent."""
     idle_seconds: float = 75.0
-    """Between two calls."""
+    """Seconds between two calls."""
     connections: int = 10_000
-    """In all."""
+    """Largest number of open connections."""
     connections_per_address: int | None = None
+    """Largest number of open connections of one address; None for no limit."""
     hosts: frozenset[bytes] | None = None
-    """What a Host header may name, in lower case and without a port; None for anything."""
+    """Host names that a Host header can contain, in lower case and without a port; None for any."""
 
 
 class CountedConnection(Protocol):
-    """The other end of a connection, as it is counted."""
+    """A connection as `Connections` needs it."""
 
     def cut(self) -> None:
         """Close the connection at once."""
 
     @property
     def unread_bytes(self) -> int:
-        """What it was sent and has not even left for the network, as it does not read."""
+        """Bytes written for the client that the network has not accepted yet."""
 
 
 class Connections(Collector):
-    """The open connections, whose they are, and what was refused before anybody looked at it."""
+    """Counts open connections per address, limits their number, and counts refusals made before a call begins."""
 
     def __init__(self, limits: FrontLimits, budget: ByteBudget) -> None:
-        """`budget`: of the bytes that are held for them."""
+        """`budget`: of the bytes held for clients."""
         self.limits = limits
         self.budget = budget
         self._by_address: LongestQueueDrop[str] = LongestQueueDrop()
         self._open: dict[CountedConnection, None] = {}
         self._idle: dict[str, dict[CountedConnection, None]] = {}
-        """Those without a call that is here as a whole, by address, longest idle first."""
+        """Connections without a complete call by address, longest idle first."""
         self.refused: Counter[int] = Counter()
-        """Heads, bodies and connections that came to nothing, by the status that they were answered with."""
+        """Refused connections, heads and bodies by the HTTP status of the refusal."""
 
     def __len__(self) -> int:
         return len(self._open)
 
     @property
     def unread_bytes(self) -> int:
-        """What was sent and has not even left for the network, as its clients do not read."""
+        """Bytes written for all clients that the network has not accepted yet."""
         return sum(connection.unread_bytes for connection in self._open)
 
     def add(self, connection: CountedConnection, address: str) -> bool:
-        """Count a new connection; False if it is to be refused.
+        """Count a new connection. Returns False if it is to be refused.
 
-        When all together are too many, one whose call is not here gives way, of the address that has most.
+        If there are too many connections, cut one without a complete call, of the address that has most.
         """
         self._open[connection] = None
         self._by_address.add(address, 1)
@@ -101,37 +105,39 @@ class Connections(Collector):
                 return False
             if most not in self._idle:
                 return False
-            giving_way = next(iter(self._idle[most]))
-            self.mark_busy(giving_way, most)
-            giving_way.cut()
+            evicted = next(iter(self._idle[most]))
+            self.mark_busy(evicted, most)
+            evicted.cut()
         self.mark_idle(connection, address)
         return True
 
     def mark_idle(self, connection: CountedConnection, address: str) -> None:
-        """It has no call under way."""
+        """Mark a connection as having no complete call."""
         self._idle.setdefault(address, {})[connection] = None
 
     def mark_busy(self, connection: CountedConnection, address: str) -> None:
-        """It has one, of which all is here."""
-        theirs = self._idle.get(address, {})
-        theirs.pop(connection, None)
-        if not theirs:
+        """Mark a connection as having a complete call, so that it is not cut to make room."""
+        idle = self._idle.get(address, {})
+        idle.pop(connection, None)
+        if not idle:
             self._idle.pop(address, None)
 
     def remove(self, connection: CountedConnection, address: str) -> None:
-        """It is closed."""
+        """Remove a closed connection from the counts."""
         del self._open[connection]
         self.mark_busy(connection, address)
         self._by_address.remove(address, 1)
 
     def collect(self) -> Iterator[Metric]:
-        """How many there are, and what became of others."""
+        """Yield the metrics of open and refused connections."""
         yield GaugeMetricFamily("d2lpm_connections", "Open connections of clients.", len(self))
         yield GaugeMetricFamily(
             "d2lpm_client_unread_bytes", "Bytes of answers that clients do not read.", self.unread_bytes
         )
         refused = CounterMetricFamily(
-            "d2lpm_refused_connections", "Refused before they were calls, by status.", labels=("status",)
+            "d2lpm_refused_connections",
+            "Connections and requests refused before they became calls, by status.",
+            labels=("status",),
         )
         for status, count in self.refused.items():
             refused.add_metric((str(status),), count)

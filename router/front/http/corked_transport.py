@@ -1,6 +1,6 @@
-"""A connection on which the head of an answer leaves together with what follows it at once.
+"""A transport that sends the head of an answer together with the block that follows it at once.
 
-A server writes the two one after the other. By itself, with TCP_NODELAY, each would be a system call and a packet.
+A server writes the two one after the other. With TCP_NODELAY each would cost a system call and a packet.
 """
 
 import asyncio
@@ -8,31 +8,31 @@ from collections.abc import Callable
 from typing import Final
 
 JOINED_BYTES: Final = 64 * 1024
-"""Of more than that a copy costs as much as the second call."""
+"""Largest block that is joined with the head. Copying more costs as much as a second system call."""
 
 
 class CorkedTransport(asyncio.Transport):
-    """As much of a transport as its protocol needs, before the one that has the socket.
+    """Wraps the transport of the socket and can hold back one write.
 
-    Nothing is held beyond the turn of the event loop in which it is written, nor behind what is written next.
+    A held write is sent with the next write, or at the end of the current turn of the event loop.
     """
 
-    def __init__(self, transport: asyncio.Transport, soon: Callable[[Callable[[], None]], object]) -> None:
-        """`soon`: calls in the event loop's next turn."""
+    def __init__(self, transport: asyncio.Transport, call_soon: Callable[[Callable[[], None]], object]) -> None:
+        """`call_soon`: the event loop's."""
         super().__init__()
         self._transport = transport
-        self._soon = soon
+        self._call_soon = call_soon
         self.holds_next = False
-        """Whether what is written next is to wait for what follows it, but no longer than for the loop's next turn."""
+        """Whether to hold the next write until another follows, or until the loop's next turn."""
         self._held = b""
-        # As they are: some of them are asked several times for each call.
+        # Bound directly, because some are called several times per request.
         self.get_extra_info = transport.get_extra_info  # type: ignore[method-assign]
         self.is_closing = transport.is_closing  # type: ignore[method-assign]
         self.pause_reading = transport.pause_reading  # type: ignore[method-assign]
         self.resume_reading = transport.resume_reading  # type: ignore[method-assign]
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """See `asyncio.WriteTransport`."""
+        """Write `data`, joined with the held write if there is one, or hold it."""
         if self._held:
             held, self._held = self._held, b""
             if len(data) <= JOINED_BYTES:
@@ -42,26 +42,26 @@ class CorkedTransport(asyncio.Transport):
         elif self.holds_next:
             self.holds_next = False
             self._held = bytes(data)
-            self._soon(self._release)
+            self._call_soon(self._release)
             return
         self._transport.write(data)
 
     def get_write_buffer_size(self) -> int:
-        """See `asyncio.WriteTransport`; with what is held."""
+        """Return the bytes that the network has not accepted yet, including the held write."""
         return self._transport.get_write_buffer_size() + len(self._held)
 
     def write_eof(self) -> None:
-        """See `asyncio.WriteTransport`."""
+        """Send the held write and close the writing side."""
         self._release()
         self._transport.write_eof()
 
     def close(self) -> None:
-        """See `asyncio.BaseTransport`."""
+        """Send the held write and close."""
         self._release()
         self._transport.close()
 
     def abort(self) -> None:
-        """See `asyncio.WriteTransport`."""
+        """Send the held write and abort."""
         self._release()
         self._transport.abort()
 

@@ -1,4 +1,4 @@
-"""Until when a client has to send what it owes, and to read what it is sent."""
+"""Deadlines by which a client must send the rest of a request, and read what it is sent."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,95 +10,100 @@ from router.front.http.connection_limits import FrontLimits
 from router.runtime.fair_timer import FairTimer
 
 LINGER_SECONDS: Final = 5.0
-"""Seconds for which what comes is read and thrown away once its call is answered or refused, so that its sender gets to
-read that."""
+"""Seconds for which input is read and discarded after its call is answered or refused, so that a client that is still
+sending can read the answer."""
 
 
 class Awaiting(Enum):
-    """What a client has still to send."""
+    """The part of a request that a client must send next."""
 
     HEAD = auto()
     BODY = auto()
     REST = auto()
-    """Of what is answered already: nothing more of it is of use."""
+    """The rest of a request that is already answered, which is discarded."""
 
 
 READ_BYTES: Final = 48 * 1024
-"""A client that is waited for reads at least so much in its time."""
+"""Bytes that a slow client must read within `write_seconds` to get the same time again."""
 
 
 class Deadlines:
-    """Those of one connection, at most one for what comes and one for what goes."""
+    """The deadlines of one connection: at most one for sending and one for reading."""
 
     def __init__(self, limits: FrontLimits, loop: asyncio.AbstractEventLoop) -> None:
         self.body_bytes = 0
-        """Bytes of the body so far, of which enough have to come in each of its times."""
+        """Bytes of the body so far. In each period of `body_seconds`, enough must arrive."""
         self._limits = limits
         self._loop = loop
-        self._owed: Awaiting | None = None
-        self._content_before = 0
-        """When the body's time began."""
-        self._sending: FairTimer | None = None
-        self._reading: FairTimer | None = None
+        self._awaiting: Awaiting | None = None
+        self._body_bytes_before = 0
+        """`body_bytes` at the start of the current period."""
+        self._sending_timer: FairTimer | None = None
+        self._reading_timer: FairTimer | None = None
 
-    def expect(self, owed: Awaiting | None, late: Callable[[Awaiting], None]) -> None:
-        """Let it owe this from now on; if it did already, its time goes on. When that is over, `late` is called."""
-        if owed is self._owed:
-            return
-        self._owed = owed
-        if self._sending is not None:
-            self._sending.cancel()
-            self._sending = None
-        if owed is not None:
-            self._begin(owed, late)
+    def expect(self, awaiting: Awaiting | None, on_late: Callable[[Awaiting], None]) -> None:
+        """Start the deadline for a part of a request, or keep it if that part is already awaited; None stops it.
 
-    def expect_reading(self, late: Callable[[], None], read: Callable[[], int]) -> None:
-        """It does not read what it is sent; `late` is called unless it does in time.
-
-        `read`: how many bytes it has read so far; every `READ_BYTES` of them give it as long again.
+        `on_late` is called when the deadline is missed.
         """
-        if self._reading is None:
-            expire = partial(self._expire_reading, late, read, read())
-            self._reading = FairTimer(self._loop, self._limits.write_seconds, expire)
+        if awaiting is self._awaiting:
+            return
+        self._awaiting = awaiting
+        if self._sending_timer is not None:
+            self._sending_timer.cancel()
+            self._sending_timer = None
+        if awaiting is not None:
+            self._start(awaiting, on_late)
+
+    def expect_reading(self, on_late: Callable[[], None], bytes_read: Callable[[], int]) -> None:
+        """Start the deadline for reading, unless it runs. `on_late` is called when it is missed.
+
+        `bytes_read` returns the bytes that the client has read so far; each `READ_BYTES` give it as long again.
+        """
+        if self._reading_timer is None:
+            expire = partial(self._expire_reading, on_late, bytes_read, bytes_read())
+            self._reading_timer = FairTimer(self._loop, self._limits.write_seconds, expire)
 
     def cancel_reading(self) -> None:
-        """It does."""
-        if self._reading is not None:
-            self._reading.cancel()
-            self._reading = None
+        """Stop the deadline for reading, because the client reads fast enough again."""
+        if self._reading_timer is not None:
+            self._reading_timer.cancel()
+            self._reading_timer = None
 
-    def _expire_reading(self, late: Callable[[], None], read: Callable[[], int], before: int) -> None:
-        self._reading = None
-        if read() - before >= READ_BYTES:
-            self.expect_reading(late, read)
+    def _expire_reading(self, on_late: Callable[[], None], bytes_read: Callable[[], int], before: int) -> None:
+        self._reading_timer = None
+        if bytes_read() - before >= READ_BYTES:
+            self.expect_reading(on_late, bytes_read)
         else:
-            late()
+            on_late()
 
     def cancel(self) -> None:
-        """It is gone."""
+        """Stop all deadlines, because the connection is closed."""
         self.cancel_reading()
-        if self._sending is not None:
-            self._sending.cancel()
-            self._sending = None
+        if self._sending_timer is not None:
+            self._sending_timer.cancel()
+            self._sending_timer = None
 
-    def _begin(self, owed: Awaiting, late: Callable[[Awaiting], None]) -> None:
-        self._content_before = self.body_bytes
-        self._sending = FairTimer(self._loop, self._allowed(owed), partial(self._expire, owed, late))
+    def _start(self, awaiting: Awaiting, on_late: Callable[[Awaiting], None]) -> None:
+        self._body_bytes_before = self.body_bytes
+        self._sending_timer = FairTimer(
+            self._loop, self._seconds_for(awaiting), partial(self._expire, awaiting, on_late)
+        )
 
-    def _allowed(self, owed: Awaiting) -> float:
-        """Seconds for what is owed."""
-        if owed is Awaiting.REST:
+    def _seconds_for(self, awaiting: Awaiting) -> float:
+        """Return the seconds for a part of a request."""
+        if awaiting is Awaiting.REST:
             return LINGER_SECONDS
-        return self._limits.head_seconds if owed is Awaiting.HEAD else self._limits.body_seconds
+        return self._limits.head_seconds if awaiting is Awaiting.HEAD else self._limits.body_seconds
 
-    def _expire(self, owed: Awaiting, late: Callable[[Awaiting], None]) -> None:
-        self._sending = None
-        if owed is Awaiting.BODY and self._in_time:
-            self._begin(owed, late)
+    def _expire(self, awaiting: Awaiting, on_late: Callable[[Awaiting], None]) -> None:
+        self._sending_timer = None
+        if awaiting is Awaiting.BODY and self._body_is_on_time:
+            self._start(awaiting, on_late)
         else:
-            late(owed)
+            on_late(awaiting)
 
     @property
-    def _in_time(self) -> bool:
-        """Whether the body comes no slower than it may."""
-        return self.body_bytes - self._content_before >= self._limits.body_seconds * self._limits.body_rate
+    def _body_is_on_time(self) -> bool:
+        """Whether enough of the body has arrived in this period."""
+        return self.body_bytes - self._body_bytes_before >= self._limits.body_seconds * self._limits.body_rate

@@ -1,4 +1,4 @@
-"""What is wrong with a request before it is a call, and how that is told: in HTTP's own bytes, by no application."""
+"""Errors in a request that are answered before the application is called, as raw HTTP bytes."""
 
 import re
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from router.api.body.error_bodies import error_body
 from router.errors import BadRequest, HeadTooLarge, HostNotAllowed, RouterError, UrlTooLong
 from router.front.http.connection_limits import FrontLimits
 
-SUPPORTED_VERSIONS: Final = "HTTP/1.0 and HTTP/1.1 are spoken here."
+SUPPORTED_VERSIONS: Final = "Only HTTP/1.0 and HTTP/1.1 are supported."
 
 
 def head_error(
@@ -21,11 +21,12 @@ def head_error(
     size: int,
     limits: FrontLimits,
 ) -> RouterError | None:
-    """What is wrong with a head of this size that was parsed; None if its call may be served."""
-    codings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
-    if codings and (codings != [b"chunked"] or parser.get_http_version() == "1.0"):
-        # Others could see this body end elsewhere: its coding is not read, or not known in HTTP/1.0.
-        return BadRequest("A body may come in chunks and in no other transfer encoding.", code="invalid_http")
+    """Return the error in a parsed head of `size` bytes; None if the call can be served."""
+    encodings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
+    if encodings and (encodings != [b"chunked"] or parser.get_http_version() == "1.0"):
+        # Request smuggling: another server could see the end of this body elsewhere, because the parser does not decode
+        # this encoding, or because HTTP/1.0 has none.
+        return BadRequest("The only supported transfer encoding is chunked, and only in HTTP/1.1.", code="invalid_http")
     if len(url) > limits.url_bytes:
         return UrlTooLong(limits.url_bytes)
     if size > limits.head_bytes:
@@ -34,21 +35,21 @@ def head_error(
 
 
 def named_protocol(received: bytes, method: bytes, url: bytes, start: int) -> tuple[bytes, int]:
-    """The protocol that a request line names, and where its URL ends; httptools takes RTSP and ICE for HTTP.
+    """Return the protocol in a request line and the position after its URL. httptools accepts RTSP and ICE as HTTP.
 
-    `received`: all bytes of a head that was parsed, and maybe some before it; from `start` on, the first line of this
-    method and URL counts.
+    `received`: all bytes of a parsed head, possibly with some before it. The first line with this method and URL at or
+    after `start` counts.
     """
     line = b"%b %b" % (method, url)
     end = received.find(line, start) + len(line)
     if end >= len(line) and received.startswith(b" HTTP/", end):
         return b"HTTP", end
-    found = re.compile(re.escape(method) + b" +" + re.escape(url) + rb" +(\w+)/").search(received, start)
-    return (b"HTTP", start) if found is None else (found[1], found.end())
+    match = re.compile(re.escape(method) + b" +" + re.escape(url) + rb" +(\w+)/").search(received, start)
+    return (b"HTTP", start) if match is None else (match[1], match.end())
 
 
 def _wrong_version(version: str) -> RouterError | None:
-    """HTTP/0.9 has no headers to name a client by."""
+    """Return an error for other versions. HTTP/0.9 has no headers that could identify a client."""
     if version not in ("1.0", "1.1"):
         return BadRequest(SUPPORTED_VERSIONS, code="invalid_http")
     return None
@@ -57,7 +58,10 @@ def _wrong_version(version: str) -> RouterError | None:
 def _wrong_host(
     version: str, headers: Sequence[tuple[bytes, bytes]], allowed: frozenset[bytes] | None
 ) -> RouterError | None:
-    """With no host or two, a proxy may have meant another server; HTTP/1.0 may do without."""
+    """Return an error for a missing, repeated or forbidden Host header. HTTP/1.0 does not require one.
+
+    Without exactly one host, a proxy may have routed the request by another name.
+    """
     hosts = [value for name, value in headers if name == b"host"]
     if len(hosts) > 1 or (not hosts and version == "1.1"):
         return BadRequest("A request must have one Host header.", code="invalid_http")
@@ -72,21 +76,21 @@ def _without_port(host: bytes) -> bytes:
 
 
 def head_size(url: bytes, headers: Sequence[tuple[bytes, bytes]]) -> int:
-    """About how many bytes a head took."""
+    """Estimate the size of a head in bytes."""
     return len(url) + sum([len(name) + len(value) + 4 for name, value in headers])
 
 
 def parse_error(error: httptools.HttpParserError) -> BadRequest:
-    """For what cannot be parsed."""
+    """Return the error for input that cannot be parsed."""
     if isinstance(error, httptools.HttpParserCallbackError):
-        complaint = "Invalid URL"  # nothing else that is done there can fail
+        reason = "Invalid URL"  # parsing the URL is all that can fail in the callbacks
     else:
-        complaint = "HTTP/2 is not spoken here" if "PRI" in str(error) else str(error)
-    return BadRequest(f"This is no HTTP request, or an ambiguous one: {complaint}.", code="invalid_http")
+        reason = "HTTP/2 is not supported" if "PRI" in str(error) else str(error)
+    return BadRequest(f"The request is not valid HTTP, or is ambiguous: {reason}.", code="invalid_http")
 
 
 def error_response(error: RouterError) -> bytes:
-    """The whole answer that tells it, after which the connection is to end."""
+    """Return a complete HTTP answer for an error. The connection is to be closed after it."""
     body = error_body(error)
     lines = [
         (b"content-type", b"application/json"),

@@ -1,7 +1,7 @@
-"""What an application sends, put on the wire byte for byte as uvicorn does, at a third of the cost.
+"""Writes an application's answer byte for byte as uvicorn does, at a third of the cost.
 
-uvicorn looks into each header for what anybody may have put there. Ours have lower-case names, as ASGI has it, and
-values that a parser of HTTP has accepted or that are of our own making: all that is looked for is a break of the line.
+uvicorn validates each header. The router's headers have lower-case names, as ASGI requires, and values that an HTTP
+parser has accepted or that the router made itself, so the only check here is for line breaks.
 """
 
 from collections.abc import Iterable
@@ -12,19 +12,18 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCy
 from router.front.http.unread_bytes import UnreadBytes
 
 WITHOUT_BODY = frozenset({204, 304})
-"""An answer with one of these has neither a length nor chunks."""
+"""Statuses of answers that have neither a length nor chunks."""
 HEAD_BYTES = 512
-"""About what a head takes, or the end of an answer."""
+"""Estimated size of a head, or of the end of an answer."""
 CLOSING = (b"connection", b"close")
 IN_CHUNKS = (b"transfer-encoding", b"chunked")
 
 
 async def send(cycle: RequestResponseCycle, unread: UnreadBytes, message: Any) -> None:
-    """See ASGI: the answer to the call of this cycle, message by message.
+    """Write one ASGI message of the answer to this cycle's call.
 
-    Waits while the client does not read and may have no more unread.
-
-    Raises RuntimeError, as uvicorn does, for what comes out of turn or is not as long as it was said to be.
+    Waits while the client does not read and the budget has no room for more unread bytes. Raises RuntimeError, as
+    uvicorn does, if a message is out of order or the body does not match the declared length.
     """
     if cycle.flow.write_paused and not cycle.disconnected and not unread.try_add(_size(message)):
         await cycle.flow.drain()
@@ -32,40 +31,40 @@ async def send(cycle: RequestResponseCycle, unread: UnreadBytes, message: Any) -
         return
     kind = message["type"]
     if kind == "http.response.start" and not cycle.response_started:
-        _begin(cycle, message["status"], message.get("headers", ()))
+        _write_head(cycle, message["status"], message.get("headers", ()))
     elif kind == "http.response.body" and cycle.response_started and not cycle.response_complete:
-        _go_on(cycle, message.get("body", b""), last=not message.get("more_body", False))
+        _write_body(cycle, message.get("body", b""), last=not message.get("more_body", False))
     else:
-        raise RuntimeError(f"An application sent {kind!r} out of turn.")
+        raise RuntimeError(f"The application sent {kind!r} out of order.")
 
 
 def _size(message: Any) -> int:
-    """About how many bytes of the answer a message is."""
+    """Estimate the bytes that a message adds to the answer."""
     return len(message.get("body", b"")) or HEAD_BYTES
 
 
-def _begin(cycle: RequestResponseCycle, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+def _write_head(cycle: RequestResponseCycle, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
     cycle.response_started = True
     cycle.waiting_for_100_continue = False
-    named = [*cycle.default_headers, *headers]
-    for name, value in named:
+    all_headers = [*cycle.default_headers, *headers]
+    for name, value in all_headers:
         if name == b"content-length":
             cycle.expected_content_length = int(value)
             cycle.chunked_encoding = False
         elif name == b"connection" and value == b"close":
             cycle.keep_alive = False
-    if not cycle.keep_alive and CLOSING not in named:
-        named.append(CLOSING)
+    if not cycle.keep_alive and CLOSING not in all_headers:
+        all_headers.append(CLOSING)
     if cycle.chunked_encoding is None and cycle.scope["method"] != "HEAD" and status not in WITHOUT_BODY:
         cycle.chunked_encoding = True
-        named.append(IN_CHUNKS)
-    head = b"\r\n".join([STATUS_LINE[status].removesuffix(b"\r\n"), *map(b": ".join, named), b"", b""])
-    if len(head.splitlines()) != len(named) + 2:
-        raise RuntimeError("A header has a line break in it.")
+        all_headers.append(IN_CHUNKS)
+    head = b"\r\n".join([STATUS_LINE[status].removesuffix(b"\r\n"), *map(b": ".join, all_headers), b"", b""])
+    if len(head.splitlines()) != len(all_headers) + 2:
+        raise RuntimeError("A header contains a line break.")
     cycle.transport.write(head)
 
 
-def _go_on(cycle: RequestResponseCycle, body: bytes, *, last: bool) -> None:
+def _write_body(cycle: RequestResponseCycle, body: bytes, *, last: bool) -> None:
     if cycle.scope["method"] == "HEAD":
         cycle.expected_content_length = 0
     elif cycle.chunked_encoding:
@@ -77,10 +76,10 @@ def _go_on(cycle: RequestResponseCycle, body: bytes, *, last: bool) -> None:
             raise RuntimeError("The answer is longer than its content-length.")
         cycle.transport.write(body)
     if last:
-        _end(cycle)
+        _finish(cycle)
 
 
-def _end(cycle: RequestResponseCycle) -> None:
+def _finish(cycle: RequestResponseCycle) -> None:
     if cycle.expected_content_length:
         raise RuntimeError("The answer is shorter than its content-length.")
     cycle.response_complete = True
