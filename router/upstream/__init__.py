@@ -1,1 +1,1 @@
-"""The workers as they are reached over HTTP: calls, polls, discovery, checks."""
+"""Everything the router does with workers over HTTP: calls, polls, discovery and checks of their flags."""

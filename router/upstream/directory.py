@@ -1,4 +1,4 @@
-"""The workers as they are reached: who they are, what was last seen of them, and the call that goes to one of them."""
+"""The fleet's workers by id: their addresses, what polls found out about them, and the calls sent to them."""
 
 import logging
 from collections import Counter
@@ -19,46 +19,47 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class WorkerEndpoint:
-    """One worker as it is reached, and what was last seen of it."""
+    """One worker: its address and what polls have found out about it."""
 
     id: WorkerId
     url: str
     api_key: str | None = field(default=None, repr=False)
     healthy: bool = False
     models: frozenset[str] = frozenset()
-    """The names it last answered to; kept while it is away, so that a call for them is refused as busy, not unknown."""
+    """The names it last listed; kept while it is down, so that a call for them is refused as busy, not as unknown."""
     parents: Mapping[str, str] = field(default_factory=dict)
-    """Of these names that are adapters, the models that they are on."""
+    """For each of these names that is an adapter, its base model."""
     vocabulary: int | None = None
-    """How many token ids its model knows; None where the engine does not tell, or looks itself."""
+    """The number of token ids of its model; None if the engine does not report it or checks ids itself."""
     embeds: bool = False
-    """Whether it makes embeddings alone, by its own word."""
+    """True if the engine reports that it computes embeddings only."""
     context_tokens: int | None = None
-    """How long prompt and answer together may be; None where the engine does not tell."""
+    """The most tokens of prompt and answer together; None if the engine does not report it."""
     fields: AcceptedFields = field(default_factory=AcceptedFields)
-    """Which fields of the router's own it accepts."""
+    """Which of the fields that the router adds to calls it accepts."""
     sources: tuple[KvPublisher, ...] = ()
-    """Where it publishes its KV events; none where it is to be asked."""
+    """Where it publishes its KV events, if the settings say so; if empty, the worker is asked."""
 
     @property
     def authorization(self) -> dict[str, str]:
-        """The worker's own key; a client's never goes to a worker."""
+        """The header with the worker's own key; a client's key is never sent to a worker."""
         return {} if self.api_key is None else {"authorization": f"Bearer {self.api_key}"}
 
 
 class WorkerDirectory:
-    """All workers by id, and the connections to them, which last as long as the context is entered."""
+    """All workers by id, and the connections to them, which are closed when the context is left."""
 
     def __init__(
         self,
-        backends: Iterable[WorkerEndpoint],
+        endpoints: Iterable[WorkerEndpoint],
         connect_timeout: float,
         patience: SilenceRules = DEFAULT_SILENCE_RULES,
         aliases: Mapping[str, str] | None = None,
     ) -> None:
-        """`connect_timeout`: seconds in which a worker must accept a connection; `patience`: with its silence then.
+        """`connect_timeout`: seconds within which a worker must accept a connection.
 
-        `aliases`: other names of models, which workers do not know.
+        `patience`: how long a worker may send nothing after that. `aliases`: model names that the router translates,
+        by alias.
         """
         self.aliases: Mapping[str, str] = dict(aliases or {})
         self._connect_timeout = connect_timeout
@@ -66,86 +67,89 @@ class WorkerDirectory:
         self._endpoints: dict[WorkerId, WorkerEndpoint] = {}
         self._silence_timeouts: dict[WorkerId, SilenceTimeout] = {}
         self._clients: dict[WorkerId, WorkerClient] = {}
-        for backend in backends:
-            self.add(backend)
+        for endpoint in endpoints:
+            self.add(endpoint)
 
     @property
     def endpoints(self) -> Sequence[WorkerEndpoint]:
-        """The workers of this moment, in the order in which they came."""
+        """The current workers, in the order in which they were added."""
         return tuple(self._endpoints.values())
 
     def __getitem__(self, worker: WorkerId) -> WorkerEndpoint:
-        """KeyError for one that is not there."""
+        """Raises KeyError for an unknown worker."""
         return self._endpoints[worker]
 
-    def add(self, backend: WorkerEndpoint) -> None:
-        """One more worker, of an id that no other has."""
-        self._endpoints[backend.id] = backend
-        self._silence_timeouts[backend.id] = SilenceTimeout(self._patience_rules)
-        self._clients[backend.id] = WorkerClient(backend.url, self._connect_timeout)
+    def add(self, endpoint: WorkerEndpoint) -> None:
+        """Add a worker, whose id must be unused."""
+        self._endpoints[endpoint.id] = endpoint
+        self._silence_timeouts[endpoint.id] = SilenceTimeout(self._patience_rules)
+        self._clients[endpoint.id] = WorkerClient(endpoint.url, self._connect_timeout)
 
     def remove(self, worker: WorkerId) -> None:
-        """Forget a worker at which no call is under way, and close what connects to it."""
+        """Remove a worker that has no call in flight, and close the connections to it."""
         del self._endpoints[worker], self._silence_timeouts[worker]
         self._clients.pop(worker).close()
 
     def context_tokens(self, worker: WorkerId) -> int | None:
-        """How long prompt and answer together may be at a worker; None where its engine does not tell."""
+        """The most tokens of prompt and answer together at a worker; None if its engine does not report it."""
         return self._endpoints[worker].context_tokens
 
     def knows_model(self, model: str) -> bool:
-        """Whether any worker, alive or not, has this model; before one was seen at all, every name may be right."""
+        """True if any worker, healthy or not, lists this model, or if no worker has listed any model yet."""
         known = False
-        for backend in self._endpoints.values():
-            if model in backend.models:
+        for endpoint in self._endpoints.values():
+            if model in endpoint.models:
                 return True
-            known = known or bool(backend.models)
+            known = known or bool(endpoint.models)
         return not known
 
     def vocabulary(self, model: str) -> int | None:
-        """How many token ids the workers of a model know, the least of any; None where none tells."""
-        told = [backend.vocabulary for backend in self._endpoints.values() if model in backend.models]
-        return min([size for size in told if size is not None], default=None)
+        """The smallest vocabulary among the workers of a model, in token ids; None if none reports it."""
+        sizes = [endpoint.vocabulary for endpoint in self._endpoints.values() if model in endpoint.models]
+        return min([size for size in sizes if size is not None], default=None)
 
     def any_model(self) -> str:
-        """The model for a call that names none: that of most living workers, and no adapter. Raises NoWorker."""
+        """Return the model for a call that names none: the one with most healthy workers, adapters excluded.
+
+        Raises NoWorker if no worker is healthy.
+        """
         served = Counter(
             model
-            for backend in self._endpoints.values()
-            if backend.healthy
-            for model in sorted(backend.models - backend.parents.keys())
+            for endpoint in self._endpoints.values()
+            if endpoint.healthy
+            for model in sorted(endpoint.models - endpoint.parents.keys())
         )
         if not served:
             raise NoWorker("No worker is alive.", reason="rejected-no-endpoints")
         return served.most_common(1)[0][0]
 
     def mark_unreachable(self, worker: WorkerId) -> None:
-        """It takes no connection: it counts as away until it answers a poll."""
+        """Mark a worker that refused a connection as down, until it answers a poll."""
         if self._endpoints[worker].healthy:
-            log.warning("worker %s takes no connection; its queue is placed anew", worker)
+            log.warning("worker %s refuses connections; its queue is reassigned", worker)
             self._endpoints[worker].healthy = False
 
     async def __aenter__(self) -> Self:
-        """Nothing is opened before it is needed."""
+        """Connections are opened when they are needed."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close the connections."""
+        """Close all idle connections."""
         for client in self._clients.values():
             client.close()
 
     def silence_timeout(self, worker: WorkerId) -> SilenceTimeout:
-        """With a worker's silence, by what it has shown of itself; to be told how fast it is."""
+        """Return how long a worker may be silent, learned from how fast it answers; the caller reports its times."""
         return self._silence_timeouts[worker]
 
     def accepted_fields(self, worker: WorkerId, path: str) -> AddedFields:
-        """Which fields of the router's own may be added to a call to a worker."""
+        """Return the fields that the router may add to a call to this path of a worker."""
         return self._endpoints[worker].fields[path]
 
     def fields_refused(self, worker: WorkerId, path: str, fields: AddedFields) -> None:
-        """A worker has refused fields that the router added: it is sent none of them any more."""
+        """Stop adding these fields to calls to this path of a worker, which has refused them."""
         names = ", ".join(sorted(each.value for each in fields))
-        log.warning("worker %s refuses %s on %s, which the router adds no more", worker, names, path)
+        log.warning("worker %s refuses %s on %s; the router no longer adds it there", worker, names, path)
         self._endpoints[worker].fields.refuse(path, fields)
 
     def forward(
@@ -154,15 +158,15 @@ class WorkerDirectory:
         path: str,
         body: bytes,
         request: RequestId,
-        silence: IdleTimeouts = UNLIMITED,
+        timeouts: IdleTimeouts = UNLIMITED,
         *,
         method: str = "POST",
         content_type: str = "application/json",
     ) -> Awaitable[WorkerResponse]:
-        """Send a call to a worker; returns when its answer begins.
+        """Send a call to a worker and return when its answer begins.
 
-        Raises WorkerUnreachable if none does, and WorkerHung if the worker says nothing for longer than it may.
+        Raises WorkerUnreachable if there is no answer, and WorkerHung if the worker is silent beyond its timeout.
         """
-        backend = self._endpoints[worker]
-        headers = {"content-type": content_type, "x-request-id": request, **backend.authorization}
-        return self._clients[worker].send(method, path, headers, body, silence)
+        endpoint = self._endpoints[worker]
+        headers = {"content-type": content_type, "x-request-id": request, **endpoint.authorization}
+        return self._clients[worker].send(method, path, headers, body, timeouts)

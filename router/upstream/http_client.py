@@ -1,11 +1,11 @@
-"""HTTP/1.1 to one worker, on asyncio and httptools: the data path's client.
+"""The HTTP/1.1 client of the data path: calls to one worker, on asyncio and httptools.
 
-A general client library costs as much for each request as the scheduler, and a worker needs little of one: send a
-body, read the answer as it comes, use the connection again, or close it at once when the client leaves, since that is
-the only abort that every engine understands.
+A general client library costs as much CPU per request as the scheduler does, and the router needs little of one: send a
+body, read the answer as it arrives, reuse the connection, or close it at once when the client disconnects, since that
+is the only abort that every engine understands.
 
-A connection carries one call at a time. What came in and was not read yet is bounded: beyond that the socket is left
-alone, so a slow client slows its own call and no other.
+A connection carries one call at a time. The bytes received but not yet read are bounded: beyond the bound the socket is
+not read, so a slow client slows its own call and no other.
 """
 
 import asyncio
@@ -22,46 +22,45 @@ from router.errors import NoWorker, WorkerBroke, WorkerHung, WorkerUnreachable
 from router.runtime.fair_timer import FairTimer, stalled_since
 
 IDLE_SECONDS: Final = 3.0
-"""How long an unused connection may be used again: shorter than the 5 s after which an engine closes it."""
+"""How long an unused connection may be reused: shorter than the 5 s after which an engine closes it."""
 REUSE_RACE_SECONDS: Final = 1.0
-"""How soon behind a call its connection closes if the worker closed it as idle, and did not see the call."""
+"""If a reused connection closes within this time of sending a call, without an answer, the worker is taken to have
+closed it as idle before it saw the call."""
 LOCAL_ERRORS: Final = frozenset({EMFILE, ENFILE, ENOBUFS, ENOMEM, EADDRNOTAVAIL})
-"""Errors of a connection that say nothing about the worker."""
-BUFFER_BYTES: Final = 64 * 1024
-"""How much of an answer may wait for its client before the socket is left alone."""
-HEAD_BYTES: Final = 64 * 1024
-"""How much a worker may send before its headers are complete."""
+"""Error numbers of a failed connect that are the router's own limits and say nothing about the worker."""
+MAX_UNREAD_BYTES: Final = 64 * 1024
+"""Bytes of an answer that may be unread before the router stops reading the socket."""
+MAX_HEAD_BYTES: Final = 64 * 1024
+"""Bytes that a worker may send before its headers are complete."""
 GATHER_SECONDS: Final = 0.01
-"""For which more is left to come in, where a worker sends in crumbs: each costs as much as a block."""
+"""How long to let data accumulate when a worker sends tiny blocks: each costs as much CPU as a large one."""
 SMALL_BLOCKS: Final = 64
-"""Blocks in a row that are of no use yet, after which they count as crumbs."""
+"""Blocks read of an answer before their average size is checked."""
 SMALL_BLOCK_BYTES: Final = 64
-"""Of a block of a whole answer, below which it is one."""
-
-
+"""Average block size below which an answer counts as sent in tiny blocks."""
 SWITCHING_PROTOCOLS: Final = 101
 LAST_STATUS: Final = 599
 
 
 class IdleTimeouts(NamedTuple):
-    """How many seconds a worker may say nothing; None for as long as it likes."""
+    """Seconds for which a worker may send nothing; None for no limit."""
 
     first: float | None = None
-    """From the call to the first token."""
+    """From sending the call to the first token."""
     between: float | None = None
-    """From then on, while somebody waits for more."""
+    """Between later tokens, counted only while the router waits for data."""
 
 
 UNLIMITED: Final = IdleTimeouts()
 
 
 class Connection(asyncio.Protocol):
-    """A connection to a worker and, while it carries a call, the answer to that."""
+    """A connection to a worker and, while it carries a call, the answer to that call."""
 
     def __init__(self) -> None:
         self.status = 0
         self.headers: dict[bytes, bytes] = {}
-        """Of the answer, by lower-case name."""
+        """Headers of the answer, by lower-case name."""
         self.idle_since = 0.0
         self._transport: asyncio.Transport | None = None
         self._data_waiter: asyncio.Future[None] | None = None
@@ -69,36 +68,37 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._blocks: list[bytes] = []
         self.on_body = self._blocks.append
-        """See httptools, which calls it for every chunk."""
+        """Called by httptools with each part of the body."""
         self._unread_bytes = 0
-        """Bytes that came in and were not read yet."""
+        """Bytes received since the last `read`."""
         self._head_complete = self._body_complete = self._keep_alive = self._paused = False
         self._streaming = False
         self._timeouts: IdleTimeouts | None = None
-        """What the call under way allows."""
+        """Timeouts of the current call; None while no call is in flight."""
         self._sent_at = self._waiting_since = 0.0
         self._check: FairTimer | None = None
         self._timed_out = False
 
     @property
     def reusable(self) -> bool:
-        """Whether another call may be sent: the last answer is complete, and the connection is open and is read."""
+        """True if another call may be sent: the last answer is complete, and the connection is open and not paused."""
         return self._body_complete and not self._lost and not self._paused and self._keep_alive
 
     @property
     def closed_before_answer(self) -> bool:
-        """Whether it was closed as the call came, before anything was heard of an answer."""
+        """True if the connection closed just as the call was sent, before any byte of an answer arrived."""
         return self._lost and not self._unread_bytes and self._loop.time() - self._sent_at <= REUSE_RACE_SECONDS
 
     @property
     def exhausted(self) -> bool:
-        """The answer is complete and all of it was read."""
+        """True if the answer is complete and all of it has been read."""
         return self._body_complete and not self._blocks
 
-    async def send(self, head: bytes, body: bytes, silence: IdleTimeouts) -> None:
-        """Send a call and wait for the status and the headers of its answer.
+    async def send(self, head: bytes, body: bytes, timeouts: IdleTimeouts) -> None:
+        """Send a call and wait for the status and headers of its answer.
 
-        Raises WorkerUnreachable without one, and WorkerHung if it takes too long.
+        Raises WorkerUnreachable if the connection closes without an answer, and WorkerHung if the answer does not begin
+        within `timeouts.first`.
         """
         self._parser = httptools.HttpResponseParser(self)
         self.headers = {}
@@ -107,10 +107,10 @@ class Connection(asyncio.Protocol):
         self._head_complete = self._body_complete = self._streaming = False
         assert self._transport is not None
         self._transport.writelines((head, body))
-        del body  # it may be a copy that nobody else has
-        self._timeouts = silence
+        del body  # this may be the only reference to a large copy
+        self._timeouts = timeouts
         self._sent_at = self._loop.time()
-        self._schedule_check(silence.first)
+        self._schedule_check(timeouts.first)
         while not self._head_complete:
             if self._timed_out:
                 raise WorkerHung
@@ -119,9 +119,9 @@ class Connection(asyncio.Protocol):
             await self._wait_for_data()
 
     async def read(self) -> bytes:
-        """What has come in since the last time, at least a byte; nothing at the end of the answer.
+        """Return the body received since the last read, waiting for at least one byte; b"" at the end of the answer.
 
-        Raises WorkerBroke if the connection ends before the answer, and WorkerHung if nothing comes for too long.
+        Raises WorkerBroke if the connection closes before the answer is complete, and WorkerHung on a timeout.
         """
         while not self._blocks:
             if self._body_complete:
@@ -140,14 +140,14 @@ class Connection(asyncio.Protocol):
         return block
 
     def abort(self) -> None:
-        """Close the connection at once; it carries no other call."""
+        """Close the connection at once, which aborts its call."""
         self._lost = True
         self._cancel_check()
         if self._transport is not None:
             self._transport.abort()
 
     async def gather(self, seconds: float = GATHER_SECONDS) -> None:
-        """Let more come in before it is read: nothing is taken from the socket for so long."""
+        """Do not read the socket for this long, so that the next read returns a larger block."""
         if self._body_complete or self._lost or self._paused or self._transport is None:
             return
         self._transport.pause_reading()
@@ -156,20 +156,20 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def begin_stream(self) -> None:
-        """The first token is here: from now on the silence between tokens counts."""
+        """Switch to the timeout between tokens: the first token has arrived."""
         self._streaming = True
         if self._timeouts is not None and not self._body_complete:
             self._schedule_check(self._timeouts.between)
 
     def end_call(self) -> None:
-        """The call is over: nobody is silent."""
+        """Stop watching for timeouts: the call is over."""
         self._timeouts = None
 
     def _schedule_check(self, limit: float | None) -> None:
-        """Look at the worker's silence no later than in so many seconds.
+        """Have the timeout checked in at most `limit` seconds.
 
-        One timer for all calls: it is only set where it would come too late, and what comes in or is sent only moves
-        the time from which silence counts.
+        All calls of the connection share one timer, which is replaced only if it would fire too late. Sending and
+        receiving do not touch the timer: they only move the time from which silence counts.
         """
         if limit is None:
             return
@@ -185,7 +185,7 @@ class Connection(asyncio.Protocol):
             self._check = None
 
     def _check_silence(self) -> None:
-        """Give the call up if the worker has said nothing for too long; else look again when it may have."""
+        """Abort the call if the worker has sent nothing for too long; otherwise check again when that may be so."""
         self._check = None
         if self._timeouts is None:
             return
@@ -203,7 +203,7 @@ class Connection(asyncio.Protocol):
             self._schedule_check(since + limit - now)
 
     def _wait_for_data(self) -> "asyncio.Future[None]":
-        """Done when something has come in, or nothing more will."""
+        """Return a future that completes when data arrives, the connection closes or the call times out."""
         self._waiting_since = self._loop.time()
         self._data_waiter = self._loop.create_future()
         return self._data_waiter
@@ -212,34 +212,35 @@ class Connection(asyncio.Protocol):
         if self._data_waiter is not None and not self._data_waiter.done():
             self._data_waiter.set_result(None)
 
-    # What the event loop tells.
+    # Callbacks of asyncio.Protocol.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See `asyncio.Protocol`."""
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its bases
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's has the methods but not the base class
         self._loop = asyncio.get_running_loop()
 
     def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`. What is no HTTP, or comes unasked, ends the connection."""
+        """Parse the data. Data that is not HTTP, or that answers no call, closes the connection."""
         self._unread_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self.abort()
-        if self._unread_bytes > HEAD_BYTES:
+        if self._unread_bytes > MAX_HEAD_BYTES:
             self._limit_unread()
         self._wake_reader()
 
     def _limit_unread(self) -> None:
-        """Much has come in and was not read: too much, if that is a head; for a while, if somebody reads too slowly."""
+        """Bound the unread bytes: abort if the head is too large, pause the socket if the reader is too slow."""
         if not self._head_complete:
             self.abort()
-        elif self._unread_bytes > BUFFER_BYTES and self._blocks and not self._paused and self._transport is not None:
+        elif (
+            self._unread_bytes > MAX_UNREAD_BYTES and self._blocks and not self._paused and self._transport is not None
+        ):
             self._paused = True
             self._transport.pause_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """See `asyncio.Protocol`. An answer without a length ends here, if the worker closed in good order."""
+        """Wake the reader. An answer without a length is complete here if the worker closed without an error."""
         self._lost = True
         self._cancel_check()
         if (
@@ -248,35 +249,35 @@ class Connection(asyncio.Protocol):
             and not {b"content-length", b"transfer-encoding"} & self.headers.keys()
         ):
             self._body_complete = True
-        del self._parser  # it refers to this: only a look for cycles would free the two
+        del self._parser  # the parser refers back to the connection: only the cycle collector would free the two
         self._wake_reader()
 
-    # What the parser finds.
+    # Callbacks of the httptools parser.
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """See httptools."""
         self.headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
-        """See httptools."""
         if self._body_complete:
             self.abort()
         self.status = self._parser.get_status_code()
-        if (
-            self.status == SWITCHING_PROTOCOLS or self.status > LAST_STATUS
-        ):  # neither was asked for, nor can be passed on
+        # The router never asks for an upgrade, and a status above 599 cannot be passed on.
+        if self.status == SWITCHING_PROTOCOLS or self.status > LAST_STATUS:
             self.abort()
             return
         self._keep_alive = self._parser.should_keep_alive()
         self._head_complete = self.status >= 200
 
     def on_message_complete(self) -> None:
-        """See httptools. An interim answer (1xx) is none."""
+        """Mark the answer as complete, unless this is an interim answer (1xx), which the final one follows."""
         self._body_complete = self._head_complete
 
 
 class WorkerResponse:
-    """A worker's answer to one call. To be closed: before its end that aborts the call, after it it frees the way."""
+    """A worker's answer to one call.
+
+    The caller must close it: before the end that aborts the call, after the end it frees the connection for reuse.
+    """
 
     def __init__(self, connection: Connection, release: Callable[[Connection], None]) -> None:
         self.status = connection.status
@@ -290,19 +291,19 @@ class WorkerResponse:
 
     @property
     def exhausted(self) -> bool:
-        """Nothing of the answer is left: the next `read` would tell its end."""
+        """True if the whole answer has been read: the next `read` would return b""."""
         return self._connection.exhausted
 
-    async def read_beginning(self, limit: int, take: Callable[[int], bool]) -> tuple[bytes, bool]:
-        """The answer's beginning, the same each time, and whether that is all; `read` gives what comes after it.
+    async def read_beginning(self, limit: int, reserve: Callable[[int], bool]) -> tuple[bytes, bool]:
+        """Return the beginning of the answer and whether that is all of it; `read` then continues after it.
 
-        That is a block beyond `limit` bytes at most, or the block for which there was no room: `take` is asked for that
-        of each. Raises WorkerBroke if it breaks off.
+        Reading stops with the block that exceeds `limit` bytes in total, or for whose size `reserve` returns False.
+        Repeated calls return the same bytes. Raises WorkerBroke if the answer breaks off.
         """
         if self._beginning is None:
             first, reads, has_room = bytearray(), 0, True
             while has_room and len(first) <= limit and (block := await self.read()):
-                has_room = take(len(block))
+                has_room = reserve(len(block))
                 first += block
                 reads += 1
                 if reads > SMALL_BLOCKS and len(first) < SMALL_BLOCK_BYTES * reads:
@@ -311,20 +312,20 @@ class WorkerResponse:
         return self._beginning, self._ended
 
     def begin_stream(self) -> None:
-        """The first token is here: from now on the silence between tokens counts."""
+        """Switch to the timeout between tokens: the first token has arrived."""
         self._connection.begin_stream()
 
     def close(self) -> None:
-        """End the call, whether or not its answer is complete."""
+        """End the call: abort it if its answer is incomplete, otherwise keep the connection for reuse."""
         self._connection.end_call()
         self._release(self._connection)
 
 
 class WorkerClient:
-    """The connections to one worker; as many as there are calls at once."""
+    """Sends calls to one worker, over as many connections as there are concurrent calls."""
 
     def __init__(self, url: str, connect_timeout: float) -> None:
-        """`url`: scheme, host and port; `connect_timeout`: seconds."""
+        """`url` has scheme, host and port; `connect_timeout` is in seconds."""
         parts = urlsplit(url)
         self._host = parts.hostname or ""
         self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
@@ -332,17 +333,17 @@ class WorkerClient:
         self._authority = parts.netloc.encode()
         self._connect_timeout = connect_timeout
         self._idle: deque[Connection] = deque()
-        """Those that no call uses, longest unused first."""
+        """Connections without a call, longest unused first."""
 
     async def send(
-        self, method: str, path: str, headers: dict[str, str], body: bytes, silence: IdleTimeouts = UNLIMITED
+        self, method: str, path: str, headers: dict[str, str], body: bytes, timeouts: IdleTimeouts = UNLIMITED
     ) -> WorkerResponse:
-        """Send a call; returns when the answer's headers are here.
+        """Send a call and return once the headers of the answer have arrived.
 
-        A connection that was used before may close as the call comes: then it is sent once more, on a fresh one.
+        If a reused connection closes just as the call is sent, send the call once more on a new connection.
 
-        Raises WorkerUnreachable, whose `accepted` is False only if nothing of the call can have reached the worker,
-        WorkerHung, and NoWorker where the router itself can open no connection.
+        Raises WorkerUnreachable, whose `accepted` is False only if no part of the call can have reached the worker;
+        WorkerHung on a timeout; and NoWorker if the router itself cannot open another connection.
         """
         lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         head = b"%b %b HTTP/1.1\r\nhost: %b\r\n%bcontent-length: %d\r\n\r\n" % (
@@ -355,7 +356,7 @@ class WorkerClient:
         used = self._take_idle()
         if used is not None:
             try:
-                return await self._send_on(used, head, body, silence)
+                return await self._send_on(used, head, body, timeouts)
             except WorkerUnreachable:
                 if not used.closed_before_answer:
                     raise
@@ -363,11 +364,13 @@ class WorkerClient:
             fresh = await self._connect()
         except WorkerUnreachable as error:
             raise WorkerUnreachable(error.message, accepted=used is not None) from error
-        return await self._send_on(fresh, head, body, silence)
+        return await self._send_on(fresh, head, body, timeouts)
 
-    async def _send_on(self, connection: Connection, head: bytes, body: bytes, silence: IdleTimeouts) -> WorkerResponse:
+    async def _send_on(
+        self, connection: Connection, head: bytes, body: bytes, timeouts: IdleTimeouts
+    ) -> WorkerResponse:
         try:
-            sending = connection.send(head, body, silence)
+            sending = connection.send(head, body, timeouts)
             del body
             await sending
         except asyncio.CancelledError:
@@ -376,13 +379,13 @@ class WorkerClient:
         return WorkerResponse(connection, self._release)
 
     def close(self) -> None:
-        """Close the connections that no call uses."""
+        """Close the connections that carry no call."""
         for connection in self._idle:
             connection.abort()
         self._idle.clear()
 
     def _take_idle(self) -> Connection | None:
-        """The connection used last, if it can be used again; those that have been idle for too long are closed."""
+        """Return the most recently used reusable connection, if any, and close those that were idle for too long."""
         oldest = asyncio.get_running_loop().time() - IDLE_SECONDS
         while self._idle and self._idle[0].idle_since < oldest:
             self._idle.popleft().abort()
@@ -393,13 +396,13 @@ class WorkerClient:
         return None
 
     async def _connect(self) -> Connection:
-        due = asyncio.get_running_loop().time() + self._connect_timeout
+        deadline = asyncio.get_running_loop().time() + self._connect_timeout
         try:
             return await self._open()
         except WorkerUnreachable:
-            if not stalled_since(asyncio.get_running_loop(), due):
+            if not stalled_since(asyncio.get_running_loop(), deadline):
                 raise
-            return await self._open()
+            return await self._open()  # the router stalled: the worker may have accepted in time
 
     async def _open(self) -> Connection:
         loop = asyncio.get_running_loop()

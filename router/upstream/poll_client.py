@@ -1,4 +1,4 @@
-"""How workers are asked about themselves: by a client of its own, with answers of bounded size and time."""
+"""The HTTP client for polls, whose answers are bounded in size and time."""
 
 import asyncio
 import ssl
@@ -10,31 +10,30 @@ import httpx
 from router.errors import WorkerBroke
 
 ANSWER_SECONDS: Final = 5.0
-"""How long a worker may take over any answer."""
+"""Time within which any answer must be complete."""
 MAX_ANSWER_BYTES: Final = 16 * 1024 * 1024
-"""Of an answer; engines send some hundred kilobytes of metrics."""
+"""Largest accepted answer; engines send a few hundred kilobytes of metrics."""
 
 
 def polling_client() -> httpx.AsyncClient:
-    """A client that reaches workers as calls do."""
-    # Not by way of a proxy that the environment names: calls go to the workers directly, and so must polls.
-    trusted = ssl.create_default_context()  # as calls do
+    """Return a client that reaches workers the same way as calls do: no proxy of the environment, same trusted CAs."""
+    trusted = ssl.create_default_context()
     unlimited = httpx.Limits(max_connections=None)
     return httpx.AsyncClient(timeout=ANSWER_SECONDS, limits=unlimited, trust_env=False, verify=trusted)
 
 
 class Reply(NamedTuple):
-    """An answer that was read to its end."""
+    """A complete answer."""
 
     response: httpx.Response
     body: bytes
 
 
 async def fetch(client: httpx.AsyncClient, url: str, headers: Mapping[str, str], *, post: bytes | None = None) -> bytes:
-    """The body of the answer to a GET, or to a POST of these bytes.
+    """Send a GET, or a POST of these bytes, and return the body of the answer.
 
-    Raises WorkerBroke for an answer that is too long or takes too long; httpx.HTTPError for none, or another status
-    than 200 to 299.
+    Raises WorkerBroke if the answer is too long or takes too long, and httpx.HTTPError if there is none or its status
+    is not 2xx.
     """
     reply = await fetch_any_status(client, url, headers, post=post)
     reply.response.raise_for_status()
@@ -44,7 +43,7 @@ async def fetch(client: httpx.AsyncClient, url: str, headers: Mapping[str, str],
 async def fetch_any_status(
     client: httpx.AsyncClient, url: str, headers: Mapping[str, str], *, post: bytes | None = None
 ) -> Reply:
-    """The same for an answer of any status."""
+    """Do the same as `fetch`, but accept any status."""
     method, blocks, size = "GET" if post is None else "POST", [], 0
     try:
         async with (

@@ -1,4 +1,4 @@
-"""Watches the workers: health, models and load, polled and turned into events."""
+"""Polls the workers' health, models and load, and turns changes into events for the scheduler."""
 
 import asyncio
 import logging
@@ -40,30 +40,31 @@ from router.upstream.poll_client import fetch, fetch_any_status, polling_client
 log = logging.getLogger(__name__)
 
 MISSED_POLLS = 3
-"""Polls in a row that a worker may leave unanswered; a refused connection needs no second."""
+"""Polls in a row that a worker must leave unanswered to count as down; one refused connection is enough."""
 WARN_SECONDS = 60.0
-"""Seconds between two lines in the log about a worker's metrics."""
+"""Least time between two log lines about a worker's metrics."""
 POLLS_WITHOUT_LOAD = 4
-"""Looks at a worker's health, in a row, without a report of its load, from which on the look itself counts as a sign of
-life: its metrics are slow, or it tells none."""
+"""Health polls in a row without a load report after which an answered health poll itself counts as a sign of life: the
+worker's metrics are slow, or it has none."""
 POLLS_PER_MODEL_LIST = 20
-"""Polls between two readings of the list of models: adapters come and go, but seldom."""
+"""Health polls between two readings of the list of models: adapters come and go, but rarely."""
 
 
 class Poller:
-    """Polls every worker for as long as the context is entered, and tells of what changed by events."""
+    """Polls every worker while the context is entered, and feeds an event to the scheduler for each change."""
 
-    def __init__(self, fleet: WorkerDirectory, feed: Callable[[Event], None], interval: float) -> None:
+    def __init__(self, directory: WorkerDirectory, feed: Callable[[Event], None], interval: float) -> None:
         """`interval`: seconds between two polls of a worker."""
         self._feed = feed
-        self._probes = {backend.id: WorkerProbe(backend, feed) for backend in fleet.endpoints}
+        self._probes = {endpoint.id: WorkerProbe(endpoint, feed) for endpoint in directory.endpoints}
         self._interval = interval
         self._tasks: dict[WorkerId, tuple[asyncio.Task[None], ...]] = {}
-        """Of each worker, one that looks at its health and one that reads its load: slow metrics delay nothing."""
+        """For each worker a task that polls its health and one that polls its load, so that slow metrics do not delay
+        the health poll."""
         self._client: httpx.AsyncClient | None = None
 
     async def __aenter__(self) -> Self:
-        """Poll each worker once, so that those that are up are known from the first call on; then keep polling."""
+        """Poll each worker once, so that the first call finds the workers that are up; then keep polling."""
         client = polling_client()
         await asyncio.gather(*(probe.poll(client) for probe in self._probes.values()))
         self._client = client
@@ -81,26 +82,26 @@ class Poller:
         if client is not None:
             await client.aclose()
 
-    def add(self, backend: WorkerEndpoint) -> None:
-        """Poll one more worker, the first time at once if polling has begun."""
-        probe = self._probes[backend.id] = WorkerProbe(backend, self._feed)
+    def add(self, endpoint: WorkerEndpoint) -> None:
+        """Poll one more worker, the first time at once if the context is entered."""
+        probe = self._probes[endpoint.id] = WorkerProbe(endpoint, self._feed)
         if self._client is not None:
-            self._tasks[backend.id] = self._start_polling(self._client, probe, 0.0)
+            self._tasks[endpoint.id] = self._start_polling(self._client, probe, 0.0)
 
     def remove(self, worker: WorkerId) -> None:
-        """Poll a worker no more, and tell nothing more of it."""
+        """Stop polling a worker; no event about it follows."""
         del self._probes[worker]
         for task in self._tasks.pop(worker, ()):
             task.cancel()
 
     def unusable_answers(self) -> Mapping[WorkerId, int]:
-        """How many answers about load and cache could not be used, by worker."""
+        """The number of answers about load and cache that could not be used, by worker."""
         return {probe.worker: probe.unusable_answers for probe in self._probes.values()}
 
     async def flush(self, worker: WorkerId) -> None:
-        """Have a worker empty its prefix cache, and believe it empty then.
+        """Have a worker empty its prefix cache, and report that to the scheduler.
 
-        Raises WorkerBroke where it did not, or cannot.
+        Raises WorkerBroke if the worker does not, or cannot.
         """
         if self._client is None:
             raise WorkerBroke(f"Worker {worker} is not polled.")
@@ -109,29 +110,29 @@ class Poller:
     def _start_polling(
         self, client: httpx.AsyncClient, probe: "WorkerProbe", pause: float
     ) -> tuple[asyncio.Task[None], ...]:
-        acts = (probe.poll_health, probe.poll_load)
-        return tuple(asyncio.create_task(self._poll_forever(act, client, pause)) for act in acts)
+        polls = (probe.poll_health, probe.poll_load)
+        return tuple(asyncio.create_task(self._poll_forever(poll, client, pause)) for poll in polls)
 
-    async def _poll_forever(self, act: "Poll", client: httpx.AsyncClient, pause: float) -> None:
-        """`pause`: seconds before the first time."""
+    async def _poll_forever(self, poll: "Poll", client: httpx.AsyncClient, pause: float) -> None:
+        """`pause`: seconds before the first poll."""
         while True:
             await asyncio.sleep(pause)
             pause = self._interval
             try:
-                await act(client)
-            except Exception:  # or the worker would keep for ever the health that it had
+                await poll(client)
+            except Exception:  # if polling stopped, the worker would keep its last health for ever
                 log.exception("a poll failed inside the router")
 
 
 Poll = Callable[[httpx.AsyncClient], Awaitable[None]]
-"""One poll."""
+"""Polls a worker once."""
 
 
 class WorkerProbe:
-    """What is known of one worker from the polls so far."""
+    """Polls one worker and remembers what the polls so far have shown."""
 
-    def __init__(self, backend: WorkerEndpoint, feed: Callable[[Event], None]) -> None:
-        self._endpoint = backend
+    def __init__(self, endpoint: WorkerEndpoint, feed: Callable[[Event], None]) -> None:
+        self._endpoint = endpoint
         self._feed = feed
         self._dialect: Dialect | None = None
         self._load_path: str | None = None
@@ -139,11 +140,11 @@ class WorkerProbe:
         self._polls = 0
         self._unanswered = 0
         self._load_readable = True
-        """Whether its load could be read the last time, so that to read it is to hear of it."""
+        """True if the last load poll succeeded; then load reports are the signs of life, not health polls."""
         self._polls_since_load = 0
-        """Looks since then."""
+        """Health polls since the last load report."""
         self._answers = asyncio.Event()
-        """Set while it answers, so that its load is asked for."""
+        """Set while the worker answers health polls; its load is polled only then."""
         self.unusable_answers = 0
         """Answers about load and cache that could not be used."""
         self._warned_at = -WARN_SECONDS
@@ -153,20 +154,20 @@ class WorkerProbe:
         return self._endpoint.id
 
     async def poll(self, client: httpx.AsyncClient) -> None:
-        """Ask for all once; tell what changed."""
+        """Poll health, models and load once, and feed events for what changed."""
         await self.poll_health(client)
         if self._answers.is_set():
             await self.poll_load(client)
 
     async def poll_health(self, client: httpx.AsyncClient) -> None:
-        """Ask for its health and its models; tell what changed."""
+        """Poll the worker's health and, now and then, its models; feed events for what changed."""
         models = None
         try:
             if not self._endpoint.healthy or self._polls % POLLS_PER_MODEL_LIST == 0:
                 models = await self._read_models(client)
             await self._read_health(client, listed=models is not None)
         except httpx.ConnectError:
-            self._on_missed(MISSED_POLLS, "it takes no connection")
+            self._on_missed(MISSED_POLLS, "it refuses connections")
         except (httpx.HTTPError, WorkerBroke) as error:
             self._on_missed(1, str(error) or type(error).__name__)
         else:
@@ -180,7 +181,7 @@ class WorkerProbe:
                 self._feed(WorkerAnswered(self._endpoint.id))
 
     async def poll_load(self, client: httpx.AsyncClient) -> None:
-        """Ask for its load once it is there, and tell it."""
+        """Wait until the worker is up, then read its load and report it."""
         await self._answers.wait()
         self._load_readable = await self._read_load(client)
 
@@ -188,7 +189,7 @@ class WorkerProbe:
         body = await self._get(client, MODELS_PATH)
         dialect = detect_dialect(body)
         self._dialect = dialect
-        # What was not there the last time may be by now: a proxy before it has started, or it is another version.
+        # Forget paths that answered 404: a proxy in front may have started since, or the engine was upgraded.
         self._load_path = next(iter(dialect.load_readers), None)
         self._cache_path = dialect.cache_path
         self._endpoint.context_tokens = context_tokens(body)
@@ -196,32 +197,32 @@ class WorkerProbe:
         return read_models(body)
 
     async def _on_models(self, client: httpx.AsyncClient, models: frozenset[str]) -> None:
-        """A worker joins by its list of models once it is healthy; a new list is told like a new worker."""
+        """Report a worker that has become healthy, or whose list of models has changed, as joined."""
         if models != self._endpoint.models or not self._endpoint.healthy:
-            about = await self._read_about(client)
-            vocabulary = await self._read_vocabulary(client, models, about)
-            # Nothing is awaited from here on: a worker that is seen to be healthy is one that is sent calls.
+            info = await self._read_engine_info(client)
+            vocabulary = await self._read_vocabulary(client, models, info)
+            # No await from here on: when anyone sees the endpoint as healthy, the scheduler must know the worker.
             if not self._endpoint.healthy:
                 log.info("worker %s is up and serves %s", self._endpoint.id, ", ".join(sorted(models)))
             self._endpoint.models, self._endpoint.healthy = models, True
             engine = "" if self._dialect is None else self._dialect.name
-            self._endpoint.fields.set_engine(engine, about.version)
-            self._endpoint.embeds = about.embeds
+            self._endpoint.fields.set_engine(engine, info.version)
+            self._endpoint.embeds = info.embeds
             self._endpoint.vocabulary = vocabulary
             self._feed(
                 WorkerJoined(
                     Worker(
                         self._endpoint.id,
                         models,
-                        reorders=about.reorders,
+                        reorders=info.reorders,
                         engine=engine,
-                        batch_tokens=about.batch_tokens,
-                        caches=about.caches,
+                        batch_tokens=info.batch_tokens,
+                        caches=info.caches,
                     )
                 )
             )
 
-    async def _read_about(self, client: httpx.AsyncClient) -> EngineInfo:
+    async def _read_engine_info(self, client: httpx.AsyncClient) -> EngineInfo:
         if self._dialect is None or self._dialect.info_path is None:
             return EngineInfo()
         try:
@@ -230,11 +231,9 @@ class WorkerProbe:
             log.debug("%s: %s", self._endpoint.id, error)
             return EngineInfo()
 
-    async def _read_vocabulary(
-        self, client: httpx.AsyncClient, models: frozenset[str], about: EngineInfo
-    ) -> int | None:
-        """An SGLang tells it nowhere but in the refusal of a call, which computes nothing."""
-        if self._dialect is None or not self._dialect.refusal_names_vocabulary or about.embeds or not models:
+    async def _read_vocabulary(self, client: httpx.AsyncClient, models: frozenset[str], info: EngineInfo) -> int | None:
+        """Return the vocabulary size, which SGLang reveals only in its refusal of a call; the call computes nothing."""
+        if self._dialect is None or not self._dialect.refusal_names_vocabulary or info.embeds or not models:
             return None
         headers = {"content-type": "application/json", **self._endpoint.authorization}
         post = out_of_vocabulary_call(min(models - self._endpoint.parents.keys(), default=min(models)))
@@ -246,12 +245,15 @@ class WorkerProbe:
         return read_vocabulary(reply.body) if reply.response.status_code == httpx.codes.BAD_REQUEST else None
 
     async def _read_health(self, client: httpx.AsyncClient, *, listed: bool) -> None:
-        """`listed`: whether it has just told its models."""
+        """`listed`: whether the worker has just answered with its list of models."""
         if self._dialect is not None and not (listed and self._dialect.health_path == MODELS_PATH):
             await self._get(client, self._dialect.health_path)
 
     async def _read_load(self, client: httpx.AsyncClient) -> bool:
-        """Whether it could be read. Whether it is alive is another question: an engine may keep no metrics."""
+        """Read the load and report it; return whether it could be read.
+
+        A failure does not count as a missed poll: an engine may be up and keep no metrics.
+        """
         dialect, path = self._dialect, self._load_path
         if dialect is None or path is None:
             return False
@@ -274,12 +276,15 @@ class WorkerProbe:
     async def _read_cache(
         self, client: httpx.AsyncClient, dialect: Dialect, page: bytes | None
     ) -> tuple[CacheReport | None, WorkReport | None]:
-        """What it tells about its cache and its work, on the page with its load or on another; None where nothing."""
+        """Return what the worker reports about its cache and its work, each None if nothing.
+
+        `page` is the answer with the load, if the cache is reported on the same page.
+        """
         if self._cache_path is None:
             return None, None
         try:
-            told = await self._get(client, self._cache_path) if page is None else page
-            return dialect.read_cache(told), dialect.read_work(told)
+            body = await self._get(client, self._cache_path) if page is None else page
+            return dialect.read_cache(body), dialect.read_work(body)
         except httpx.HTTPStatusError as error:
             if error.response.status_code == httpx.codes.NOT_FOUND:
                 self._cache_path = None
@@ -296,7 +301,7 @@ class WorkerProbe:
         )
 
     def _warn_of_metrics(self, error: Exception) -> None:
-        """Its metrics are of no use this time; it is served on."""
+        """Count and log an unusable answer; the worker stays in service."""
         self.unusable_answers += 1
         if time.monotonic() >= self._warned_at + WARN_SECONDS:
             self._warned_at = time.monotonic()
@@ -306,7 +311,7 @@ class WorkerProbe:
             )
 
     async def flush(self, client: httpx.AsyncClient) -> None:
-        """See `Poller.flush`."""
+        """Have the worker empty its prefix cache. Raises WorkerBroke if it does not, or cannot."""
         path = None if self._dialect is None else self._dialect.flush_path
         if path is None:
             raise WorkerBroke(f"Worker {self._endpoint.id} cannot empty its cache.")
@@ -315,19 +320,19 @@ class WorkerProbe:
         except httpx.HTTPError as error:
             raise WorkerBroke(f"Worker {self._endpoint.id} did not answer: {error}") from error
         if response.is_error or b'"success":false' in response.content.replace(b" ", b""):
-            said = f"POST {path} was answered with {response.status_code}"
-            raise WorkerBroke(f"Worker {self._endpoint.id} did not empty its cache: {said}.")
+            answer = f"POST {path} was answered with {response.status_code}"
+            raise WorkerBroke(f"Worker {self._endpoint.id} did not empty its cache: {answer}.")
         self._feed(Evicted(self._endpoint.id))
 
     async def _get(self, client: httpx.AsyncClient, path: str) -> bytes:
         return await fetch(client, self._endpoint.url + path, self._endpoint.authorization)
 
-    def _on_missed(self, polls: int, why: str) -> None:
+    def _on_missed(self, polls: int, reason: str) -> None:
         if not self._polls and not self._unanswered:
-            log.warning("worker %s is not there yet: %s", self._endpoint.id, why)
+            log.warning("worker %s is not up yet: %s", self._endpoint.id, reason)
         self._unanswered += polls
         self._answers.clear()
         if self._endpoint.healthy and self._unanswered >= MISSED_POLLS:
-            log.warning("worker %s is gone; its queue is placed anew: %s", self._endpoint.id, why)
+            log.warning("worker %s is down; its queue is reassigned: %s", self._endpoint.id, reason)
             self._endpoint.healthy = False
             self._feed(WorkerLeft(self._endpoint.id))

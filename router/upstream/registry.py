@@ -1,4 +1,4 @@
-"""Which workers there are: listed, discovered, or added by an operator; and which of them are being drained."""
+"""The set of workers, whether listed in the settings, discovered or added by an operator, and which are drained."""
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -15,17 +15,17 @@ from router.upstream.poller import Poller
 
 
 class WorkerDrain:
-    """Stands between those who watch the workers and the scheduler, for which a worker taken out has left."""
+    """Filters the poller's events on their way to the scheduler, for which a drained worker has left."""
 
     def __init__(self, feed: Callable[[Event], None]) -> None:
         self._feed = feed
         self._joined: dict[WorkerId, WorkerJoined] = {}
-        """Those that are there, taken out or not."""
+        """The last join event of each worker that is up, drained or not."""
         self.drained: Final[set[WorkerId]] = set()
-        """Those taken out."""
+        """The workers that are drained, or being drained."""
 
     def feed(self, event: Event) -> None:
-        """Pass an event on, unless by it a worker would come back that was taken out."""
+        """Pass an event on, unless it would bring a drained worker back."""
         match event:
             case WorkerJoined(worker):
                 self._joined[worker.id] = event
@@ -36,20 +36,23 @@ class WorkerDrain:
         self._feed(event)
 
     def drain(self, worker: WorkerId) -> None:
-        """Send it nothing more, and place its queue anew; one that is taken out stays so."""
+        """Take a worker out of scheduling: it is sent no more requests and its queue is reassigned.
+
+        Does nothing if the worker is drained already.
+        """
         if worker not in self.drained:
             self.drained.add(worker)
             self._feed(WorkerLeft(worker))
 
     def resume(self, worker: WorkerId) -> None:
-        """Put it back, if it is there; as one that was away, it is trusted little by little."""
+        """Put a drained worker back, if it is up. It starts slowly, like any worker that was down."""
         if worker in self.drained:
             self.drained.remove(worker)
             if (joined := self._joined.get(worker)) is not None:
                 self._feed(joined)
 
     def forget(self, worker: WorkerId) -> None:
-        """It is no more of the fleet."""
+        """Drop all state of a worker that is no longer part of the fleet."""
         self.drained.discard(worker)
         self._joined.pop(worker, None)
 
@@ -60,7 +63,7 @@ OPERATOR: Final = "the operator"
 
 
 def endpoint_of(worker: WorkerAddress, settings: Settings) -> WorkerEndpoint:
-    """A worker as it is reached."""
+    """Return the endpoint of a worker that the settings, a source or the operator names."""
     key = worker.api_key or settings.worker_api_key
     sources: tuple[KvPublisher, ...] = ()
     if worker.kv_events is not None:
@@ -69,42 +72,42 @@ def endpoint_of(worker: WorkerAddress, settings: Settings) -> WorkerEndpoint:
 
 
 class WorkerRegistry:
-    """Adds workers to all who must know them, and takes them out again; the only one who does."""
+    """Adds workers to the directory and the poller, and removes them once drained; nothing else does."""
 
     event_types: ClassVar[Collection[type[Event]]] = (Finished, Failed, Returned, Cancelled, WorkerLeft)
 
     def __init__(
         self,
-        fleet: WorkerDirectory,
-        monitor: Poller,
+        directory: WorkerDirectory,
+        poller: Poller,
         drain: WorkerDrain,
-        runs: Callable[[WorkerId], bool],
-        backend: Callable[[WorkerAddress], WorkerEndpoint],
+        is_in_use: Callable[[WorkerId], bool],
+        endpoint_of: Callable[[WorkerAddress], WorkerEndpoint],
     ) -> None:
-        """`runs`: whether a worker may be sent requests or has some under way; `backend`: one as it is reached."""
-        self._directory = fleet
-        self._poller = monitor
+        """`is_in_use`: whether a worker may be sent requests or has some in flight."""
+        self._directory = directory
+        self._poller = poller
         self._drain = drain
-        self._is_in_use = runs
-        self._endpoint_of = backend
+        self._is_in_use = is_in_use
+        self._endpoint_of = endpoint_of
         self._named: dict[str, dict[str, WorkerAddress]] = {OPERATOR: {}}
-        """By source and URL."""
+        """The workers that each source names, by source and URL."""
         self._removed_by_operator: set[str] = set()
         """URLs that the operator removed and a source still names."""
         self._known: dict[str, WorkerAddress] = {}
-        """By URL, those that are there or leaving."""
+        """The workers of the fleet by URL, including those that are leaving."""
         self._leaving: dict[WorkerId, bool] = {}
-        """With whether the operator had taken them out before."""
+        """The workers that are leaving, each with whether the operator had drained it before."""
 
     def set_source_workers(self, source: str, workers: Iterable[WorkerAddress]) -> None:
-        """All that a source names now; replaces what it named before."""
+        """Replace the workers that a source names."""
         named = {worker.url: worker for worker in workers}
         if named != self._named.get(source):
             self._named[source] = named
             self._reconcile()
 
     def add(self, worker: WorkerAddress) -> None:
-        """The operator names one more. Raises WorkerExists where its URL or id is there."""
+        """Add a worker that the operator names. Raises WorkerExists if its URL or id is taken."""
         known = self._known.get(worker.url)
         if known is not None and WorkerId(known.id) not in self._leaving:
             raise WorkerExists(known.id)
@@ -115,7 +118,7 @@ class WorkerRegistry:
         self._reconcile()
 
     def remove(self, worker: str) -> None:
-        """The operator wants one gone, whoever names it. Raises UnknownWorker."""
+        """Remove a worker for the operator, even if a source still names it. Raises UnknownWorker."""
         address = next((known for known in self._known.values() if known.id == worker), None)
         if address is None:
             raise UnknownWorker(worker)
@@ -124,15 +127,19 @@ class WorkerRegistry:
         self._reconcile()
 
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:  # noqa: ARG002 - see `Observer`
-        """Something may have ended at a worker that leaves."""
+        """Remove leaving workers whose last request this event may have ended."""
         if self._leaving:
             self._remove_drained()
 
     def _reconcile(self) -> None:
-        """Have there be what is named. By the events of a worker's leaving this may be called within itself."""
+        """Bring the fleet in line with what the sources name.
+
+        Draining a worker feeds an event to the scheduler, whose observers include this registry, so this method may be
+        re-entered through `observe`.
+        """
         named: dict[str, WorkerAddress] = {}
         for workers in self._named.values():
-            named = workers | named  # who named it first counts
+            named = workers | named  # the first source that names a worker wins
         self._removed_by_operator &= named.keys()
         named = {url: worker for url, worker in named.items() if url not in self._removed_by_operator}
         for url, known in list(self._known.items()):
@@ -143,31 +150,31 @@ class WorkerRegistry:
                 self._join(worker)
 
     def _join(self, worker: WorkerAddress) -> None:
-        backend = self._endpoint_of(worker)
-        if any(other.id == backend.id for other in self._directory.endpoints):
-            log.warning("worker %s at %s is left out: another one has this id", worker.id, worker.url)
+        endpoint = self._endpoint_of(worker)
+        if any(other.id == endpoint.id for other in self._directory.endpoints):
+            log.warning("worker %s at %s is ignored: another worker has this id", worker.id, worker.url)
             return
         self._known[worker.url] = worker
-        self._directory.add(backend)
-        self._poller.add(backend)
-        log.info("worker %s at %s is one of the fleet", worker.id, worker.url)
+        self._directory.add(endpoint)
+        self._poller.add(endpoint)
+        log.info("worker %s at %s added to the fleet", worker.id, worker.url)
 
     def _keep(self, worker: WorkerAddress) -> None:
-        """It is to be there; if it was leaving, it comes back as it was."""
-        was_out = self._leaving.pop(WorkerId(worker.id), None)
-        if was_out is False:
+        """Keep a worker; if it was leaving, put it back as it was."""
+        was_drained = self._leaving.pop(WorkerId(worker.id), None)
+        if was_drained is False:
             self._drain.resume(WorkerId(worker.id))
 
     def _begin_leaving(self, worker: WorkerAddress) -> None:
-        id_ = WorkerId(worker.id)
-        if id_ not in self._leaving:
-            log.info("worker %s is drained, and then no more of the fleet", worker.id)
-            self._leaving[id_] = id_ in self._drain.drained
-            self._drain.drain(id_)
+        worker_id = WorkerId(worker.id)
+        if worker_id not in self._leaving:
+            log.info("worker %s is being drained, then removed from the fleet", worker.id)
+            self._leaving[worker_id] = worker_id in self._drain.drained
+            self._drain.drain(worker_id)
             self._remove_drained()
 
     def _remove_drained(self) -> None:
-        """Forget those that leave and have nothing under way any more."""
+        """Remove the leaving workers that have no request in flight any more."""
         gone = [worker for worker in self._leaving if not self._is_in_use(worker)]
         for worker in gone:
             del self._leaving[worker]
@@ -176,4 +183,4 @@ class WorkerRegistry:
             self._directory.remove(worker)
             self._drain.forget(worker)
         if gone:
-            self._reconcile()  # it may be named with another key or id by now
+            self._reconcile()  # a source may name a removed worker again with another key or id

@@ -52,7 +52,10 @@ def test_an_exception_ends_the_workers() -> None:
 
 def test_workers_end_with_a_parent_that_is_killed() -> None:
     """A router that had no time to clean up leaves no process behind."""
-    parent = "from router.runtime.emulate import emulated\nwith emulated(1) as w: print(w[0].url, flush=True); input()"
+    parent = (
+        "from router.runtime.emulate import start_emulated_workers as start\n"
+        "with start(1) as w: print(w[0].url, flush=True); input()"
+    )
     with subprocess.Popen(
         [sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:

@@ -12,7 +12,7 @@ import pytest
 
 from router.core.fleet.health import DEFAULT_RULES
 from router.errors import NoWorker
-from router.upstream.http_client import BUFFER_BYTES, WorkerClient
+from router.upstream.http_client import MAX_UNREAD_BYTES, WorkerClient
 from tests.support.running import RunningRouter, chat, running_router, until
 from tests.support.scripted_engine import DONE, Call, ScriptedEngine, chunk, event, scripted_engine, usage
 
@@ -269,7 +269,7 @@ async def test_a_connection_that_nobody_read_on_is_not_used_again() -> None:
         worker = WorkerClient(engine.url, connect_timeout=5.0)
         pending = asyncio.ensure_future(worker.send("POST", "/x", {}, b"{}"))
         call = await engine.call()
-        await call.respond(200, b"x" * (BUFFER_BYTES + 1))
+        await call.respond(200, b"x" * (MAX_UNREAD_BYTES + 1))
         upstream = await pending
         await until(lambda: upstream._connection._body_complete)
         upstream.close()
