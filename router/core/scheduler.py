@@ -79,7 +79,7 @@ class Scheduler:
     ) -> None:
         """`oracle`: replaces the believed matches in simulations, see `PrefixMap`."""
         self.settings = settings
-        self.estimates = Estimates(landmarks=settings.prefix_limit // CHUNKS_PER_MEASURED_PREFIX)
+        self.estimates = Estimates(measured_prefixes=settings.prefix_limit // CHUNKS_PER_MEASURED_PREFIX)
         self.ledger = Ledger(settings.cached_in_flight)
         self.cluster = Cluster(settings.window, settings.health, settings.departed_limit)
         self.backlog = Backlog()
@@ -135,7 +135,7 @@ class Scheduler:
         self._apply(event, now)
         if self.cluster.ejected:
             self.membership.readmit(now)
-        if self.cluster.quiet:
+        if self.cluster.silent_workers:
             self.membership.eject_silent(now)
         if self._retry_queue.requests:
             if self._newly_queued and (choice := self.policy.next(now)) is not None:

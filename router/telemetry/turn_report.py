@@ -1,4 +1,4 @@
-"""What an operator sees of rounds and waits: whether every client with a call open has its turn, and how soon."""
+"""Reports on rounds and waits: whether every client with an open call is served, and how soon."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,35 +9,41 @@ from router.core.clients.turns import ClientTurns, RoundTimes
 
 @dataclass(frozen=True, slots=True)
 class RoundReport:
-    """Rounds in which each active client has a turn; see `router.core.clients.turns`."""
+    """Rounds in which every active client is served; `router.core.clients.turns` defines them."""
 
     clients: int
-    """That have a call open."""
+    """Clients with an open call."""
     fair_s: float | None
-    """In which each of them could be served one call of mean cost; None before that is known."""
+    """Seconds in which each of these clients could be served one call of mean cost; None before that is known."""
     current_s: float
-    """How long the round lasts that is under way."""
+    """Seconds since the current round began."""
     unserved: int
-    """Clients that were served nothing in it yet."""
+    """Clients that have not been served in the current round."""
     last_s: float | None
-    """How long the one before took; None before one was over."""
+    """Seconds that the last round took; None before one has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitReport:
-    """Waits for first tokens and for any service, in seconds and in fair rounds; None while these are not known."""
+    """The longest waits for a first token and for any service, in seconds and in fair rounds.
+
+    A value in fair rounds is None while their length is not known.
+    """
 
     waiting_s: float
-    """The longest of the calls that wait now."""
+    """Longest wait of the calls that still wait for their first token."""
     waiting_rounds: float | None
+    """The same in fair rounds, divided by the turns that the call's client had meanwhile."""
     lately_s: float
-    """The longest of those that waited no more in the last minute, answered or given up."""
+    """Longest wait that ended in the last minute, by a first token or because the call was given up."""
     lately_rounds: float | None
+    """The same in fair rounds, divided by the turns that the call's client had meanwhile."""
     unserved_s: float
-    """For how long the client with the longest such time has been served nothing while a call of its waited."""
+    """Longest time for which a client with a waiting call has been served nothing."""
     unserved_rounds: float | None
+    """The same in fair rounds."""
     unserved_clients: int | None
-    """Those of which that is longer than a fair round."""
+    """Clients with a waiting call that have been served nothing for longer than a fair round."""
 
 
 NO_ROUND: Final = RoundReport(0, None, 0.0, 0, None)
@@ -45,13 +51,16 @@ NO_WAIT: Final = WaitReport(0.0, None, 0.0, None, 0.0, None, None)
 
 
 def round_report(times: RoundTimes) -> RoundReport:
-    """As an operator reads it."""
-    return RoundReport(times.clients, times.fair_s, times.current_s, times.left, times.last_s)
+    """Report the length of rounds."""
+    return RoundReport(times.clients, times.fair_s, times.current_s, times.unserved, times.last_s)
 
 
-def wait_report(felt: Sequence[ClientTurns], lately: tuple[float, float], fair: float | None) -> WaitReport:
-    """Of what each client feels. `lately`: see `Turns.longest_waits`; `fair`: how long a fair round takes."""
-    waiting = [each for each in felt if each.unserved_s is not None]
+def wait_report(turns: Sequence[ClientTurns], lately: tuple[float, float], fair: float | None) -> WaitReport:
+    """Report the longest waits of all clients.
+
+    `lately`: the result of `Turns.longest_waits`; `fair`: seconds of a fair round, None while it is not known.
+    """
+    waiting = [each for each in turns if each.unserved_s is not None]
 
     def in_rounds(seconds: float) -> float | None:
         return None if fair is None else seconds / fair

@@ -80,17 +80,17 @@ class Fairness:
         """
         weight = self._shares.effective_weight(request)
         if begun:
-            self.turns.reopen_call(request.client, weight, now)
+            self.turns.request_resumed(request.client, weight, now)
         else:
-            self.turns.open_call(request.client, request.id, weight, since, now)
+            self.turns.request_opened(request.client, request.id, weight, since, now)
 
     def request_answered(self, request: Request, now: float) -> None:
         """Its first token is here, or is believed to be computed; only the first time counts."""
-        self.turns.answer_call(request.client, request.id, now)
+        self.turns.request_answered(request.client, request.id, now)
 
     def request_closed(self, request: Request, now: float) -> None:
         """A request is gone, however it ended."""
-        self.turns.close_call(request.client, request.id, now)
+        self.turns.request_closed(request.client, request.id, now)
 
     def backlog_began(self, queue: WorkerId | None, client: ClientId, now: float) -> None:  # noqa: ARG002
         """See `BacklogWatcher`."""

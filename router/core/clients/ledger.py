@@ -132,11 +132,11 @@ class Ledger:
         return Charge(request, bill.client, bill.worker, before, after)
 
     def settle(
-        self, request: RequestId, usage: Usage | None, least_extend: int = 0, *, output: int | None = None
+        self, request: RequestId, usage: Usage | None, min_extend: int = 0, *, output: int | None = None
     ) -> Charge:
         """Close a started request's bill at what the engine says; without its word, at what was charged so far.
 
-        `least_extend`: where the engine does not say how much of the input was cached, at least so much of it is taken
+        `min_extend`: where the engine does not say how much of the input was cached, at least so much of it is taken
         for computed, as far as there is so much. `output`: in tokens, without its word; None: what was charged so far.
         """
         after = self._bills[request].tokens
@@ -144,7 +144,7 @@ class Ledger:
             usage = Usage(after.extend + after.cached, after.output if output is None else output)
         cached = usage.cached_tokens
         if cached is None:
-            cached = min(after.cached, max(0, usage.input_tokens - least_extend))
+            cached = min(after.cached, max(0, usage.input_tokens - min_extend))
         cached = min(cached, usage.input_tokens)
         return self._close(request, Tokens(usage.input_tokens - cached, cached, usage.output_tokens))
 

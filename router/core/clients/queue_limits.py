@@ -92,32 +92,30 @@ class QueueLimits:
         """What has to `leave`, now that this request came last: nothing, itself, or the newest of those with most.
 
         A client beyond a limit of its own has its request refused. Where all together are beyond one, the client with
-        most by weight of what is short gives way; if that is the one that came, even after others gave way, it alone
+        most by weight of what is exceeded gives way; if that is the one that came, even after others gave way, it alone
         is refused.
         """
         waiter = self._waiters.get(arrival)
         if waiter is None:
             return []
         client, limits = waiter.client, self._limits
-        if _beyond(self._requests.amount_of(client), limits.client_requests) or _beyond(
+        if _exceeds(self._requests.amount_of(client), limits.client_requests) or _exceeds(
             self._bytes.amount_of(client), limits.client_bytes
         ):
             return [Surplus(arrival, Refusal.CLIENT_FULL)]
-        giving_way: list[RequestId] = []
+        displaced: list[RequestId] = []
         fits = True
-        while fits and (short := self._short()) is not None:
-            most = short.largest_holder()
-            fits = most is not None and short.weighted_amount(most) > short.weighted_amount(client)
-            if fits and most is not None:
-                newest = next(reversed(self._by_client[most]))
+        while fits and (exceeded := self._exceeded()) is not None:
+            largest = exceeded.largest_holder()
+            fits = largest is not None and exceeded.weighted_amount(largest) > exceeded.weighted_amount(client)
+            if fits and largest is not None:
+                newest = next(reversed(self._by_client[largest]))
                 self._drop(newest)
-                giving_way.append(newest)
-        for request in reversed(giving_way):
+                displaced.append(newest)
+        for request in reversed(displaced):
             self._hold(request)
         return (
-            [Surplus(each, Refusal.DISPLACED) for each in giving_way]
-            if fits
-            else [Surplus(arrival, Refusal.QUEUE_FULL)]
+            [Surplus(each, Refusal.DISPLACED) for each in displaced] if fits else [Surplus(arrival, Refusal.QUEUE_FULL)]
         )
 
     def expired(self, now: float) -> list[RequestId]:
@@ -136,11 +134,11 @@ class QueueLimits:
         rate = len(self._departures) / (now - self._departures[0])
         return min(LONGEST_RETRY, max(1.0, ceil(len(self._waiters) / rate)))
 
-    def _short(self) -> LongestQueueDrop[ClientId] | None:
+    def _exceeded(self) -> LongestQueueDrop[ClientId] | None:
         """What all together have more of than they may."""
-        if _beyond(self._requests.total, self._limits.requests):
+        if _exceeds(self._requests.total, self._limits.requests):
             return self._requests
-        return self._bytes if _beyond(self._bytes.total, self._limits.body_bytes) else None
+        return self._bytes if _exceeds(self._bytes.total, self._limits.body_bytes) else None
 
     def _hold(self, request: RequestId) -> None:
         """Count a waiting request as the newest of its client's."""
@@ -152,13 +150,13 @@ class QueueLimits:
     def _drop(self, request: RequestId) -> None:
         """Count it no more."""
         _, client, body_bytes, _ = self._waiters[request]
-        theirs = self._by_client[client]
-        del theirs[request]
-        if not theirs:
+        client_requests = self._by_client[client]
+        del client_requests[request]
+        if not client_requests:
             del self._by_client[client]
         self._requests.remove(client, 1)
         self._bytes.remove(client, body_bytes)
 
 
-def _beyond(amount: int, limit: int | None) -> bool:
+def _exceeds(amount: int, limit: int | None) -> bool:
     return limit is not None and amount > limit

@@ -42,7 +42,7 @@ class RecentClients:
         self._clients.pop(client, None)
 
     def to_forget(self, busy: Callable[[ClientId], bool]) -> list[ClientId]:
-        """Those that are too many, a few at a time; none that has anything under way. They are gone from here."""
+        """Those that are too many, a few at a time; none that has anything under way. They are forgotten from here."""
         found = []
         for _ in range(min(CHECKS_PER_ARRIVAL, len(self._clients) - self._limit)):
             client, _nothing = self._clients.popitem(last=False)
@@ -71,13 +71,13 @@ class Debtors(Generic[K]):
         """One more, without a look at the others."""
         self._keys[key] = None
 
-    def add(self, key: K, owed: Callable[[K], float]) -> list[K]:
+    def add(self, key: K, debt_of: Callable[[K], float]) -> list[K]:
         """One more; returns whom to forget altogether: some that owe nothing any more, and who is one too many."""
         self.keep(key)
         sample = [self._keys.popitem(last=False)[0] for _ in range(min(SAMPLE, len(self._keys)))]
-        debts = {each: owed(each) for each in sample}
-        gone = [each for each, debt in debts.items() if debt <= 0]
-        if not gone and len(self._keys) + len(sample) > self._limit:
-            gone = [min(debts, key=debts.__getitem__)]
-        self._keys.update(dict.fromkeys(each for each in sample if each not in gone))
-        return gone
+        debts = {each: debt_of(each) for each in sample}
+        forgotten = [each for each, debt in debts.items() if debt <= 0]
+        if not forgotten and len(self._keys) + len(sample) > self._limit:
+            forgotten = [min(debts, key=debts.__getitem__)]
+        self._keys.update(dict.fromkeys(each for each in sample if each not in forgotten))
+        return forgotten

@@ -98,8 +98,8 @@ class Shares:
         others += sum(self._groups[name].weight for name in groups if name is not None)
         if group is None:
             return weight / (weight + others)
-        mates = sum(member.weight for member in members if member.group == group)
-        return weight / (weight + mates) * group_weight / (group_weight + others)
+        group_weights = sum(member.weight for member in members if member.group == group)
+        return weight / (weight + group_weights) * group_weight / (group_weight + others)
 
     def _count(self, member: Member) -> None:
         if member.group is not None:

@@ -43,7 +43,7 @@ class ActiveClient:
     weight: float
     round: int
     """The last round in which it was served, or of which it is no part."""
-    calls: int = 0
+    requests: int = 0
     waits: dict[RequestId, Wait] = field(default_factory=dict)
     """In order of arrival."""
     answered: int = 0
@@ -78,7 +78,7 @@ class RoundTimes(NamedTuple):
     """None before anything was served."""
     current_s: float
     """How long the round lasts that is under way; 0 without any."""
-    left: int
+    unserved: int
     """Clients that were not served in it yet."""
     last_s: float | None
     """How long the one before took; None before one was over."""
@@ -95,48 +95,48 @@ class Turns:
         self._idle: OrderedDict[ClientId, float] = OrderedDict()
         """Those without a call, and since when, the first first."""
         self._even_share = EvenShare()
-        self._calls = MinuteSums()
+        self._last_minute = MinuteSums()
         """Cost served, and calls answered."""
         self._mean_cost: float | None = None
         """Of a call, in the minute before the last first token."""
         self._waits, self._even_waits = MinuteMaximum(), MinuteMaximum()
         self._round = 0
-        self._left = 0
-        self._begin: float | None = None
+        self._unserved = 0
+        self._round_began: float | None = None
         """Of the round under way."""
-        self._last: float | None = None
+        self._last_round: float | None = None
 
-    def open_call(self, client: ClientId, request: RequestId, weight: float, since: float, now: float) -> None:
+    def request_opened(self, client: ClientId, request: RequestId, weight: float, since: float, now: float) -> None:
         """A call that has waited since then is there."""
-        entry = self._open(client, weight, now)
+        entry = self._activate(client, weight, now)
         if not entry.waits:
             self._even_share.begin_waiting(entry.lag)
             if entry.unserved_since is None:
                 entry.unserved_since = since
         entry.waits[request] = Wait(since, entry.answered)
 
-    def reopen_call(self, client: ClientId, weight: float, now: float) -> None:
+    def request_resumed(self, client: ClientId, weight: float, now: float) -> None:
         """A call is there again whose answer had begun at another worker."""
-        self._open(client, weight, now)
+        self._activate(client, weight, now)
 
-    def answer_call(self, client: ClientId, request: RequestId, now: float) -> None:
+    def request_answered(self, client: ClientId, request: RequestId, now: float) -> None:
         """Its first token is here, or is believed to be; nothing happens if it was before."""
         entry = self._clients.get(client)
         if entry is not None and request in entry.waits:
             self._end_wait(entry, request, now)
             entry.answered += 1
-            self._calls.add(0.0, 1.0, now)
-            cost, calls = self._calls.totals(now)
+            self._last_minute.add(0.0, 1.0, now)
+            cost, calls = self._last_minute.totals(now)
             self._mean_cost = max(0.0, cost) / calls
             self._serve(entry, now)
 
-    def close_call(self, client: ClientId, request: RequestId, now: float) -> None:
+    def request_closed(self, client: ClientId, request: RequestId, now: float) -> None:
         """It is gone, answered or not."""
         entry = self._clients[client]
         if request in entry.waits:
             self._end_wait(entry, request, now)
-        entry.calls -= 1
-        if not entry.calls:
+        entry.requests -= 1
+        if not entry.requests:
             self._idle[client] = now
             self._even_share.weight = self._even_share.weight - entry.weight if self._active else 0.0
             self._have_turn(entry, now)
@@ -146,7 +146,7 @@ class Turns:
 
         What is charged for a call that ends without a first token is service, and no turn.
         """
-        self._calls.add(cost, 0.0, now)
+        self._last_minute.add(cost, 0.0, now)
         self._even_share.add_service(cost)
         if (entry := self._clients.get(client)) is not None:
             self._even_share.add_client_service(entry.lag, cost / weight)
@@ -174,7 +174,7 @@ class Turns:
 
     def cost_served(self, now: float) -> float:
         """What all clients together were served in the last minute, in cost units."""
-        return self._calls.totals(now)[0]
+        return self._last_minute.totals(now)[0]
 
     def longest_waits(self, now: float) -> tuple[float, float]:
         """Of calls that waited no more in the last minute, in seconds: as it was, and as `ClientTurns.wait_even`."""
@@ -185,28 +185,28 @@ class Turns:
         fair = None
         if rate and self._mean_cost is not None:
             fair = max(LEAST_ROUND_SECONDS, self._active * self._mean_cost / rate)
-        current = 0.0 if self._begin is None else now - self._begin
-        return RoundTimes(self._active, fair, current, self._left, self._last)
+        current = 0.0 if self._round_began is None else now - self._round_began
+        return RoundTimes(self._active, fair, current, self._unserved, self._last_round)
 
     @property
     def _active(self) -> int:
         return len(self._clients) - len(self._idle)
 
-    def _open(self, client: ClientId, weight: float, now: float) -> ActiveClient:
+    def _activate(self, client: ClientId, weight: float, now: float) -> ActiveClient:
         self._forget_idle(now)
         entry = self._clients.get(client)
         if entry is None:
             entry = self._clients[client] = ActiveClient(weight, self._round)
-        elif entry.calls:
+        elif entry.requests:
             self._even_share.weight -= entry.weight
         entry.weight = weight
         self._even_share.weight += weight
-        if not entry.calls:
+        if not entry.requests:
             self._idle.pop(client, None)
             entry.round = self._round
-            if self._begin is None:
+            if self._round_began is None:
                 self._begin_round(now)
-        entry.calls += 1
+        entry.requests += 1
         return entry
 
     def _forget_idle(self, now: float) -> None:
@@ -239,12 +239,12 @@ class Turns:
         """A client was served in the round under way, or has nothing to be served."""
         if entry.round < self._round:
             entry.round = self._round
-            self._left -= 1
-            if not self._left and self._begin is not None:
-                self._last, self._begin = now - self._begin, None
+            self._unserved -= 1
+            if not self._unserved and self._round_began is not None:
+                self._last_round, self._round_began = now - self._round_began, None
                 if self._active:
                     self._begin_round(now)
 
     def _begin_round(self, now: float) -> None:
         self._round += 1
-        self._left, self._begin = self._active, now
+        self._unserved, self._round_began = self._active, now

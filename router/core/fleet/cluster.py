@@ -37,7 +37,7 @@ class Cluster:
         """
         self.ejected: dict[WorkerId, float] = {}
         """Those that are sent nothing, and until when at least: while their breaker is open, or until they speak."""
-        self.quiet: list[WorkerId] = []
+        self.silent_workers: list[WorkerId] = []
         """Those that said nothing for too long; some may have spoken since, or be gone."""
 
     def __iter__(self) -> Iterator[WorkerState]:
@@ -115,8 +115,8 @@ class Cluster:
     def to_eject(self) -> list[WorkerId]:
         """Those that are silent and not barred for it."""
         states = self._states
-        self.quiet = [worker for worker in self.quiet if worker in states and states[worker].silent]
-        return [each for each in self.quiet if each not in self.ejected and not states[each].left]
+        self.silent_workers = [worker for worker in self.silent_workers if worker in states and states[worker].silent]
+        return [each for each in self.silent_workers if each not in self.ejected and not states[each].left]
 
     def join(self, worker: Worker, *, back: bool = True) -> None:
         """Add a worker, or take new facts of one that is known; a capacity once told stays.
@@ -220,8 +220,8 @@ class Cluster:
         for worker in [worker for worker, deadline in deadlines.items() if deadline <= now]:
             state = self._states[worker]
             state.advance(now)
-            if state.silent and worker not in self.quiet:
-                self.quiet.append(worker)
+            if state.silent and worker not in self.silent_workers:
+                self.silent_workers.append(worker)
 
     def _forget(self, worker: WorkerId) -> None:
         state = self._states[worker]

@@ -97,7 +97,7 @@ class UnstartedLimit:
 class RequestLimit:
     """Requests in flight: those that the engine runs, and a few that wait for a place."""
 
-    __slots__ = ("_guessed", "_reach", "_spare", "_turnover", "_unseen", "limit", "places")
+    __slots__ = ("_foreign_waiting", "_guessed", "_reach", "_spare", "_turnover", "limit", "places")
 
     def __init__(self) -> None:
         self.places = inf
@@ -106,7 +106,7 @@ class RequestLimit:
         self._spare = 1
         self._reach = LEAST_REACH
         self._turnover = 0.0
-        self._unseen = 0
+        self._foreign_waiting = 0
         self._guessed = 0
 
     def admit(self, requests: int, unstarted: int, guessed: int) -> bool:
@@ -115,7 +115,7 @@ class RequestLimit:
         """
         if requests < self.limit:
             return True
-        return unstarted + max(0, guessed - self._guessed) + self._unseen < self._spare
+        return unstarted + max(0, guessed - self._guessed) + self._foreign_waiting < self._spare
 
     def learn(self, turnover: Turnover) -> None:
         """A request started."""
@@ -128,7 +128,7 @@ class RequestLimit:
         Waiting ones that are not known here are another router's, or were thrown out, or were guessed to have started.
         Those that wait for the next step to begin show neither.
         """
-        self._unseen = max(0, report.waiting - report.unstarted)
+        self._foreign_waiting = max(0, report.waiting - report.unstarted)
         self._guessed = report.guessed
         if report.waiting > report.new and report.running:
             share = report.requests * report.running / (report.running + report.waiting)
@@ -163,19 +163,19 @@ class RequestLimit:
 class KvLimit:
     """Tokens that the requests in flight may come to hold."""
 
-    __slots__ = ("_growth", "_out", "_seen_out", "_told", "limit")
+    __slots__ = ("_capacity_known", "_growth", "_last_preempted", "_preempted", "limit")
 
     def __init__(self) -> None:
         self.limit = inf
-        self._told = False
+        self._capacity_known = False
         self._growth = LEAST_GROWTH
-        self._seen_out = 0
-        self._out = 0
+        self._last_preempted = 0
+        self._preempted = 0
 
     def set_capacity(self, tokens: int) -> None:
         """The engine said how much its cache holds: nothing is left to find."""
         self.limit = tokens
-        self._told = True
+        self._capacity_known = True
 
     def on_report(self, report: EngineReport, *, held_back: bool) -> None:
         """Find the limit: what was held when started requests came to wait again, for two reports in a row since one
@@ -183,12 +183,12 @@ class KvLimit:
 
         `held_back`: whether a request is likely to wait here for the limit's sake.
         """
-        if self._told:
+        if self._capacity_known:
             return
-        before, self._out = self._out, self._lasting_preempted(report)
+        before, self._preempted = self._preempted, self._lasting_preempted(report)
         started = max(1, report.requests - report.unstarted)
         held = report.most_kv_tokens * (1 - min(before, started) / started)
-        if self._out > before and held > 0:
+        if self._preempted > before and held > 0:
             self.limit = min(self.limit, held)
             self._growth = LEAST_GROWTH
         elif self.limit < inf:
@@ -201,6 +201,6 @@ class KvLimit:
     def _lasting_preempted(self, report: EngineReport) -> int:
         """Started requests that waited at this report and at the one before; none where others' may be among them."""
         ours = report.running + report.waiting <= report.requests + 1
-        out = max(0, report.waiting - report.unstarted - report.guessed) if ours else 0
-        before, self._seen_out = self._seen_out, out
-        return min(before, out)
+        preempted = max(0, report.waiting - report.unstarted - report.guessed) if ours else 0
+        before, self._last_preempted = self._last_preempted, preempted
+        return min(before, preempted)

@@ -18,13 +18,13 @@ class Uncharged:
         """Of the latest reports: when, and by how much what was computed exceeded what was charged."""
         self._tokens = 0
 
-    def on_report(self, computed: float, charged: int, still_due: int, now: float) -> None:
-        """Take in totals. `still_due`: how much of what may have been computed will be charged by itself."""
+    def on_report(self, computed: float, charged: int, pending: int, now: float) -> None:
+        """Take in totals. `pending`: how much of what may have been computed will be charged by itself."""
         difference = computed - charged
         self._differences.append((now, difference))
         while len(self._differences) > 2 and self._differences[1][0] <= now - UNCHARGED_SECONDS:
             self._differences.popleft()
-        self._tokens = round(difference - self._differences[0][1]) - still_due
+        self._tokens = round(difference - self._differences[0][1]) - pending
 
     def tokens(self, *, unknown: int) -> int:
         """How many there were in the last `UNCHARGED_SECONDS`, as of the last report; `unknown` without any.

@@ -84,13 +84,13 @@ class InFlightTable:
         now: float,
         *,
         streamed: bool,
-        telling: bool,
+        had_place: bool,
         answers: int = 1,
     ) -> InFlight:
         """A request is dispatched."""
         self._dispatches += 1
-        flight = InFlight(self._dispatches, now, uncached_tokens, streamed, telling, answers=answers)
-        if not telling:
+        flight = InFlight(self._dispatches, now, uncached_tokens, streamed, had_place, answers=answers)
+        if not had_place:
             self._placeless.append(request)
         if not self.waiting:
             self.head_since = now

@@ -146,7 +146,7 @@ class ServiceRate:
         return Turnover(self._starts / steps, self._start_tokens / steps, burst)
 
     def advance(
-        self, now: float, *, streams: int, busy: bool, full: bool, shown: int = 0, prefills: bool = True
+        self, now: float, *, streams: int, busy: bool, full: bool, seen_answers: int = 0, prefills: bool = True
     ) -> None:
         """Until now so many streams ran, and it had work, and no room for more, or not. Rest wears nothing away.
 
@@ -160,7 +160,7 @@ class ServiceRate:
         left = 0.5 ** (seconds / TURNOVER_HALF_LIFE)
         self._seconds = self._seconds * left + seconds
         self._stream_seconds = self._stream_seconds * left + seconds * streams
-        self._answer_seconds = self._answer_seconds * left + seconds * shown
+        self._answer_seconds = self._answer_seconds * left + seconds * seen_answers
         self._answer_tokens *= left
         self._gained *= left
         self._starts *= left
@@ -208,10 +208,10 @@ class ServiceRate:
         self._gained -= 1.0  # its first token, which comes of prefill
         self._start_tokens += tokens
 
-    def observe_start(self, now: float, dispatched: float, tokens: int, *, telling: bool, waiting: int = 0) -> Burst:
+    def observe_start(self, now: float, dispatched: float, tokens: int, *, had_place: bool, waiting: int = 0) -> Burst:
         """A request's first token is here; returns those that it came with, which may become more.
 
-        `telling`: whether there was a place for it when it was dispatched, so that it waited for prefill alone.
+        `had_place`: whether there was a place for it when it was dispatched, so that it waited for prefill alone.
         `waiting`: uncached input of others that the engine may have computed in part by now.
         """
         if now - self._first > BURST * self._burst_seconds():
@@ -225,8 +225,8 @@ class ServiceRate:
         self._last = burst.end = now
         self._tokens += tokens
         burst.tokens += tokens
-        self._had_place &= telling
-        if not telling:
+        self._had_place &= had_place
+        if not had_place:
             burst.since = max(burst.since, self._freed)
         burst.waiting = waiting
         return burst

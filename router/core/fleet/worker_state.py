@@ -132,12 +132,14 @@ class WorkerState:
         self._account_until(now)
         if not self._in_flight:
             self._last_alive = now
-        telling = not self.window.full(self.load)
-        flight = self._in_flight.add(request, uncached_tokens, now, streamed=streamed, telling=telling, answers=answers)
+        had_place = not self.window.full(self.load)
+        flight = self._in_flight.add(
+            request, uncached_tokens, now, streamed=streamed, had_place=had_place, answers=answers
+        )
         if not streamed:
             prefill = self.service_rate.prefill_seconds(self._in_flight.unstarted_tokens)
             self._in_flight.guess_at(request, now + EARLY_PREFILL_SHARE * prefill)
-            if telling:
+            if had_place:
                 flight.decoding_since = now + prefill
         self._kv_forecast.put(request, uncached_tokens, output, most_output)
         self.health.on_dispatch(request)
@@ -149,7 +151,9 @@ class WorkerState:
         if seen:
             self.succeeded(request, now)
             self._account_until(now)
-            self._unaccounted_seen_tokens -= 0 if flight.first_token_seen else flight.answers  # the first ones, which come of prefill
+            self._unaccounted_seen_tokens -= (
+                0 if flight.first_token_seen else flight.answers
+            )  # the first ones, which come of prefill
             self._in_flight.mark_first_token(flight)
         if flight.started:
             return
@@ -161,7 +165,11 @@ class WorkerState:
                 )
                 self._start(earlier, guessed=True)
             flight.burst = self.service_rate.observe_start(
-                now, flight.dispatched, flight.uncached_tokens, telling=flight.had_place, waiting=self._prefilled_beside(flight)
+                now,
+                flight.dispatched,
+                flight.uncached_tokens,
+                had_place=flight.had_place,
+                waiting=self._prefilled_beside(flight),
             )
         self._start(request, guessed=False)
         self._refresh_load()
@@ -188,7 +196,9 @@ class WorkerState:
         burst = flight.burst
         if burst is None:
             return flight.uncached_tokens
-        beyond = self.work.claim_input(min(input_tokens - flight.uncached_tokens, self.service_rate.unexplained_tokens(burst)))
+        beyond = self.work.claim_input(
+            min(input_tokens - flight.uncached_tokens, self.service_rate.unexplained_tokens(burst))
+        )
         burst.tokens += beyond
         return flight.uncached_tokens + beyond
 
@@ -222,7 +232,7 @@ class WorkerState:
         return flight.answers + int(at_once * seconds / self.service_rate.seconds_per_output_token)
 
     def on_whole_answer(self, request: RequestId, output_tokens: int, now: float) -> None:
-        """The engine says how long an answer is that came whole, which shows its pace."""
+        """The engine says how long an answer is that came whole, which shows its service_rate."""
         flight = self._in_flight.requests[request]
         seconds = now - flight.decoding_since
         if not flight.first_token_seen and not flight.streamed and seconds > 0.0 and output_tokens > flight.answers:
@@ -268,20 +278,20 @@ class WorkerState:
         if (produced := self.work.output_since_report(running, now)) is not None:
             self.service_rate.add_engine_output(*produced)
         self._refresh_load()
-        flights, load = self._in_flight, self.load
+        in_flight, load = self._in_flight, self.load
         report = EngineReport(
             running,
             waiting,
             load.requests,
             load.unstarted,
-            flights.unstarted_since(now - self.service_rate.step_seconds),
+            in_flight.unstarted_since(now - self.service_rate.step_seconds),
             load.guessed,
-            flights.kv_tokens,
+            in_flight.kv_tokens,
             self._most_kv_tokens,
             places,
         )
         self.window.on_report(load, report)
-        self._most_kv_tokens = flights.kv_tokens
+        self._most_kv_tokens = in_flight.kv_tokens
         self._refresh_load()
 
     def on_empty_report(self, now: float) -> None:
@@ -310,38 +320,44 @@ class WorkerState:
     def _account_until(self, now: float) -> None:
         """Account for the time until now, before anything changes."""
         self._now = now
-        flights, pace, full = self._in_flight, self.service_rate, not self.has_room
-        running = len(flights.requests)
-        streams = running - len(flights.waiting)
-        shown, prefills = flights.seen_answers, bool(flights.waiting)
-        pace.advance(now, streams=streams, busy=running > 0, full=full, shown=shown, prefills=prefills)
+        in_flight, service_rate, full = self._in_flight, self.service_rate, not self.has_room
+        running = len(in_flight.requests)
+        streams = running - len(in_flight.waiting)
+        seen_answers, prefills = in_flight.seen_answers, bool(in_flight.waiting)
+        service_rate.advance(
+            now, streams=streams, busy=running > 0, full=full, seen_answers=seen_answers, prefills=prefills
+        )
         if self._unaccounted_seen_tokens:
-            pace.add_output(self._unaccounted_seen_tokens)
+            service_rate.add_output(self._unaccounted_seen_tokens)
             self._unaccounted_seen_tokens = 0
         if self._unaccounted_cost or self._unaccounted_tokens:
-            flights.kv_tokens += self._unaccounted_tokens
-            self._most_kv_tokens = max(self._most_kv_tokens, flights.kv_tokens)
-            self._kv_forecast.advance(max(0, self._unaccounted_tokens) / pace.streams)
-            pace.add_service(self._unaccounted_cost, self._unaccounted_tokens, full=full)
+            in_flight.kv_tokens += self._unaccounted_tokens
+            self._most_kv_tokens = max(self._most_kv_tokens, in_flight.kv_tokens)
+            self._kv_forecast.advance(max(0, self._unaccounted_tokens) / service_rate.streams)
+            service_rate.add_service(self._unaccounted_cost, self._unaccounted_tokens, full=full)
             self._unaccounted_cost, self._unaccounted_tokens = 0.0, 0
 
     def _refresh_load(self) -> None:
         """Look at the load anew."""
-        flights, window = self._in_flight, self.window
-        unstarted = len(flights.waiting)
-        ahead, low_at = self._prefill_left() if unstarted and not self.service_rate.last_start_delayed else (flights.unstarted_tokens, inf)
+        in_flight, window = self._in_flight, self.window
+        unstarted = len(in_flight.waiting)
+        ahead, low_at = (
+            self._prefill_left()
+            if unstarted and not self.service_rate.last_start_delayed
+            else (in_flight.unstarted_tokens, inf)
+        )
         growth = self._output_sum * (1 - OUTPUT_MEMORY)
         self.load = load = Load(
-            len(flights.requests),
+            len(in_flight.requests),
             unstarted,
-            flights.unstarted_tokens,
+            in_flight.unstarted_tokens,
             ahead,
-            flights.guessed,
+            in_flight.guessed,
             self._kv_forecast.peak(growth, window.kv_limit),
         )
         self.has_room = self._open and window.admits(load, 1)
         resumes = self._backoff.until if self._now < self._backoff.until else inf
-        self._load_deadline = min(flights.next_guess, low_at, resumes)
+        self._load_deadline = min(in_flight.next_guess, low_at, resumes)
         deadline = min(self._load_deadline, self._silent_at())
         if deadline < inf:
             self._deadlines[self.worker.id] = deadline
@@ -351,24 +367,27 @@ class WorkerState:
     def _silent_at(self) -> float:
         """When it will have said nothing for too long; infinite while nothing runs there, and once it has.
 
-        One that says nothing while it computes a long prompt is not taken for one that hangs, by its own pace.
+        One that says nothing while it computes a long prompt is not taken for one that hangs, by its own service_rate.
         """
         if self.silent or not self._silence_seconds or not self._in_flight.requests:
             return inf
-        return self._last_alive + max(self._silence_seconds, SILENCE_PREFILLS * self.service_rate.prefill_seconds(self._in_flight.unstarted_tokens))
+        return self._last_alive + max(
+            self._silence_seconds,
+            SILENCE_PREFILLS * self.service_rate.prefill_seconds(self._in_flight.unstarted_tokens),
+        )
 
     def _prefill_left(self) -> tuple[float, float]:
         """What is left to compute of the unstarted tokens, and when no more is than the window calls little.
 
         No more than the first request is under way; the time is infinite if only a start can bring it about.
         """
-        flights, pace = self._in_flight, self.service_rate
-        first = flights.head_tokens
-        done = (self._now - flights.head_since) / pace.prefill_seconds(EARLY_PREFILL_SHARE)
-        ahead = flights.unstarted_tokens - min(done, first)
-        excess = flights.unstarted_tokens - self.window.low_tokens
+        in_flight, service_rate = self._in_flight, self.service_rate
+        first = in_flight.head_tokens
+        done = (self._now - in_flight.head_since) / service_rate.prefill_seconds(EARLY_PREFILL_SHARE)
+        ahead = in_flight.unstarted_tokens - min(done, first)
+        excess = in_flight.unstarted_tokens - self.window.low_tokens
         if 0 < excess <= first:
-            time = flights.head_since + pace.prefill_seconds(EARLY_PREFILL_SHARE * (excess + 1))
+            time = in_flight.head_since + service_rate.prefill_seconds(EARLY_PREFILL_SHARE * (excess + 1))
             if time > self._now:
                 return ahead, time
         return ahead, inf

@@ -1,4 +1,4 @@
-"""How many tokens there are up to certain places of prompts, where an engine has told.
+"""How many tokens there are up to certain places of prompts, where an engine has known_places.
 
 A mean of tokens per byte is off by some percent for any one prompt: code, names and other languages take more. But
 prompts come back longer, turn by turn, and others begin like them; what an engine counted up to the end of one is known
@@ -69,22 +69,22 @@ class MeasuredPrefixes:
             self._keep(_last(prompt, chunks), (tokens, SHARED_BEHIND))
 
     def _keep(self, chunk: int, place: tuple[float, float]) -> None:
-        told = self._places
-        told.pop(chunk, None)
-        told[chunk] = place
-        if len(told) > self._limit:
-            del told[next(iter(told))]
+        known_places = self._places
+        known_places.pop(chunk, None)
+        known_places[chunk] = place
+        if len(known_places) > self._limit:
+            del known_places[next(iter(known_places))]
 
     def measure(self, prompt: PromptKey, ratio: float) -> Measure:
         """A prompt's size, with `ratio` tokens per byte where nothing is known; O(its chunks)."""
         places: list[Place] = [(0, 0.0)]
-        told = self._places
+        known_places = self._places
         # One by one, as numbers: looking many of these up takes less than looking up as many pieces of bytes.
         words = memoryview(prompt.hashes).cast("Q").tolist()
         end, last_behind = 0, 0.0
-        for word in filter(told.__contains__, words):
+        for word in filter(known_places.__contains__, words):
             end = words.index(word, end) + 1
-            here, behind = told[word]
+            here, behind = known_places[word]
             if here >= places[-1][1]:
                 places.append((end, here))
                 last_behind = behind

@@ -37,13 +37,13 @@ class TokenRatio:
 class Estimates:
     """Input by bytes times a ratio per model; output by a running mean per client and model."""
 
-    def __init__(self, client_limit: int = 10_000, landmarks: int = PREFIX_LIMIT) -> None:
-        """`client_limit`: how many (client, model) means are kept; `landmarks`: how many places of prompts.
+    def __init__(self, client_limit: int = 10_000, measured_prefixes: int = PREFIX_LIMIT) -> None:
+        """`client_limit`: how many (client, model) means are kept; `measured_prefixes`: how many places of prompts.
 
         Of either the least recently learned goes first.
         """
         self._ratios: dict[str, TokenRatio] = {}
-        self._measured_prefixes = MeasuredPrefixes(landmarks)
+        self._measured_prefixes = MeasuredPrefixes(measured_prefixes)
         self._measures: dict[tuple[str, bytes], tuple[PromptKey, Measure]] = {}
         """By model and hashes, since the last lesson: one decision asks several times about what it looks at."""
         self.output_lengths: Final = OutputLengths(client_limit)

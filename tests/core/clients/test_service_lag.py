@@ -51,7 +51,7 @@ class Lags(RuleBasedStateMachine):
             self.since[client] = len(self.diary)
         self.idle.pop(client, None)
         self.open[request] = client, True
-        self.turns.open_call(client, request, self.weights[client], self.now, self.now)
+        self.turns.request_opened(client, request, self.weights[client], self.now, self.now)
 
     @rule(data=st.data(), answered=st.booleans())
     def go_on(self, data: st.DataObject, answered: bool) -> None:
@@ -61,10 +61,10 @@ class Lags(RuleBasedStateMachine):
         request = data.draw(st.sampled_from(sorted(self.open)))
         client, _ = self.open.pop(request)
         if answered:
-            self.turns.answer_call(client, request, self.now)
+            self.turns.request_answered(client, request, self.now)
             self.open[request] = client, False
         else:
-            self.turns.close_call(client, request, self.now)
+            self.turns.request_closed(client, request, self.now)
             if not any(each == client for each, _ in self.open.values()):
                 self.idle[client] = self.now
 
@@ -109,7 +109,7 @@ TestLags.settings = settings(max_examples=100, stateful_step_count=40)
 
 def waiting(turns: Turns, *clients: ClientId) -> None:
     for client in clients:
-        turns.open_call(client, RequestId(client), 1.0, 0.0, 0.0)
+        turns.request_opened(client, RequestId(client), 1.0, 0.0, 0.0)
 
 
 def test_a_client_that_waits_falls_behind_one_that_comes_back() -> None:
@@ -118,10 +118,10 @@ def test_a_client_that_waits_falls_behind_one_that_comes_back() -> None:
     waiting(turns, ADA)
     for number in range(10):
         request, now = RequestId(f"b{number}"), float(number)
-        turns.open_call(BOB, request, 1.0, now, now)
-        turns.answer_call(BOB, request, now + 0.5)
+        turns.request_opened(BOB, request, 1.0, now, now)
+        turns.request_answered(BOB, request, now + 0.5)
         turns.add_service(BOB, request, 100.0, 1.0, now + 0.9)
-        turns.close_call(BOB, request, now + 0.99)
+        turns.request_closed(BOB, request, now + 0.99)
     assert turns.client_turns(ADA, 10.0).lag == 10 * 100.0 / 2
     assert turns.client_turns(BOB, 10.0).lag == 0.0
 
@@ -130,11 +130,11 @@ def test_who_asks_for_nothing_more_does_not_fall_behind() -> None:
     """Neither while its call is answered, nor while it has none: others may have what it leaves."""
     turns = Turns()
     waiting(turns, ADA, BOB)
-    turns.answer_call(ADA, RequestId(ADA), 0.0)
+    turns.request_answered(ADA, RequestId(ADA), 0.0)
     turns.add_service(BOB, RequestId(BOB), 1000.0, 1.0, 0.0)
-    turns.close_call(ADA, RequestId(ADA), 0.0)
+    turns.request_closed(ADA, RequestId(ADA), 0.0)
     turns.add_service(BOB, RequestId(BOB), 1000.0, 1.0, 0.0)
-    turns.open_call(ADA, RequestId("next"), 1.0, 0.1, 0.1)
+    turns.request_opened(ADA, RequestId("next"), 1.0, 0.1, 0.1)
     assert turns.client_turns(ADA, 0.1).lag == 0.0
 
 
@@ -144,9 +144,9 @@ def test_a_pause_ends_what_is_remembered() -> None:
         turns = Turns()
         waiting(turns, ADA, BOB)
         turns.add_service(BOB, RequestId(BOB), 100.0, 1.0, 0.0)
-        turns.close_call(ADA, RequestId(ADA), 1.0)
+        turns.request_closed(ADA, RequestId(ADA), 1.0)
         assert turns.client_turns(ADA, 1.0 + pause).lag == lag
-        turns.open_call(ADA, RequestId("next"), 1.0, 1.0 + pause, 1.0 + pause)
+        turns.request_opened(ADA, RequestId("next"), 1.0, 1.0 + pause, 1.0 + pause)
         assert turns.client_turns(ADA, 1.0 + pause).lag == lag
 
 

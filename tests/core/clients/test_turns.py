@@ -17,7 +17,7 @@ ADA, BOB, CYD = CLIENTS
 
 def opened(turns: Turns, client: ClientId, now: float, name: str = "1", weight: float = 1.0) -> RequestId:
     request = RequestId(f"{client}-{name}")
-    turns.open_call(client, request, weight, now, now)
+    turns.request_opened(client, request, weight, now, now)
     return request
 
 
@@ -84,7 +84,7 @@ class Rounds(RuleBasedStateMachine):
         if self.calls:
             request = data.draw(st.sampled_from(sorted(self.calls)))
             call = self.calls[request]
-            self.turns.answer_call(call.client, request, self.now)
+            self.turns.request_answered(call.client, request, self.now)
             if call.waits:
                 call.waits = False
                 for other in self.having(call.client):
@@ -111,7 +111,7 @@ class Rounds(RuleBasedStateMachine):
         if self.calls:
             request = data.draw(st.sampled_from(sorted(self.calls)))
             client = self.calls.pop(request).client
-            self.turns.close_call(client, request, self.now)
+            self.turns.request_closed(client, request, self.now)
             if not self.having(client):
                 self.left[client] = self.now
                 self.turn(client)
@@ -140,7 +140,7 @@ class Rounds(RuleBasedStateMachine):
         seen = self.turns.rounds(None, self.now)
         assert seen.clients == len({call.client for call in self.calls.values()})
         begun = Round(self.now) if self.round is None else self.round
-        assert (seen.current_s, seen.left) == (self.now - begun.begin, len(begun.left))
+        assert (seen.current_s, seen.unserved) == (self.now - begun.begin, len(begun.left))
         assert seen.last_s == self.last
 
 
@@ -153,11 +153,11 @@ def test_a_fair_round_is_a_mean_call_for_each() -> None:
     turns = Turns()
     for client in CLIENTS:
         request = opened(turns, client, 0.0)
-        turns.answer_call(client, request, 0.0)
+        turns.request_answered(client, request, 0.0)
         turns.add_service(client, request, 500.0, 1.0, 0.0)
     assert turns.rounds(None, 0.0).fair_s is None
     assert turns.rounds(100.0, 0.0).fair_s == 3 * (2 * 500.0 / 3) / 100.0
-    turns.answer_call(ADA, opened(turns, ADA, 1.0, "2"), 1.0)
+    turns.request_answered(ADA, opened(turns, ADA, 1.0, "2"), 1.0)
     assert turns.rounds(100.0, 1.0).fair_s == 3 * (3 * 500.0 / 4) / 100.0
     assert turns.rounds(1e9, 1.0).fair_s == LEAST_ROUND_SECONDS
 
@@ -167,12 +167,12 @@ def test_a_call_is_to_wait_a_round_for_each_of_its_clients_that_go_before() -> N
     turns = Turns()
     waiting = opened(turns, ADA, 0.0, "last")
     for number in range(4):
-        turns.answer_call(ADA, opened(turns, ADA, 0.0, str(number)), 2.0 * number)
+        turns.request_answered(ADA, opened(turns, ADA, 0.0, str(number)), 2.0 * number)
     opened(turns, BOB, 0.0)
     assert turns.client_turns(ADA, 10.0).wait_even == 10.0 / 5
     assert turns.client_turns(BOB, 10.0).wait_even == turns.client_turns(BOB, 10.0).wait_s == 10.0
-    turns.answer_call(ADA, waiting, 10.0)
-    turns.close_call(BOB, RequestId("bob-1"), 12.0)
+    turns.request_answered(ADA, waiting, 10.0)
+    turns.request_closed(BOB, RequestId("bob-1"), 12.0)
     assert turns.longest_waits(12.0) == (12.0, 12.0)
     assert turns.longest_waits(12.0 + MINUTE + 1) == (0.0, 0.0)
 
@@ -189,7 +189,7 @@ def test_who_weighs_less_than_the_mean_is_to_wait_longer() -> None:
 def test_an_answer_that_goes_on_elsewhere_waits_for_nothing() -> None:
     """Its client has its first token."""
     turns = Turns()
-    turns.reopen_call(ADA, 1.0, 0.0)
+    turns.request_resumed(ADA, 1.0, 0.0)
     assert turns.client_turns(ADA, 9.0).unserved_s is None
     assert turns.rounds(None, 9.0).clients == 1
 
@@ -199,7 +199,7 @@ def test_nothing_is_remembered_of_who_is_gone() -> None:
     turns = Turns()
     for number in range(1000):
         client, now = ClientId(str(number)), 0.1 * number
-        turns.close_call(client, opened(turns, client, now), now)
+        turns.request_closed(client, opened(turns, client, now), now)
     assert len(turns._clients) <= IDLE_SECONDS / 0.1 + 2
     turns.forget(ClientId("999"))
     assert turns.client_turns(ClientId("999"), 99.9) == NOT_ACTIVE
@@ -216,17 +216,17 @@ def test_rounds_end_whoever_comes_and_goes(clients: int) -> None:
     for number in range(clients):
         assert turns.rounds(None, 1.0) == (clients + number, None, 1.0, clients - number, 0.0)
         opened(turns, ClientId(f"new-{number}"), 1.0)
-        turns.answer_call(ClientId(str(number)), RequestId(f"{number}-1"), 1.0)
+        turns.request_answered(ClientId(str(number)), RequestId(f"{number}-1"), 1.0)
     assert turns.rounds(None, 2.0) == (2 * clients, None, 1.0, 2 * clients, 1.0)
 
 
 def test_who_gives_up_and_asks_again_is_still_unserved() -> None:
     """Until it is served, or stays away."""
     turns = Turns()
-    turns.close_call(ADA, opened(turns, ADA, 0.0), 30.0)
-    turns.close_call(ADA, opened(turns, ADA, 30.1, "2"), 40.0)
+    turns.request_closed(ADA, opened(turns, ADA, 0.0), 30.0)
+    turns.request_closed(ADA, opened(turns, ADA, 30.1, "2"), 40.0)
     opened(turns, ADA, 41.0, "3")
     assert turns.client_turns(ADA, 42.0).unserved_s == 1.0
-    turns.close_call(BOB, opened(turns, BOB, 40.0), 60.0)
+    turns.request_closed(BOB, opened(turns, BOB, 40.0), 60.0)
     opened(turns, BOB, 60.1, "2")
     assert turns.client_turns(BOB, 70.0).unserved_s == 30.0

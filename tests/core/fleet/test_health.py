@@ -10,8 +10,8 @@ from router.core.fleet.health import (
     Condition,
     Health,
     HealthRules,
-    SilenceRules,
     RetryBudget,
+    SilenceRules,
     SilenceTimeout,
 )
 from router.core.fleet.window import FixedWindow

@@ -12,7 +12,7 @@ def flights(*silent: RequestId, streamed: tuple[RequestId, ...] = ()) -> InFligh
     """These were dispatched at time 0, one after the other, with 10 uncached tokens each."""
     made = InFlightTable()
     for request in (*silent, *streamed):
-        made.add(request, 10, 0.0, streamed=request in streamed, telling=True)
+        made.add(request, 10, 0.0, streamed=request in streamed, had_place=True)
     return made
 
 
@@ -33,8 +33,8 @@ def test_the_first_of_the_unstarted_is_the_one_that_is_computed() -> None:
     """Its tokens, and since when it is the first."""
     made = flights()
     assert made.head_tokens == 0
-    made.add(A, 10, 1.0, streamed=True, telling=True)
-    made.add(B, 20, 2.0, streamed=True, telling=True)
+    made.add(A, 10, 1.0, streamed=True, had_place=True)
+    made.add(B, 20, 2.0, streamed=True, had_place=True)
     assert (made.head_tokens, made.head_since) == (10, 1.0)
     made.start(A, 3.0, guessed=False)
     assert (made.head_tokens, made.head_since) == (20, 3.0)
@@ -74,7 +74,7 @@ def test_what_was_sent_lately_is_told() -> None:
     """Of what has not started."""
     made = InFlightTable()
     for number, request in enumerate((A, B, C)):
-        made.add(request, 10, float(number), streamed=True, telling=True)
+        made.add(request, 10, float(number), streamed=True, had_place=True)
     assert [made.unstarted_since(time) for time in (-1.0, 0.0, 1.5, 2.0)] == [3, 2, 1, 0]
     made.start(C, 3.0, guessed=False)
     assert made.unstarted_since(0.5) == 1
@@ -104,6 +104,6 @@ def test_a_guess_for_a_call_that_is_gone_delays_no_other() -> None:
     made = flights(A)
     made.guess_at(A, 900.0)
     made.remove(A, 1.0)
-    made.add(B, 10, 2.0, streamed=False, telling=True)
+    made.add(B, 10, 2.0, streamed=False, had_place=True)
     made.guess_at(B, 3.0)
     assert made.next_guess == 3.0
