@@ -1,1 +1,1 @@
-"""What each worker's prefix cache holds."""
+"""The believed content of each worker's prefix cache."""

@@ -1,70 +1,70 @@
-"""How right the predictions of one worker's cache are, by what its engine says afterwards."""
+"""How accurate the cache predictions for one worker are, compared with what its engine reports afterwards."""
 
 from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
 ANSWERS_KEPT: Final = 200
-"""Answers whose error counts."""
+"""Answers over which the error is averaged."""
 MIN_ANSWERS: Final = 20
-"""Answers below which nothing is concluded from their error, nor from their silence."""
+"""Answers needed before anything is concluded from their error, or from an engine that reports nothing."""
 MAX_MEAN_ERROR: Final = 0.15
 """Mean error, as a share of the prompt, above which predictions are discounted."""
 
 
 Comparison = tuple[float, int, int]
-"""The error of a prediction, as a share of the prompt; what was predicted and what was found, in tokens."""
+"""The error of a prediction, as a share of the prompt; the tokens predicted; the tokens found."""
 
 
 @dataclass(slots=True)
 class CacheTotals:
-    """Sums over all answers of a worker in which it told what was cached, in tokens."""
+    """Sums over all answers of a worker that reported cached tokens, in tokens."""
 
     answers: int = 0
     prompt: int = 0
     predicted: int = 0
     actual: int = 0
     false_hit: int = 0
-    """Predicted, and not there."""
+    """Predicted, but not cached."""
     missed_hit: int = 0
-    """There, and not predicted."""
+    """Cached, but not predicted."""
 
 
 class Calibration:
-    """Of one worker."""
+    """Compares predictions with reports for one worker."""
 
     def __init__(self) -> None:
         self.totals = CacheTotals()
         self.discount = 1.0
-        """What to multiply predictions with, at most 1: less while they promise too much."""
+        """The factor to apply to predictions, at most 1: less while they promise too much."""
         self._recent: deque[Comparison] = deque()
         self._error = 0.0
         self._predicted = self._actual = 0
-        """Sums over the recent ones."""
-        self._untold = 0
-        """Answers that told nothing."""
+        """This and `_actual`: sums over the recent comparisons, in tokens."""
+        self._unreported = 0
+        """Answers that reported nothing about the cache."""
 
     @property
     def error(self) -> float | None:
-        """Mean absolute error over the last `ANSWERS_KEPT` answers, as a share of the prompt; None without any."""
+        """Mean absolute error of the recent comparisons, as a share of the prompt; None if there are none."""
         return max(0.0, self._error) / len(self._recent) if self._recent else None
 
     @property
     def suspect(self) -> bool:
-        """Whether the predictions are too wrong to be taken at their word."""
+        """Whether the predictions are too wrong to be used without a discount."""
         return len(self._recent) >= MIN_ANSWERS and self._error > MAX_MEAN_ERROR * len(self._recent)
 
     @property
     def silent(self) -> bool:
-        """Whether the engine never tells what was cached."""
-        return not self.totals.answers and self._untold >= MIN_ANSWERS
+        """Whether the engine never reports what was cached."""
+        return not self.totals.answers and self._unreported >= MIN_ANSWERS
 
     def record_unreported(self) -> None:
-        """An answer came without a word about the cache."""
-        self._untold += 1
+        """Count an answer that reported nothing about the cache."""
+        self._unreported += 1
 
     def record(self, predicted: int, actual: int, prompt: int) -> None:
-        """An answer said how many tokens of its prompt were cached; `predicted` before any discount."""
+        """Record how many tokens of its prompt an answer reported as cached. `predicted` is before any discount."""
         totals = self.totals
         totals.answers += 1
         totals.prompt += prompt
@@ -74,20 +74,20 @@ class Calibration:
             totals.false_hit += predicted - actual
         else:
             totals.missed_hit += actual - predicted
-        self._take(predicted, actual, prompt)
+        self._add(predicted, actual, prompt)
 
     def record_totals(self, predicted: int, actual: int, prompt: int) -> None:
-        """A silent engine's counters say what was cached of several prompts; all in sums."""
+        """Record sums over several prompts, from the counters of an engine whose answers report nothing."""
         if predicted or actual:
-            self._take(predicted, actual, prompt)
+            self._add(predicted, actual, prompt)
 
     def reset(self) -> None:
-        """The cache was emptied: what was wrong about it says nothing about the next one."""
+        """Start anew, because the cache was emptied: earlier errors say nothing about its new content."""
         self._recent.clear()
         self._error, self._predicted, self._actual = 0.0, 0, 0
         self.discount = 1.0
 
-    def _take(self, predicted: int, actual: int, prompt: int) -> None:
+    def _add(self, predicted: int, actual: int, prompt: int) -> None:
         error = abs(predicted - actual) / max(1, prompt)
         self._recent.append((error, predicted, actual))
         self._error += error

@@ -1,8 +1,8 @@
-"""How the prefix caches of the engines differ, as far as a mirror of them must know.
+"""How the engines' prefix caches differ, as far as a mirror of them needs to know.
 
-Read in the sources of vLLM 0.33 and SGLang 0.5.23. What they have in common: full blocks only, counted in tokens; what
+Read in the sources of vLLM 0.33 and SGLang 0.5.23. What they have in common: only full blocks count, in tokens; what
 running requests hold is not evicted; the last token of a prompt is always computed; answers are cached like prompts;
-and of what nobody uses goes first what was released first, the end of a prompt before its beginning.
+and of what no request uses, what was released first is evicted first, the end of a prompt before its beginning.
 """
 
 from collections.abc import Mapping
@@ -12,26 +12,26 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class CacheRules:
-    """One kind of engine."""
+    """The rules of one kind of engine."""
 
     block_tokens: int = 1
-    """A block, or page, where the engine does not tell its size."""
+    """Tokens per block, or page, if the engine does not report it."""
     found_when_computed: bool = False
-    """Whether a prompt can be hit only when all of it is computed; else each part as soon as it is scheduled."""
+    """Whether a prompt can be hit only once all of it is computed; else each part once it is scheduled."""
     whole_nodes: bool = False
-    """Whether what a request added to the cache is evicted as a whole, until there is enough room; else by blocks."""
+    """Whether eviction takes all that one request added to the cache, until there is room; else block by block."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tracking:
-    """How much of what happens to a cache is followed; less than all is there to be compared with."""
+    """How closely a cache is followed; less than everything serves for comparison."""
 
     evicts: bool = True
-    """Whether anything is believed to be evicted."""
+    """Whether evictions are modelled."""
     replays: bool = True
-    """Whether running requests pin what they use and fill the cache as they grow, and batches are told apart."""
+    """Whether running requests pin what they use and fill the cache as they grow, and batches are distinguished."""
     corrects: bool = True
-    """Whether the engine's word about its cache changes what is believed."""
+    """Whether the engine's reports about its cache correct the model."""
 
 
 TRACK_ALL: Final = Tracking()
@@ -41,24 +41,24 @@ ENGINE_RULES: Final[Mapping[str, CacheRules]] = {
     "vllm": CacheRules(block_tokens=16),
     "sglang": CacheRules(found_when_computed=True, whole_nodes=True),
 }
-"""By the engine's name; `GENERIC` for any other."""
+"""By the engine's name; `GENERIC` applies to any other."""
 
 
 def rules_of(engine: str) -> CacheRules:
-    """The rules of the engine of this name."""
+    """Return the rules of the engine with this name."""
     return ENGINE_RULES.get(engine, GENERIC)
 
 
 def computes_anew(engine: str, computed_anew_by: frozenset[str]) -> bool:
-    """Whether an engine computes a request's prompts in full; see `Request.computed_anew_by`."""
+    """Whether an engine computes a request's prompts in full, whatever is cached (`Request.computed_anew_by`)."""
     return bool(computed_anew_by) and (engine in computed_anew_by or engine not in ENGINE_RULES)
 
 
 def whole_blocks(tokens: float, block: int) -> int:
-    """The tokens of the full blocks among so many."""
+    """Round tokens down to full blocks."""
     return int(tokens) // block * block
 
 
 def blocks_for(tokens: float, block: int) -> int:
-    """The tokens of the blocks that hold so many."""
+    """Round tokens up to full blocks."""
     return -(-int(tokens) // block) * block

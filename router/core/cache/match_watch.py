@@ -1,4 +1,4 @@
-"""Watches on the matches of requests that wait, found by the chunks at which these matches end."""
+"""Watches on the matches of queued requests, indexed by the chunks at which these matches end."""
 
 from router.core.model.prompt_key import HASH_BYTES
 from router.core.model.request import RequestId, WorkerId
@@ -14,30 +14,30 @@ class MatchWatch:
         self.hashes = hashes
         self.ends = ends
         self.serial = 0
-        """Later for those that were asked about later."""
+        """Rises with each call of `PrefixMap.watch`; changes are reported in this order."""
 
     def edge(self, chunks: int) -> tuple[bytes, bytes]:
-        """The last chunk of a match of this length, and the first one after it; empty where there is none."""
+        """Return the last chunk of a match of this length and the first chunk after it; empty if there is none."""
         end = chunks * HASH_BYTES
         return self.hashes[max(0, end - HASH_BYTES) : end], self.hashes[end : end + HASH_BYTES]
 
-    def shared(self, hashes: bytes, least: int) -> int:
-        """How many chunks it begins with like another prompt, of which so many are known to be."""
-        end = least * HASH_BYTES
+    def shared(self, hashes: bytes, known: int) -> int:
+        """Return how many chunks the prompt shares with another; the first `known` are known to be shared."""
+        end = known * HASH_BYTES
         while end < len(self.hashes) and self.hashes[end : end + HASH_BYTES] == hashes[end : end + HASH_BYTES]:
             end += HASH_BYTES
         return end // HASH_BYTES
 
 
 class WatchIndex:
-    """The watches by the chunks at which a match of theirs ends: the last one held, and the first one lacked."""
+    """Indexes watches by the chunks at which a match ends: the last chunk held and the first one lacked."""
 
     def __init__(self) -> None:
         self.held: dict[bytes, dict[MatchWatch, None]] = {}
         self.lacked: dict[bytes, dict[MatchWatch, None]] = {}
 
     def add(self, watch: MatchWatch, chunks: int) -> None:
-        """A match of this length ends there."""
+        """Index a watch at the end of a match of this length."""
         held, lacked = watch.edge(chunks)
         if held:
             self.held.setdefault(held, {})[watch] = None
@@ -45,7 +45,7 @@ class WatchIndex:
             self.lacked.setdefault(lacked, {})[watch] = None
 
     def remove(self, watch: MatchWatch, chunks: int) -> None:
-        """None of this length does any more."""
+        """Remove a watch from the end of a match of this length, which no worker has any more."""
         held, lacked = watch.edge(chunks)
         if held:
             _remove(self.held, held, watch)
@@ -53,7 +53,7 @@ class WatchIndex:
             _remove(self.lacked, lacked, watch)
 
     def move(self, watch: MatchWatch, worker: WorkerId, chunks: int) -> None:
-        """A worker holds so many chunks now."""
+        """Set how many chunks of the prompt a worker holds now."""
         ends = watch.ends
         before = ends[worker]
         if chunks not in ends.values():

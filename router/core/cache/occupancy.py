@@ -1,38 +1,38 @@
-"""What a chunk of the prefix tree takes of one worker's cache, which is not what it holds of a prompt.
+"""How many tokens of one worker's cache a chunk of the prefix tree takes, which differs from the tokens of a prompt.
 
-Prompts that part within a chunk have it each in the tree, while the engine keeps what they share of it once. Of each
-prompt what is behind its last full chunk is not in the tree, and what is behind its last full block not in the cache.
-And answers have more or fewer tokens per byte than prompts. The engine tells of each request what it computed, and so
-what it stored; the tree knows by how many chunks it grew for that.
+Prompts that part within a chunk have one chunk each in the tree, whereas the engine keeps what they share of it once.
+The part of a prompt behind its last full chunk is not in the tree, and the part behind its last full block not in the
+cache. And answers have more or fewer tokens per byte than prompts. The engine reports what it computed of each request,
+and so what it stored; the tree knows by how many chunks it grew for that request.
 """
 
 from typing import Final
 
 DECAY: Final = 0.98
-"""What a past request still weighs after one more: about the last fifty count."""
+"""The weight that a past request keeps with each further one: about the last fifty count."""
 PRIOR_CHUNKS: Final = 20.0
-"""Chunks of the usual size that count as known before any request."""
+"""Chunks of the usual size that are assumed before any request."""
 MAX_RATIO: Final = 2.0
-"""How far it may be from the usual size, up or down: what was believed wrongly of a cache is no matter of size."""
+"""Bound on the ratio of learned and usual size, either way: a wrong model of the cache must not distort the size."""
 
 
 class Occupancy:
-    """Of one worker's cache."""
+    """Learns the size of a chunk in one worker's cache."""
 
     def __init__(self) -> None:
         self._tokens = 0.0
         self._chunks = 0.0
         self._prior = PRIOR_CHUNKS
-        """Chunks that are believed to be of the usual size; like the sums, it decays."""
+        """Chunks assumed to be of the usual size; decays like the sums."""
 
     def learn(self, tokens: int, chunks: int) -> None:
-        """The engine stored so many tokens for a request for which the tree grew by so many chunks."""
+        """Learn from a request for which the engine stored this many tokens and the tree grew by this many chunks."""
         self._tokens = self._tokens * DECAY + max(0, tokens)
         self._chunks = self._chunks * DECAY + max(0, chunks)
         self._prior *= DECAY
 
     def chunk_tokens(self, usual: float) -> float:
-        """What a chunk takes of the cache, in tokens; `usual`: what it has of a prompt, on average."""
+        """Return how much of the cache a chunk takes, in tokens. `usual`: what a chunk of a prompt has on average."""
         chunks = self._chunks + self._prior
         learned = (self._tokens + self._prior * usual) / chunks if chunks else usual
         return min(MAX_RATIO * usual, max(usual / MAX_RATIO, learned))

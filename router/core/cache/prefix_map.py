@@ -1,12 +1,12 @@
-"""What each worker's prefix cache is believed to hold, in tokens of a request.
+"""What each worker's prefix cache is believed to hold of a request, in tokens.
 
-Policies ask one question of it: `match(request) -> {worker: tokens}`. There are two key spaces. Of workers whose own
-events tell what they hold, and requests whose tokens are known, `token_blocks` answers. For all others, the tree
-below counts chunks, the mirror keeps it true to the engines' caches, and what a chunk is worth is learned per model
-(`estimates`). Requests that wait can be watched, in the latter only: they are indexed by the last chunks that workers
-hold of them and by the first that these lack, so that an insertion or an eviction names exactly those whose match it
-changes, at a cost that does not depend on how many wait. (The last chunk is enough for losses: whoever holds a chunk
-holds those before it.)
+Policies ask one question: `match(request) -> {worker: tokens}`. There are two key spaces. For workers whose KV events
+report what they hold, and requests whose tokens are known, `token_blocks` answers. For all others, the prefix tree
+counts chunks, the mirror keeps the tree true to the engines' caches, and the tokens of a chunk are learned per model
+(`token_estimates`). Queued requests can be watched, in the tree only: they are indexed by the last chunk that each
+worker holds of them and by the first chunk that it lacks, so that an insertion or an eviction names exactly the
+requests whose match it changes, at a cost that does not depend on how many are queued. (The last chunk is enough for
+losses, because a worker that holds a chunk holds those before it.)
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -24,16 +24,16 @@ from router.core.model.request import Request, RequestId, WorkerId
 from router.core.predict.token_estimates import Estimates
 
 Oracle = Callable[[Request], Mapping[WorkerId, int]]
-"""Says what `PrefixMap.match` should say."""
+"""Replaces `PrefixMap.match` in simulations."""
 
 LOOKUPS_KEPT: Final = 64
-"""Requests whose match is remembered while nothing changes."""
+"""Requests whose size and match are kept while nothing changes."""
 
 _serial = attrgetter("serial")
 
 
 class Lookup:
-    """A request's size and, once asked for, its match."""
+    """A request's size and, once it was asked for, its match."""
 
     __slots__ = ("match", "request", "size")
 
@@ -44,251 +44,255 @@ class Lookup:
 
 
 class PrefixMap:
-    """The prefix tree, priced in tokens, and the watch on waiting requests."""
+    """The matches of requests at all workers, in tokens, and the watches on queued requests."""
 
     def __init__(
         self,
         limit: int,
         estimates: Estimates,
-        minimum: int,
+        match_minimum: int,
         capacity: int = 400_000,
         tracking: Tracking = TRACK_ALL,
         oracle: Oracle | None = None,
     ) -> None:
-        """An empty map.
+        """`limit`: chunks in the tree.
 
-        `limit`: chunks; `minimum`: tokens; a shorter match is no match (a shared system line must pin nothing);
-        `capacity`: tokens believed of a worker's cache before the worker tells; `oracle`: in simulations, what matches
-        really are, instead of what is believed.
+        `match_minimum`: tokens; a shorter match does not count, so that a shared system line pins no request to a
+        worker.
+
+        `capacity`: tokens assumed of a worker's cache before the worker reports it.
+
+        `oracle`: in simulations, the true matches, used instead of the believed ones.
         """
-        self.tree = PrefixTree(limit, self._lost, self._gained)
+        self.tree = PrefixTree(limit, self._on_lost, self._on_gained)
         self.mirror = CacheMirror(self.tree, estimates, capacity, tracking)
         self._oracle = oracle
         self.blocks = TokenBlocks(limit)
         self._promised = PrefixTree(limit)
-        """Of requests that wait for a worker: what it will hold when their turn has come."""
+        """What the workers will hold once the requests that wait for them have run."""
         self._limit = limit
         self._estimates = estimates
-        self._minimum = minimum
-        self._least = max(1, minimum)
-        """Tokens of the shortest match that is one."""
-        self._seen: dict[RequestId, Lookup] = {}
-        """What was looked at since anything changed: one decision asks several times about what may go."""
-        self._seen_at = 0
-        """The changes until then."""
-        self._most_seen = LOOKUPS_KEPT if oracle is None else 1  # an oracle does not say when it would say another thing
+        self._match_minimum = match_minimum
+        self._min_match_tokens = max(1, match_minimum)
+        """Shortest match that counts, at least 1 token."""
+        self._lookups: dict[RequestId, Lookup] = {}
+        """Lookups since anything last changed: one decision asks several times about the same requests."""
+        self._lookups_version = 0
+        """The sum of all change counters for which the lookups hold."""
+        # An oracle does not report when its answers change, so no more than the lookup in use is kept.
+        self._max_lookups = LOOKUPS_KEPT if oracle is None else 1
         self._watches: dict[RequestId, tuple[MatchWatch, ...]] = {}
-        """Of each watched request one by prompt."""
-        self._edges = WatchIndex()
-        self._fresh: dict[MatchWatch, None] = {}
-        """Watches that are in none of these yet, since the tree has not changed: most of what waits for no time."""
-        self._questions = 0
-        self._changed: dict[WorkerId, dict[RequestId, None]] = {}
+        """For each watched request, one watch per prompt."""
+        self._index = WatchIndex()
+        self._unindexed: dict[MatchWatch, None] = {}
+        """New watches, not indexed before the tree changes: most requests that are watched never wait that long."""
+        self._watch_calls = 0
+        self._changes: dict[WorkerId, dict[RequestId, None]] = {}
 
     def match(self, request: Request) -> Mapping[WorkerId, int]:
-        """Tokens of the request's input that each worker would find in its cache, never all.
+        """Return the input tokens of the request that each worker would find in its cache, never all of them.
 
-        Workers below the minimum are left out, and those that do not read their cache for this request.
+        Workers below the minimum are left out, and so are those that do not read their cache for this request.
         """
         return self.size_and_match(request)[1]
 
     def size_and_match(self, request: Request) -> tuple[int, Mapping[WorkerId, int]]:
-        """A request's `input_tokens` and its `match`."""
-        seen = self._look(request)
-        match = seen.match
+        """Return a request's `input_tokens` and its `match`."""
+        lookup = self._lookup(request)
+        match = lookup.match
         if match is None:
-            match = self._tokens(request, self.tree) if self._oracle is None else self._oracle(request)
-            if request.blocks and (told := self.blocks.match(request)):
-                match = self._corrected(match, told, seen.size)
-            seen.match = match = self._read(request, match)
-        return seen.size, match
+            match = self._match_in_tokens(request, self.tree) if self._oracle is None else self._oracle(request)
+            if request.blocks and (exact := self.blocks.match(request)):
+                match = self._merge(match, exact, lookup.size)
+            lookup.match = match = self._only_readable(request, match)
+        return lookup.size, match
 
-    def _read(self, request: Request, match: Mapping[WorkerId, int]) -> Mapping[WorkerId, int]:
-        """A match without the workers that would compute the request's prompts anew, whatever they hold."""
+    def _only_readable(self, request: Request, match: Mapping[WorkerId, int]) -> Mapping[WorkerId, int]:
+        """Leave out the workers that would compute the request's prompts in full, whatever they hold."""
         if not (request.computed_anew_by or self.mirror.uncached):
             return match
         reads = self.mirror.reads_cache
         return {worker: tokens for worker, tokens in match.items() if reads(request, worker)}
 
-    def _corrected(
-        self, believed: Mapping[WorkerId, int], told: Mapping[WorkerId, int], size: int
+    def _merge(
+        self, estimated: Mapping[WorkerId, int], exact: Mapping[WorkerId, int], size: int
     ) -> Mapping[WorkerId, int]:
-        """What is believed, and what workers' own events tell: that alone where they tell everything."""
+        """Merge the estimated match with the one from KV events; complete events replace the estimate."""
         known = {
-            worker: tokens if self.blocks.complete(worker) else max(tokens, believed.get(worker, 0))
-            for worker, tokens in told.items()
+            worker: tokens if self.blocks.complete(worker) else max(tokens, estimated.get(worker, 0))
+            for worker, tokens in exact.items()
         }
-        both = {**believed, **known}
-        return {worker: min(tokens, size - 1) for worker, tokens in both.items() if tokens >= self._least}
+        both = {**estimated, **known}
+        return {worker: min(tokens, size - 1) for worker, tokens in both.items() if tokens >= self._min_match_tokens}
 
     def promise(self, request: Request, worker: WorkerId, now: float) -> None:
-        """A request waits for a worker, which will hold its prompts: what begins like it had best wait there too."""
+        """Note that a request waits for a worker, so that requests which share its prefix expect a match there."""
         for prompt in request.prompts:
             self._promised.insert(prompt.hashes, worker, now)
 
     def release(self) -> None:
-        """Nothing waits any more, so nothing is promised."""
+        """Drop all promises, because no request waits any more."""
         if self._promised.chunks:
             self._promised = PrefixTree(self._limit)
 
     def expected_match(self, request: Request) -> Mapping[WorkerId, int]:
-        """The match as it will be when what waits now has had its turn."""
+        """Return the match as it will be once all requests that wait now have run."""
         matched = self.match(request)
         if not self._promised.chunks:
             return matched
-        promised = self._read(request, self._tokens(request, self._promised))
+        promised = self._only_readable(request, self._match_in_tokens(request, self._promised))
         return {w: max(matched.get(w, 0), promised.get(w, 0)) for w in {**matched, **promised}}
 
     def input_tokens(self, request: Request) -> int:
-        """The size of a request's input: exact where its tokens are known, else estimated."""
-        return self._look(request).size
+        """Return the size of a request's input: exact if its tokens are known, else estimated."""
+        return self._lookup(request).size
 
-    def _look(self, request: Request) -> Lookup:
-        changes = self.tree.changes + self.mirror.changes + self._estimates.version + self.blocks.changes
-        if changes != self._seen_at:
-            self._seen.clear()
-            self._seen_at = changes
-        seen = self._seen.get(request.id)
-        if seen is None or seen.request is not request:
-            if len(self._seen) >= self._most_seen:
-                self._seen.clear()
+    def _lookup(self, request: Request) -> Lookup:
+        version = self.tree.changes + self.mirror.changes + self._estimates.version + self.blocks.changes
+        if version != self._lookups_version:
+            self._lookups.clear()
+            self._lookups_version = version
+        lookup = self._lookups.get(request.id)
+        if lookup is None or lookup.request is not request:
+            if len(self._lookups) >= self._max_lookups:
+                self._lookups.clear()
             known = sum([key.tokens for key in request.blocks]) if request.blocks else 0
-            seen = self._seen[request.id] = Lookup(request, known or self._estimates.input_tokens(request))
-        return seen
+            lookup = self._lookups[request.id] = Lookup(request, known or self._estimates.input_tokens(request))
+        return lookup
 
-    def _tokens(self, request: Request, tree: PrefixTree) -> dict[WorkerId, int]:
+    def _match_in_tokens(self, request: Request, tree: PrefixTree) -> dict[WorkerId, int]:
         found: dict[WorkerId, int] = {}
         caches = self.mirror.caches
         for prompt in request.prompts:
             if held := tree.match(prompt.hashes):
                 measure = self._estimates.measure(request.model, prompt)
-                # Workers fall into a few groups that hold equally much.
+                # Workers fall into a few groups that hold the same number of chunks.
                 worth = {chunks: measure.held(chunks) for chunks in set(held.values())}
                 for worker, chunks in held.items():
                     found[worker] = found.get(worker, 0) + whole_blocks(worth[chunks], caches[worker].block_tokens)
-        least, discount = self._least, self.mirror.discounted
-        return {worker: discount(worker, tokens) for worker, tokens in found.items() if tokens >= least}
+        min_tokens, discount = self._min_match_tokens, self.mirror.discounted
+        return {worker: discount(worker, tokens) for worker, tokens in found.items() if tokens >= min_tokens}
 
     def insert(self, model: str, prompts: Iterable[PromptKey], worker: WorkerId, now: float) -> None:
-        """Believe that the worker holds these prompts now, though nothing was sent there."""
+        """Assume that the worker holds these prompts now, though nothing was sent there."""
         self.mirror.cache(worker).model = model
         for prompt in prompts:
             self.tree.insert(prompt.hashes, worker, now)
 
-    def _gained(self, worker: WorkerId, hashes: bytes, gained: int) -> None:
-        """A worker holds so many bytes more of a prefix: watches may lack the first of them."""
-        self._add_fresh()
+    def _on_gained(self, worker: WorkerId, hashes: bytes, gained: int) -> None:
+        """Update watches: a worker holds a prefix now of which it lacked the last `gained` bytes of hashes."""
+        self._index_new_watches()
         start = len(hashes) - gained
-        watches = self._edges.lacked.get(hashes[start : start + HASH_BYTES])
+        watches = self._index.lacked.get(hashes[start : start + HASH_BYTES])
         before = start // HASH_BYTES
         for watch in sorted(watches, key=_serial) if watches else ():
             if watch.ends.get(worker) == before:
-                self._move(watch, worker, watch.shared(hashes, before))
+                self._set_chunks(watch, worker, watch.shared(hashes, before))
 
-    def _lost(self, worker: WorkerId, hashes: bytes) -> None:
-        """A worker does not hold this run any more."""
-        self._add_fresh()
-        held = self._edges.held
+    def _on_lost(self, worker: WorkerId, hashes: bytes) -> None:
+        """Update watches: a worker no longer holds this run of chunks."""
+        self._index_new_watches()
+        held = self._index.held
         for place, (chunk,) in enumerate(iter_unpack("8s", hashes) if held else ()):
             if chunk in held:
                 for watch in sorted(held[chunk], key=_serial):
                     chunks = watch.ends.get(worker, 0)
                     if watch.hashes[(chunks - 1) * HASH_BYTES : chunks * HASH_BYTES] == chunk:
-                        self._move(watch, worker, chunks - place - 1)
+                        self._set_chunks(watch, worker, chunks - place - 1)
 
-    def _move(self, watch: MatchWatch, worker: WorkerId, chunks: int) -> None:
-        self._edges.move(watch, worker, chunks)
-        self._changed.setdefault(worker, {})[watch.request] = None
+    def _set_chunks(self, watch: MatchWatch, worker: WorkerId, chunks: int) -> None:
+        self._index.move(watch, worker, chunks)
+        self._changes.setdefault(worker, {})[watch.request] = None
 
     def take_changes(self) -> Mapping[WorkerId, Iterable[RequestId]]:
-        """The watched requests whose match is not what `watch` told of it; each must be watched anew.
+        """Return the watched requests whose match differs from what `watch` returned; each must be watched anew.
 
-        They are named once: the next call tells what changed after this one.
+        Each change is returned once: the next call returns later changes only.
         """
-        changed = self._changed
-        if changed:
-            self._changed = {}
-        return changed
+        changes = self._changes
+        if changes:
+            self._changes = {}
+        return changes
 
     def drop(self, worker: WorkerId) -> None:
-        """A worker left: forget everything that it held, and that it was promised."""
+        """Forget everything that a worker held or was promised, because it left."""
         self.mirror.drop(worker)
         self._promised.drop(worker)
 
     def watch(self, request: Request, workers: Iterable[WorkerId]) -> dict[WorkerId, int]:
-        """Follow a request's match at these workers, and at no others, until `unwatch`; returns the matches, in chunks.
+        """Watch a request's match at these workers, and at no others, until `unwatch`. Returns the matches, in chunks.
 
-        Not in tokens: what a chunk is worth changes as the estimates learn, and matches told at different times
-        are compared.
+        They are not in tokens, because the tokens of a chunk change as the estimates learn, and matches returned at
+        different times are compared.
         """
         workers = tuple(workers)
         watches = self._watches.get(request.id)
         if not watches or tuple(watches[0].ends) != workers:
-            self._take_out(request.id)
+            self._remove_watches(request.id)
             watches = self._watches[request.id] = tuple(
-                [self._follow(request.id, prompt.hashes, workers) for prompt in request.prompts]
+                [self._new_watch(request.id, prompt.hashes, workers) for prompt in request.prompts]
             )
-        self._questions += 1
+        self._watch_calls += 1
         for watch in watches:
-            watch.serial = self._questions
+            watch.serial = self._watch_calls
         if len(watches) == 1:
             matched = watches[0].ends.copy()
         else:
             matched = {worker: sum([watch.ends[worker] for watch in watches]) for worker in workers}
-        return self._worth_going_for(request, matched)
+        return self._apply_minimum(request, matched)
 
     def chunks_held(self, request: Request, workers: Iterable[WorkerId]) -> dict[WorkerId, int]:
-        """What `watch` would return, of a request that is not to be followed."""
+        """Return what `watch` would return, without watching the request."""
         if len(request.prompts) == 1:
             found = self.tree.match(request.prompts[0].hashes)
             matched = {worker: found.get(worker, 0) for worker in workers}
         else:
             finds = [self.tree.match(prompt.hashes) for prompt in request.prompts]
             matched = {worker: sum([found.get(worker, 0) for found in finds]) for worker in workers}
-        return self._worth_going_for(request, matched)
+        return self._apply_minimum(request, matched)
 
-    def _follow(self, request: RequestId, hashes: bytes, workers: tuple[WorkerId, ...]) -> MatchWatch:
-        """Begin to watch one prompt."""
+    def _new_watch(self, request: RequestId, hashes: bytes, workers: tuple[WorkerId, ...]) -> MatchWatch:
+        """Watch one prompt."""
         found = self.tree.match(hashes)
         watch = MatchWatch(request, hashes, {worker: found.get(worker, 0) for worker in workers})
-        self._fresh[watch] = None
+        self._unindexed[watch] = None
         return watch
 
-    def _add_fresh(self) -> None:
-        """Let changes find all that is watched."""
-        if self._fresh:
-            for watch in self._fresh:
+    def _index_new_watches(self) -> None:
+        """Index the new watches, before the tree changes."""
+        if self._unindexed:
+            for watch in self._unindexed:
                 for chunks in set(watch.ends.values()):
-                    self._edges.add(watch, chunks)
-            self._fresh.clear()
+                    self._index.add(watch, chunks)
+            self._unindexed.clear()
 
-    def _worth_going_for(self, request: Request, matched: dict[WorkerId, int]) -> dict[WorkerId, int]:
-        """Take a match below the minimum for none, and one that the worker would not use."""
+    def _apply_minimum(self, request: Request, matched: dict[WorkerId, int]) -> dict[WorkerId, int]:
+        """Set matches below the minimum, and those that the worker would not use, to 0."""
         if request.computed_anew_by or self.mirror.uncached:
             reads = self.mirror.reads_cache
             matched = {worker: chunks if reads(request, worker) else 0 for worker, chunks in matched.items()}
         shortest = min(filter(None, matched.values()), default=0)
-        if self._minimum == 0 or not shortest:
+        if self._match_minimum == 0 or not shortest:
             return matched
         size = sum([prompt.size for prompt in request.prompts])
         tokens = self._estimates.input_tokens(request) * CHUNK_BYTES / max(size, 1)
-        if shortest * tokens >= self._minimum:
+        if shortest * tokens >= self._match_minimum:
             return matched
-        return {worker: chunks if chunks * tokens >= self._minimum else 0 for worker, chunks in matched.items()}
+        return {worker: chunks if chunks * tokens >= self._match_minimum else 0 for worker, chunks in matched.items()}
 
     def unwatch(self, request: RequestId) -> None:
-        """Stop following a request; one that is not watched is passed over."""
-        self._take_out(request)
-        for changed in self._changed.values():
-            changed.pop(request, None)
+        """Stop watching a request; does nothing if it is not watched."""
+        self._remove_watches(request)
+        for changes in self._changes.values():
+            changes.pop(request, None)
 
-    def _take_out(self, request: RequestId) -> None:
+    def _remove_watches(self, request: RequestId) -> None:
         for watch in self._watches.pop(request, ()):
-            if watch in self._fresh:
-                del self._fresh[watch]
+            if watch in self._unindexed:
+                del self._unindexed[watch]
                 continue
             for chunks in set(watch.ends.values()):
-                self._edges.remove(watch, chunks)
+                self._index.remove(watch, chunks)
 
     @property
     def watched(self) -> int:
@@ -296,12 +300,12 @@ class PrefixMap:
         return len(self._watches)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError where the tree contradicts itself, or the index of the watches what is watched."""
+        """Raise AssertionError if the tree contradicts itself, or the index of watches differs from the watches."""
         self.tree.check_integrity()
-        self._add_fresh()
+        self._index_new_watches()
         watches = [watch for watches in self._watches.values() for watch in watches]
-        for side, index in enumerate((self._edges.held, self._edges.lacked)):
+        for side, index in enumerate((self._index.held, self._index.lacked)):
             indexed = {(watch, chunk) for chunk, there in index.items() for watch in there}
             edges = {(watch, watch.edge(chunks)[side]) for watch in watches for chunks in watch.ends.values()}
-            assert indexed == {(watch, chunk) for watch, chunk in edges if chunk}, "the watches are not those indexed"
-            assert all(index.values()), "a chunk is indexed at which nobody's match ends"
+            assert indexed == {(watch, chunk) for watch, chunk in edges if chunk}, "the index differs from the watches"
+            assert all(index.values()), "a chunk is indexed at which no match ends"

@@ -1,4 +1,4 @@
-"""What the prefix tree is made of: nodes, and who holds them how recently."""
+"""The parts of the prefix tree: nodes, and which worker holds them and how recently."""
 
 from collections.abc import Iterator, Sequence
 from typing import Self
@@ -8,7 +8,7 @@ from router.core.model.request import WorkerId
 
 
 class Touch:
-    """One insertion: everything on its path shares this object, which differs from others' at the same time."""
+    """One insertion, shared by everything on its path; two insertions at the same time differ."""
 
     __slots__ = ("now",)
 
@@ -17,7 +17,7 @@ class Touch:
 
 
 class Residency:
-    """That one worker holds one node: an entry in one of that worker's lists, from least to most recently touched."""
+    """A worker's hold on one node: an entry in a list of that worker, from least to most recently touched."""
 
     __slots__ = ("newer", "node", "older", "pins", "touch")
 
@@ -25,7 +25,7 @@ class Residency:
         self.node = node
         self.touch = touch
         self.pins = pins
-        """How many requests run there whose prompt it is a part of."""
+        """How many requests running there have this node in their prompt."""
         self.older: Residency = self
         self.newer: Residency = self
 
@@ -35,7 +35,7 @@ class Residency:
         older.newer = newer.older = self
 
     def move_to(self, end: Self) -> None:
-        """Become the newest in the ring that this closes, wherever it was listed before."""
+        """Move to the newest position of the ring that `end` closes, from whichever list it was in."""
         self.older.newer, self.newer.older = self.newer, self.older
         older = end.older
         self.older, self.newer = older, end
@@ -46,7 +46,7 @@ class Residency:
 
 
 class Ring:
-    """Residencies from least to most recently touched, closed by an entry that belongs to no node of the tree."""
+    """Residencies from least to most recently touched, closed by a sentinel that belongs to no node of the tree."""
 
     __slots__ = ("end",)
 
@@ -54,7 +54,7 @@ class Ring:
         self.end = Residency(Node(b""), Touch(0.0))
 
     def __iter__(self) -> Iterator[Residency]:
-        """From least to most recently touched."""
+        """Iterate from least to most recently touched."""
         entry = self.end.newer
         while entry is not self.end:
             yield entry
@@ -67,7 +67,7 @@ class Ring:
 
     @property
     def newest(self) -> Residency:
-        """Where the next one is linked: the last one, or the closing entry."""
+        """The entry after which the next one is linked: the newest residency, or the sentinel."""
         return self.end.older
 
 
@@ -79,14 +79,14 @@ class Holding:
     def __init__(self) -> None:
         self.chunks = 0
         self.epoch = object()
-        """Pins made in another one are void."""
+        """Replaced when all pins are voided; pins made in an earlier epoch are void."""
         self.free = Ring()
         self.pinned = Ring()
 
     def touch_path(self, end: "Node", worker: WorkerId, now: float, pins: int) -> int:
-        """Take in the path to this node, at the fresh end of the lists; return how many chunks of it are new.
+        """Touch the path down to this node: move it to the fresh end of the lists. Returns its new chunks.
 
-        `pins`: so many more on each node. Where a pin is taken back and others are left, there is nothing to touch.
+        `pins`: the pins to add to each node. If a pin is taken back and others are left, the node is not touched.
         """
         touch = Touch(now)
         before = self.chunks
@@ -104,7 +104,7 @@ class Holding:
         return self.chunks - before
 
     def hold_stalest(self, end: "Node", worker: WorkerId, now: float) -> None:
-        """Take in the path to this node, what of it is not yet held at the stale end of what may be evicted."""
+        """Add the path down to this node; what is not yet held goes to the stale end of what may be evicted."""
         touch = Touch(now)
         path = []
         node = end
@@ -117,9 +117,9 @@ class Holding:
             self.chunks += node.chunks
 
     def void_pins(self) -> None:
-        """Pin nothing any more; asked only where nothing is free.
+        """Void all pins. Called only if nothing else is left to evict.
 
-        An engine that should hold more than it can has not begun what is to run there.
+        An engine that would hold more than it can has not yet started the requests that are meant to run there.
         """
         self.epoch = object()
         self.free, self.pinned = self.pinned, self.free
@@ -130,7 +130,7 @@ class Holding:
                 residency.node.join_child()
 
     def check(self, residencies: int) -> None:
-        """Raise AssertionError, naming the broken invariant, where the lists are not those of so many residencies."""
+        """Raise AssertionError, naming the broken invariant, if the lists are inconsistent or have another length."""
         seen: set[Node] = set()
         chunks = 0
         for ring in (self.free, self.pinned):
@@ -157,12 +157,12 @@ class Node:
         self.key = key
         """The chained hashes of its chunks, one after the other."""
         self.parent = self if parent is None else parent
-        """The root is its own."""
+        """The root is its own parent."""
         self.children: dict[bytes, Node] = {}
         """By their first hash."""
         self.residencies: dict[WorkerId, Residency] = {}
         self.sealed = False
-        """Whether an engine that evicts whole nodes has one that ends here, too."""
+        """Whether an engine that evicts whole nodes has a node that ends here, too."""
 
     @property
     def chunks(self) -> int:
@@ -173,9 +173,9 @@ class Node:
         return self.key[:HASH_BYTES]
 
     def shared(self, hashes: bytes, at: int) -> int:
-        """Return how many bytes of the key stand in `hashes` at `at`, where its first hash is known to stand.
+        """Return how many bytes of the key are in `hashes` from `at` on, where its first hash is known to be.
 
-        A chained hash covers all before it, so the place where the two part is found by bisection.
+        A chained hash covers all before it, so the point where the two part is found by bisection.
         """
         key = self.key
         if hashes.startswith(key, at):
@@ -191,7 +191,7 @@ class Node:
         return same * HASH_BYTES
 
     def find(self, hashes: bytes) -> "PathEnd":
-        """How far the nodes below this one go along a path that begins there; changes nothing."""
+        """Return how far the nodes below this one follow a path that starts there. Changes nothing."""
         node, shared, at = self, len(self.key), 0
         while (child := node.children.get(hashes[at : at + HASH_BYTES])) is not None:
             node, shared = child, child.shared(hashes, at)
@@ -201,7 +201,7 @@ class Node:
         return node, shared, at
 
     def below(self) -> Iterator["Node"]:
-        """All nodes below this one, each before its children."""
+        """Iterate over all nodes below this one, each before its children."""
         stack = [*self.children.values()]
         while stack:
             node = stack.pop()
@@ -209,11 +209,11 @@ class Node:
             stack += node.children.values()
 
     def is_leaf_of(self, worker: WorkerId) -> bool:
-        """Whether a worker that holds this node holds nothing below it."""
+        """Whether a worker that holds this node holds no node below it."""
         return all(worker not in child.residencies for child in self.children.values())
 
     def split(self, at: int) -> "Node":
-        """Cut the first `at` bytes of its key off into a new parent, and return that."""
+        """Move the first `at` bytes of the key into a new parent, and return that."""
         upper = Node(self.key[:at], self.parent)
         upper.parent.children[upper.first] = upper
         self.key, self.parent = self.key[at:], upper
@@ -225,7 +225,7 @@ class Node:
         return upper
 
     def may_join_child(self) -> bool:
-        """Whether it has one child only, which differs from it in no holder, in no touch and in no pin."""
+        """Whether the node has a single child, with the same holders, touches and pins."""
         if self.sealed or len(self.children) != 1:
             return False
         (child,) = self.children.values()
@@ -238,12 +238,12 @@ class Node:
         return True
 
     def join_child(self) -> None:
-        """Put its key in front of its only child's; the child remains."""
+        """Merge the node into its only child: the child gets the longer key and remains."""
         (child,) = self.children.values()
         child.take_over([self])
 
     def take_over(self, above: Sequence["Node"]) -> None:
-        """Put the keys of these in front of its own: each is the only child of the one before, and it of the last."""
+        """Put the keys of these nodes, a chain that ends at this node's parent, in front of the node's own key."""
         self.key = b"".join([*[node.key for node in above], self.key])
         self.parent = above[0].parent
         self.parent.children[self.first] = self
@@ -253,7 +253,7 @@ class Node:
             node.residencies.clear()  # a node and its residencies refer to each other
 
     def join_path(self) -> None:
-        """Let all nodes join that may, from this one up."""
+        """Join all nodes that may join, from this one up."""
         node = self
         while (parent := node.parent) is not parent.parent:  # the root stays
             if parent.may_join_child():
@@ -262,7 +262,7 @@ class Node:
                 node = parent
 
     def join_below(self) -> None:
-        """Let all nodes below this one join that may, each run of them at once."""
+        """Join all nodes below this one that may join, each run of them at once."""
         stack = [*self.children.values()]
         while stack:
             run = [stack.pop()]
@@ -274,7 +274,7 @@ class Node:
             stack += end.children.values()
 
     def check(self) -> None:
-        """Raise AssertionError, naming the broken invariant, where it contradicts what is next to it in its tree."""
+        """Raise AssertionError, naming the broken invariant, if the node contradicts its neighbours in the tree."""
         parent = self.parent
         assert self.key, "a node is empty"
         assert len(self.key) % HASH_BYTES == 0, "a node ends inside a hash"
@@ -288,5 +288,4 @@ class Node:
 
 
 PathEnd = tuple[Node, int, int]
-"""How far nodes go along a prefix: the deepest, how many bytes of its key are on the path, how many of the path there
-are."""
+"""How far nodes follow a prefix: the deepest node, how many bytes of its key match, and how many bytes match in all."""

@@ -1,18 +1,19 @@
 """Which worker is believed to hold which prefix: one compressed radix tree over chained chunk hashes.
 
-Theory of operation. A node is a run of chunks; each worker that holds it has a residency there. Whoever holds a node
-holds its parent. Each worker's residencies form a list in the order of their last touch; a touched path goes to its
-fresh end deepest node first, so a node is always staler than its ancestors, the stale end is a leaf for that worker,
-and eviction takes exactly the least recently touched chunks. Moving, evicting and finding the victim cost O(1) a node.
-What running requests pin is in a list of its own, in the same order, and is evicted only where nothing else is left.
-Whoever pins a node pins its parent; so what is not pinned is below what is, and the stale end is still a leaf.
+Theory of operation. A node is a run of chunks; each worker that holds it has a residency there, and holds the node's
+parent as well. The residencies of one worker form a list in the order of their last touch. A touched path goes to the
+fresh end, deepest node first, so a node is always staler than its ancestors, the stale end is a leaf for that worker,
+and eviction takes exactly the least recently touched chunks. Touching, evicting and finding the victim cost O(1) per
+node. What running requests pin is in a separate list, in the same order, and is evicted only if nothing else is left. A
+request that pins a node pins its parent as well, so unpinned nodes are below pinned ones, and the stale end is still a
+leaf.
 
 - A node is split where its chunks come to differ in a holder, in a touch, or by a branch. The new upper part follows
   the lower one in every holder's list.
-- A node joins its only child again as soon as both have the same holders and each of these touched both last in the
-  same insertion (they are then neighbours in every list) and pins both equally often. So a conversation that grows
-  turn by turn stays one node, and there are no more nodes than the branches, holders and touches in force require.
-  Only where an engine's own nodes matter, because it evicts none in part, are they sealed, and stay as they came.
+- A node joins its only child again as soon as both have the same holders and each holder touched both last in the same
+  insertion (so they are neighbours in every list) and pins both equally often. So a conversation that grows turn by
+  turn stays one node, and there are no more nodes than branches, holders and touches require. Only if an engine's own
+  nodes matter, because it never evicts a part of one, are nodes sealed and left as they were inserted.
 
 Counts are in chunks. Dictionaries are iterated in insertion order only: the same calls give the same tree.
 """
@@ -34,49 +35,53 @@ class PrefixTree:
     def __init__(
         self,
         limit: int,
-        lost: Callable[[WorkerId, bytes], None] = lambda _worker, _hashes: None,
-        gained: Callable[[WorkerId, bytes, int], None] = lambda _worker, _hashes, _gained: None,
+        on_lost: Callable[[WorkerId, bytes], None] = lambda _worker, _hashes: None,
+        on_gained: Callable[[WorkerId, bytes, int], None] = lambda _worker, _hashes, _gained: None,
     ) -> None:
-        """`lost` is told of every run of chunks that a worker does not hold any more, while the tree changes.
+        """`on_lost` is called, while the tree changes, for every run of chunks that a worker no longer holds.
 
-        `gained` is told of every prefix of which a worker holds more, and how many bytes of hashes more, afterwards.
+        `on_gained` is called, after the change, for every prefix of which a worker holds more than before, with the
+        number of bytes of hashes gained. Raises ValueError if `limit` is below 1.
         """
         if limit < 1:
             raise ValueError(f"limit must be at least 1 chunk, not {limit}")
         self._limit = limit
-        self._lost = lost
-        self._gained = gained
+        self._on_lost = on_lost
+        self._on_gained = on_gained
         self._root = Node(b"")
         self._holdings: dict[WorkerId, Holding] = {}
         self._chunks = 0
         self._matched: tuple[bytes, int, dict[WorkerId, int], PathEnd] = (b"", -1, {}, (self._root, 0, 0))
-        """What was matched last, after how many changes, and how: one decision asks several times about it."""
+        """The latest match: its hashes, the value of `changes`, and the result. One decision often asks for it
+        again.
+        """
         self.changes = 0
-        """Rises with whatever may change a match, or the nodes that it leads to."""
+        """Rises with whatever may change a match, or the nodes to which it leads."""
 
     @property
     def chunks(self) -> int:
-        """Distinct chunks in all."""
+        """Distinct chunks over all workers."""
         return self._chunks
 
     @property
     def root(self) -> Node:
-        """The empty prefix; to be looked at only."""
+        """The empty prefix. Read-only."""
         return self._root
 
     @property
     def holdings(self) -> Mapping[WorkerId, Holding]:
-        """What each worker holds; to be looked at only."""
+        """What each worker holds. Read-only."""
         return self._holdings
 
     def held_chunks(self, worker: WorkerId) -> int:
         holding = self._holdings.get(worker)
+        """Return all that a worker holds; this is another object once the worker was dropped."""
         return 0 if holding is None else holding.chunks
 
     def match(self, hashes: bytes) -> Mapping[WorkerId, int]:
-        """Return how many chunks of this prefix each worker holds, for those that hold any; changes nothing.
+        """Return how many chunks of this prefix each worker holds, for the workers that hold any. Changes nothing.
 
-        O(nodes on the path), and O(workers) where some of them end.
+        O(nodes on the path), plus O(workers) at each node where some of them end.
         """
         last, changes, found, _ = self._matched
         if last is hashes and changes == self.changes:
@@ -98,9 +103,10 @@ class PrefixTree:
         return found
 
     def touches(self, hashes: bytes, worker: WorkerId) -> list[tuple[int, float | None]]:
-        """Of each node along this prefix that a worker holds, from the first on: up to which chunk, and when touched.
+        """For each node along this prefix that a worker holds, return up to which chunk it goes and when it was last
+        touched.
 
-        None for when, where it is pinned. Changes nothing.
+        The time is None for a pinned node. Changes nothing.
         """
         node, shared, at = self._find(hashes)
         found: list[tuple[int, float | None]] = []
@@ -121,42 +127,44 @@ class PrefixTree:
         return holding
 
     def last_touched(self, hashes: bytes, worker: WorkerId) -> float | None:
-        """Return when this worker last touched the whole prefix; None where it does not hold it all."""
+        """Return when this worker last touched the whole prefix; None if it does not hold all of it."""
         node, _, at = self._root.find(hashes)
         residency = node.residencies.get(worker)
         return residency.touch.now if residency is not None and at == len(hashes) else None
 
     def insert(self, hashes: bytes, worker: WorkerId, now: float, *, pin: bool = False, seal: bool = False) -> Node:
-        """Note that a worker holds this prefix, touched at `now`; return the node that it ends with.
+        """Insert a prefix that a worker holds, touched at `now`, and return the node with which it ends.
 
-        Of a prefix longer than the limit, the front is kept. Where the limit would be passed, the worker that holds
-        the most, this prefix aside, loses as many of its stalest chunks, until all is within the limit; `now` never
-        goes back. `pin`: until it is unpinned, it is evicted only where nothing else is left. `seal`: its nodes stay
-        as they are now, for an engine that never joins its own.
+        Of a prefix longer than the limit, the front is kept. If the limit is exceeded, the worker that holds most,
+        apart from this prefix, loses its stalest chunks, until all is within the limit. `now` must never decrease.
+
+        `pin`: until it is unpinned, the prefix is evicted only if nothing else is left. `seal`: its nodes stay as they
+        are now, for an engine that never joins its own.
         """
         hashes = hashes[: self._limit * HASH_BYTES]
         if not hashes:
             return self._root
         end = self._grow(self._find(hashes), hashes, seal=seal)
-        excessive = self._chunks > self._limit
+        over_limit = self._chunks > self._limit
         holding = self.holding(worker)
         epoch = holding.epoch
         self.changes += 1
-        new_chunks = holding.touch_path(end, worker, now, pins=1 if pin or excessive else 0)
-        if excessive:
+        new_chunks = holding.touch_path(end, worker, now, pins=1 if pin or over_limit else 0)
+        if over_limit:
             self._shrink_to_limit(worker, len(hashes) // HASH_BYTES)
             if not pin and holding.epoch is epoch:
                 holding.touch_path(end, worker, now, pins=-1)
         end.join_path()
         if new_chunks:
-            self._gained(worker, hashes, new_chunks * HASH_BYTES)
+            self._on_gained(worker, hashes, new_chunks * HASH_BYTES)
         return end
 
     def restore(self, nodes: Sequence[tuple[int, bytes]], touches: Iterable[tuple[WorkerId, int, float]]) -> None:
-        """Be what was saved: each touch, the newest first, is a worker that holds all down to a node, and a time.
+        """Fill an empty tree with saved data; no callback is called.
 
-        `nodes`: by number, the number of the one above it, below its own or -1, and its hashes. To be asked of an empty
-        tree; nobody is told. No hash and no residency is looked at again for each node below it: the cost is linear.
+        `touches`: the newest first; each is a worker that holds everything down to a node, and a time. `nodes`: by
+        number; the number of the parent, which is smaller, or -1 for the root, and the hashes. No hash and no residency
+        is examined again for each node below it, so the cost is linear.
         """
         ends = {-1: self._root}
         for worker, end, now in touches:
@@ -174,10 +182,11 @@ class PrefixTree:
         self.changes += 1
 
     def unpin(self, end: Node, worker: WorkerId, now: float, epoch: object) -> None:
-        """Take back one pin of a prefix that was pinned in this epoch; where it was the last, that is a touch.
+        """Take back one pin of a prefix that was pinned in this epoch. Taking back the last one touches the prefix.
 
         `end`: what `insert` returned. Until the epoch is over or this pin taken back, the prefix ends with this node:
-        it is not evicted, keeps the lower part where it is split, and is pinned more often than a child it might join.
+        it is not evicted, it keeps the lower part when it is split, and it is pinned more often than a child it might
+        join.
         """
         if end is not self._root and (holding := self.holding(worker)).epoch is epoch:
             self.changes += 1
@@ -189,10 +198,10 @@ class PrefixTree:
             end.join_path()
 
     def evict(self, worker: WorkerId, chunks: int, *, whole: bool = False) -> int:
-        """Take this many chunks from a worker, or all that it holds: the least recently touched, deepest first.
+        """Evict this many chunks of a worker, or all that it holds: the least recently touched, deepest first.
 
-        What is pinned goes last: where there is nothing else, all pins are void. `whole`: of a node all or nothing, so
-        that more than this may go. Returns how many.
+        Pinned chunks go last: if there is nothing else, all pins are void. `whole`: a node is evicted entirely or not
+        at all, so more chunks than asked for may go. Returns how many went.
         """
         holding = self._holdings.get(worker)
         if holding is None:
@@ -214,7 +223,7 @@ class PrefixTree:
         return before - holding.chunks
 
     def evict_older(self, worker: WorkerId, than: float) -> int:
-        """Take what a worker touched before this time and has not pinned; returns how many chunks."""
+        """Evict what a worker touched before this time and has not pinned. Returns how many chunks went."""
         holding = self._holdings.get(worker)
         if holding is None:
             return 0
@@ -224,7 +233,7 @@ class PrefixTree:
         return before - holding.chunks
 
     def prune(self, hashes: bytes, worker: WorkerId, kept: int, before: float) -> int:
-        """Take what a worker holds beyond a prefix's first `kept` chunks, however it goes on from there.
+        """Evict what a worker holds beyond a prefix's first `kept` chunks, on every branch that continues from there.
 
         What is pinned, or was touched at `before` or later, stays. Returns how many chunks went.
         """
@@ -241,17 +250,17 @@ class PrefixTree:
         return held - holding.chunks
 
     def drop(self, worker: WorkerId) -> None:
-        """Forget a worker and all that it holds; O(nodes held by it)."""
+        """Forget a worker and all that it holds. O(nodes held by it)."""
         self.evict(worker, self.held_chunks(worker))
         self._holdings.pop(worker, None)
 
     def _find(self, hashes: bytes) -> PathEnd:
-        """Where the path of this prefix ends; what was matched last is not looked for again."""
+        """Return where the path of this prefix ends, without a search if it was the latest match."""
         last, changes, _, end = self._matched
         return end if last is hashes and changes == self.changes else self._root.find(hashes)
 
     def _grow(self, path: PathEnd, hashes: bytes, *, seal: bool) -> Node:
-        """Make these hashes, found as far as `path`, end with a node, held by nobody yet if it is new; return it."""
+        """Return the node with which these hashes end, found as far as `path`; a new node has no holder yet."""
         node, shared, at = path
         if shared < len(node.key):
             node = node.split(shared)
@@ -265,35 +274,35 @@ class PrefixTree:
         return end
 
     def _shrink_to_limit(self, worker: WorkerId | None = None, kept: int = 0) -> None:
-        """Evict until the limit is kept; of this worker the `kept` freshest chunks stay."""
+        """Evict until the limit holds; the `kept` freshest chunks of `worker` stay."""
         while (excess := self._chunks - self._limit) > 0:
-            most, spare = None, 0
+            largest, spare = None, 0
             for each, holding in self._holdings.items():
                 chunks = holding.chunks - kept if each == worker else holding.chunks
                 if chunks > spare:
-                    most, spare = each, chunks
-            assert most is not None, "chunks that nobody holds"
-            self.evict(most, min(excess, spare))
+                    largest, spare = each, chunks
+            assert largest is not None, "chunks that no worker holds"
+            self.evict(largest, min(excess, spare))
 
     def _prune(self, top: Node, worker: WorkerId, before: float) -> None:
-        """Take what may go of a subtree from a worker, leaves first."""
+        """Evict from a subtree what a worker may lose, leaves first."""
         order = [top]
         for node in order:
             order += [child for child in node.children.values() if worker in child.residencies]
         for node in reversed(order):
-            residency = node.residencies.get(worker)  # None where the node has become one with another that stays
+            residency = node.residencies.get(worker)  # None if the node was joined with one that stays
             if residency is None or residency.pins or residency.touch.now >= before:
                 continue
             if node.is_leaf_of(worker):
                 self._release(node, worker)
 
     def _release(self, node: Node, worker: WorkerId) -> None:
-        """Take a leaf of this worker from it; the node goes when nobody holds it any more."""
+        """Take a leaf from this worker; the node is removed if no worker holds it any more."""
         node.residencies.pop(worker).unlink()
         chunks = node.chunks
         self._holdings[worker].chunks -= chunks
         self.changes += 1
-        self._lost(worker, node.key)
+        self._on_lost(worker, node.key)
         changed = node
         if not node.residencies:
             changed = node.parent
@@ -303,7 +312,7 @@ class PrefixTree:
             changed.join_child()
 
     def check_integrity(self) -> None:
-        """Raise AssertionError, naming the broken invariant, where the tree contradicts itself; O(nodes x workers)."""
+        """Raise AssertionError, naming the broken invariant, if the tree contradicts itself. O(nodes x workers)."""
         assert not self._root.residencies, "the root is held by a worker"
         nodes = list(self._root.below())
         assert sum(node.chunks for node in nodes) == self._chunks, "the count of distinct chunks is wrong"

@@ -43,7 +43,7 @@ class Watches(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.map = PrefixMap(12, Estimates(), minimum=0)
+        self.map = PrefixMap(12, Estimates(), match_minimum=0)
         self.tree = self.map.tree
         self.arrivals = 0
         self.told: dict[Request, dict[WorkerId, int]] = {}
@@ -228,7 +228,7 @@ def test_prompts_that_lack_the_same_chunk_are_one_watch(prompts: tuple[str, ...]
 def test_a_watch_is_not_moved_by_what_the_estimates_learn() -> None:
     """Matches that were told at different times are compared, so they are told in a unit that stays."""
     estimates = Estimates()
-    held = PrefixMap(100, estimates, minimum=0)
+    held = PrefixMap(100, estimates, match_minimum=0)
     held.insert(MODEL, [key("doc?", exact=False)], W1, 0.0)
     watched = Request(RequestId("r1"), ClientId("ada"), MODEL, (key("doc!", exact=False),))
     before, tokens = watch(held, watched, W1), held.match(watched)[W1]
@@ -252,6 +252,6 @@ def test_a_broken_index_is_found() -> None:
     """The check fails when a chunk is indexed that nobody waits for."""
     held = prefixes()
     watch(held, request("doc"), W1)
-    held._edges.lacked[b"12345678"] = {MatchWatch(RequestId("r9"), b"", {}): None}
+    held._index.lacked[b"12345678"] = {MatchWatch(RequestId("r9"), b"", {}): None}
     with pytest.raises(AssertionError, match="watches"):
         held.check_integrity()

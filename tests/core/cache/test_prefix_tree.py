@@ -76,7 +76,7 @@ class TreeAgainstNaive(RuleBasedStateMachine):
     @initialize(limit=st.integers(1, 30))
     def begin(self, limit: int) -> None:
         self.gained: list[tuple[WorkerId, bytes, int]] = []
-        self.tree = PrefixTree(limit, gained=lambda *gained: self.gained.append(gained))
+        self.tree = PrefixTree(limit, on_gained=lambda *gained: self.gained.append(gained))
         self.naive = NaiveTree(limit)
         self.now = 0.0
 

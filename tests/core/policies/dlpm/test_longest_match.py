@@ -32,7 +32,7 @@ class WaitingAtOneWorker(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.estimates = Estimates()
-        self.map = PrefixMap(16, self.estimates, minimum=0)
+        self.map = PrefixMap(16, self.estimates, match_minimum=0)
         self.priority_class: dict[ClientId, int | None] = dict.fromkeys(CLIENTS, 0)
         self.queue = LongestMatchQueue(
             lambda request: self.map.watch(request, [HERE])[HERE],
