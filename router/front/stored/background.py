@@ -1,9 +1,9 @@
-"""Responses that an engine computes in the background: its answer came at once, and the work goes on.
+"""Follows responses that engines compute in the background, after their call has been answered.
 
-In the scheduler such a request is one whose answer is not here yet. It holds its place in the worker's window, its bill
-and its client's place among the requests in flight until the engine has finished it, which the router learns by asking
-for the response now and then. It pays for the usage that the finished response tells; one that is cancelled, for what
-it should have computed by then.
+For the scheduler such a request stays in flight. It keeps its place in the worker's window, its bill, and its place in
+the client's limit of requests in flight until the engine has finished it. The router learns this by polling the
+response. The client is charged the usage in the finished response; if the response is cancelled, the estimate of what
+the engine computed until then.
 """
 
 import asyncio
@@ -29,41 +29,41 @@ log = logging.getLogger(__name__)
 
 MIN_PAUSE: Final = 0.1
 MAX_PAUSE: Final = 1.0
-"""Seconds between two looks at a response."""
+"""Bounds of the seconds between two polls of a response."""
 PAUSE_SHARE: Final = 0.1
-"""Between these, of the time for which it has been computed: so long a place may be held in vain."""
+"""Pause between two polls as a share of the computing time so far. A finished response can keep its place that long."""
 CHECK_TIMEOUT: Final = 10.0
-"""How long a worker may take over a look."""
+"""Seconds in which a worker must answer a poll."""
 MAX_FAILED_CHECKS: Final = 3
-"""Looks in a row that fail before the worker is taken to have lost the response."""
+"""Polls in a row that fail before the response counts as lost."""
 
 Ending = Finished | Failed | Cancelled
 
 
 class BackgroundRun(NamedTuple):
-    """One response in the background."""
+    """One response that is computed in the background."""
 
     response: str
     worker: WorkerId
     request: RequestId
-    """As the scheduler knows it; it is settled here."""
+    """The request's id in the scheduler. `BackgroundResponses` settles the request."""
     call: Call
-    """Without its body."""
-    permit: AdmissionTicket
+    """The call, without its body."""
+    ticket: AdmissionTicket
     timeout: float | None
-    """Seconds after which it is given up, as a whole answer is; None for never."""
+    """Seconds after which the response is cancelled, the same as for a whole answer; None for never."""
 
 
 class BackgroundResponses:
-    """Follows the responses in the background for as long as the context is entered."""
+    """Polls the responses in the background while the context is entered."""
 
-    def __init__(self, scheduler_host: SchedulerHost, fleet: WorkerDirectory) -> None:
+    def __init__(self, scheduler_host: SchedulerHost, directory: WorkerDirectory) -> None:
         self._scheduler_host = scheduler_host
-        self._fleet = fleet
+        self._directory = directory
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._wakes: dict[str, asyncio.Event] = {}
+        self._wake_events: dict[str, asyncio.Event] = {}
         self._streams: dict[str, Callable[[], None]] = {}
-        """How to cut those that stream."""
+        """Callbacks that end the streams of background responses, by response."""
         self._deleted: set[str] = set()
 
     def __len__(self) -> int:
@@ -73,80 +73,80 @@ class BackgroundResponses:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Follow them no more. The engines compute on, and their clients pay for what was estimated until now."""
+        """Stop polling. The engines go on computing; the clients are charged the estimates so far."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def follow(self, run: BackgroundRun) -> None:
-        """See a response to its end, and settle its request then."""
-        self._wakes[run.response] = asyncio.Event()
-        self._tasks[run.response] = asyncio.create_task(self._follow(run))
+        """Poll a response until it ends, then settle its request."""
+        self._wake_events[run.response] = asyncio.Event()
+        self._tasks[run.response] = asyncio.create_task(self._run(run))
 
     def add_stream(self, response: str, cut: Callable[[], None]) -> None:
-        """A response streams to its client, until it is left; `cut` ends that where it is cancelled.
+        """Register the stream of a background response. `cut` is called when the client cancels the response.
 
-        vLLM ends no such stream itself.
+        vLLM does not end the stream of a cancelled response itself.
         """
         self._streams[response] = cut
 
     def remove_stream(self, response: str) -> None:
-        """A response streams no more."""
+        """Remove a stream that has ended."""
         self._streams.pop(response, None)
 
     def check_now(self, response: str, *, deleted: bool) -> None:
-        """Its client cancelled a response or had it `deleted`, by which it may have ended: look at it now."""
-        if deleted and response in self._wakes:
+        """Poll a response now, because its client cancelled it or had it `deleted`."""
+        if deleted and response in self._wake_events:
             self._deleted.add(response)
         if (cut := self._streams.get(response)) is not None:
             cut()
-        if (wake := self._wakes.get(response)) is not None:
+        if (wake := self._wake_events.get(response)) is not None:
             wake.set()
 
-    async def _follow(self, run: BackgroundRun) -> None:
+    async def _run(self, run: BackgroundRun) -> None:
         ending: Ending = Cancelled(run.request)
-        with run.permit:
+        with run.ticket:
             try:
-                ending = await self._ending(run, self._wakes[run.response])
-            except Exception:  # the outermost boundary of this task
-                log.exception("the response %s cannot be followed", run.response)
+                ending = await self._wait_for_ending(run, self._wake_events[run.response])
+            except Exception:  # nothing above this task would handle it
+                log.exception("polling the background response %s failed inside the router", run.response)
             finally:
-                del self._wakes[run.response], self._tasks[run.response]
+                del self._wake_events[run.response], self._tasks[run.response]
                 self._deleted.discard(run.response)
                 usage = ending.usage
-                run.permit.tokens = None if usage is None else usage.input_tokens + usage.output_tokens
+                run.ticket.tokens = None if usage is None else usage.input_tokens + usage.output_tokens
                 self._scheduler_host.settle(ending)
 
-    async def _ending(self, run: BackgroundRun, wake: asyncio.Event) -> Ending:
-        """Look at a response until it has come to its end."""
-        began, misses = self._scheduler_host.clock(), 0
+    async def _wait_for_ending(self, run: BackgroundRun, wake: asyncio.Event) -> Ending:
+        """Poll a response until it has ended, and return how."""
+        started, failed_checks = self._scheduler_host.clock(), 0
         while True:
-            taken = self._scheduler_host.clock() - began
+            elapsed = self._scheduler_host.clock() - started
             with suppress(TimeoutError):
-                async with asyncio.timeout(min(MAX_PAUSE, max(MIN_PAUSE, PAUSE_SHARE * taken))):
+                async with asyncio.timeout(min(MAX_PAUSE, max(MIN_PAUSE, PAUSE_SHARE * elapsed))):
                     await wake.wait()
             wake.clear()
             try:
-                stage = await self._look(run)
+                progress = await self._fetch_progress(run)
             except WorkerError:
-                misses += 1
-                if misses == MAX_FAILED_CHECKS:
+                failed_checks += 1
+                if failed_checks == MAX_FAILED_CHECKS:
                     return Failed(run.request, True, fault=Fault.BROKEN)
                 continue
-            misses = 0
-            if stage.status is None and run.response in self._deleted:
+            failed_checks = 0
+            if progress.status is None and run.response in self._deleted:
                 return Cancelled(run.request)
-            if (ending := _ending_at(stage, run)) is not None:
+            if (ending := _ending_of(progress, run)) is not None:
                 return ending
-            if run.timeout is not None and taken > run.timeout:
+            if run.timeout is not None and elapsed > run.timeout:
                 with suppress(WorkerError):
-                    await self._ask(run, "POST", "/cancel")
+                    await self._request(run, "POST", "/cancel")
                 return Failed(run.request, True, fault=Fault.BROKEN)
 
-    async def _look(self, run: BackgroundRun) -> ResponseProgress:
-        """How far it is. Raises WorkerError."""
-        status, outline = await self._ask(run, "GET")
+    async def _fetch_progress(self, run: BackgroundRun) -> ResponseProgress:
+        """Ask the worker for the state of the response. Raises WorkerError."""
+        status, outline = await self._request(run, "GET")
         if status >= 500:
             raise WorkerBroke(f"The worker answered with status {status}.")
         if status != 200:
@@ -156,11 +156,11 @@ class BackgroundResponses:
             ResponseProgress("completed", tail_usage(outline.tail)) if rest is None else read_progress(run.call, rest)
         )
 
-    async def _ask(self, run: BackgroundRun, method: str, about: str = "") -> tuple[int, Outline]:
-        """The status and the body of what its worker says of a response. Raises WorkerError."""
-        path = f"{PATH}/{quote(run.response, safe='')}{about}"
-        outline, silence = Outline(), IdleTimeouts(CHECK_TIMEOUT, CHECK_TIMEOUT)
-        upstream = await self._fleet.forward(run.worker, path, b"", run.request, silence, method=method)
+    async def _request(self, run: BackgroundRun, method: str, subpath: str = "") -> tuple[int, Outline]:
+        """Send a call about the response to its worker, and return status and body. Raises WorkerError."""
+        path = f"{PATH}/{quote(run.response, safe='')}{subpath}"
+        outline, idle_timeouts = Outline(), IdleTimeouts(CHECK_TIMEOUT, CHECK_TIMEOUT)
+        upstream = await self._directory.forward(run.worker, path, b"", run.request, idle_timeouts, method=method)
         try:
             while block := await upstream.read():
                 outline.feed(block)
@@ -169,16 +169,16 @@ class BackgroundResponses:
         return upstream.status, outline
 
 
-def _ending_at(stage: ResponseProgress, run: BackgroundRun) -> Ending | None:
-    """How a response ended that is at this stage; None while it has not."""
-    if stage.running:
+def _ending_of(progress: ResponseProgress, run: BackgroundRun) -> Ending | None:
+    """Return how a response with this progress has ended; None while it is running."""
+    if progress.running:
         return None
-    match stage.status:
-        case None:  # its worker has begun anew
+    match progress.status:
+        case None:  # the worker does not know the response: it has restarted
             return Failed(run.request, True, fault=Fault.BROKEN)
         case "cancelled":
-            return Cancelled(run.request, stage.usage)
+            return Cancelled(run.request, progress.usage)
         case "failed":
-            return Failed(run.request, True, stage.usage, Fault.ERROR)
+            return Failed(run.request, True, progress.usage, Fault.ERROR)
         case _:
-            return Finished(run.request, stage.usage, stage.answer_keys)
+            return Finished(run.request, progress.usage, progress.answer_keys)

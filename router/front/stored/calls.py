@@ -1,7 +1,7 @@
-"""Calls about stored responses: to look at one, to delete it, to cancel it, and whatever else is below its path.
+"""Serves calls about stored responses: get, delete, cancel, and whatever else is below the path of a response.
 
-They go straight to the worker that keeps the response, if it keeps it for this client, and compute nothing: so they
-wait for no turn and are charged nothing. All others are answered that there is no such response, as engines do.
+They are sent straight to the worker that keeps the response, if this client owns it. They compute nothing, so they are
+not queued and cost nothing. For any other id the answer is that there is no such response, as engines answer.
 """
 
 from typing import Final
@@ -22,50 +22,51 @@ from router.upstream.directory import WorkerDirectory
 from router.upstream.http_client import IdleTimeouts
 
 HELD_BYTES: Final = 2**20
-"""Of an answer that are held before its head is sent."""
+"""Bytes of an answer that are held before its head is sent."""
 PASSED_ON: Final = (b"content-type", b"retry-after", b"allow")
 SILENCE: Final = IdleTimeouts(30.0, None)
-"""An engine has nothing to compute for such a call; what it streams may wait for what it computes."""
+"""The first byte needs no computing and must arrive soon; a stream can then pause while its response is computed."""
 
 
 class ResponseCalls:
-    """Knows who may ask for which response, and asks the worker that keeps it."""
+    """Checks who owns a response, and forwards calls about it to the worker that keeps it."""
 
     def __init__(
         self,
         scheduler_host: SchedulerHost,
-        fleet: WorkerDirectory,
+        directory: WorkerDirectory,
         stored: StoredResponses,
         background: BackgroundResponses,
         *,
         allow_background: bool,
     ) -> None:
-        """`allow_background`: whether engines may be asked to compute in the background."""
+        """`allow_background`: whether clients can have responses computed in the background."""
         self._scheduler_host = scheduler_host
-        self._fleet = fleet
+        self._directory = directory
         self._stored = stored
         self._background = background
         self._allow_background = allow_background
 
-    def keeper(self, call: Call, owner: ClientId, permit: AdmissionTicket) -> ResponseKeeper | None:
-        """Who takes care of the response of a call; None where nothing is kept of it.
+    def keeper(self, call: Call, owner: ClientId, ticket: AdmissionTicket) -> ResponseKeeper | None:
+        """Return the keeper of the response that a call creates; None if the response is not stored.
 
-        Raises BadRequest for what is not served.
+        Raises BadRequest if the call asks for a background response that is not allowed, or for an id that it cannot
+        have.
         """
         storage = call.storage
         if storage.background and not self._allow_background:
-            # Its answer comes at once, and the engine computes on: nobody would hold its place, or its bill.
+            # The engine answers at once and goes on computing; nothing would hold its place in the window or its bill.
             raise BadRequest("Background responses are not served here.", param="background", code="invalid_value")
         if storage.requested_id is not None and (
             storage.background or self._stored.is_of_another(storage.requested_id, owner)
         ):
-            raise BadRequest("This response cannot have a name of its own.", param="request_id", code="invalid_value")
+            raise BadRequest("The response cannot have an id of your choice.", param="request_id", code="invalid_value")
         if not (storage.stored or storage.background):
             return None
-        return ResponseKeeper(owner, call, permit, self._stored, self._background, self._fleet)
+        return ResponseKeeper(owner, call, ticket, self._stored, self._background, self._directory)
 
     def worker_of_previous(self, call: Call, owner: ClientId) -> WorkerId | None:
-        """The worker that keeps what a call goes on from; None where it does not. Raises UnknownResponse."""
+        """Return the worker that keeps the call's previous response; None if there is none. Raises UnknownResponse."""
         previous = call.storage.previous_id
         return None if previous is None else self._worker_of(previous, owner)
 
@@ -76,10 +77,10 @@ class ResponseCalls:
         return worker
 
     async def serve(self, exchange: Exchange, body: bytes, hold: Hold, response: str, owner: ClientId) -> None:
-        """Answer a call about a response. Raises UnknownResponse and WorkerError."""
+        """Answer a call about a response. Raises UnknownResponse or WorkerError."""
         worker = self._worker_of(response, owner)
         head = exchange.head
-        upstream = await self._fleet.forward(
+        upstream = await self._directory.forward(
             *(worker, request_target(head), body, RequestId(exchange.request_id), SILENCE),
             method=head.method,
             content_type=head.content_type or "application/json",
@@ -89,7 +90,7 @@ class ResponseCalls:
             if (refused := worker_refused(upstream.status, everywhere=False)) is not None:
                 raise refused
             if 200 <= upstream.status < 300 and head.method != "GET":
-                self._changed(response, head.method)
+                self._on_change(response, head.method)
             headers = [(name, value) for name in PASSED_ON if (value := upstream.headers.get(name)) is not None]
             if all_here:
                 await exchange.respond(upstream.status, headers, first)
@@ -104,8 +105,8 @@ class ResponseCalls:
         finally:
             upstream.close()
 
-    def _changed(self, response: str, method: str) -> None:
-        """An engine did something to a response."""
+    def _on_change(self, response: str, method: str) -> None:
+        """Update the records after a worker has deleted, cancelled or otherwise changed a response."""
         deleted = method == "DELETE"
         if deleted:
             self._stored.forget(response)

@@ -1,4 +1,4 @@
-"""What is done about the response that one call makes, beside passing it on: it is remembered, or followed."""
+"""Takes care of the response that a call creates: remembers its worker, and follows it in the background."""
 
 import asyncio
 
@@ -11,39 +11,39 @@ from router.upstream.directory import WorkerDirectory
 
 
 class ResponseKeeper:
-    """Takes care of one call's response. A journey tells it what it learns, and asks it at the end."""
+    """Takes care of one call's response. The relay reports it, and asks at the end who settles the request."""
 
     def __init__(
         self,
         owner: ClientId,
         call: Call,
-        permit: AdmissionTicket,
+        ticket: AdmissionTicket,
         stored: StoredResponses,
         background: BackgroundResponses,
-        fleet: WorkerDirectory,
+        directory: WorkerDirectory,
     ) -> None:
-        """`owner`: to whom the response belongs; `permit`: of the call."""
+        """`owner`: the client that owns the response; `ticket`: the call's admission ticket."""
         self._owner = owner
         self._call = call
-        self._permit = permit
+        self._ticket = ticket
         self._stored = stored
         self._background = background
-        self._fleet = fleet
+        self._directory = directory
         self._response: str | None = None
         self._worker: WorkerId | None = None
-        self._runs_on = False
+        self._running = False
         self._task: asyncio.Task[object] | None = None
         self.cut = False
-        """Whether the stream was cut because the client cancelled the response."""
+        """Whether the stream was ended because the client cancelled the response."""
 
     @property
     def outlives_client(self) -> bool:
-        """Whether the engine computes the response although its client leaves."""
+        """Whether the engine goes on computing the response when the client disconnects."""
         return self._call.storage.background
 
     def set_response(self, response: str, worker: WorkerId) -> None:
-        """A worker makes this response; to be told before the client is."""
-        if self._response is not None:  # of a worker that failed
+        """Record the id of the response and its worker. To be called before the client gets the id."""
+        if self._response is not None:  # an earlier attempt, at a worker that failed
             self._background.remove_stream(self._response)
         self._response, self._worker = response, worker
         if self._call.storage.stored:
@@ -53,19 +53,19 @@ class ResponseKeeper:
             self._background.add_stream(response, self._cut)
 
     def mark_running(self) -> None:
-        """The answer is here, but the engine has not computed the response yet."""
-        self._runs_on = True
+        """Record that the engine has answered the call and goes on computing the response."""
+        self._running = True
 
     def take_over(self, request: RequestId) -> bool:
-        """The journey is over: whether its request is settled later, since the engine computes on."""
+        """Follow the response if the engine still computes it. Returns whether that will settle the request."""
         if self._response is None or self._worker is None:
             return False
-        if not self._runs_on:
+        if not self._running:
             self._background.remove_stream(self._response)
             return False
-        patience = self._fleet.silence_timeout(self._worker).whole(self._call.output_limit)
+        timeout = self._directory.silence_timeout(self._worker).whole(self._call.output_limit)
         call = self._call._replace(body=b"")
-        run = BackgroundRun(self._response, self._worker, request, call, self._permit.transfer(), patience)
+        run = BackgroundRun(self._response, self._worker, request, call, self._ticket.transfer(), timeout)
         self._background.follow(run)
         return True
 

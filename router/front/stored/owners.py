@@ -1,11 +1,11 @@
-"""Which worker keeps which stored response, and for which client: only that client is led to it.
+"""Remembers which worker keeps which stored response, and which client owns it.
 
-Engines keep responses (`POST /v1/responses`, unless `store` is false) in the memory of one process, and give them to
-whoever knows the id. So the router remembers the ids that it has seen in answers, with worker and client. What it does
-not remember is not found, although an engine may still keep it.
+An engine keeps responses (`POST /v1/responses`, unless `store` is false) in the memory of one process, and returns them
+to anybody who knows the id. So the router remembers the ids in answers, with worker and client, and forwards calls
+about a response only for its owner. Unknown ids are not found, even if an engine still keeps the response.
 
-Their number is bounded. Beyond the bound, the client that has most of them loses the one that was not asked for
-longest: nobody can make the router forget the responses of others by making many.
+The number of ids is bounded. Beyond the bound, the client with the most ids loses the one that was unused longest. So
+no client can make the router forget the responses of others by creating many.
 """
 
 from collections import OrderedDict
@@ -19,7 +19,7 @@ from router.core.model.request import ClientId, WorkerId
 from router.core.model.saved import in_rows
 
 DEFAULT_LIMIT: Final = 20_000
-"""Of ids: some 8 MB."""
+"""Ids that are remembered by default; they take about 8 MB."""
 
 
 class StoredResponse(NamedTuple):
@@ -32,37 +32,37 @@ class StoredResponse(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Responses:
-    """A piece of the state file."""
+    """A section of the state file with remembered responses."""
 
     rows: tuple[StoredResponse, ...]
 
 
 class StoredResponses:
-    """The directory of stored responses."""
+    """The bounded directory of stored responses."""
 
     def __init__(self, limit: int = DEFAULT_LIMIT) -> None:
-        """`limit`: how many are remembered."""
+        """`limit`: number of ids to remember; 0 for none."""
         self._limit = limit
         self._known: dict[str, StoredResponse] = {}
         self._of_client: dict[ClientId, OrderedDict[str, None]] = {}
-        """The ids of each client, the one asked for last at the end."""
+        """The ids of each client, from least to most recently used."""
         self._amounts: LongestQueueDrop[ClientId] = LongestQueueDrop()
 
     def __len__(self) -> int:
         return len(self._known)
 
     def remember(self, response: StoredResponse) -> None:
-        """Remember a response that was just made. An id that is known keeps its worker and its client."""
+        """Remember a new response. A known id keeps its worker and client; ids that are too long are ignored."""
         if response.id in self._known or not self._limit or len(response.id.encode(errors="replace")) > NAME_BYTES:
             return
         self._known[response.id] = response
         self._of_client.setdefault(response.client, OrderedDict())[response.id] = None
         self._amounts.add(response.client, 1)
-        if len(self._known) > self._limit and (most := self._amounts.largest_holder()) is not None:
-            self.forget(next(iter(self._of_client[most])))
+        if len(self._known) > self._limit and (owner := self._amounts.largest_holder()) is not None:
+            self.forget(next(iter(self._of_client[owner])))
 
     def worker_of(self, response: str, client: ClientId) -> WorkerId | None:
-        """The worker that keeps this client's response; None for one that is not known, or is another client's."""
+        """Return the worker that keeps a response; None if the response is unknown or another client owns it."""
         found = self._known.get(response)
         if found is None or found.client != client:
             return None
@@ -70,12 +70,12 @@ class StoredResponses:
         return found.worker
 
     def is_of_another(self, response: str, client: ClientId) -> bool:
-        """Whether a response of this id is known, and not this client's."""
+        """Return whether another client owns a response with this id."""
         found = self._known.get(response)
         return found is not None and found.client != client
 
     def forget(self, response: str) -> None:
-        """Remember a response no more, if it is known."""
+        """Forget a response, if it is known."""
         found = self._known.pop(response, None)
         if found is None:
             return
@@ -86,11 +86,11 @@ class StoredResponses:
         self._amounts.remove(found.client, 1)
 
     def saved(self) -> Iterator[Responses]:
-        """All of them, for the state file, each client's oldest first."""
+        """Yield all responses for the state file, each client's least recently used first."""
         by_age = [self._known[response] for ids in self._of_client.values() for response in ids]
         yield from map(Responses, in_rows(by_age))
 
     def restore(self, rows: Iterable[StoredResponse]) -> None:
-        """Begin with these, as `saved` gave them."""
+        """Restore responses that `saved` has yielded."""
         for response in rows:
             self.remember(response)
