@@ -1,1 +1,1 @@
-"""The wire format of engines and clients, per family of endpoints. Pure: bytes in, facts and bytes out."""
+"""The wire formats of engines and clients, one family of endpoints each. Pure: no I/O, only bytes in and out."""

@@ -1,10 +1,9 @@
-"""Going on with a stream whose engine failed: what to ask another engine for, and its answer in the form of the first.
+"""Continues a stream after its engine failed: builds the call to another engine and rewrites that engine's events.
 
-By token ids it is exact: the tokens of prompt and answer so far are the prompt of a call to /v1/completions, whose
-chunks are made those of a chat where the client has a chat. By text, the answer so far is the beginning of an
-assistant's message that is to be gone on with (`continue_final_message`), or of the prompt's text; it is split into
-tokens anew, which may come out otherwise. Either way the tokens so far count against the limits of the call, and for
-its usage.
+By token ids, continuation is exact: the ids of prompt and answer so far are the prompt of a call to /v1/completions,
+whose chunks are rewritten to those of a chat if the client has a chat. By text, the answer so far becomes the beginning
+of an assistant's message to continue (`continue_final_message`), or is appended to the text of the prompt; it is
+tokenized again, which may give other tokens. In both cases the tokens so far count towards the call's limits and usage.
 """
 
 from collections.abc import Iterator
@@ -36,29 +35,32 @@ NOT_OF_COMPLETIONS: Final = frozenset(
         *("add_special_tokens", "truncate_prompt_tokens", "documents", "reasoning_effort", "include_reasoning", "n"),
     }
 )
-"""Members of a chat's body that have done their work when there are tokens, or would mean something else."""
+"""Members of a chat's body that have no effect on a prompt of token ids, or mean something else in a completion."""
 
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """The rest of an answer: whom to ask for it how, and what the client has already."""
+    """A call for the rest of an answer, and what the client has of the answer already."""
 
     path: str
     by_ids: bool
     fields: Fields
-    """The body, but for the limit of its output where the client gave none."""
+    """The body. It lacks an output limit if the client set none."""
     input_tokens: int | None
-    """Of the prompt, as the first engine counted it."""
+    """Tokens of the prompt, as the first engine counted them; None if it did not report them."""
     output_tokens: int
-    """Of the answer so far."""
+    """Tokens of the answer so far."""
     head: dict[str, Any]
     chat: bool
-    """Whether the client has a chat."""
+    """Whether the client called the chat endpoint."""
     remaining: int | None
-    """Output tokens that may still come; None without a limit."""
+    """Output tokens that remain under the limit; None without a limit."""
 
     def body(self, context_tokens: int | None) -> bytes | None:
-        """What to send. `context_tokens`: of the model; None, where that has to be known and is not."""
+        """The bytes to send; None if they cannot be serialised.
+
+        `context_tokens`: the model's context length. If it is needed as the output limit and None, returns None.
+        """
         fields = self.fields
         if self.by_ids and self.remaining is None:
             if context_tokens is None:
@@ -66,20 +68,20 @@ class Continuation:
             fields = {**fields, "max_tokens": max(1, context_tokens - len(fields["prompt"]))}
         try:
             return orjson.dumps(fields)
-        except orjson.JSONEncodeError:  # it writes fewer levels than it reads
+        except orjson.JSONEncodeError:  # orjson parses more levels than it serialises
             return None
 
 
 def continuation(call: Call, reader: StreamReader, *, ids: bool = True) -> Continuation | None:
-    """How to go on with what a client has of an answer, by `ids` where they are known; None where it cannot be done."""
+    """Build the continuation of an answer, by token ids if `ids` is set and they are known; None if there is none."""
     if call.resume_mode is ResumeMode.NONE or reader.head is None:
         return None
     fields: Fields = orjson.loads(call.body)
     usage = reader.usage
     input_tokens = None if usage is None else usage.input_tokens
     is_chat = call.path == chat.PATH
-    if ids and call.resume_mode is ResumeMode.IDS and reader.continuable and (known := reader.ids) is not None:
-        prompt, output = known
+    if ids and call.resume_mode is ResumeMode.IDS and reader.continuable and (token_ids := reader.ids) is not None:
+        prompt, output = token_ids
         limit = _limit(fields, is_chat)
         remaining = None if limit is None else limit - len(output)
         body = _by_ids(fields, [*prompt, *output], remaining, len(output))
@@ -139,20 +141,20 @@ def _shorten(body: Fields, name: str, by: int) -> None:
 
 
 class Rewriter:
-    """Makes the continuing engine's events those that the first one would have sent."""
+    """Rewrites the events of the continuing engine to those that the first engine would have sent."""
 
-    def __init__(self, rest: Continuation) -> None:
-        self._continuation = rest
+    def __init__(self, continuation: Continuation) -> None:
+        self._continuation = continuation
         self._splitter = EventSplitter()
         self.started = False
-        """The continuing engine's first token is here."""
+        """True once the continuing engine sent its first token."""
 
     def feed(self, block: bytes) -> bytes:
-        """The events that are complete now. Raises WorkerBroke on an event beyond a limit."""
+        """Rewrite the events that are complete now. Raises WorkerBroke if an event exceeds a limit."""
         return b"".join([self._event(event) for event in self._splitter.feed(block)])
 
     def close(self) -> bytes:
-        """At the end of the stream: an event that lacks its blank line."""
+        """End the stream and rewrite a last event without its blank line, if any."""
         return self._event(self._splitter.rest())
 
     def _event(self, event: bytes) -> bytes:
@@ -167,33 +169,33 @@ class Rewriter:
         except orjson.JSONDecodeError:
             return plain_event(data)
         if not isinstance(chunk, dict) or chunk.get("choices") is None or not is_chunk(chunk):
-            return plain_event(data)  # the reader sees what it is
+            return plain_event(data)  # the reader detects the error
         choices, usage = chunk["choices"], chunk.get("usage")
         self.started = self.started or bool(choices)
-        made = {**self._continuation.head, "choices": [made for each in choices for made in self._choice(each)]}
-        if choices and not made["choices"]:
+        rewritten = {**self._continuation.head, "choices": [new for each in choices for new in self._choice(each)]}
+        if choices and not rewritten["choices"]:
             return b""
         if isinstance(usage, dict):
-            made["usage"] = self._usage(usage)
+            rewritten["usage"] = self._usage(usage)
         try:
-            return plain_event(orjson.dumps(made))
-        except orjson.JSONEncodeError:  # it writes fewer levels than it reads
+            return plain_event(orjson.dumps(rewritten))
+        except orjson.JSONEncodeError:  # orjson parses more levels than it serialises
             raise WorkerBroke("A worker's answer is nested too deeply.") from None
 
     def _choice(self, choice: dict[str, Any]) -> Iterator[dict[str, Any]]:
         others = ("index", "text", "delta", "prompt_token_ids")
-        made = {name: value for name, value in choice.items() if name not in others}
+        members = {name: value for name, value in choice.items() if name not in others}
         if not self._continuation.chat:
-            yield {"index": 0, "text": choice.get("text") or "", **made}
+            yield {"index": 0, "text": choice.get("text") or "", **members}
             return
         delta = choice.get("delta")
-        said = {"content": choice.get("text") or ""} if not isinstance(delta, dict) else dict(delta)
-        said.pop("role", None)  # the client has one
-        if any(said.values()) or choice.get("token_ids") or choice.get("finish_reason") is not None:
-            yield {"index": 0, "delta": said, **made}
+        new_delta = {"content": choice.get("text") or ""} if not isinstance(delta, dict) else dict(delta)
+        new_delta.pop("role", None)  # the client already has it
+        if any(new_delta.values()) or choice.get("token_ids") or choice.get("finish_reason") is not None:
+            yield {"index": 0, "delta": new_delta, **members}
 
     def _usage(self, usage: dict[str, Any]) -> dict[str, Any]:
-        """That of the whole answer: what was found in the continuing engine's cache says nothing about the prompt."""
+        """The usage of the whole answer. It omits the continuing engine's cache hits, which are not the prompt's."""
         output = token_count(usage, "completion_tokens") or 0
         before = self._continuation.output_tokens
         prompt = self._continuation.input_tokens
@@ -204,9 +206,9 @@ class Rewriter:
 
 
 def last_events(call: Call, reader: StreamReader, reason: str | None) -> bytes:
-    """The end of a stream that lacks it, as its engine would have sent it.
+    """The missing end of a stream, as its engine would have sent it.
 
-    `reason`: of the last choice's end, if that is missing too.
+    `reason`: the finish reason of the choice if that is missing, too; else None.
     """
     head = reader.head or {}
     usage = reader.usage
@@ -216,8 +218,8 @@ def last_events(call: Call, reader: StreamReader, reason: str | None) -> bytes:
         counts = {"prompt_tokens": usage.input_tokens, "total_tokens": total, "completion_tokens": usage.output_tokens}
     events = []
     if reason is not None:
-        said = {"delta": {"content": ""}} if call.path == chat.PATH else {"text": ""}
-        choice = {"index": 0, **said, "logprobs": None, "finish_reason": reason}
+        empty = {"delta": {"content": ""}} if call.path == chat.PATH else {"text": ""}
+        choice = {"index": 0, **empty, "logprobs": None, "finish_reason": reason}
         events.append(plain_event(orjson.dumps({**head, "choices": [choice]})))
     if counts is not None and not reader.has_final_usage:
         events.append(plain_event(orjson.dumps({**head, "choices": [], "usage": counts})))

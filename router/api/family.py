@@ -1,4 +1,4 @@
-"""What the data path asks of the wire knowledge about one family of endpoints."""
+"""The interface between the data path and the wire format of one family of endpoints."""
 
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
@@ -13,26 +13,29 @@ from router.errors import BadRequest
 
 
 class Parser(Protocol):
-    """Reads the body of a call."""
+    """Parses the body of a call."""
 
     def __call__(self, head: Head, body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:
-        """Raises BadRequest. `ids`: ask for those of the tokens where another engine could go on by them."""
+        """Parse a body. `ids`: ask the engine for token ids if another engine could continue the answer by them.
+
+        Raises BadRequest.
+        """
 
 
 class Reader(Protocol):
-    """Follows one streamed answer; see `StreamReader`, which is one."""
+    """Follows one streamed answer. `StreamReader` documents the members."""
 
     has_delivered: bool
     started: bool
 
     def feed(self, block: bytes) -> bytes:
-        """Take bytes of the engine; return what goes to the client now."""
+        """Take a block of bytes from the engine and return what to send to the client now."""
 
     def close(self) -> bytes:
-        """The same at the end of the stream."""
+        """End the stream and return what to send to the client."""
 
     def answer_keys(self) -> tuple[PromptKey, ...]:
-        """One key for each choice: prompt and answer as the next turn would begin."""
+        """One key per choice: of prompt and answer, as the next turn's prompt would begin."""
 
     @property
     def broken(self) -> bool: ...
@@ -53,28 +56,31 @@ class Reader(Protocol):
 
 
 class Family(NamedTuple):
-    """Endpoints that are read and answered alike."""
+    """Endpoints whose calls are parsed, and whose answers are read, in the same way."""
 
     parse: Parser
     reader: Callable[[Call], Reader] = StreamReader
     read_whole: Callable[[Call, bytes], Answer] = read_json
-    """Reads an answer that was not streamed. Raises WorkerBroke."""
+    """Reads an answer that was not streamed. Raises WorkerBroke if it is not valid."""
     errors: ErrorShape = ErrorShape()
     tokenizable: bool = False
-    """Whether a prompt's token ids can be found before its engine sees it."""
+    """Whether the router can tokenize the prompts itself, before an engine sees them."""
     methods: tuple[str, ...] = ("POST",)
     generates: bool = False
-    """Whether a model may write text at these paths: an SGLang that makes embeddings dies of such a call."""
+    """Whether a model may generate text at these paths. Such a call crashes an SGLang that serves embeddings."""
     accepts_forms: bool = False
-    """Whether a body may be a form with files, too."""
+    """Whether a body may also be a form with files."""
     served_by_all_engines: bool = False
-    """Whether every engine that writes text serves these paths, so that one that answers 404 is broken."""
+    """Whether every engine that generates text serves these paths, so that a 404 means a broken engine."""
 
     def check_type(self, head: Head) -> None:
-        """Raises BadRequest for a body of another type, as engines do.
+        """Raise BadRequest unless the content type is allowed, as engines do.
 
-        A page of another site may make a browser send text/plain, a form or no type at all, but not JSON by its name.
+        This protects against cross-site requests: a foreign page can make a browser send text/plain, a form or no
+        content type at all, but not application/json.
         """
-        if media_type(head.content_type) != "application/json" and not (self.accepts_forms and is_form(head.content_type)):
+        if media_type(head.content_type) != "application/json" and not (
+            self.accepts_forms and is_form(head.content_type)
+        ):
             allowed = "application/json or multipart/form-data" if self.accepts_forms else "application/json"
             raise BadRequest(f"The content-type must be {allowed}.", code="unsupported_content_type")

@@ -1,6 +1,6 @@
-"""What the OpenAPI document says of calls to models, and of errors: as much as the router itself checks and tells.
+"""Adds calls to models, and error responses, to the OpenAPI document: as far as the router itself handles them.
 
-Of a body, that is little: whatever else it holds goes to the engine, which refuses it in its own words.
+The schema of a body has only the members that the router checks. All others go to the engine, which validates them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -31,22 +31,22 @@ from router.errors import (
 Json = dict[str, Any]
 
 COMMON_ERRORS: Final = (BadRequest, TooSlow, UrlTooLong, HeadTooLarge, Refused)
-"""Whatever is asked for, a client may be told these: `front.py` says them of its connection."""
+"""Errors that any request may get, from the handling of its connection."""
 CALL_ERRORS: Final = (
     *(*COMMON_ERRORS, InvalidKey, ModelNotAllowed, UnknownModel, BodyTooLarge, UnsupportedEncoding),
     *(WorkerBroke, NoWorker, WorkerHung),
 )
 STATUS_DESCRIPTIONS: Final = {
-    400: "Something is wrong with the call; `param` names the member at fault.",
-    401: "Not a good key.",
+    400: "The request is invalid; `param` names the member at fault.",
+    401: "The API key is missing or invalid.",
     403: "The client may not call this model.",
-    404: "Nobody serves this model.",
-    429: "The client or the router has as much as it may; `retry-after` tells when there may be room.",
-    502: "No worker answered well.",
-    503: "No worker is there, or the router shuts down.",
-    504: "The worker said nothing for too long.",
+    404: "No worker serves this model.",
+    429: "A limit of the client or of the router is reached; `retry-after` estimates when to retry.",
+    502: "No worker gave a valid answer.",
+    503: "No worker is available, or the router is shutting down.",
+    504: "The worker sent nothing for too long.",
 }
-"""By status; the others need no words but their own."""
+"""Descriptions by status. Other statuses are described by their reason phrase."""
 
 _TEXT: Final[Json] = {"type": ["string", "null"]}
 _FLAG: Final[Json] = {"type": ["boolean", "null"]}
@@ -60,11 +60,15 @@ _PROMPTS: Final[Json] = {
     ]
 }
 _MODEL: Final[Json] = {"type": "string", "minLength": 1}
-_ANY_MODEL: Final[Json] = {"type": ["string", "null"], "minLength": 1, "description": "Any, where it names none."}
+_ANY_MODEL: Final[Json] = {
+    "type": ["string", "null"],
+    "minLength": 1,
+    "description": "If missing, any model may serve the call.",
+}
 
 
-def _count(least: int = 0) -> Json:
-    return {"type": ["integer", "null"], "minimum": least, "maximum": int(TOO_LARGE) - 1}
+def _count(minimum: int = 0) -> Json:
+    return {"type": ["integer", "null"], "minimum": minimum, "maximum": int(TOO_LARGE) - 1}
 
 
 def _object(required: Iterable[str] = (), **members: Json) -> Json:
@@ -77,7 +81,7 @@ def _or_null(schema: Json) -> Json:
 
 
 class Body(NamedTuple):
-    """What is sent to an endpoint."""
+    """The body of a call to an endpoint."""
 
     summary: str
     schema: Json
@@ -97,7 +101,7 @@ _PLAIN: Final = _object(model=_ANY_MODEL, user=_TEXT)
 _TURN: Final = {"role": "user", "content": "Hello"}
 
 _CHAT: Final = Body(
-    "A chat",
+    "Create a chat completion",
     _object(
         ("model", "messages"),
         **_GENERATED,
@@ -107,17 +111,17 @@ _CHAT: Final = Body(
     {"model": "m", "messages": [_TURN], "max_tokens": 8},
 )
 _COMPLETION: Final = Body(
-    "A text, continued",
+    "Complete a text",
     _object(("model", "prompt"), **_GENERATED, prompt=_PROMPTS),
     {"model": "m", "prompt": "Hello", "max_tokens": 8},
 )
 _RESPONSE: Final = Body(
-    "A response",
+    "Create a response",
     _object(model=_ANY_MODEL, user=_TEXT, stream=_FLAG, max_output_tokens=_count()),
     {"model": "m", "input": "Hello", "max_output_tokens": 8},
 )
 _MESSAGE: Final = Body(
-    "A message, as Anthropic's clients ask for it",
+    "Create a message (Anthropic's API)",
     _object(
         ("model",),
         model=_MODEL,
@@ -127,16 +131,16 @@ _MESSAGE: Final = Body(
     ),
     {"model": "m", "messages": [_TURN], "max_tokens": 8},
 )
-_COUNTING: Final = Body("How many tokens a message takes", _PLAIN, {"model": "m", "messages": [_TURN]})
-_EMBEDDING: Final = Body("What a model makes of texts whole", _PLAIN, {"model": "m", "input": ["Hello"]})
+_COUNTING: Final = Body("Count the tokens of a message", _PLAIN, {"model": "m", "messages": [_TURN]})
+_EMBEDDING: Final = Body("Embed, pool or classify texts", _PLAIN, {"model": "m", "input": ["Hello"]})
 _RERANK: Final = Body(
-    "Texts in the order in which they fit a query",
+    "Rank texts by their relevance to a query",
     _PLAIN,
     {"model": "m", "query": "Hello", "documents": ["Hello", "Bye"]},
 )
-_SCORE: Final = Body("How well texts fit each other", _PLAIN, {"model": "m", "text_1": "Hello", "text_2": ["Bye"]})
-_TOKENIZE: Final = Body("The tokens of a text", _PLAIN, {"model": "m", "prompt": "Hello"})
-_DETOKENIZE: Final = Body("The text of tokens", _PLAIN, {"model": "m", "tokens": [72, 105]})
+_SCORE: Final = Body("Score the similarity of texts", _PLAIN, {"model": "m", "text_1": "Hello", "text_2": ["Bye"]})
+_TOKENIZE: Final = Body("Tokenize a text", _PLAIN, {"model": "m", "prompt": "Hello"})
+_DETOKENIZE: Final = Body("Detokenize token ids", _PLAIN, {"model": "m", "tokens": [72, 105]})
 
 _BODIES: Final[Mapping[str, Body]] = {
     chat.PATH: _CHAT,
@@ -149,10 +153,14 @@ _BODIES: Final[Mapping[str, Body]] = {
     **{path: _DETOKENIZE if path.endswith("detokenize") else _TOKENIZE for path in tokenizing.PATHS},
 }
 
-_KEY: Final[Json] = {"type": "http", "scheme": "bearer", "description": "A client's key, where clients have some."}
+_KEY: Final[Json] = {
+    "type": "http",
+    "scheme": "bearer",
+    "description": "A client's API key, if the router requires keys.",
+}
 _SCHEMAS: Final[Mapping[str, Json]] = {
     "Error": {
-        "description": "The router's, in the first of these shapes, or an engine's, which may have the second.",
+        "description": "An error of the router, in the first shape, or of an engine, in either.",
         "anyOf": [
             _object(("error",), error=_object(("message",), message={"type": "string"}, type=_TEXT, param=_TEXT)),
             _object(("message",), message={"type": "string"}),
@@ -168,7 +176,7 @@ _NEVER_SENT: Final = ("HTTPValidationError", "ValidationError")
 
 
 def with_calls(document: Json) -> Json:
-    """The document of the control plane with the calls to models, and errors in the shape in which they are told."""
+    """Add the calls to models, and errors in their actual shapes, to the control plane's document."""
     control = {
         path: {method: _control_operation(operation) for method, operation in operations.items()}
         for path, operations in document["paths"].items()
@@ -194,7 +202,7 @@ def _call(path: str) -> Json:
     return {
         "tags": ["models"],
         "summary": body.summary,
-        "description": "Served by an engine: what it refuses comes with its own status and words.",
+        "description": "Served by an engine. Errors of the engine keep its status and message.",
         "operationId": path.strip("/").replace("/", "_"),
         "security": [{"ClientKey": []}, {}],
         "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
@@ -206,11 +214,11 @@ def _call(path: str) -> Json:
 
 
 def _control_operation(operation: Json) -> Json:
-    """An operation of the control plane, without the 422 that FastAPI supposes."""
+    """An operation of the control plane with the router's errors, and without FastAPI's default 422."""
     own = {status: answer for status, answer in operation["responses"].items() if status != "422"}
-    refused = {status: {**answer, **_error_content("")} for status, answer in own.items() if int(status) >= 400}
+    errors = {status: {**answer, **_error_content("")} for status, answer in own.items() if int(status) >= 400}
     kinds = (*COMMON_ERRORS, BodyTooLarge) if "requestBody" in operation else COMMON_ERRORS
-    return {**operation, "responses": {**own, **dict(_errors(kinds, "")), **refused}}
+    return {**operation, "responses": {**own, **dict(_errors(kinds, "")), **errors}}
 
 
 def _errors(kinds: Iterable[type[RouterError]], path: str) -> Iterator[tuple[str, Json]]:
@@ -220,6 +228,6 @@ def _errors(kinds: Iterable[type[RouterError]], path: str) -> Iterator[tuple[str
 
 
 def _error_content(path: str) -> Json:
-    """How errors are told at a path."""
+    """The content of an error response at a path."""
     name = "AnthropicError" if error_shape_of(path) is messages.ANTHROPIC else "Error"
     return {"content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}}

@@ -1,4 +1,4 @@
-"""What travels between clients and engines, one file per family of endpoints. Pure: bytes in, facts and bytes out."""
+"""Maps each path to its family of endpoints. Pure."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -16,12 +16,12 @@ from router.api.family import Family
 from router.core.model.prompt_key import PromptHasher
 
 ROUTER_PATHS: Final = ("/v1/models", "/v1/usage")
-"""Of these the router itself knows best, and of what is below them."""
+"""Paths that the router answers itself, together with all paths below them."""
 ENGINE_ADMIN_PATHS: Final = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/loads"})
-"""What engines keep for whoever runs them."""
+"""Engine admin paths that are never proxied."""
 
 
-def _chat(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:  # noqa: ARG001 - see Parser
+def _chat(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:  # noqa: ARG001 - fits Parser
     return parse_chat(body, hasher, ids=ids)
 
 
@@ -46,26 +46,33 @@ FAMILIES: Final[Mapping[str, Family]] = {
     **dict.fromkeys(scoring.PATHS, _SCORING),
     **dict.fromkeys(tokenizing.PATHS, _TOKENIZING),
 }
-"""By path."""
+"""The families by path."""
 OTHER: Final = Family(
-    parse_other, EventReader, read_plain, methods=("POST", "GET", "PUT", "PATCH", "DELETE"), accepts_forms=True, generates=True
+    parse_other,
+    EventReader,
+    read_plain,
+    methods=("POST", "GET", "PUT", "PATCH", "DELETE"),
+    accepts_forms=True,
+    generates=True,
 )
-"""Whatever else an engine serves below /v1."""
+"""The family of all other paths that an engine serves below /v1."""
 
 
 def family_of(path: str) -> Family | None:
-    """How a path is read and answered; None if that is not for the data path."""
+    """The family of a path; None if the path does not belong to the data path."""
     family = FAMILIES.get(path)
     if family is not None or not path.startswith("/v1/"):
         return family
-    ours = any(path == name or path.startswith(f"{name}/") for name in ROUTER_PATHS)
+    is_router_path = any(path == name or path.startswith(f"{name}/") for name in ROUTER_PATHS)
     return (
-        None if ours or path.rstrip("/") in ENGINE_ADMIN_PATHS or not {"..", "."}.isdisjoint(path.split("/")) else OTHER
+        None
+        if is_router_path or path.rstrip("/") in ENGINE_ADMIN_PATHS or not {"..", "."}.isdisjoint(path.split("/"))
+        else OTHER
     )
 
 
 def error_shape_of(path: str) -> ErrorShape:
-    """How errors are told at a path."""
+    """The shape of errors at a path."""
     family = FAMILIES.get(path)
     if family is None:
         return messages.ANTHROPIC if path.startswith(f"{messages.PATH}/") else ErrorShape()

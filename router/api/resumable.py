@@ -1,4 +1,4 @@
-"""Which answers another engine can go on with, by what their calls ask for."""
+"""Decides by a call's body whether, and how, another engine can continue its answer."""
 
 from typing import Final
 
@@ -13,30 +13,32 @@ NOT_RESUMABLE: Final = frozenset(
         *("functions", "return_hidden_states", "audio", "modalities"),
     }
 )
-"""Members by which an answer is more than its text, or depends on more than that: a grammar would begin anew."""
+"""Members by which an answer is more than its text, or depends on more than it: a grammar would start over."""
 
 
 def resume_mode_of(fields: Fields, *, streamed: bool, answers: int) -> ResumeMode:
-    """How a stream of this call may be gone on with; `answers`: over all prompts."""
+    """How another engine can continue the stream of a call. `answers`: number of answers over all prompts."""
     if not streamed or answers != 1 or (fields.get("best_of") or 1) != 1:
         return ResumeMode.NONE
     if any(map(fields.get, NOT_RESUMABLE.intersection(fields))):
         return ResumeMode.NONE
-    form = fields.get("response_format")
-    if form is not None and not (isinstance(form, dict) and form.get("type") == "text"):
+    response_format = fields.get("response_format")
+    if response_format is not None and not (
+        isinstance(response_format, dict) and response_format.get("type") == "text"
+    ):
         return ResumeMode.NONE
     tools = bool(fields.get("tools")) and fields.get("tool_choice") != "none"
     if tools and fields.get("tool_choice") not in (None, "auto"):
         return ResumeMode.NONE
-    # An engine holds back text that may be the beginning of a stop string, parses tool calls out of the text, and
-    # cannot see images in ids.
+    # Ids do not suffice in these cases: an engine holds back text that may begin a stop string, parses tool calls out
+    # of the text, and cannot restore images from ids.
     if tools or fields.get("stop") or not _is_text(fields.get("messages")):
         return ResumeMode.TEXT
     return ResumeMode.IDS
 
 
 def _is_text(messages: object) -> bool:
-    """Whether these messages have no images or other files."""
+    """Whether the messages contain only text: no images or other files."""
     for message in objects(messages):
         content = message.get("content")
         if not isinstance(content, str) and any(part.get("type", "text") != "text" for part in objects(content)):

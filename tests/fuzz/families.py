@@ -11,7 +11,7 @@ from router.api.answer.event_reader import EventReader
 from router.api.answer.sse import EventSplitter, event_data
 from router.api.answer.stream_reader import EngineError
 from router.api.body.call import Call, Head
-from router.api.body.edits import with_cache_salt, rename
+from router.api.body.edits import rename, with_cache_salt
 from router.api.body.error_bodies import ErrorShape, load
 from router.api.endpoints import messages, responses
 from router.api.family import Reader

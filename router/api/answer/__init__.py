@@ -1,1 +1,1 @@
-"""Reading answers, streamed or whole, on their way to the client."""
+"""Readers of answers, streamed or whole, on their way to the client."""

@@ -1,4 +1,4 @@
-"""The choices of one answer, collected so that the prompt's key can be continued by them."""
+"""Collects the choices of one answer, so that the prompt's key can be extended by the answer's text."""
 
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -9,7 +9,7 @@ from router.api.body.error_bodies import text_or_empty
 from router.core.model.prompt_key import PromptKey
 
 ANSWER_LIMIT: Final = 4 * 2**20
-"""Characters kept over all choices of one call; a longer answer is not kept at all."""
+"""Characters kept over all choices of one call. Of a longer answer nothing counts towards the key."""
 
 
 @dataclass(slots=True)
@@ -26,14 +26,14 @@ class _Choice:
         self.pieces: list[str] = []
         self.tool_calls: dict[int, _ToolCall] = {}
         self.exact = True
-        """Whether what is kept will stand in the next prompt as it is."""
+        """True while the kept text and tool calls are all that the next prompt will contain of this choice."""
 
 
 class Choices:
-    """What each choice has said so far."""
+    """The text and tool calls of each choice so far."""
 
     def __init__(self, call: Call, part: str) -> None:
-        """`part` is where a chat choice has its message: "delta" in a stream, else "message"."""
+        """`part` names the member of a chat choice that holds its message: "delta" in a stream, else "message"."""
         self._call = call
         self._part = part
         self.chat = call.path.endswith("/chat/completions")
@@ -42,28 +42,28 @@ class Choices:
         self.finish_reasons: dict[int, str] = {}
 
     def add_choice(self, index: int, fields: dict[str, Any]) -> bool:
-        """Take one choice object of a chunk or an answer; whether it carries output."""
+        """Add one choice object of a chunk or an answer. Returns True if it carries output."""
         reason = fields.get("finish_reason")
         if reason is not None:
             self.finish_reasons[index] = text_or_empty(reason)
         choice = self._choices.get(index)
         if choice is None:
             choice = self._choices[index] = _Choice()
-        more = False
+        other_output = False
         text = fields.get("text")
         if self.chat:
             message = fields.get(self._part)
             if not isinstance(message, dict):
                 return False
             text = message.get("content")
-            more = (not text or len(message) > 1) and self._add_more(choice, message)
+            other_output = (not text or len(message) > 1) and self._add_other_output(choice, message)
         if not text or not isinstance(text, str):
-            return more
+            return other_output
         self._keep(choice, choice.pieces, text)
         return True
 
     def add_text(self, index: int, text: str, finish_reason: str | None) -> None:
-        """Take more text of a choice, and the reason of its end where this is its end."""
+        """Add text to a choice, and its finish reason if the choice ends here."""
         if finish_reason is not None:
             self.finish_reasons[index] = finish_reason
         choice = self._choices.get(index)
@@ -72,8 +72,11 @@ class Choices:
         if text:
             self._keep(choice, choice.pieces, text)
 
-    def _add_more(self, choice: _Choice, message: dict[str, Any]) -> bool:
-        """Everything but plain text. Templates drop reasoning from earlier turns, so no later prompt has it."""
+    def _add_other_output(self, choice: _Choice, message: dict[str, Any]) -> bool:
+        """Add tool calls and other output that is not plain text. Returns True if there was any.
+
+        Chat templates drop reasoning from earlier turns, so no later prompt contains it.
+        """
         calls = message.get("tool_calls")
         if calls and isinstance(calls, list):
             for position, call in enumerate(calls):
@@ -97,12 +100,12 @@ class Choices:
             self._keep(choice, call.arguments, arguments)
 
     def is_plain_text(self, index: int) -> bool:
-        """Whether a choice is at its text, and called no tools."""
+        """Whether the output of a choice has reached its plain text and includes no tool call."""
         choice = self._choices.get(index)
         return choice is None or (not choice.tool_calls and (choice.exact or bool(choice.pieces)))
 
     def text(self, index: int) -> str | None:
-        """What a choice said; None where that is not all of it, or not kept, or it said something else than text."""
+        """The text of a choice. None if the text is incomplete or was not kept, or if there is output besides text."""
         choice = self._choices.get(index)
         if choice is None:
             return ""
@@ -116,7 +119,7 @@ class Choices:
             choice.exact = False
 
     def keys(self) -> tuple[PromptKey, ...]:
-        """Per choice, in order: the key of prompt and answer, or of the prompt alone where the answer is not kept."""
+        """One key per choice, in order: of prompt and answer, or of the prompt alone if the answer was not kept."""
         count = self._call.choices * len(self._call.prompts)
         return tuple([self._key(index, self._choices[index]) for index in sorted(self._choices) if 0 <= index < count])
 
@@ -131,7 +134,7 @@ class Choices:
 
 
 def _as_message(text: str, calls: dict[int, _ToolCall]) -> dict[str, Any]:
-    """The answer as a client sends it back in its next turn."""
+    """The answer as the assistant's message that a client sends back in its next turn."""
     message: dict[str, Any] = {"role": "assistant", "content": text}
     if calls:
         message["tool_calls"] = [

@@ -1,4 +1,4 @@
-"""Following a stream that only its own engine can go on with: every event goes through byte for byte."""
+"""Reads streams that no other engine can continue: every event is passed on byte for byte."""
 
 from typing import Any, ClassVar, Final
 
@@ -14,40 +14,43 @@ _NAME: Final = b"event:"
 
 
 class EventReader:
-    """Counts what it can of any stream: the usage that an event tells last. Derived ones know their events' names."""
+    """Follows a stream of any API and takes the usage from the last event that has one.
+
+    Subclasses know the event names of their API.
+    """
 
     failures: ClassVar[frozenset[str]] = frozenset()
-    """Events by which an engine gives up."""
+    """Names of the events by which an engine reports failure."""
     ends: ClassVar[frozenset[str]] = frozenset()
-    """Events after which nothing is missing; where there are none, the stream's end will do."""
+    """Names of the events that complete an answer. If there are none, the end of the stream completes it."""
 
     def __init__(self, call: Call, event_limit: int = EVENT_LIMIT) -> None:
         self._call = call
         self._splitter = EventSplitter(event_limit)
         self._held: list[bytes] | None = None
-        """What would go to the client from the event on by which the engine gave up; None while it has not."""
+        """Events held back, from the one that reported failure; None while the engine has not failed."""
         self._tokens = 0
         self.has_delivered = False
-        """Whether the client was given an event of the answer."""
+        """True once an event of the answer was passed on to the client."""
         self.started = False
-        """The prefill is over."""
+        """True once prefill is over."""
         self.finished = not self.ends
-        """Whether the answer is complete if the stream ends now."""
+        """True if the answer is complete should the stream end now."""
         self.error: EngineError | None = None
         self.aborted = False
         self.broken = False
-        """The engine sent what is no event; nothing behind that counts."""
+        """True once the engine sent something that is not an event. Everything after it is ignored."""
         self._usage: Usage | None = None
 
     def feed(self, block: bytes) -> bytes:
-        """Take bytes of the engine; return the events that are complete.
+        """Take a block of bytes from the engine and return what to send to the client: the complete events.
 
-        Raises WorkerBroke on an event beyond the limit.
+        Raises WorkerBroke if an event exceeds the limit.
         """
         return b"".join([self._pass(event) for event in self._splitter.feed(block)])
 
     def close(self) -> bytes:
-        """At the end of the stream: what was held back, an event that lacks its blank line."""
+        """End the stream and return what to send to the client: a last event without its blank line, if any."""
         return b"" if self._splitter.empty else self._pass(self._splitter.rest())
 
     def _pass(self, event: bytes) -> bytes:
@@ -76,49 +79,49 @@ class EventReader:
             self._on_event(name, data)
 
     def _is_failure(self, name: str, data: bytes) -> bool:
-        """Whether this is one of its failures, or an error without a name, as in the streams of chats."""
-        nameless = bool(self.failures) and not name
-        return name in self.failures or (nameless and read_error(load(data) or {}) is not None)
+        """Whether this event reports failure, by its name or as an error object without a name, as in chat streams."""
+        unnamed = bool(self.failures) and not name
+        return name in self.failures or (unnamed and read_error(load(data) or {}) is not None)
 
-    def _on_event(self, name: str, data: bytes) -> None:  # noqa: ARG002 - for the derived ones
-        """Take in an event that neither ends the answer nor gives it up."""
+    def _on_event(self, name: str, data: bytes) -> None:  # noqa: ARG002 - used by subclasses
+        """Read an event that neither completes the answer nor reports failure."""
         self.started = True
         if b'"usage"' in data:
             self._usage = whole_usage(load(data) or {}) or self._usage
 
     def _on_last_event(self, fields: dict[str, Any]) -> None:
-        """Take in the answer's last event."""
+        """Read the answer's last event."""
 
     def _engine_error(self, fields: dict[str, Any]) -> EngineError:
         return EngineError(text_or_empty(fields.get("message")))
 
     @property
     def complete(self) -> bool:
-        """Whether all of the answer is here, be it that the end of the stream is missing."""
+        """Whether the whole answer has arrived, even if the end of the stream is missing."""
         return bool(self.ends) and self.finished
 
     @property
     def held(self) -> bytes:
-        """What was held back, for the client of a call that nobody does better with."""
+        """The events held back, for the client of a call that no other worker can serve."""
         return b"".join(self._held or ())
 
     @property
     def output_tokens(self) -> int:
-        """Tokens so far: the engine's own count, or one for each event with output."""
+        """Output tokens so far: the engine's own count, or one per event with output, whichever is larger."""
         return self._tokens if self._usage is None else max(self._tokens, self._usage.output_tokens)
 
     @property
     def usage(self) -> Usage | None:
-        """What the engine told last; None where it told nothing yet."""
+        """The usage that the engine reported last; None if it has reported none."""
         return self._usage
 
     def answer_keys(self) -> tuple[PromptKey, ...]:
-        """One key, where the answer can be followed by another turn."""
+        """One key if another turn can follow the answer, else none."""
         return ()
 
 
 def _name(event: bytes, data: bytes) -> str:
-    """An event's name: that of its first line, or the type in its data."""
+    """An event's name: from its first line, or else the `type` in its data."""
     if event.startswith(_NAME):
         return event[len(_NAME) :].split(b"\n", 1)[0].strip().decode(errors="replace")
     kind = (load(data) or {}).get("type")

@@ -1,29 +1,30 @@
-"""A long whole answer on its way to the client: what is worth reading of it, without the members that make it long.
+"""Shortens a long answer (not streamed) while it passes through, so that the router can parse it at its end.
 
-What is dropped are lists of numbers: log probabilities, token ids, embeddings. The rest is the JSON of a short answer,
-read as one when the last byte has passed.
+The outline leaves out members with lists of numbers: log probabilities, token ids, embeddings. What remains is the
+JSON of a short answer, which is parsed as such once the last byte has passed.
 """
 
 import re
 from typing import Final
 
 OUTLINE_BYTES: Final = 2**20
-"""Of the rest; an answer with more than that is not read, but for the usage near its end."""
+"""Bytes of the outline at most. Of an answer with a longer outline only the usage near its end is read."""
 TAIL_BYTES: Final = 64 * 1024
 DROPPED_MEMBERS: Final = (
     *("logprobs", "prompt_logprobs", "top_logprobs", "token_ids", "prompt_token_ids"),
     *("output_ids", "input_ids", "tokens", "embedding"),
 )
-"""Members that are dropped: none that a family reads of its answers."""
+"""Members that are left out. No family of endpoints reads any of them."""
 _STRING: Final = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _DROPPED: Final = re.compile(b'"(?:' + "|".join(DROPPED_MEMBERS).encode() + rb')"\s*+:\s*+(?=[\[{"])')
-"""A raw quote cannot stand inside a string, so what looks like the name of a member is one."""
+"""A string cannot contain an unescaped quote, so what looks like a member's name is one."""
 _LONGEST_NAME: Final = 64
-"""Bytes, with the white space around the colon; a name with more of it is not dropped."""
+"""Bytes of a name and the white space around its colon. A member with more white space is kept."""
 _SCALARS: Final = rb'[^"{}\[\]]++|' + _STRING
 _ENTRY: Final = rb"\{(?:" + _SCALARS + rb'|\[[^"{}\[\]]*+\])*+\}'
 _ENTRIES: Final = rb"\[(?:" + _SCALARS + rb"|" + _ENTRY + rb")*+\]"
-# An entry of log probabilities, with lists of others in it, goes as one; what is nested otherwise, bracket by bracket.
+# An entry of log probabilities, which may contain lists of others, is skipped in one match; other nesting bracket by
+# bracket.
 _PIECE: Final = re.compile(
     b"|".join((rb"\{(?:" + _SCALARS + rb"|" + _ENTRIES + rb")*+\}", _ENTRIES, _STRING, rb'["{}\[\]]')),
     re.DOTALL,
@@ -32,7 +33,7 @@ _REST_OF_STRING: Final = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 
 class Outline:
-    """Takes an answer block by block; its work on a block is in proportion to that."""
+    """Builds the outline of an answer block by block, in time proportional to each block's size."""
 
     __slots__ = ("_carry", "_depth", "_in_string", "_kept", "_too_long", "tail")
 
@@ -40,16 +41,16 @@ class Outline:
         self._kept = bytearray()
         self._too_long = False
         self._carry = b""
-        """The end of the last block, which may be a part of a name or of an escape."""
+        """The end of the last block if it may be part of a name or of an escape."""
         self._depth = 0
-        """Of the brackets that are open in the member that is being dropped."""
+        """Number of open brackets in the member that is being left out."""
         self._in_string = False
-        """Whether that member's bytes are at the middle of a string."""
+        """Whether the current position is inside a string of the member that is being left out."""
         self.tail = b""
-        """The last bytes of the answer."""
+        """The last bytes of the answer, at most `TAIL_BYTES`."""
 
     def feed(self, block: bytes) -> None:
-        """Take more of the answer."""
+        """Add a block of the answer."""
         self.tail = (self.tail + block[-TAIL_BYTES:])[-TAIL_BYTES:]
         if self._too_long:
             return
@@ -62,12 +63,12 @@ class Outline:
             self._kept.clear()
 
     def close(self) -> bytes | None:
-        """The answer without what was dropped; None where the rest is too long."""
+        """End the answer and return its outline; None if that is too long."""
         self._kept += self._carry
         return None if self._too_long else bytes(self._kept)
 
     def _keep(self, data: bytes, at: int) -> int:
-        """Keep what comes up to the next member to be dropped; where that begins to be dropped."""
+        """Keep data up to the value of the next member to leave out. Returns the position inside that value."""
         found = _DROPPED.search(data, at)
         if found is None:
             end = max(at, len(data) - _LONGEST_NAME)
@@ -80,7 +81,7 @@ class Outline:
         return found.end() + 1
 
     def _drop(self, data: bytes, at: int) -> int:
-        """Drop what comes up to the end of the member; where that is, or the end of the data."""
+        """Skip data to the end of the member being left out. Returns its position, or the end of the data."""
         if self._in_string:
             rest = _REST_OF_STRING.match(data, at)
             if rest is None:
@@ -94,7 +95,7 @@ class Outline:
             if piece.end() - piece.start() > 1:
                 continue
             bracket = data[piece.start()]
-            if bracket == ord('"'):  # its end is not here
+            if bracket == ord('"'):  # the string continues in the next block
                 self._in_string = True
                 self._carry = _open_escape(data)
                 return len(data)
@@ -105,5 +106,5 @@ class Outline:
 
 
 def _open_escape(data: bytes) -> bytes:
-    """The backslash at the end of a string that goes on, if it escapes what comes next."""
+    """The backslash that ends the data if it escapes the first character of the next block, else nothing."""
     return b"\\" if (len(data) - len(data.rstrip(b"\\"))) % 2 else b""

@@ -1,7 +1,7 @@
-"""Server-sent events: bytes into events, however they are cut, and the data of one event.
+"""Server-sent events: splits bytes into events, whatever blocks they arrive in, and reads the data of an event.
 
-Events are kept as the bytes that came (WHATWG HTML, section 9.2): lines end in LF, CRLF or CR, a blank line ends an
-event, and a byte order mark at the start counts for nothing.
+An event is kept as the bytes that arrived. The format is that of WHATWG HTML, section 9.2: lines end in LF, CRLF or
+CR, a blank line ends an event, and a byte order mark at the start is ignored.
 """
 
 import re
@@ -10,19 +10,19 @@ from typing import Final
 from router.errors import WorkerBroke
 
 EVENT_LIMIT: Final = 16 * 2**20
-"""Bytes of one event; logprobs and long tool calls stay far below."""
+"""Bytes of one event at most. Events with log probabilities or long tool calls stay far below."""
 
 BLANK: Final = frozenset({b"\n\n", b"\r\n\r\n"})
-"""Events of nothing: to be passed over quickly, since a worker may send very many."""
+"""Empty events. They are recognised by a lookup, as a worker may send very many."""
 _FIELDS: Final = frozenset({b"", b"data", b"event", b"id", b"retry"})
-"""Names of a line's field; a comment has none."""
+"""The field names of the standard. The empty name is that of a comment."""
 _BOM: Final = b"\xef\xbb\xbf"
-# A CR at the very end may be half of a CRLF, so it ends an event only when the next byte is there.
+# A CR at the very end may be half of a CRLF, so it ends an event only once the next byte has arrived.
 _BLANK_LINE: Final = re.compile(rb"(?>\r\n|\n|\r)(?:\r\n|\n|\r(?=[^\n]))")
 
 
 class EventSplitter:
-    """Cuts a stream of bytes after each blank line; what was fed equals what came out and `rest()`."""
+    """Splits a stream of bytes after each blank line. The events and `rest()` together are the bytes fed in."""
 
     __slots__ = ("_limit", "_searched", "_tail")
 
@@ -33,13 +33,13 @@ class EventSplitter:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is held: what comes next begins an event."""
+        """Whether no bytes are held, so that the next byte begins an event."""
         return not self._tail
 
     def feed(self, block: bytes) -> list[bytes]:
-        """The events that are complete now, each with the blank line that ends it.
+        """Add a block and return the events that are complete now, each with the blank line that ends it.
 
-        Raises WorkerBroke where an event grows beyond the limit.
+        Raises WorkerBroke if an event exceeds the limit.
         """
         if not self._tail:
             data = block
@@ -54,7 +54,7 @@ class EventSplitter:
         return events
 
     def rest(self) -> bytes:
-        """What came after the last complete event; the splitter forgets it."""
+        """Remove and return the bytes after the last complete event."""
         rest = bytes(self._tail)
         self._tail.clear()
         self._searched = 0
@@ -63,7 +63,7 @@ class EventSplitter:
     def _hold(self) -> list[bytes]:
         if len(self._tail) > self._limit:
             raise WorkerBroke(f"A worker sent an event of more than {self._limit} bytes.")
-        # A blank line takes at most four bytes, so three of them may be here.
+        # A blank line takes at most four bytes, three of which may have arrived.
         self._searched = max(0, len(self._tail) - 3)
         return []
 
@@ -81,7 +81,7 @@ def _cut(data: bytes) -> tuple[list[bytes], bytes]:
 
 
 def event_data(event: bytes) -> bytes | None:
-    """The joined `data` lines of one event; None where it has none, as a comment."""
+    """The `data` lines of one event, joined by LF. None if it has no such line, like a comment."""
     if plain := plain_data(event):
         return plain[0]
     lines = [value for line in event.removeprefix(_BOM).splitlines() if (value := _data_of(line)) is not None]
@@ -89,13 +89,13 @@ def event_data(event: bytes) -> bytes | None:
 
 
 def is_event(event: bytes) -> bool:
-    """Whether every line of it is a field of the standard's, or a comment."""
+    """Whether every line is a comment or a field of the standard."""
     lines = event.removeprefix(_BOM).splitlines()
     return all(not line or line.partition(b":")[0] in _FIELDS for line in lines)
 
 
 def with_data(event: bytes, data: bytes) -> bytes:
-    """`event` with its data lines replaced, in the place of the last; its other lines and its line ends stay."""
+    """Replace the data lines of `event`, in the place of the last one. Other lines and the line ends stay."""
     if plain_data(event) and b"\n" not in data:
         return plain_event(data)
     mark = _BOM if event.startswith(_BOM) else b""
@@ -108,9 +108,9 @@ def with_data(event: bytes, data: bytes) -> bytes:
 
 
 def plain_data(block: bytes) -> list[bytes] | None:
-    """The data of each event of this block; None unless these are whole events of one line `data: ...` each.
+    """The data of each event in this block; None unless the block is complete events of one `data: ...` line each.
 
-    That is all that engines send but comments: each ended by LF, and no CR anywhere.
+    Engines send nothing else except comments. Lines must end in LF, and the block must not contain CR.
     """
     if not block.startswith(b"data: ") or not block.endswith(b"\n\n") or block.find(b"\r") >= 0:
         return None
@@ -119,7 +119,7 @@ def plain_data(block: bytes) -> list[bytes] | None:
 
 
 def plain_event(data: bytes) -> bytes:
-    """The plain event with this data, which is of one line."""
+    """An event with one data line. `data` must not contain a line end."""
     return b"data: %b\n\n" % data
 
 

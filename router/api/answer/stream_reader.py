@@ -1,7 +1,7 @@
-"""Reading an engine's answer on its way to the client.
+"""Reads an engine's answer on its way to the client.
 
-Usage is asked for in every chunk (`additions`); the client sees as much of it as it asked for itself
-(`splice`), and the router learns from it what to charge.
+The router asks the engine for usage in every chunk (`router.api.body.edits`) and charges the client by it. The client
+sees only the usage that it asked for itself (`usage_splice`).
 """
 
 from collections.abc import Iterable
@@ -25,9 +25,9 @@ from router.core.model.request import Usage
 from router.errors import WorkerBroke
 
 UNREAD_LIMIT: Final = 64
-"""Events, or runs of common ones, kept at most before they are read."""
+"""Chunks, or runs of common chunks, queued at most before they are read."""
 HEAD_MEMBERS: Final = ("id", "object", "created", "model")
-"""Members that every chunk of a stream repeats."""
+"""Members that are the same in every chunk of a stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,11 @@ class EngineError:
 
     message: str
     code: int | str | None = None
-    """Often an HTTP status."""
+    """Often an HTTP status code."""
 
 
 class StreamReader:
-    """Follows one streamed answer: events are passed on first and read later, many in one go."""
+    """Follows one streamed answer: passes events on first, and reads them later, many at a time."""
 
     def __init__(self, call: Call, event_limit: int = EVENT_LIMIT) -> None:
         self._splitter = EventSplitter(event_limit)
@@ -50,29 +50,29 @@ class StreamReader:
         self._tally = UsageTally(call.choices)
         self._token_record = TokenRecord()
         self._first_chunk: dict[str, Any] | bytes | None = None
-        """The first chunk, or its JSON."""
+        """The first chunk, parsed or as JSON."""
         plain = not (call.continuous_wanted or call.ids_wanted)
         may_be_common = self._expected == 1 and plain and self._choices.chat
         self._common_chunks = CommonChunks(call.hides_ids) if may_be_common else None
-        """Where chunks may have the common form, they are read without their JSON."""
+        """Parses common chunks without a JSON parser; None if this stream cannot have any."""
         self._unread: list[dict[str, Any] | ChunkRun] = []
-        """Chunks that were passed on and not looked at yet."""
+        """Chunks that were passed on and have not been read yet."""
         self._broken = False
-        """The engine sent what is no event of an answer; nothing behind that counts."""
+        """True once the engine sent something that is not an event of an answer. Everything after it is ignored."""
         self._done = False
         self._error: EngineError | None = None
         self._held: list[bytes] | None = None
-        """What would go to the client from the event on by which the engine gave up; None while it has not."""
+        """Events held back, from the one by which the engine failed; None while it has not failed."""
         self.has_delivered = False
-        """Whether the client was given an event of the answer."""
+        """True once an event of the answer was passed on to the client."""
         self.started = False
-        """The prefill is over: both engines send the first chunk of a choice with its first token."""
+        """True once prefill is over: both engines send the first chunk of a choice with its first token."""
 
     def feed(self, block: bytes) -> bytes:
-        """Take bytes of the engine; return what goes to the client now.
+        """Take a block of bytes from the engine and return what to send to the client now.
 
-        Those are the events that are complete, so that an error after them is an event of its own. Raises WorkerBroke
-        on an event beyond the limit.
+        Only complete events are returned, so that an error sent after them is an event of its own. Raises WorkerBroke
+        if an event exceeds the limit.
         """
         if self._splitter.empty and (plain := plain_data(block)):
             passed = self._pass_plain(plain)
@@ -83,7 +83,7 @@ class StreamReader:
         return passed
 
     def _pass_plain(self, data: list[bytes]) -> bytes:
-        """What the client sees of plain events with these data; noted, to be read later."""
+        """Queue plain events with these data for reading, and return what the client sees of them."""
         passed = []
         for part in data if self._common_chunks is None else self._common_chunks.split_runs(data):
             if self._broken:
@@ -91,12 +91,14 @@ class StreamReader:
             if isinstance(part, ChunkRun):
                 self._unread.append(part)
                 passed.append(self._deliver(part.client_bytes))
-            elif (chunk := self._queue_chunk(part)) is not None and (seen := self._splice.filter_data(part, chunk)) is not None:
-                passed.append(self._deliver(plain_event(seen)))
+            elif (chunk := self._queue_chunk(part)) is not None and (
+                visible := self._splice.filter_data(part, chunk)
+            ) is not None:
+                passed.append(self._deliver(plain_event(visible)))
         return b"".join(passed)
 
     def _pass_event(self, event: bytes) -> bytes:
-        """What the client sees of an event of any form."""
+        """Queue an event of any form for reading, and return what the client sees of it."""
         if event in BLANK and self._held is None and not self._broken:
             return event
         self._broken = self._broken or not is_event(event)
@@ -110,7 +112,7 @@ class StreamReader:
         return b"" if self._queue_chunk(data) is None else self._deliver(self._splice.filter_event(event))
 
     def _queue_chunk(self, data: bytes) -> dict[str, Any] | None:
-        """Note an event's data, to be read later, and return what it says; None if it is not that of an answer."""
+        """Queue an event's data for reading and return it parsed; None if it is not part of an answer."""
         if data == b"[DONE]":
             self._done = True
             return {}
@@ -123,16 +125,16 @@ class StreamReader:
             self._hold_if_failed(chunk)
         return chunk
 
-    def _deliver(self, seen: bytes) -> bytes:
-        """Give this to the client, unless the engine has given up."""
+    def _deliver(self, visible: bytes) -> bytes:
+        """Pass bytes on to the client, or hold them back if the engine has failed."""
         if self._held is None:
-            self.has_delivered = self.has_delivered or bool(seen)
-            return seen
-        self._held.append(seen)
+            self.has_delivered = self.has_delivered or bool(visible)
+            return visible
+        self._held.append(visible)
         return b""
 
     def _hold_if_failed(self, chunk: dict[str, Any]) -> None:
-        """Hold back from here on if by this event the engine gives up: another may go on."""
+        """Start to hold back events if this chunk reports a failure, since another engine may continue."""
         choices = chunk.get("choices")
         reasons = [each.get("finish_reason") for each in choices or ()]
         if "abort" in reasons or (not choices and read_error(chunk) is not None):
@@ -140,57 +142,60 @@ class StreamReader:
 
     @property
     def held(self) -> bytes:
-        """What was held back, for the client of a call that nobody goes on with."""
+        """The events held back, for the client of a call that no other engine continues."""
         return b"".join(self._held or ())
 
     def close(self) -> bytes:
-        """At the end of the stream: what was held back, an event that lacks its blank line."""
+        """End the stream and return what to send to the client: a last event without its blank line, if any."""
         if self._splitter.empty:
             return b""
         return self._pass_event(self._splitter.rest())
 
     @property
     def broken(self) -> bool:
-        """The engine sent what is no event of an answer. The client has what came before, and gets nothing more."""
+        """Whether the engine sent something that is not an event of an answer.
+
+        The client has what came before it, and gets nothing more.
+        """
         return self._broken
 
     @property
     def output_tokens(self) -> int:
-        """Tokens so far over all choices; where chunks carry no usage, one for each chunk with output."""
+        """Output tokens so far over all choices. Without usage in chunks, a chunk with output counts as one token."""
         self._read()
         return self._tally.output_tokens
 
     @property
     def usage(self) -> Usage | None:
-        """The engine's final usage, else the sum of what its chunks told last."""
+        """The engine's final usage, or else the sum of the latest usage of each choice."""
         self._read()
         return self._tally.usage
 
     @property
     def error(self) -> EngineError | None:
-        """The last error that came instead of a chunk."""
+        """The last error object that came in place of a chunk."""
         self._read()
         return self._error
 
     @property
     def finished(self) -> bool:
-        """The stream said that it is complete, by every choice or by `[DONE]`; look at `error` and `aborted` too."""
+        """Whether every choice has a finish reason, or `[DONE]` came. See also `error` and `aborted`."""
         self._read()
         return self._done or len(self._choices.finish_reasons) >= self._expected
 
     @property
     def aborted(self) -> bool:
-        """The engine gave a choice up: its finish reason is "abort", which is no success."""
+        """Whether the engine aborted a choice: the finish reason "abort" is a failure."""
         self._read()
         return "abort" in self._choices.finish_reasons.values()
 
     def answer_keys(self) -> tuple[PromptKey, ...]:
-        """One key for each choice that has begun: prompt and answer as the next turn would begin."""
+        """One key per choice so far: of prompt and answer, as the next turn's prompt would begin."""
         self._read()
         return self._choices.keys()
 
     def _read(self) -> None:
-        """Take in the events that were passed on since the last time."""
+        """Read the chunks queued since the last call."""
         if not self._unread:
             return
         unread, self._unread = self._unread, []
@@ -205,7 +210,7 @@ class StreamReader:
         self._read_runs(runs)
 
     def _read_runs(self, runs: list[ChunkRun]) -> None:
-        """Common chunks in a row: their text, and the usage of the last, which counts for all of them."""
+        """Read runs of common chunks: their text, and the usage of the last chunk, which covers all of them."""
         if not runs:
             return
         if self._first_chunk is None:
@@ -231,55 +236,58 @@ class StreamReader:
         self.started = True
         for choice in choices:
             index = choice.get("index", 0)
-            said = self._choices.add_choice(index, choice)
-            self._tally.add_chunk(index, usage, said)
+            has_output = self._choices.add_choice(index, choice)
+            self._tally.add_chunk(index, usage, has_output)
             self._token_record.set_prompt(choice.get("prompt_token_ids"))
-            self._token_record.add_list(choice.get("token_ids"), text=said)
+            self._token_record.add_list(choice.get("token_ids"), text=has_output)
 
     @property
     def head(self) -> dict[str, Any] | None:
-        """What the first chunk says of the answer as a whole: its id, time and model."""
+        """The members of the first chunk that describe the whole answer: id, object, creation time and model."""
         first = load(self._first_chunk) or {} if isinstance(self._first_chunk, bytes) else self._first_chunk
         return first and {name: first[name] for name in HEAD_MEMBERS if isinstance(first.get(name), str | int)}
 
     @property
     def ids(self) -> tuple[list[int], list[int]] | None:
-        """The tokens of prompt and answer, as far as the client has their text; None where they are not known."""
+        """The token ids of prompt and answer, up to the last text that the client has; None if they are not known."""
         self._read()
         return self._token_record.ids
 
     @property
     def continuable(self) -> bool:
-        """Whether the client has plain text of the answer last, or nothing: no tool call, and no thoughts."""
+        """Whether the last output that the client has is plain text, or none: not a tool call and not reasoning."""
         self._read()
         return self._choices.is_plain_text(0)
 
     @property
     def text(self) -> str | None:
-        """The answer's text so far; None where it is not known in full, or is not all of it."""
+        """The answer's text so far. None if it is not known in full, or if there is output besides text."""
         self._read()
         return self._choices.text(0)
 
     @property
     def complete(self) -> bool:
-        """Every choice has ended in good order, be it that the end of the stream is missing."""
+        """Whether every choice ended without abort, even if the end of the stream is missing."""
         self._read()
         return len(self._choices.finish_reasons) >= self._expected and not self.aborted
 
     @property
     def done(self) -> bool:
-        """The stream said that it is over."""
+        """Whether the stream ended with `[DONE]`."""
         self._read()
         return self._done
 
     @property
     def has_final_usage(self) -> bool:
-        """The final usage is here."""
+        """Whether the final usage has arrived."""
         self._read()
         return self._tally.final is not None
 
     def resume(self) -> None:
-        """Another engine goes on: forget how this one ended, and what of it never reached the client."""
+        """Prepare for the events of another engine that continues the answer.
+
+        Forget how this engine ended, and its output that never reached the client.
+        """
         self._read()
         self._splitter.rest()
         self._token_record.drop_pending()
@@ -290,22 +298,22 @@ class StreamReader:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a whole answer tells, as `StreamReader` does for a streamed one."""
+    """The result of an answer that was not streamed."""
 
     usage: Usage | None
     answer_keys: tuple[PromptKey, ...]
     error: EngineError | None
     aborted: bool
     response: str | None = None
-    """The id of a response that may be stored."""
+    """The id of a response that an engine may have stored."""
     status: str = ""
-    """How far that response is."""
+    """The status of that response."""
 
 
 def read_json(call: Call, body: bytes) -> Answer:
     """Read an answer that was not streamed.
 
-    Raises WorkerBroke where it is no JSON object, or one without choices that tells of no error.
+    Raises WorkerBroke unless the body is a JSON object with choices or an error.
     """
     fields = read_object(body)
     error = read_error(fields)
@@ -320,7 +328,7 @@ def read_json(call: Call, body: bytes) -> Answer:
 
 
 def is_chunk(fields: dict[str, Any]) -> bool:
-    """Whether choices, where there are any, are objects with an index."""
+    """Whether the choices, if any, are a list of objects with an integer index."""
     choices = fields.get("choices")
     if not choices:
         return choices is None or isinstance(choices, list)
@@ -330,7 +338,10 @@ def is_chunk(fields: dict[str, Any]) -> bool:
 
 
 def read_error(fields: dict[str, Any]) -> EngineError | None:
-    """VLLM wraps its error in `error` (as a string where a key is refused); SGLang's may be flat."""
+    """The error in a JSON object; None if there is none.
+
+    vLLM wraps its error in `error` (a string if it rejects a key); SGLang's error may be the object itself.
+    """
     error = fields if fields.get("object") == "error" else fields.get("error")
     if isinstance(error, str):
         return EngineError(error)
@@ -341,7 +352,7 @@ def read_error(fields: dict[str, Any]) -> EngineError | None:
 
 
 def _load_text(inside: bytes) -> str:
-    """The string between whose quotes this stands; where that is none, the text as it is."""
+    """The JSON string with `inside` between its quotes; if that is not valid, the text unchanged."""
     try:
         text: str = orjson.loads(b'"%b"' % inside)
     except orjson.JSONDecodeError:
@@ -350,7 +361,7 @@ def _load_text(inside: bytes) -> str:
 
 
 def load_all(data: list[bytes]) -> Iterable[dict[str, Any]]:
-    """Parse these, in one call where all of them are JSON; what is no JSON object is passed over."""
+    """Parse pieces of JSON, in one call if all are valid. Skips whatever is not a JSON object."""
     try:
         chunks = orjson.loads(b"[%b]" % b",".join(data))
     except orjson.JSONDecodeError:

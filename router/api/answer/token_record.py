@@ -1,16 +1,16 @@
-"""The token ids of one stream, kept so that another engine can go on with it exactly where it broke off."""
+"""Records the token ids of one stream, so that another engine can continue it exactly where it broke off."""
 
 from collections.abc import Iterable
 from typing import Any, Final
 
 RECORD_LIMIT: Final = 2**20
-"""Bytes of ids, prompt and answer together; a longer stream is gone on with by its text."""
+"""Bytes of ids at most, of prompt and answer together. A longer stream can be continued by its text only."""
 
 
 class TokenRecord:
-    """What an engine told of the tokens of its prompt and of its answer, as decimal digits each with a comma behind.
+    """The token ids of prompt and answer, kept as decimal digits, each id followed by a comma.
 
-    A token whose text is not out yet, as half a character, is left for the next engine to choose again.
+    A token whose text has not been sent yet, such as half a character, is left for the next engine to sample again.
     """
 
     __slots__ = ("_complete", "_output", "_pending", "_prompt")
@@ -23,25 +23,28 @@ class TokenRecord:
         self._complete = True
 
     def set_prompt(self, ids: object) -> None:
-        """The tokens of the prompt; only the first telling counts."""
+        """Set the token ids of the prompt. Later calls are ignored."""
         if not self._prompt and isinstance(ids, list):
             self._prompt = _digits(ids)
             self._check()
 
-    def add(self, said: bytes | None, silent: bytes = b"") -> None:
-        """More of the answer: the ids up to the last text of a few chunks, and those behind it; None for text alone."""
-        if self._complete and said is None:
+    def add(self, with_text: bytes | None, pending: bytes = b"") -> None:
+        """Add ids of the answer from some chunks: those up to their last text, and those after it.
+
+        `with_text` is None if there was text without ids; the record is then given up.
+        """
+        if self._complete and with_text is None:
             self._give_up()
         elif self._complete:
-            if said:
+            if with_text:
                 self._output += self._pending
-                self._output += said
+                self._output += with_text
                 self._pending.clear()
                 self._check()
-            self._pending += silent
+            self._pending += pending
 
     def add_list(self, ids: object, *, text: bool) -> None:
-        """The ids of one chunk, which has text or not."""
+        """Add the ids of one chunk. `text`: whether the chunk has text."""
         if isinstance(ids, list):
             digits = _digits(ids)
             self.add(digits if text else b"", b"" if text else digits)
@@ -49,12 +52,12 @@ class TokenRecord:
             self._give_up()
 
     def drop_pending(self) -> None:
-        """Forget what has no text: it will be chosen again."""
+        """Drop the ids without text: the next engine samples those tokens again."""
         self._pending.clear()
 
     @property
     def ids(self) -> tuple[list[int], list[int]] | None:
-        """Prompt and answer up to the last text; None where not all of it was told."""
+        """The ids of the prompt and of the answer up to the last text; None unless all of them are known."""
         if not (self._complete and self._prompt):
             return None
         return _numbers(self._prompt), _numbers(bytes(self._output))

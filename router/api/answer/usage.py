@@ -1,4 +1,4 @@
-"""What an engine says that a call used, in full or choice by choice."""
+"""Reads the usage that an engine reports, for a whole answer or chunk by chunk."""
 
 from math import ceil
 from typing import Any, Final
@@ -7,11 +7,11 @@ from router.api.body.error_bodies import load
 from router.core.model.request import Usage
 
 TOKEN_COUNT_LIMIT: Final = 2**53
-"""No count is as large as this, and sums of counts can be written as JSON."""
+"""Token counts from here on are rejected, so that sums of counts can be written as JSON."""
 
 
 def read_usage(value: object) -> Usage | None:
-    """An OpenAI `usage` object; None where it is none or lacks its counts."""
+    """Read an OpenAI `usage` object. None if the value is not an object or has no prompt count."""
     if not isinstance(value, dict):
         return None
     prompt, output = token_count(value, "prompt_tokens"), token_count(value, "completion_tokens")
@@ -23,7 +23,7 @@ def read_usage(value: object) -> Usage | None:
 
 
 def token_count(fields: dict[str, Any], name: str) -> int | None:
-    """A member that counts tokens; None where it is none."""
+    """Read a member that counts tokens. None unless it is a valid count."""
     value = fields.get(name)
     return value if type(value) is int and 0 <= value < TOKEN_COUNT_LIMIT else None
 
@@ -31,7 +31,7 @@ def token_count(fields: dict[str, Any], name: str) -> int | None:
 class UsageTally:
     """Adds up the usage in the chunks of one stream.
 
-    In chunks both engines count per choice: `completion_tokens` of this choice so far, `prompt_tokens` of its prompt.
+    In chunks, both engines count per choice: `completion_tokens` of the choice so far, `prompt_tokens` of its prompt.
     """
 
     __slots__ = ("_choices", "_deferred", "_latest", "_tokens", "final")
@@ -42,10 +42,10 @@ class UsageTally:
         self._latest: dict[int, dict[str, Any]] = {}
         self._deferred: tuple[bytes, bool] | None = None
         self.final: Usage | None = None
-        """The sum that the engine sent at the end; it overrules the chunks."""
+        """The sum that the engine sent at the end. It overrides the counts of the chunks."""
 
     def add_chunk(self, index: int, usage: object, has_output: bool) -> None:
-        """Count a chunk of choice `index`; without usage a chunk with output is taken for one token."""
+        """Count a chunk of choice `index`. A chunk with output but without usage counts as one token."""
         self._read()
         if isinstance(usage, dict) and (tokens := token_count(usage, "completion_tokens")) is not None:
             self._tokens[index] = tokens
@@ -54,7 +54,7 @@ class UsageTally:
             self._tokens[index] = self._tokens.get(index, 0) + 1
 
     def defer_chunk(self, usage: bytes, has_output: bool) -> None:
-        """The same of choice 0 and usage as JSON; it is read once that is of use, which the final usage may prevent."""
+        """Count a chunk of choice 0, and parse its usage only when it is needed, which the final usage may prevent."""
         self._read()
         self._deferred = usage, has_output
 
@@ -72,7 +72,7 @@ class UsageTally:
 
     @property
     def usage(self) -> Usage | None:
-        """The final usage, else what the chunks tell; cached tokens only where they tell them."""
+        """The final usage, or else the sum over the chunks. Cached tokens are None unless the chunks report them."""
         if self.final:
             return self.final
         self._read()
@@ -85,14 +85,14 @@ class UsageTally:
 
 
 AUDIO_TOKENS_PER_SECOND: Final = 50
-"""What a second of audio counts for where an engine tells its length alone: as many as Whisper's encoder makes."""
+"""Tokens charged per second of audio if an engine reports only its length. Whisper's encoder makes as many."""
 
 
 def whole_usage(answer: dict[str, Any]) -> Usage | None:
-    """What a whole answer of any endpoint says that it used, whichever of the usual shapes it says it in.
+    """Read the usage in a whole answer of any endpoint. None if it has none in a known shape.
 
-    OpenAI's (`prompt_tokens`, or `input_tokens` with its details), Anthropic's (`input_tokens` without what was found
-    in the cache or put there), `total_tokens` alone, seconds of audio, and Cohere's `meta`.
+    Known shapes: OpenAI's (`prompt_tokens`, or `input_tokens` with details), Anthropic's (`input_tokens` excludes
+    tokens read from the cache and tokens written to it), `total_tokens` alone, seconds of audio, and Cohere's `meta`.
     """
     usage, nested = answer.get("usage"), answer.get("response")
     if not isinstance(usage, dict) and isinstance(nested, dict):
@@ -106,16 +106,17 @@ def whole_usage(answer: dict[str, Any]) -> Usage | None:
 
 
 def _by_input(usage: dict[str, Any]) -> Usage | None:
-    given = token_count(usage, "input_tokens")
-    if given is None:
+    input_tokens = token_count(usage, "input_tokens")
+    if input_tokens is None:
         return None
     details = usage.get("input_tokens_details")
     cached = token_count(details, "cached_tokens") if isinstance(details, dict) else None
-    found, stored = token_count(usage, "cache_read_input_tokens"), token_count(usage, "cache_creation_input_tokens")
-    if found is not None or stored is not None:
-        given += (found or 0) + (stored or 0)
-        cached = found
-    return Usage(given, token_count(usage, "output_tokens") or 0, cached)
+    cache_read = token_count(usage, "cache_read_input_tokens")
+    cache_written = token_count(usage, "cache_creation_input_tokens")
+    if cache_read is not None or cache_written is not None:
+        input_tokens += (cache_read or 0) + (cache_written or 0)
+        cached = cache_read
+    return Usage(input_tokens, token_count(usage, "output_tokens") or 0, cached)
 
 
 def _by_total(usage: dict[str, Any]) -> Usage | None:

@@ -1,15 +1,17 @@
-"""Taking the usage and the token ids that only we asked for out of a stream: the per-chunk path.
+"""Removes from a stream the usage and the token ids that only the router asked for, chunk by chunk.
+
+By what the client asked for, the usage in chunks and the final chunk with usage are:
 
     include_usage  continuous_usage_stats   in chunks   final chunk
     no             no                       cut out     dropped
-    yes            no                       cut out     as it came
-    no             yes                      as it came  dropped
-    yes            yes                      as it came  as it came
+    yes            no                       cut out     unchanged
+    no             yes                      unchanged   dropped
+    yes            yes                      unchanged   unchanged
 
-vLLM ignores continuous_usage_stats alone and SGLang honours it; here it is honoured. A `usage` of null is the engine's
-own and stays. Ids become null, which is what vLLM sends to whoever asks for none. SGLang sends them no ids at all, and
-in a completion `usage` is null: there ids are cut out, and usage becomes null. Everything else goes through byte for
-byte.
+vLLM ignores continuous_usage_stats without include_usage, SGLang honours it, and so does the router. A `usage` of null
+comes from the engine itself and stays. Token ids become null, which is what vLLM sends if no ids are asked for. SGLang
+then sends no member for ids at all, and in completions sends a `usage` of null; so for SGLang's completions ids are cut
+out and usage becomes null. Everything else passes byte for byte.
 """
 
 import re
@@ -24,15 +26,15 @@ _KEY: Final = b'"usage"'
 _IDS: Final = re.compile(rb'("(?:prompt_)?token_ids"\s*+:\s*+)\[[\d,\s]*+\]')
 _IDS_MEMBER: Final = re.compile(rb',\s*+"(?:prompt_)?token_ids"\s*+:\s*+\[[\d,\s]*+\]')
 _SGLANG: Final = b'"matched_stop"'
-"""A member of each choice of an SGLang, and of no vLLM's."""
+"""A member that every choice from SGLang has, and none from vLLM."""
 _COMMA: Final = ord(",")
-# The last member of a chunk's root, from its name to the brace that closes the root. A raw quote cannot stand inside a
-# string, so what looks like the name of a member is one.
+# The last member of a chunk's root object, from its name to the brace that closes the root. A string cannot contain an
+# unescaped quote, so what looks like a member's name is one.
 _LAST_MEMBER: Final = re.compile(rb'"usage"\s*+:\s*+\{[^{}]*+(?:\{[^{}]*+\}[^{}]*+)*+\}(\s*+\})')
 
 
 class UsageSplice:
-    """What one client sees of the usage and the token ids in its stream."""
+    """Filters the usage and the token ids in one client's stream."""
 
     def __init__(self, call: Call) -> None:
         self._keep_final = call.usage_wanted
@@ -40,22 +42,22 @@ class UsageSplice:
         self._hide_ids = call.hides_ids
         self._completion = call.path == COMPLETIONS
         self._keep_usage = call.usage_wanted and call.continuous_wanted
-        """The client asked for all of it: none is ever taken out."""
+        """The client asked for all usage, so none is removed."""
 
     def filter_event(self, event: bytes) -> bytes:
-        """An event as the client should see it; empty where it should not."""
+        """The event as the client sees it; empty if the client does not see it."""
         data = event_data(event)
         if data is None:
             return event
-        seen = self.filter_data(data)
-        if seen is data:
+        visible = self.filter_data(data)
+        if visible is data:
             return event
-        return b"" if seen is None else with_data(event, seen)
+        return b"" if visible is None else with_data(event, visible)
 
     def filter_data(self, data: bytes, chunk: dict[str, Any] | None = None) -> bytes | None:
-        """An event's data as the client should see it; None where it should not see the event.
+        """An event's data as the client sees it; None if the client does not see the event.
 
-        `chunk`: what it says, where that has been parsed already.
+        `chunk`: the parsed data, if the caller has it.
         """
         if self._completion and data.find(_SGLANG) >= 0:
             return self._filter_sglang_completion(data, chunk)
@@ -70,7 +72,7 @@ class UsageSplice:
         return data[:before] + data[last.start(1) :] if data[before] == _COMMA else self._filter_parsed(data, chunk)
 
     def _filter_sglang_completion(self, data: bytes, chunk: dict[str, Any] | None) -> bytes:
-        """A completion's chunk with a choice."""
+        """Filter a chunk with choices of a completion from SGLang."""
         if self._hide_ids:
             data = _IDS_MEMBER.sub(b"", data)
         if self._keep_chunks or data.rfind(_KEY) < 0:

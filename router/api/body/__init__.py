@@ -1,1 +1,1 @@
-"""Reading and editing the bodies of calls."""
+"""Parsing and editing of request bodies."""

@@ -1,4 +1,4 @@
-"""One call to a model, parsed as far as the router needs it."""
+"""The parsed form of one call to a model, as far as the router needs it."""
 
 from enum import Enum
 from typing import Final, NamedTuple
@@ -9,47 +9,47 @@ from router.errors import BadRequest
 
 COMPLETIONS: Final = "/v1/completions"
 NAME_BYTES: Final = 256
-"""Of a model or a user: they are kept after their call."""
+"""Bytes of a model's or user's name at most, as the router keeps these names after their call."""
 
 
 class ResumeMode(Enum):
-    """What is needed to let another engine go on with an answer, beside the call itself."""
+    """How another engine can continue an answer, by what it needs beside the call itself."""
 
     NONE = "none"
-    """It cannot be done."""
+    """No engine can continue it."""
     TEXT = "text"
-    """The text so far."""
+    """By the text so far."""
     IDS = "ids"
-    """The tokens so far, or else the text."""
+    """By the token ids so far, or by the text if they are not known."""
 
 
 class Storage(NamedTuple):
-    """What a call has to do with the responses that engines store."""
+    """How a call uses the responses that engines store."""
 
     stored: bool = False
-    """Whether an engine may store its response, under an id that the engine makes."""
+    """Whether an engine may store the response, under an id of the engine's making."""
     background: bool = False
-    """Whether it is answered at once and computed then."""
+    """Whether the call is answered at once and computed afterwards."""
     previous_id: str | None = None
-    """The id of the stored response that it goes on from."""
+    """The id of the stored response that this one continues."""
     requested_id: str | None = None
-    """The id that it wants for its own response."""
+    """The id that the call asks for its own response."""
 
 
 class Call(NamedTuple):
-    """What is forwarded, and what the scheduler and the reader of the answer need to know; no text of the prompt."""
+    """What is forwarded to a worker, and what the scheduler and the reader of the answer need to know."""
 
     path: str
     body: bytes
-    """The client's own bytes, but for an alias, and the salt where prefixes are kept apart. A worker is sent these with
-    what it takes of the `additions`."""
+    """The client's bytes, except for a resolved model alias, and a cache salt if prefixes are isolated. A worker gets
+    them with those of the `additions` that it accepts."""
     model: str
-    """Empty where it names none, and any will do."""
+    """Empty if the call names no model, so that any may serve it."""
     streamed: bool | None
-    """None where only the answer's own type tells whether it is a stream."""
+    """None if only the content type of the answer shows whether it is a stream."""
     prompts: tuple[Prompt, ...]
     output_limit: int | None
-    """The most output tokens over all choices and prompts; None where the client set no limit."""
+    """Output tokens at most over all choices and prompts; None if the client set no limit."""
     user: str | None
     usage_wanted: bool
     """The client itself asked for `stream_options.include_usage`."""
@@ -58,27 +58,27 @@ class Call(NamedTuple):
     choices: int = 1
     """Answers per prompt; the engine numbers them over all prompts, prompt by prompt."""
     resume_mode: ResumeMode = ResumeMode.NONE
-    """How another engine may go on with a stream of it."""
+    """How another engine can continue a stream of this call."""
     additions: Additions = Additions()
-    """What the router wants to add to the body for itself."""
+    """The fields that the router wants to add to the body for its own use."""
     ids_wanted: bool = False
     """The client itself asked for `return_token_ids`."""
     extendable: bool = True
     """Whether a later prompt may begin with this one and its answer, so that a longer key is worth keeping."""
     method: str = "POST"
     content_type: str = "application/json"
-    """Of the body."""
+    """The content type of the body."""
     adapters: tuple[str, ...] = ()
-    """What it names beside its model, which the client has to be allowed as well."""
+    """The adapters that the call names beside its model. The client needs permission for them as well."""
     largest_id: int = -1
-    """The largest token id that it names itself; -1 for none."""
+    """The largest token id in the body; -1 if it has none."""
     computed_anew_by: frozenset[str] = frozenset()
-    """The engines that do not read their prefix cache for it; see `Request`."""
+    """The engines that do not read their prefix cache for this call."""
 
     storage: Storage = Storage()
 
     def check_names(self) -> None:
-        """Raise BadRequest for a name that is too long to be kept."""
+        """Raise BadRequest if the name of the model or the user exceeds `NAME_BYTES`."""
         for param, name in (("model", self.model), ("user", self.user or "")):
             if len(name) > NAME_BYTES or len(name.encode()) > NAME_BYTES:
                 message = f"`{param}` is longer than {NAME_BYTES} bytes."
@@ -86,12 +86,12 @@ class Call(NamedTuple):
 
     @property
     def hides_ids(self) -> bool:
-        """Whether token ids in the answer are there for the router alone."""
+        """Whether only the router, not the client, asks for token ids in the answer."""
         return Addition.TOKEN_IDS in self.additions.wanted
 
 
 class Head(NamedTuple):
-    """What a call says before its body."""
+    """What the router knows of a call before its body."""
 
     path: str
     method: str = "POST"

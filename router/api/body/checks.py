@@ -1,4 +1,4 @@
-"""Bodies that would harm: token ids that end an SGLang server, and bodies that take too much memory once parsed."""
+"""Rejects harmful bodies: with token ids that crash an SGLang server, or too large in memory once parsed."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -7,19 +7,19 @@ from typing import Any, Final
 from router.errors import BadRequest, TooManyMembers
 
 TOKEN_ID_MEMBERS: Final = ("prompt", "input", "input_ids", "query", "items", "documents", "text_1", "text_2")
-"""Body members in which engines take token ids for a text: one list, or a list of lists."""
+"""Body members in which engines accept token ids in place of text: one list, or a list of lists."""
 BIAS: Final = "logit_bias"
-"""Its keys are token ids."""
+"""A body member whose keys are token ids."""
 
 
 def largest_id(fields: Mapping[str, Any]) -> int:
-    """The largest token id in a body; -1 where it names none. Raises BadRequest for one below 0."""
+    """The largest token id in a body; -1 if it has none. Raises BadRequest if one is negative."""
     largest = -1
     for name in TOKEN_ID_MEMBERS:
         for ids in _lists(fields.get(name)):
             if min(ids) < 0:
                 raise _outside(name)
-            largest = max(largest, max(ids))  # noqa: PLW3301 - a list may be long
+            largest = max(largest, max(ids))  # noqa: PLW3301 - avoids copying a long list
     bias = fields.get(BIAS)
     for key in bias if isinstance(bias, dict) else ():
         if (digits := key.strip().removeprefix("-").removeprefix("+")).isdecimal():
@@ -30,13 +30,13 @@ def largest_id(fields: Mapping[str, Any]) -> int:
 
 
 def check_vocabulary(largest: int, size: int | None) -> None:
-    """Raises BadRequest for an id that is not in a vocabulary of this size; None for one that is not known."""
+    """Raise BadRequest if the largest id is outside a vocabulary of `size` tokens. None: the size is not known."""
     if size is not None and largest >= size:
         raise BadRequest(f"Token ids must be below {size}, the size of the vocabulary.", code="invalid_value")
 
 
 def _lists(value: object) -> Iterator[list[int]]:
-    """The lists of whole numbers in a member, which is one or has some."""
+    """The lists of integers in a member: the member itself, or its items."""
     if not isinstance(value, list) or not value:
         return
     if all(type(item) is int for item in value):
@@ -53,20 +53,20 @@ def _outside(name: str) -> BadRequest:
 OBJECT_BYTES: Final = 240
 LIST_BYTES: Final = 72
 ITEM_BYTES: Final = 48
-"""What Python's objects take, without what is in them; an item is a number, or a short text."""
+"""Bytes of a Python object without its contents. An item is a number or a short text."""
 OBJECT_BYTES_LIMIT: Final = 96 * 2**20
-"""Bytes of objects, beside those of their texts."""
+"""Bytes of parsed objects at most, not counting their texts."""
 STEP_BYTES: Final = 2**20
-"""Bytes that are counted at once: some tenths of a millisecond for which Python's lock is held."""
+"""Bytes counted in one step, during which the GIL is held for some tenths of a millisecond."""
 _STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 
 def check_weight(body: bytes) -> None:
-    """Raise TooManyMembers for JSON that would take more than `OBJECT_BYTES_LIMIT` bytes of objects when it is parsed."""
+    """Raise TooManyMembers if the objects of this JSON would take more than `OBJECT_BYTES_LIMIT` once parsed."""
     if _weight(body, 0, len(body)) <= OBJECT_BYTES_LIMIT or body.lstrip(b" \t\r\n")[:1] not in (b"{", b"["):
         return
-    # Only what stands outside strings is structure, as code inside of them is not. Looked for in small steps, as each
-    # holds Python's lock.
+    # Brackets and commas inside strings, such as code, are not structure and must not count. Each step holds the GIL,
+    # so steps are small.
     weight = before = 0
     for string in _STRING.finditer(body):
         weight += ITEM_BYTES + _weight(body, before, string.start())

@@ -1,4 +1,4 @@
-"""What the router changes in a body: the model's name, a cache salt, and the usage and token ids that it asks for."""
+"""The router's edits of a body: the model's name, a cache salt, and the fields that ask for usage and token ids."""
 
 from collections.abc import Callable
 from enum import Enum
@@ -15,7 +15,7 @@ from router.api.body.multipart import is_form, replace_field
 
 
 def rename(body: bytes, content_type: str, model: str) -> bytes:
-    """`body`, which names a model, with this one instead. `content_type`: as it was read, see `Call.content_type`."""
+    """Replace the model that `body` names. `content_type`: that of the body, as it was parsed."""
     if is_form(content_type):
         return replace_field(body, content_type, "model", model)
     return replace_member(body, "model", orjson.dumps(model))
@@ -24,45 +24,46 @@ def rename(body: bytes, content_type: str, model: str) -> bytes:
 SALT_FIELD: Final = "cache_salt"
 
 
-def with_cache_salt(body: bytes, side_of: Callable[[str | None], str], secret: bytes) -> bytes:
-    """The body with a salt of the side that `side_of` names for its `user`; a client's own salt goes into that.
+def with_cache_salt(body: bytes, tenant_of: Callable[[str | None], str], secret: bytes) -> bytes:
+    """Set the body's cache salt, so that only calls of one tenant (client or group) share prefixes.
 
-    The salt tells nobody without the secret whose it is. A body that is no JSON object stays as it is.
+    The salt is a keyed hash of the tenant that `tenant_of` returns for the body's `user`, and of the client's own salt,
+    if any. Without the secret, the salt does not reveal the tenant. A body that is not a JSON object is unchanged.
     """
     fields = load(body)
     if fields is None:
         return body
     user, own = fields.get("user"), fields.get(SALT_FIELD)
     salt = _salt(
-        side_of(user if isinstance(user, str) else None), b"" if own is None else dump(own, SALT_FIELD), secret
+        tenant_of(user if isinstance(user, str) else None), b"" if own is None else dump(own, SALT_FIELD), secret
     )
     return put_members(body, {SALT_FIELD: dump(salt, SALT_FIELD)}, fields)
 
 
-def _salt(side: str, own: bytes, secret: bytes) -> str:
+def _salt(tenant: str, own: bytes, secret: bytes) -> str:
     keyed = sha256(sha256(b"cache salt\0" + secret).digest())
-    keyed.update(side.encode() + b"\0" + own)
+    keyed.update(tenant.encode() + b"\0" + own)
     return keyed.hexdigest()[:32]
 
 
 _OPTIONS: Final = "stream_options"
 USAGE_IN_EVERY_CHUNK: Final = b'{"include_usage":true,"continuous_usage_stats":true}'
-"""The `stream_options` of a call that came without."""
+"""The `stream_options` for a call without any."""
 
 
 class Addition(Enum):
-    """A field that the router adds; the value is its place in the body."""
+    """A field that the router adds to a body; the value is its path."""
 
     USAGE = "stream_options.include_usage"
-    """The usage of the whole call, at its end."""
+    """Asks for the usage of the whole call at the end of the stream."""
     CHUNK_USAGE = "stream_options.continuous_usage_stats"
-    """The usage so far, in every chunk. vLLM needs `USAGE` beside it, SGLang does not."""
+    """Asks for the usage so far in every chunk. vLLM requires `USAGE` with it, SGLang does not."""
     TOKEN_IDS = "return_token_ids"
-    """The token ids of prompt and answer."""
+    """Asks for the token ids of prompt and answer."""
 
     @property
     def member(self) -> str:
-        """Its own name, without that of the object around it."""
+        """The name of the field itself, without the object around it."""
         return self.value.rpartition(".")[2]
 
 
@@ -73,17 +74,17 @@ _IN_OPTIONS: Final[AddedFields] = frozenset({Addition.USAGE, Addition.CHUNK_USAG
 
 
 class Additions(NamedTuple):
-    """What the router wants to add to one body."""
+    """The fields that the router wants to add to one body."""
 
     wanted: AddedFields = NO_FIELDS
-    """What the client did not ask for itself."""
+    """The fields that the client did not set itself."""
     options: Fields | None = None
     """The client's own `stream_options`."""
     members: tuple[str, ...] = ()
-    """Those of the members below that the client's body has, and that are replaced."""
+    """The top-level members that the client's body already has and that must be replaced."""
 
     def put(self, body: bytes, added: AddedFields) -> bytes:
-        """The body with `added`, a part of `wanted`, by the least change of its bytes."""
+        """Add fields, a subset of `wanted`, to the body with the least change of its bytes."""
         values = {}
         if Addition.TOKEN_IDS in added:
             values[Addition.TOKEN_IDS.value] = b"true"
@@ -98,14 +99,14 @@ class Additions(NamedTuple):
 
 
 class RequestedUsage(NamedTuple):
-    """What the client itself asked for of usage."""
+    """The usage that the client itself asked for."""
 
     final: bool = False
     in_chunks: bool = False
 
 
 def requested_usage(fields: Fields) -> RequestedUsage:
-    """Raises BadRequest where `stream_options` is none."""
+    """Read the usage that the client asked for. Raises BadRequest if `stream_options` is invalid."""
     options = read.mapping(fields, _OPTIONS)
     if not options:
         return RequestedUsage()
@@ -114,24 +115,28 @@ def requested_usage(fields: Fields) -> RequestedUsage:
     )
 
 
-def additions(fields: Fields, wish: RequestedUsage, *, streamed: bool, ids: bool) -> Additions:
-    """What to add to a call. `ids`: token ids are of use, and the client did not ask for them.
+def additions(fields: Fields, requested: RequestedUsage, *, streamed: bool, ids: bool) -> Additions:
+    """The fields to add to a call. `ids`: token ids are useful, and the client did not ask for them.
 
-    Raises BadRequest where the client's `stream_options` cannot be written again.
+    Raises BadRequest if the client's `stream_options` are nested too deeply to be serialised again.
     """
     if not streamed:
         return Additions()
     options = read.mapping(fields, _OPTIONS)
     if options:
         read.dump(options, _OPTIONS)
-    asked = ((Addition.USAGE, wish.final), (Addition.CHUNK_USAGE, wish.in_chunks), (Addition.TOKEN_IDS, not ids))
-    unwanted = {addition for addition, needless in asked if needless}
+    redundant = (
+        (Addition.USAGE, requested.final),
+        (Addition.CHUNK_USAGE, requested.in_chunks),
+        (Addition.TOKEN_IDS, not ids),
+    )
+    unwanted = {addition for addition, is_redundant in redundant if is_redundant}
     members = tuple([name for name in (_OPTIONS, Addition.TOKEN_IDS.value) if name in fields])
     return Additions(ALL_FIELDS - unwanted, options, members)
 
 
 def fields_named_in(refusal: bytes, added: AddedFields) -> AddedFields:
-    """Those of `added` that an engine's refusal names. Where it names `stream_options` alone, all that is in there."""
+    """The added fields that an engine's error names; all in `stream_options` if it names only that object."""
     named = frozenset(each for each in added if each.member.encode() in refusal)
     if not named and _OPTIONS.encode() in refusal:
         return added & _IN_OPTIONS

@@ -1,4 +1,4 @@
-"""Errors as the clients of each API read them, whether they are ours or a worker's."""
+"""Error bodies and error events in the shape of each API, for errors of the router and of workers."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,50 +9,50 @@ from router.errors import RouterError, WorkerError
 
 
 def error_body(error: RouterError) -> bytes:
-    """The body of an error response, as OpenAI's clients read it."""
+    """The body of an error response in OpenAI's shape."""
     return orjson.dumps({"error": error_fields(error)})
 
 
 def error_event(error: RouterError) -> bytes:
-    """The end of a stream that began well, in the shape that vLLM gives it."""
+    """The last event of a stream that fails after its start, in vLLM's shape."""
     return _last_event(error_fields(error))
 
 
 def refusal(status: int, body: bytes) -> bytes | None:
-    """What to say instead of an error that is told in no shape that OpenAI's clients read; None where it may stay.
+    """Convert an engine's error response to OpenAI's shape. Returns None if its clients can read it as it is.
 
-    Such are an object of another shape, and a failure told by no object, as by a proxy's page.
+    Converted are JSON objects of another shape, and failures without a JSON object, such as the HTML page of a proxy.
     """
-    said = load(body)
-    if status < 500 if said is None else "error" in said or "message" in said:
+    fields = load(body)
+    if status < 500 if fields is None else "error" in fields or "message" in fields:
         return None
     return orjson.dumps({"error": worker_error_fields(status, body)})
 
 
 def refusal_event(status: int, body: bytes) -> bytes:
-    """An engine's error response as the end of a stream that has begun, in the same shape whatever its own is."""
+    """An engine's error response as the last event of a stream, in OpenAI's shape whatever its own is."""
     return _last_event(worker_error_fields(status, body))
 
 
 def error_fields(error: RouterError) -> dict[str, Any]:
-    """What there is to say of an error, under OpenAI's names."""
+    """The members of OpenAI's error object."""
     return {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
 
 
 def worker_error_fields(status: int, body: bytes) -> dict[str, Any]:
-    """What an engine's error response says, under OpenAI's names; it may lack any but the message."""
+    """The members of an engine's error under OpenAI's names. Any but the message may be missing."""
     fields = load(body) or {}
     error = fields.get("error", fields)
     if isinstance(error, dict) and "message" in error and _is_writable(error):
         return error
-    said = error if isinstance(error, str) else fields.get("detail")
-    if not isinstance(said, str):
-        said = f"The worker answered with status {status}."
-    return error_fields(WorkerError(said, code=str(status)))
+    message = error if isinstance(error, str) else fields.get("detail")
+    if not isinstance(message, str):
+        message = f"The worker answered with status {status}."
+    return error_fields(WorkerError(message, code=str(status)))
 
 
 def _is_writable(error: dict[str, Any]) -> bool:
-    """Whether it is nested no deeper than JSON is written here, which is less deep than it is read."""
+    """Whether the error can be serialised: orjson parses deeper nesting than it serialises."""
     try:
         orjson.dumps({"error": error})
     except orjson.JSONEncodeError:
@@ -61,7 +61,7 @@ def _is_writable(error: dict[str, Any]) -> bool:
 
 
 def load(body: bytes) -> dict[str, Any] | None:
-    """A JSON object; None for anything else."""
+    """Parse a JSON object. Returns None for anything else."""
     try:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -70,7 +70,7 @@ def load(body: bytes) -> dict[str, Any] | None:
 
 
 def text_or_empty(value: object) -> str:
-    """A text as it is; none for anything else, which may be nested too deeply to be written."""
+    """Return a string unchanged, and an empty string for anything else, which may be nested too deeply to serialise."""
     return value if isinstance(value, str) else ""
 
 
@@ -79,13 +79,13 @@ def _last_event(error: dict[str, Any]) -> bytes:
 
 
 class ErrorShape(NamedTuple):
-    """How one API tells errors."""
+    """How one API represents errors."""
 
     body: Callable[[RouterError], bytes] = error_body
-    """Of an error response."""
+    """Makes the body of an error response."""
     event: Callable[[RouterError], bytes] = error_event
-    """The end of a stream that has begun."""
+    """Makes the last event of a stream that has begun."""
     refusal: Callable[[int, bytes], bytes | None] = refusal
-    """An engine's status and body, in this shape; None where its own will do."""
+    """Converts an engine's status and body to this shape; None if clients can read its own."""
     refusal_event: Callable[[int, bytes], bytes] = refusal_event
-    """The same as the end of a stream that has begun."""
+    """Converts an engine's status and body to the last event of a stream that has begun."""

@@ -1,4 +1,4 @@
-"""Reading a request body's members, with errors that name the member at fault."""
+"""Readers of a request body's members, whose errors name the member at fault."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -8,10 +8,10 @@ import orjson
 from router.errors import BadRequest
 
 Fields = dict[str, Any]
-"""A parsed body; of a repeated member the last counts, as it does for the engines."""
+"""A parsed body. Of a repeated member the last counts, as in the engines."""
 ADAPTER: Final = "lora_path"
 TOO_LARGE: Final = 2.0**64
-"""Integers from here on are parsed as floats."""
+"""orjson parses integers from here on as floats."""
 
 
 def load_fields(body: bytes) -> Fields:
@@ -22,14 +22,14 @@ def load_fields(body: bytes) -> Fields:
 
 
 def load_json(body: bytes) -> object:
-    """Any JSON of RFC 8259. Raises BadRequest for what some readers take and others do not, as NaN or UTF-16."""
+    """Parse JSON of RFC 8259. Raises BadRequest for what only some parsers accept, such as NaN or UTF-16."""
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise BadRequest(_complaint(body, error), code="invalid_json") from None
+        raise BadRequest(_json_error(body, error), code="invalid_json") from None
 
 
-def _complaint(body: bytes, error: orjson.JSONDecodeError) -> str:
+def _json_error(body: bytes, error: orjson.JSONDecodeError) -> str:
     if not body:
         return "The body is empty; it must be a JSON object."
     try:
@@ -51,7 +51,7 @@ def model_name(fields: Fields) -> str:
 
 
 def adapters(fields: Mapping[str, Any]) -> tuple[str, ...]:
-    """The adapters that a body names beside its model: one, or one for each prompt (SGLang's `lora_path`)."""
+    """The adapters that a body names beside its model: one, or one per prompt (SGLang's `lora_path`)."""
     value = fields.get(ADAPTER)
     each = value if isinstance(value, list) else [value]
     if not all(one is None or isinstance(one, str) for one in each):
@@ -67,23 +67,23 @@ def text(fields: Fields, name: str) -> str | None:
 
 
 def flag(fields: Fields, name: str, param: str | None = None) -> bool:
-    """False where absent or null; `param` is the full name of a nested member."""
+    """Read a boolean; False if absent or null. `param`: the full name of a nested member, for errors."""
     value = fields.get(name)
     if value is not None and not isinstance(value, bool):
         raise wrong_type(param or name, "a boolean")
     return bool(value)
 
 
-def count(fields: Fields, name: str, least: int = 0) -> int | None:
+def count(fields: Fields, name: str, minimum: int = 0) -> int | None:
     value = fields.get(name)
     if value is None:
         return None
-    if type(value) is not int:  # a boolean is none
+    if type(value) is not int:  # excludes booleans
         if isinstance(value, float) and value >= TOO_LARGE:
             raise BadRequest(f"`{name}` is too large.", param=name, code="invalid_value")
         raise wrong_type(name, "an integer")
-    if value < least:
-        raise BadRequest(f"`{name}` must be at least {least}.", param=name, code="invalid_value")
+    if value < minimum:
+        raise BadRequest(f"`{name}` must be at least {minimum}.", param=name, code="invalid_value")
     return value
 
 
@@ -95,15 +95,15 @@ def mapping(fields: Fields, name: str) -> Fields | None:
 
 
 def objects(value: object) -> list[Fields]:
-    """Those of a list; none where it is no list."""
+    """The objects in a list; empty if the value is not a list."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def dump(value: object, param: str) -> bytes:
-    """Compact JSON of a parsed value, its members in the client's order."""
+    """Serialise a parsed value compactly, in the client's order of members. Raises BadRequest if nested too deeply."""
     try:
         return orjson.dumps(value)
-    except orjson.JSONEncodeError:  # it writes fewer levels than it reads
+    except orjson.JSONEncodeError:  # orjson parses more levels than it serialises
         raise BadRequest(f"`{param}` is nested too deeply.", param=param, code="invalid_value") from None
 
 

@@ -1,6 +1,6 @@
-"""Where a member of a JSON object stands in its bytes, so that one member can be changed and nothing else.
+"""Edits of single members of a JSON object in its bytes, which leave all other bytes unchanged.
 
-All functions need valid JSON whose root is an object, as a parser has accepted it.
+All functions require valid JSON whose root is an object; the caller has parsed it.
 """
 
 import re
@@ -9,18 +9,21 @@ from typing import Final
 
 import orjson
 
-# Possessive quantifiers: no backtracking, so that hostile input costs linear time and constant stack.
+# Possessive quantifiers do not backtrack, so hostile input takes linear time and constant stack.
 _STRING: Final = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _KEY: Final = re.compile(rb"[\s,]*+(" + _STRING + rb")\s*+:\s*+", re.DOTALL)
 _SCALAR: Final = re.compile(_STRING + rb"|[^\s,{}\[\]]++", re.DOTALL)
 STEP_BYTES: Final = 2**20
-"""Bytes that are copied at once."""
+"""Bytes copied in one step."""
 _EMPTY: Final = re.compile(rb"\s*+}")
 _TO_BRACKET: Final = re.compile(rb'(?:[^"{}\[\]]++|' + _STRING + rb")*+[{}\[\]]", re.DOTALL)
 
 
 def member_span(data: bytes, key: str) -> tuple[int, int] | None:
-    """The start of the key and the end of the value of a top-level member; of several, the last, which parsers take."""
+    """The start of the key and the end of the value of a top-level member; None if there is none.
+
+    Of repeated members, the last counts, as in parsers.
+    """
     span = _span_near_end(data, orjson.dumps(key))
     if span is None:
         for name, start, end in _members(data):
@@ -30,11 +33,11 @@ def member_span(data: bytes, key: str) -> tuple[int, int] | None:
 
 
 def _span_near_end(data: bytes, name: bytes) -> tuple[int, int] | None:
-    """A short cut for members behind the long ones, where engines and client libraries put what is looked for here.
+    """A shortcut for members after the long ones, where engines and client libraries put most members edited here.
 
-    An unescaped quote after a comma or brace opens a string. What follows it, put behind a brace, is an object only if
-    that string is a key, and one of the root: an inner object would leave a brace too many. Without a backslash there
-    is no later spelling of the same key.
+    An unescaped quote after a comma or brace opens a string. A brace and the data from that quote on form a valid
+    object only if the string is a key of the root object: in an inner object a brace would be left over. Without
+    a backslash in the rest, the same key cannot follow in another spelling.
     """
     start = data.rfind(name)
     if start < 0 or not data[max(0, start - 16) : start].rstrip().endswith((b",", b"{")) or b"\\" in data[start:]:
@@ -48,7 +51,7 @@ def _span_near_end(data: bytes, name: bytes) -> tuple[int, int] | None:
 
 
 def cut_member(data: bytes, key: str) -> bytes:
-    """`data` without this top-level member and the comma that it brought; unchanged where there is none."""
+    """Remove a top-level member and its comma from `data`. Returns `data` unchanged if there is no such member."""
     span = member_span(data, key)
     if span is None:
         return data
@@ -59,7 +62,7 @@ def cut_member(data: bytes, key: str) -> bytes:
 
 
 def replace_member(data: bytes, key: str, value: bytes) -> bytes:
-    """`data` with another value, given as JSON, for this top-level member, which must be there."""
+    """Replace the value of a top-level member by another, given as JSON. Raises KeyError if there is no such member."""
     span = member_span(data, key)
     if span is None:
         raise KeyError(key)
@@ -67,19 +70,19 @@ def replace_member(data: bytes, key: str, value: bytes) -> bytes:
 
 
 def insert_members(data: bytes, values: Mapping[str, bytes]) -> bytes:
-    """`data` with more top-level members at its front, given as JSON; takes no look at the others."""
+    """Insert top-level members, given as JSON, at the front of `data`, without a check for duplicates."""
     if not values:
         return data
     at = data.find(b"{") + 1
     new = b",".join([orjson.dumps(key) + b":" + value for key, value in values.items()])
     comma = b"" if _EMPTY.match(data, at) else b","
-    # In steps, since each holds Python's lock; the joining of many bytes does not.
+    # Each slice holds the GIL, so slices are small. Joining many bytes releases it.
     rest = [data[start : start + STEP_BYTES] for start in range(at, len(data), STEP_BYTES)]
     return b"".join((data[:at], new, comma, *rest))
 
 
 def put_members(data: bytes, values: Mapping[str, bytes], members: Container[str]) -> bytes:
-    """`data` with these values, given as JSON, for top-level members; of those, the ones in `members` are there."""
+    """Set top-level members to values given as JSON. `members`: the names of the members that `data` has."""
     new = {}
     for key, value in values.items():
         if key in members:
@@ -90,7 +93,7 @@ def put_members(data: bytes, values: Mapping[str, bytes], members: Container[str
 
 
 def _members(data: bytes) -> Iterator[tuple[str, int, int]]:
-    """Name, start and end of every top-level member, commas and outer white space excluded."""
+    """Yield name, start and end of every top-level member, without commas and outer white space."""
     at = data.index(b"{") + 1
     while match := _KEY.match(data, at):
         at = _value_end(data, match.end())

@@ -1,4 +1,4 @@
-"""What a worker answers in JSON, where nothing but an object is of use. Pure."""
+"""Parses a worker's answer that must be a JSON object. Pure."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from router.errors import WorkerBroke
 
 
 def read_object(body: bytes) -> dict[str, Any]:
-    """The members of an answer. Raises WorkerBroke where it is no JSON object."""
+    """Parse an answer. Raises WorkerBroke unless it is a JSON object."""
     try:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError:

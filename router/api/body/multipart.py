@@ -1,6 +1,7 @@
-"""Forms with files (RFC 7578), as audio comes: read as far as needed, and changed nowhere else.
+"""Reads and edits fields of forms with files (RFC 7578), such as audio uploads. All other bytes stay unchanged.
 
-python-multipart finds the parts, as it does in the engines, so that no name can be hidden from the router alone.
+The parser is python-multipart, as in the engines, so that a field which an engine reads cannot be hidden from the
+router.
 """
 
 from collections.abc import Iterator
@@ -13,13 +14,13 @@ if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
 
 FIELD_LIMIT: Final = 4096
-"""Bytes of a field's value; longer ones are no names or flags."""
+"""Bytes of a field's value at most. Longer values are not names or flags and are ignored."""
 MAX_PARTS: Final = 1000
-"""As Starlette, on which the engines are built, takes at most."""
+"""Parts at most: the limit of Starlette, on which the engines are built."""
 
 
 class Part(NamedTuple):
-    """A field without a file, and where its value stands in the body."""
+    """A field without a file, and the position of its value in the body."""
 
     name: str
     start: int
@@ -27,17 +28,17 @@ class Part(NamedTuple):
 
 
 def is_form(content_type: str) -> bool:
-    """Whether a body of this type is such a form."""
+    """Whether a body of this content type is a form with files."""
     return media_type(content_type) == "multipart/form-data"
 
 
 def media_type(content_type: str) -> str:
-    """Without its parameters."""
+    """The media type without its parameters, in lower case."""
     return content_type.partition(";")[0].strip().lower()
 
 
 def form_fields(body: bytes, content_type: str) -> dict[str, str]:
-    """The short fields without files; of a repeated one the last. What is no form has none."""
+    """The short fields without files; of a repeated field the last. Empty if the body is not a valid form."""
     return {
         part.name: body[part.start : part.end].decode(errors="replace")
         for part in _parts(body, content_type)
@@ -46,7 +47,7 @@ def form_fields(body: bytes, content_type: str) -> dict[str, str]:
 
 
 def replace_field(body: bytes, content_type: str, name: str, value: str) -> bytes:
-    """`body` with another value for each field of this name."""
+    """Replace the value of every field with this name."""
     pieces: list[bytes] = []
     at = 0
     for part in _parts(body, content_type):
@@ -60,18 +61,18 @@ def _parts(body: bytes, content_type: str) -> Iterator[Part]:
     boundary = parse_options_header(content_type)[1].get(b"boundary")
     if not boundary:
         return
-    reading = _PartCollector(body)
+    collector = _PartCollector(body)
     try:
-        parser = MultipartParser(boundary, reading.callbacks())
-        parser.logger.disabled = True  # it warns of what it did not expect, with which clients could fill the log
+        parser = MultipartParser(boundary, collector.callbacks())
+        parser.logger.disabled = True  # else clients could fill the log with its warnings
         parser.write(body)
     except FormParserError:
         return
-    yield from reading.fields
+    yield from collector.fields
 
 
 class _PartCollector:
-    """What the parser has found so far of a body that it is given in one piece."""
+    """Collects the parts that the parser finds in a body, which it gets in one piece."""
 
     def __init__(self, body: bytes) -> None:
         self.fields: list[Part] = []
@@ -80,7 +81,7 @@ class _PartCollector:
         self._begin()
 
     def callbacks(self) -> "MultipartCallbacks":
-        """By the parser's names."""
+        """The callbacks under the parser's names for them."""
         return {
             "on_part_begin": self._begin,
             "on_header_field": self._name,
@@ -107,7 +108,7 @@ class _PartCollector:
         self._header = self._content = b""
 
     def _data(self, _: bytes, start: int, end: int) -> None:
-        self._length += end - start  # no place in the body: what looked like a boundary comes from elsewhere
+        self._length += end - start  # `start` is no position in the body: for a false boundary `data` is another buffer
 
     def _end(self) -> None:
         self._count += 1

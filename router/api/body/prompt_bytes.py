@@ -1,9 +1,9 @@
-"""The canonical bytes of a prompt: what its key is made of.
+"""Renders a prompt to canonical bytes, from which its key is hashed.
 
-They follow the order in which a chat template renders a request, so that two requests share a prefix of these bytes
-where the engine would share a prefix of its cache. Whatever changes the head of the prompt, or isolates its cache,
-stands before the first message. Each piece begins with a byte that cannot occur in UTF-8 text, so no text can pass
-for another structure. An image or another file counts as a short digest: its bytes are no tokens of the prompt.
+The bytes follow the order in which a chat template renders a request, so that two requests share a prefix of these
+bytes wherever an engine would share a prefix of its cache. Everything that changes the head of the prompt or isolates
+its cache comes before the first message. Each piece begins with a byte that cannot occur in UTF-8 text, so no text can
+imitate another structure. An image or another file counts as a short digest, as its bytes are not tokens of the prompt.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,10 +20,10 @@ TOOL_CALL: Final = b"\xfb"
 REASONING: Final = b"\xfa"
 FIELD: Final = b"\xf9"
 SEPARATOR: Final = b"\xf8"
-"""Between the parts of one piece."""
+"""Separates the parts of one piece."""
 
 CACHE_FIELDS: Final = ("cache_salt", "extra_key", "lora_path")
-"""Body members that choose a cache of their own; the last two are SGLang's."""
+"""Body members that select a separate cache. The last two are SGLang's."""
 
 HEAD_FIELDS: Final = (
     "add_special_tokens",
@@ -37,17 +37,17 @@ HEAD_FIELDS: Final = (
     "tools",
     "functions",
 )
-"""Body members that change what stands before the first message. Not tool_choice: templates ignore it."""
+"""Body members that change what precedes the first message. Not tool_choice, as templates ignore it."""
 
 
 def head(kind: str, model: str, fields: Fields) -> bytes:
-    """Everything before the first message or text.
+    """Render everything before the first message or text.
 
-    It begins with a digest of what the engine keeps apart, so that two models, endpoints or salts differ in the first
-    bytes, however long their names are.
+    The head begins with a digest of kind, model and cache fields, so that two models, endpoints or salts differ in
+    their first bytes, however long their names are.
     """
-    apart = b"".join([kind.encode(), SEPARATOR, model.encode(), *_named(fields, CACHE_FIELDS)])
-    return b"".join([PROMPT, digest(apart), *_named(fields, HEAD_FIELDS)])
+    cache_identity = b"".join([kind.encode(), SEPARATOR, model.encode(), *_named(fields, CACHE_FIELDS)])
+    return b"".join([PROMPT, digest(cache_identity), *_named(fields, HEAD_FIELDS)])
 
 
 def _named(fields: Fields, names: Iterable[str]) -> Iterator[bytes]:
@@ -57,7 +57,7 @@ def _named(fields: Fields, names: Iterable[str]) -> Iterator[bytes]:
 
 
 def messages(sequence: Iterable[Mapping[str, Any]]) -> bytes:
-    """Messages in order; appending one to the sequence appends its bytes to the result."""
+    """Render messages in order. Appending a message to the sequence appends its bytes to the result."""
     pieces: list[bytes] = []
     for message in sequence:
         _message(pieces, message)
@@ -82,7 +82,7 @@ def _message(pieces: list[bytes], message: Mapping[str, Any]) -> None:
 
 
 def _content(pieces: list[bytes], content: object) -> None:
-    """A list with one text part is the same as that text; an empty text is the same as none."""
+    """Render content. A list of one text part equals that text, and an empty text equals none."""
     if isinstance(content, str):
         if content:
             pieces += (TEXT, content.encode())
@@ -105,12 +105,12 @@ def _tool_call(pieces: list[bytes], call_id: object, function: object) -> None:
 
 
 def _bytes(value: object) -> bytes:
-    """Text as it is; nothing for null; anything else is for the engine to refuse and counts as its JSON."""
+    """Render a member that should be text; null as nothing. Anything else as JSON: the engine will reject it."""
     if isinstance(value, str):
         return value.encode()
     return b"" if value is None else dump(value, "messages")
 
 
 def digest(content: bytes) -> bytes:
-    """What stands for bytes that are no text of the prompt, or too many."""
+    """A digest that replaces bytes which are not text of the prompt, or are too long."""
     return blake2b(content, digest_size=16).hexdigest().encode()

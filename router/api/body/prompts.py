@@ -1,4 +1,4 @@
-"""Prompts that come as plain texts or as token ids, one or several."""
+"""Reads prompts given as plain texts or as token ids, one or several per call."""
 
 import struct
 from collections.abc import Callable
@@ -10,18 +10,18 @@ from router.core.model.prompt_key import Prompt, PromptHasher
 from router.errors import BadRequest
 
 MAX_PROMPTS: Final = 1024
-"""Prompts of one call: the scheduler looks for each by itself, and all in one go."""
+"""Prompts per call at most, as the scheduler matches each of them against the caches in one step."""
 HEADS_LIMIT: Final = 256 * 1024
-"""Bytes that stand before all prompts of a call together and are each hashed."""
+"""Bytes of heads at most, over all prompts of a call, that are hashed in full."""
 
 
 def prompts_of(value: object, name: str, head: Callable[[str], bytes], hasher: PromptHasher) -> tuple[Prompt, ...]:
-    """The prompts in the member `name`, whose value this is; `head` of "text" or "tokens" stands before each.
+    """Read the prompts in `value`, that of the member `name`. `head` renders the head for the kind "text" or "tokens".
 
     Raises BadRequest.
     """
     if value is None:
-        raise BadRequest(f"You must provide {_a(name)}.", param=name, code="missing_required_parameter")
+        raise BadRequest(f"You must provide {_with_article(name)}.", param=name, code="missing_required_parameter")
     if value == []:
         raise BadRequest(f"`{name}` must not be empty.", param=name, code="invalid_value")
     several = isinstance(value, list) and isinstance(value[0], str | list)
@@ -38,13 +38,13 @@ def prompts_of(value: object, name: str, head: Callable[[str], bytes], hasher: P
 
 
 def _before(head: bytes, prompts: int) -> bytes:
-    """What each of so many prompts begins with; for a head that is long it is as good to know that it is the same."""
+    """The bytes before each prompt. If the heads would be too long in all, a digest replaces the head."""
     if len(head) * prompts > HEADS_LIMIT:
         head = render.PROMPT + render.digest(head)
     return head + render.TEXT
 
 
-def _a(name: str) -> str:
+def _with_article(name: str) -> str:
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
@@ -56,4 +56,4 @@ def _token_bytes(ids: list[object], name: str) -> bytes:
 
 
 def _wrong(name: str) -> BadRequest:
-    return read.wrong_type(name, "a string, a list of strings, a list of token ids or a list of those")
+    return read.wrong_type(name, "a string, a list of strings, a list of token ids or a list of lists of token ids")

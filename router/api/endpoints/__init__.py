@@ -1,1 +1,1 @@
-"""One file per family of endpoints."""
+"""The wire format of each family of endpoints, one module each."""

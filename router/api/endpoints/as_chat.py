@@ -1,4 +1,4 @@
-"""What the APIs have in common whose calls engines turn into chats, and so do their keys."""
+"""Shared by the APIs whose calls engines convert to chats, so that the prompt's key is that of the chat."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -11,9 +11,9 @@ from router.errors import BadRequest
 
 
 def before_messages(fields: Fields, tools: Sequence[Fields], effort: object) -> Fields:
-    """What of a body stands before the first message, under the names that it has in a chat's.
+    """The members of a body that precede the first message, under their names in a chat's body.
 
-    `tools`: each as the function that a chat would have; `effort`: the object that tells how much to think.
+    `tools`: the tools, each as the function of a chat's tool. `effort`: the object with the reasoning effort.
     """
     return {
         **{name: fields[name] for name in ("cache_salt", "chat_template_kwargs") if name in fields},
@@ -25,7 +25,7 @@ def before_messages(fields: Fields, tools: Sequence[Fields], effort: object) -> 
 def next_turn(call: Call, answer: Iterable[Mapping[str, Any]]) -> PromptKey:
     """The key of the call's prompt and its answer, given as messages of a chat.
 
-    That of the prompt alone where the answer is nested too deeply to be sent again.
+    The key of the prompt alone if the answer is nested too deeply to be serialised again.
     """
     (prompt,) = call.prompts
     try:

@@ -17,19 +17,19 @@ PATH: Final = "/v1/chat/completions"
 
 
 def parse_chat(body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:
-    """Check what the router needs to know and leave the rest to the engine.
+    """Parse the members that the router needs, and leave the others to the engine.
 
-    `ids`: ask for those of the tokens where another engine could go on by them. Raises BadRequest.
+    `ids`: ask the engine for token ids if another engine could continue the answer by them. Raises BadRequest.
     """
     fields = read.load_fields(body)
     model = read.model_name(fields)
     messages = _messages(fields)
-    choices = read.count(fields, "n", least=1) or 1
+    choices = read.count(fields, "n", minimum=1) or 1
     limit = _output_limit(fields)
     user = read.text(fields, "user")
     streamed = read.flag(fields, "stream")
     usage = requested_usage(fields)
-    way = resume_mode_of(fields, streamed=streamed, answers=choices)
+    mode = resume_mode_of(fields, streamed=streamed, answers=choices)
     ids_wanted = read.flag(fields, "return_token_ids")
     prompt = hasher.prompt(render.head("chat", model, fields) + render.messages(messages))
     return Call(
@@ -43,13 +43,13 @@ def parse_chat(body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:
         usage_wanted=usage.final,
         continuous_wanted=usage.in_chunks,
         choices=choices,
-        resume_mode=way,
-        additions=additions(fields, usage, streamed=streamed, ids=ids and way is ResumeMode.IDS and not ids_wanted),
+        resume_mode=mode,
+        additions=additions(fields, usage, streamed=streamed, ids=ids and mode is ResumeMode.IDS and not ids_wanted),
         ids_wanted=ids_wanted,
         adapters=read.adapters(fields),
         largest_id=largest_id(fields),
         computed_anew_by=cache_reading.of_chat(fields),
-        # These make the answer repeat or go on with the last message instead of adding one.
+        # With these members the answer repeats or continues the last message instead of adding one.
         extendable=not (fields.get("echo") or fields.get("continue_final_message")),
     )
 
@@ -69,8 +69,8 @@ def _messages(fields: Fields) -> list[dict[str, Any]]:
 
 
 def _output_limit(fields: Fields) -> int | None:
-    """Engines differ in which of the two names wins, so the larger counts as the most that may come."""
-    newer, older = read.count(fields, "max_completion_tokens"), read.count(fields, "max_tokens")
-    if newer is None or older is None:
-        return older if newer is None else newer
-    return max(newer, older)
+    """The larger of the two limits, as engines differ in which of the two names takes precedence."""
+    max_completion_tokens, max_tokens = read.count(fields, "max_completion_tokens"), read.count(fields, "max_tokens")
+    if max_completion_tokens is None or max_tokens is None:
+        return max_tokens if max_completion_tokens is None else max_completion_tokens
+    return max(max_completion_tokens, max_tokens)

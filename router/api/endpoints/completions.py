@@ -13,23 +13,23 @@ from router.api.resumable import resume_mode_of
 from router.core.model.prompt_key import PromptHasher
 
 DEFAULT_MAX_TOKENS: Final = 16
-"""What both engines assume for a call that names no limit."""
+"""The limit of both engines for a call without one."""
 
 
 def parse_completion(body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:
-    """Check what the router needs to know and leave the rest to the engine.
+    """Parse the members that the router needs, and leave the others to the engine.
 
-    `ids`: ask for those of the tokens where another engine could go on by them. Raises BadRequest.
+    `ids`: ask the engine for token ids if another engine could continue the answer by them. Raises BadRequest.
     """
     fields = read.load_fields(body)
     model = read.model_name(fields)
-    choices = read.count(fields, "n", least=1) or 1
+    choices = read.count(fields, "n", minimum=1) or 1
     limit = read.count(fields, "max_tokens") if "max_tokens" in fields else DEFAULT_MAX_TOKENS
     user = read.text(fields, "user")
     streamed = read.flag(fields, "stream")
     usage = requested_usage(fields)
     prompts = prompts_of(fields.get("prompt"), "prompt", lambda kind: render.head(kind, model, fields), hasher)
-    way = resume_mode_of(fields, streamed=streamed, answers=choices * len(prompts))
+    mode = resume_mode_of(fields, streamed=streamed, answers=choices * len(prompts))
     ids_wanted = read.flag(fields, "return_token_ids")
     return Call(
         path=COMPLETIONS,
@@ -42,12 +42,12 @@ def parse_completion(body: bytes, hasher: PromptHasher, *, ids: bool = False) ->
         usage_wanted=usage.final,
         continuous_wanted=usage.in_chunks,
         choices=choices,
-        resume_mode=way,
-        additions=additions(fields, usage, streamed=streamed, ids=ids and way is ResumeMode.IDS and not ids_wanted),
+        resume_mode=mode,
+        additions=additions(fields, usage, streamed=streamed, ids=ids and mode is ResumeMode.IDS and not ids_wanted),
         ids_wanted=ids_wanted,
         adapters=read.adapters(fields),
         largest_id=largest_id(fields),
         computed_anew_by=cache_reading.of_completion(fields),
-        # The answer comes as text: after token ids, or with the prompt before or a suffix behind it, it has no place.
+        # The answer is text, so it cannot extend token ids; nor can it with the prompt echoed or a suffix after it.
         extendable=prompts[0].key.tokens is None and not (fields.get("echo") or fields.get("suffix")),
     )

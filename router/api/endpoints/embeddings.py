@@ -1,4 +1,4 @@
-"""POST /v1/embeddings, and what else a model does with texts whole: pooling and classes."""
+"""POST /v1/embeddings, and the endpoints for pooling and classification."""
 
 from functools import partial
 from typing import Final
@@ -18,16 +18,19 @@ PATHS: Final = ("/v1/embeddings", *POOLING, "/classify", "/v1/classify")
 
 
 def parse_embeddings(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:  # noqa: ARG001
-    """One prompt per input; a chat is one. Raises BadRequest."""
+    """Parse a call with one prompt per input, or one prompt for a chat. Raises BadRequest."""
     fields = read.load_fields(body)
     model = model_or_any(fields)
-    anew = cache_reading.of_pooling(fields) if head.path in POOLING else cache_reading.NO_ENGINE
+    recomputed_by = cache_reading.of_pooling(fields) if head.path in POOLING else cache_reading.NO_ENGINE
     prompts = _prompts(body, fields, model, hasher)
-    return plain_call(head, body, fields, prompts, 0, user=read.text(fields, "user"), computed_anew_by=anew)
+    return plain_call(head, body, fields, prompts, 0, user=read.text(fields, "user"), computed_anew_by=recomputed_by)
 
 
 def _prompts(body: bytes, fields: Fields, model: str, hasher: PromptHasher) -> tuple[Prompt, ...]:
-    """What is neither text nor tokens, as images, is taken for new: its engine knows whether it is right."""
+    """The prompts of a body. Input that is neither text nor tokens, such as images, counts as uncached.
+
+    The engine validates such input.
+    """
     messages = fields.get("messages")
     if isinstance(messages, list) and all(isinstance(message, dict) for message in messages):
         return (hasher.prompt(render.head("embed chat", model, fields) + render.messages(messages)),)

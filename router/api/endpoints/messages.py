@@ -1,4 +1,4 @@
-"""POST /v1/messages, Anthropic's API: engines turn such a call into a chat, and so does its key."""
+"""POST /v1/messages, Anthropic's API. Engines convert a call to a chat, so its prompt's key is that of the chat."""
 
 from collections.abc import Iterator
 from typing import Any, ClassVar, Final
@@ -25,15 +25,15 @@ ERROR_TYPES: Final = {
     **{400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"},
     **{413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error", 504: "timeout_error"},
 }
-"""Of errors, by status."""
+"""Anthropic's error types by status."""
 STATUS_OF_TYPE: Final = {name: status for status, name in ERROR_TYPES.items()}
 REASONING_BLOCKS: Final = ("thinking", "redacted_thinking")
 ANSWER_LIMIT: Final = 4 * 2**20
-"""Bytes of the events of an answer that are kept for its key; a longer one is not kept at all."""
+"""Bytes of events kept per answer for its key. A longer answer does not count towards the key."""
 
 
 def parse_messages(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:  # noqa: ARG001
-    """Check what the router needs to know and leave the rest to the engine. Raises BadRequest."""
+    """Parse the members that the router needs, and leave the others to the engine. Raises BadRequest."""
     fields = read.load_fields(body)
     model = read.model_name(fields)
     metadata = read.mapping(fields, "metadata") or {}
@@ -44,7 +44,6 @@ def parse_messages(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool =
 
 
 def _as_chat_fields(fields: Fields) -> Fields:
-    """See `before_messages`."""
     tools = [
         {"name": tool.get("name"), "description": tool.get("description"), "parameters": tool.get("input_schema")}
         for tool in read.objects(fields.get("tools"))
@@ -53,16 +52,16 @@ def _as_chat_fields(fields: Fields) -> Fields:
 
 
 def _system(system: object) -> Iterator[dict[str, Any]]:
-    """The system prompt as one message, without the line in which a client counts its own calls."""
+    """The system prompt as one message, without the billing header that Anthropic's client adds to each call."""
     blocks = system if isinstance(system, list) else [system]
     texts = [block.get("text") if isinstance(block, dict) else block for block in blocks]
-    said = [text for text in texts if isinstance(text, str) and not text.startswith("x-anthropic-billing-header")]
-    if any(said):
-        yield {"role": "system", "content": "".join(said)}
+    kept = [text for text in texts if isinstance(text, str) and not text.startswith("x-anthropic-billing-header")]
+    if any(kept):
+        yield {"role": "system", "content": "".join(kept)}
 
 
 def as_chat(messages: object) -> Iterator[dict[str, Any]]:
-    """Messages as engines make those of a chat of them: results of tools come before the rest of their message."""
+    """Convert messages to those of a chat, as engines do: tool results come before the rest of their message."""
     for message in read.objects(messages):
         content = message.get("content")
         if not isinstance(content, list):
@@ -81,7 +80,7 @@ def as_chat(messages: object) -> Iterator[dict[str, Any]]:
 
 
 def _part(block: Fields) -> Fields:
-    """A block without what is said of caching it, which changes from turn to turn."""
+    """A content block without its cache control, which changes from turn to turn."""
     return {name: value for name, value in block.items() if name != "cache_control"}
 
 
@@ -91,7 +90,7 @@ def _tool_call(block: Fields) -> dict[str, Any]:
 
 
 class _Block:
-    """A block of a message as it comes."""
+    """A content block of a message, assembled from its deltas."""
 
     __slots__ = ("_fields", "_json", "_texts")
 
@@ -101,21 +100,21 @@ class _Block:
         self._json: list[str] = []
 
     def add(self, delta: Fields) -> None:
-        """Take more of it."""
+        """Add a delta."""
         for name, pieces in (("text", self._texts), ("partial_json", self._json)):
             if more := text_or_empty(delta.get(name)):
                 pieces.append(more)
 
     @property
     def whole(self) -> Fields:
-        """All of it that has come."""
+        """The block so far."""
         if self._fields.get("type") == "tool_use":
             return {**self._fields, "input": load("".join(self._json).encode()) or {}}
         return {**self._fields, "text": "".join(self._texts)} if len(self._texts) > 1 else self._fields
 
 
 class MessageReader(EventReader):
-    """Follows a streamed message: its blocks are put together again for its key."""
+    """Follows a streamed message and assembles its blocks for its key."""
 
     failures: ClassVar = frozenset({"error"})
     ends: ClassVar = frozenset({"message_stop"})
@@ -142,41 +141,41 @@ class MessageReader(EventReader):
             self._read()
 
     def _read(self) -> None:
-        """Take in what was passed on: the beginnings of blocks, or more of them."""
+        """Read the queued events: the beginnings and the deltas of blocks."""
         for event in load_all(self._unread):
-            index, begun, delta = event.get("index"), event.get("content_block"), event.get("delta")
+            index, block_start, delta = event.get("index"), event.get("content_block"), event.get("delta")
             if not isinstance(index, int):
                 continue
-            if isinstance(begun, dict):
-                self._blocks[index] = _Block(begun)
+            if isinstance(block_start, dict):
+                self._blocks[index] = _Block(block_start)
             elif isinstance(delta, dict) and (block := self._blocks.get(index)) is not None:
                 block.add(delta)
         self._unread.clear()
 
     def _take_usage(self, fields: dict[str, Any]) -> None:
-        """The input is told at the beginning, or with the output at the end."""
+        """Read the usage. Engines report input tokens at the beginning, or with the output tokens at the end."""
         message = fields.get("message")
-        told = whole_usage(message if isinstance(message, dict) else fields)
+        reported = whole_usage(message if isinstance(message, dict) else fields)
         usage = fields.get("usage")
-        if told is None and isinstance(usage, dict) and (output := token_count(usage, "output_tokens")) is not None:
+        if reported is None and isinstance(usage, dict) and (output := token_count(usage, "output_tokens")) is not None:
             before = self._usage or Usage(0, 0)
-            told = Usage(before.input_tokens, output, before.cached_tokens)
-        if told is not None and (told.input_tokens or self._usage is None):
-            self._usage = told
+            reported = Usage(before.input_tokens, output, before.cached_tokens)
+        if reported is not None and (reported.input_tokens or self._usage is None):
+            self._usage = reported
 
     @property
     def usage(self) -> Usage | None:
-        """What was told, with as many output tokens as came since."""
-        told = self._usage
-        if told is None or not told.input_tokens:
+        """The usage reported last, with the output tokens so far; None before the input tokens are known."""
+        reported = self._usage
+        if reported is None or not reported.input_tokens:
             return None
-        return Usage(told.input_tokens, self.output_tokens, told.cached_tokens)
+        return Usage(reported.input_tokens, self.output_tokens, reported.cached_tokens)
 
     def _engine_error(self, fields: dict[str, Any]) -> EngineError:
         return failure_of(fields)
 
     def answer_keys(self) -> tuple[PromptKey, ...]:
-        """The key of prompt and message, or of the prompt alone where thoughts would be left out of the next."""
+        """The key of prompt and message, or of the prompt alone if reasoning would be left out of the next prompt."""
         if self._bytes_left < 0:
             return (self._call.prompts[0].key,)
         self._read()
@@ -190,7 +189,7 @@ def _key(call: Call, blocks: list[Fields]) -> PromptKey:
 
 
 def read_message(call: Call, body: bytes) -> Answer:
-    """Read a message that was not streamed. Raises WorkerBroke where it is no JSON object."""
+    """Read a message that was not streamed. Raises WorkerBroke unless it is a JSON object."""
     fields = load(body)
     if fields is None:
         raise WorkerBroke("A worker's answer is not a JSON object.")
@@ -200,10 +199,11 @@ def read_message(call: Call, body: bytes) -> Answer:
 
 
 def failure_of(fields: dict[str, Any]) -> EngineError:
-    """An error object; its code is the status that belongs to its type."""
+    """Read an error object. The code of the result is the status that belongs to its type."""
     error = fields.get("error")
-    said = error if isinstance(error, dict) else {}
-    return EngineError(text_or_empty(said.get("message")), STATUS_OF_TYPE.get(text_or_empty(said.get("type")), 500))
+    members = error if isinstance(error, dict) else {}
+    status = STATUS_OF_TYPE.get(text_or_empty(members.get("type")), 500)
+    return EngineError(text_or_empty(members.get("message")), status)
 
 
 def _body(status: int, message: object) -> bytes:
@@ -215,20 +215,20 @@ def _event(body: bytes) -> bytes:
 
 
 def error_body(error: RouterError) -> bytes:
-    """One of our errors in Anthropic's shape."""
+    """The body of an error response in Anthropic's shape."""
     return _body(error.status, error.message)
 
 
 def refusal(status: int, body: bytes) -> bytes | None:
-    """An engine's error response in Anthropic's shape; None where it has that."""
-    said = load(body) or {}
-    if said.get("type") == "error" and isinstance(said.get("error"), dict):
+    """Convert an engine's error response to Anthropic's shape. Returns None if it has that shape."""
+    fields = load(body) or {}
+    if fields.get("type") == "error" and isinstance(fields.get("error"), dict):
         return None
     return _body(status, worker_error_fields(status, body)["message"])
 
 
 def refusal_event(status: int, body: bytes) -> bytes:
-    """The same as the end of a stream that has begun."""
+    """An engine's error response as the last event of a stream that has begun."""
     return _event(_body(status, worker_error_fields(status, body)["message"]))
 
 

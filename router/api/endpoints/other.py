@@ -1,10 +1,10 @@
-"""Any other path of an engine: handed on as it came, and charged by the usage that its answer tells, in any shape.
+"""All other paths of an engine: calls are forwarded unchanged and charged by the usage in the answer, in any shape.
 
-A `stream` in the body means what the engine takes it for: whether the answer is a stream, its own type tells.
+The router does not interpret `stream` in the body: the content type of the answer shows whether it is a stream.
 
-Where the answer tells none, its client pays for an estimate of its input: a token for every four bytes of JSON, or for
-every 512 of anything else, as audio is; at least for one. The model is that of the JSON body or the form; where that
-names none, any.
+If the answer has no usage, its client is charged for an estimate of its input: one token per 4 bytes of JSON, or per
+512 bytes of anything else, such as audio; at least one token. The model is the one that the JSON body or the form
+names; if it names none, any model may serve the call.
 """
 
 from collections.abc import Mapping
@@ -20,15 +20,15 @@ from router.core.model.prompt_key import PromptHasher, unmatched
 
 SAFE_IN_PATH: Final = "/:@!$&'()*+,;=~"
 SAFE_IN_QUERY: Final = SAFE_IN_PATH + "?%"
-"""What needs no quoting; a percent sign of a query quotes something already."""
+"""Characters that need no quoting. A percent sign in a query is part of a quoted character already."""
 JSON_BYTES_PER_TOKEN: Final = 4
 FILE_BYTES_PER_TOKEN: Final = 512
-"""Of compressed audio, at 25 KB and 50 tokens a second."""
+"""Bytes of compressed audio per token, at 25 KB and 50 tokens per second."""
 OUTPUT_LIMIT_MEMBERS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens", "max_new_tokens")
 
 
 def parse_other(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:  # noqa: ARG001 - Parser
-    """Read what the router has to know, and leave the rest to the engine. Raises BadRequest for what cannot be read."""
+    """Parse the members that the router needs, and leave the others to the engine. Raises BadRequest."""
     form = is_form(head.content_type)
     fields: Mapping[str, Any] = form_fields(body, head.content_type) if form else _members(body)
     model, user = fields.get("model"), fields.get("user")
@@ -59,12 +59,12 @@ def _text(value: object) -> str | None:
 
 
 def _members(body: bytes) -> Fields:
-    """Those of a JSON object; none where the body is empty or another JSON value."""
+    """The members of a JSON object; empty if the body is empty or another JSON value."""
     fields = read.load_json(body) if body else None
     return fields if isinstance(fields, dict) else {}
 
 
 def request_target(head: Head) -> str:
-    """Path and query as they go into a request line."""
+    """Path and query, quoted for a request line."""
     path = quote(head.path, safe=SAFE_IN_PATH)
     return f"{path}?{quote(head.query, safe=SAFE_IN_QUERY)}" if head.query else path

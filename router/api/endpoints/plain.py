@@ -1,4 +1,4 @@
-"""Calls with a JSON body that nothing is added to, and whole answers of which only the usage is of interest."""
+"""For calls whose JSON body is forwarded unchanged, and for answers of which the router reads only the usage."""
 
 import re
 from typing import Any, Final
@@ -15,12 +15,12 @@ from router.core.model.prompt_key import Prompt
 from router.core.model.request import Usage
 
 PARSED_AT_ONCE: Final = 64 * 1024
-"""Bytes of an answer that is parsed in full; of a longer one, as many embeddings are, the usage is looked for."""
+"""Bytes of an answer parsed in full at most. In a longer one, such as many embeddings, only the usage is searched."""
 _LAST_USAGE: Final = re.compile(rb'"usage"\s*+:\s*+(\{[^{}]*+(?:\{[^{}]*+\}[^{}]*+)*+\})[^{}"]*+(?:"[^{}]*+)?\}\s*+')
 
 
 def model_or_any(fields: Fields) -> str:
-    """The model that a body names; empty where it names none."""
+    """The model that a body names; empty if it names none. Raises BadRequest if it is not a valid name."""
     return read.model_name(fields) if fields.get("model") is not None else ""
 
 
@@ -29,16 +29,16 @@ def plain_call(
     body: bytes,
     fields: Fields,
     prompts: tuple[Prompt, ...],
-    output: int | None,
+    output_limit: int | None,
     *,
     user: str | None,
     streamed: bool = False,
     extendable: bool = True,
     computed_anew_by: frozenset[str] = cache_reading.NO_ENGINE,
 ) -> Call:
-    """A call that is forwarded as it came. `output`: the most output tokens; None without a limit.
+    """Make a call that is forwarded unchanged. `output_limit`: output tokens at most; None without a limit.
 
-    Its answer comes whole unless `streamed`: of most such calls engines pass over a `stream`.
+    The default for `streamed` is False even if the body has a `stream`, which engines ignore in most such calls.
     """
     return Call(
         path=head.path,
@@ -46,7 +46,7 @@ def plain_call(
         model=model_or_any(fields),
         streamed=streamed,
         prompts=prompts,
-        output_limit=output,
+        output_limit=output_limit,
         user=user,
         usage_wanted=True,
         continuous_wanted=True,
@@ -57,14 +57,14 @@ def plain_call(
     )
 
 
-def read_plain(call: Call, body: bytes) -> Answer:  # noqa: ARG001 - as all readers
-    """What an answer tells of its usage; it may be anything."""
+def read_plain(call: Call, body: bytes) -> Answer:  # noqa: ARG001 - the signature of all readers
+    """Read the usage and the error of an answer, which may be anything."""
     fields = answer_fields(body)
     return Answer(whole_usage(fields), (), read_error(fields), False)
 
 
 def answer_fields(body: bytes) -> dict[str, Any]:
-    """The members of an answer; of a long one its usage alone, where that is the last object in it."""
+    """The members of an answer. Of a long answer, only its usage, if that is its last object."""
     if len(body) <= PARSED_AT_ONCE:
         return load(body) or {}
     usage = usage_near_end(body)
@@ -72,13 +72,13 @@ def answer_fields(body: bytes) -> dict[str, Any]:
 
 
 def usage_near_end(body: bytes) -> dict[str, Any] | None:
-    """The usage of an answer, of which this is the end, where it is the last object in it."""
+    """The usage in the end of an answer; None unless it is the last object there."""
     start = body.rfind(b'"usage"', max(0, len(body) - PARSED_AT_ONCE))
     found = _LAST_USAGE.fullmatch(body, start) if start >= 0 else None
     return None if found is None else load(found[1])
 
 
 def tail_usage(tail: bytes) -> Usage | None:
-    """What an answer used, of which only the end is known; None where that does not tell."""
+    """The usage of an answer of which only the end is known; None if it cannot be found."""
     usage = usage_near_end(tail)
     return None if usage is None else whole_usage({"usage": usage})

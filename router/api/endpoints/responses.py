@@ -1,6 +1,6 @@
-"""POST /v1/responses: engines turn such a call into a chat, and so does its key.
+"""POST /v1/responses. Engines convert a call to a chat, so its prompt's key is that of the chat.
 
-An engine may store a response, and give it to whoever asks for it below this path: see `stored_id`.
+An engine may store a response and return it to any caller that asks for it below this path: see `stored_id`.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,34 +26,36 @@ PATH: Final = "/v1/responses"
 TOOL_CALLS: Final = ("function_call", "custom_tool_call")
 TOOL_RESULTS: Final = ("function_call_output", "custom_tool_call_output")
 STATUS_OF_CODE: Final = {"rate_limit_exceeded": 429, "invalid_prompt": 400}
-"""That belong to an error's code; all others count as the engine's own."""
+"""Statuses by the code of an error. All other codes count as failures of the engine (500)."""
 
 
 def parse_response(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:  # noqa: ARG001
-    """Check what the router needs to know and leave the rest to the engine. Raises BadRequest."""
+    """Parse the members that the router needs, and leave the others to the engine. Raises BadRequest."""
     fields = read.load_fields(body)
     model = model_or_any(fields)
-    instructions, before = fields.get("instructions"), read.text(fields, "previous_response_id")
+    instructions, previous_id = fields.get("instructions"), read.text(fields, "previous_response_id")
     chat = [*([{"role": "system", "content": instructions}] if instructions else []), *as_chat(fields.get("input"))]
-    # What stands before is the engine's secret: such a prompt is like others that go on from the same response.
-    kind = "chat" if before is None else f"after {before}"
+    # Only the engine knows the previous response, so the prompt shares a prefix only with others that continue it.
+    kind = "chat" if previous_id is None else f"after {previous_id}"
     prompt = hasher.prompt(render.head(kind, model, _as_chat_fields(fields)) + render.messages(chat))
     limit, user = read.count(fields, "max_output_tokens"), read.text(fields, "user")
     streamed = read.flag(fields, "stream")
-    call = plain_call(head, body, fields, (prompt,), limit, user=user, streamed=streamed, extendable=before is None)
-    return call._replace(storage=_storage(fields, before))
+    call = plain_call(
+        head, body, fields, (prompt,), limit, user=user, streamed=streamed, extendable=previous_id is None
+    )
+    return call._replace(storage=_storage(fields, previous_id))
 
 
-def _storage(fields: Fields, before: str | None) -> Storage:
-    named = read.text(fields, "request_id")
-    stored = bool(fields.get("store", True)) and named is None
-    return Storage(stored, bool(fields.get("background")), before, named)
+def _storage(fields: Fields, previous_id: str | None) -> Storage:
+    requested_id = read.text(fields, "request_id")
+    stored = bool(fields.get("store", True)) and requested_id is None
+    return Storage(stored, bool(fields.get("background")), previous_id, requested_id)
 
 
 def stored_id(path: str, method: str) -> str | None:
-    """The id of the stored response that a call is about; None where it is about none.
+    """The id of the stored response that a call refers to; None if it refers to none.
 
-    Such are all paths below it, and the response itself, to which nothing is posted.
+    A call refers to a response by the response's own path, except with POST, or by any path below it.
     """
     if not path.startswith(f"{PATH}/"):
         return None
@@ -62,7 +64,6 @@ def stored_id(path: str, method: str) -> str | None:
 
 
 def _as_chat_fields(fields: Fields) -> Fields:
-    """See `before_messages`."""
     tools = [
         {name: value for name, value in tool.items() if name != "type"} for tool in read.objects(fields.get("tools"))
     ]
@@ -70,7 +71,7 @@ def _as_chat_fields(fields: Fields) -> Fields:
 
 
 def as_chat(items: object) -> Iterator[dict[str, Any]]:
-    """Items as engines make the messages of a chat of them: calls of tools belong to the message before."""
+    """Convert items to messages of a chat, as engines do: tool calls belong to the assistant's message before them."""
     if isinstance(items, str):
         yield {"role": "user", "content": items}
         return
@@ -107,7 +108,7 @@ def _tool_call(item: Fields) -> dict[str, Any]:
 
 
 class ResponseReader(EventReader):
-    """Follows a streamed response, whose last event has all of it."""
+    """Follows a streamed response, whose last event contains all of it."""
 
     failures: ClassVar = frozenset({"error", "response.failed"})
     ends: ClassVar = frozenset({"response.completed", "response.incomplete", "response.cancelled"})
@@ -116,7 +117,7 @@ class ResponseReader(EventReader):
         super().__init__(call)
         self._key = call.prompts[0].key
         self.on_response_id: Callable[[str], None] | None = None
-        """Told the id of the response, before the client is."""
+        """Called with the id of the response before the client receives it."""
 
     def _on_event(self, name: str, data: bytes) -> None:
         if name == "response.created" and self.on_response_id is not None:
@@ -137,7 +138,7 @@ class ResponseReader(EventReader):
         return failure_of(fields)
 
     def answer_keys(self) -> tuple[PromptKey, ...]:
-        """The key of prompt and response, or of the prompt alone where thoughts would be left out of the next."""
+        """The key of prompt and response, or of the prompt alone if reasoning would be left out of the next prompt."""
         return (self._key,)
 
 
@@ -149,32 +150,32 @@ def _key(call: Call, response: dict[str, Any]) -> PromptKey:
 
 
 def response_id(response: object) -> str | None:
-    """The id of a response."""
+    """The id in a response object; None if it has none."""
     found = response.get("id") if isinstance(response, dict) else None
     return found if isinstance(found, str) else None
 
 
 class ResponseProgress(NamedTuple):
-    """How far a response is, by what its engine says of it."""
+    """The state of a stored response, as its engine reports it."""
 
     status: str | None
-    """None where the engine does not know it."""
+    """None if the engine does not know the response."""
     usage: Usage | None = None
     answer_keys: tuple[PromptKey, ...] = ()
 
     @property
     def running(self) -> bool:
-        """Whether it is computed, or waits for that."""
+        """Whether the response is queued or being generated."""
         return self.status is not None and is_running(self.status)
 
 
 def is_running(status: str) -> bool:
-    """Whether a response of this status is computed, or waits for that."""
+    """Whether a response of this status is queued or being generated."""
     return status in ("queued", "in_progress")
 
 
 def read_progress(call: Call, body: bytes) -> ResponseProgress:
-    """Read what an engine says of a stored response. Raises WorkerBroke where it is no JSON object."""
+    """Read the state of a stored response. Raises WorkerBroke unless the body is a JSON object."""
     fields = load(body)
     if fields is None:
         raise WorkerBroke("A worker's answer is not a JSON object.")
@@ -182,7 +183,7 @@ def read_progress(call: Call, body: bytes) -> ResponseProgress:
 
 
 def read_response(call: Call, body: bytes) -> Answer:
-    """Read a response that was not streamed. Raises WorkerBroke where it is no JSON object."""
+    """Read a response that was not streamed. Raises WorkerBroke unless it is a JSON object."""
     fields = load(body)
     if fields is None:
         raise WorkerBroke("A worker's answer is not a JSON object.")
@@ -192,32 +193,32 @@ def read_response(call: Call, body: bytes) -> Answer:
 
 
 def failure_of(fields: dict[str, Any]) -> EngineError:
-    """An event `error`, the error of a response, or an error as in a chat's stream; its code as a status."""
+    """Read an `error` event, the error of a response, or an error as in a chat's stream. The code becomes a status."""
     response = fields.get("response")
     holder = response if isinstance(response, dict) else fields
     error = holder.get("error")
-    said = error if isinstance(error, dict) else fields
-    code = said.get("code")
+    members = error if isinstance(error, dict) else fields
+    code = members.get("code")
     return EngineError(
-        text_or_empty(said.get("message")),
+        text_or_empty(members.get("message")),
         code if isinstance(code, int) else STATUS_OF_CODE.get(text_or_empty(code), 500),
     )
 
 
 def _event(error: dict[str, Any]) -> bytes:
-    said = {name: error.get(name) for name in ("code", "message", "param")}
-    if said["code"] is not None:
-        said["code"] = str(said["code"])
-    return b"event: error\ndata: " + orjson.dumps({"type": "error", **said, "sequence_number": 0}) + b"\n\n"
+    members = {name: error.get(name) for name in ("code", "message", "param")}
+    if members["code"] is not None:
+        members["code"] = str(members["code"])
+    return b"event: error\ndata: " + orjson.dumps({"type": "error", **members, "sequence_number": 0}) + b"\n\n"
 
 
 def error_event(error: RouterError) -> bytes:
-    """The end of a stream that began well."""
+    """The last event of a stream that fails after its start."""
     return _event(error_fields(error))
 
 
 def refusal_event(status: int, body: bytes) -> bytes:
-    """An engine's error response as the end of a stream that has begun."""
+    """An engine's error response as the last event of a stream that has begun."""
     return _event(worker_error_fields(status, body))
 
 

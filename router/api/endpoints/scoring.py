@@ -1,4 +1,4 @@
-"""POST /v1/rerank and /v1/score: a query beside each of several texts."""
+"""POST /v1/rerank and /v1/score, which pair a query with each of several texts."""
 
 from typing import Final
 
@@ -18,15 +18,15 @@ SIDES: Final = (
     ("data_1", "data_2"),
     ("query", "items"),
 )
-"""What engines call the one side and the other."""
+"""The names that engines use for the two sides of the pairs."""
 MAX_KEYED_PAIRS: Final = 256
-"""Pairs that are each looked for in the caches; more are taken for new."""
+"""Pairs at most that are each matched against the caches. A call with more pairs counts as uncached."""
 MAX_KEYED_BYTES: Final = 2 * 2**20
-"""Of all pairs together, likewise: a long query counts in each."""
+"""Bytes of all pairs at most that are matched. A query counts once per pair."""
 
 
 def parse_scoring(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:  # noqa: ARG001
-    """One prompt per pair, the query first, as templates for scoring have it. Raises BadRequest."""
+    """Parse a call with one prompt per pair, the query first, as in scoring templates. Raises BadRequest."""
     fields = read.load_fields(body)
     before = render.head("score", model_or_any(fields), fields)
     pairs = _pairs(fields)
@@ -39,9 +39,9 @@ def parse_scoring(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool = 
 
 
 def _pairs(fields: Fields) -> list[tuple[bytes, bytes]]:
-    """One with each of many, or the first with the first and so on; none where there are too many.
+    """Pair one query with each text, or the queries and texts by position. Empty if there are too many pairs.
 
-    What is wrong with them, the engine knows.
+    Invalid input is not reported: the engine validates it.
     """
     names = next((names for names in SIDES if all(name in fields for name in names)), None)
     if names is None:
@@ -55,5 +55,5 @@ def _pairs(fields: Fields) -> list[tuple[bytes, bytes]]:
 
 
 def _texts(side: list[object]) -> list[bytes]:
-    """Texts, or objects that have one, each as it is rendered."""
+    """Render each item of one side: texts, or objects with a text."""
     return [render.messages([{"content": part}]) for part in side]

@@ -1,7 +1,7 @@
-"""POST /tokenize and /detokenize, and counting the tokens of a message: no model runs.
+"""POST /tokenize and /detokenize, and counting the tokens of a message, for which no model runs.
 
-Whoever asks pays as for so many tokens of input: more than it takes, but nothing at all would let anybody keep every
-engine's front busy for free.
+The client is charged for the counted tokens as input. That is more than the work costs, but without a charge any client
+could keep the HTTP servers of all engines busy for free.
 """
 
 from typing import Final
@@ -18,15 +18,15 @@ PATHS: Final = ("/tokenize", "/v1/tokenize", "/detokenize", "/v1/detokenize")
 
 
 def parse_tokenizing(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:  # noqa: ARG001
-    """A call without prompts: it takes no room in a cache. Raises BadRequest."""
+    """Parse a call whose prompt takes no space in a cache. Raises BadRequest."""
     fields = read.load_fields(body)
     tokens = fields.get("tokens")
     prompt = unmatched(len(tokens) if isinstance(tokens, list) else 1)
     return plain_call(head, body, fields, (prompt,), 0, user=read.text(fields, "user"))
 
 
-def read_tokenized(call: Call, body: bytes) -> Answer:  # noqa: ARG001 - as all readers
-    """How many tokens there were; None where the answer is their text."""
+def read_tokenized(call: Call, body: bytes) -> Answer:  # noqa: ARG001 - the signature of all readers
+    """Read the number of tokens as usage; None if the answer has none, as that of /detokenize."""
     fields = load(body) or {}
     tokens = fields.get("tokens")
     counts = (fields.get("count"), fields.get("input_tokens"), len(tokens) if isinstance(tokens, list) else None)
