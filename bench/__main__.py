@@ -1,4 +1,4 @@
-"""The command `python -m bench`: each subcommand measures one thing and prints a table."""
+"""Measure the router, in a simulation or live. Each subcommand measures one thing and prints a report."""
 
 import argparse
 import sys
@@ -14,7 +14,7 @@ from bench.sim import command as simulate
 
 
 class Command(Protocol):
-    """A module of this package that is a subcommand; the first line of its docstring is the help text."""
+    """A module of this package that is a subcommand; the first line of its docstring is its help text."""
 
     __doc__: str | None
 
@@ -30,9 +30,10 @@ LAB: Final[Mapping[str, str]] = {
     "neighbour": "bench.lab.neighbour.command",
     "picture": "bench.lab.picture.command",
     "prefix-memory": "bench.lab.micro.prefix_memory",
+    "request-path": "bench.lab.micro.request_path",
     "window": "bench.lab.micro.window_live",
 }
-"""Commands of the lab, by module: a checkout has them, the installed package does not."""
+"""The lab's commands by module. Only a checkout has them, not the installed package."""
 PROJECT: Final = ("bench", "router", "workers")
 
 
