@@ -1,8 +1,9 @@
-"""How a policy is built: a placement says which worker's queue, an order says which request of a queue next.
+"""The protocols that a policy is built from.
 
-`QueuedPolicy` joins one of each. A policy that binds late, from one pool for all workers, implements `Policy`
-itself. A policy owns the requests that wait, from `enqueue` until `next` gives them out or `withdraw` takes
-them away; everything else about a request belongs to the scheduler.
+A `Placement` chooses the worker whose queue a request joins; an `Order` chooses which request of one queue goes next;
+`QueuedPolicy` combines one of each. A policy that keeps one pool for all workers and binds late implements `Policy`
+itself. A policy owns a waiting request from `enqueue` until `next` returns it or `withdraw` removes it; everything else
+about a request belongs to the scheduler.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -18,257 +19,263 @@ from router.core.policies.context import PolicyContext
 
 @dataclass(frozen=True, slots=True)
 class Properties:
-    """What a policy promises; the conformance suite holds it to that."""
+    """What a policy promises; the conformance suite checks it."""
 
     gap_quantum: float | None = None
-    """Q^u, in cost units, of a policy under which the service of two clients that are backlogged in the same
-    queue differs by no more than a constant (DLPM paper, Theorem 4.1), with the debt that a client may go with; None
-    where nothing bounds it."""
+    """Q^u plus the largest debt with which a client may still be served, in cost units. Under such a policy the service
+    of two clients that are backlogged in the same queue differs by at most a constant (DLPM paper, Theorem 4.1). None
+    if nothing bounds the difference."""
     locality: bool = False
-    """Requests that share a prefix tend to the same worker."""
+    """True if requests that share a prefix tend to go to the same worker."""
     pooled: bool = False
-    """One queue for all workers."""
+    """True if one queue serves all workers."""
     work_conserving: bool = False
-    """No worker with room idles while a request waits elsewhere that would lose no prefix by going there."""
+    """True if no worker with room idles while a request that would lose no cached prefix there waits for another
+    worker."""
 
 
 class Candidate(NamedTuple):
-    """A worker that may take a request."""
+    """A worker that a request may be placed on."""
 
     worker: WorkerId
     cached_tokens: int
-    """How much of the request's input its prefix cache will hold when what waits there now has had its turn."""
+    """Input tokens that the worker's prefix cache will hold once the requests that wait there now have been served."""
     extend_tokens: int
-    """The rest of the input."""
+    """Input tokens that the worker must compute: the rest of the input."""
     load: int
-    """Requests that wait for it or run there."""
+    """Requests that wait for the worker or run on it."""
 
 
 class Placed(NamedTuple):
-    """A placement's answer."""
+    """The worker that a placement chose, and why."""
 
     worker: WorkerId
     why: str
 
 
 Fits = Callable[[Request], bool]
-"""Whether the worker's window has room for a request."""
+"""Returns whether the worker's window has room for a request."""
 
 
 class Turn(NamedTuple):
-    """An order's answer."""
+    """The request that an order chose."""
 
     request: Request
     passed: tuple[PassedOver, ...] = ()
-    """Those whose turn it was before."""
+    """Requests that were ahead of it and did not fit."""
 
 
 class Choice(NamedTuple):
-    """The next request to dispatch, and where to."""
+    """The next request to dispatch, and its worker."""
 
     request: Request
     worker: WorkerId
     why: str
     passed: tuple[PassedOver, ...] = ()
-    """Those whose turn it was before."""
+    """Requests that were ahead of it and did not fit."""
 
 
 class Policy(Protocol):
-    """Owns what waits, and says what goes next and where."""
+    """Owns the waiting requests and decides which one goes next, and to which worker."""
 
     properties: Properties
 
     def enqueue(self, request: Request, now: float) -> None:
-        """Take a request that some worker serves."""
+        """Add a request that at least one worker serves."""
 
     def withdraw(self, request: RequestId, now: float) -> None:
-        """Give up a waiting request: its client left or its time is over."""
+        """Remove a waiting request because its client left or it expired."""
 
     def next(self, now: float) -> Choice | None:
-        """Give out one request that its worker's window admits, or None when nothing may go; asked while any waits."""
+        """Remove and return one request that its worker's window admits, or None if none may go. Called only while
+        requests wait.
+        """
 
     def resend(self, request: Request, workers: Sequence[WorkerId], now: float) -> WorkerId:
-        """A request that has had its turn and lost its worker goes to one of these, which have room for it.
+        """Choose a worker, among these with room, for a request that was dispatched and lost its worker.
 
-        It is dispatched like one that `next` gives out.
+        The request is dispatched like one that `next` returned.
         """
 
     @property
     def next_deadline(self) -> float:
-        """When `next` may have another answer although nothing has happened, or infinite; asked while any waits."""
+        """The time at which `next` may give another answer although no event arrived; infinite if there is none. Read
+        only while requests wait.
+        """
 
     def request_charged(self, charge: Charge) -> None:
-        """A dispatched request's bill changed; the first change comes with its dispatch."""
+        """The bill of a dispatched request changed. The first change comes with its dispatch."""
 
     def request_started(self, request: Request, worker: WorkerId) -> None:
         """A dispatched request produced its first token."""
 
     def request_ended(self, request: Request, worker: WorkerId) -> None:
-        """A dispatched request ended, however it did."""
+        """A dispatched request ended, in whatever way."""
 
     def match_changed(self, worker: WorkerId, requests: Iterable[RequestId]) -> None:
-        """The match of these watched requests at this worker is another; to be watched anew."""
+        """The prefix match of these watched requests at this worker changed. Each must be watched anew."""
 
     def worker_joined(self, worker: WorkerId, now: float) -> None:
-        """A worker may be used."""
+        """A worker became available."""
 
     def worker_left(self, worker: WorkerId, now: float) -> list[Request]:
-        """A worker may not be used; its queue is placed anew. Returns those that no worker serves now."""
+        """A worker became unavailable: place its queue anew. Returns the requests that no remaining worker serves."""
 
     def deficit(self, client: ClientId, worker: WorkerId) -> Deficit:
-        """The client's credit at a worker."""
+        """The client's deficits at a worker."""
 
     def grant(self, client: ClientId, cost: float) -> None:  # noqa: ARG002 - some keep nothing
-        """A client that is known may be served so much more before others, in cost units; see `Credited`."""
+        """Let a known client be served this much more before others, in cost units; see `Credited`."""
         return
 
     def forget(self, client: ClientId) -> None:  # noqa: ARG002 - some keep nothing
-        """A client that has nothing under way is to be remembered for what it owes alone."""
+        """The client has no request waiting or in flight: keep its counters only if it is in debt."""
         return
 
     def forget_worker(self, worker: WorkerId) -> None:  # noqa: ARG002 - some keep nothing
-        """A worker that left, and at which nothing runs, is not remembered any more."""
+        """Discard the state of a worker that left and on which nothing runs."""
         return
 
     def saved(self) -> Iterator[Counters | Groups]:
-        """All counters, as each piece is when it is asked for; changes nothing."""
+        """Yield all counters, each piece as it is when it is requested. Changes nothing."""
         return iter(())
 
     def restore(self, counters: Counters | Groups) -> None:  # noqa: ARG002 - some keep none
-        """Begin with these; asked before anything else, with what `saved` gave."""
+        """Load counters that `saved` yielded. Called before anything else."""
         return
 
 
 class Placement(Protocol):
-    """Answers: which worker's queue does this request wait in?"""
+    """Chooses the worker whose queue a request joins."""
 
     locality: ClassVar[bool] = False
 
     steal_loss: int | None = None
-    """Input tokens found in a prefix cache that a request may lose by being taken over by a worker with nothing to
-    do; None where no request is taken over."""
+    """Cached input tokens that a request may lose when an idle worker takes it over; None if no request is taken
+    over."""
 
     def advance(self, now: float) -> None:
-        """It is this late; told before each placement."""
+        """Move the placement's clock to `now`. Called before each `place`."""
 
     def place(self, request: Request, candidates: Sequence[Candidate]) -> Placed:
-        """Pick one of the candidates; there is at least one."""
+        """Choose one of the candidates. There is at least one."""
 
     def book(self, request: Request, candidate: Candidate) -> None:
-        """The request will wait for this worker, be it placed there or taken over: charge it in advance."""
+        """Charge the client in advance for a request that now waits for this worker, because it was placed there or
+        taken over.
+        """
 
     def unplace(self, request: RequestId) -> None:
-        """The request waits there no more: it is dispatched, withdrawn or placed anew. Undo the booking."""
+        """Undo the booking of a request that no longer waits there: it was dispatched, withdrawn or moved."""
 
     def request_dispatched(self, request: RequestId, now: float) -> None:
-        """A request is on its way, whether it had to wait or not; told before `unplace`."""
+        """A request was dispatched, with or without waiting. Called before `unplace`."""
 
     def request_charged(self, charge: Charge) -> None:
-        """A dispatched request's bill changed."""
+        """The bill of a dispatched request changed."""
 
     def request_ended(self, request: RequestId) -> None:
-        """It ended."""
+        """A dispatched request ended."""
 
     def worker_left(self, worker: WorkerId) -> None:
-        """A worker is gone."""
+        """A worker left."""
 
     def deficit(self, client: ClientId, worker: WorkerId) -> float | None:
-        """The client's counter for this worker, where the placement keeps one."""
+        """The client's deficit at this worker; None if the placement keeps none."""
 
     def forget(self, client: ClientId) -> None:  # noqa: ARG002 - some keep nothing
-        """See `Policy`."""
         return
 
     def forget_worker(self, worker: WorkerId) -> None:  # noqa: ARG002 - some keep nothing
-        """See `Policy`."""
         return
 
     def saved(self) -> Iterator[SavedCounter]:
-        """All counters."""
+        """Yield all counters."""
         return iter(())
 
     def restore(self, rows: Iterable[SavedCounter]) -> None:  # noqa: ARG002 - some keep none
-        """Begin with these."""
+        """Load saved counters."""
         return
 
 
 class Order(Protocol):
-    """Answers, for one worker's queue: which request goes next?"""
+    """Chooses which request of one worker's queue goes next."""
 
-    def __len__(self) -> int:
-        """How many wait."""
+    def __len__(self) -> int: ...
 
     def push(self, request: Request) -> None:
-        """One more request waits."""
+        """Add a request to the queue."""
 
     def remove(self, request: RequestId) -> Request:
-        """A request waits no more: it is dispatched, withdrawn or placed anew."""
+        """Remove and return a request that was dispatched, withdrawn or moved."""
 
     def pass_through(self, request: Request, now: float) -> bool:
-        """Let a request go that finds nobody waiting, as if it had waited for no time; False if it must wait."""
+        """Decide whether a request that finds the queue empty may go at once, with the same effects as if it had waited
+        for no time.
+        """
         self.push(request)
         turn = self.select(lambda _: True, now)
         self.remove(request.id)
         return turn is not None
 
     def select(self, fits: Fits, now: float) -> Turn | None:
-        """The request whose turn it is, which stays in the queue; None if none may go now.
+        """Return the request whose turn it is, which stays in the queue; None if none may go now.
 
-        One that does not fit may be passed over, if the order allows it, but not for ever.
+        An order may pass over a request that does not fit, but not for ever.
         """
 
     def waiting(self) -> Collection[RequestId]:
-        """All that wait, in order of arrival."""
+        """All waiting requests, in order of arrival."""
 
     def request_dispatched(self, request: Request, now: float) -> None:
-        """A request of this queue is on its way."""
+        """A request of this queue was dispatched."""
 
     def request_charged(self, charge: Charge) -> None:
-        """The bill of a request dispatched from here changed."""
+        """The bill of a request dispatched from this queue changed."""
 
     def request_started(self, request: Request) -> None:
-        """It produced its first token."""
+        """A request dispatched from this queue produced its first token."""
 
     def request_ended(self, request: Request) -> None:
-        """It ended."""
+        """A request dispatched from this queue ended."""
 
     def match_changed(self, requests: Iterable[RequestId]) -> None:
-        """The match of these watched requests at this worker is another; to be watched anew."""
+        """The prefix match of these watched requests at this worker changed. Each must be watched anew."""
 
     def deficit(self, client: ClientId) -> float | None:
-        """The client's counter in this queue, where the order keeps one."""
+        """The client's deficit in this queue; None if the order keeps none."""
 
     def grant(self, client: ClientId, cost: float) -> None:  # noqa: ARG002 - some keep nothing
-        """See `Policy`."""
         return
 
     def forget(self, client: ClientId) -> None:  # noqa: ARG002 - some keep nothing
-        """See `Policy`."""
         return
 
     def saved(self) -> Iterator[tuple[ClientId, float, float]]:
-        """All counters: client, value and scale."""
+        """Yield each client with its counter's value and scale (`SavedCounter`)."""
         return iter(())
 
     def restore(self, client: ClientId, value: float, scale: float) -> None:  # noqa: ARG002 - some keep none
-        """Begin one with this; asked in the order in which they were saved."""
+        """Load one counter. Called in the order in which the counters were saved."""
         return
 
     def saved_groups(self) -> Iterator[tuple[GroupId, float, float]]:
-        """The same of groups, where the order counts what they have as if each was one client."""
+        """Yield each group with the value and scale of its counter, if the order also counts a group as if it were one
+        client.
+        """
         return iter(())
 
     def restore_group(self, group: GroupId, value: float, scale: float) -> None:  # noqa: ARG002 - some keep none
-        """Begin one of these."""
+        """Load the counter of one group."""
         return
 
     @classmethod
     def gap_quantum(cls, context: PolicyContext) -> float | None:
-        """See `Properties`."""
+        """See `Properties.gap_quantum`."""
 
 
 class PlacementFactory(Protocol):
-    """A placement's class."""
+    """The class of a placement."""
 
     locality: bool
 
@@ -277,10 +284,10 @@ class PlacementFactory(Protocol):
 
 
 class OrderFactory(Protocol):
-    """An order's class."""
+    """The class of an order."""
 
     def gap_quantum(self, context: PolicyContext) -> float | None:
-        """See `Properties`."""
+        """See `Properties.gap_quantum`."""
 
     def __call__(self, context: PolicyContext, worker: WorkerId) -> Order:
         """Build the order of one worker's queue."""

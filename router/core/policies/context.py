@@ -1,6 +1,6 @@
-"""What a policy is built into: the fleet and the prefix map as it may ask about them, its parameters, and who shares.
+"""What the scheduler gives a policy when it builds it: a view of the fleet and the prefix map, parameters, and shares.
 
-Given at its construction, by the scheduler; one `PolicyContext` for all parts of a policy.
+One `PolicyContext` serves all parts of a policy.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ P = TypeVar("P")
 
 
 class FleetView(Protocol):
-    """What a policy may ask about the fleet and the prefix map."""
+    """What a policy can ask about the fleet and the prefix map."""
 
     def serving(self, model: str) -> Sequence[WorkerId]:
         """The workers that serve this model, in the order in which they joined."""
@@ -27,68 +27,74 @@ class FleetView(Protocol):
         """The workers that a request may go to, in the order in which they joined."""
 
     def in_flight(self, worker: WorkerId) -> int:
-        """Requests dispatched to a worker and not ended."""
+        """The number of requests that were dispatched to a worker and have not ended."""
 
     def has_room(self, worker: WorkerId) -> bool:
-        """Whether the worker's window has room for anything."""
+        """Whether the worker's window has room for any request."""
 
     def with_room(self, workers: Iterable[WorkerId]) -> Mapping[WorkerId, int]:
-        """Those of these workers that have room for anything, each with what is `in_flight` there."""
+        """Those of these workers that have room for any request, each with its number of requests in flight."""
 
     def admits(self, worker: WorkerId, request: Request) -> bool:
         """Whether the worker's window has room for this request."""
 
     def input_tokens(self, request: Request) -> int:
-        """The estimated size of a request's input."""
+        """The estimated size of a request's input, in tokens."""
 
     def prefill_seconds(self, worker: WorkerId, tokens: float) -> float:
-        """How long the worker takes over so many uncached input tokens, when nothing else waits there."""
+        """The time that the worker needs to prefill this many uncached input tokens while no other request waits
+        there.
+        """
 
     def decode_seconds(self, worker: WorkerId) -> float:
-        """How long one of the worker's steps takes without the prefill in it; 0 before that was seen."""
+        """The duration of one engine step without prefill; 0 before one was observed."""
 
     def output_tokens(self, request: Request) -> float:
-        """The output that a request is likely to have."""
+        """The predicted output of a request, in tokens."""
 
     def rate(self, workers: Collection[WorkerId]) -> float | None:
-        """Cost units that these workers serve in a second without room for more; None before that was seen."""
+        """The service rate of these workers together, in cost units per second, while they have no room for more; None
+        before it was observed.
+        """
 
     def speed(self, worker: WorkerId) -> float:
-        """The worker's measured service rate over the mean of those known in the fleet; 1 where its own is not."""
+        """The worker's measured service rate over the mean of the known rates of the fleet; 1 if the worker's rate is
+        unknown.
+        """
 
     def match(self, request: Request) -> Mapping[WorkerId, int]:
-        """Input tokens that each worker's prefix cache holds; workers that hold none are left out."""
+        """Input tokens of a request in each worker's prefix cache. Workers that hold none are left out."""
 
     def expected_match(self, request: Request) -> Mapping[WorkerId, int]:
-        """The match as it will be when what waits now has had its turn."""
+        """The match as it will be once the requests that wait now have been served."""
 
     def promise(self, request: Request, worker: WorkerId, now: float) -> None:
-        """The request will wait for this worker."""
+        """Note that the request will wait for this worker, so that `expected_match` counts its prefix there."""
 
     def release(self) -> None:
-        """No request waits."""
+        """Drop all promises, because no request waits."""
 
     def watch(self, request: Request, workers: Collection[WorkerId]) -> Mapping[WorkerId, int]:
-        """The match at these workers, in chunks; its next change is reported to `match_changed`."""
+        """Return the match at these workers, in chunks, and report its next change to `match_changed`."""
 
     def unwatch(self, request: RequestId) -> None:
-        """End a watch."""
+        """Stop reporting changes of a request's match."""
 
     def chunks_held(self, request: Request, workers: Collection[WorkerId]) -> Mapping[WorkerId, int]:
-        """What `watch` would return, of a request that is not to be followed."""
+        """Return what `watch` would, without watching the request."""
 
     def models(self, worker: WorkerId) -> Collection[str]:
-        """Names, adapters included, that the worker answers to."""
+        """Names that the worker answers to, adapters included."""
 
     def routes(self, worker: WorkerId) -> Collection[str]:
-        """The routes (`Request.route`) of the requests that may be sent to the worker."""
+        """The routes (`Request.route`) whose requests may be sent to the worker."""
 
     def reorders(self, worker: WorkerId) -> bool:
-        """Whether the worker's engine does not serve in order of arrival, but by longest match."""
+        """Whether the worker's engine serves by longest match instead of in order of arrival."""
 
 
 class Parameters:
-    """The frozen parameters of each family, by their class; a family that has none given has its defaults."""
+    """The frozen parameters of each policy family, by class. A family that was not given uses its defaults."""
 
     def __init__(self, *parameters: object) -> None:
         self._by_class = {type(p): p for p in parameters}
@@ -101,7 +107,7 @@ class Parameters:
 
 @dataclass(frozen=True, slots=True)
 class PolicyContext:
-    """What a policy is built into."""
+    """Everything that a policy is built from."""
 
     view: FleetView
     cost: LinearCost
@@ -109,6 +115,6 @@ class PolicyContext:
     parameters: Parameters
     backlog: Backlog
     debtors: int = DEBTOR_LIMIT
-    """How many clients one queue remembers for their debts alone."""
+    """How many forgotten clients one queue remembers because they are in debt."""
     shares: Shares = field(default_factory=Shares)
-    """Where a client's weight is asked for; told of each request before the policy is, and of its end after it."""
+    """The clients' weights. Updated with each request before the policy sees it, and with its end after the policy."""

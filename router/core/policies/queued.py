@@ -1,4 +1,4 @@
-"""Early binding: each request is placed in one worker's queue when it arrives, and ordered there."""
+"""Early binding: each request joins one worker's queue when it arrives, and an order ranks it there."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -14,17 +14,17 @@ from router.core.policies.context import PolicyContext
 
 
 class WaitingRequest(NamedTuple):
-    """Where a waiting request waits."""
+    """A waiting request, and where it was placed."""
 
     request: Request
     placed: Placed
 
 
 class QueuedPolicy(Policy):
-    """A placement and, for every worker, a queue with an order.
+    """Combines a placement with an order for each worker's queue.
 
-    A worker with room and an empty queue may take a request from the longest queue of a worker without room, where
-    the placement allows it: then the request is placed anew there, with its booking.
+    Where the placement allows it, a worker with room and an empty queue takes over a request from the longest queue of
+    a worker without room. The request and its booking then move to the idle worker.
     """
 
     next_deadline = inf
@@ -42,19 +42,19 @@ class QueuedPolicy(Policy):
         self._placement = placement
         self._new_order = order
         self._orders: dict[WorkerId, Order] = {}
-        """Those of workers that left as well, with their counters: a worker that flaps must shed no debts."""
+        """The queue of each worker. Workers that left keep theirs, with the counters: a worker that flaps must not
+        erase debts."""
         self._present_orders: dict[WorkerId, Order] = {}
-        """Those of the workers that are there."""
+        """The queues of the workers that are present."""
         self._loads: dict[WorkerId, int] = {}
-        """Requests that wait for each worker or run there."""
+        """Requests that wait for each worker or run on it."""
         self._waiting: dict[RequestId, WaitingRequest] = {}
         self._passing_through: Choice | None = None
-        """A request that will not wait, until it is given out by the `next` that follows its arrival."""
+        """A request that need not wait. The call of `next` that follows its arrival returns it."""
         self._cold: dict[WorkerId, dict[RequestId, None]] = {}
-        """Those in each queue that lost little of their prefix wherever they went, when they were placed."""
+        """By queue, the requests that would have lost little cached prefix on any worker when they were placed."""
 
     def enqueue(self, request: Request, now: float) -> None:
-        """See `Policy`."""
         candidates = self._candidates(request)
         self._placement.advance(now)
         placed = self._placement.place(request, candidates)
@@ -69,12 +69,14 @@ class QueuedPolicy(Policy):
                 self._cold[placed.worker][request.id] = None
 
     def _may_pass_through(self, request: Request, worker: WorkerId, now: float) -> bool:
-        """Whether a request finds nobody waiting, and room, so that it need not enter the queue."""
+        """Whether a request finds the queue empty and room at the worker, so that it need not enter the queue."""
         order = self._orders[worker]
         return not len(order) and self._view.admits(worker, request) and order.pass_through(request, now)
 
     def resend(self, request: Request, workers: Sequence[WorkerId], now: float) -> WorkerId:
-        """See `Policy`. It is placed among them by the rules, and told to the order as if it had waited for no time."""
+        """Place the request among these workers by the placement's rules; to the order it looks as if it had waited for
+        no time.
+        """
         candidates = [candidate for candidate in self._candidates(request) if candidate.worker in workers]
         self._placement.advance(now)
         placed = self._placement.place(request, candidates)
@@ -87,19 +89,17 @@ class QueuedPolicy(Policy):
         return self._send(choice, now)
 
     def _send(self, choice: Choice, now: float) -> Choice:
-        """Let a request go that was placed and did not wait."""
+        """Dispatch a request that was placed and did not wait."""
         self._loads[choice.worker] += 1
         self._placement.request_dispatched(choice.request.id, now)
         self._orders[choice.worker].request_dispatched(choice.request, now)
         return choice
 
     def withdraw(self, request: RequestId, now: float) -> None:
-        """See `Policy`."""
         self._loads[self._waiting[request].placed.worker] -= 1
         self._remove_from_queue(request, now)
 
     def next(self, now: float) -> Choice | None:
-        """See `Policy`."""
         if self._passing_through is not None:
             return self._dispatch_passing(self._passing_through, now)
         if not self._waiting:
@@ -132,7 +132,7 @@ class QueuedPolicy(Policy):
         return Choice(turn.request, worker, why, turn.passed)
 
     def _next_stolen(self, idle: Sequence[WorkerId], victim: WorkerId, now: float) -> Choice | None:
-        """Let one of these workers, for which nothing waits, take over from the longest queue without room."""
+        """Let one of these idle workers take over a request from the longest queue of a worker without room."""
         thieves = self._thieves(victim, now)
         for thief in idle:
             if thief in thieves:
@@ -143,18 +143,18 @@ class QueuedPolicy(Policy):
         return None
 
     def _thieves(self, victim: WorkerId, now: float) -> set[WorkerId]:
-        """Those that could take something over, if it fits there; most often only the victim itself."""
+        """The workers that could take a request over, if it fits there. Most often only the victim itself."""
         return {thief for request in self._stealable(victim, now) for thief in self._acceptable_for(request, victim)}
 
     def _acceptable_for(self, request: Request, victim: WorkerId) -> dict[WorkerId, Candidate]:
-        """The workers that hold as much of a request as the one that it waits for, or little less."""
+        """The workers whose cache holds at most `steal_loss` tokens less of a request than the victim's."""
         candidates = self._candidates(request)
         held = next(candidate.cached_tokens for candidate in candidates if candidate.worker == victim)
         loss = self._placement.steal_loss
         return {each.worker: each for each in candidates if loss is not None and held - each.cached_tokens <= loss}
 
     def _steal(self, request: Request, victim: WorkerId, thief: WorkerId, now: float) -> bool:
-        """Move a request into an idle worker's empty queue, if it fits there and loses little by it."""
+        """Move a request to an idle worker's empty queue, if it fits there and loses at most `steal_loss` tokens."""
         here = self._acceptable_for(request, victim).get(thief)
         if here is None or not self._view.admits(thief, request):
             return False
@@ -164,7 +164,7 @@ class QueuedPolicy(Policy):
         return True
 
     def _stealable(self, victim: WorkerId, now: float) -> Iterator[Request]:
-        """The request whose turn it is at a worker, and the oldest of those that had no prefix anywhere."""
+        """Yield the request whose turn it is at a worker, and its oldest request without a cached prefix anywhere."""
         turn = self._orders[victim].select(lambda _: True, now)
         if turn is not None:
             yield turn.request
@@ -173,7 +173,7 @@ class QueuedPolicy(Policy):
             yield self._waiting[next(iter(cold))].request
 
     def _add_to_queue(self, request: Request, placed: Placed, now: float) -> None:
-        """Let a request wait where it was placed."""
+        """Add a request to the queue that it was placed in."""
         self._waiting[request.id] = WaitingRequest(request, placed)
         self._orders[placed.worker].push(request)
         self._loads[placed.worker] += 1
@@ -182,7 +182,7 @@ class QueuedPolicy(Policy):
             self._view.promise(request, placed.worker, now)
 
     def _remove_from_queue(self, request: RequestId, now: float) -> None:
-        """Let a request wait no more, be it withdrawn or dispatched."""
+        """Remove a withdrawn or dispatched request from its queue."""
         waiting = self._waiting.pop(request)
         worker = waiting.placed.worker
         self._placement.unplace(request)
@@ -191,26 +191,22 @@ class QueuedPolicy(Policy):
         self._backlog.remove(worker, waiting.request.client, now)
 
     def request_charged(self, charge: Charge) -> None:
-        """See `Policy`."""
         self._placement.request_charged(charge)
         self._orders[charge.worker].request_charged(charge)
 
     def request_started(self, request: Request, worker: WorkerId) -> None:
-        """See `Policy`."""
         self._orders[worker].request_started(request)
 
     def request_ended(self, request: Request, worker: WorkerId) -> None:
-        """See `Policy`."""
         self._loads[worker] -= 1
         self._placement.request_ended(request.id)
         self._orders[worker].request_ended(request)
 
     def match_changed(self, worker: WorkerId, requests: Iterable[RequestId]) -> None:
-        """See `Policy`."""
         self._orders[worker].match_changed(requests)
 
     def worker_joined(self, worker: WorkerId, now: float) -> None:  # noqa: ARG002 - the protocol's signature
-        """See `Policy`. What waits elsewhere keeps its place; a worker that comes back finds its order as it was."""
+        """Requests that wait elsewhere stay there. A worker that returns finds its order as it was."""
         self._present_orders[worker] = self._order_of(worker)
 
     def _order_of(self, worker: WorkerId) -> Order:
@@ -221,7 +217,6 @@ class QueuedPolicy(Policy):
         return self._orders[worker]
 
     def worker_left(self, worker: WorkerId, now: float) -> list[Request]:
-        """See `Policy`."""
         del self._present_orders[worker]
         waiting = [self._waiting[request].request for request in self._orders[worker].waiting()]
         for request in waiting:
@@ -236,28 +231,24 @@ class QueuedPolicy(Policy):
         return orphans
 
     def deficit(self, client: ClientId, worker: WorkerId) -> Deficit:
-        """See `Policy`."""
         return Deficit(self._placement.deficit(client, worker), self._orders[worker].deficit(client))
 
     def grant(self, client: ClientId, cost: float) -> None:
-        """See `Policy`. In each worker's queue; where its requests wait is another question."""
+        """Raise the client's counter in each worker's queue, wherever its requests wait."""
         for order in self._orders.values():
             order.grant(client, cost)
 
     def forget(self, client: ClientId) -> None:
-        """See `Policy`."""
         self._placement.forget(client)
         for order in self._orders.values():
             order.forget(client)
 
     def forget_worker(self, worker: WorkerId) -> None:
-        """See `Policy`."""
         self._placement.forget_worker(worker)
         for kept in (self._orders, self._loads, self._cold):
             kept.pop(worker, None)
 
     def saved(self) -> Iterator[Counters | Groups]:
-        """See `Policy`."""
         for rows in in_rows(self._placement.saved()):
             yield Counters("placement", rows)
         for worker, order in list(self._orders.items()):
@@ -268,7 +259,7 @@ class QueuedPolicy(Policy):
             yield from map(Groups, in_rows(groups))
 
     def restore(self, counters: Counters | Groups) -> None:
-        """See `Policy`. Orders of workers that do not come are kept like those of workers that left."""
+        """Restored orders of workers that never join are kept like those of workers that left."""
         if isinstance(counters, Groups):
             for group, worker, value, scale in counters.rows:
                 if worker is not None:

@@ -1,7 +1,7 @@
-"""The table of policies.
+"""The registry of policies.
 
-A policy's name is `PLACEMENT+ORDER`, or the name of one that pools. A new one is its file, its line here and a
-scenario test: settings, command line, metrics labels and the conformance suite read this table.
+A policy's name is `PLACEMENT+ORDER`, or the name of a pooled policy. To add one, write its file, its line here and a
+scenario test: settings, command line, metric labels and the conformance suite read this table.
 """
 
 from collections.abc import Mapping
@@ -98,4 +98,4 @@ def _table() -> dict[str, PolicyFactory]:
 
 
 POLICIES: Final[Mapping[str, PolicyFactory]] = MappingProxyType(_table())
-"""Every policy by each of its names."""
+"""Every policy, by each of its names."""

@@ -1,4 +1,4 @@
-"""Which clients wait in a queue or have something in flight from there, and what they weigh together."""
+"""The clients with requests that wait in a queue or are in flight from it, and their total weight."""
 
 from dataclasses import dataclass
 
@@ -7,20 +7,20 @@ from router.core.model.request import ClientId
 
 @dataclass(slots=True)
 class Activity:
-    """One client's."""
+    """The activity of one client."""
 
     requests: int
     weight: float
-    """Its weight when it became active."""
+    """The client's weight when it became active."""
 
 
 class ActiveClients:
-    """A client is active from the first of its requests to the end of the last."""
+    """A client is active from the start of its first request to the end of its last."""
 
     def __init__(self) -> None:
         self._clients: dict[ClientId, Activity] = {}
         self.weight = 0.0
-        """Of all together: a count of the clients where each weighs 1."""
+        """The sum of the active clients' weights; their number if each weighs 1."""
 
     def __len__(self) -> int:
         return len(self._clients)
@@ -29,7 +29,7 @@ class ActiveClients:
         return client in self._clients
 
     def add_request(self, client: ClientId, weight: float) -> None:
-        """One more request of a client waits or is in flight; its weight counts with the first."""
+        """Count a request that waits or is in flight. The client's weight counts with its first request."""
         activity = self._clients.get(client)
         if activity is None:
             self._clients[client] = Activity(1, weight)
@@ -38,7 +38,7 @@ class ActiveClients:
             activity.requests += 1
 
     def remove_request(self, client: ClientId) -> None:
-        """One less."""
+        """Count a request as ended, withdrawn or moved."""
         activity = self._clients[client]
         activity.requests -= 1
         if not activity.requests:

@@ -1,12 +1,13 @@
-"""Deficit counters of clients, whose weights may change as members of their groups come and go.
+"""Deficit counters of clients whose weights may change as members of their groups come and go.
 
-A refill adds to a member's counter what its weight counts then. A group has a clock of its own for that: each refill
-round of the table moves it by the group's scale, and a counter is given its own weight's quantum times what the clock
-has moved. So a change of scale touches no counter, and costs the same for any number of members.
+A refill adds to a member's counter according to the member's weight at that time. For that, each group has a clock of
+its own: each refill round of the table advances it by the group's scale, and a counter receives its own weight's
+quantum times the advance of the clock. So a change of scale touches no counter, and costs the same for any number of
+members.
 
-Members that take turns would each be refilled in their absence, and names that nobody has seen before would each begin
-with credit. So a group has a counter besides, as if it was one client of its weight; and a member that begins to be
-active has no more than its part of that.
+Members that take turns would each be refilled in their absence, and client names never seen before would each start
+with a positive deficit. So a group also has a counter of its own, as if it were one client of its weight, and a member
+that becomes active has at most its share of that counter.
 """
 
 from collections.abc import Iterator
@@ -21,27 +22,29 @@ from router.core.policies.deficit.deficits import DeficitCounter, DeficitTable
 
 @dataclass(slots=True)
 class RefillClock:
-    """A group's refills."""
+    """The refill clock and the counter of a group."""
 
     clock: float
-    """The table's rounds since the group was first seen here, each times the group's scale of then."""
+    """The table's rounds since the group was first seen here, each times the group's scale at that time."""
     group_counter: DeficitCounter
-    """What the group would have as one client."""
+    """The counter that the group would have if it were one client."""
 
 
 class ClientDeficits(DeficitTable[ClientId]):
     """Counters q_i by client, in cost units."""
 
     def __init__(self, shares: Shares, debtors: int = DEBTOR_LIMIT) -> None:
-        """`debtors`: how many debts are kept of who is forgotten."""
+        """`debtors`: how many counters of forgotten clients are kept because they are in debt."""
         super().__init__(debtors)
         self._shares = shares
         self._refill_clocks: dict[GroupId, RefillClock] = {}
 
     def register(self, request: Request, quantum: float, *, active: bool) -> bool:
-        """Begin its client's counter with one quantum, which is `quantum` for weight 1, or let it have another one.
+        """Start the counter of the request's client with one quantum, which is `quantum` for weight 1, or update its
+        quantum.
 
-        `active`: whether it was before this request. Returns whether the quantum of one that exists is another.
+        `active`: whether the client was active before this request. Returns whether the quantum of an existing counter
+        changed.
         """
         client, group = request.client, request.group
         if group is not None:
@@ -64,35 +67,38 @@ class ClientDeficits(DeficitTable[ClientId]):
         return new
 
     def group_of(self, client: ClientId) -> GroupId | None:
-        """The group of a client that is known here."""
+        """The group of a known client."""
         return self._counters[client].group
 
     def quantum(self, client: ClientId) -> float:
-        """What a refill of now adds to a client's credit, in cost units."""
+        """What a refill adds now to a client's deficit, in cost units."""
         return self._refill_amount(self._counters[client])
 
     def clock(self, group: GroupId | None) -> float:
-        """How many rounds there were, for the members of a group or for who is in none."""
+        """The number of refill rounds so far, as counted for the members of a group or, for None, for clients without a
+        group.
+        """
         return self.rounds if group is None else self._refill_clocks[group].clock
 
     def refill_time(self, client: ClientId) -> float:
-        """The time on its group's clock at which a client has credit, or is near it, unless it is charged until then.
+        """The time on its group's clock at which a client's deficit is positive, or nearly so, unless the client is
+        charged before.
 
-        Of a client without credit, that is later than now.
+        For a client without a positive deficit, that time is always later than now.
         """
         counter = self._counters[client]
         deficit = self._catch_up(counter)
         return max(counter.rounds - deficit / counter.quantum, nextafter(counter.rounds, inf))
 
     def refill_for(self, client: ClientId, fraction: float = 1.0) -> None:
-        """Refill until this client has credit, by this part of a quantum a round."""
+        """Refill until this client's deficit is positive, by this fraction of a quantum per round."""
         before = self.rounds
         self.refill((client,), fraction)
         for group, refill_clock in self._refill_clocks.items():
             refill_clock.clock += (self.rounds - before) * self._shares.scale(group)
 
     def charge(self, key: ClientId, cost: float) -> None:
-        """See `DeficitTable`; its group is charged as well."""
+        """Also charges the client's group."""
         counter = self._counters.get(key)
         if counter is None:
             return
@@ -102,16 +108,16 @@ class ClientDeficits(DeficitTable[ClientId]):
             group_counter.deficit = self._catch_up(group_counter) - cost
 
     def saved_groups(self) -> Iterator[tuple[GroupId, float, float]]:
-        """Each group with what it has as one client, and with its quantum, for `restore_group`; changes nothing.
+        """Yield each group with its deficit and quantum, for `restore_group`. Changes nothing.
 
-        Clocks are not saved: a counter is given what its group's clock moves from the time at which it begins or is
-        restored, so that clocks which begin at 0 tell the same.
+        Clocks are not saved: a counter receives the advance of its group's clock since the counter started or was
+        restored, so clocks that restart at 0 give the same result.
         """
         for group, refill_clock in list(self._refill_clocks.items()):
             yield group, self._current(refill_clock.group_counter), refill_clock.group_counter.quantum
 
     def restore_group(self, group: GroupId, deficit: float, quantum: float) -> None:
-        """Begin with this of a group, so that names which nobody has seen before pay its debt as they did."""
+        """Load a group's counter, so that new client names share the group's debt as they did before the restart."""
         self._refill_clocks[group] = RefillClock(0.0, DeficitCounter(deficit, quantum, self.rounds, self._epoch))
 
     def _register_group(self, group: GroupId, quantum: float) -> None:
@@ -123,7 +129,7 @@ class ClientDeficits(DeficitTable[ClientId]):
             refill_clock.group_counter.quantum = quantum
 
     def _member_part(self, counter: DeficitCounter, group_counter: DeficitCounter) -> float:
-        """What a member has of what its group has."""
+        """A member's share of its group's deficit."""
         return self._catch_up(group_counter) * self._refill_amount(counter) / group_counter.quantum
 
     def _clock(self, counter: DeficitCounter) -> float:

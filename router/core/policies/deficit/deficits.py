@@ -1,8 +1,8 @@
-"""Deficit counters with closed-form refill, for DLPM's clients and for D²LPM's workers alike.
+"""Deficit counters with closed-form refill, for DLPM's clients and D²LPM's workers.
 
-A refill adds quanta, or parts of quanta, to every counter, up to one quantum of credit. It is counted here in one
-number for the whole table, and each counter takes in what it missed when it is next looked at; so a refill costs the
-same however many there are.
+A refill adds quanta, or fractions of quanta, to every counter, up to a deficit of one quantum. The table counts refill
+rounds in one number, and each counter takes in the rounds that it missed when it is next read; so a refill costs the
+same for any number of counters.
 """
 
 from collections.abc import Hashable, Iterable, Iterator
@@ -23,27 +23,28 @@ class DeficitCounter:
     deficit: float
     quantum: float
     rounds: float
-    """How many refill rounds it has taken in, each counted as the part of a quantum that it added."""
+    """Refill rounds that the counter has taken in, each counted as the fraction of a quantum that it added."""
     epoch: int
-    """Since which of the table's beginnings it counts."""
+    """The epoch of the table in which the counter was last brought up to date; `DeficitTable.reset` starts a new
+    epoch."""
     group: GroupId | None = None
-    """Whose rounds these are; None for the table's own."""
+    """The group whose clock counts the rounds; None for the table's own."""
 
 
 class DeficitTable(Generic[K]):
-    """Counters q by key: positive is credit, negative is debt.
+    """Deficit counters q by key. A key with q > 0 may be served; q < 0 is debt.
 
-    DLPM (Alg. 1) keeps one table per worker, by client; D²LPM (Alg. 2) one per client, by worker. What the counters of
-    a group are refilled with, `ClientDeficits` says.
+    DLPM (Alg. 1) keeps one table per worker, by client; D²LPM (Alg. 2) keeps one per client, by worker. For the refill
+    of counters in groups see `ClientDeficits`.
     """
 
     def __init__(self, debtors: int = DEBTOR_LIMIT) -> None:
-        """`debtors`: how many debts are kept of who is forgotten."""
+        """`debtors`: how many counters of forgotten keys are kept because they are in debt."""
         self._counters: dict[K, DeficitCounter] = {}
         self._debtors: Debtors[K] = Debtors(debtors)
-        """Those whose counters are kept for their debts alone."""
+        """Forgotten keys whose counters are kept because they are in debt."""
         self.rounds = 0.0
-        """Refill rounds so far, each counted as the part of a quantum that it added."""
+        """Refill rounds so far, each counted as the fraction of a quantum that it added."""
         self._epoch = 0
 
     def __contains__(self, key: K) -> bool:
@@ -53,14 +54,14 @@ class DeficitTable(Generic[K]):
         return iter(self._counters)
 
     def missing(self, keys: Iterable[K]) -> list[K]:
-        """Those of them that never joined."""
+        """Those of the keys that have no counter."""
         counters = self._counters
         return [key for key in keys if key not in counters]
 
     def join(self, key: K, quantum: float, deficit: float) -> bool:
-        """Begin a counter at `deficit`; one that exists keeps its credit and takes the new quantum.
+        """Start a counter at `deficit`; an existing counter keeps its deficit and takes the new quantum.
 
-        Returns whether the quantum of one that exists changed.
+        Returns whether the quantum of an existing counter changed.
         """
         counter = self._counters.get(key)
         if self._debtors:
@@ -75,28 +76,28 @@ class DeficitTable(Generic[K]):
         return True
 
     def deficit(self, key: K) -> float:
-        """The counter's value q; 0 for a key that never joined."""
+        """The deficit q of a key; 0 if the key has no counter."""
         counter = self._counters.get(key)
         return 0.0 if counter is None else self._catch_up(counter)
 
     def deficit_or_none(self, key: K) -> float | None:
-        """Like `deficit`, but None for a key that never joined."""
+        """The deficit q of a key; None if the key has no counter."""
         counter = self._counters.get(key)
         return None if counter is None else self._catch_up(counter)
 
     def restore(self, key: K, deficit: float, quantum: float) -> None:
-        """Begin a counter as it was saved, to be kept for its debt alone until its key joins."""
+        """Load a saved counter, to be kept for its debt alone until its key joins."""
         self._counters[key] = DeficitCounter(deficit, quantum, self.rounds, self._epoch)
         self._debtors.keep(key)
 
     def forget(self, key: K) -> None:
-        """Remember of a counter only what is less than the one quantum with which it would begin anew."""
+        """Keep a counter only while it is below the one quantum with which it would start anew."""
         if key in self._counters:
             for gone in self._debtors.add(key, self._debt):
                 del self._counters[gone]
 
     def drop(self, key: K) -> None:
-        """Remember nothing of a counter."""
+        """Remove a counter."""
         self._counters.pop(key, None)
         self._debtors.discard(key)
 
@@ -105,9 +106,9 @@ class DeficitTable(Generic[K]):
         return self._refill_amount(counter) - self._catch_up(counter)
 
     def saved(self) -> Iterator[tuple[K, float, float]]:
-        """Each key with its credit and its quantum, for `restore`; changes nothing.
+        """Yield each key with its deficit and quantum, for `restore`. Changes nothing.
 
-        Others may join, and counters change, between two of them.
+        Keys may join and counters may change between two items.
         """
         for key in list(self._counters):
             counter = self._counters.get(key)
@@ -115,64 +116,67 @@ class DeficitTable(Generic[K]):
                 yield key, self._current(counter), self._refill_amount(counter)
 
     def charge(self, key: K, cost: float) -> None:
-        """Take `cost` from a counter; negative gives back. A key that never joined is passed over."""
+        """Subtract `cost` from a counter; a negative cost is a refund. A key without a counter is ignored."""
         counter = self._counters.get(key)
         if counter is not None:
             counter.deficit = self._catch_up(counter) - cost
 
     def rounds_to_positive(self, key: K, fraction: float = 1.0) -> int:
-        """After how many refill rounds this counter has credit, unless it is charged until then.
+        """The number of refill rounds after which this counter is positive, unless it is charged before.
 
-        `fraction`: of a quantum, that each of them adds; in (0, 1].
+        `fraction`: the fraction of a quantum that each round adds, in (0, 1].
         """
         counter = self._counters[key]
         return _rounds_until_positive(self._catch_up(counter), fraction * self._refill_amount(counter))
 
     def quanta_short(self, key: K) -> float:
-        """How many quanta, not counted in whole ones, a counter is away from having credit; negative with credit."""
+        """The number of quanta, not rounded, by which a counter is below zero; negative if the counter is positive."""
         counter = self._counters[key]
         return -self._catch_up(counter) / self._refill_amount(counter)
 
     def cap(self, key: K, fraction: float) -> None:
-        """Leave a counter no more credit than this part of its quantum; but what an operator gave beyond a quantum."""
+        """Reduce a counter to this fraction of its quantum. A deficit above one quantum, which only an operator grants,
+        stays.
+        """
         counter = self._counters[key]
         deficit, amount = self._catch_up(counter), self._refill_amount(counter)
         if fraction * amount < deficit <= amount:
             counter.deficit = fraction * amount
 
     def refill(self, contenders: Iterable[K], fraction: float = 1.0) -> int:
-        """Add this part of a quantum until some contender has credit; returns the number of rounds.
+        """Add this fraction of a quantum per round until some contender's deficit is positive; returns the number of
+        rounds.
 
-        CHECKREFILL of Alg. 1, and the loop of Alg. 2's SELECTWORKER: each round adds the same part of its quantum to
-        every counter, contender or not, so that debts also shrink in absence, but never beyond one quantum. The rounds
-        are counted, not run: a debt may be thousands of quanta deep.
+        This is CHECKREFILL of Alg. 1 and the loop of Alg. 2's SELECTWORKER. Each round adds the same fraction of its
+        quantum to every counter, contender or not, up to one quantum, so debts also shrink while a client is absent.
+        The rounds are counted, not run: a debt may be thousands of quanta deep.
 
-        Alg. 1 leaves what is positive as it is. Then a client that asks for half of what it might have is out of
-        credit in the middle of every second round, and waits for its end. Here it begins each round with a whole
-        quantum; the bounds of the theorem hold as before, for they rest on q <= Q^u and on what those get that wait.
+        Alg. 1 does not refill positive counters. Then a client that uses half of its share would run out in the middle
+        of every second round and wait for its end. Here such a client starts each round with a whole quantum. The
+        bounds of the theorem still hold, because they rest on q <= Q^u and on what waiting clients receive.
         """
         rounds = min([self.rounds_to_positive(key, fraction) for key in contenders], default=0)
         self.rounds += rounds * fraction
         return rounds
 
     def reset(self) -> None:
-        """Give every counter one quantum, whatever it had."""
+        """Set every counter to one quantum."""
         self._epoch += 1
 
     def _clock(self, counter: DeficitCounter) -> float:  # noqa: ARG002 - that of a group is another
-        """The rounds that there were for this counter."""
+        """The refill rounds so far, as counted for this counter."""
         return self.rounds
 
     def _refill_amount(self, counter: DeficitCounter) -> float:
-        """What a round of now adds to it."""
+        """What a round adds to this counter now."""
         return counter.quantum
 
     def _missed_rounds(self, counter: DeficitCounter) -> float:
-        """The rounds that it has not taken in, counted in rounds of now."""
+        """The rounds that this counter has not taken in, in rounds of the present size."""
         return self.rounds - counter.rounds
 
     def _catch_up(self, counter: DeficitCounter) -> float:
-        """Give a counter the beginning and the refills that it missed; returns its credit."""
+        """Apply the reset and the refills that a counter missed; returns its deficit."""
         clock = self.rounds if counter.group is None else self._clock(counter)
         if counter.epoch != self._epoch or counter.rounds != clock:
             counter.deficit = self._current(counter)
@@ -181,9 +185,10 @@ class DeficitTable(Generic[K]):
         return counter.deficit
 
     def _current(self, counter: DeficitCounter) -> float:
-        """A counter's credit, with the beginning and the refills that it missed; changes nothing.
+        """A counter's deficit after the reset and the refills that it missed. Changes nothing.
 
-        That counts where nobody may see that it was looked at: rounding makes two refills other than one of both.
+        Callers that must leave no trace use this: because of rounding, applying two refills one by one differs from
+        applying both at once.
         """
         amount = self._refill_amount(counter)
         if counter.epoch != self._epoch:
@@ -192,7 +197,7 @@ class DeficitTable(Generic[K]):
 
 
 def _rounds_until_positive(deficit: float, quantum: float) -> int:
-    """How many quanta make this credit positive."""
+    """The number of quanta that makes this deficit positive."""
     if deficit > 0:
         return 0
     rounds = floor(-deficit / quantum) + 1

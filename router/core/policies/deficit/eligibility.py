@@ -1,18 +1,20 @@
-"""Whose turn it may be: DLPM's deficit counters, and who of their clients waits or has something in flight.
+"""Which client may be served next: DLPM's deficit counters, and which clients wait or have requests in flight.
 
 "Locality-aware Fair Scheduling in LLM Serving", Algorithm 1, CHECKREFILL and line 13, for one queue or for a pool. A
-client with credit may go. The theorem leaves the order among those free. Four things decide it, in this order:
+client with a positive deficit is eligible. The theorem leaves the order among eligible clients free. Here, clients of a
+lower priority class go first:
 
-1. A client is *overdue* that has nothing in flight while, since it began to wait or last had a turn, so many requests
-   went that each active client could have had one. It goes first, and even with a small debt: a client that paid for a
-   long prompt at once is not to wait until all others have paid as much.
-2. A client is *fresh* if the input that it began to wait with costs no more than a head start, and it was not charged
-   more than that since; and *sparse* if it has nothing in flight, or in a pool less than one request for each worker.
-   Else a client that seldom asks for anything would wait until the long matches of a heavy one have used up a quantum.
-   Clients that are both have their turn one after the other, as new flows in FQ-CoDel (RFC 8290, section 4.2): by
-   longest match, some of many clients with one call open each would wait until all others have used up a quantum.
-3. Fresh clients go before others, and then sparse ones: of each the longest match first.
-4. So does it among all the rest.
+1. A client is *overdue* if it has nothing in flight and, since it began to wait or last had a turn, so many requests
+   were dispatched that each active client could have had one. It goes first, even with a small debt: a client that paid
+   for a long prompt at once need not wait until all others have paid as much.
+2. A client is *fresh* if the input of the request with which it began to wait costs no more than a head start, and it
+   was not charged more than that since. A client is *sparse* if it has nothing in flight or, in a pool, fewer requests
+   than there are workers. Without these classes, a client that seldom sends a request would wait until the long matches
+   of a heavy client have used up a quantum. Clients that are both take turns, like new flows in FQ-CoDel (RFC 8290,
+   section 4.2): by longest match, some of many clients with one call open each would wait until all others have used up
+   a quantum.
+3. Then fresh clients go, and then sparse ones: in each class the longest match first.
+4. All other eligible clients go last, again by longest match.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -28,14 +30,14 @@ from router.core.policies.deficit.refill_schedule import RefillSchedule
 from router.core.policies.deficit.rounds import Rounds
 
 OVERDUE, FRESH_AND_SPARSE, FRESH, SPARSE, ELIGIBLE = range(5)
-"""Where a client that may go stands: lower goes first."""
+"""The priority class of an eligible client: lower goes first."""
 PRIORITY_CLASSES: Final = ELIGIBLE + 1
 ROUND_ROBIN_CLASSES: Final = frozenset((OVERDUE, FRESH_AND_SPARSE))
-"""Those of which the client goes first that had its last turn before the others."""
+"""Classes in which the client whose last turn is the longest ago goes first."""
 
 
 class Eligibility:
-    """The counter of every client, and who contends for what is next."""
+    """Keeps every client's deficit counter and decides which clients may be served, and in which order."""
 
     def __init__(
         self,
@@ -45,10 +47,10 @@ class Eligibility:
         shares: Shares,
         debtors: int = DEBTOR_LIMIT,
     ) -> None:
-        """`on_priority_change` is told of each waiting client whose standing is another than before.
+        """`on_priority_change` is called with each waiting client whose priority class changes.
 
-        `rate`: see `Rounds`, of the workers that this queue is for. `debtors`: how many debts are kept of who is
-        forgotten. Nobody is sparse until `set_sparse_limit`.
+        `rate`: the service rate of the workers of this queue; see `Rounds`. `debtors`: how many counters of forgotten
+        clients are kept because they are in debt. No client is sparse before `set_sparse_limit`.
         """
         self._on_priority_change = on_priority_change
         self._parameters = parameters
@@ -58,37 +60,38 @@ class Eligibility:
         self._deficits = ClientDeficits(shares, debtors)
         self._active = ActiveClients()
         self._waiting: dict[ClientId, dict[str, int]] = {}
-        """How many requests of each client wait, by route."""
+        """The number of each client's waiting requests, by route."""
         self._eligible: dict[ClientId, int] = {}
-        """Those of them that have credit, with their standing."""
+        """The waiting clients that are eligible, with their priority class."""
         self.waiting_priority_class: Final = self._eligible.get
-        """The standing of a client that waits; None without credit."""
+        """The priority class of a waiting client; None if the client is not eligible."""
         self._eligible_by_route: dict[str, int] = {}
-        """How many clients with credit wait, by route."""
+        """The number of waiting eligible clients, by route."""
         self._refill_schedule = RefillSchedule(self._deficits, self._waits_ineligible)
         self._in_flight: dict[ClientId, dict[RequestId, None]] = {}
         self._last_turns: dict[ClientId, int] = {}
-        """When each client that waits last had a turn, or began to wait, the latest last; no two have the same."""
+        """By waiting client, the clock value of its last turn or of the start of its wait, in increasing order. Values
+        are unique."""
         self.last_turn: Final = self._last_turns.__getitem__
-        """That of a client that waits."""
+        """The clock value of a waiting client's last turn."""
         self._clock = 0
-        """Turns so far, and beginnings of waits."""
+        """Counts turns and starts of waits."""
         self._dispatches = 0
         """Requests dispatched so far."""
         self._overdue_checks: dict[ClientId, int] = {}
-        """For each client that waits how many had gone when it was last looked at for being overdue, in this order."""
+        """By waiting client, the number of dispatches at its last check for being overdue, in increasing order."""
         self._overdue: set[ClientId] = set()
         self._head_starts: dict[ClientId, float] = {}
-        """What is left of their head start, in cost units, of those that wait and have some."""
+        """What is left of the head start of each fresh waiting client, in cost units."""
         self._restored = False
-        """Whether credit is from before a restart, and nobody has contended since."""
+        """True if deficits are from before a restart and no two clients have waited at once since."""
 
     def deficit(self, client: ClientId) -> float | None:
-        """q_i, in cost units; None for a client that was never here."""
+        """q_i, in cost units; None for an unknown client."""
         return self._deficits.deficit_or_none(client)
 
     def priority_class(self, client: ClientId) -> int | None:
-        """A client's standing; None if it may not go."""
+        """A client's priority class; None if the client is not eligible."""
         return self._class_of(client) if self._is_eligible(client) else None
 
     def _is_eligible(self, client: ClientId) -> bool:
@@ -103,17 +106,19 @@ class Eligibility:
         return SPARSE if sparse else ELIGIBLE
 
     def set_sparse_limit(self, sparse_limit: int) -> None:
-        """From now on those with fewer requests in flight than this go before the others."""
+        """Count clients with fewer requests in flight than this as sparse from now on."""
         self._sparse_limit = sparse_limit
         for client in self._eligible:
             self._update_priority_class(client)
 
     def add_waiting(self, request: Request, cost: float = 0.0) -> None:
-        """One more request waits; its client has Q^u times its weight, and the first time what a round adds to that.
+        """Add a waiting request. A new client starts with one quantum, Q^u times its weight; a client that begins to
+        wait keeps at most what a round adds.
 
-        `cost`: what its input would cost now, in cost units. A client is not fresh if that is more than a head start.
+        `cost`: the cost of the request's input now, in cost units. If that is more than a head start, the client is not
+        fresh.
 
-        In a group, it has no more than its part of what that has when it begins to wait or to have something in flight.
+        A member of a group that becomes active has at most its share of the group's deficit.
         """
         client = request.client
         quantum_changed = self._deficits.register(request, self._parameters.quantum, active=client in self._active)
@@ -142,7 +147,7 @@ class Eligibility:
         self._move_to_back(client)
 
     def _move_to_back(self, client: ClientId) -> None:
-        """A client that waits is behind the others from now on, where they go in turn."""
+        """Put a waiting client behind all others, where clients take turns."""
         self._clock += 1
         self._last_turns.pop(client, None)
         self._last_turns[client] = self._clock
@@ -155,7 +160,9 @@ class Eligibility:
             self._update_priority_class(client)
 
     def may_pass_through(self, request: Request, *, refill: bool) -> bool:
-        """Whether a client has credit that comes while nobody waits; after a refill, if that is allowed."""
+        """Whether a client whose request arrives while no client waits is eligible; after a refill, if that is
+        allowed.
+        """
         self._deficits.register(request, self._parameters.quantum, active=request.client in self._active)
         self._active.add_request(request.client, self._shares.effective_weight(request))
         self._deficits.cap(request.client, self._round_fraction(self._active.weight))
@@ -165,7 +172,7 @@ class Eligibility:
         return self._deficits.deficit(request.client) > 0
 
     def remove_waiting(self, request: Request) -> None:
-        """One waits no more."""
+        """Remove a request that no longer waits."""
         client = request.client
         self._active.remove_request(client)
         routes, route = self._waiting[client], request.route
@@ -181,7 +188,7 @@ class Eligibility:
                 self._overdue.discard(client)
 
     def request_dispatched(self, request: Request) -> None:
-        """It is in flight."""
+        """Count a request as in flight."""
         client = request.client
         self._active.add_request(client, self._shares.effective_weight(request))
         self._dispatches += 1
@@ -192,7 +199,7 @@ class Eligibility:
         self._update_priority_class(client)
 
     def request_ended(self, request: Request) -> None:
-        """It is in flight no more."""
+        """Count a request as no longer in flight."""
         requests = self._in_flight[request.client]
         del requests[request.id]
         if not requests:
@@ -201,7 +208,9 @@ class Eligibility:
         self._update_priority_class(request.client)
 
     def charge(self, client: ClientId, cost: float) -> bool:
-        """Take this much from a client's credit, or give it back; returns whether it has none now, and had some."""
+        """Subtract this cost from a client's deficit; a negative cost is a refund. Returns whether the deficit ceased
+        to be positive.
+        """
         self._deficits.charge(client, cost)
         deficit = self._deficits.deficit(client)
         if client in self._head_starts:
@@ -214,27 +223,28 @@ class Eligibility:
         return deficit <= 0 < deficit + cost
 
     def has_positive_deficit(self, client: ClientId) -> bool:
-        """Whether a client has some, whether it waits or not."""
+        """Whether a client's deficit is positive, whether the client waits or not."""
         return self._deficits.deficit(client) > 0
 
     def weight(self, client: ClientId) -> float:
-        """What a client weighs."""
+        """A client's weight."""
         return self._deficits.quantum(client) / self._parameters.quantum
 
     def ineligible_weight(self, routes: Collection[str]) -> float:
-        """What those weigh together that have a request of one of these routes waiting and have no credit."""
+        """The total weight of the clients that are not eligible and have a request of one of these routes waiting."""
         ineligible = [each for each in self._waiting if each not in self._eligible and self._waits_on(each, routes)]
         return sum([self.weight(client) for client in ineligible])
 
     @property
     def in_flight(self) -> bool:
-        """Whether anything is."""
+        """Whether any request is in flight."""
         return bool(self._in_flight)
 
     def refill(self, routes: Collection[str] | None = None) -> list[ClientId]:
-        """CHECKREFILL: if clients wait and none of them has credit, add quanta until one has; returns who has by that.
+        """CHECKREFILL: if clients wait and none is eligible, add quanta until one is. Returns the clients that became
+        eligible.
 
-        `routes`: only those count that have a request of one of these waiting.
+        `routes`: consider only clients that have a request of one of these routes waiting.
         """
         if self.any_eligible(routes):
             return []
@@ -245,47 +255,50 @@ class Eligibility:
         return self._collect_refilled()
 
     def any_eligible(self, routes: Collection[str] | None = None) -> bool:
-        """Whether a client with credit waits, with a request of one of these routes."""
+        """Whether an eligible client waits with a request of one of these routes."""
         return bool(self._eligible) if routes is None else not self._eligible_by_route.keys().isdisjoint(routes)
 
     def reset(self) -> None:
-        """Give every client one quantum, as at its first request: whoever used an idle machine owes nothing for it, and
-        whoever comes then is not before the others for being new. To be asked while nobody waits.
+        """Give every client one quantum, as at its first request. Called only while no client waits.
+
+        So use of an idle machine leaves no debt, and a client that is new has no advantage over known ones.
         """
         if not self._restored:
             self._deficits.reset()
 
     def forget(self, client: ClientId) -> None:
-        """A client that has nothing under way is remembered for what it owes alone."""
+        """Keep the counter of a client without requests only if it is in debt."""
         self._deficits.forget(client)
 
     def saved(self) -> Iterator[tuple[ClientId, float, float]]:
-        """Each client's credit and quantum; see `DeficitTable.saved`."""
+        """Yield each client's deficit and quantum; see `DeficitTable.saved`."""
         return self._deficits.saved()
 
     def restore(self, client: ClientId, deficit: float, quantum: float) -> None:
-        """Begin with this credit. It holds until two clients wait at once: before that, that nobody waits says nothing
-        about whether there were others before the restart.
+        """Load a client's counter. `reset` leaves it alone until two clients wait at once: before that, an empty queue
+        does not show whether other clients waited before the restart.
         """
         self._deficits.restore(client, deficit, quantum)
         self._restored = True
 
     def saved_groups(self) -> Iterator[tuple[GroupId, float, float]]:
-        """Each group's; see `ClientDeficits.saved_groups`."""
+        """Yield each group's deficit and quantum; see `ClientDeficits.saved_groups`."""
         return self._deficits.saved_groups()
 
     def restore_group(self, group: GroupId, deficit: float, quantum: float) -> None:
-        """Begin with this of a group; it holds as long as that of clients does."""
+        """Load a group's counter. Like clients' counters, it is not reset until two clients wait at once."""
         self._deficits.restore_group(group, deficit, quantum)
         self._restored = True
 
     def _refill_for(self, client: ClientId) -> None:
-        """Add quanta until this client has credit: rounding may leave it at the edge, and then one more is needed."""
+        """Add quanta until this client's deficit is positive. Rounding may leave it at zero; then one more round is
+        needed.
+        """
         while self._deficits.deficit(client) <= 0:
             self._deficits.refill_for(client, self._round_fraction(self._active.weight))
 
     def mark_overdue(self) -> None:
-        """Note who of those that wait is overdue, if all have been looked at that were to be before."""
+        """Mark waiting clients as overdue whose last check is enough dispatches ago."""
         if not self._parameters.overdue_after:
             return
         threshold = self._dispatches - self._parameters.overdue_after * len(self._active)
@@ -301,7 +314,7 @@ class Eligibility:
                 self._update_priority_class(client)
 
     def _restart_overdue_check(self, client: ClientId) -> None:
-        """Look at a client for being overdue once more, when as many requests as that takes have gone from now on."""
+        """Check again whether the client is overdue after as many dispatches from now as that takes."""
         self._overdue_checks.pop(client, None)
         self._overdue_checks[client] = self._dispatches
 
@@ -312,7 +325,7 @@ class Eligibility:
         return routes is None or not self._waiting[client].keys().isdisjoint(routes)
 
     def _collect_refilled(self) -> list[ClientId]:
-        """Note everybody who has credit by the rounds of now, and return them."""
+        """Mark and return all clients that the refill rounds so far have made eligible."""
         refilled = []
         for client in self._refill_schedule.pop_refilled():
             if self._waits_ineligible(client):
@@ -324,11 +337,11 @@ class Eligibility:
         return refilled
 
     def _schedule_refill(self, client: ClientId) -> None:
-        """Note when a waiting client without credit will have some."""
+        """Note when a waiting client that is not eligible will be."""
         self._refill_schedule.schedule(client, self._waiting, most=2 * len(self._waiting) + 16)
 
     def _update_eligibility(self, client: ClientId) -> None:
-        """Note whether a waiting client has credit, and tell if that changed."""
+        """Update whether a waiting client is eligible, and report a change."""
         eligible = self._is_eligible(client)
         if eligible == (client in self._eligible):
             return
@@ -341,7 +354,7 @@ class Eligibility:
         self._on_priority_change(client)
 
     def _update_priority_class(self, client: ClientId) -> None:
-        """Note how much a client has in flight, where that changes its standing."""
+        """Update an eligible waiting client's priority class, and report a change."""
         if client in self._eligible and self._eligible[client] != (priority_class := self._class_of(client)):
             self._eligible[client] = priority_class
             self._on_priority_change(client)

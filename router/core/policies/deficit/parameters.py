@@ -1,34 +1,36 @@
-"""The parameters of an order by deficits, in one queue or in a pool."""
+"""The parameters of an order by deficits, for one queue or a pool."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class DeficitParameters:
-    """Credit, rounds, and who goes before the longest match."""
+    """Quanta, refill rounds, and which eligible clients go before the longest match."""
 
     quantum: float = 20_000.0
-    """Q^u, in cost units: the most that a round adds to a client's credit. More: better locality, looser fairness."""
+    """Q^u, in cost units: the most that a refill round adds to a client's deficit. Higher: better locality, looser
+    fairness."""
     sparse_first: bool = True
-    """Among clients with credit, those with few requests in flight go first: at one worker those with nothing in
-    flight there, in a pool those with fewer than there are workers."""
+    """Among eligible clients, serve those with few requests in flight first: at one worker those with none there, in a
+    pool those with fewer than there are workers."""
     head_start: float = 4_000.0
-    """For how much, in cost units, a client that begins to wait goes before those with credit that waited already; not
-    if the input that it begins with costs more. 0: never."""
+    """Cost units for which a client that begins to wait goes before eligible clients that waited already, unless its
+    first input costs more. 0: never."""
     round_seconds: float = 40.0
-    """T: a round adds no more to each client's credit than its share of what the workers serve in this time. More:
+    """T, in seconds: a refill round adds at most a client's share of what the workers serve in this time. Higher:
     better locality with many clients, longer waits. 0: a round adds Q^u, however long that lasts."""
     overdue_after: float = 1.0
-    """A client with nothing in flight goes first when, since its last turn, so many requests went for each active
-    client. 0: never."""
+    """Serve a client with nothing in flight first once this many requests per active client were dispatched since its
+    last turn. 0: never."""
     overdraft: float = 0.2
-    """The debt, as a share of Q^u, with which it may still go then."""
+    """The largest debt, as a fraction of Q^u, with which such an overdue client may still be served."""
     patience: int = 32
-    """How many may go in the turn of a request that does not fit a worker's window; then room is kept for it."""
+    """How often other requests may go ahead of one that does not fit a worker's window before room is kept for it."""
     oldest_every: int = 16
-    """One in so many requests of a waiting client is its oldest, whatever its match; 0 for none."""
+    """Serve a client's oldest waiting request, ignoring prefix match, once every N turns (0 = never)."""
     engine_lpm_seconds: float = 10.0
-    """At a worker whose engine itself orders by longest match, how long one that it has not begun holds up a refill."""
+    """Seconds for which a request that a worker has not started delays a refill, if the worker's engine orders by
+    longest match itself."""
 
     def __post_init__(self) -> None:
         if self.quantum <= 0:
@@ -38,5 +40,5 @@ class DeficitParameters:
 
     @property
     def deficit_range(self) -> float:
-        """How far a client's credit may lie, in cost units for weight 1, above that with which it may just go."""
+        """The range of deficits with which a client can be eligible, in cost units for weight 1."""
         return self.quantum * (1 + self.overdraft) if self.overdue_after else self.quantum

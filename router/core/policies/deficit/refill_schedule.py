@@ -1,4 +1,4 @@
-"""When waiting clients without credit will have some."""
+"""When waiting clients that are not eligible will be."""
 
 from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush, heapreplace
@@ -9,30 +9,34 @@ from router.core.policies.deficit.client_deficits import ClientDeficits
 
 
 class Refill(NamedTuple):
-    """The time on its group's clock by which a waiting client has credit; it may be later by now, but not earlier."""
+    """The time on its group's clock at which a waiting client becomes eligible. By now it may be later, but not
+    earlier.
+    """
 
     time: float
     client: ClientId
 
 
 class RefillSchedule:
-    """What is expected, by group: what a round brings to one is another thing than what it brings to the next.
+    """Expected refills, in one heap per group, because a round adds different amounts to different groups.
 
-    To look for who is first costs no more with many members of a group than with few.
+    The cost of finding the first client does not grow with the number of members of a group.
     """
 
     def __init__(self, deficits: ClientDeficits, ineligible: Callable[[ClientId], bool]) -> None:
-        """`ineligible`: whether a client waits and has no credit."""
+        """`ineligible` returns whether a client waits and is not eligible."""
         self._deficits = deficits
         self._is_ineligible = ineligible
         self._heaps: dict[GroupId | None, list[Refill]] = {}
 
     def __len__(self) -> int:
-        """How much is noted, what holds no more included."""
+        """The number of entries, stale ones included."""
         return sum([len(heap) for heap in self._heaps.values()])
 
     def schedule(self, client: ClientId, waiting: Iterable[ClientId], most: int) -> None:
-        """Note when a client will have credit. If more than `most` are noted, only those of who is `waiting` stay."""
+        """Note when a client will be eligible. With more than `most` entries in its heap, keep only clients that are
+        `waiting`.
+        """
         group = self._deficits.group_of(client)
         heap = self._heaps.setdefault(group, [])
         heappush(heap, Refill(self._deficits.refill_time(client), client))
@@ -44,14 +48,14 @@ class RefillSchedule:
             heapify(heap)
 
     def earliest(self, counts: Callable[[ClientId], bool]) -> ClientId | None:
-        """Whom the fewest rounds give credit, of those that count."""
+        """The client that needs the fewest rounds, of those for which `counts` is true."""
         heads = [earliest for group in list(self._heaps) if (earliest := self._earliest_of(group, counts)) is not None]
         if len(heads) < 2:
             return heads[0] if heads else None
         return min(heads, key=self._deficits.quanta_short)
 
     def pop_refilled(self) -> list[ClientId]:
-        """Take out those whose time has come."""
+        """Remove and return the clients whose time has come."""
         pop_refilled = []
         for group, heap in self._heaps.items():
             clock = self._deficits.clock(group)

@@ -1,9 +1,9 @@
-"""How long a client's requests may stay with a worker: D²LPM's counters q_{i,w}.
+"""D²LPM's counters q_{i,w}, which limit how long a client's requests stay with a worker.
 
-"Locality-aware Fair Scheduling in LLM Serving", section 5.2, Algorithm 2, with the rules that it leaves open: a worker
-that is new to a client starts with the highest credit that the client has anywhere, or it would get nothing to do; and
-Q^w is scaled with what a worker is measured to serve, so that a slow one holds its clients for as long as a fast one,
-not for as much.
+"Locality-aware Fair Scheduling in LLM Serving", section 5.2, Algorithm 2, with two rules that it leaves open: a worker
+that is new to a client starts with the client's highest deficit at any worker, or it would receive no requests; and Q^w
+is scaled with the worker's measured service rate, so that a slow worker holds its clients for the same time as a fast
+one, not for the same cost.
 """
 
 from collections import defaultdict
@@ -16,7 +16,7 @@ from router.core.policies.deficit.deficits import DeficitTable
 
 
 class WorkerDeficits:
-    """For each client a counter by worker."""
+    """For each client, a deficit counter per worker."""
 
     def __init__(self, quantum: float, speed: Callable[[WorkerId], float], shares: Shares) -> None:
         """`quantum`: Q^w, in cost units, of a client of weight 1 at a worker of mean speed."""
@@ -26,7 +26,9 @@ class WorkerDeficits:
         self._tables: defaultdict[ClientId, DeficitTable[WorkerId]] = defaultdict(DeficitTable)
 
     def refilled_table(self, request: Request, workers: Sequence[WorkerId]) -> DeficitTable[WorkerId]:
-        """The client's counters, with one for each of these workers, of which at least one has credit."""
+        """The client's counters, with one for each of these workers, refilled until at least one of these is
+        positive.
+        """
         table = self.table(request, workers)
         if all(table.deficit(worker) <= 0 for worker in workers):
             for worker in workers:
@@ -47,27 +49,27 @@ class WorkerDeficits:
         return self._quantum * self._shares.effective_weight(request) * self._speed(worker)
 
     def charge(self, client: ClientId, worker: WorkerId, cost: float) -> None:
-        """Take this much from a client's credit at a worker, or give it back."""
+        """Subtract this cost from a client's deficit at a worker; a negative cost is a refund."""
         self._tables[client].charge(worker, cost)
 
     def forget(self, client: ClientId) -> None:
-        """Begin anew with a client, should it come again: its counters are no debt towards anybody else."""
+        """Discard a client's counters: they are no debt towards other clients."""
         self._tables.pop(client, None)
 
     def forget_worker(self, worker: WorkerId) -> None:
-        """Begin anew with a worker, should it come again."""
+        """Discard all counters for a worker."""
         for table in self._tables.values():
             table.drop(worker)
 
     def saved(self) -> Iterator[SavedCounter]:
-        """Every counter; others may change between two of them."""
+        """Yield every counter. Counters may change between two items."""
         for client in list(self._tables):
             table = self._tables.get(client)
             for worker, deficit, quantum in table.saved() if table is not None else ():
                 yield SavedCounter(client, worker, deficit, quantum)
 
     def restore(self, rows: Iterable[SavedCounter]) -> None:
-        """Begin with these."""
+        """Load saved counters."""
         for client, worker, deficit, quantum in rows:
             if worker is not None:
                 self._tables[client].join(worker, quantum, deficit)

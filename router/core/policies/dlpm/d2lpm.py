@@ -1,9 +1,9 @@
-"""D²LPM's placement: stay where the prefix is, until the client's credit at that worker is used up.
+"""D²LPM's placement: stay where the prefix is cached until the client's deficit at that worker is used up.
 
-"Locality-aware Fair Scheduling in LLM Serving", section 5.2, Algorithm 2. Where this departs from it:
-the queue is the proxy's, so a request is charged when it is placed, and what was booked then is replaced by
-what it really costs once it is dispatched; by default only the extend tokens are charged, as the local
-scheduler does, and a worker far above the lightest one is left although the client has credit there.
+"Locality-aware Fair Scheduling in LLM Serving", section 5.2, Algorithm 2. Differences: the queue is the router's, so a
+request is charged when it is placed, and this booking is replaced by the actual cost at dispatch; by default only the
+extend tokens are charged, as in the local scheduler; and a worker whose load is far above the lightest one's is left
+even if the client's deficit there is positive.
 """
 
 from collections import Counter, defaultdict
@@ -25,18 +25,19 @@ class D2lpmParameters:
     """D²LPM placement (Algorithm 2)."""
 
     quantum: float = 100_000.0
-    """Q^w, in cost units: what a refill adds to a client's credit at each worker. More: stickier."""
+    """Q^w, in cost units: what a refill adds to a client's deficit at each worker. Higher: requests stay longer."""
     charge_full_input: bool = False
-    """Charge the whole input, as printed, instead of its extend tokens; then nothing else leaves a hot prefix."""
+    """Charge the whole input, as the paper prints it, instead of its extend tokens; then load never makes a request
+    leave."""
     load_ratio: float = 2.0
     """With the extend charge: leave a worker whose load is more than this many times the lightest one's ..."""
     load_slack: int = 4
     """... plus this many requests."""
     steal_loss: int = 256
-    """What a request may lose, in cached tokens, when a worker with nothing to do takes it over: about as much as one
-    step of prefill computes anyway. Negative: nothing is ever taken over."""
+    """Cached tokens that a request may lose when an idle worker takes it over: about what one prefill step computes
+    anyway. Negative: no request is taken over."""
     by_service_rate: bool = True
-    """Scale Q^w with the measured service rate of each worker, against the mean of the fleet."""
+    """Scale Q^w with each worker's measured service rate, relative to the mean of the fleet."""
 
     def __post_init__(self) -> None:
         if self.quantum <= 0:
@@ -46,7 +47,7 @@ class D2lpmParameters:
 
 
 class Booking(NamedTuple):
-    """What a waiting request is charged in advance."""
+    """The advance charge of a waiting request."""
 
     client: ClientId
     worker: WorkerId
@@ -54,7 +55,7 @@ class Booking(NamedTuple):
 
 
 class D2lpm(Placement):
-    """Counters q_{i,w} per client and worker; longest match among the workers where the client has credit."""
+    """Longest prefix match among the workers where the client's deficit q_{i,w} is positive."""
 
     locality: ClassVar[bool] = True
 
@@ -68,18 +69,17 @@ class D2lpm(Placement):
         self._cost: LinearCost = replace(cost, cached=cost.extend) if self._parameters.charge_full_input else cost
         self._bookings: dict[RequestId, Booking] = {}
         self._waiting: Counter[tuple[ClientId, WorkerId]] = Counter()
-        """Requests of a client that wait for a worker; none that is 0."""
+        """The number of a client's requests that wait for a worker. Zeros are removed."""
         self._turn = 0
 
     def place(self, request: Request, candidates: Sequence[Candidate]) -> Placed:
-        """SELECTWORKER of Algorithm 2, with the load escape."""
+        """SELECTWORKER of Algorithm 2, with the escape by load."""
         table = self._worker_deficits.refilled_table(request, [c.worker for c in candidates])
         eligible = [c for c in candidates if table.deficit(c.worker) > 0]
         chosen, why = self._choose(request.client, candidates, eligible)
         return Placed(chosen.worker, why)
 
     def book(self, request: Request, candidate: Candidate) -> None:
-        """See `Placement`."""
         cost = self._cost(Tokens(candidate.extend_tokens, candidate.cached_tokens))
         self._worker_deficits.table(request, [candidate.worker])
         self._worker_deficits.charge(request.client, candidate.worker, cost)
@@ -102,10 +102,11 @@ class D2lpm(Placement):
         return chosen, "prefix"
 
     def _elsewhere(self, client: ClientId, eligible: Sequence[Candidate]) -> Candidate:
-        """Of the workers that are not overloaded, one where the fewest of the client's own requests wait.
+        """Choose, of the workers that are not overloaded, one where the fewest of the client's own requests wait.
 
-        In a fair queue a client waits for its own requests. And only a client that is backlogged in every queue has its
-        share of the whole fleet: by load alone, one's requests gather at one worker and another's at the next.
+        In a fair queue a client waits for its own requests. And a client gets its share of the whole fleet only if it
+        is backlogged in every queue: by load alone, one client's requests would gather at one worker and another's at
+        the next.
         """
         least = lightest(eligible, self._turn)
         near = [c for c in eligible if not self._overloaded(c, least)]
@@ -116,7 +117,6 @@ class D2lpm(Placement):
         return chosen.load > self._parameters.load_ratio * lightest_one.load + self._parameters.load_slack
 
     def unplace(self, request: RequestId) -> None:
-        """See `Placement`."""
         booking = self._bookings.pop(request)
         self._worker_deficits.charge(booking.client, booking.worker, -booking.cost)
         self._waiting[booking.client, booking.worker] -= 1
@@ -124,35 +124,31 @@ class D2lpm(Placement):
             del self._waiting[booking.client, booking.worker]
 
     def advance(self, now: float) -> None:
-        """See `Placement`. Time changes nothing here."""
+        """Do nothing: time does not change the placement."""
 
     def request_dispatched(self, request: RequestId, now: float) -> None:
-        """See `Placement`. What was booked is given back by `unplace`, and what it costs is charged."""
+        """Do nothing: `unplace` refunds the booking, and `request_charged` charges the actual cost."""
 
     def request_ended(self, request: RequestId) -> None:
-        """See `Placement`. All of it is charged by then."""
+        """Do nothing: the whole cost is charged by then."""
 
     def request_charged(self, charge: Charge) -> None:
-        """See `Placement`."""
         self._worker_deficits.charge(charge.client, charge.worker, charge.at(self._cost))
 
     def worker_left(self, worker: WorkerId) -> None:
-        """See `Placement`. The counters stay: a worker that comes back finds the debts it left."""
+        """Do nothing: the counters stay, so that a worker that returns finds the debts that it left."""
 
     def deficit(self, client: ClientId, worker: WorkerId) -> float | None:
-        """See `Placement`."""
         return self._worker_deficits.deficit(client, worker)
 
     def forget(self, client: ClientId) -> None:
-        """See `Placement`."""
         self._worker_deficits.forget(client)
 
     def forget_worker(self, worker: WorkerId) -> None:
-        """See `Policy`."""
         self._worker_deficits.forget_worker(worker)
 
     def saved(self) -> Iterator[SavedCounter]:
-        """See `Placement`. What requests that wait are charged in advance is given back: they do not survive."""
+        """Refunds the bookings of waiting requests in what it yields: waiting requests do not survive a restart."""
         booked: defaultdict[tuple[ClientId, WorkerId | None], float] = defaultdict(float)
         for booking in self._bookings.values():
             booked[booking.client, booking.worker] += booking.cost
@@ -160,5 +156,4 @@ class D2lpm(Placement):
             yield row._replace(value=row.value + booked[row.client, row.worker])
 
     def restore(self, rows: Iterable[SavedCounter]) -> None:
-        """See `Placement`."""
         self._worker_deficits.restore(rows)

@@ -1,10 +1,10 @@
-"""DLPM, deficit longest prefix match: longest match first, among the clients that have credit.
+"""DLPM, deficit longest prefix match: longest match first, among the eligible clients.
 
-"Locality-aware Fair Scheduling in LLM Serving", section 4.1, Algorithm 1. Where this departs from it: credit is
-refilled in closed form, and whoever has some is topped up to one quantum; a client that begins to wait, and then one
-with nothing in flight at the worker, goes before the longest match; a client seen for the first time starts with one
-quantum; debt is never shed by leaving and coming back, but when nobody waits all begin anew with one quantum, since
-using an idle machine takes nothing from anybody.
+"Locality-aware Fair Scheduling in LLM Serving", section 4.1, Algorithm 1. Differences: deficits are refilled in closed
+form, and positive ones are topped up to one quantum; a client that begins to wait, and then one with nothing in flight
+at the worker, goes before the longest match; a new client starts with one quantum; and a client cannot shed debt by
+leaving and returning, but when no client waits all are reset to one quantum, because use of an idle machine takes
+nothing from others.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -26,18 +26,18 @@ class DlpmParameters(DeficitParameters):
 
     # At one worker many clients have nothing in flight; these rules would make light ones wait longer there.
     head_start: float = 2_000.0
-    """For how much, in cost units, a client that begins to wait goes before those with credit that waited already; not
-    if the input that it begins with costs more. 0: never."""
+    """Cost units for which a client that begins to wait goes before eligible clients that waited already, unless its
+    first input costs more. 0: never."""
     round_seconds: float = 0.0
-    """T: a round adds no more to each client's credit than its share of what the worker serves in this time. 0: a round
+    """T, in seconds: a refill round adds at most a client's share of what the worker serves in this time. 0: a round
     adds Q^u, however long that lasts."""
     overdue_after: float = 0.0
-    """A client with nothing in flight here goes first when, since its last turn, so many requests went for each active
-    client. 0: never."""
+    """Serve a client with nothing in flight here first once this many requests per active client were dispatched since
+    its last turn. 0: never."""
 
 
 class Dlpm(Order):
-    """Counters q_i of one worker's queue; longest match among the requests of clients with credit."""
+    """Keeps the counters q_i of one worker's queue; longest match among the requests of eligible clients."""
 
     def __init__(self, context: PolicyContext, worker: WorkerId) -> None:
         self._parameters = context.parameters.of(DlpmParameters)
@@ -62,55 +62,47 @@ class Dlpm(Order):
         return len(self._queue)
 
     def waiting(self) -> Collection[RequestId]:
-        """See `Order`."""
         return self._queue.requests
 
     def push(self, request: Request) -> None:
-        """See `Order`."""
         if not self._queue and not self._awaiting_first_token:
             self._eligibility.reset()
         self._eligibility.add_waiting(request, self._input_cost(request))
         self._queue.push(request)
 
     def remove(self, request: RequestId) -> Request:
-        """See `Order`."""
         removed = self._queue.remove(request)
         self._eligibility.remove_waiting(removed)
         return removed
 
     def pass_through(self, request: Request, now: float) -> bool:
-        """See `Order`. A client without credit that contends with nobody is refilled."""
+        """Refills a client that is not eligible, as no other client competes with it."""
         if not self._awaiting_first_token:
             self._eligibility.reset()
         contends = not self._refill_held_up(now)
         return self._eligibility.may_pass_through(request, refill=contends)
 
     def select(self, fits: Fits, now: float) -> Turn | None:
-        """See `Order`. Refills the counters when no client that waits has credit."""
+        """Refills the counters if no waiting client is eligible."""
         self._eligibility.mark_overdue()
         if not self._refill_held_up(now):
             self._eligibility.refill()
         return self._queue.longest(fits)
 
     def match_changed(self, requests: Iterable[RequestId]) -> None:
-        """See `Order`."""
         self._queue.match_changed(requests)
 
     def request_dispatched(self, request: Request, now: float) -> None:
-        """See `Order`."""
         self._eligibility.request_dispatched(request)
         self._awaiting_first_token.add(request, now)
 
     def request_charged(self, charge: Charge) -> None:
-        """See `Order`."""
         self._eligibility.charge(charge.client, charge.at(self._cost))
 
     def request_started(self, request: Request) -> None:
-        """See `Order`."""
         self._awaiting_first_token.discard(request.id)
 
     def request_ended(self, request: Request) -> None:
-        """See `Order`."""
         self._awaiting_first_token.discard(request.id)
         self._eligibility.request_ended(request)
 
@@ -119,32 +111,25 @@ class Dlpm(Order):
         return self._eligibility.deficit(client)
 
     def grant(self, client: ClientId, cost: float) -> None:
-        """See `Order`."""
         self._eligibility.charge(client, -cost)
 
     def forget(self, client: ClientId) -> None:
-        """See `Order`."""
         self._eligibility.forget(client)
 
     def saved(self) -> Iterator[tuple[ClientId, float, float]]:
-        """See `Order`."""
         return self._eligibility.saved()
 
     def restore(self, client: ClientId, value: float, scale: float) -> None:
-        """See `Order`."""
         self._eligibility.restore(client, value, scale)
 
     def saved_groups(self) -> Iterator[tuple[GroupId, float, float]]:
-        """See `Order`."""
         return self._eligibility.saved_groups()
 
     def restore_group(self, group: GroupId, value: float, scale: float) -> None:
-        """See `Order`."""
         self._eligibility.restore_group(group, value, scale)
 
     @classmethod
     def gap_quantum(cls, context: PolicyContext) -> float | None:
-        """See `Properties`."""
         return context.parameters.of(DlpmParameters).deficit_range
 
     def _input_cost(self, request: Request) -> float:

@@ -1,12 +1,12 @@
-"""One DLPM queue for the whole fleet, in which every request has a home.
+"""One DLPM queue for the whole fleet, in which every request has a home worker.
 
 A worker with room takes the next request in the order of DLPM ("Locality-aware Fair Scheduling in LLM Serving",
-Algorithm 1), but passes over those that would lose more there than they lose elsewhere: at home, where most of their
-prefix is cached. A request leaves home when it has waited for some times as long as its prefix takes to compute
-anew, or when its client has used up its credit q_{i,w} there (Algorithm 2): then the prefix is copied.
+Algorithm 1), but skips requests that would lose more cached prefix there than at home, the worker that holds most of
+their prefix. A request leaves home when it has waited for a multiple of the time that its prefix takes to compute, or
+when its client's deficit q_{i,w} there is used up (Algorithm 2): then the prefix is copied.
 
-Since there is one queue and one counter for each client, the service of two backlogged clients is even over the whole
-fleet, not worker by worker, and a slow worker is given as much as it takes.
+Since there is one queue and one counter per client, the service of two backlogged clients is even over the whole fleet,
+not only worker by worker, and a slow worker receives as much as it can take.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -31,22 +31,22 @@ from router.core.policies.dlpm.unstarted import AwaitingFirstToken
 
 @dataclass(frozen=True, slots=True)
 class DlpmHomeParameters(DeficitParameters):
-    """DLPM from one pool, with homes."""
+    """DLPM from one pool, with home workers."""
 
     worker_quantum: float = 100_000.0
-    """Q^w, in cost units: what a refill adds to a client's credit at each worker. More: fewer copies of a prefix."""
+    """Q^w, in cost units: what a refill adds to a client's deficit at each worker. Higher: fewer copies of a prefix."""
     home_loss: int = 256
-    """A worker that holds this many tokens less of a prefix than the best is as much its home."""
+    """A worker whose cache holds at most this many tokens less of a prefix than the best is also a home."""
     home_patience: float = 3.0
-    """How many times as long as its prefix takes to compute a request waits for its home."""
+    """How long a request waits for its home, as a multiple of the time that its prefix takes to compute."""
     isolation: float = 0.45
-    """How long a refill is held back while clients with credit have calls running that it would slow, from 0, never, to
-    1, until they have had as much of the engines' time as those whom the last refill let in. More: running calls are
-    slowed less, at the cost of service in total."""
+    """How long a refill is delayed while eligible clients have calls running that it would slow: from 0, never, to 1,
+    until they have had as much engine time as the requests that the last refill admitted. Higher: running calls are
+    slowed less, at the cost of total service."""
     load_ratio: float = 2.0
-    """A home with more than this many times as many requests in flight as the worker with the fewest is left ..."""
+    """Leave a home with more than this many times the fewest requests in flight on any worker ..."""
     load_slack: int = 4
-    """... if it has this many more besides."""
+    """... plus this many requests."""
 
     def __post_init__(self) -> None:
         DeficitParameters.__post_init__(self)
@@ -59,16 +59,18 @@ class DlpmHomeParameters(DeficitParameters):
 
 
 class WorkerDispatches:
-    """What was sent to one worker."""
+    """The dispatches to one worker."""
 
     def __init__(self) -> None:
         self.awaiting_first_token = AwaitingFirstToken()
         self.last_dispatch = 0
-        """The number of the last request that was sent there, counted over all workers."""
+        """The number of the last request dispatched there, counted over all workers."""
 
 
 class DlpmHome(Policy):
-    """Counters q_i over the fleet, and q_{i,w}; longest match among the requests that are at home at a worker."""
+    """Keeps the counters q_i of the fleet and q_{i,w}; longest match among the requests that are at home at a
+    worker.
+    """
 
     def __init__(self, context: PolicyContext) -> None:
         self._parameters = parameters = context.parameters.of(DlpmHomeParameters)
@@ -87,15 +89,14 @@ class DlpmHome(Policy):
         self._records: dict[WorkerId, WorkerDispatches] = {}
         self._dispatches = 0
         self._newcomer: PooledRequest | None = None
-        """One that found nobody waiting, until the `next` that follows its arrival lets it go or wait."""
+        """A request that found no other waiting, until the next call of `next` dispatches it or queues it."""
 
     @property
     def next_deadline(self) -> float:
-        """See `Policy`. The next request that leaves home may find room elsewhere; a refill is held back no more."""
+        """The earlier of the next request leaving home and the end of a delayed refill."""
         return min(self._pool.next_deadline, self._refill_hold.next_deadline) if len(self._pool) else inf
 
     def enqueue(self, request: Request, now: float) -> None:
-        """See `Policy`."""
         self._queue_newcomer(now)
         placed = self._pool.place(request, self._view.input_tokens(request), now)
         if len(self._pool):
@@ -112,20 +113,18 @@ class DlpmHome(Policy):
         self._backlog.add(request.worker, request.client, now)
 
     def _queue_newcomer(self, now: float) -> None:
-        """It may not go, or something comes before its turn: another request, or another worker."""
+        """Queue the newcomer, because it may not go or because another request or a change of workers comes first."""
         if self._newcomer is not None:
             newcomer, self._newcomer = self._newcomer, None
             self._add_to_pool(newcomer, now)
 
     def withdraw(self, request: RequestId, now: float) -> None:
-        """See `Policy`."""
         self._queue_newcomer(now)
         withdrawn = self._pool.remove(request)
         self._eligibility.remove_waiting(withdrawn)
         self._backlog.remove(withdrawn.worker, withdrawn.client, now)
 
     def next(self, now: float) -> Choice | None:
-        """See `Policy`."""
         if self._newcomer is not None and (choice := self._pass_through(self._newcomer, now)):
             return choice
         if not len(self._pool):
@@ -142,9 +141,9 @@ class DlpmHome(Policy):
         return None
 
     def _pass_through(self, newcomer: PooledRequest, now: float) -> Choice | None:
-        """Let a newcomer go, if it may, as if it had waited for no time; else it waits.
+        """Dispatch a newcomer as if it had waited for no time, if it may go; otherwise queue it.
 
-        So does one whose client has no credit: whether that is refilled depends on the worker.
+        A newcomer whose client is not eligible is queued, too: whether its client is refilled depends on the worker.
         """
         request = newcomer.request
         if self._eligibility.may_pass_through(request, refill=False):
@@ -159,9 +158,11 @@ class DlpmHome(Policy):
         return None
 
     def _with_room(self) -> list[tuple[WorkerId, WorkerId]]:
-        """The workers that have room, each with its relief: the first of them for one that is overloaded, else itself.
+        """The workers with room, each with a relief worker: the first of the list for an overloaded worker, else
+        itself.
 
-        The one with the least in flight is first, so that what has no home goes there; of equals each in its turn.
+        The worker with the fewest requests in flight is first, so that requests without a home go there; ties take
+        turns.
         """
         records = self._records
         loads = sorted(
@@ -174,36 +175,34 @@ class DlpmHome(Policy):
         return [(worker, first if load > most else worker) for load, _, worker in loads]
 
     def resend(self, request: Request, workers: Sequence[WorkerId], now: float) -> WorkerId:
-        """See `Policy`. The one that holds most of its prefix; of equals, that with the fewest requests in flight."""
+        """Choose the worker that holds most of the request's prefix; of equals, the one with the fewest requests in
+        flight.
+        """
         matched = self._view.match(request)
         worker = max(workers, key=lambda each: (matched.get(each, 0), -self._view.in_flight(each)))
         self._send(request, worker, now)
         return worker
 
     def request_charged(self, charge: Charge) -> None:
-        """See `Policy`."""
         cost = charge.at(self._cost)
         if self._eligibility.charge(charge.client, cost):
             self._refill_hold.invalidate()
         self._worker_deficits.charge(charge.client, charge.worker, cost)
 
     def request_started(self, request: Request, worker: WorkerId) -> None:
-        """See `Policy`."""
         if record := self._records.get(worker):
             record.awaiting_first_token.discard(request.id)
 
     def request_ended(self, request: Request, worker: WorkerId) -> None:
-        """See `Policy`."""
         self.request_started(request, worker)
         self._refill_hold.request_ended(request, worker)
         self._eligibility.request_ended(request)
 
     def match_changed(self, worker: WorkerId, requests: Iterable[RequestId]) -> None:
-        """See `Policy`."""
         self._pool.match_changed(worker, requests)
 
     def worker_joined(self, worker: WorkerId, now: float) -> None:
-        """See `Policy`. It is home to what has none."""
+        """The new worker is a home for requests that have none."""
         self._queue_newcomer(now)
         if worker not in self._records:
             self._records[worker] = WorkerDispatches()
@@ -212,7 +211,7 @@ class DlpmHome(Policy):
         self._pool.worker_joined(worker)
 
     def worker_left(self, worker: WorkerId, now: float) -> list[Request]:
-        """See `Policy`. What was at home there finds another."""
+        """Requests that were at home there find another home."""
         self._queue_newcomer(now)
         orphans = self._pool.served_only_by(worker)
         for request in orphans:
@@ -224,25 +223,20 @@ class DlpmHome(Policy):
         return orphans
 
     def deficit(self, client: ClientId, worker: WorkerId) -> Deficit:
-        """See `Policy`."""
         return Deficit(self._worker_deficits.deficit(client, worker), self._eligibility.deficit(client))
 
     def grant(self, client: ClientId, cost: float) -> None:
-        """See `Policy`."""
         self._eligibility.charge(client, -cost)
 
     def forget(self, client: ClientId) -> None:
-        """See `Policy`."""
         self._eligibility.forget(client)
         self._worker_deficits.forget(client)
         self._refill_hold.forget(client)
 
     def forget_worker(self, worker: WorkerId) -> None:
-        """See `Policy`."""
         self._worker_deficits.forget_worker(worker)
 
     def saved(self) -> Iterator[Counters | Groups]:
-        """See `Policy`."""
         for rows in in_rows(self._worker_deficits.saved()):
             yield Counters("placement", rows)
         for rows in in_rows(SavedCounter(client, None, *counter) for client, *counter in self._eligibility.saved()):
@@ -251,7 +245,6 @@ class DlpmHome(Policy):
         yield from map(Groups, in_rows(groups))
 
     def restore(self, counters: Counters | Groups) -> None:
-        """See `Policy`."""
         if isinstance(counters, Groups):
             for group, _, deficit, quantum in counters.rows:
                 self._eligibility.restore_group(group, deficit, quantum)
@@ -273,14 +266,14 @@ class DlpmHome(Policy):
         self._eligibility.set_sparse_limit(len(self._records) if self._parameters.sparse_first else 0)
 
     def _input_cost(self, request: Request) -> float:
-        """Where most of it is cached."""
+        """The cost of a request's input on the worker that holds most of it."""
         cached = max(self._view.match(request).values(), default=0)
         return self._cost(Tokens(self._view.input_tokens(request) - cached, cached, 0))
 
     def _next_at(self, worker: WorkerId, relief: WorkerId, now: float) -> Choice | None:
-        """The next request for which a worker is home, or that has none any more; it goes to `relief` if it can.
+        """The next request that has its home at this worker or may go anywhere; it goes to `relief` if it can.
 
-        And else, of the workers with as much in flight, to that which holds most of it.
+        Otherwise it goes to the worker that holds most of it, of those with as many requests in flight.
         """
         routes = self._view.routes(worker)
         queues = self._pool.queues_for(worker, routes)
@@ -295,7 +288,7 @@ class DlpmHome(Policy):
     def _choose(
         self, waiting: PooledRequest, worker: WorkerId, relief: WorkerId, passed: tuple[PassedOver, ...] = ()
     ) -> Choice:
-        """Where a request goes that this worker may take."""
+        """The worker for a request that this worker may take."""
         why = "home" if worker in waiting.homes else "room"
         if relief != worker and relief in waiting.matched and self._view.admits(relief, waiting.request):
             worker, why = relief, "load"
@@ -304,7 +297,7 @@ class DlpmHome(Policy):
         return Choice(waiting.request, worker, why, passed)
 
     def _best_equal(self, worker: WorkerId, waiting: PooledRequest) -> WorkerId:
-        """The worker that holds most of a request, of those that have room and as much in flight as this one."""
+        """The worker that holds most of a request, of those with room and as many requests in flight as this one."""
         view, matched, load = self._view, waiting.matched, self._view.in_flight(worker)
         here = matched[worker]
         better = [each for each, chunks in matched.items() if chunks > here and view.in_flight(each) == load]
@@ -312,7 +305,9 @@ class DlpmHome(Policy):
         return max(equals, key=matched.__getitem__) if equals else worker
 
     def _refill(self, worker: WorkerId, routes: Collection[str], now: float) -> None:
-        """CHECKREFILL among the clients that a worker can serve now; a worker that idles never waits for it."""
+        """CHECKREFILL among the clients that a worker can serve now. A worker that idles never waits for a delayed
+        refill.
+        """
         self._eligibility.mark_overdue()
         if self._eligibility.any_eligible(routes):
             return
@@ -325,7 +320,7 @@ class DlpmHome(Policy):
             self._refill_hold.on_refill(models, self._eligibility.refill(routes), now)
 
     def _next_copied(self, worker: WorkerId, now: float) -> Choice | None:
-        """The first request of the longest queue elsewhere, if its client has used up its credit there."""
+        """The first request of the longest queue of a worker without room, if its client's deficit there is used up."""
         homes = self._pool.homes
         blocked = [each for each, queue in homes.items() if len(queue) and not self._view.has_room(each)]
         if not blocked:
@@ -339,7 +334,9 @@ class DlpmHome(Policy):
         return self._take(Choice(turn.request, worker, "copied"), now)
 
     def _may_copy(self, request: Request, home: WorkerId, worker: WorkerId) -> bool:
-        """Whether a client has credit at a worker and none at its home, after a refill where it has none anywhere."""
+        """Whether a client's deficit is positive at a worker and not at its home, after a refill if it is positive
+        nowhere.
+        """
         table = self._worker_deficits.refilled_table(request, self._view.able(request))
         return table.deficit(home) <= 0 < table.deficit(worker)
 

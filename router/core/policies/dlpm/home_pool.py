@@ -1,7 +1,7 @@
-"""Where the requests of one pool wait: at home at some workers, or anywhere.
+"""The waiting requests of one pool, each at home at some workers or free to go to any.
 
-A request is at home at the workers that hold most of its prefix. It leaves home for good when it has waited for some
-times as long as its prefix takes to compute anew: then any worker may take it, and at home it still comes first.
+A request is at home at the workers that hold most of its prefix. It leaves home for good when it has waited for a
+multiple of the time that its prefix takes to compute: then any worker may take it, and at home it still goes first.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -16,7 +16,7 @@ from router.core.policies.context import FleetView
 from router.core.policies.dlpm.longest_match import LongestMatchQueue
 
 MOST_HOMES: Final = 3
-"""In how many queues a request waits at most: of more that hold its prefix, those with the least to do."""
+"""The most homes of a request. If more workers hold its prefix, those with the lowest load are its homes."""
 
 
 @dataclass(slots=True)
@@ -27,39 +27,42 @@ class PooledRequest:
     arrival: int
     since: float
     chunk_tokens: float
-    """Estimated tokens of each of its chunks."""
+    """Estimated tokens per chunk of the request."""
     matched: Mapping[WorkerId, int]
-    """Chunks, by worker."""
+    """Cached chunks, by worker."""
     homes: dict[WorkerId, None] = field(default_factory=dict)
-    """The workers that hold most of its prefix; none where it would lose little anywhere."""
+    """The workers that hold most of its prefix; empty if it would lose little on any worker."""
     leaves_home_at: float | None = inf
-    """When any worker may take it; None where any may."""
+    """The time from which any worker may take it; None if any may already."""
 
     @property
     def away_match(self) -> int:
-        """Its match for a worker that is not its home: chunks that all hold, less what it loses away from home.
+        """Its match for a worker that is not its home: the chunks that all workers hold, less those that it loses away
+        from home.
 
-        So a worker that none is at home at begins with what is new before it computes anew what another holds.
+        So a worker that is no request's home starts with new prompts before it computes anew what another worker holds.
         """
         common = min(self.matched.values())
         return common - max(self.matched.values()) if self.homes else common
 
     def may_go(self, worker: WorkerId, now: float) -> bool:
-        """Whether this worker may take it."""
+        """Whether this worker may take the request."""
         if self.leaves_home_at is None or self.leaves_home_at <= now:
             return worker in self.matched
         return worker in self.homes
 
 
 class HomeDeadline(NamedTuple):
-    """A request leaves home at this time, unless its home has changed."""
+    """The time at which a request leaves home, unless its home changes before."""
 
     at: float
     request: RequestId
 
 
 class HomePool:
-    """What waits, by id; one queue for what is at home at each worker, and one by route for what may go anywhere."""
+    """The waiting requests by id: one queue per worker of requests at home there, and one per route of requests free to
+    go anywhere.
+    """
 
     def __init__(
         self,
@@ -69,9 +72,9 @@ class HomePool:
         loss: int,
         wait_factor: float,
     ) -> None:
-        """`new_queue`: makes one, of what it is told of a request's match, in chunks.
+        """`new_queue` makes a queue, given a function that returns a request's match in chunks.
 
-        `loss`: see `DlpmHomeParameters.home_loss`, in tokens; `wait_factor`: its `home_patience`.
+        `loss`: see `DlpmHomeParameters.home_loss`, in tokens. `wait_factor`: see `DlpmHomeParameters.home_patience`.
         """
         self._view = view
         self._new_queue = new_queue
@@ -80,9 +83,9 @@ class HomePool:
         self._waiting: dict[RequestId, PooledRequest] = {}
         self._homes: dict[WorkerId, LongestMatchQueue] = {}
         self.homes: Final[Mapping[WorkerId, LongestMatchQueue]] = self._homes
-        """What is at home at each worker; to be asked only."""
+        """The queue of requests at home at each worker. Read only."""
         self._any_worker: dict[str, LongestMatchQueue] = {}
-        """What has no home, or has left it, by route."""
+        """By route, the queue of requests that have no home or have left it."""
         self._home_deadlines: list[HomeDeadline] = []
         self._arrivals = 0
 
@@ -94,20 +97,20 @@ class HomePool:
 
     @property
     def next_deadline(self) -> float:
-        """When the next request leaves home; infinite if none will."""
+        """The time at which the next request leaves home; infinite if none will."""
         while self._home_deadlines and not self._is_current(self._home_deadlines[0]):
             heappop(self._home_deadlines)
         return self._home_deadlines[0].at if self._home_deadlines else inf
 
     def queues_for(self, worker: WorkerId, routes: Collection[str]) -> list[LongestMatchQueue]:
-        """Those that are not empty of which a worker may take, that of what is at home there last."""
+        """The non-empty queues that a worker may take from; the queue of requests at home there comes last."""
         queues = [queue for route, queue in self._any_worker.items() if route in routes]
         if len(home := self._homes[worker]):
             queues.append(home)
         return queues
 
     def place(self, request: Request, tokens: int, now: float) -> PooledRequest:
-        """Find its homes for one that came now, with so many input tokens. It does not wait before it is to `enter`."""
+        """Find the homes of a request with this many input tokens that arrived now. It does not wait before `enter`."""
         size = sum([prompt.size for prompt in request.prompts])
         chunk_tokens = tokens * CHUNK_BYTES / max(size, 1)
         matched = self._view.chunks_held(request, self._view.able(request))
@@ -118,7 +121,7 @@ class HomePool:
         return waiting
 
     def enter(self, waiting: PooledRequest) -> None:
-        """One more waits, where it was placed; since then no match has changed."""
+        """Add a placed request to the pool. Its matches have not changed since `place`."""
         self._waiting[waiting.request.id] = waiting
         self._view.watch(waiting.request, waiting.matched)
         for worker in waiting.homes:
@@ -126,7 +129,7 @@ class HomePool:
         self._note_deadline(waiting)
 
     def remove(self, request: RequestId) -> Request:
-        """One waits no more."""
+        """Remove a request from the pool."""
         waiting = self._waiting.pop(request)
         if not self._waiting:
             self._home_deadlines.clear()
@@ -141,14 +144,14 @@ class HomePool:
         return waiting.request
 
     def update_priority(self, client: ClientId) -> None:
-        """Take in the new standing of a client."""
+        """Take in the new priority class of a client."""
         for queue in self._homes.values():
             queue.update_priority(client)
         for queue in self._any_worker.values():
             queue.update_priority(client)
 
     def match_changed(self, worker: WorkerId, requests: Iterable[RequestId]) -> None:
-        """The match of these at this worker is another."""
+        """The match of these requests at this worker changed."""
         for name in requests:
             waiting = self._waiting[name]
             self._refresh_match(waiting)
@@ -159,7 +162,7 @@ class HomePool:
                 self._any_worker[waiting.request.route].match_changed((name,))
 
     def worker_joined(self, worker: WorkerId) -> None:
-        """It is home to what has none."""
+        """The new worker is a home for requests that have none."""
         if worker not in self._homes:
             self._homes[worker] = self._new_queue(lambda request: self._waiting[request.id].matched[worker])
         for waiting in self._waiting.values():
@@ -167,18 +170,20 @@ class HomePool:
                 self._rematch(waiting)
 
     def served_only_by(self, worker: WorkerId) -> list[Request]:
-        """Those that no other worker serves."""
+        """The requests that no other worker serves."""
         return [each.request for each in self._waiting.values() if [*each.matched] == [worker]]
 
     def worker_left(self, worker: WorkerId) -> None:
-        """What was at home there finds another; what it alone served has been removed."""
+        """Find other homes for requests that were at home there. Requests that only this worker served were removed
+        before.
+        """
         for waiting in self._waiting.values():
             if worker in waiting.matched:
                 self._rematch(waiting)
         del self._homes[worker]
 
     def release_from_home(self, now: float) -> None:
-        """Free those that have waited long enough for their home."""
+        """Let requests that have waited long enough for their home go to any worker."""
         while self._home_deadlines and self._home_deadlines[0].at <= now:
             leaving = heappop(self._home_deadlines)
             if self._is_current(leaving):
@@ -188,14 +193,14 @@ class HomePool:
         waiting.matched = self._view.watch(waiting.request, self._view.able(waiting.request))
 
     def _rematch(self, waiting: PooledRequest) -> None:
-        """Let a request wait where it belongs now that the workers are others."""
+        """Requeue a request after workers joined or left."""
         self._refresh_match(waiting)
         self._assign_homes(waiting)
         if waiting.leaves_home_at is None:
             self._any_worker[waiting.request.route].match_changed((waiting.request.id,))
 
     def _assign_homes(self, waiting: PooledRequest) -> None:
-        """Let a request wait where it is at home now; once it may go anywhere, it may for good."""
+        """Move a request to the queues of its present homes. A request that may go to any worker keeps that right."""
         homes = self._find_homes(waiting)
         for worker in waiting.homes:
             if worker not in homes:
@@ -209,7 +214,9 @@ class HomePool:
             self._note_deadline(waiting)
 
     def _find_homes(self, waiting: PooledRequest) -> dict[WorkerId, None]:
-        """The workers that hold most of its prefix, at most a few; none where it would lose little anywhere."""
+        """The workers that hold most of a request's prefix, at most `MOST_HOMES`; none if it would lose little on any
+        worker.
+        """
         matched = waiting.matched
         if not waiting.chunk_tokens:  # it has no prompt
             return {}
@@ -230,14 +237,14 @@ class HomePool:
         return len(self._homes[worker]) + self._view.in_flight(worker)
 
     def _note_deadline(self, waiting: PooledRequest) -> None:
-        """Note when a request leaves its home; without one it may go anywhere at once."""
+        """Note when a request leaves home. A request without a home may go to any worker at once."""
         if waiting.leaves_home_at is None:
             self._release(waiting)
         else:
             heappush(self._home_deadlines, HomeDeadline(waiting.leaves_home_at, waiting.request.id))
 
     def _home_deadline(self, waiting: PooledRequest) -> float | None:
-        """When a request has waited long enough for its home; None without one."""
+        """The time until which a request waits for its home; None without a home."""
         if not waiting.homes:
             return None
         best = max(waiting.homes, key=waiting.matched.__getitem__)
@@ -245,7 +252,7 @@ class HomePool:
         return waiting.since + self._wait_factor * self._view.prefill_seconds(best, prefix)
 
     def _release(self, waiting: PooledRequest) -> None:
-        """Let any worker take a request; at home it still comes first."""
+        """Let any worker take a request. At home it still goes first."""
         waiting.leaves_home_at = None
         route = waiting.request.route
         if route not in self._any_worker:
@@ -253,6 +260,6 @@ class HomePool:
         self._any_worker[route].push(waiting.request, waiting.arrival)
 
     def _is_current(self, leaving: HomeDeadline) -> bool:
-        """Whether it still waits, and for the same home."""
+        """Whether the request of this deadline still waits for the same home."""
         waiting = self._waiting.get(leaving.request)
         return waiting is not None and waiting.leaves_home_at == leaving.at

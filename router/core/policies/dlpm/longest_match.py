@@ -1,12 +1,12 @@
-"""Waiting requests of many clients, of which the one with the longest prefix match goes first.
+"""The waiting requests of many clients: the one with the longest prefix match goes first.
 
-Which client may go, and before whom, is its *standing*, a small number that is told from outside: lower goes first,
-None may not go. Among clients of equal standing the longest match decides, then the earlier arrival. The choice is
-exact whenever it is made, at a cost that grows neither with the requests nor with the clients that wait: matches are
-reported when they change, and of what was noted down before, what holds no more is found out at the head.
+A client's *priority class*, a small number given from outside, decides whether and before which clients it may be
+served: lower goes first, and None is not eligible. Among clients of one class the longest match decides, then the
+earlier arrival. The choice is always exact, at a cost that grows neither with the waiting requests nor with the waiting
+clients: changes of a match are reported, and stale heap entries are discarded when they reach the head.
 
-By match alone, a request that nothing like it was computed for would wait for as long as its client sends others; so
-now and then a client's oldest goes.
+By match alone, a request with no similar request before it would wait as long as its client sends others. So once in a
+while a client's oldest request goes.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -17,23 +17,23 @@ from typing import Final, NamedTuple
 from router.core.model.commands import PassedOver
 from router.core.model.request import ClientId, Request, RequestId
 from router.core.policies.base import Fits, Turn
-from router.core.policies.deficit.eligibility import ROUND_ROBIN_CLASSES, PRIORITY_CLASSES
+from router.core.policies.deficit.eligibility import PRIORITY_CLASSES, ROUND_ROBIN_CLASSES
 
 MAX_SET_ASIDE: Final = 8
-"""Requests that do not fit which one choice looks past at most."""
+"""The most requests that do not fit that one choice looks past."""
 NO_TURN: Final = maxsize
-"""Later than any."""
+"""Later than any turn."""
 
 
 class RequestRank(NamedTuple):
-    """The sort key of a request: its client's turn, where that counts, then longer match, then earlier arrival."""
+    """The sort key of a request: its client's last turn, where that counts, then longer match, then earlier arrival."""
 
     turn: int
-    """0 where clients do not go in turn."""
+    """0 in classes where clients do not take turns."""
     unmatched: int
     arrival: int
     push: int
-    """No two requests of a queue have the same, even if one came twice."""
+    """Unique among the requests of a queue, even if a request is pushed twice."""
     entry: "WaitingEntry"
 
 
@@ -48,33 +48,35 @@ class WaitingEntry:
         self.push = push
         self.backlog = backlog
         self.rank: RequestRank | None = None
-        """The one that holds; None before the first match, and once it is gone."""
+        """The current rank; None before the first match and after removal."""
         self.passed = 0
-        """How often another went in its turn because it did not fit."""
+        """How often another request went ahead because this one did not fit."""
         self.gone = False
 
 
 class ClientQueue:
-    """What waits of one client, from the first to the last."""
+    """The waiting requests of one client, while it has any."""
 
     __slots__ = ("_first", "_order", "client", "gone", "offered", "ranks", "waiting")
 
     def __init__(self, client: ClientId) -> None:
         self.client = client
         self.waiting = 0
-        """How many."""
+        """The number of waiting requests."""
         self.gone = 0
-        """How many have gone since it began to wait."""
+        """The number of requests that were removed since the client began to wait."""
         self._order: list[WaitingEntry] = []
-        """In order of arrival; some are gone, and all before the first index. (A deque is 600 bytes when empty.)"""
+        """Entries in order of arrival. Some are gone, and so are all before index `_first`. (An empty deque takes 600
+        bytes.)"""
         self._first = 0
         self.ranks: list[RequestRank] = []
-        """A heap; some hold no more."""
+        """A heap of ranks. Some are stale."""
         self.offered: list[RequestRank | None] = [None] * PRIORITY_CLASSES
-        """By standing the rank by which it is found: that of its first request, or an earlier one."""
+        """By priority class, the rank by which the queue finds this client: that of its first request, or an earlier
+        one."""
 
     def add(self, entry: WaitingEntry) -> None:
-        """One more waits."""
+        """Add a waiting request."""
         self.waiting += 1
         self._order.append(entry)
         if len(self._order) > 2 * self.waiting + 16:
@@ -82,20 +84,20 @@ class ClientQueue:
             self._first = 0
 
     def close(self) -> None:
-        """Nothing waits any more: let go of what has gone, which refers to this."""
+        """Drop references to removed entries, which refer to this object, when no request waits."""
         self._order = []
         self.ranks = []
         self.offered = [None] * PRIORITY_CLASSES
 
     @property
     def oldest(self) -> WaitingEntry:
-        """The one that came first, of those that wait."""
+        """The waiting request that arrived first."""
         while self._order[self._first].gone:
             self._first += 1
         return self._order[self._first]
 
     def rank(self, rank: RequestRank) -> None:
-        """Note the rank of one that waits."""
+        """Add the rank of a waiting request."""
         if len(self.ranks) > 2 * self.waiting:
             # Ranks below the head outlive their requests: a client that never ran dry would heap them up.
             self.ranks = [each for each in self.ranks if each.entry.rank is each]
@@ -103,16 +105,16 @@ class ClientQueue:
         heappush(self.ranks, rank)
 
     def clean(self) -> None:
-        """Drop what holds no more from the head of the ranks."""
+        """Remove stale ranks from the head of the heap."""
         while self.ranks and self.ranks[0].entry.rank is not self.ranks[0]:
             heappop(self.ranks)
 
 
 class LongestMatchQueue:
-    """For every client a heap of its requests, and for every standing a heap of the clients by their first ones.
+    """A heap of requests per client, and a heap of clients, by their first requests, per priority class.
 
-    A client is in each of these by a rank no later than that of its first request. So nothing is to be done when the
-    first one goes or loses its match, and seldom when the standing changes: what is not true is found out at the head.
+    In each heap, a client's rank is no later than that of its first request. So nothing needs to be done when the first
+    request goes or loses its match, and little when the priority class changes: wrong ranks are corrected at the head.
     """
 
     def __init__(
@@ -124,11 +126,12 @@ class LongestMatchQueue:
         oldest_every: int = 0,
         turn: Callable[[ClientId], int] | None = None,
     ) -> None:
-        """`watch` answers a request's match of now, in chunks, and begins to report its changes (`match_changed`).
+        """`watch` returns a request's current match in chunks and starts to report its changes to `match_changed`.
 
-        A request that does not fit is passed over `max_passes` times; then room is kept for it. In one of `oldest_every`
-        turns of a client its oldest request goes, whatever its match; with 0 in none. `turn`: when a client had its
-        last turn, by which those of the standings `ROUND_ROBIN_CLASSES` go; a turn never becomes earlier.
+        A request that does not fit is passed over `max_passes` times; then room is kept for it. In one of
+        `oldest_every` turns of a client its oldest request goes, whatever its match; with 0 in none. `turn` returns a
+        client's last turn, which orders the classes of `ROUND_ROBIN_CLASSES`; a client's last turn never becomes
+        earlier.
         """
         self._watch = watch
         self._unwatch = unwatch
@@ -138,11 +141,11 @@ class LongestMatchQueue:
         self._turn = turn
         self._entries: dict[RequestId, WaitingEntry] = {}
         self._unmatched: dict[RequestId, WaitingEntry] = {}
-        """Those that nothing was compared with yet: whoever waits alone is served without a match."""
+        """Requests that were not compared yet. A request that waits alone is served without a match."""
         self._backlogs: dict[ClientId, ClientQueue] = {}
         self._firsts: tuple[list[RequestRank], ...] = tuple([] for _ in range(PRIORITY_CLASSES))
         self._sidelined: dict[ClientId, ClientQueue] = {}
-        """Those that are in one of these heaps no more: at its head they had another standing."""
+        """Clients that are missing from one of these heaps: at its head they had another priority class."""
         self._pushes = 0
 
     def __len__(self) -> int:
@@ -153,11 +156,11 @@ class LongestMatchQueue:
 
     @property
     def requests(self) -> Collection[RequestId]:
-        """All that wait, in order of arrival."""
+        """All waiting requests, in order of arrival."""
         return self._entries.keys()
 
     def push(self, request: Request, arrival: int | None = None) -> None:
-        """One more waits; `arrival` is its place among equals, if that is not the last."""
+        """Add a request. `arrival`: its position among equal matches, last by default."""
         client = request.client
         backlog = self._backlogs.get(client)
         if backlog is None:
@@ -168,7 +171,7 @@ class LongestMatchQueue:
         backlog.add(entry)
 
     def remove(self, request: RequestId) -> Request:
-        """One waits no more."""
+        """Remove a request."""
         entry = self._entries.pop(request)
         entry.gone = True
         if entry.rank is None:
@@ -195,7 +198,7 @@ class LongestMatchQueue:
                     self._rank(entry, unmatched)
 
     def update_priority(self, client: ClientId) -> None:
-        """Take in the new standing of a client."""
+        """Take in the new priority class of a client."""
         backlog = self._sidelined.pop(client, None)
         if backlog is not None and backlog.ranks:
             for priority_class, offered in enumerate(backlog.offered):
@@ -203,19 +206,19 @@ class LongestMatchQueue:
                     self._offer(self._in_turn(backlog.ranks[0], priority_class), priority_class)
 
     def longest(self, fits: Fits) -> Turn | None:
-        """See the function of this name."""
+        """See the function `longest`."""
         return longest((self,), fits)
 
     @property
     def only(self) -> Request | None:
-        """The request that waits here, if it waits alone and may go."""
+        """The waiting request, if it is the only one and its client is eligible."""
         if len(self._entries) != 1:
             return None
         (entry,) = self._entries.values()
         return entry.request if self._priority_class(entry.request.client) is not None else None
 
     def first(self, priority_class: int, before: RequestRank | None = None) -> RequestRank | None:
-        """The rank of the first request of this standing; None if there is none, or if it comes after `before`."""
+        """The rank of the first request of this priority class; None if there is none or it comes after `before`."""
         if self._unmatched:
             for entry in self._unmatched.values():
                 self._rank(entry, -self._watch(entry.request))
@@ -240,23 +243,25 @@ class LongestMatchQueue:
         return None
 
     def set_aside(self, priority_class: int) -> WaitingEntry:
-        """Take the first of this standing out, and with it its client, to look at what comes after it."""
+        """Remove the first request of this priority class, and with it its client, to look at what comes after it."""
         entry = heappop(self._firsts[priority_class]).entry
         entry.backlog.offered[priority_class] = None
         self._sidelined[entry.backlog.client] = entry.backlog
         return entry
 
     def put_back(self, entry: WaitingEntry, *, passed: bool) -> None:
-        """Undo `set_aside`; another went in its turn if it was `passed`."""
+        """Undo `set_aside`. `passed`: another request went ahead of it."""
         entry.passed += passed
         self.update_priority(entry.request.client)
 
     def may_be_passed(self, entry: WaitingEntry) -> bool:
-        """Whether others may go in its turn."""
+        """Whether other requests may go ahead of this one."""
         return entry.passed < self._max_passes
 
     def request_to_serve(self, first: WaitingEntry, fits: Fits) -> Request | None:
-        """What goes when this request is first: now and then its client's oldest, if that fits, and else itself."""
+        """The request to serve when this one is first: now and then its client's oldest, if that fits; otherwise this
+        one.
+        """
         if self._oldest_every and first.backlog.gone % self._oldest_every == self._oldest_every - 1:
             oldest = first.backlog.oldest.request
             if fits(oldest):
@@ -264,7 +269,7 @@ class LongestMatchQueue:
         return first.request if fits(first.request) else None
 
     def _rank(self, entry: WaitingEntry, unmatched: int) -> None:
-        """Give a request its place among its client's."""
+        """Set the rank of a request among its client's requests."""
         rank = entry.rank = RequestRank(0, unmatched, entry.arrival, entry.push, entry)
         backlog = entry.backlog
         backlog.rank(rank)
@@ -275,10 +280,10 @@ class LongestMatchQueue:
                     self._offer(placed, priority_class)
 
     def _in_turn(self, rank: RequestRank, priority_class: int) -> RequestRank:
-        """What a request is ranked by among those of a standing.
+        """The rank of a request within a priority class.
 
-        Where clients go in turn, one that loses some of its prefix here, as its negative match says, comes after all
-        that lose none.
+        Where clients take turns, a request that loses some of its prefix here, which its negative match shows, comes
+        after all that lose none.
         """
         if self._turn is None or priority_class not in ROUND_ROBIN_CLASSES:
             return rank
@@ -286,7 +291,7 @@ class LongestMatchQueue:
         return RequestRank(turn, *rank[1:])
 
     def _offer(self, rank: RequestRank, priority_class: int) -> None:
-        """Let a client be found by this rank, and by no other."""
+        """Make this rank the one by which the client is found."""
         rank.entry.backlog.offered[priority_class] = rank
         firsts = self._firsts[priority_class]
         heappush(firsts, rank)
@@ -298,9 +303,9 @@ class LongestMatchQueue:
 
 
 def longest(queues: Sequence[LongestMatchQueue], fits: Fits) -> Turn | None:
-    """The request whose turn it is in these queues together, or one that fits in its stead; None if none may go now.
+    """The request whose turn it is in these queues together, or one that fits in its place; None if none may go now.
 
-    Those that were passed over are counted as such, so this is to be asked when the answer will go.
+    Requests that were passed over are counted as such, so call this only when the answer will be dispatched.
     """
     if len(queues) == 1 and len(queues[0]) == 1:
         only = queues[0].only
@@ -319,7 +324,7 @@ def longest(queues: Sequence[LongestMatchQueue], fits: Fits) -> Turn | None:
 def _choose(
     queues: Sequence[LongestMatchQueue], fits: Fits, aside: list[tuple[LongestMatchQueue, WaitingEntry]]
 ) -> Request | None:
-    """Find the next; what does not fit is set aside."""
+    """Find the next request. Requests that do not fit are set aside."""
     for priority_class in range(PRIORITY_CLASSES):
         while True:
             best = chosen = None

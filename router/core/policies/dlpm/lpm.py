@@ -1,8 +1,8 @@
-"""LPM, longest prefix match: whoever's prompt the worker's cache holds most of goes next; who sends it does not count.
+"""LPM, longest prefix match: the request with the longest prefix in the worker's cache goes next, whoever sent it.
 
 The order of SGLang ("SGLang: Efficient Execution of Structured Language Model Programs", section 3) with its cut-off:
-while more than so many requests wait, the one that came first goes (`schedule_policy.py`, since November 2024). There
-a queue keeps what order it was brought into before; here the cut-off means order of arrival alone.
+while more requests than that wait, the oldest goes first (`schedule_policy.py`, since November 2024). SGLang then keeps
+the order into which its queue was last sorted; here the cut-off means order of arrival alone.
 """
 
 from collections import OrderedDict
@@ -20,7 +20,7 @@ class LpmParameters:
     """LPM order (SGLang's)."""
 
     cut_off: int = 128
-    """While more requests than this wait for a worker, the first to come goes first; 0: longest match always."""
+    """While more requests than this wait for a worker, serve them in order of arrival. 0: always by longest match."""
 
     def __post_init__(self) -> None:
         if self.cut_off < 0:
@@ -28,7 +28,7 @@ class LpmParameters:
 
 
 class Lpm(Order):
-    """The longest match of one worker's queue; of equals, the first to come."""
+    """The longest match in one worker's queue goes first; of equal matches, the oldest."""
 
     def __init__(self, context: PolicyContext, worker: WorkerId) -> None:
         view = context.view
@@ -46,26 +46,23 @@ class Lpm(Order):
         return len(self._waiting)
 
     def waiting(self) -> Collection[RequestId]:
-        """See `Order`."""
         return self._waiting.keys()
 
     def push(self, request: Request) -> None:
-        """See `Order`. It is not matched before the first choice that compares matches."""
+        """The request is not matched before the first choice that compares matches."""
         self._waiting[request.id] = request
         self._queue.push(request)
 
     def remove(self, request: RequestId) -> Request:
-        """See `Order`."""
         del self._waiting[request]
         return self._queue.remove(request)
 
     def select(self, fits: Fits, now: float) -> Turn | None:  # noqa: ARG002 - time changes nothing here
-        """See `Order`. Nobody passes the head."""
+        """No request passes the head."""
         if not self._cut_off or len(self._waiting) <= self._cut_off:
             return self._queue.longest(fits)
         head = next(iter(self._waiting.values()))
         return Turn(head) if fits(head) else None
 
     def match_changed(self, requests: Iterable[RequestId]) -> None:
-        """See `Order`."""
         self._queue.match_changed(requests)

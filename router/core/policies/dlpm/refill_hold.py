@@ -1,17 +1,17 @@
-"""How long a refill is held back for the sake of those whose calls run in the engines.
+"""Delays a refill for the sake of clients whose calls run in the engines.
 
-CHECKREFILL ("Locality-aware Fair Scheduling in LLM Serving", Algorithm 1) adds quanta when nobody with credit waits.
-But clients with credit may have calls that run, and what a refill lets in slows these: its prefill takes time from the
-steps in which they gain their tokens. Inside the engine such clients would be backlogged. So the next refill is held
-back for a time, in proportion to what the last one let in.
+CHECKREFILL ("Locality-aware Fair Scheduling in LLM Serving", Algorithm 1) adds quanta when no eligible client waits.
+But clients with a positive deficit may have calls that run, and the requests that a refill admits slow these: their
+prefill takes time from the steps that produce the running calls' tokens. Inside the engine such clients would be
+backlogged. So the next refill is delayed for a time in proportion to what the last one admitted.
 
-A second of the engines is worth P to those with credit, and V to those whom the last refill let in, in cost units; let
-them weigh k and m. If they share it so that the sum of w_i · s_i^(1-a) / (1-a) over their services s_i is greatest
-(a-fairness: Mo and Walrand, "Fair End-to-End Window-Based Congestion Control", 2000, section II), then those with
-credit have (k / m) · (P / V)^(1/a - 1) seconds for each second of the others. The less the running calls make of the
-engines, the less is held back for them: few streams would leave most of an engine idle. With P = V all are served the
-same. P / V counts for 1 at most, so that nobody gets less than an equal share of the time, and every hold has an end.
-It ends before, as soon as those with credit have used it up, or have no calls any more.
+A second of engine time is worth P to the clients with a positive deficit, and V to those whom the last refill admitted,
+in cost units; their weights are k and m. If they share the time so that the sum of w_i · s_i^(1-a) / (1-a) over their
+services s_i is greatest (a-fairness: Mo and Walrand, "Fair End-to-End Window-Based Congestion Control", 2000, section
+II), clients with a positive deficit have (k / m) · (P / V)^(1/a - 1) seconds for each second of the others. The less
+the running calls make of the engines, the shorter the delay for them: few streams would leave most of an engine idle.
+With P = V all are served alike. P / V counts as at most 1, so that no client gets less than an equal share of the time
+and every delay ends. A delay ends early when the clients with a positive deficit have used it up or have no calls left.
 """
 
 from collections.abc import Collection
@@ -24,28 +24,29 @@ from router.core.policies.context import FleetView
 from router.core.policies.deficit.eligibility import Eligibility
 
 VALUE_RATIO_HALF_LIFE: Final = 5.0
-"""Seconds after which what was seen of P / V counts half: both are made of few calls, and of a pace that is learned."""
+"""Seconds after which an observation of P / V counts half: both come from few calls, and from a pace that is
+learned."""
 MIN_ISOLATION: Final = 0.05
-"""Of a, other than 0: below, P / V decides so sharply that its noise does."""
+"""The smallest a other than 0: below it, P / V decides so sharply that its noise does."""
 SMALL_SHARE: Final = 0.1
-"""Where those with credit are to have less than this share of the time of what was let in, that time itself is waited
-for in part only: it is an estimate, and where it is too long, a refill that is late leaves places empty."""
+"""If the clients with a positive deficit are to have less than this share of the admitted work's time, that time itself
+is waited for only in proportion: it is an estimate, and if it is too long, a late refill leaves slots empty."""
 RECHECK_SECONDS: Final = 0.02
-"""How long an answer of `is_held` is used again, unless a client loses its credit or a call ends: while requests wait, it
-is asked for at every event."""
+"""How long an answer of `is_held` is reused, in seconds, unless a client's deficit is used up or a call ends: while
+requests wait, every event asks for it."""
 
 
 class Work(NamedTuple):
-    """What requests have engines compute."""
+    """Work that requests cause in engines."""
 
     requests: float = 0.0
     extend: float = 0.0
-    """Tokens of input."""
+    """Input tokens to compute."""
     output: float = 0.0
-    """Tokens that are foreseen."""
+    """Predicted output tokens."""
 
     def plus(self, other: "Work", sign: int = 1) -> "Work":
-        """Add member by member, or take away where `sign` is -1."""
+        """Add field by field, or subtract if `sign` is -1."""
         return Work(
             self.requests + sign * other.requests,
             self.extend + sign * other.extend,
@@ -54,11 +55,11 @@ class Work(NamedTuple):
 
     @property
     def tokens(self) -> float:
-        """All that is computed."""
+        """All tokens to compute."""
         return self.extend + self.output
 
     def price(self, cost: LinearCost) -> float:
-        """In cost units."""
+        """The cost of the work, in cost units."""
         return cost.extend * self.extend + cost.output * self.output
 
 
@@ -66,7 +67,7 @@ NO_WORK: Final = Work()
 
 
 class RunningCalls:
-    """The calls at one worker, and what they come to for each client."""
+    """The calls that run on one worker, and their work by client."""
 
     __slots__ = ("_calls", "clients")
 
@@ -75,12 +76,12 @@ class RunningCalls:
         self.clients: dict[ClientId, Work] = {}
 
     def add(self, request: Request, work: Work) -> None:
-        """One was sent there."""
+        """Count a call that was sent to the worker."""
         self._calls[request.id] = request.client, work
         self.clients[request.client] = self.clients.get(request.client, NO_WORK).plus(work)
 
     def remove(self, request: RequestId) -> None:
-        """It ended; nothing is known of what was sent before the worker left and came back."""
+        """Remove a call that ended. A call that was sent before the worker left and returned is unknown."""
         if (call := self._calls.pop(request, None)) is None:
             return
         client, work = call
@@ -92,16 +93,16 @@ class RunningCalls:
 
 
 class Period:
-    """The time since the last refill for some models, and what it let in."""
+    """The time since the last refill for a set of models, and the work that the refill admitted."""
 
-    __slots__ = ("began", "invalidations", "admitted", "recheck_at", "until", "value_ratio", "value_ratio_at")
+    __slots__ = ("admitted", "began", "invalidations", "recheck_at", "until", "value_ratio", "value_ratio_at")
 
     def __init__(self) -> None:
         self.began = -inf
         self.admitted = NO_WORK
-        """What was sent since then by those to whom it gave credit."""
+        """The work sent since then by the clients that the refill made eligible."""
         self.until = -inf
-        """How long the next refill is held back, as far as is known; it may have to be looked at before."""
+        """The time until which the next refill is delayed, as far as is known. It may have to be rechecked before."""
         self.recheck_at = -inf
         self.invalidations = 0
         self.value_ratio = 0.0
@@ -109,7 +110,7 @@ class Period:
         self.value_ratio_at = -inf
 
     def add_value_ratio(self, value_ratio: float, now: float) -> float:
-        """Take in what P / V seems to be; returns the average, 1 at most."""
+        """Add an observation of P / V; returns the average, at most 1."""
         weight = 1 - 0.5 ** ((now - self.value_ratio_at) / VALUE_RATIO_HALF_LIFE)
         self.value_ratio += weight * (min(1.0, value_ratio) - self.value_ratio)
         self.value_ratio_at = now
@@ -117,40 +118,40 @@ class Period:
 
 
 class RefillHold:
-    """What runs at each worker, and for how long the next refill is held back for it."""
+    """Tracks the calls that run on each worker and decides how long they delay the next refill."""
 
     def __init__(self, strength: float, eligibility: Eligibility, view: FleetView, cost: LinearCost) -> None:
-        """`strength`: the exponent a, from 0, which never holds a refill back, to 1, equal time for all."""
+        """`strength`: the exponent a, from 0, which never delays a refill, to 1, which gives all clients equal time."""
         self._exponent = 1 / strength - 1 if strength else inf
         self._eligibility = eligibility
         self._view = view
         self._cost = cost
         self._running: dict[WorkerId, RunningCalls] = {}
         self._periods: dict[frozenset[str], Period] = {}
-        """By the models of the workers that ask."""
+        """By the set of models of the workers that ask."""
         self._admitted_in: dict[ClientId, Period] = {}
         self._holding: set[Period] = set()
         self._invalidations = 0
-        """How often `invalidate` was called."""
+        """The number of calls of `invalidate`."""
 
     @property
     def next_deadline(self) -> float:
-        """When a refill that is held back may come; infinite if none is."""
+        """The time at which the next delayed refill may come; infinite if none is delayed."""
         return min([period.until for period in self._holding], default=inf)
 
     def worker_joined(self, worker: WorkerId) -> None:
-        """It is one of the workers."""
+        """Track the calls of a new worker."""
         self._running.setdefault(worker, RunningCalls())
 
     def worker_left(self, worker: WorkerId) -> None:
-        """What still runs there counts no more."""
+        """Drop the calls of a worker that left."""
         del self._running[worker]
         self._periods.clear()
         self._holding.clear()
         self._admitted_in.clear()
 
     def request_dispatched(self, request: Request, worker: WorkerId) -> None:
-        """A request is at a worker."""
+        """Count a call that was sent to a worker."""
         view = self._view
         uncached = view.input_tokens(request) - view.match(request).get(worker, 0)
         work = Work(1, uncached, view.output_tokens(request))
@@ -159,26 +160,26 @@ class RefillHold:
             period.admitted = period.admitted.plus(work)
 
     def request_ended(self, request: Request, worker: WorkerId) -> None:
-        """It ended there."""
+        """Remove a call that ended."""
         if (running := self._running.get(worker)) is not None:
             running.remove(request.id)
             self.invalidate()
 
     def invalidate(self) -> None:
-        """Somebody has no credit any more, or nothing that runs."""
+        """Recompute all delays, because a client's deficit is used up or a call ended."""
         self._invalidations += 1
 
     def advance(self, now: float) -> None:
-        """Forget what was held back until now."""
+        """Drop delays that have ended."""
         if self._holding:
             self._holding = {period for period in self._holding if period.until > now}
 
     def forget(self, client: ClientId) -> None:
-        """It has nothing under way."""
+        """Forget a client without requests."""
         self._admitted_in.pop(client, None)
 
     def on_refill(self, models: Collection[str], clients: Collection[ClientId], now: float) -> None:
-        """A refill for these models gave these clients credit."""
+        """Start a new period: a refill for these models made these clients eligible."""
         period = self._period(models)
         period.began, period.admitted, period.until = now, NO_WORK, -inf
         self._holding.discard(period)
@@ -186,7 +187,7 @@ class RefillHold:
             self._admitted_in[client] = period
 
     def is_held(self, models: Collection[str], now: float) -> bool:
-        """Whether a refill for these models is to be held back now."""
+        """Whether a refill for these models must be delayed now."""
         period = self._period(models)
         if self._exponent == inf or not period.admitted.requests:
             return False
@@ -203,7 +204,7 @@ class RefillHold:
         return self._periods.setdefault(frozenset(models), Period())
 
     def _hold_seconds(self, period: Period, models: Collection[str], now: float) -> float:
-        """How long after a refill the next one may come."""
+        """How many seconds after a refill the next one may come."""
         view, cost = self._view, self._cost
         workers = list(dict.fromkeys(worker for model in models for worker in view.serving(model)))
         running, weight = self._eligible_work(workers)
@@ -220,7 +221,7 @@ class RefillHold:
         return float(seconds * (min(1.0, times / SMALL_SHARE) + times))
 
     def _eligible_work(self, workers: Collection[WorkerId]) -> tuple[Work, float]:
-        """What those run who have credit, and what they weigh."""
+        """The running work of clients with a positive deficit, and the sum of these clients' weights."""
         work = NO_WORK
         eligible: dict[ClientId, None] = {}  # in a fixed order, in which their weights are added up
         for worker in workers:

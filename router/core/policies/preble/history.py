@@ -1,4 +1,4 @@
-"""What Preble remembers of each worker: its requests of the last H seconds, in sums that cost nothing to ask for."""
+"""What Preble remembers of each worker: its requests of the last H seconds, as sums that are cheap to read."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -11,14 +11,14 @@ from router.core.policies.preble.recent_prefixes import PrefixRun, RecentPrefixe
 
 
 class TimedAmount(NamedTuple):
-    """Something counted at a time."""
+    """An amount and the time at which it was counted."""
 
     time: float
     amount: float
 
 
 class SlidingSum:
-    """The sum and the mean of what was counted within the last so many seconds."""
+    """The sum and the mean of the amounts counted within a sliding window of seconds."""
 
     __slots__ = ("_samples", "_seconds", "total")
 
@@ -32,16 +32,16 @@ class SlidingSum:
 
     @property
     def mean(self) -> float:
-        """0 where nothing was counted."""
+        """The mean amount; 0 if there is none."""
         return self.total / len(self._samples) if self._samples else 0.0
 
     def add(self, timed: TimedAmount) -> None:
-        """Count; what is counted later is not earlier."""
+        """Add an amount. Times must not decrease."""
         self._samples.append(timed)
         self.total += timed.amount
 
     def advance(self, now: float) -> list[TimedAmount]:
-        """Drop what is older now, and return it."""
+        """Remove and return the amounts that are too old at `now`."""
         dropped = []
         while self._samples and self._samples[0].time <= now - self._seconds:
             dropped.append(self._samples.popleft())
@@ -52,7 +52,7 @@ class SlidingSum:
 
 
 class HalfWindows:
-    """What was counted in the later half of the last so many seconds, and in the earlier one."""
+    """The amounts counted in the later half of a window of seconds, and in the earlier half."""
 
     __slots__ = ("earlier", "later")
 
@@ -61,57 +61,57 @@ class HalfWindows:
         self.later = SlidingSum(seconds / 2)
 
     def advance(self, now: float) -> None:
-        """Drop what is older now."""
+        """Remove the amounts that are too old at `now`."""
         for timed in self.later.advance(now):
             self.earlier.add(timed)
         self.earlier.advance(now)
 
 
 class PlacedPrompts(NamedTuple):
-    """A request that was placed."""
+    """The prompts of a request that was placed, and when."""
 
     time: float
     prompts: Sequence[bytes]
 
 
 class WorkerHistory:
-    """One worker's requests, of the last H seconds where nothing else is said."""
+    """One worker's requests, of the last H seconds unless stated otherwise."""
 
     def __init__(self, seconds: float, ratio_seconds: float) -> None:
-        """`ratio_seconds`: how far `hit_ratio` looks back."""
+        """`ratio_seconds`: how many seconds `hit_ratio` looks back."""
         self.placed: deque[PlacedPrompts] = deque()
         self.missed = SlidingSum(seconds)
-        """Input tokens not cached, of each request."""
+        """Uncached input tokens of each request."""
         self.outputs = SlidingSum(seconds)
-        """Output tokens of those that ended."""
+        """Output tokens of the requests that ended."""
         self._cached = SlidingSum(ratio_seconds)
         self._sizes = SlidingSum(ratio_seconds)
         self.waits = HalfWindows(seconds)
         """Seconds from the placement of a request to its dispatch."""
         self.computed = HalfWindows(seconds)
-        """Input tokens, not cached, of the same requests."""
+        """Uncached input tokens of the same requests."""
 
     def advance(self, now: float) -> None:
-        """Forget what is too old now, except in `placed`."""
+        """Drop what is too old at `now`, except in `placed`."""
         for sliding in (self.missed, self.outputs, self._cached, self._sizes):
             sliding.advance(now)
         for halves in (self.waits, self.computed):
             halves.advance(now)
 
     def place(self, candidate: Candidate, now: float) -> None:
-        """Count a request that goes to this worker."""
+        """Count a request that was placed on this worker."""
         self.missed.add(TimedAmount(now, candidate.extend_tokens))
         self._cached.add(TimedAmount(now, candidate.cached_tokens))
         self._sizes.add(TimedAmount(now, candidate.cached_tokens + candidate.extend_tokens))
 
     def request_dispatched(self, seconds: float, extend_tokens: int, now: float) -> None:
-        """Count how long a request waited, and what must be computed for it."""
+        """Count how many seconds a request waited, and its uncached input tokens."""
         self.waits.later.add(TimedAmount(now, seconds))
         self.computed.later.add(TimedAmount(now, extend_tokens))
 
     @property
     def hit_ratio(self) -> float:
-        """The part of its input that was cached."""
+        """The fraction of the worker's input that was cached."""
         return self._cached.total / self._sizes.total if self._sizes.total else 0.0
 
 
@@ -124,11 +124,11 @@ class History:
         self._workers: dict[WorkerId, WorkerHistory] = {}
         self._prefixes = RecentPrefixes()
         self.placements = 0
-        """Requests placed since the beginning."""
+        """Requests placed since the start."""
         self.now = 0.0
 
     def advance(self, now: float) -> None:
-        """It is this late: what is older than H is history no more."""
+        """Drop what is older than H seconds at `now`."""
         self.now = now
         for worker, history in self._workers.items():
             history.advance(now)
@@ -143,7 +143,7 @@ class History:
         return history
 
     def place(self, request: Request, candidate: Candidate) -> None:
-        """A request goes to this worker."""
+        """Count a request that was placed on this worker."""
         prompts = tuple(prompt.hashes for prompt in request.prompts)
         for hashes in prompts:
             self._prefixes.add(hashes, candidate.worker)
@@ -153,16 +153,16 @@ class History:
         self.placements += 1
 
     def answered(self, worker: WorkerId, output_tokens: int) -> None:
-        """A request ended, with an answer of so many tokens."""
+        """Count the output tokens of a request that ended."""
         if worker in self._workers:
             self._workers[worker].outputs.add(TimedAmount(self.now, output_tokens))
 
     def stalest(self, worker: WorkerId, chunks: int) -> Iterator[PrefixRun]:
-        """See `RecentPrefixes`."""
+        """See `RecentPrefixes.stalest`."""
         return self._prefixes.stalest(worker, chunks)
 
     def drop(self, worker: WorkerId) -> None:
-        """Forget a worker that is gone."""
+        """Forget a worker that left."""
         history = self._workers.pop(worker, None)
         for placement in history.placed if history else ():
             self._forget(worker, placement)
@@ -174,5 +174,5 @@ class History:
 
 
 def chunks_of(request: Request) -> int:
-    """Full chunks in all prompts of a request."""
+    """The number of full chunks in all prompts of a request."""
     return sum([len(prompt.hashes) for prompt in request.prompts]) // HASH_BYTES

@@ -1,15 +1,15 @@
-"""Preble's placement, E2: exploit what is cached where that is most of a prompt, and explore by load where it is not.
+"""Preble's placement, E2: exploit a cached prefix if it is most of a prompt; otherwise explore by load.
 
 "Preble: Efficient Distributed Prompt Scheduling for LLM Serving", section 3.2, Algorithms 1 and 2, with the constants
-of the code published with it. Loads are seconds of a worker's time. Where this departs from the paper: prefill time is
-at the pace measured of each worker instead of a regression made beforehand; the prefix map's beliefs replace the
-notices of eviction that their engines send; the waits that it compares are those here. Where the code departs from the
-paper, this does not: L is of all requests in H, P is part of the cost, N is over the requests of the worker, and output
-is as long as was seen, not as the limit. Nor has this its mistakes: of several workers with a prefix the one chosen is
-the one used, and only what is believed cached is exploited. What the code adds is left out: no prefix is kept from
-being moved by the depth of what hangs on it.
+of the code published with it. Loads are seconds of a worker's time. Differences from the paper: prefill time follows
+the pace measured on each worker instead of a regression made beforehand; the prefix map's estimates replace the
+engines' eviction notices; and the waits that it compares are those in the router. Where the published code differs from
+the paper, this follows the paper: L is over all requests in H, P is part of the cost, N is over the requests of the
+worker, and the output length is the observed one, not the limit. Two mistakes of the code are not repeated: of several
+workers with a prefix, the chosen one is used, and only what is believed to be cached is exploited. One addition of the
+code is left out: the depth of what hangs on a prefix does not keep the prefix from being moved.
 
-It goes with any order; with `priority_groups` it is Preble.
+Goes with any order; with `priority_groups` it is Preble.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from router.core.policies.preble.history import History, chunks_of
 from router.core.policies.simple.balancers import lightest
 
 VICTIMS: Final = 64
-"""Runs of chunks that the cost of eviction looks at most at, so that no decision costs more than so much."""
+"""The most runs of chunks that the eviction cost considers, which bounds the cost of a decision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,22 +35,22 @@ class PrebleParameters:
     history: float = 180.0
     """H, in seconds: how long a request counts in the load of its worker."""
     decode_seconds: float = 0.025
-    """Of a worker's time for each output token."""
+    """Seconds of a worker's time for each output token."""
     first_output: int = 45
     """Output tokens expected at a worker where no request has ended within H."""
     eviction_cost: bool = True
-    """Count what must be computed again because it is evicted for a request."""
+    """Count the cost of computing again what is evicted for a request."""
     decode_ratio: float = 0.7
-    """Explore the worker of whose input most was cached of late, if that was more than this part; 0: never."""
+    """Explore the worker with the highest cached fraction of recent input, if that is above this value. 0: never."""
     decode_history: float = 30.0
-    """Seconds that count for that."""
+    """Seconds of input that count for that fraction."""
     balance_ratio: float = 1.5
-    """Th_bal: the most loaded worker is relieved while it has more than this many times the least load; 0: never."""
+    """Th_bal: relieve the most loaded worker while it has more than this many times the lowest load. 0: never."""
     balance_after: int = 50
-    """Requests for each worker that are placed before the first is relieved."""
+    """Requests placed per worker before the first worker is relieved."""
     copy_slowdown: float = 2.0
-    """Copy a prefix that only the most loaded worker has, when requests wait this many times as long there in the later
-    half of H as in the earlier; 0: never."""
+    """Copy a prefix that only the most loaded worker has when requests wait this many times as long there in the later
+    half of H as in the earlier. 0: never."""
 
     def __post_init__(self) -> None:
         for name in ("history", "decode_history"):
@@ -69,7 +69,7 @@ class PrebleParameters:
 
 
 class PlacedRequest(NamedTuple):
-    """A request that is placed and not on its way."""
+    """A request that was placed and not dispatched yet."""
 
     since: float
     candidate: Candidate
@@ -77,15 +77,15 @@ class PlacedRequest(NamedTuple):
 
 
 class RunningRequest(NamedTuple):
-    """A request on its way."""
+    """A dispatched request."""
 
     worker: WorkerId
     output: int
-    """Tokens so far."""
+    """Output tokens so far."""
 
 
 class Preble(Placement):
-    """Algorithm 1, and the adjustment of loads after it."""
+    """Algorithm 1, followed by the load adjustment."""
 
     locality: ClassVar[bool] = True
 
@@ -98,7 +98,6 @@ class Preble(Placement):
         self._turn = 0
 
     def advance(self, now: float) -> None:
-        """See `Placement`."""
         self._history.advance(now)
 
     def place(self, request: Request, candidates: Sequence[Candidate]) -> Placed:
@@ -115,7 +114,7 @@ class Preble(Placement):
         return Placed(chosen.worker, why)
 
     def _explore(self, request: Request, candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
-        """The worker that mostly decodes, as prefill costs it little, or else the cheapest."""
+        """The worker that mostly decodes, because prefill costs it little; otherwise the cheapest."""
         if self._parameters.decode_ratio:
             ratios = [self._history.of(candidate.worker).hit_ratio for candidate in candidates]
             if max(ratios) > self._parameters.decode_ratio:
@@ -125,7 +124,7 @@ class Preble(Placement):
     def _rebalance(
         self, chosen: Candidate, holders: Sequence[Candidate], request: Request, candidates: Sequence[Candidate]
     ) -> tuple[Candidate, str]:
-        """The worker to exploit, unless it is the most loaded and to be relieved, or its prefix to be copied."""
+        """The worker to exploit, unless it is the most loaded and must be relieved or its prefix copied."""
         loads = {candidate.worker: self._load(candidate.worker) for candidate in candidates}
         load, least = loads[chosen.worker], min(loads.values())
         if len(candidates) == 1 or load < max(loads.values()):
@@ -141,7 +140,8 @@ class Preble(Placement):
     def _slowdown(self, worker: WorkerId) -> float:
         """How many times as long a request takes to its first token in the later half of H as in the earlier one.
 
-        Its prefill at the pace of now is part of that: else every wait after none would be endlessly longer.
+        The time includes its prefill at the present pace; otherwise every wait after a period without waits would count
+        as infinitely longer.
         """
         history = self._history.of(worker)
         earlier, later = (
@@ -154,7 +154,7 @@ class Preble(Placement):
         return later / earlier if earlier else 0.0
 
     def _cheapest(self, request: Request, candidates: Sequence[Candidate]) -> Candidate:
-        """The worker with the least cost; of equals, the one with the fewest requests."""
+        """The worker with the lowest cost; of equals, the one with the fewest requests."""
         if len(candidates) == 1:
             return candidates[0]
         costs = [self._cost(request, candidate) for candidate in candidates]
@@ -169,7 +169,7 @@ class Preble(Placement):
         return self._load(worker) + self._eviction(request, candidate) + prefill
 
     def _load(self, worker: WorkerId) -> float:
-        """L: what the requests of the last H seconds cost the worker."""
+        """L: the seconds that the requests of the last H seconds cost the worker."""
         history = self._history.of(worker)
         output = history.outputs.mean if len(history.outputs) else self._parameters.first_output
         decoded = output * len(history.missed)
@@ -177,7 +177,7 @@ class Preble(Placement):
         return prefill + self._parameters.decode_seconds * decoded
 
     def _eviction(self, request: Request, candidate: Candidate) -> float:
-        """M: what is computed again of what goes for this request, the cache being full at all times."""
+        """M: the seconds to compute again what is evicted for this request, assuming that the cache is always full."""
         chunks = chunks_of(request)
         placed = len(self._history.of(candidate.worker).missed)
         if not self._parameters.eviction_cost or not chunks or not placed:
@@ -190,25 +190,22 @@ class Preble(Placement):
         return self._view.prefill_seconds(candidate.worker, round(shared * tokens_per_chunk))
 
     def unplace(self, request: RequestId) -> None:
-        """See `Placement`. One that was withdrawn stays in the history."""
+        """A withdrawn request stays in the history."""
         self._waiting.pop(request, None)
 
     def request_dispatched(self, request: RequestId, now: float) -> None:
-        """See `Placement`."""
         since, candidate = self._waiting.pop(request)
         self._history.of(candidate.worker).request_dispatched(now - since, candidate.extend_tokens, now)
         self._running[request] = RunningRequest(candidate.worker, 0)
 
     def request_charged(self, charge: Charge) -> None:
-        """See `Placement`."""
         self._running[charge.request] = RunningRequest(charge.worker, charge.after.output)
 
     def request_ended(self, request: RequestId) -> None:
-        """See `Placement`. A request that had no answer says nothing about the length of answers."""
+        """A request without output says nothing about the length of answers."""
         worker, output = self._running.pop(request)
         if output:
             self._history.answered(worker, output)
 
     def worker_left(self, worker: WorkerId) -> None:
-        """See `Placement`."""
         self._history.drop(worker)

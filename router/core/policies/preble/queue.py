@@ -1,9 +1,10 @@
-"""Preble's wait queue: priority groups by how much of a prompt is cached, each served in proportion to its rank.
+"""Preble's wait queue: priority groups by the cached fraction of a prompt, each served in proportion to its rank.
 
 "Preble: Efficient Distributed Prompt Scheduling for LLM Serving", section 3.3, Algorithm 3. In one round the highest of
-P groups has P turns, the next P - 1, and so on to 1; within a group the first to come goes first. So what is cached
-goes sooner, as by longest match, and what is not goes all the same. The paper fills batches in this way; here requests
-go one by one, and the round goes on where it was. (The code published with it serves one group in each batch.)
+P groups has P turns, the next P - 1, and so on to 1; within a group the oldest request goes first. So cached prompts go
+sooner, as by longest match, and uncached ones are served all the same. The paper fills batches in this way; here
+requests go one by one, and the round continues where it was. (The code published with the paper serves one group in
+each batch.)
 """
 
 from collections.abc import Collection, Iterable
@@ -22,7 +23,7 @@ class PriorityGroupsParameters:
     """Priority groups (Preble's)."""
 
     groups: int = 10
-    """P: into how many equal parts the share of a prompt that is cached is divided."""
+    """P: the number of groups that the cached fraction of a prompt is divided into, of equal size."""
 
     def __post_init__(self) -> None:
         if self.groups < 1:
@@ -30,7 +31,7 @@ class PriorityGroupsParameters:
 
 
 class QueuePosition(NamedTuple):
-    """Where in its group a request stands."""
+    """The position of a request in its group."""
 
     arrival: int
     request: RequestId
@@ -54,37 +55,34 @@ class PriorityGroups(Order):
         self._count = context.parameters.of(PriorityGroupsParameters).groups
         self._waiting: dict[RequestId, QueuedRequest] = {}
         self._groups: list[list[QueuePosition]] = [[] for _ in range(self._count)]
-        """Heaps; some places in them hold no more."""
+        """Heaps. Some positions in them are stale."""
         self._turns = self._new_round()
         self._chosen: QueuedRequest | None = None
-        """The last answer, whose group has a turn less when it goes."""
+        """The last answer. Its group has one turn less when it is dispatched."""
         self._arrivals = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def waiting(self) -> Collection[RequestId]:
-        """See `Order`."""
         return self._waiting.keys()
 
     def push(self, request: Request) -> None:
-        """See `Order`."""
         self._arrivals += 1
         position = QueuePosition(self._arrivals, request.id)
         waiting = self._waiting[request.id] = QueuedRequest(request, position, self._group_of(request))
         self._push(waiting.group, position)
 
     def remove(self, request: RequestId) -> Request:
-        """See `Order`."""
         self._view.unwatch(request)
         return self._waiting.pop(request).request
 
     def pass_through(self, request: Request, now: float) -> bool:  # noqa: ARG002 - the protocol's signature
-        """See `Order`. It takes no group's turn: nobody else is there."""
+        """Takes no group's turn, because no other request waits."""
         return True
 
     def select(self, fits: Fits, now: float) -> Turn | None:  # noqa: ARG002 - time changes nothing here
-        """See `Order`. Nobody passes the head of the group whose turn it is."""
+        """No request passes the head of the group whose turn it is."""
         if not self._waiting:
             return None
         chosen = self._first_with_turns()
@@ -95,13 +93,11 @@ class PriorityGroups(Order):
         return Turn(chosen.request) if chosen is not None and fits(chosen.request) else None
 
     def request_dispatched(self, request: Request, now: float) -> None:  # noqa: ARG002 - the protocol's signature
-        """See `Order`."""
         if self._chosen is not None and self._chosen.position.request == request.id:
             self._turns[self._chosen.group] -= 1
             self._chosen = None
 
     def match_changed(self, requests: Iterable[RequestId]) -> None:
-        """See `Order`."""
         for request in requests:
             waiting = self._waiting[request]
             group = self._group_of(waiting.request)
@@ -114,7 +110,7 @@ class PriorityGroups(Order):
         return list(range(1, self._count + 1))
 
     def _group_of(self, request: Request) -> int:
-        """The group by the match of now, whose changes are told from now on."""
+        """The group of a request by its current match, whose changes are reported from now on."""
         matched = self._view.watch(request, (self._worker,))[self._worker]
         chunks = sum([len(prompt.hashes) for prompt in request.prompts]) // HASH_BYTES
         return min(self._count * matched // chunks, self._count - 1) if chunks else 0
@@ -128,7 +124,7 @@ class PriorityGroups(Order):
         heappush(heap, position)
 
     def _first_with_turns(self) -> QueuedRequest | None:
-        """The head of the highest group that has somebody waiting and a turn left."""
+        """The head of the highest group that has a waiting request and a turn left."""
         for group in reversed(range(self._count)):
             if self._turns[group] and (head := self._head(group)):
                 return head

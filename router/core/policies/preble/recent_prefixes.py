@@ -1,7 +1,7 @@
-"""Which prefixes the requests of the last while share, worker by worker, and which of them a cache would drop first.
+"""The prefixes that recent requests share, by worker, in the order in which a cache would evict them.
 
-A radix tree of its own beside the prefix map: that one knows what is cached, this one how often it was asked for. A
-node ends where a request ends or two part, so that all requests that pass its first chunk pass its last one too.
+A radix tree separate from the prefix map: that one tracks what is cached, this one how often it was requested. A node
+ends where a prompt ends or two prompts part, so that all requests that pass its first chunk pass its last one too.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from router.core.model.prompt_key import HASH_BYTES
 from router.core.model.request import WorkerId
 
 UNTIMED: Final = Touch(0.0)
-"""Their order is all that is asked of these residencies."""
+"""Only the order of these residencies matters, not their times."""
 
 
 class PrefixRun(NamedTuple):
@@ -35,11 +35,11 @@ class RecentPrefixes:
         self._orders: dict[WorkerId, Ring] = {}
 
     def __len__(self) -> int:
-        """How many nodes there are."""
+        """The number of nodes."""
         return len(self._requests)
 
     def add(self, hashes: bytes, worker: WorkerId) -> None:
-        """A request with this prompt goes to a worker, where its prefix is the freshest now."""
+        """Add the prompt of a request that was placed on a worker; its prefix becomes the most recently used there."""
         order = self._orders.get(worker)
         if order is None:
             order = self._orders[worker] = Ring()
@@ -57,7 +57,7 @@ class RecentPrefixes:
             node = node.parent
 
     def remove(self, hashes: bytes, worker: WorkerId) -> None:
-        """One of the requests with this prompt at a worker is recent no more."""
+        """Remove one of the requests with this prompt on a worker, because it is no longer recent."""
         node = self._end(hashes)
         while node is not self._root:
             requests, parent = self._requests[node], node.parent
@@ -72,7 +72,7 @@ class RecentPrefixes:
             node = parent
 
     def stalest(self, worker: WorkerId, chunks: int) -> Iterator[PrefixRun]:
-        """What a worker's cache drops first to be rid of so many chunks: least recently used, deepest first."""
+        """Yield what a worker's cache evicts first to free this many chunks: least recently used, deepest first."""
         order = self._orders.get(worker)
         for residency in order or ():
             if chunks <= 0:
@@ -82,11 +82,11 @@ class RecentPrefixes:
             chunks -= node.chunks
 
     def drop(self, worker: WorkerId) -> None:
-        """Forget a worker, all of whose prompts were removed."""
+        """Forget a worker. All its prompts were removed before."""
         self._orders.pop(worker, None)
 
     def _end(self, hashes: bytes) -> Node:
-        """The node that ends with these hashes, made where there is none."""
+        """The node that ends with these hashes, created if there is none."""
         node, at = self._root, 0
         while at < len(hashes):
             child = node.children.get(hashes[at : at + HASH_BYTES])
@@ -103,13 +103,13 @@ class RecentPrefixes:
         return node
 
     def _split(self, node: Node, at: int) -> Node:
-        """Cut the first `at` bytes of a node's key off into a new parent, which the same requests share."""
+        """Move the first `at` bytes of a node's key to a new parent, which the same requests share."""
         upper = node.split(at)
         self._requests[upper] = dict(self._requests[node])
         return upper
 
     def _join_child(self, node: Node) -> None:
-        """Put a node's key in front of its only child's, if the same requests share them: nothing ends between them."""
+        """Merge a node into its only child if the same requests share both: then no prompt ends between them."""
         (child,) = node.children.values()
         if self._requests[child] != self._requests[node]:
             return

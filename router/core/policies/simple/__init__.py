@@ -1,1 +1,1 @@
-"""The usual balancers and first come, first served."""
+"""The usual load balancers, and first come, first served."""

@@ -1,4 +1,4 @@
-"""Placements that look at no prefix: turns, load and chance."""
+"""Placements that ignore prefixes and choose by turn, load or chance."""
 
 from collections.abc import Sequence
 
@@ -8,13 +8,12 @@ from router.core.policies.context import PolicyContext
 
 
 class RoundRobin(Placement):
-    """Workers take turns, model by model, whatever they hold and however long their queues."""
+    """Workers take turns, per model, whatever they hold and however long their queues are."""
 
     def __init__(self, context: PolicyContext) -> None:  # noqa: ARG002 - every placement is built alike
         self._turns: dict[str, int] = {}
 
     def place(self, request: Request, candidates: Sequence[Candidate]) -> Placed:
-        """See `Placement`."""
         # One count for all models would give each of two that alternate every second worker only.
         turn = self._turns.get(request.model, 0)
         self._turns[request.model] = turn + 1
@@ -22,16 +21,16 @@ class RoundRobin(Placement):
 
 
 class ClientRoundRobin(Placement):
-    """Each client takes turns over the workers by itself, model by model, so that each worker gets its share of each.
+    """Each client's requests rotate over the workers, per model, so that each worker gets its share of each client.
 
-    "Locality-aware Fair Scheduling in LLM Serving" compares with VTC in this way where there are several workers.
+    "Locality-aware Fair Scheduling in LLM Serving" places requests in this way when it compares with VTC on several
+    workers.
     """
 
     def __init__(self, context: PolicyContext) -> None:  # noqa: ARG002 - every placement is built alike
         self._turns: dict[str, dict[ClientId, int]] = {}
 
     def place(self, request: Request, candidates: Sequence[Candidate]) -> Placed:
-        """See `Placement`."""
         turns = self._turns.setdefault(request.model, {})
         # Clients begin at different workers: else the first would get all of those that send one request.
         turn = turns.get(request.client, len(turns))
@@ -39,19 +38,17 @@ class ClientRoundRobin(Placement):
         return Placed(candidates[turn % len(candidates)].worker, "turn")
 
     def forget(self, client: ClientId) -> None:
-        """See `Placement`."""
         for turns in self._turns.values():
             turns.pop(client, None)
 
 
 class LeastRequests(Placement):
-    """The worker with the fewest requests waiting or running; ties take turns."""
+    """The worker with the fewest requests waiting or running; ties rotate."""
 
     def __init__(self, context: PolicyContext) -> None:  # noqa: ARG002 - every placement is built alike
         self._turn = 0
 
     def place(self, request: Request, candidates: Sequence[Candidate]) -> Placed:  # noqa: ARG002
-        """See `Placement`."""
         self._turn += 1
         return Placed(lightest(candidates, self._turn).worker, "load")
 
@@ -66,24 +63,22 @@ class TwoChoices(Placement):
         self._random = context.random
 
     def place(self, request: Request, candidates: Sequence[Candidate]) -> Placed:  # noqa: ARG002
-        """See `Placement`."""
         drawn = self._random.sample(candidates, min(2, len(candidates)))
         return Placed(min(drawn, key=lambda candidate: candidate.load).worker, "load")
 
 
 class RandomWorker(Placement):
-    """Any worker, each as likely as another."""
+    """Any worker, each with equal probability."""
 
     def __init__(self, context: PolicyContext) -> None:
         self._random = context.random
 
     def place(self, request: Request, candidates: Sequence[Candidate]) -> Placed:  # noqa: ARG002
-        """See `Placement`."""
         return Placed(self._random.choice(candidates).worker, "chance")
 
 
 def lightest(candidates: Sequence[Candidate], turn: int) -> Candidate:
-    """The candidate with the least load; `turn` rotates ties, so that equals share."""
+    """The candidate with the lowest load. `turn` rotates ties, so that equals share the load."""
     least = min([candidate.load for candidate in candidates])
     tied = [candidate for candidate in candidates if candidate.load == least]
     return tied[turn % len(tied)]

@@ -1,8 +1,8 @@
 """SGLang's `cache_aware` rule: the best match while the fleet is balanced, and the shortest queue while it is not.
 
-As the router of SGLang has it since version 0.2 (`cache_aware.rs`, with the defaults of `router_args.py`). Where this
-departs from it: the match is the prefix map's, in tokens and with evictions, not that of a tree of characters in which
-whatever was sent stays; so a tree's size is counted here, as the tokens that a worker was sent and did not hold.
+As in SGLang's router since version 0.2 (`cache_aware.rs`, with the defaults of `router_args.py`). One difference: the
+match is the prefix map's, in tokens and with evictions, not that of a tree of characters that keeps everything that was
+sent. So a tree's size here is the number of tokens that a worker was sent and did not hold.
 """
 
 from collections.abc import Sequence
@@ -20,13 +20,14 @@ class CacheAwareParameters:
     """Cache-aware placement (SGLang's)."""
 
     cache_threshold: float = 0.3
-    """The part of its prompt that a worker must hold more than, or a request goes to the smallest tree."""
+    """A worker must hold more than this fraction of a prompt, or the request goes to the worker with the smallest
+    tree."""
     balance_abs_threshold: int = 64
-    """The fleet is out of balance if the largest load is above the least by more than this many requests ..."""
+    """The fleet is out of balance if the highest load exceeds the lowest by more than this many requests ..."""
     balance_rel_threshold: float = 1.5
-    """... and is more than this many times the least; then a request goes to the shortest queue."""
+    """... and is more than this many times the lowest; then a request goes to the shortest queue."""
     tree_tokens: int = 2**24
-    """Tokens at which a worker's tree grows no further (SGLang: 2^26 characters)."""
+    """The size, in tokens, at which a worker's tree stops growing (SGLang: 2^26 characters)."""
 
     def __post_init__(self) -> None:
         for name in ("cache_threshold", "balance_abs_threshold", "balance_rel_threshold", "tree_tokens"):
@@ -35,7 +36,7 @@ class CacheAwareParameters:
 
 
 class CacheAware(Placement):
-    """Match, tree size and load; which of them counts depends on thresholds."""
+    """Chooses by match, tree size or load, depending on thresholds."""
 
     locality: ClassVar[bool] = True
 
@@ -45,7 +46,6 @@ class CacheAware(Placement):
         self._turn = 0
 
     def place(self, request: Request, candidates: Sequence[Candidate]) -> Placed:  # noqa: ARG002
-        """See `Placement`."""
         self._turn += 1
         chosen, why = self._choose(candidates)
         grown = self._trees.get(chosen.worker, 0) + chosen.extend_tokens
@@ -69,5 +69,4 @@ class CacheAware(Placement):
         return most - least > parameters.balance_abs_threshold and most > parameters.balance_rel_threshold * least
 
     def worker_left(self, worker: WorkerId) -> None:
-        """See `Placement`."""
         self._trees.pop(worker, None)

@@ -1,10 +1,10 @@
-"""Consistent hashing of prefixes: requests that begin alike go to one worker, with no state at all.
+"""Consistent hashing of prefixes: requests with the same beginning go to the same worker, without any state.
 
-By highest random weight (Thaler and Ravishankar, "Using Name-Based Mappings to Increase Hit Rates", IEEE/ACM
-Transactions on Networking 1998): each worker has a weight for each key, the highest wins. So a worker that joins takes
-its share of the keys and moves no other, and one that leaves gives away its own alone. On request with bounded loads
-(Mirrokni, Thorup and Zadimoghaddam, SODA 2018), as the consistent hashing of HAProxy and Envoy has them: unless a
-factor is named, it has none.
+Uses highest random weight (Thaler and Ravishankar, "Using Name-Based Mappings to Increase Hit Rates", IEEE/ACM
+Transactions on Networking 1998): each worker has a weight for each key, and the highest wins. So a worker that joins
+takes its share of the keys and moves no other, and one that leaves gives away only its own. Optionally with bounded
+loads (Mirrokni, Thorup and Zadimoghaddam, SODA 2018), as in the consistent hashing of HAProxy and Envoy, where the load
+is unbounded unless a factor is set.
 """
 
 from collections.abc import Sequence
@@ -24,9 +24,10 @@ class ConsistentHashParameters:
     """Consistent hashing of prefixes."""
 
     prefix_chunks: int = 8
-    """The chunks, of 128 bytes or about 32 tokens each, at the head of a prompt that decide its worker."""
+    """The number of chunks at the head of a prompt that decide its worker. A chunk is 128 bytes, about 32 tokens."""
     load_factor: float = 0.0
-    """A worker takes at most this many times the mean load, rounded up; the next one in line the rest; 0: no bound."""
+    """A worker takes at most this many times the mean load, rounded up; further requests go to the next worker in line.
+    0: no bound."""
 
     def __post_init__(self) -> None:
         if self.prefix_chunks < 1:
@@ -36,7 +37,9 @@ class ConsistentHashParameters:
 
 
 class ConsistentHash(Placement):
-    """The worker whose hash with the head of the first prompt is highest; without a full chunk, with the client."""
+    """The worker whose hash with the head of the first prompt is highest; without a full chunk, with the client's
+    name.
+    """
 
     locality: ClassVar[bool] = True
 
@@ -44,7 +47,7 @@ class ConsistentHash(Placement):
         self._parameters = context.parameters.of(ConsistentHashParameters)
 
     def place(self, request: Request, candidates: Sequence[Candidate]) -> Placed:
-        """See `Placement`. Of a prompt shorter than the head, all chunks count."""
+        """If a prompt is shorter than the head, all its chunks count."""
         hashes = request.prompts[0].hashes if request.prompts else b""
         head = hashes[: self._parameters.prefix_chunks * HASH_BYTES]
         key, why = (head[-HASH_BYTES:], "prefix") if head else (request.client.encode(), "client")
@@ -56,7 +59,7 @@ class ConsistentHash(Placement):
         return Placed(max(below, key=lambda candidate: _weight(key, candidate)).worker, "load")
 
     def _limit(self, candidates: Sequence[Candidate]) -> float:
-        """How many requests a worker may have, the one to be placed included: some worker always has fewer."""
+        """The most requests that a worker may have, including the one to be placed. Some worker always has fewer."""
         if not self._parameters.load_factor:
             return inf
         total = sum([candidate.load for candidate in candidates])

@@ -14,7 +14,7 @@ from router.core.policies.simple.balancers import lightest
 
 
 class Fcfs(Order):
-    """The request that waits longest."""
+    """Serves the request that has waited longest."""
 
     def __init__(self, context: PolicyContext, worker: WorkerId) -> None:  # noqa: ARG002 - every order is built alike
         # A dict finds its first key by walking past all that were deleted before it.
@@ -24,37 +24,35 @@ class Fcfs(Order):
         return len(self._waiting)
 
     def push(self, request: Request) -> None:
-        """See `Order`."""
         self._waiting[request.id] = request
 
     def remove(self, request: RequestId) -> Request:
-        """See `Order`."""
         return self._waiting.pop(request)
 
     def pass_through(self, request: Request, now: float) -> bool:  # noqa: ARG002 - the protocol's signature
-        """See `Order`."""
         return True
 
     def select(self, fits: Fits, now: float) -> Turn | None:  # noqa: ARG002 - time changes nothing here
-        """See `Order`. Nobody passes the head."""
+        """No request passes the head."""
         head = next(iter(self._waiting.values()), None)
         return Turn(head) if head is not None and fits(head) else None
 
     def waiting(self) -> Collection[RequestId]:
-        """See `Order`."""
         return self._waiting.keys()
 
 
 @dataclass(frozen=True, slots=True)
 class PooledArrival:
-    """A request in the pool."""
+    """A request in the pool, with its position in the order of arrival."""
 
     request: Request
     arrival: int
 
 
 class PooledFcfs(Policy):
-    """One queue for all workers; whichever serves the model and has room takes the request that waits longest."""
+    """One queue for all workers: a worker that serves the model and has room takes the request that has waited
+    longest.
+    """
 
     properties = Properties(pooled=True, work_conserving=True)
     next_deadline = inf
@@ -68,14 +66,12 @@ class PooledFcfs(Policy):
         self._turn = 0
 
     def enqueue(self, request: Request, now: float) -> None:
-        """See `Policy`."""
         self._waiting[request.id] = request
         self._arrivals += 1
         self._routes.setdefault(request.route, OrderedDict())[request.id] = PooledArrival(request, self._arrivals)
         self._backlog.add(request.worker, request.client, now)
 
     def withdraw(self, request: RequestId, now: float) -> None:
-        """See `Policy`."""
         waiting = self._waiting.pop(request)
         queue = self._routes[waiting.route]
         del queue[request]
@@ -84,7 +80,9 @@ class PooledFcfs(Policy):
         self._backlog.remove(waiting.worker, waiting.client, now)
 
     def next(self, now: float) -> Choice | None:
-        """See `Policy`. A model whose workers are full holds up no other model, and a worker that is full no other."""
+        """A model whose workers are full does not block other models, and a full worker does not block other
+        workers.
+        """
         heads = [next(iter(queue.values())) for queue in self._routes.values()]
         for request in (head.request for head in sorted(heads, key=lambda head: head.arrival)):
             able = [w for w in self._view.able(request) if self._view.admits(w, request)]
@@ -94,32 +92,30 @@ class PooledFcfs(Policy):
         return None
 
     def resend(self, request: Request, workers: Sequence[WorkerId], now: float) -> WorkerId:  # noqa: ARG002
-        """See `Policy`. The one with the fewest requests in flight."""
+        """Choose the worker with the fewest requests in flight."""
         self._turn += 1
         return lightest([Candidate(w, 0, 0, self._view.in_flight(w)) for w in workers], self._turn).worker
 
     def worker_left(self, worker: WorkerId, now: float) -> list[Request]:  # noqa: ARG002 - a pool has no queue to move
-        """See `Policy`."""
         orphans = [request for request in self._waiting.values() if not self._view.able(request)]
         for request in orphans:
             self.withdraw(request.id, now)
         return orphans
 
     def request_charged(self, charge: Charge) -> None:
-        """See `Policy`."""
+        """Do nothing: this policy keeps no counters."""
 
     def request_started(self, request: Request, worker: WorkerId) -> None:
-        """See `Policy`."""
+        """Do nothing: this policy does not track requests in flight."""
 
     def request_ended(self, request: Request, worker: WorkerId) -> None:
-        """See `Policy`."""
+        """Do nothing: this policy does not track requests in flight."""
 
     def match_changed(self, worker: WorkerId, requests: Iterable[RequestId]) -> None:
-        """See `Policy`."""
+        """Do nothing: this policy ignores prefixes."""
 
     def worker_joined(self, worker: WorkerId, now: float) -> None:
-        """See `Policy`."""
+        """Do nothing: `next` asks the view for workers."""
 
     def deficit(self, client: ClientId, worker: WorkerId) -> Deficit:  # noqa: ARG002 - it keeps none
-        """See `Policy`."""
         return Deficit()

@@ -1,9 +1,9 @@
-"""RPM limits: so many requests per minute of each client, first come, first served behind that.
+"""RPM limits: a fixed number of requests per minute for each client, served first come, first served.
 
-What VTC is compared with in "Fairness in Serving Large Language Models", section 5.1: "subsequent requests are blocked
-until the limit resets at the start of the next minute". So they are here: they wait until a minute has room for them,
-in the order in which their client sent them. (The code published with that paper refuses them instead; here
-that is what the time to live of the queue does.) Workers idle meanwhile: this is not work-conserving.
+VTC is compared with this in "Fairness in Serving Large Language Models", section 5.1: "subsequent requests are blocked
+until the limit resets at the start of the next minute". Here, too, they wait until a minute has room for them, in the
+order in which their client sent them. (The code published with that paper rejects them instead; here the queue's time
+to live does that.) Workers may idle meanwhile: this policy is not work-conserving.
 """
 
 from collections import OrderedDict
@@ -21,7 +21,7 @@ from router.core.policies.context import PolicyContext
 from router.core.policies.simple.fcfs import PooledFcfs
 
 MINUTE: Final = 60.0
-"""Seconds."""
+"""In seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class RpmParameters:
     """Limits of requests per minute."""
 
     limit: int = 30
-    """Requests of one client that may go in each minute; the rest wait for the next."""
+    """Requests of one client that may be served in each minute; the rest wait for the next."""
 
     def __post_init__(self) -> None:
         if self.limit < 1:
@@ -44,7 +44,7 @@ class HeldRequest(NamedTuple):
 
 
 class Rpm(Policy):
-    """The limit, and behind it one queue for all workers."""
+    """Applies the limit before one queue for all workers."""
 
     properties = Properties(pooled=True)
 
@@ -55,14 +55,13 @@ class Rpm(Policy):
         self._pool = PooledFcfs(context)
         self._minute = 0
         self._accepted: dict[ClientId, int] = {}
-        """Requests of each client that this minute has let pass."""
+        """The number of each client's requests that passed the limit in this minute."""
         self._held: dict[ClientId, OrderedDict[RequestId, HeldRequest]] = {}
         self._clients: dict[RequestId, ClientId] = {}
-        """Whose each of those that are held is."""
+        """The client of each held request."""
         self._arrivals = 0
 
     def enqueue(self, request: Request, now: float) -> None:
-        """See `Policy`."""
         self._advance(now)
         if self._accepted.get(request.client, 0) < self._limit:
             self._accept(request, now)
@@ -74,28 +73,28 @@ class Rpm(Policy):
         self._backlog.add(request.worker, request.client, now)
 
     def withdraw(self, request: RequestId, now: float) -> None:
-        """See `Policy`. One that the limit let pass stays counted."""
+        """A request that passed the limit stays counted."""
         if request in self._clients:
             self._release(request, now)
         else:
             self._pool.withdraw(request, now)
 
     def next(self, now: float) -> Choice | None:
-        """See `Policy`."""
         self._advance(now)
         return self._pool.next(now)
 
     def resend(self, request: Request, workers: Sequence[WorkerId], now: float) -> WorkerId:
-        """See `Policy`. The limit has let it pass."""
+        """The request has passed the limit already."""
         return self._pool.resend(request, workers, now)
 
     @property
     def next_deadline(self) -> float:
-        """See `Policy`."""
         return (self._minute + 1) * MINUTE if self._held else inf
 
     def _advance(self, now: float) -> None:
-        """Begin the minute of `now`, unless it has begun: let pass, in order of arrival, what it has room for."""
+        """Start the minute of `now`, unless it has started: accept, in order of arrival, the held requests that it has
+        room for.
+        """
         minute = int(now // MINUTE)
         if minute <= self._minute:
             return
@@ -111,7 +110,7 @@ class Rpm(Policy):
         self._pool.enqueue(request, now)
 
     def _release(self, request: RequestId, now: float) -> None:
-        """Hold a request no longer."""
+        """Stop holding a request."""
         client = self._clients.pop(request)
         queue = self._held[client]
         held = queue.pop(request)
@@ -120,7 +119,6 @@ class Rpm(Policy):
         self._backlog.remove(held.request.worker, client, now)
 
     def worker_left(self, worker: WorkerId, now: float) -> list[Request]:
-        """See `Policy`."""
         held = [held.request for queue in self._held.values() for held in queue.values()]
         orphans = [request for request in held if not self._view.able(request)]
         for request in orphans:
@@ -128,20 +126,19 @@ class Rpm(Policy):
         return orphans + self._pool.worker_left(worker, now)
 
     def request_charged(self, charge: Charge) -> None:
-        """See `Policy`."""
+        """Do nothing: the limit counts requests, not cost."""
 
     def request_started(self, request: Request, worker: WorkerId) -> None:
-        """See `Policy`."""
+        """Do nothing: this policy does not track requests in flight."""
 
     def request_ended(self, request: Request, worker: WorkerId) -> None:
-        """See `Policy`."""
+        """Do nothing: this policy does not track requests in flight."""
 
     def match_changed(self, worker: WorkerId, requests: Iterable[RequestId]) -> None:
-        """See `Policy`."""
+        """Do nothing: this policy ignores prefixes."""
 
     def worker_joined(self, worker: WorkerId, now: float) -> None:
-        """See `Policy`."""
+        """Do nothing: the pool asks the view for workers."""
 
     def deficit(self, client: ClientId, worker: WorkerId) -> Deficit:  # noqa: ARG002 - it keeps none
-        """See `Policy`."""
         return Deficit()

@@ -1,9 +1,9 @@
-"""VTC that foresees output: what a request will probably produce is charged when it goes, not when it streams.
+"""VTC with output prediction: a request's predicted output is charged at dispatch instead of as it streams.
 
-After the code published with "Fairness in Serving Large Language Models", which the paper's "VTC (predict)" and "VTC
-(oracle)" are. Under plain VTC a client's counter lags behind by all the output that it has in flight, and the last
-term of its bound is that lag; what is foreseen does not lag. Output beyond what was foreseen is charged as it streams,
-and what was not produced is given back when the request ends, so that both come to what plain VTC charges.
+After the code published with "Fairness in Serving Large Language Models", which implements the paper's "VTC (predict)"
+and "VTC (oracle)". Under plain VTC a client's counter lags behind by all output that the client has in flight, and the
+last term of its bound is that lag; predicted output does not lag. Output beyond the prediction is charged as it
+streams, and output that was not produced is refunded when the request ends, so both charge the same in total.
 """
 
 from collections.abc import Callable
@@ -16,19 +16,19 @@ from router.core.policies.context import PolicyContext
 from router.core.policies.vtc.vtc import Vtc
 
 NEWEST: Final = 0.2
-"""Weight of a client's newest answer in its mean, which begins at zero: about the last five count."""
+"""The weight of a client's newest answer in its mean, which starts at zero: about the last five answers count."""
 
 
 @dataclass(slots=True)
 class Prepaid:
-    """The output of one request in flight, in tokens."""
+    """The predicted and the produced output of one request in flight, in tokens."""
 
     predicted: int
     produced: int = 0
 
     @property
     def tokens(self) -> int:
-        """What is charged although it is not produced yet."""
+        """Output tokens that are charged and not produced yet."""
         return max(0, self.predicted - self.produced)
 
 
@@ -36,19 +36,17 @@ class PredictiveVtc(Vtc):
     """VTC with prepaid output."""
 
     def __init__(self, context: PolicyContext, worker: WorkerId, predict: Callable[[Request], int]) -> None:
-        """`predict` tells how many tokens a request will produce, as far as one can."""
+        """`predict` estimates how many tokens a request will produce."""
         super().__init__(context, worker)
         self._predict = predict
         self._prepaid: dict[RequestId, Prepaid] = {}
 
     def request_dispatched(self, request: Request, now: float) -> None:
-        """See `Order`."""
         super().request_dispatched(request, now)
         prepaid = self._prepaid[request.id] = Prepaid(self._predict(request))
         self._charge(request.id, request.client, self._cost.output * prepaid.tokens)
 
     def request_charged(self, charge: Charge) -> None:
-        """See `Order`."""
         prepaid = self._prepaid[charge.request]
         before = prepaid.tokens
         prepaid.produced = charge.after.output
@@ -56,29 +54,26 @@ class PredictiveVtc(Vtc):
         self._charge(charge.request, charge.client, charge.at(self._cost) - self._cost.output * used)
 
     def request_ended(self, request: Request) -> None:
-        """See `Order`."""
         prepaid = self._prepaid.pop(request.id)
         self._charge(request.id, request.client, -self._cost.output * prepaid.tokens)
         super().request_ended(request)
 
 
 class PredictingVtc(PredictiveVtc):
-    """Foresees the mean of what a client's last requests to this worker produced."""
+    """Predicts the mean output of a client's last requests to this worker."""
 
     def __init__(self, context: PolicyContext, worker: WorkerId) -> None:
         self._means: dict[ClientId, float] = {}
         self._refused: set[RequestId] = set()
-        """Those that produced nothing because they were never computed."""
+        """Requests that produced nothing because they were never computed."""
         super().__init__(context, worker, lambda request: round(self._means.get(request.client, 0.0)))
 
     def request_charged(self, charge: Charge) -> None:
-        """See `Order`."""
         super().request_charged(charge)
         if charge.after == NOTHING:
             self._refused.add(charge.request)
 
     def request_ended(self, request: Request) -> None:
-        """See `Order`."""
         if request.id in self._refused:
             self._refused.remove(request.id)
         else:
@@ -87,17 +82,17 @@ class PredictingVtc(PredictiveVtc):
         super().request_ended(request)
 
     def forget(self, client: ClientId) -> None:
-        """See `Order`."""
         self._means.pop(client, None)
         super().forget(client)
 
 
 @dataclass(frozen=True, slots=True)
 class OracleParameters:
-    """VTC that takes the stated limit of output for its length."""
+    """VTC that predicts the output limit that a request states."""
 
     error: float = 0.0
-    """How wrong it is at most: the limit is multiplied by a number drawn from 1 - error to 1 + error."""
+    """The largest relative error of the prediction: the limit is multiplied by a random number from 1 - error to 1 +
+    error."""
 
     def __post_init__(self) -> None:
         if self.error < 0:
@@ -105,7 +100,9 @@ class OracleParameters:
 
 
 class OracleVtc(PredictiveVtc):
-    """Foresees the limit of output that a request states, which is its true length where that was asked for."""
+    """Predicts the output limit that a request states, which is its true length if the request asked for exactly
+    that.
+    """
 
     def __init__(self, context: PolicyContext, worker: WorkerId) -> None:
         self._error = context.parameters.of(OracleParameters).error
