@@ -1,1 +1,1 @@
-"""What the core knows of each client: its service, its share, its queue."""
+"""Clients as the core knows them: their service, their shares and their queues."""

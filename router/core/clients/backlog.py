@@ -1,4 +1,4 @@
-"""Who waits where: the definition of "backlogged" that fairness is measured by (DLPM paper, Definition 3.1)."""
+"""Which clients are backlogged in which queue, as fairness is defined (DLPM paper, Definition 3.1)."""
 
 from typing import Protocol
 
@@ -6,33 +6,33 @@ from router.core.model.request import ClientId, WorkerId
 
 
 class BacklogWatcher(Protocol):
-    """Hears of the beginning and the end of a client's backlog in a queue."""
+    """Observer of the start and end of clients' backlogs."""
 
     def backlog_began(self, queue: WorkerId | None, client: ClientId, now: float) -> None:
-        """The first request of this client waits there."""
+        """The client's first request waits in this queue."""
 
     def backlog_ended(self, queue: WorkerId | None, client: ClientId, now: float) -> None:
-        """None of this client's waits there any more."""
+        """No request of the client waits in this queue any more."""
 
     def passed_through(self, queue: WorkerId | None, client: ClientId, now: float) -> None:
-        """A request of this client, of which none waited there, had its turn as it came."""
+        """A request of a client without waiting requests in this queue was dispatched on arrival."""
         self.backlog_began(queue, client, now)
         self.backlog_ended(queue, client, now)
 
 
 class Backlog:
-    """Which clients wait in which queue; a queue is a worker's, or None for a pool."""
+    """Waiting requests per client and queue. A queue belongs to one worker, or is the pool of all workers (None)."""
 
     def __init__(self) -> None:
         self._waiting: dict[WorkerId | None, dict[ClientId, int]] = {}
         self._watchers: list[BacklogWatcher] = []
 
     def subscribe(self, watcher: BacklogWatcher) -> None:
-        """Tell this watcher when a client's backlog in a queue begins and ends."""
+        """Notify this watcher whenever a client's backlog in a queue begins or ends."""
         self._watchers.append(watcher)
 
     def add(self, queue: WorkerId | None, client: ClientId, now: float) -> None:
-        """One more request of this client waits there."""
+        """Count one more waiting request of the client."""
         clients = self._waiting.setdefault(queue, {})
         clients[client] = clients.get(client, 0) + 1
         if clients[client] == 1:
@@ -40,7 +40,7 @@ class Backlog:
                 watcher.backlog_began(queue, client, now)
 
     def remove(self, queue: WorkerId | None, client: ClientId, now: float) -> None:
-        """One less."""
+        """Count one waiting request of the client less."""
         clients = self._waiting[queue]
         clients[client] -= 1
         if not clients[client]:
@@ -51,14 +51,16 @@ class Backlog:
             del self._waiting[queue]
 
     def pass_through(self, queue: WorkerId | None, client: ClientId, now: float) -> None:
-        """A request of this client, who has none there, is given out without having waited."""
+        """Notify watchers of a request that was dispatched on arrival while its client had none
+        waiting in this queue.
+        """
         for watcher in self._watchers:
             watcher.passed_through(queue, client, now)
 
     def length(self, queue: WorkerId | None) -> int:
-        """Requests that wait there."""
+        """Return the number of requests that wait in this queue."""
         return sum(self._waiting.get(queue, {}).values())
 
     def of_client(self, client: ClientId) -> int:
-        """Requests of one client that wait anywhere."""
+        """Return the number of one client's requests that wait in any queue."""
         return sum(clients.get(client, 0) for clients in self._waiting.values())

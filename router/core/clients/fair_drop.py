@@ -1,8 +1,8 @@
-"""Who holds how much of what is short, and who holds most of it by weight.
+"""Amounts of a scarce resource by holder, and the holder with the most of it by weight.
 
-Where room runs out, whoever holds most gives way, not whoever comes last ("longest queue drop"; B. Suter et al.,
-"Buffer Management Schemes for Supporting TCP in Gigabit Routers with Per-flow Queueing", 1999). So a flood costs the
-flooder, and nobody who holds less than an equal share by weight is refused for it.
+When room runs out, the holder with the most gives way, not the newest arrival ("longest queue drop"; B. Suter et al.,
+"Buffer Management Schemes for Supporting TCP in Gigabit Routers with Per-flow Queueing", 1999). A flood therefore costs
+the flooder, and no holder with less than an equal share by weight is refused because of it.
 """
 
 from dataclasses import dataclass
@@ -14,40 +14,42 @@ K = TypeVar("K", bound=str)
 
 @dataclass(slots=True)
 class Holding:
-    """What one holder has."""
+    """The amount and weight of one holder."""
 
     amount: int = 0
     weight: float = 1.0
 
 
 class LongestQueueDrop(Generic[K]):
-    """Amounts by holder, their sum, and the holder with the most of it by weight.
+    """Amounts by holder, their total, and the holder with the most by weight.
 
-    Adding, taking away and asking cost no more with many holders than with few, but for the logarithm of a heap.
+    Every operation is O(log holders).
     """
 
     def __init__(self) -> None:
         self.total = 0
         self._held: dict[K, Holding] = {}
         self._heap: list[tuple[float, K]] = []
-        """Of each holder a level (negative) that is at least its own, and perhaps others."""
+        """Negative amounts by weight. For each holder, one entry is at least its current amount;
+        entries may be stale.
+        """
 
     def __len__(self) -> int:
-        """How many hold anything."""
+        """Return the number of holders with a positive amount."""
         return len(self._held)
 
     def amount_of(self, holder: K) -> int:
-        """What a holder has."""
+        """Return the amount of a holder; 0 if it holds nothing."""
         held = self._held.get(holder)
         return 0 if held is None else held.amount
 
     def weighted_amount(self, holder: K) -> float:
-        """What it has by weight."""
+        """Return a holder's amount divided by its weight; 0 if it holds nothing."""
         held = self._held.get(holder)
         return 0.0 if held is None else held.amount / held.weight
 
     def add(self, holder: K, amount: int, weight: float = 1.0) -> None:
-        """A holder has so much more; from now on it has this weight, which is positive."""
+        """Add to a holder's amount and set its weight, which must be positive."""
         if not amount:
             return
         held = self._held.get(holder)
@@ -62,7 +64,7 @@ class LongestQueueDrop(Generic[K]):
             heapify(self._heap)
 
     def remove(self, holder: K, amount: int) -> None:
-        """It has so much less."""
+        """Subtract from a holder's amount."""
         if not amount:
             return
         held = self._held[holder]
@@ -72,7 +74,7 @@ class LongestQueueDrop(Generic[K]):
             del self._held[holder]
 
     def largest_holder(self) -> K | None:
-        """Who has most by weight; of equals the first by name, None if nobody has anything."""
+        """Return the holder with the most by weight, the first by name among equals; None if there are no holders."""
         while self._heap:
             level, holder = self._heap[0]
             actual = -self.weighted_amount(holder)

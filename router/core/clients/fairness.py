@@ -1,4 +1,6 @@
-"""How evenly the clients are served: by queue, with the theorem's gap and its bound, and as active clients feel it."""
+"""How evenly clients are served: the service gap of each queue and its bound, and the lag and waits
+of active clients.
+"""
 
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable
@@ -13,53 +15,55 @@ from router.core.model.cost import LinearCost, Tokens
 from router.core.model.request import ClientId, Request, WorkerId
 
 WAITS_KEPT = 256
-"""How many of a client's last waiting times its percentile looks back on."""
+"""Waiting times kept per client for its percentiles."""
 
 
 def jain_index(allocations: Collection[float]) -> float | None:
-    """(sum x)^2 / (n · sum x^2): 1 when all are equal, 1/n when one has everything; None for nobody or nothing."""
+    """Return (sum x)^2 / (n · sum x^2): 1 if all are equal, 1/n if one has everything; None if all are 0 or there are
+    none.
+    """
     squares = sum(x * x for x in allocations)
     return sum(allocations) ** 2 / (len(allocations) * squares) if squares else None
 
 
 class Waits(NamedTuple):
-    """Percentiles of a client's last waiting times, in seconds; None before the first."""
+    """Percentiles of a client's recent waiting times, in seconds; None before the first."""
 
     p50: float | None
     p95: float | None
 
 
 def percentile(values: Iterable[float], share: float) -> float | None:
-    """The smallest value that at least this share of the values does not exceed; None without values."""
+    """Return the smallest value that at least this share of the values does not exceed; None without values."""
     ordered = sorted(values)
     return ordered[max(0, ceil(share * len(ordered)) - 1)] if ordered else None
 
 
 class RecentService:
-    """One client's service over the last minute, and whether it was backlogged then."""
+    """One client's service in the last minute, and whether it was backlogged then."""
 
     __slots__ = ("_sums", "backlogged_until")
 
     def __init__(self) -> None:
         self._sums = MinuteSums()
         self.backlogged_until: float | None = None
-        """When it was last backlogged; infinite while it is, None if it never was."""
+        """When the client was last backlogged; infinite while it is backlogged, None if it never was."""
 
     def add(self, cost: float, weight: float, now: float) -> None:
-        """It was served this much while it weighed this, or this much was given back."""
+        """Add service in cost units at the client's current weight; negative for a refund."""
         self._sums.add(cost / weight, cost, now)
 
     def per_weight(self, now: float) -> float:
-        """Its service in cost units, each divided by its weight at that time."""
+        """Return the service of the last minute, each part divided by the client's weight at that time."""
         return self._sums.totals(now)[0]
 
     def cost(self, now: float) -> float:
-        """Its service in cost units."""
+        """Return the service of the last minute in cost units."""
         return self._sums.totals(now)[1]
 
 
 class Fairness:
-    """Watches backlogs and service, by client and by queue; a queue is a worker's, or None for a pool."""
+    """Measures backlogs and service by client and by queue. A queue belongs to one worker, or is the pool (None)."""
 
     def __init__(self, cost: LinearCost, shares: Shares, *, pooled: bool) -> None:
         self._pooled = pooled
@@ -74,9 +78,10 @@ class Fairness:
         self.turns = Turns()
 
     def request_opened(self, request: Request, since: float, now: float, *, begun: bool = False) -> None:
-        """A request that has waited since then is there. `begun`: its answer began at a worker that it came back from.
+        """Count a request that has waited since `since`.
 
-        To be told once it counts among its client's `Shares`.
+        `begun`: its answer began at another worker, from which it came back. Call this after the request was added to
+        its client's `Shares`.
         """
         weight = self._shares.effective_weight(request)
         if begun:
@@ -85,21 +90,21 @@ class Fairness:
             self.turns.request_opened(request.client, request.id, weight, since, now)
 
     def request_answered(self, request: Request, now: float) -> None:
-        """Its first token is here, or is believed to be computed; only the first time counts."""
+        """Record that a request's first token arrived or is believed to be computed. Only the first call for a request
+        counts.
+        """
         self.turns.request_answered(request.client, request.id, now)
 
     def request_closed(self, request: Request, now: float) -> None:
-        """A request is gone, however it ended."""
+        """Record that a request is gone, however it ended."""
         self.turns.request_closed(request.client, request.id, now)
 
     def backlog_began(self, queue: WorkerId | None, client: ClientId, now: float) -> None:  # noqa: ARG002
-        """See `BacklogWatcher`."""
         self._gaps[queue].begin(client)
         self._queues[client] = self._queues.get(client, 0) + 1
         self._recent[client].backlogged_until = float("inf")
 
     def backlog_ended(self, queue: WorkerId | None, client: ClientId, now: float) -> None:
-        """See `BacklogWatcher`."""
         self._gaps[queue].end(client)
         self._queues[client] -= 1
         if not self._queues[client]:
@@ -107,59 +112,64 @@ class Fairness:
             self._recent[client].backlogged_until = now
 
     def passed_through(self, queue: WorkerId | None, client: ClientId, now: float) -> None:  # noqa: ARG002
-        """See `BacklogWatcher`. No gap opens in no time."""
+        """Record that the client was backlogged, for no time at all: no gap can open in it."""
         if client not in self._queues:
             self._recent[client].backlogged_until = now
 
     def request_dispatched(self, request: Request, worker: WorkerId, outstanding: Outstanding, waited: float) -> None:
-        """A request left its queue after so many seconds."""
+        """Record that a request left its queue after `waited` seconds."""
         self._bound(worker).add(request.client, self._shares.effective_weight(request), outstanding)
         self._waits[request.client].append(waited)
 
     def attempt_ended(self, request: Request, worker: WorkerId, outstanding: Outstanding) -> None:
-        """A dispatched request ended."""
+        """Record that a dispatched request ended at its worker."""
         self._bound(worker).remove(request.client, outstanding)
 
     def add_service(self, request: Request, worker: WorkerId, cost: float, now: float) -> None:
-        """A request was served at this cost, or this much was given back."""
+        """Add service to a request's client, in cost units; negative for a refund."""
         client, weight = request.client, self._shares.effective_weight(request)
         self._gaps[None if self._pooled else worker].add_service(client, cost / weight)
         self._recent[client].add(cost, weight, now)
         self.turns.add_service(client, request.id, cost, weight, now)
 
     def record_total(self, worker: WorkerId, outstanding: Outstanding, tokens: Tokens) -> None:
-        """A dispatched request was served so much, all told."""
+        """Record the tokens that a dispatched request has been served so far."""
         self._bound(worker).record_total(outstanding, tokens)
 
     def worker_left(self, worker: WorkerId) -> None:
-        """A worker is gone, and the last of its requests with it. Its bound stays, for its clients' credit does."""
+        """Drop the gap of a worker that is gone with its last request. Its bound stays, as its clients' deficits do."""
         self._gaps.pop(worker, None)
 
     def forget_worker(self, worker: WorkerId) -> None:
-        """It left long ago, and its clients' credit is forgotten, too."""
+        """Drop the bound of a worker that left long ago, when its clients' deficits are dropped as well."""
         self._bounds.pop(worker, None)
 
     def set_alike(self, *, alike: bool) -> None:
-        """Whether all workers serve the same models from now on. The gaps that came of other times are no gaps then."""
+        """Set whether all workers serve the same models from now on.
+
+        When they come to do so, gaps from earlier intervals no longer count.
+        """
         if alike and not self._alike and self._pooled:
             for gap in self._gaps.values():
                 gap.begin_all_again()
         self._alike = alike
 
     def credit_granted(self, client: ClientId, cost: float) -> None:
-        """An operator gave it so much credit: what it had until then is another interval, and every bound is wider."""
+        """Record that an operator gave a client credit: its service so far belongs to another interval, and every bound
+        widens.
+        """
         self._granted += cost
         for gap in self._gaps.values():
             gap.begin_again(client)
 
     def forget(self, client: ClientId) -> None:
-        """A client that has nothing under way is not remembered."""
+        """Forget a client that has no request waiting or in flight."""
         self._recent.pop(client, None)
         self._waits.pop(client, None)
         self.turns.forget(client)
 
     def share(self, client: ClientId, now: float) -> float | None:
-        """What of all that was served in the last minute this client got, 0 to 1; None if nothing was served."""
+        """Return the client's share, 0 to 1, of all service in the last minute; None if nothing was served."""
         whole = self.turns.cost_served(now)
         if whole <= 0.0:
             return None
@@ -167,7 +177,7 @@ class Fairness:
         return 0.0 if recent is None else min(1.0, max(0.0, recent.cost(now) / whole))
 
     def jain(self, now: float) -> float | None:
-        """Jain's index over the service per weight of the clients that were backlogged lately."""
+        """Return Jain's index over the service per weight of clients that were backlogged in the last minute."""
         return jain_index(
             [
                 max(0.0, recent.per_weight(now))
@@ -177,20 +187,20 @@ class Fairness:
         )
 
     def waits(self, client: ClientId) -> Waits:
-        """How long the client's last requests waited."""
+        """Return percentiles of the client's recent waiting times."""
         ordered = sorted(self._waits.get(client, ()))
         return Waits(percentile(ordered, 0.5), percentile(ordered, 0.95))
 
     def gap(self, queue: WorkerId | None) -> float:
-        """The largest difference in service per weight between two clients backlogged in this queue."""
+        """Return the largest difference in service per weight between two clients backlogged in this queue."""
         meter = self._gaps.get(queue)
         return 0.0 if meter is None else meter.gap()
 
     def bound(self, queue: WorkerId | None, quantum: float | None) -> float | None:
-        """What that difference cannot exceed under an order with this quantum; None where nothing bounds it.
+        """Return the bound on the gap of this queue under an order with this quantum; None if nothing bounds the gap.
 
-        In a pool whose workers serve different models nothing does: a refill for the sake of one model gives credit to
-        clients that wait for another, at workers where others wait with credit left.
+        In a pool whose workers serve different models nothing bounds it: a refill for one model also gives deficit to
+        clients that wait for another model, at workers where other clients wait with a positive deficit.
         """
         if quantum is None or (self._pooled and not self._alike):
             return None

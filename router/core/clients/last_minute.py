@@ -1,24 +1,24 @@
-"""Sums and maxima over the last minute, in steps of a second: bounded memory, and a constant cost for each addition."""
+"""Sums and maxima over the last minute, in steps of one second, with bounded memory and constant cost per addition."""
 
 from collections import deque
 from typing import Final
 
 MINUTE: Final = 60.0
-"""Seconds that are looked back on; one more may be counted, since what came within a second is kept together."""
+"""Length of the window in seconds. One second more may be counted, because values of one second are kept together."""
 
 
 class MinuteSums:
-    """Two sums of the same happenings."""
+    """Two sums over the same events."""
 
     __slots__ = ("_first", "_second", "_seconds")
 
     def __init__(self) -> None:
         self._seconds: deque[tuple[int, float, float]] = deque()
-        """Each second in which anything was added, with what was added in it."""
+        """Each second with an addition, and what was added to both sums in it."""
         self._first = self._second = 0.0
 
     def add(self, first: float, second: float, now: float) -> None:
-        """Add to both; `now` never falls."""
+        """Add to both sums. `now` must not decrease."""
         at = int(now)
         seconds = self._seconds
         if seconds and (last := seconds[-1])[0] == at:
@@ -30,7 +30,7 @@ class MinuteSums:
         self._second += second
 
     def totals(self, now: float) -> tuple[float, float]:
-        """Both sums over the last minute."""
+        """Return both sums over the last minute."""
         self._forget(now)
         return self._first, self._second
 
@@ -40,7 +40,7 @@ class MinuteSums:
             _, first, second = seconds.popleft()
             self._first -= first
             self._second -= second
-        if not seconds:  # no rounding is left over
+        if not seconds:  # drop accumulated rounding errors
             self._first = self._second = 0.0
 
 
@@ -51,10 +51,10 @@ class MinuteMaximum:
 
     def __init__(self) -> None:
         self._falling: deque[tuple[int, float]] = deque()
-        """The seconds, oldest first, after which nothing as large came."""
+        """Seconds, oldest first, with their values; each value is larger than all later ones."""
 
     def add(self, value: float, now: float) -> None:
-        """One more value; `now` never falls."""
+        """Add a value. `now` must not decrease."""
         falling = self._falling
         while falling and falling[-1][1] <= value:
             falling.pop()
@@ -62,7 +62,7 @@ class MinuteMaximum:
             falling.append((int(now), value))
 
     def largest(self, now: float) -> float:
-        """The largest value; 0 if there was none."""
+        """Return the largest value of the last minute; 0 if there was none."""
         while self._falling and self._falling[0][0] < now - MINUTE:
             self._falling.popleft()
         return self._falling[0][1] if self._falling else 0.0

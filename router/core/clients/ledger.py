@@ -1,8 +1,8 @@
-"""The service ledger: who was charged what, of which how much is served and how much only reserved.
+"""The service ledger: what each client was charged, and how much of that was served or is only reserved.
 
-A request's bill is opened at dispatch with an estimate (rule "reserve"), grows with every output token
-that streams, and is settled with the engine's own usage when the request ends. Every change comes out
-as a `Charge`, from which each policy keeps its own counters at its own price.
+A request's bill is opened at dispatch with an estimate (rule "reserve"), grows with every streamed output token, and is
+settled with the engine's own usage when the request ends. Every change is returned as a `Charge`, from which each
+policy updates its own deficits or counters at its own cost.
 """
 
 from collections import defaultdict
@@ -16,95 +16,95 @@ from router.core.model.request import ClientId, Request, RequestId, Usage, Worke
 
 @dataclass(slots=True)
 class Bill:
-    """One dispatched request's running bill."""
+    """The bill of one dispatched request."""
 
     client: ClientId
     worker: WorkerId
     tokens: Tokens
-    """Charged so far."""
+    """Tokens charged so far."""
     trusted: int
     """Input tokens that were not charged because they were predicted to be cached."""
 
 
 @dataclass(slots=True)
 class Account:
-    """One client's totals over all its requests: charged = served + reserved, always."""
+    """One client's totals over all its requests. Invariant: charged = served + reserved."""
 
     extend: int = 0
     cached: int = 0
     output: int = 0
-    """What it was served."""
+    """Together with `extend` and `cached`, the tokens that the client was served."""
     unstarted: dict[RequestId, Tokens] = field(default_factory=dict)
-    """What is only reserved: the input of requests whose prefill is not over."""
+    """Reserved tokens: the input of requests whose prefill is not over."""
     bills: int = 0
-    """How many are open."""
+    """Number of open bills."""
     trusted: int = 0
-    """Input tokens that these do not charge because they were predicted to be cached."""
+    """Input tokens that open bills do not charge because they were predicted to be cached."""
 
     def serve(self, before: Tokens, after: Tokens) -> None:
-        """It was served what lies between these two."""
+        """Add the difference between two bills to what the client was served."""
         self.extend += after.extend - before.extend
         self.cached += after.cached - before.cached
         self.output += after.output - before.output
 
     @property
     def served(self) -> Tokens:
-        """What of the charges is no reservation."""
+        """Tokens charged that were served."""
         return Tokens(self.extend, self.cached, self.output)
 
     @property
     def reserved(self) -> Tokens:
-        """What of the charges is not served."""
+        """Tokens charged that are not served yet."""
         return reduce(Tokens.plus, self.unstarted.values(), NOTHING)
 
     @property
     def charged(self) -> Tokens:
-        """What its bills came to, open ones included."""
+        """Tokens charged by all bills, including open ones."""
         return self.served.plus(self.reserved)
 
 
 class Ledger:
-    """Bills of the requests in flight and the account of every client."""
+    """Bills of the requests in flight, and the account of every client."""
 
     def __init__(self, cached_in_flight_limit: int) -> None:
-        """`cached_in_flight_limit`: see `open`; in tokens per client."""
+        """`cached_in_flight_limit`: tokens per client, see `open`."""
         self._limit = cached_in_flight_limit
         self._bills: dict[RequestId, Bill] = {}
         self._accounts: defaultdict[ClientId, Account] = defaultdict(Account)
         self.forgotten = NOTHING
-        """What clients were served whose accounts are no more."""
+        """Tokens served to clients whose accounts were closed."""
 
     @property
     def accounts(self) -> Mapping[ClientId, Account]:
-        """Every client that was charged, and was not forgotten since."""
+        """Accounts of all clients that were charged and not forgotten since."""
         return self._accounts
 
     @property
     def bills(self) -> Mapping[RequestId, Bill]:
-        """The requests in flight."""
+        """Bills of the requests in flight."""
         return self._bills
 
     def in_flight(self, client: ClientId) -> int:
-        """How many open bills a client has."""
+        """Return the number of a client's open bills."""
         account = self._accounts.get(client)
         return 0 if account is None else account.bills
 
     def forget(self, client: ClientId) -> None:
-        """Close the account of a client that has no open bill."""
+        """Close the account of a client without open bills."""
         account = self._accounts.pop(client, None)
         if account is not None:
             self.forgotten = self.forgotten.plus(account.served)
 
     def restore(self, client: ClientId, served: Tokens) -> None:
-        """Begin a client's account at what it was served before a restart."""
+        """Open a client's account with what it was served before a restart."""
         self._accounts[client] = Account(*served)
 
     def open(self, request: Request, worker: WorkerId, input_tokens: int, cached_tokens: int) -> Charge:
         """Reserve a dispatched request's input.
 
-        A prediction of cached tokens is a promise not to charge for them. What a client may owe through
-        wrong predictions is bounded: above the limit of predicted-cached tokens in flight, its input is
-        reserved as if it were not cached, and given back when the engine's usage shows that it was.
+        Predicted cached tokens are not charged, which is a promise to the client. The debt that a client may run up
+        through wrong predictions is bounded: while its predicted cached tokens in flight exceed the limit, further
+        input is reserved as if it was not cached, and refunded when the engine's usage shows that it was.
         """
         client = request.client
         account = self._accounts[client]
@@ -117,14 +117,14 @@ class Ledger:
         return Charge(request.id, client, worker, NOTHING, tokens)
 
     def start(self, request: RequestId) -> Tokens:
-        """Count the reserved input as served: the prefill is over. Returns what became served."""
+        """Count the reserved input as served, because the prefill is over. Returns the tokens that became served."""
         account = self._accounts[self._bills[request].client]
         reserved = account.unstarted.pop(request, NOTHING)
         account.serve(NOTHING, reserved)
         return reserved
 
     def progress(self, request: RequestId, output_tokens: int) -> Charge:
-        """Charge a started request's output up to this cumulative count; a count that fell stays as it was."""
+        """Charge a started request's output up to this cumulative count. A count that decreased changes nothing."""
         bill = self._bills[request]
         before = bill.tokens
         bill.tokens = after = Tokens(before.extend, before.cached, max(before.output, output_tokens))
@@ -134,10 +134,11 @@ class Ledger:
     def settle(
         self, request: RequestId, usage: Usage | None, min_extend: int = 0, *, output: int | None = None
     ) -> Charge:
-        """Close a started request's bill at what the engine says; without its word, at what was charged so far.
+        """Close a started request's bill with the engine's usage, or without usage with what was charged so far.
 
-        `min_extend`: where the engine does not say how much of the input was cached, at least so much of it is taken
-        for computed, as far as there is so much. `output`: in tokens, without its word; None: what was charged so far.
+        `min_extend`: if the engine does not report cached tokens, at least this many input tokens count as computed, as
+        far as the input has so many. `output`: output tokens to bill if there is no usage; None for those charged so
+        far.
         """
         after = self._bills[request].tokens
         if usage is None:
@@ -149,7 +150,7 @@ class Ledger:
         return self._close(request, Tokens(usage.input_tokens - cached, cached, usage.output_tokens))
 
     def refund(self, request: RequestId) -> Charge:
-        """Close the bill of a call that the engine refused before it accepted it: nothing is owed."""
+        """Close the bill of a request that the engine refused before it accepted it. Nothing is charged."""
         return self._close(request, NOTHING)
 
     def _close(self, request: RequestId, after: Tokens) -> Charge:
@@ -162,7 +163,9 @@ class Ledger:
         return Charge(request, bill.client, bill.worker, bill.tokens, after)
 
     def check_conservation(self) -> None:
-        """Raise AssertionError unless what is reserved is that of open bills, and none was served less than nothing."""
+        """Raise AssertionError unless all reservations belong to open bills and no client was
+        served less than nothing.
+        """
         for client, account in self._accounts.items():
             for request, tokens in account.unstarted.items():
                 bill = self._bills.get(request)

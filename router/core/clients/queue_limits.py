@@ -1,4 +1,4 @@
-"""The bounds on waiting: how much, of whom, and for how long; and when a refused client should try again."""
+"""Limits on waiting: how many requests may wait, of each client and in total, for how long, and when to retry."""
 
 from collections import OrderedDict, deque
 from collections.abc import Mapping
@@ -11,35 +11,35 @@ from router.core.model.commands import Refusal
 from router.core.model.request import ClientId, Request, RequestId
 
 RATE_MEMORY = 64
-"""How many departures the measured drain rate looks back on."""
+"""Departures from which the drain rate is measured."""
 LONGEST_RETRY = 60.0
-"""Seconds; a longer promise would be a guess."""
+"""Seconds; a longer estimate would be a guess."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingLimits:
-    """How much may wait, and for how long; a limit of None is none."""
+    """How much may wait, and for how long. None is no limit."""
 
     requests: int = 5000
     time_to_live: float = 300.0
     """Seconds."""
     body_bytes: int | None = None
-    """Of the bodies of all that waits."""
+    """Total body bytes of all waiting requests."""
     client_requests: int | None = None
-    """Of one client."""
+    """Requests of one client."""
     client_bytes: int | None = None
-    """Of the bodies of one client."""
+    """Body bytes of one client."""
 
 
 class Surplus(NamedTuple):
-    """A waiting request that has to go, and why."""
+    """A waiting request that must leave, and why."""
 
     request: RequestId
     reason: Refusal
 
 
 class Waiter(NamedTuple):
-    """A request that waits."""
+    """A waiting request."""
 
     deadline: float
     client: ClientId
@@ -48,15 +48,15 @@ class Waiter(NamedTuple):
 
 
 class QueueLimits:
-    """Every waiting request with the time until which it may wait, in order of arrival, and what each client has."""
+    """All waiting requests with their deadlines, in order of arrival, and how much of the queue each client holds."""
 
     def __init__(self, limits: WaitingLimits) -> None:
         self._limits = limits
-        # All wait equally long, so the order of arrival is the order of expiry.
-        # A dict finds its first key by walking past all that were deleted before it.
+        # All requests have the same time to live, so the order of arrival is the order of expiry.
+        # Not a plain dict, which finds its first key by walking past all keys deleted before it.
         self._waiters: OrderedDict[RequestId, Waiter] = OrderedDict()
         self.waiters: Mapping[RequestId, Waiter] = self._waiters
-        """To be looked at only."""
+        """Read-only view."""
         self._by_client: dict[ClientId, dict[RequestId, None]] = {}
         self._requests: LongestQueueDrop[ClientId] = LongestQueueDrop()
         self._bytes: LongestQueueDrop[ClientId] = LongestQueueDrop()
@@ -66,22 +66,22 @@ class QueueLimits:
         return len(self._waiters)
 
     def waiting_of(self, client: ClientId) -> int:
-        """How many of a client's wait."""
+        """Return the number of a client's waiting requests."""
         return self._requests.amount_of(client)
 
     @property
     def next_deadline(self) -> float:
-        """When the request that waits longest expires; infinite without any."""
+        """When the request that waits longest expires; infinite if none waits."""
         return next(iter(self._waiters.values())).deadline if self._waiters else inf
 
     def enter(self, request: Request, now: float, weight: float) -> None:
-        """A request begins to wait, of a client of this weight. Whether it may, `surplus` tells."""
+        """Add a waiting request of a client with this weight. Call `surplus` to learn whether it may stay."""
         deadline = now + self._limits.time_to_live
         self._waiters[request.id] = Waiter(deadline, request.client, request.body_bytes, weight)
         self._hold(request.id)
 
     def leave(self, request: RequestId, now: float, *, served: bool) -> None:
-        """A request waits no more, if it ever did; if it was `served`, the drain rate learns of it."""
+        """Remove a request, if it waits. `served`: whether it counts for the drain rate."""
         if request in self._waiters:
             self._drop(request)
             del self._waiters[request]
@@ -89,11 +89,12 @@ class QueueLimits:
             self._departures.append(now)
 
     def surplus(self, arrival: RequestId) -> list[Surplus]:
-        """What has to `leave`, now that this request came last: nothing, itself, or the newest of those with most.
+        """Return the requests that must `leave` after this arrival: none, the arrival itself, or the newest of other
+        clients.
 
-        A client beyond a limit of its own has its request refused. Where all together are beyond one, the client with
-        most by weight of what is exceeded gives way; if that is the one that came, even after others gave way, it alone
-        is refused.
+        A client beyond a limit of its own has its request refused. While a total limit is exceeded, the client with the
+        most by weight of the exceeded resource gives up its newest request. If that client is the one of the arrival,
+        even after others gave way, only the arrival is refused.
         """
         waiter = self._waiters.get(arrival)
         if waiter is None:
@@ -119,7 +120,7 @@ class QueueLimits:
         )
 
     def expired(self, now: float) -> list[RequestId]:
-        """Those whose time is over, longest waiting first; they stay until they `leave`."""
+        """Return the expired requests, the longest waiting first. They stay until they `leave`."""
         late = []
         for request, waiter in self._waiters.items():
             if waiter.deadline > now:
@@ -128,27 +129,29 @@ class QueueLimits:
         return late
 
     def retry_after(self, now: float) -> float:
-        """Seconds until the queue of now should have drained at the measured rate; 1 to `LONGEST_RETRY`."""
+        """Return the seconds in which the current queue should drain at the measured rate, from 1
+        to `LONGEST_RETRY`.
+        """
         if not self._departures or now <= self._departures[0]:
             return LONGEST_RETRY if self._waiters else 1.0
         rate = len(self._departures) / (now - self._departures[0])
         return min(LONGEST_RETRY, max(1.0, ceil(len(self._waiters) / rate)))
 
     def _exceeded(self) -> LongestQueueDrop[ClientId] | None:
-        """What all together have more of than they may."""
+        """Return the amounts of the first total that exceeds its limit, or None."""
         if _exceeds(self._requests.total, self._limits.requests):
             return self._requests
         return self._bytes if _exceeds(self._bytes.total, self._limits.body_bytes) else None
 
     def _hold(self, request: RequestId) -> None:
-        """Count a waiting request as the newest of its client's."""
+        """Count a waiting request as its client's newest."""
         _, client, body_bytes, weight = self._waiters[request]
         self._by_client.setdefault(client, {})[request] = None
         self._requests.add(client, 1, weight)
         self._bytes.add(client, body_bytes, weight)
 
     def _drop(self, request: RequestId) -> None:
-        """Count it no more."""
+        """Stop counting a waiting request."""
         _, client, body_bytes, _ = self._waiters[request]
         client_requests = self._by_client[client]
         del client_requests[request]

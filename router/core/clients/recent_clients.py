@@ -1,7 +1,7 @@
-"""Which clients are remembered, so that no number of names that somebody makes up fills the memory.
+"""Which clients are remembered, so that no number of invented client names fills the memory.
 
-All are that have anything under way, and of the others those that came last. Of one that is forgotten nothing stays but
-what it owes; and of more debtors than can be remembered, those go that owe least.
+Clients with a request waiting or in flight are always remembered, and of the others the most recent ones. Of a
+forgotten client only its debt is kept. If there are more debtors than the limit, those with the least debt are dropped.
 """
 
 from collections import OrderedDict
@@ -13,36 +13,36 @@ from router.core.model.request import ClientId
 K = TypeVar("K", bound=Hashable)
 
 CHECKS_PER_ARRIVAL: Final = 4
-"""How many clients are looked at for each that comes, when there are too many."""
+"""Clients checked at each arrival while there are too many."""
 DEBTOR_LIMIT: Final = 20_000
-"""Remembered for their debts alone in one queue, at most."""
+"""The most clients that one queue remembers only for their debts."""
 SAMPLE: Final = 8
-"""Of so many debtors, those that were away longest, the one that owes least goes."""
+"""Of this many debtors, those that were away longest, the one with the least debt is dropped."""
 
 
 class RecentClients:
-    """All clients remembered, from the one that has not come for longest to the last that came."""
+    """All remembered clients, from the least to the most recent."""
 
     def __init__(self, limit: int) -> None:
-        """`limit`: how many are remembered that have nothing under way."""
+        """`limit`: how many clients without requests waiting or in flight are remembered."""
         self._limit = limit
-        # Ordered by links: the head of a plain dict is found by passing over all that were removed before it.
+        # Not a plain dict, which finds its first key by walking past all keys removed before it.
         self._clients: OrderedDict[ClientId, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._clients)
 
     def touch(self, client: ClientId) -> None:
-        """It is the last that came."""
+        """Mark a client as the most recent."""
         self._clients[client] = None
         self._clients.move_to_end(client)
 
     def drop(self, client: ClientId) -> None:
-        """It is not remembered, whenever it came."""
+        """Forget a client, however recent it is."""
         self._clients.pop(client, None)
 
     def to_forget(self, busy: Callable[[ClientId], bool]) -> list[ClientId]:
-        """Those that are too many, a few at a time; none that has anything under way. They are forgotten from here."""
+        """Remove and return a few of the least recent clients beyond the limit, none for which `busy` is true."""
         found = []
         for _ in range(min(CHECKS_PER_ARRIVAL, len(self._clients) - self._limit)):
             client, _nothing = self._clients.popitem(last=False)
@@ -54,7 +54,7 @@ class RecentClients:
 
 
 class Debtors(Generic[K]):
-    """Whoever is remembered for its debt alone, from the one that was forgotten first to the last."""
+    """Keys remembered only for their debts, from the first forgotten to the last."""
 
     def __init__(self, limit: int = DEBTOR_LIMIT) -> None:
         self._limit = limit
@@ -64,15 +64,17 @@ class Debtors(Generic[K]):
         return len(self._keys)
 
     def discard(self, key: K) -> None:
-        """It is here again, or nowhere any more."""
+        """Remove a key whose client is back, or is dropped everywhere."""
         self._keys.pop(key, None)
 
     def keep(self, key: K) -> None:
-        """One more, without a look at the others."""
+        """Add a key without checking the others."""
         self._keys[key] = None
 
     def add(self, key: K, debt_of: Callable[[K], float]) -> list[K]:
-        """One more; returns whom to forget altogether: some that owe nothing any more, and who is one too many."""
+        """Add a key. Returns the keys to drop: sampled ones without debt, or the one with the least debt beyond the
+        limit.
+        """
         self.keep(key)
         sample = [self._keys.popitem(last=False)[0] for _ in range(min(SAMPLE, len(self._keys)))]
         debts = {each: debt_of(each) for each in sample}

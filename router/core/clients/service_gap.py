@@ -1,18 +1,18 @@
-"""How far apart the service of two clients is that wait in the same queue, and how far it may be.
+"""The difference in service between clients that wait in the same queue, and its bound.
 
-The gap is measured, the bound is computed from what was seen. Theorem 4.1 of the DLPM paper bounds the gap by
-2(U + Q^u) for a scheduler inside the engine, which knows what is cached and what it has released. Ours predicts and
-reserves, so for a pair of clients backlogged in the same queue
+The gap is measured; the bound is computed from the largest terms seen. Theorem 4.1 of the DLPM paper bounds the gap by
+2(U + Q^u) for a scheduler inside the engine, which knows what is cached and what it has released. This router predicts
+and reserves, so for two clients backlogged in the same queue
 
     |W_f/w_f - W_g/w_g| <= 2(U' + E + X + Q^u) + 2R,   U' = w_e · L_input + w_q · M'
 
-where L_input is the largest input, M' a client's largest outstanding output reservation, E = w_e times its predicted-
+where L_input is the largest input, M' a client's largest outstanding output reservation, E = w_e times its predicted
 cached tokens in flight and R = w_e times its reserved input in flight, each the largest seen. X is 0 where sizes and
-limits are known; where they are estimated, it is the most by which a request came to more than all that was believed of
-it, times the most requests that a client had in flight. Where an order lets clients go with a debt, Q^u stands for Q^u
-and that debt together (`DeficitParameters.reach`): so far apart two counters may be. Where an operator gave clients
-credit, all of that, C, is added: a counter may be above Q^u by so much, from when an interval of its client's begins
-with the gift.
+output limits are known. Where they are estimated, X is the largest cost of a request beyond its estimate, times the
+most requests that one client had in flight. For an order that lets clients go on in debt, Q^u is the quantum plus the
+largest debt (`DeficitParameters.reach`), which is how far apart two deficits may be. The total credit C that an
+operator granted to clients is added: a deficit may exceed Q^u by that much from the grant on, which begins a new
+interval for its client.
 """
 
 from collections import defaultdict
@@ -22,54 +22,54 @@ from router.core.model.cost import LinearCost, Tokens
 from router.core.model.request import ClientId
 
 PAIR_LIMIT = 64
-"""Clients compared at most in one queue, the first that find a place: pairs grow with the square."""
+"""The most clients compared in one queue, first come first served: the number of pairs grows with the square."""
 
 
 @dataclass(slots=True)
 class Backlogged:
-    """A backlogged client's service, per weight, since its backlog began."""
+    """A backlogged client's service per weight since its backlog began."""
 
     service: float = 0.0
     others: dict[ClientId, float] = field(default_factory=dict)
-    """What those backlogged before it had been served by then."""
+    """Service at that time of the clients that were backlogged before it."""
 
 
 class GapMeter:
-    """The gap between clients of one queue, over the time in which both of a pair have been backlogged."""
+    """The gap between clients of one queue, over the time in which both clients of a pair were backlogged."""
 
     def __init__(self) -> None:
         self._clients: dict[ClientId, Backlogged] = {}
 
     def begin(self, client: ClientId) -> None:
-        """A client's backlog began."""
+        """Begin the interval of a client whose backlog began."""
         if len(self._clients) < PAIR_LIMIT:
             others = {other: entry.service for other, entry in self._clients.items()}
             self._clients[client] = Backlogged(others=others)
 
     def end(self, client: ClientId) -> None:
-        """A client's backlog ended; should it begin again, that is another interval."""
+        """End the interval of a client whose backlog ended. A later backlog is another interval."""
         if self._clients.pop(client, None):
             for entry in self._clients.values():
                 entry.others.pop(client, None)
 
     def begin_again(self, client: ClientId) -> None:
-        """From now on it is another interval of a client that is backlogged."""
+        """Begin a new interval for a client if it is backlogged."""
         if client in self._clients:
             self.end(client)
             self.begin(client)
 
     def begin_all_again(self) -> None:
-        """From now on it is another interval of all that are backlogged."""
+        """Begin a new interval for all backlogged clients."""
         for client in list(self._clients):
             self.begin_again(client)
 
     def add_service(self, client: ClientId, service: float) -> None:
-        """A client was served this much per weight; one that is not backlogged is passed over."""
+        """Add service per weight to a client; ignored if the client is not backlogged."""
         if entry := self._clients.get(client):
             entry.service += service
 
     def gap(self) -> float:
-        """The largest difference between two backlogged clients; 0 with fewer than two."""
+        """Return the largest difference between two backlogged clients; 0 with fewer than two."""
         return max(
             (
                 abs(self._clients[other].service - before - entry.service)
@@ -82,7 +82,7 @@ class GapMeter:
 
 @dataclass(slots=True)
 class Outstanding:
-    """What one client has in flight in one queue, in tokens."""
+    """What one client has in flight in one queue, in tokens and requests."""
 
     expected_output: int = 0
     cached: int = 0
@@ -90,7 +90,7 @@ class Outstanding:
     requests: int = 1
 
     def within(self, most: "Outstanding") -> bool:
-        """Whether nothing of it is more than this."""
+        """Return whether no field exceeds that of `most`."""
         return (
             self.expected_output <= most.expected_output
             and self.cached <= most.cached
@@ -100,7 +100,7 @@ class Outstanding:
 
 
 class BoundMeter:
-    """The largest terms of the bound that were seen in one queue."""
+    """The largest terms of the bound seen in one queue."""
 
     def __init__(self, cost: LinearCost) -> None:
         self._cost = cost
@@ -111,7 +111,7 @@ class BoundMeter:
         self._excess = 0.0
 
     def add(self, client: ClientId, weight: float, request: Outstanding) -> None:
-        """A request is in flight."""
+        """Add a dispatched request."""
         total, largest = self._clients[client], self._largest
         _add(total, request, 1)
         self._least_weight = min(self._least_weight, weight)
@@ -123,20 +123,20 @@ class BoundMeter:
             largest.requests = max(largest.requests, total.requests)
 
     def record_total(self, request: Outstanding, tokens: Tokens) -> None:
-        """A request was served so much, all told."""
+        """Record the tokens that a request has been served so far."""
         cost = self._cost
         believed = cost.extend * (request.cached + request.extend) + cost.output * request.expected_output
         self._excess = max(self._excess, cost.extend * tokens.extend + cost.output * tokens.output - believed)
 
     def remove(self, client: ClientId, request: Outstanding) -> None:
-        """It is not any more."""
+        """Remove a request that is no longer in flight."""
         total = self._clients[client]
         _add(total, request, -1)
         if not total.requests:
             del self._clients[client]
 
     def bound(self, quantum: float, granted: float = 0.0) -> float:
-        """2(U' + E + X + Q^u) + 2R + C, per weight of the lightest client seen; cost units. `granted`: C."""
+        """Return 2(U' + E + X + Q^u) + 2R + C in cost units per weight of the lightest client seen. `granted`: C."""
         cost, most = self._cost, self._largest
         consumed = cost.extend * (self._largest_input + most.cached + most.extend) + cost.output * most.expected_output
         consumed += most.requests * self._excess

@@ -1,20 +1,20 @@
-"""How far each active client is behind an even share of what the fleet serves, by weight, in cost units.
+"""How far each active client is behind an even share of the fleet's service, by weight, in cost units.
 
 The service gap (`service_gap`) compares clients while both have requests in the router's queue. That is the theorem's
-notion and has its bound, but it never sees a client with one call open at a time: its interval ends with each dispatch.
-The lag counts every client that has a call anywhere, waiting or in flight, as the word is used of fair queueing: what
-it would have been served by an even division, less what it was served.
+notion and has a bound, but it never sees a client with one request at a time, whose interval ends with each dispatch.
+The lag counts every client with a request anywhere, waiting or in flight. It is the lag of fair queueing: what an even
+division would have served the client, minus what it was served.
 
-- Service is divided evenly, by weight, among the clients that have a call open at that moment.
-- A client's even share counts only while a call of its waits for its first token. Whoever has nothing waiting asks for
-  no more than it gets, so what others are served meanwhile is no unfairness.
-- Its own service counts always. A lag does not fall below 0: to have been served more than others, while they asked
-  for less, is no debt.
-- An interval ends after a client was idle for `turns.IDLE_SECONDS`. In the shorter pauses between two calls a lag stays
-  as it is, so that a client with one call open at a time is compared over all its calls.
+- Service is divided evenly, by weight, among the clients that have a request at that moment.
+- A client's even share counts only while one of its requests waits for its first token. A client with nothing waiting
+  asks for no more than it gets, so serving others meanwhile is not unfair.
+- Its own service always counts. A lag never falls below 0: a client that was served more than others while they asked
+  for less owes nothing.
+- An interval ends after a client was idle for `turns.IDLE_SECONDS`. In shorter pauses between two requests the lag
+  stays as it is, so that a client with one request at a time is compared over all its requests.
 
 While the same clients are active and one waits all the time, its lag is a weighted mean of its gaps to all of them, so
-no larger than the largest of these. Nothing bounds it for a client that waits in the engines as well.
+it does not exceed the largest of these. Nothing bounds the lag of a client whose requests also wait in the engines.
 """
 
 from dataclasses import dataclass
@@ -22,46 +22,47 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Lag:
-    """One client's."""
+    """The lag of one client."""
 
     behind: float = 0.0
-    """Up to `since`; cost units per weight."""
+    """Lag up to `since`, in cost units per weight."""
     since: float = 0.0
-    """The even share until which `behind` is counted."""
+    """The even share up to which `behind` is counted."""
     waits: bool = False
     surplus: float = 0.0
-    """What it was served when it was not behind. What is given back of charges that were too high counts against this
-    first: a charge that took no lag away leaves none when it is taken back."""
+    """Service while the client was not behind. Refunds of charges that were too high reduce the surplus first: taking
+    back a charge that reduced no lag must leave no lag.
+    """
 
 
 class EvenShare:
-    """What a client of weight 1 that waited all the time would have been served so far."""
+    """The service so far of an imaginary client of weight 1 that waited all the time."""
 
     def __init__(self) -> None:
         self._share = 0.0
         self.weight = 0.0
-        """Of the clients that have a call open, together."""
+        """Total weight of the clients that have a request."""
 
     def add_service(self, cost: float) -> None:
-        """The fleet served so much, or gave it back."""
+        """Add service of the fleet, in cost units; negative for a refund."""
         if self.weight > 0.0:
             self._share += cost / self.weight
 
     def begin_waiting(self, lag: Lag) -> None:
-        """A call of this client waits from now on."""
+        """Begin to count the even share of a client with a waiting request."""
         lag.waits, lag.since = True, self._share
 
     def end_waiting(self, lag: Lag) -> None:
-        """None of this client's waits any more."""
+        """Stop counting the even share of a client that has no request waiting any more."""
         lag.behind, lag.waits = self.lag_of(lag), False
 
     def lag_of(self, lag: Lag) -> float:
-        """A client's lag now; slightly negative where others were given back something while it waited."""
+        """Return a client's current lag; slightly negative if others were refunded while the client waited."""
         return lag.behind + self._share - lag.since if lag.waits else lag.behind
 
     def add_client_service(self, lag: Lag, service: float) -> None:
-        """A client was served so much per weight, or was given it back."""
-        if service >= 0.0 and not (lag.waits or lag.behind):  # as of nearly every token that streams
+        """Subtract a client's service per weight from its lag; negative for a refund."""
+        if service >= 0.0 and not (lag.waits or lag.behind):  # fast path, taken by nearly every streamed token
             lag.surplus += service
             return
         behind = self.lag_of(lag)

@@ -1,15 +1,14 @@
-"""What a client's weight counts: as it is, or as its part of its group's.
+"""The effective weight of a client: its own weight, or its part of its group's weight.
 
-A group's weight W is shared by its members that are active, which is to have something waiting or in flight: member i
-counts W · w_i / Σ w_j over the active ones. So a group that makes itself more members has no more than before.
+A group's weight W is shared by its active members, which are those with a request waiting or in flight: member i has
+the effective weight W · w_i / Σ w_j, summed over active members. So a group gains nothing by adding members.
 
-This is the one place where a weight is asked for. A weight that changes during a backlog, because members come and go
-or the operator says so, changes what a client is given from then on, and never what it has or owes. What this leaves of
-the theorem (DLPM paper, Theorem 4.1): it bounds |W_f/w_f - W_g/w_g| over intervals in which both are backlogged and
-both weights stay as they are. Where they change, each stretch between two changes has the theorem's bound for itself,
-and over k changes the bounds add up: k + 1 times it, with the least weight seen. Between a whole group and a client
-outside, with the group's service over W, the overdrafts of its n members that are in flight add up, so that U counts
-n times.
+This is the only source of weights. A weight may change during a backlog, because members come and go or the operator
+sets it. That changes what a client is given from then on, and never what it has or owes. The theorem (DLPM paper,
+Theorem 4.1) bounds |W_f/w_f - W_g/w_g| over intervals in which both clients are backlogged and both weights are
+constant. If weights change, each stretch between two changes has the theorem's bound, and over k changes the bounds add
+up to k + 1 times the bound with the smallest weight seen. Between a whole group and a client outside, with the group's
+service divided by W, the overdrafts of the group's n members in flight add up, so that U counts n times.
 """
 
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from router.core.model.request import ClientId, GroupId, Request
 
 @dataclass(slots=True)
 class Member:
-    """A client that has something waiting or in flight."""
+    """A client with a request waiting or in flight."""
 
     weight: float
     group: GroupId | None
@@ -28,26 +27,28 @@ class Member:
 
 @dataclass(slots=True)
 class Group:
-    """A group that was seen; it is remembered, for there are no more than an operator has thought of."""
+    """A group that was seen. Groups are never forgotten: there are only as many as the operator has configured."""
 
     weight: float
     active: float = 0.0
-    """The weights of its active members, added up."""
+    """Total weight of the active members."""
     members: int = 0
-    """How many these are."""
+    """Number of active members."""
     scale: float = 1.0
-    """What a member's weight is multiplied with; of a group without an active member, as it was for the last one."""
+    """Factor of a member's weight. Without active members, the value for the last one."""
 
 
 class Shares:
-    """Who is active, with which weight and in which group. Whatever is asked or told costs the same for any number."""
+    """The active clients with their weights and groups. All operations but `fleet_share` take constant time."""
 
     def __init__(self) -> None:
         self._members: dict[ClientId, Member] = {}
         self._groups: dict[GroupId, Group] = {}
 
     def begin(self, request: Request) -> None:
-        """One more request of a client waits or is in flight; it says what weight, group and group weight are now."""
+        """Count one more request of a client, waiting or in flight, and take its weight, group and group weight from
+        the request.
+        """
         member = self._members.get(request.client)
         if member is None:
             member = self._members[request.client] = Member(request.weight, request.group)
@@ -62,7 +63,7 @@ class Shares:
             self._rescale(self._groups[request.group])
 
     def end(self, client: ClientId) -> None:
-        """One less."""
+        """Count one request of the client less."""
         member = self._members[client]
         member.requests -= 1
         if not member.requests:
@@ -70,27 +71,28 @@ class Shares:
             del self._members[client]
 
     def is_active(self, client: ClientId) -> bool:
-        """Whether a client has anything waiting or in flight."""
+        """Return whether a client has a request waiting or in flight."""
         return client in self._members
 
     def effective_weight(self, request: Request) -> float:
-        """What its client's weight counts now, as the last of its requests said it."""
+        """Return the current effective weight of the request's client, by the client's latest request."""
         member = self._members.get(request.client)
         if member is None:
             return request.weight * self.scale(request.group)
         return member.weight if member.group is None else member.weight * self.scale(member.group)
 
     def scale(self, group: GroupId | None) -> float:
-        """What the weights of a group's members are multiplied with now; 1 without a group."""
+        """Return the current factor of the weights of a group's members; 1 without a group."""
         if group is None:
             return 1.0
         known = self._groups.get(group)
         return 1.0 if known is None else known.scale
 
     def fleet_share(self, client: ClientId, weight: float, group: GroupId | None, group_weight: float) -> float:
-        """What of the fleet a client has, or would have if it were active: its weight over all active ones' together.
+        """Return the share of the fleet, 0 to 1, that a client has or would have if active: its part of all active
+        weight.
 
-        Of 0 to 1. It takes a look at every active client.
+        Takes time linear in the number of active clients.
         """
         members = [member for name, member in self._members.items() if name != client]
         groups = {member.group for member in members} - {None, group}

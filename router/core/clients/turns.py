@@ -1,16 +1,16 @@
-"""When active clients get their turn: who waits, for how long and since when unserved, and how long a round takes.
+"""Waits and turns of active clients: which clients wait, for how long, how long unserved, and how long a round takes.
 
-A client is *active* while it has a call anywhere, waiting or in flight. A call waits until its first token, be it here
-or in an engine; one that comes whole, until it is believed to be computed. A client is *unserved* while a call of its
-waits and it is served nothing, not even through another of its calls.
+A client is *active* while it has a request anywhere, waiting or in flight. A request waits until its first token, in
+the router or in an engine; an answer that is not streamed waits until its first token is believed to be computed. A
+client is *unserved* while one of its requests waits and the client is served nothing, not even by its other requests.
 
-A *fair round* is the time in which each active client could be served one call of mean cost: clients · mean cost / S,
-where S is what the workers can serve in a second. A round as it went is over when every client that had a call open at
-its beginning was served something or has none open any more.
+A *fair round* is the time in which each active client could be served one request of mean cost: clients · mean cost /
+S, where S is what the workers can serve in a second. A measured round is over when every client that had an open
+request at its beginning was served or has no open request any more.
 
-A wait is also told in fair rounds. A client's own calls have their turns one after the other, so a call is to wait a
-round for each of its client's that were answered meanwhile, and one for itself; where a client weighs less than the
-mean, that much longer.
+Waits are also given in fair rounds. A client's own requests take turns one after the other, so a request is expected to
+wait one round for each of its client's requests that were answered meanwhile, and one for itself; proportionally longer
+if the client weighs less than the mean.
 """
 
 from collections import OrderedDict
@@ -22,92 +22,97 @@ from router.core.clients.service_lag import EvenShare, Lag
 from router.core.model.request import ClientId, RequestId
 
 IDLE_SECONDS: Final = 0.5
-"""A client without a call for so long is active no more: longer than an answer and the next call are on their way, and
-shorter than people read or tools work."""
+"""A client without a request for this long is no longer active: longer than an answer and the next request are under
+way, and shorter than people read or tools run.
+"""
 LEAST_ROUND_SECONDS: Final = 1.0
-"""A fair round is not told as shorter: with few clients it is, and then what a call waits for is its own prefill."""
+"""Minimum of a fair round. With few clients the computed time is shorter, but then requests wait
+for their own prefill.
+"""
 
 
 class Wait(NamedTuple):
-    """A call that has no first token yet."""
+    """A request without a first token."""
 
     since: float
     answered: int
-    """How many of its client's calls had been answered then."""
+    """Requests of its client that had been answered when the wait began."""
 
 
 @dataclass(slots=True)
 class ActiveClient:
-    """One that has a call open, or had one a moment ago."""
+    """A client with an open request, or that had one less than `IDLE_SECONDS` ago."""
 
     weight: float
     round: int
-    """The last round in which it was served, or of which it is no part."""
+    """The last round in which the client was served, or in which it takes no part."""
     requests: int = 0
     waits: dict[RequestId, Wait] = field(default_factory=dict)
-    """In order of arrival."""
+    """Waiting requests in order of arrival."""
     answered: int = 0
-    """Calls that had their first token."""
+    """Requests that had their first token."""
     unserved_since: float | None = None
-    """When it was served last, or its calls began to wait; None if it was served and none has begun to wait since.
+    """When the client was last served, or its requests began to wait; None if none has begun to wait since it was
+    served.
 
-    It goes on where a call is given up and another follows at once."""
+    Carried over if a request is given up and another one follows at once.
+    """
     lag: Lag = field(default_factory=Lag)
 
 
 class ClientTurns(NamedTuple):
-    """What one client feels; the times `even` are in terms of a client of mean weight."""
+    """Lag and waits of one client. Times named `even` are scaled to a client of mean weight."""
 
     lag: float
     """Cost units per weight, see `service_lag`."""
     unserved_s: float | None
-    """None while nothing of its waits."""
+    """Seconds for which the client is unserved; None while none of its requests waits."""
     unserved_even: float
     wait_s: float
-    """Of its oldest call that waits."""
+    """Seconds for which the client's oldest waiting request waits."""
     wait_even: float
-    """The same for each of its calls that were answered meanwhile and itself."""
+    """`wait_s` for a client of mean weight, divided by the requests that were answered meanwhile plus one."""
 
 
 class RoundTimes(NamedTuple):
-    """Rounds, in seconds."""
+    """Durations of rounds, in seconds."""
 
     clients: int
-    """That have a call open."""
+    """Clients with an open request."""
     fair_s: float | None
-    """None before anything was served."""
+    """A fair round; None before anything was served."""
     current_s: float
-    """How long the round lasts that is under way; 0 without any."""
+    """Time since the current round began; 0 if there is none."""
     unserved: int
-    """Clients that were not served in it yet."""
+    """Clients not served yet in the current round."""
     last_s: float | None
-    """How long the one before took; None before one was over."""
+    """Duration of the previous round; None before one was over."""
 
 
 NOT_ACTIVE: Final = ClientTurns(0.0, None, 0.0, 0.0, 0.0)
 
 
 class Turns:
-    """All active clients. Each happening costs the same for any number of them, and so does each question."""
+    """The turns of all active clients. Every method takes constant time (amortised), for any number of clients."""
 
     def __init__(self) -> None:
         self._clients: dict[ClientId, ActiveClient] = {}
         self._idle: OrderedDict[ClientId, float] = OrderedDict()
-        """Those without a call, and since when, the first first."""
+        """When each client without an open request became idle, the earliest first."""
         self._even_share = EvenShare()
         self._last_minute = MinuteSums()
-        """Cost served, and calls answered."""
+        """Cost served, and requests answered."""
         self._mean_cost: float | None = None
-        """Of a call, in the minute before the last first token."""
+        """Mean cost of a request, in the minute before the last first token."""
         self._waits, self._even_waits = MinuteMaximum(), MinuteMaximum()
         self._round = 0
         self._unserved = 0
         self._round_began: float | None = None
-        """Of the round under way."""
+        """When the current round began."""
         self._last_round: float | None = None
 
     def request_opened(self, client: ClientId, request: RequestId, weight: float, since: float, now: float) -> None:
-        """A call that has waited since then is there."""
+        """Add a request that has waited since `since`."""
         entry = self._activate(client, weight, now)
         if not entry.waits:
             self._even_share.begin_waiting(entry.lag)
@@ -116,11 +121,13 @@ class Turns:
         entry.waits[request] = Wait(since, entry.answered)
 
     def request_resumed(self, client: ClientId, weight: float, now: float) -> None:
-        """A call is there again whose answer had begun at another worker."""
+        """Add a request that came back after its answer had begun at another worker. It does not wait for a first
+        token.
+        """
         self._activate(client, weight, now)
 
     def request_answered(self, client: ClientId, request: RequestId, now: float) -> None:
-        """Its first token is here, or is believed to be; nothing happens if it was before."""
+        """Record that a request's first token arrived or is believed to be computed. Ignored if recorded before."""
         entry = self._clients.get(client)
         if entry is not None and request in entry.waits:
             self._end_wait(entry, request, now)
@@ -131,7 +138,7 @@ class Turns:
             self._serve(entry, now)
 
     def request_closed(self, client: ClientId, request: RequestId, now: float) -> None:
-        """It is gone, answered or not."""
+        """Remove a request, whether it was answered or not."""
         entry = self._clients[client]
         if request in entry.waits:
             self._end_wait(entry, request, now)
@@ -142,9 +149,9 @@ class Turns:
             self._have_turn(entry, now)
 
     def add_service(self, client: ClientId, request: RequestId, cost: float, weight: float, now: float) -> None:
-        """A client was served at this cost, or this much was given back.
+        """Add service of a client, in cost units; negative for a refund.
 
-        What is charged for a call that ends without a first token is service, and no turn.
+        The charge for a request that ends without a first token is service, but does not count as a turn.
         """
         self._last_minute.add(cost, 0.0, now)
         self._even_share.add_service(cost)
@@ -154,12 +161,12 @@ class Turns:
                 self._serve(entry, now)
 
     def forget(self, client: ClientId) -> None:
-        """A client without a call is not remembered."""
+        """Forget a client without open requests."""
         if client in self._idle:
             del self._idle[client], self._clients[client]
 
     def client_turns(self, client: ClientId, now: float) -> ClientTurns:
-        """What a client feels now; what came after this time counts as if it came then."""
+        """Return a client's lag and waits. Changes after `now` count as if they happened at `now`."""
         entry = self._clients.get(client)
         if entry is None or self._idle.get(client, now) < now - IDLE_SECONDS:
             return NOT_ACTIVE
@@ -173,15 +180,19 @@ class Turns:
         return ClientTurns(lag, unserved, unserved * even, wait, wait * even / turns)
 
     def cost_served(self, now: float) -> float:
-        """What all clients together were served in the last minute, in cost units."""
+        """Return the service of all clients in the last minute, in cost units."""
         return self._last_minute.totals(now)[0]
 
     def longest_waits(self, now: float) -> tuple[float, float]:
-        """Of calls that waited no more in the last minute, in seconds: as it was, and as `ClientTurns.wait_even`."""
+        """Return the longest waits that ended in the last minute, in seconds: as measured, and as in
+        `ClientTurns.wait_even`.
+        """
         return self._waits.largest(now), self._even_waits.largest(now)
 
     def rounds(self, rate: float | None, now: float) -> RoundTimes:
-        """`rate`: what the workers can serve in a second, in cost units; None where that is not known."""
+        """Return the durations of rounds. `rate`: cost units that the workers can serve in a
+        second; None if not known.
+        """
         fair = None
         if rate and self._mean_cost is not None:
             fair = max(LEAST_ROUND_SECONDS, self._active * self._mean_cost / rate)
@@ -210,7 +221,9 @@ class Turns:
         return entry
 
     def _forget_idle(self, now: float) -> None:
-        """No more than came since this was done last: each client is forgotten once for each time it came."""
+        """Forget clients idle for too long. Each client is forgotten once per time it came, so the
+        cost is amortised.
+        """
         while self._idle:
             client, since = next(iter(self._idle.items()))
             if since >= now - IDLE_SECONDS:
@@ -226,7 +239,7 @@ class Turns:
             self._even_share.end_waiting(entry.lag)
 
     def _even_weight(self, entry: ActiveClient) -> float:
-        """A client's weight over the mean of the active ones, at most 1."""
+        """Return the client's weight divided by the mean of the active clients, at most 1."""
         together = self._even_share.weight
         return min(1.0, entry.weight * self._active / together) if together > 0.0 else 1.0
 
@@ -236,7 +249,7 @@ class Turns:
             self._have_turn(entry, now)
 
     def _have_turn(self, entry: ActiveClient, now: float) -> None:
-        """A client was served in the round under way, or has nothing to be served."""
+        """Count that a client was served in the current round, or has nothing left to serve."""
         if entry.round < self._round:
             entry.round = self._round
             self._unserved -= 1
