@@ -124,15 +124,15 @@ class Policy(Protocol):
     def deficit(self, client: ClientId, worker: WorkerId) -> Deficit:
         """The client's deficits at a worker."""
 
-    def grant(self, client: ClientId, cost: float) -> None:  # noqa: ARG002 - some keep nothing
+    def grant(self, client: ClientId, cost: float) -> None:  # noqa: ARG002 - some policies keep no state
         """Let a known client be served this much more before others, in cost units; see `Credited`."""
         return
 
-    def forget(self, client: ClientId) -> None:  # noqa: ARG002 - some keep nothing
+    def forget(self, client: ClientId) -> None:  # noqa: ARG002 - some policies keep no state
         """The client has no request waiting or in flight: keep its counters only if it is in debt."""
         return
 
-    def forget_worker(self, worker: WorkerId) -> None:  # noqa: ARG002 - some keep nothing
+    def forget_worker(self, worker: WorkerId) -> None:  # noqa: ARG002 - some policies keep no state
         """Discard the state of a worker that left and on which nothing runs."""
         return
 
@@ -140,7 +140,7 @@ class Policy(Protocol):
         """Yield all counters, each piece as it is when it is requested. Changes nothing."""
         return iter(())
 
-    def restore(self, counters: Counters | Groups) -> None:  # noqa: ARG002 - some keep none
+    def restore(self, counters: Counters | Groups) -> None:  # noqa: ARG002 - some policies keep no counters
         """Load counters that `saved` yielded. Called before anything else."""
         return
 
@@ -183,17 +183,17 @@ class Placement(Protocol):
     def deficit(self, client: ClientId, worker: WorkerId) -> float | None:
         """The client's deficit at this worker; None if the placement keeps none."""
 
-    def forget(self, client: ClientId) -> None:  # noqa: ARG002 - some keep nothing
+    def forget(self, client: ClientId) -> None:  # noqa: ARG002 - some policies keep no state
         return
 
-    def forget_worker(self, worker: WorkerId) -> None:  # noqa: ARG002 - some keep nothing
+    def forget_worker(self, worker: WorkerId) -> None:  # noqa: ARG002 - some policies keep no state
         return
 
     def saved(self) -> Iterator[SavedCounter]:
         """Yield all counters."""
         return iter(())
 
-    def restore(self, rows: Iterable[SavedCounter]) -> None:  # noqa: ARG002 - some keep none
+    def restore(self, rows: Iterable[SavedCounter]) -> None:  # noqa: ARG002 - some policies keep no counters
         """Load saved counters."""
         return
 
@@ -245,17 +245,17 @@ class Order(Protocol):
     def deficit(self, client: ClientId) -> float | None:
         """The client's deficit in this queue; None if the order keeps none."""
 
-    def grant(self, client: ClientId, cost: float) -> None:  # noqa: ARG002 - some keep nothing
+    def grant(self, client: ClientId, cost: float) -> None:  # noqa: ARG002 - some policies keep no state
         return
 
-    def forget(self, client: ClientId) -> None:  # noqa: ARG002 - some keep nothing
+    def forget(self, client: ClientId) -> None:  # noqa: ARG002 - some policies keep no state
         return
 
     def saved(self) -> Iterator[tuple[ClientId, float, float]]:
         """Yield each client with its counter's value and scale (`SavedCounter`)."""
         return iter(())
 
-    def restore(self, client: ClientId, value: float, scale: float) -> None:  # noqa: ARG002 - some keep none
+    def restore(self, client: ClientId, value: float, scale: float) -> None:  # noqa: ARG002 - some policies keep no counters
         """Load one counter. Called in the order in which the counters were saved."""
         return
 
@@ -265,7 +265,7 @@ class Order(Protocol):
         """
         return iter(())
 
-    def restore_group(self, group: GroupId, value: float, scale: float) -> None:  # noqa: ARG002 - some keep none
+    def restore_group(self, group: GroupId, value: float, scale: float) -> None:  # noqa: ARG002 - some policies keep no counters
         """Load the counter of one group."""
         return
 

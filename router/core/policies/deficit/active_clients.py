@@ -43,4 +43,4 @@ class ActiveClients:
         activity.requests -= 1
         if not activity.requests:
             del self._clients[client]
-            self.weight = self.weight - activity.weight if self._clients else 0.0  # no rounding is left over
+            self.weight = self.weight - activity.weight if self._clients else 0.0  # 0.0 drops the rounding error

@@ -163,7 +163,7 @@ class DeficitTable(Generic[K]):
         """Set every counter to one quantum."""
         self._epoch += 1
 
-    def _clock(self, counter: DeficitCounter) -> float:  # noqa: ARG002 - that of a group is another
+    def _clock(self, counter: DeficitCounter) -> float:  # noqa: ARG002 - a group has its own clock
         """The refill rounds so far, as counted for this counter."""
         return self.rounds
 
@@ -192,7 +192,7 @@ class DeficitTable(Generic[K]):
         """
         amount = self._refill_amount(counter)
         if counter.epoch != self._epoch:
-            return amount  # and any refill that came since left it at that
+            return amount  # refills since the reset did not raise it further
         return max(counter.deficit, min(counter.deficit + self._missed_rounds(counter) * amount, amount))
 
 

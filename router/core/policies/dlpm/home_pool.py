@@ -218,7 +218,7 @@ class HomePool:
         worker.
         """
         matched = waiting.matched
-        if not waiting.chunk_tokens:  # it has no prompt
+        if not waiting.chunk_tokens:  # the request has no prompt
             return {}
         enough = max(matched.values()) - self._loss / waiting.chunk_tokens
         homes = {worker: None for worker in waiting.homes if worker in matched and matched[worker] >= enough}

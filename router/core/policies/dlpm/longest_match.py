@@ -99,7 +99,7 @@ class ClientQueue:
     def rank(self, rank: RequestRank) -> None:
         """Add the rank of a waiting request."""
         if len(self.ranks) > 2 * self.waiting:
-            # Ranks below the head outlive their requests: a client that never ran dry would heap them up.
+            # Stale ranks below the head would pile up for a client that always has a request waiting.
             self.ranks = [each for each in self.ranks if each.entry.rank is each]
             heapify(self.ranks)
         heappush(self.ranks, rank)
@@ -296,7 +296,7 @@ class LongestMatchQueue:
         firsts = self._firsts[priority_class]
         heappush(firsts, rank)
         if len(firsts) > 2 * len(self._backlogs) + 16:
-            # What was offered before stays below the head: most of these.
+            # Most of these ranks are stale and below the head.
             offered = [backlog.offered[priority_class] for backlog in self._backlogs.values()]
             firsts[:] = [each for each in offered if each is not None]
             heapify(firsts)
@@ -316,7 +316,7 @@ def longest(queues: Sequence[LongestMatchQueue], fits: Fits) -> Turn | None:
         queue.put_back(entry, passed=request is not None)
     if request is None:
         return None
-    # One that waits in several of the queues was looked at in each.
+    # A request that waits in several queues was set aside in each.
     passed = dict.fromkeys(entry.request.id for _, entry in aside)
     return Turn(request, tuple(PassedOver(each, "did not fit") for each in passed))
 
@@ -328,7 +328,7 @@ def _choose(
     for priority_class in range(PRIORITY_CLASSES):
         while True:
             best = chosen = None
-            for queue in reversed(queues):  # of equals the first queue's
+            for queue in reversed(queues):  # so that the first queue wins ties
                 if (rank := queue.first(priority_class, best)) is not None:
                     best, chosen = rank, queue
             if best is None or chosen is None:

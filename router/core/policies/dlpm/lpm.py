@@ -33,7 +33,7 @@ class Lpm(Order):
     def __init__(self, context: PolicyContext, worker: WorkerId) -> None:
         view = context.view
         self._cut_off = context.parameters.of(LpmParameters).cut_off
-        # Ordered by links: the head of a plain dict is found by passing over all that were removed before it.
+        # An OrderedDict, because a plain dict finds its first key by walking past all deleted ones.
         self._waiting: OrderedDict[RequestId, Request] = OrderedDict()
         self._queue = LongestMatchQueue(
             lambda request: view.watch(request, (worker,))[worker],
@@ -57,7 +57,7 @@ class Lpm(Order):
         del self._waiting[request]
         return self._queue.remove(request)
 
-    def select(self, fits: Fits, now: float) -> Turn | None:  # noqa: ARG002 - time changes nothing here
+    def select(self, fits: Fits, now: float) -> Turn | None:  # noqa: ARG002 - time does not matter here
         """No request passes the head."""
         if not self._cut_off or len(self._waiting) <= self._cut_off:
             return self._queue.longest(fits)

@@ -223,7 +223,7 @@ class RefillHold:
     def _eligible_work(self, workers: Collection[WorkerId]) -> tuple[Work, float]:
         """The running work of clients with a positive deficit, and the sum of these clients' weights."""
         work = NO_WORK
-        eligible: dict[ClientId, None] = {}  # in a fixed order, in which their weights are added up
+        eligible: dict[ClientId, None] = {}  # a dict, so that the weights are always added in the same order
         for worker in workers:
             if (running := self._running.get(worker)) is not None:
                 for client, each in running.clients.items():

@@ -47,7 +47,7 @@ class SlidingSum:
             dropped.append(self._samples.popleft())
             self.total -= dropped[-1].amount
         if not self._samples:
-            self.total = 0.0  # free of what rounding left
+            self.total = 0.0  # drop the rounding error
         return dropped
 
 

@@ -81,7 +81,7 @@ class PriorityGroups(Order):
         """Takes no group's turn, because no other request waits."""
         return True
 
-    def select(self, fits: Fits, now: float) -> Turn | None:  # noqa: ARG002 - time changes nothing here
+    def select(self, fits: Fits, now: float) -> Turn | None:  # noqa: ARG002 - time does not matter here
         """No request passes the head of the group whose turn it is."""
         if not self._waiting:
             return None
@@ -118,7 +118,7 @@ class PriorityGroups(Order):
     def _push(self, group: int, position: QueuePosition) -> None:
         heap = self._groups[group]
         if len(heap) > 2 * len(self._waiting) + 16:
-            # Requests that went from group to group left a place in each.
+            # Requests that changed group left a stale position in each old group.
             heap[:] = dict.fromkeys(each for each in heap if self._is_current(each, group))
             heapify(heap)
         heappush(heap, position)

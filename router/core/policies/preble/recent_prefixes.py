@@ -50,7 +50,7 @@ class RecentPrefixes:
                 residency = node.residencies[worker] = Residency(node, UNTIMED)
             else:
                 residency.unlink()
-            # The end first: a prefix is fresher than what follows it.
+            # Link the end first, so that a prefix is more recent than what follows it.
             residency.link_after(order.newest)
             requests = self._requests[node]
             requests[worker] = requests.get(worker, 0) + 1

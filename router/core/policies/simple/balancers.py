@@ -10,11 +10,11 @@ from router.core.policies.context import PolicyContext
 class RoundRobin(Placement):
     """Workers take turns, per model, whatever they hold and however long their queues are."""
 
-    def __init__(self, context: PolicyContext) -> None:  # noqa: ARG002 - every placement is built alike
+    def __init__(self, context: PolicyContext) -> None:  # noqa: ARG002 - the factory's signature
         self._turns: dict[str, int] = {}
 
     def place(self, request: Request, candidates: Sequence[Candidate]) -> Placed:
-        # One count for all models would give each of two that alternate every second worker only.
+        # With one count for all models, two models that alternate would each get only every second worker.
         turn = self._turns.get(request.model, 0)
         self._turns[request.model] = turn + 1
         return Placed(candidates[turn % len(candidates)].worker, "turn")
@@ -27,12 +27,12 @@ class ClientRoundRobin(Placement):
     workers.
     """
 
-    def __init__(self, context: PolicyContext) -> None:  # noqa: ARG002 - every placement is built alike
+    def __init__(self, context: PolicyContext) -> None:  # noqa: ARG002 - the factory's signature
         self._turns: dict[str, dict[ClientId, int]] = {}
 
     def place(self, request: Request, candidates: Sequence[Candidate]) -> Placed:
         turns = self._turns.setdefault(request.model, {})
-        # Clients begin at different workers: else the first would get all of those that send one request.
+        # Clients start at different workers: otherwise the first would get all clients that send one request.
         turn = turns.get(request.client, len(turns))
         turns[request.client] = turn + 1
         return Placed(candidates[turn % len(candidates)].worker, "turn")
@@ -45,7 +45,7 @@ class ClientRoundRobin(Placement):
 class LeastRequests(Placement):
     """The worker with the fewest requests waiting or running; ties rotate."""
 
-    def __init__(self, context: PolicyContext) -> None:  # noqa: ARG002 - every placement is built alike
+    def __init__(self, context: PolicyContext) -> None:  # noqa: ARG002 - the factory's signature
         self._turn = 0
 
     def place(self, request: Request, candidates: Sequence[Candidate]) -> Placed:  # noqa: ARG002

@@ -67,5 +67,5 @@ class ConsistentHash(Placement):
 
 
 def _weight(key: bytes, candidate: Candidate) -> bytes:
-    # Python's own hash of a text differs from process to process.
+    # Python's built-in string hash differs from process to process.
     return blake2b(key + candidate.worker.encode(), digest_size=8).digest()

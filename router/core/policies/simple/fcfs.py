@@ -16,8 +16,8 @@ from router.core.policies.simple.balancers import lightest
 class Fcfs(Order):
     """Serves the request that has waited longest."""
 
-    def __init__(self, context: PolicyContext, worker: WorkerId) -> None:  # noqa: ARG002 - every order is built alike
-        # A dict finds its first key by walking past all that were deleted before it.
+    def __init__(self, context: PolicyContext, worker: WorkerId) -> None:  # noqa: ARG002 - the factory's signature
+        # An OrderedDict, because a plain dict finds its first key by walking past all deleted ones.
         self._waiting: OrderedDict[RequestId, Request] = OrderedDict()
 
     def __len__(self) -> int:
@@ -32,7 +32,7 @@ class Fcfs(Order):
     def pass_through(self, request: Request, now: float) -> bool:  # noqa: ARG002 - the protocol's signature
         return True
 
-    def select(self, fits: Fits, now: float) -> Turn | None:  # noqa: ARG002 - time changes nothing here
+    def select(self, fits: Fits, now: float) -> Turn | None:  # noqa: ARG002 - time does not matter here
         """No request passes the head."""
         head = next(iter(self._waiting.values()), None)
         return Turn(head) if head is not None and fits(head) else None
@@ -117,5 +117,5 @@ class PooledFcfs(Policy):
     def worker_joined(self, worker: WorkerId, now: float) -> None:
         """Do nothing: `next` asks the view for workers."""
 
-    def deficit(self, client: ClientId, worker: WorkerId) -> Deficit:  # noqa: ARG002 - it keeps none
+    def deficit(self, client: ClientId, worker: WorkerId) -> Deficit:  # noqa: ARG002 - this policy keeps no deficits
         return Deficit()

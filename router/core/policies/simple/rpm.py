@@ -140,5 +140,5 @@ class Rpm(Policy):
     def worker_joined(self, worker: WorkerId, now: float) -> None:
         """Do nothing: the pool asks the view for workers."""
 
-    def deficit(self, client: ClientId, worker: WorkerId) -> Deficit:  # noqa: ARG002 - it keeps none
+    def deficit(self, client: ClientId, worker: WorkerId) -> Deficit:  # noqa: ARG002 - this policy keeps no deficits
         return Deficit()

@@ -160,7 +160,7 @@ class VirtualCounters:
                 del self._counters[gone]
 
     def _debt(self, client: ClientId) -> float:
-        if client == self._last_left:  # whose level is still asked for
+        if client == self._last_left:  # the next client to wait may be lifted to this client's level
             return inf
         level = (self.least_served() if self._ranks else self._last_left) if self._lifts else None
         return self._counters[client].value - (0.0 if level is None else self._counters[level].value)
@@ -193,7 +193,7 @@ class VirtualCounters:
     def _rank(self, rank: ClientRank) -> None:
         self._ranks[rank.client] = rank
         if len(self._heap) > 2 * len(self._ranks):
-            # Those below the head outlive their clients' waiting: a queue that never ran dry would heap them up.
+            # Stale ranks below the head would pile up in a queue that never becomes empty.
             self._heap[:] = self._ranks.values()
             heapify(self._heap)
         else:
@@ -205,7 +205,7 @@ class Vtc(Order):
 
     lifts: ClassVar[bool] = True
 
-    def __init__(self, context: PolicyContext, worker: WorkerId) -> None:  # noqa: ARG002 - every order is built alike
+    def __init__(self, context: PolicyContext, worker: WorkerId) -> None:  # noqa: ARG002 - the factory's signature
         cost = context.cost
         self._cost: LinearCost = replace(cost, cached=cost.extend)
         self._shares = context.shares
@@ -213,7 +213,7 @@ class Vtc(Order):
         """By request in flight, its client's weight at dispatch, so that refunds use the weight of the charge."""
         self._counters = VirtualCounters(lifts=self.lifts, debtors=context.debtors)
         self._waiting: dict[RequestId, Request] = {}
-        # Ordered by links: the head of a plain dict is found by passing over all that were removed before it.
+        # An OrderedDict, because a plain dict finds its first key by walking past all deleted ones.
         self._client_queues: dict[ClientId, OrderedDict[RequestId, Request]] = {}
 
     def __len__(self) -> int:
@@ -242,7 +242,7 @@ class Vtc(Order):
             self._counters.leave(removed.client)
         return removed
 
-    def select(self, fits: Fits, now: float) -> Turn | None:  # noqa: ARG002 - time changes nothing here
+    def select(self, fits: Fits, now: float) -> Turn | None:  # noqa: ARG002 - time does not matter here
         """No request passes the head."""
         client = self._counters.least_served()
         if client is None:
@@ -250,7 +250,7 @@ class Vtc(Order):
         head = next(iter(self._client_queues[client].values()))
         return Turn(head) if fits(head) else None
 
-    def request_dispatched(self, request: Request, now: float) -> None:  # noqa: ARG002 - time changes nothing here
+    def request_dispatched(self, request: Request, now: float) -> None:  # noqa: ARG002 - time does not matter here
         self._weights[request.id] = self._shares.effective_weight(request)
 
     def request_charged(self, charge: Charge) -> None:
