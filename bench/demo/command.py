@@ -1,8 +1,9 @@
-"""Show what the policies are for: one heavy client beside four light ones, on two emulated workers.
+"""Compare policies live: one heavy client beside four light ones, on two emulated workers.
 
-The same load under d2lpm, dlpm_home and vtc, and under rr+fcfs without a window: what a plain round-robin router does
-before first-come-first-served engines. Router and workers are real processes on real sockets; the workers take a GPU's
-time, only faster, and run no model. The light clients come first, alone, and then the heavy one beside them.
+Runs the same load under d2lpm, dlpm_home and vtc, and under rr+fcfs without a window, which is what a plain round-robin
+router does in front of first-come-first-served engines. Router and workers are real processes on real sockets. The
+workers run no model: they emulate the time that a GPU takes, only faster. The light clients are first alone, then the
+heavy one joins them.
 """
 
 import argparse
@@ -20,7 +21,7 @@ import uvloop
 from bench.demo.figures import Figures, Timetable
 from bench.demo.load import DemoError
 from bench.demo.processes import fleet
-from bench.demo.screen import Nowhere, Plain, Screen, Terminal
+from bench.demo.screen import NoScreen, PlainScreen, Screen, TerminalScreen
 from bench.demo.table import findings, summary_lines
 from bench.demo.trial import Trial
 from bench.report.exits import INTERRUPTED
@@ -32,20 +33,27 @@ POLICIES: Final[Mapping[str, Sequence[str]]] = {
     "vtc": (),
     "rr+fcfs": ("--window", "off"),
 }
-"""The policies in turn, each with its router's flags."""
+"""The policies in order, each with the flags of its router."""
 WORKERS: Final = 2
 SLOTS: Final = 8
-"""Requests that a worker computes at a time."""
+"""Most requests in one batch of a worker."""
 LOAD: Final = HeavyAndLight()
 WIDTH: Final = 100
-"""Characters in a line of text."""
+"""Characters per line of text."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seconds", type=float, default=110, help="of the clock, for all of the load (%(default)s)")
-    parser.add_argument("--speed", type=float, default=4, help="how much faster than a GPU's the time is (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the prompts, the lengths and the pauses")
-    parser.add_argument("--json", action="store_true", help="print nothing but the summary, as one JSON object")
+    parser.add_argument(
+        "--seconds", type=float, default=110, help="real seconds for all policies together (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--speed",
+        type=float,
+        default=4,
+        help="how many times faster than a GPU the workers run (default: %(default)s)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the prompts, lengths and pauses")
+    parser.add_argument("--json", action="store_true", help="print only the summary, as one JSON object")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -67,13 +75,13 @@ def run(options: argparse.Namespace) -> None:
 
 
 def demonstrate(seconds: float, speed: float, seed: int, screen: Screen) -> Mapping[str, Figures]:
-    """Try each policy for its part of the seconds, under the same load. Raises DemoError."""
+    """Run the same load under each policy, for an equal part of `seconds`. Raises DemoError."""
     times = Timetable.of(seconds / len(POLICIES) * speed)
     worker_flags = ("--max-running", str(SLOTS), "--speed", str(speed), "--seed", str(seed))
     results = {}
     for policy, flags in POLICIES.items():
         with fleet(WORKERS, worker_flags, ("--policy", policy, *flags)) as url:
-            screen.begins(policy, url)
+            screen.start_policy(policy, url)
             results[policy] = uvloop.run(_trial(url, speed, seed, times, screen))
     return results
 
@@ -83,11 +91,11 @@ async def _trial(url: str, speed: float, seed: int, times: Timetable, screen: Sc
 
 
 def _screen(quiet: bool) -> Screen:
-    """Where to show how far it is; if quiet, not on standard output."""
+    """Return where to show the progress; if `quiet`, never standard output."""
     stream = sys.stderr if quiet else sys.stdout
     if stream.isatty():
-        return Terminal(stream, tuple(POLICIES), lambda: os.get_terminal_size(stream.fileno()))
-    return Nowhere() if quiet else Plain(stream)
+        return TerminalScreen(stream, tuple(POLICIES), lambda: os.get_terminal_size(stream.fileno()))
+    return NoScreen() if quiet else PlainScreen(stream)
 
 
 def _report(options: argparse.Namespace, results: Mapping[str, Figures]) -> Mapping[str, object]:

@@ -1,4 +1,4 @@
-"""What the clients of the demo saw, as figures. Times are in emulated seconds, costs in cost units."""
+"""The figures of the demo, from what its clients saw. Times are emulated seconds, costs are cost units."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from router.core.clients.fairness import jain_index
 from router.core.model.cost import NOTHING, LinearCost, Tokens
 
 HEAVY: Final = "heavy"
-"""The heavy client's name in `HeavyAndLight`; whoever has another is a light one."""
+"""The heavy client's name in `HeavyAndLight`; all other clients are light."""
 COST: Final = LinearCost()
 
 
 class Phase(StrEnum):
-    """What goes on under a policy."""
+    """The phases of a policy's run."""
 
     ALONE = "light alone"
     WARMUP = "warming up"
@@ -25,72 +25,75 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Timetable:
-    """When each part of one policy's run begins, in emulated seconds since its beginning."""
+    """When each phase of one policy's run begins, in emulated seconds since the run began."""
 
     alone: float
-    """From then on the light clients are measured, alone; before, connections are made."""
+    """The light clients are measured alone from here on; before, connections are made."""
     heavy: float
-    """The heavy client comes."""
+    """The heavy client starts."""
     measured: float
     end: float
 
     @classmethod
     def of(cls, seconds: float) -> Self:
-        """Divide up so many emulated seconds."""
+        """Divide `seconds` emulated seconds into phases."""
         return cls(0.03 * seconds, 0.15 * seconds, 0.35 * seconds, seconds)
 
     def phase(self, now: float) -> Phase:
-        """What goes on at this time."""
+        """Return the phase at `now`."""
         if now < self.heavy:
             return Phase.ALONE
         if now < self.measured:
             return Phase.WARMUP
         return Phase.MEASURED if now < self.end else Phase.DONE
 
-    def begin(self, now: float) -> float:
-        """Since when there are figures at this time: before the time measured they are of what went before."""
+    def measured_from(self, now: float) -> float:
+        """Return when the time covered by figures at `now` began: with the current phase."""
         if now < self.heavy:
             return self.alone
         return self.heavy if now < self.measured else self.measured
 
 
 @dataclass(slots=True)
-class LiveCall:
+class ObservedCall:
     """One call as its client sees it; filled in while it goes on."""
 
     client: str
     arrived: float
     started: float | None = None
-    """When the first token came."""
+    """When the first token arrived."""
     finished: float | None = None
     tokens: Tokens = NOTHING
-    """By the engine's usage, which comes with the end."""
+    """From the engine's usage, which arrives at the end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One client, or several together."""
+    """The figures of one client, or of several together."""
 
     requests: int
-    """Finished in the time measured."""
+    """Requests finished in the measured time."""
     cost: float
-    """What those came to."""
+    """The cost of these requests."""
     ttft_p50_s: float | None
-    """Of requests that came in the time measured; one that has no token at its end counts as having waited at least
-    so long (`bench.report.meters.censored_percentile`)."""
+    """Time to first token of the requests that arrived in the measured time.
+
+    A request without a token at the end counts as having waited at least until then
+    (`bench.report.meters.censored_percentile`).
+    """
     ttft_p95_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the router says of itself, the largest over its workers; None where it does not say."""
+    """The service gap that the router reports, the largest over its workers; None if it reports none."""
 
     service_gap: float | None = None
-    """See `router.core.clients.service_gap`; nothing waits in a router whose window is off, and so it sees none."""
+    """As in `router.core.clients.service_gap`; with the window off, nothing waits in the router: no gap."""
     service_gap_bound: float | None = None
 
     def joined(self, other: "Reading") -> "Reading":
-        """The larger of each."""
+        """Return the larger value of each field."""
         return Reading(
             _largest(self.service_gap, other.service_gap), _largest(self.service_gap_bound, other.service_gap_bound)
         )
@@ -98,31 +101,36 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One policy's run."""
+    """The figures of one policy's run."""
 
     seconds: float
-    """The time measured."""
+    """Length of the measured time."""
     cost_per_s: float
     hit_rate: float | None
-    """Cached tokens per token of the prompts of finished requests, by the engines' usage."""
+    """Cached tokens per prompt token of the finished requests, from the engines' usage."""
     jain: float | None
-    """Jain's index of what the clients were served; the light ones, who pause, cannot take an equal part."""
+    """Jain's index of the clients' service. The light clients pause, so they cannot use an equal share."""
     heavy: Group
     light: Group
     """The light clients beside the heavy one."""
     light_alone: Group
-    """The light clients before the heavy one came."""
+    """The light clients before the heavy one starts."""
     token_s: float | None
-    """Mean time between two tokens of an answer. The workers' batches are full under every policy, so that it differs
-    where this machine is too busy to emulate them at the same pace."""
+    """Mean time between two tokens of an answer.
+
+    The workers' batches are full under every policy, so this differs only if this machine is too busy to emulate them
+    at the same pace.
+    """
     service_gap: float | None
-    """The largest seen."""
+    """The largest value seen."""
     service_gap_bound: float | None
 
 
-def figures(calls: Sequence[LiveCall], names: Iterable[str], times: Timetable, now: float, seen: Reading) -> Figures:
-    """Figures of one run until now (see `Timetable.begin`). `names`: of all clients."""
-    begin = times.begin(now)
+def figures(
+    calls: Sequence[ObservedCall], names: Iterable[str], times: Timetable, now: float, seen: Reading
+) -> Figures:
+    """Compute the figures of one run at `now`, since `Timetable.measured_from`. `names`: of all clients."""
+    begin = times.measured_from(now)
     end = max(begin, min(now, times.end))
     ended = finished(calls, begin, end)
     served = [call.tokens for call in ended]
@@ -143,8 +151,8 @@ def figures(calls: Sequence[LiveCall], names: Iterable[str], times: Timetable, n
     )
 
 
-def group(calls: Sequence[LiveCall], begin: float, end: float) -> Group:
-    """Figures of these calls between two times."""
+def group(calls: Sequence[ObservedCall], begin: float, end: float) -> Group:
+    """Compute the figures of these calls between two times."""
     ended = finished(calls, begin, end)
     waits = [_wait(call, end) for call in calls if begin <= call.arrived < end]
     return Group(
@@ -155,19 +163,19 @@ def group(calls: Sequence[LiveCall], begin: float, end: float) -> Group:
     )
 
 
-def finished(calls: Iterable[LiveCall], begin: float, end: float) -> list[LiveCall]:
-    """Those that ended between two times."""
+def finished(calls: Iterable[ObservedCall], begin: float, end: float) -> list[ObservedCall]:
+    """Return the calls that ended between two times."""
     return [call for call in calls if call.finished is not None and begin <= call.finished < end]
 
 
-def _token_seconds(ended: Iterable[LiveCall]) -> float | None:
+def _token_seconds(ended: Iterable[ObservedCall]) -> float | None:
     spans = [(call.finished - call.started, call.tokens.output - 1) for call in ended if call.started and call.finished]
     tokens = sum(tokens for _, tokens in spans)
     return sum(seconds for seconds, _ in spans) / tokens if tokens else None
 
 
-def _wait(call: LiveCall, end: float) -> tuple[float, bool]:
-    """How long its first token took, and whether it had come by the end."""
+def _wait(call: ObservedCall, end: float) -> tuple[float, bool]:
+    """Return how long a call waited for its first token, and whether that arrived before `end`."""
     if call.started is None or call.started >= end:
         return end - call.arrived, False
     return call.started - call.arrived, True

@@ -1,4 +1,4 @@
-"""The processes of the demo: emulated workers, and a router before them, on whatever ports are free."""
+"""The processes of the demo: emulated workers and a router, on free ports."""
 
 import os
 import re
@@ -13,13 +13,13 @@ from router.errors import ConfigError
 from router.runtime.emulate import COMMAND, start_emulated_workers, terminated_on_exit
 
 LISTENING: Final = re.compile(r"d2lpm: listening on (?P<url>http://[^ ,]+)")
-PATIENCE: Final = 10.0
-"""Seconds that a router has to end when it is told to: longer than it gives its requests."""
+STOP_TIMEOUT_SECONDS: Final = 10.0
+"""How long the router has to exit after SIGTERM: longer than it gives its requests."""
 
 
 @contextmanager
 def fleet(workers: int, worker_flags: Sequence[str], router_flags: Sequence[str]) -> Iterator[str]:
-    """Start workers and a router; gives the router's URL, and ends them all on the way out.
+    """Start workers and a router, yield the router's URL, and stop them all on exit.
 
     Raises DemoError if one does not start.
     """
@@ -35,11 +35,11 @@ def fleet(workers: int, worker_flags: Sequence[str], router_flags: Sequence[str]
 @contextmanager
 def _router(flags: Sequence[str]) -> Iterator[str]:
     command = [sys.executable, "-m", "router", "serve", "--port", "0", "--log-level", "error", *flags]
-    # Whoever runs the demo may have settings of his own for a router. They would change what is compared here.
+    # Settings in the user's environment would change what is compared here.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("D2LPM_")}
-    # In a process group of its own, as the workers are: after Ctrl-C it is ended when nothing needs it any more.
+    # In its own process group, like the workers, so that Ctrl-C does not stop it before its clients have stopped.
     started = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, process_group=0)
-    with terminated_on_exit(started, PATIENCE) as process:
+    with terminated_on_exit(started, STOP_TIMEOUT_SECONDS) as process:
         yield _url(process)
 
 

@@ -1,19 +1,19 @@
-"""The demo's tables, as lines of text."""
+"""Format the demo's tables as lines of text."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from bench.demo.figures import HEAVY, Figures
-from bench.demo.trial import Glance
+from bench.demo.trial import Snapshot
 from bench.report.columns import Row, aligned
 
 PLAIN_ROUTER: Final = "rr+fcfs"
-"""The policy that the others are held against."""
+"""The policy with which the others are compared."""
 FAIR_ROUTER: Final = "vtc"
-"""The fair policy that knows no locality."""
+"""The fair policy without locality."""
 
 UNKNOWN: Final = "-"
-"""Instead of a figure that there is not."""
+"""Printed in place of a missing figure."""
 HEAD: Final = (
     *("", "", "in flight", "cost/s", "hit rate", "light alone p50", "p95"),
     *("light p50", "p95", "heavy p50", "p95", "Jain"),
@@ -21,45 +21,45 @@ HEAD: Final = (
 CLIENT_HEAD: Final = ("client", "in flight", "answered", "cost/s", "TTFT p50", "p95")
 
 TOO_BUSY: Final = 1.05
-"""How many times as long as under another policy a token may take before the figures are called into question."""
+"""If a token takes this many times as long as under another policy, the demo prints a warning."""
 
 
-def policy_row(policy: str, glance: Glance | None) -> Row:
-    """How a policy does, under `HEAD`; None before its turn."""
-    if glance is None:
+def policy_row(policy: str, snapshot: Snapshot | None) -> Row:
+    """Return the row of a policy under `HEAD`; empty cells if `snapshot` is None, before its run."""
+    if snapshot is None:
         return (policy, *[""] * (len(HEAD) - 1))
-    seen, heavy = glance.figures, glance.in_flight[HEAVY]
+    seen, heavy = snapshot.figures, snapshot.in_flight[HEAVY]
     waits = [
         _number(wait)
         for group in (seen.light_alone, seen.light, seen.heavy)
         for wait in (group.ttft_p50_s, group.ttft_p95_s)
     ]
     return (
-        *(policy, glance.phase, f"{heavy} + {sum(glance.in_flight.values()) - heavy}"),
+        *(policy, snapshot.phase, f"{heavy} + {sum(snapshot.in_flight.values()) - heavy}"),
         *(_number(seen.cost_per_s, 0), _number(seen.hit_rate), *waits, _number(seen.jain)),
     )
 
 
-def client_rows(glance: Glance) -> Sequence[Row]:
-    """How each client does, under `CLIENT_HEAD`."""
+def client_rows(snapshot: Snapshot) -> Sequence[Row]:
+    """Return the row of each client under `CLIENT_HEAD`."""
     return [
         (
-            *(client, str(glance.in_flight[client]), str(group.requests)),
-            _number(group.cost / glance.figures.seconds if glance.figures.seconds else None, 0),
+            *(client, str(snapshot.in_flight[client]), str(group.requests)),
+            _number(group.cost / snapshot.figures.seconds if snapshot.figures.seconds else None, 0),
             *(_number(group.ttft_p50_s), _number(group.ttft_p95_s)),
         )
-        for client, group in glance.clients.items()
+        for client, group in snapshot.clients.items()
     ]
 
 
-def policy_lines(glances: Mapping[str, Glance | None]) -> list[str]:
-    """All policies, under their head."""
-    return aligned([HEAD, *(policy_row(policy, glance) for policy, glance in glances.items())])
+def policy_lines(snapshots: Mapping[str, Snapshot | None]) -> list[str]:
+    """Format the table of all policies."""
+    return aligned([HEAD, *(policy_row(policy, snapshot) for policy, snapshot in snapshots.items())])
 
 
-def client_lines(glance: Glance) -> list[str]:
-    """The clients of one policy, under their head."""
-    return aligned([CLIENT_HEAD, *client_rows(glance)])
+def client_lines(snapshot: Snapshot) -> list[str]:
+    """Format the table of the clients under one policy."""
+    return aligned([CLIENT_HEAD, *client_rows(snapshot)])
 
 
 FIGURES: Final[Mapping[str, tuple[Callable[[Figures], float | None], int]]] = {
@@ -78,11 +78,11 @@ FIGURES: Final[Mapping[str, tuple[Callable[[Figures], float | None], int]]] = {
     "service gap": (lambda seen: seen.service_gap, 0),
     "its bound": (lambda seen: seen.service_gap_bound, 0),
 }
-"""What the summary has of a policy, with the digits behind the point."""
+"""The figures in the summary of a policy, each with its number of decimals."""
 
 
 def summary_lines(results: Mapping[str, Figures]) -> list[str]:
-    """The policies side by side."""
+    """Format the summary, one column per policy."""
     rows = [
         (name, *[_number(figure(seen), digits) for seen in results.values()])
         for name, (figure, digits) in FIGURES.items()
@@ -91,7 +91,7 @@ def summary_lines(results: Mapping[str, Figures]) -> list[str]:
 
 
 def findings(results: Mapping[str, Figures]) -> list[str]:
-    """What the figures say of who waits for whom, and at what price; a sentence each."""
+    """Return sentences that compare how long the light clients wait under each policy, and the cost served."""
     waits = [f"{_number(seen.light.ttft_p95_s)} s under {policy}" for policy, seen in results.items()]
     alone = [seen.light_alone.ttft_p95_s for seen in results.values() if seen.light_alone.ttft_p95_s is not None]
     plain, fair = results[PLAIN_ROUTER], results[FAIR_ROUTER]
@@ -105,12 +105,12 @@ def findings(results: Mapping[str, Figures]) -> list[str]:
             for policy, seen in results.items()
             if seen not in (plain, fair)
         ],
-        *_doubts(results),
+        *_warnings(results),
     ]
 
 
-def _doubts(results: Mapping[str, Figures]) -> list[str]:
-    """Whether the machine was equal to what it had to emulate."""
+def _warnings(results: Mapping[str, Figures]) -> list[str]:
+    """Return a warning if this machine was too busy to emulate the workers at the same pace."""
     paces = {policy: seen.token_s for policy, seen in results.items() if seen.token_s is not None}
     if not paces:
         return []
@@ -132,5 +132,5 @@ def _share(part: float | None, whole: float | None) -> str:
 
 
 def _number(value: float | None, digits: int = 2) -> str:
-    """So many digits behind the point."""
+    """Format a value with `digits` decimals."""
     return UNKNOWN if value is None else f"{value:,.{digits}f}"

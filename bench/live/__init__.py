@@ -1,1 +1,1 @@
-"""A workload against an OpenAI-compatible server, over HTTP."""
+"""Run a workload over HTTP against an OpenAI-compatible server."""

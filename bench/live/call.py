@@ -1,4 +1,4 @@
-"""One call over HTTP, as its client sees it. Times are in seconds of the clock that the call's own times are of."""
+"""One call over HTTP, as its client sees it. Times are seconds of the clock that the workload's calls use."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,8 +11,8 @@ from bench.workloads.parts.traffic import Call, Client, Outcome
 from router.core.model.cost import Tokens
 
 
-class LiveFlight:
-    """Between a call's sending and its end; filled in while it goes on."""
+class HttpCall:
+    """The state of a call from its sending to its end."""
 
     __slots__ = (
         *("answer", "arrived", "call", "client", "dispatched", "finished", "id", "outcome", "predicted_cached_tokens"),
@@ -25,28 +25,28 @@ class LiveFlight:
         self.call = call
         self.arrived = now
         self.dispatched: float | None = None
-        """By the word of our router; another server does not say."""
+        """As reported by our router; other servers do not report it."""
         self.worker: str | None = None
         self.predicted_cached_tokens: int | None = None
         self.started: float | None = None
         self.finished: float | None = None
         self.outcome = Outcome.UNFINISHED
         self.tokens = 0
-        """Of the answer, until now."""
+        """Tokens of the answer so far."""
         self.answer: list[str] = []
-        """The text, in parts."""
+        """The text so far, in parts."""
         self.usage: Tokens | None = None
-        """The last that the server told; `complete` says whether it is that of the whole call."""
+        """The last usage that the server reported; `complete` is None while it is not that of the whole call."""
         self._rest = b""
         self._complete = False
 
     @property
     def complete(self) -> Tokens | None:
-        """The usage of the whole call; None before the answer has come to its end."""
+        """The usage of the whole call; None before the answer has ended."""
         return self.usage if self._complete else None
 
-    def began(self, headers: Mapping[str, str], speed: float) -> None:
-        """The head of the answer is here."""
+    def on_headers(self, headers: Mapping[str, str], speed: float) -> None:
+        """Read the headers of the answer."""
         self.worker = headers.get("x-d2lpm-worker")
         if (waited := headers.get("x-d2lpm-queue-ms")) is not None:
             self.dispatched = self.arrived + float(waited) / 1000 * speed
@@ -54,7 +54,7 @@ class LiveFlight:
             self.predicted_cached_tokens = int(predicted)
 
     def feed(self, block: bytes, now: float) -> None:
-        """Take in a part of a streamed answer. Raises AnswerFailed, and ValueError for what is no answer."""
+        """Parse a part of a streamed answer. Raises AnswerFailed, or ValueError if it is no valid answer."""
         *lines, self._rest = (self._rest + block).split(b"\n")
         for line in lines:
             found = completions.event(line)
@@ -63,20 +63,20 @@ class LiveFlight:
             elif line.startswith(b"data: [DONE]"):
                 self._complete = True
 
-    def take(self, answer: bytes) -> None:
-        """Take in an answer that came whole. Raises ValueError for what is none."""
+    def set_answer(self, answer: bytes) -> None:
+        """Parse an answer that was sent whole. Raises ValueError if it is not valid."""
         found = orjson.loads(answer)
         self.answer = [found["choices"][0]["text"]]
         self.usage = completions.tokens(found["usage"])
         self.tokens = self.usage.output
         self._complete = True
 
-    def ended(self, outcome: Outcome, now: float) -> None:
-        """It came to this."""
+    def end(self, outcome: Outcome, now: float) -> None:
+        """Record how and when the call ended."""
         self.outcome, self.finished = outcome, now
 
     def record(self) -> Record:
-        """What is to be written down of it."""
+        """Return the record of this call."""
         used = self.complete
         return Record(
             id=self.id,
@@ -104,4 +104,4 @@ class LiveFlight:
             self.tokens += 1
         if usage := found.get("usage"):
             self.usage = completions.tokens(usage)
-            self.tokens = self.usage.output  # an event may hold more than one
+            self.tokens = self.usage.output  # an event may hold more than one token

@@ -1,4 +1,4 @@
-"""A workload against an OpenAI-compatible server, by the clock: the same clients as in virtual time, over sockets."""
+"""Run a workload over sockets in real time against an OpenAI-compatible server, with the simulator's clients."""
 
 import asyncio
 import secrets
@@ -15,48 +15,48 @@ from typing import Final
 import aiohttp
 
 from bench.live import completions
-from bench.live.books import Books, LiveResult
-from bench.live.call import LiveFlight
+from bench.live.books import LiveResult, LoadRecorder
+from bench.live.call import HttpCall
 from bench.live.player import Player
 from bench.workloads.parts.prompts import random_tokens
 from bench.workloads.parts.traffic import Call, Client, Ending, Outcome, Workload
 
 CONNECT_SECONDS: Final = 5.0
 KEEP_ALIVE_SECONDS: Final = 3.0
-"""Shorter than the five seconds after which servers close what rests, so that no call meets that."""
+"""Less than the five seconds after which servers close idle connections, so that no call meets a closed one."""
 SAMPLE_SECONDS: Final = 0.5
-"""Between two looks at what the clients were served, by the servers' clock."""
-TOLD: Final = 200
-"""Characters of a server's error message that are repeated."""
+"""Interval at which the clients' service is sampled, by the servers' clock."""
+ERROR_CHARACTERS: Final = 200
+"""Characters of a server's error message that are shown."""
 
 
 class LoadError(Exception):
-    """What the load cannot begin with; its text is one line for whoever started it."""
+    """The load cannot start; the text is one line for the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class LiveLoad:
-    """What is sent where. Raises ValueError where it makes no sense."""
+    """A load and its target. Raises ValueError if a value is invalid."""
 
     url: str
     workload: Workload
     seconds: float = 60.0
-    """When it ends, by the servers' clock as all times here."""
+    """When the load ends; all times are by the servers' clock."""
     warmup: float = 0.0
-    """From when on it is measured."""
+    """Seconds at the start that are not measured."""
     seed: int = 0
     speed: float = 1.0
-    """How many times faster the servers' clock runs than that on the wall."""
+    """How many times faster the servers' clock runs than real time."""
     model: str | None = None
-    """None for the first that the server names."""
+    """The model's name; None for the first that the server lists."""
     key_prefix: str = "bench-"
-    """Each client's API key and `user` are this and its name."""
+    """Each client's API key and `user` are this prefix and the client's name."""
     api_key: str | None = None
-    """The key of all clients, where the server checks keys: they differ by `user` alone then."""
+    """One key for all clients, if the server checks keys; the clients then differ only by `user`."""
     stream_interval: int | None = None
-    """See `bench.live.completions.body`."""
+    """Passed to `bench.live.completions.body`."""
     vocabulary: int | None = None
-    """See `bench.live.completions.body`."""
+    """Passed to `bench.live.completions.body`."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.warmup < self.seconds < inf:
@@ -73,15 +73,13 @@ class LiveLoad:
 
 
 async def run_load(load: LiveLoad, show: Callable[[float], None] = lambda _: None) -> LiveResult:
-    """Let it all happen, until its time is over or SIGINT comes; `show` is told the time now and then.
+    """Run the load until its time is over or SIGINT arrives. `show` is called with the time at intervals.
 
-    Raises LoadError if the server is not there or has no model.
+    Raises LoadError if the server cannot be reached or has no model.
     """
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS)
-    patience = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
-    async with aiohttp.ClientSession(
-        connector=connector, timeout=patience, cookie_jar=aiohttp.DummyCookieJar()
-    ) as http:
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout, cookie_jar=aiohttp.DummyCookieJar()) as http:
         model = load.model or await _first_model(http, load)
         return await _Run(load, http, model, show).run()
 
@@ -91,7 +89,7 @@ async def _first_model(http: aiohttp.ClientSession, load: LiveLoad) -> str:
     try:
         async with http.get(f"{load.base}/v1/models", headers=headers) as response:
             if response.status != 200:
-                raise LoadError(f"{load.base}/v1/models answered {await _told(response)}")
+                raise LoadError(f"{load.base}/v1/models answered {await _error_text(response)}")
             return str((await response.json())["data"][0]["id"])
     except (aiohttp.ClientError, OSError) as error:
         reason = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
@@ -110,13 +108,14 @@ class _Run:
         self._show = show
         self._player = Player(load.speed, self._make)
         self._clients = load.workload.clients(load.seed)
-        self._books = Books(load.warmup, load.seconds, {client.name: client.weight for client in self._clients})
+        self._recorder = LoadRecorder(
+            load.warmup, load.seconds, {client.name: client.weight for client in self._clients}
+        )
         self._failures: Counter[str] = Counter()
         self._name = secrets.token_hex(4)
         self._numbers = count(1)
 
     async def run(self) -> LiveResult:
-        """See `run_load`."""
         interrupted = False
         with suppress(TimeoutError):
             async with asyncio.timeout(self._load.seconds / self._load.speed) as limit:
@@ -129,7 +128,7 @@ class _Run:
                 with _on_interrupt(interrupt):
                     await self._play()
         end = min(self._player.now, self._load.seconds) if interrupted else self._load.seconds
-        return self._books.result(end, self._failures, interrupted=interrupted)
+        return self._recorder.result(end, self._failures, interrupted=interrupted)
 
     async def _play(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -141,14 +140,14 @@ class _Run:
 
     async def _watch(self) -> None:
         for number in count():
-            await self._player.until(number * SAMPLE_SECONDS)
-            self._books.sample(self._player.now)
+            await self._player.wait_until(number * SAMPLE_SECONDS)
+            self._recorder.sample(self._player.now)
             self._show(self._player.now)
 
     async def _make(self, client: Client, call: Call) -> Ending:
-        """Make one call; whatever comes of it is an ending."""
-        live = LiveFlight(f"{self._name}-{next(self._numbers)}", client, call, self._player.now)
-        self._books.arrived(live, late=live.arrived - call.at)
+        """Make one call and wait for its end, however it ends."""
+        live = HttpCall(f"{self._name}-{next(self._numbers)}", client, call, self._player.now)
+        self._recorder.on_sent(live, late=live.arrived - call.at)
         try:
             pause = None if call.cancel_after is None else call.cancel_after / self._load.speed
             async with asyncio.timeout(pause):
@@ -160,11 +159,11 @@ class _Run:
         except (aiohttp.ClientError, OSError, ValueError, LookupError, TypeError) as error:
             outcome = self._failed(f"{type(error).__name__} {error}")
         now = self._player.now
-        live.ended(outcome, now)
-        self._books.ended(live, now)
+        live.end(outcome, now)
+        self._recorder.on_end(live, now)
         return Ending(outcome, now, self._answer(live) if outcome is Outcome.DONE else ())
 
-    async def _ask(self, live: LiveFlight) -> Outcome:
+    async def _ask(self, live: HttpCall) -> Outcome:
         load, user = self._load, f"{self._load.key_prefix}{live.client.name}"
         body = completions.body(
             self._model,
@@ -181,45 +180,45 @@ class _Run:
         }
         async with self._http.post(load.base + completions.PATH, data=body, headers=headers) as response:
             if response.status != 200:
-                outcome = self._failed(await _told(response))
+                outcome = self._failed(await _error_text(response))
                 return Outcome.REJECTED if response.status == 429 or _dropped(response) else outcome
-            live.began(response.headers, load.speed)
+            live.on_headers(response.headers, load.speed)
             await self._read(live, response)
         if live.complete is None:
             raise completions.AnswerFailed("an answer ended before its usage came")
         return Outcome.DONE
 
-    async def _read(self, live: LiveFlight, response: aiohttp.ClientResponse) -> None:
+    async def _read(self, live: HttpCall, response: aiohttp.ClientResponse) -> None:
         if not live.call.streamed:
-            live.take(await response.read())
-            self._books.heard(live, self._player.now)
+            live.set_answer(await response.read())
+            self._recorder.on_tokens(live, self._player.now)
             return
         async for block in response.content.iter_any():
             now = self._player.now
             live.feed(block, now)
-            self._books.heard(live, now)
+            self._recorder.on_tokens(live, now)
 
     def _failed(self, reason: str) -> Outcome:
-        self._failures[" ".join(reason.split())[:TOLD]] += 1
+        self._failures[" ".join(reason.split())[:ERROR_CHARACTERS]] += 1
         return Outcome.FAILED
 
-    def _answer(self, live: LiveFlight) -> tuple[int, ...]:
-        """Token ids that stand for the answer's text: as many as it has, and equal for equal texts."""
+    def _answer(self, live: HttpCall) -> tuple[int, ...]:
+        """Return token ids that stand for the answer's text: as many as it has, and equal for equal texts."""
         return random_tokens(Random("".join(live.answer)), live.tokens)
 
 
-async def _told(response: aiohttp.ClientResponse) -> str:
+async def _error_text(response: aiohttp.ClientResponse) -> str:
     return f"{response.status}: {(await response.read()).decode(errors='replace')}"
 
 
 def _dropped(response: aiohttp.ClientResponse) -> bool:
-    """Whether our router refused it, rather than something having failed."""
+    """True if our router rejected the call, as opposed to a failure."""
     return "x-d2lpm-dropped-reason" in response.headers
 
 
 @contextmanager
 def _on_interrupt(act: Callable[[], None]) -> Iterator[None]:
-    """Do this at SIGINT instead of ending, once: the next one ends."""
+    """Call `act` at the first SIGINT instead of exiting; the second one exits."""
     loop = asyncio.get_running_loop()
 
     def first() -> None:

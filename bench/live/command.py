@@ -1,9 +1,10 @@
 """Drive an OpenAI-compatible server over HTTP with the simulator's workloads, and report as the simulator does.
 
-Every client has its own API key and `user`, so that a router tells them apart. Prompts are token ids; an answer that
-comes back in a later prompt stands there as other ids, as many, so that no cache has that part. `--speed F` is for
-emulated workers whose clock runs F times faster: calls come so much faster, and all times are told by that clock.
-What only engines and router know is left out: the report has no workers. Ctrl-C ends it with the report so far.
+Every client has its own API key and `user`, so that a router can tell clients apart. Prompts are token ids. An answer
+that is repeated in a later prompt is replaced there by the same number of other ids, so no cache holds that part.
+`--speed F` is for emulated workers whose clock runs F times faster: calls are sent F times faster, and all reported
+times are by that clock. The report leaves out what only engines and the router know; it has no workers. Ctrl-C ends the
+load and prints the report so far.
 """
 
 import argparse
@@ -24,31 +25,50 @@ if TYPE_CHECKING:
     from bench.live.clients import LiveLoad
 
 LATE: Final = 0.05
-"""Of the mean time that a call took: if calls were sent later than that, this machine is told to be too slow."""
+"""If calls were sent later than this share of their mean duration, this machine is reported as too slow."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("url", metavar="URL", help="of the server, as http://127.0.0.1:8000")
-    parser.add_argument("--workload", default="chat", metavar="W", help=f"{', '.join(WORKLOADS)} (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=60.0, help="how long, by the servers' clock (%(default)s)")
-    parser.add_argument("--warmup", type=float, default=0.0, help="of these, not measured (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--speed", type=float, default=1.0, metavar="F", help="of the servers' clock (%(default)s)")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write here instead of to standard output")
-    parser.add_argument("--records", action="store_true", help="one record for each request too")
-    parser.add_argument("--model", help="its name (the first that the server has)")
-    parser.add_argument("--api-key-prefix", default="bench-", metavar="P", help="of the clients' keys (%(default)s)")
-    parser.add_argument("--api-key", metavar="KEY", help="one for all, where the server checks it: `user` differs then")
+    parser.add_argument("url", metavar="URL", help="address of the server, for example http://127.0.0.1:8000")
     parser.add_argument(
-        "--stream-interval", type=int, metavar="N", help="tokens in an event, where the server heeds it"
+        "--workload", default="chat", metavar="W", help=f"one of {', '.join(WORKLOADS)} (default: %(default)s)"
     )
     parser.add_argument(
-        "--vocabulary", type=int, metavar="N", help="token ids below this, as a real model needs (2^31)"
+        "--seconds", type=float, default=60.0, help="length of the load, by the servers' clock (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--warmup", type=float, default=0.0, help="seconds at the start that are not measured (default: %(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the workload (default: %(default)s)")
+    parser.add_argument(
+        "--speed",
+        type=float,
+        default=1.0,
+        metavar="F",
+        help="how many times faster than real time the servers' clock runs (default: %(default)s)",
+    )
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write to this file instead of standard output")
+    parser.add_argument("--records", action="store_true", help="also write one record per request")
+    parser.add_argument("--model", help="name of the model (default: the first that the server lists)")
+    parser.add_argument(
+        "--api-key-prefix", default="bench-", metavar="P", help="prefix of the clients' keys (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--api-key", metavar="KEY", help="one key for all clients, if the server checks keys; only `user` differs then"
+    )
+    parser.add_argument(
+        "--stream-interval", type=int, metavar="N", help="tokens per event of an answer, if the server supports it"
+    )
+    parser.add_argument(
+        "--vocabulary",
+        type=int,
+        metavar="N",
+        help="send only token ids below N, the model's vocabulary size (default: 2^31)",
     )
 
 
 def run(options: argparse.Namespace) -> None:
-    # Not at the top: it needs aiohttp, which the other commands, and the demo of an installed router, do not.
+    # Imported here because it needs aiohttp; the other commands, and the demo of an installed router, do not.
     from bench.live.clients import LoadError, run_load  # noqa: PLC0415
 
     bar = ProgressBar(sys.stderr, "s")
@@ -59,14 +79,14 @@ def run(options: argparse.Namespace) -> None:
     finally:
         bar.close()
     _write(options, ended)
-    for doubt in doubts(ended):
-        print(f"load: {doubt}", file=sys.stderr)
+    for warning in load_warnings(ended):
+        print(f"load: {warning}", file=sys.stderr)
     if ended.interrupted:
         sys.exit(INTERRUPTED)
 
 
 def read_load(options: argparse.Namespace) -> "LiveLoad":
-    """What the command line asks for. Raises ValueError where it makes no sense."""
+    """Return the load of a command line. Raises ValueError if it is invalid."""
     from bench.live.clients import LiveLoad  # noqa: PLC0415
 
     return LiveLoad(
@@ -84,16 +104,16 @@ def read_load(options: argparse.Namespace) -> "LiveLoad":
     )
 
 
-def doubts(ended: "LiveResult") -> list[str]:
-    """What there is to say beside the figures: calls that failed and why, and a machine that was too slow."""
-    said = [f"{times} calls ended with {reason}" for reason, times in ended.failures.items()]
+def load_warnings(ended: "LiveResult") -> list[str]:
+    """Return warnings about the figures: calls that failed, with their reasons, and a machine that was too slow."""
+    found = [f"{times} calls ended with {reason}" for reason, times in ended.failures.items()]
     spans = [r.finished - r.arrived for r in ended.result.records if r.finished is not None]
     if spans and ended.late_p99_s is not None and ended.late_p99_s > LATE * sum(spans) / len(spans):
-        said.append(
-            f"calls were sent up to {ended.late_p99_s:.3g} s late (p99), of {sum(spans) / len(spans):.3g} s that one"
-            " took: this machine is too slow for the load, and the figures are its own"
+        found.append(
+            f"calls were sent up to {ended.late_p99_s:.3g} s late (p99), and took {sum(spans) / len(spans):.3g} s on"
+            " average: this machine is too slow for the load, so the figures describe this machine"
         )
-    return said
+    return found
 
 
 def _write(options: argparse.Namespace, ended: "LiveResult") -> None:

@@ -1,4 +1,4 @@
-"""The wire of a call to `/v1/completions`, without the sockets: its body, and what the lines of its answer say."""
+"""The format of a call to `/v1/completions`, without sockets: its body, and the lines of its answer."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -12,7 +12,7 @@ PATH: Final = "/v1/completions"
 
 
 class AnswerFailed(Exception):
-    """An answer that began well says that the call failed; the text is the server's."""
+    """An answer with status 200 reports that the call failed; the text is the server's."""
 
 
 def body(
@@ -24,11 +24,10 @@ def body(
     usage_in_events: bool = False,
     vocabulary: int | None = None,
 ) -> bytes:
-    """The call in JSON: its prompt as token ids, an answer of exactly its length, and at its end the usage.
+    """Return a call as JSON: a prompt of token ids, an answer of an exact length, and the usage at its end.
 
-    `stream_interval`: tokens in each event of the answer after its first, where the server heeds it.
-    `usage_in_events`: whether each event is to say how far the answer is. `vocabulary`: ids are taken modulo this, for
-    a server that knows no others.
+    `stream_interval`: tokens per event after the first, if the server supports it. `usage_in_events`: whether each
+    event reports the usage so far. `vocabulary`: ids are taken modulo this, for a server with a smaller vocabulary.
     """
     prompt = call.prompt.tokens
     fields: dict[str, object] = {
@@ -47,9 +46,9 @@ def body(
 
 
 def event(line: bytes) -> dict[str, Any] | None:
-    """The event in one line of an answer; None for a comment, for `[DONE]` and for an empty line.
+    """Return the event in one line of an answer; None for a comment, `[DONE]` or an empty line.
 
-    Raises AnswerFailed if it tells of a failure, ValueError if it is no JSON.
+    Raises AnswerFailed if the event reports a failure, ValueError if it is not JSON.
     """
     if not line.startswith(b"data: {"):
         return None
@@ -60,6 +59,6 @@ def event(line: bytes) -> dict[str, Any] | None:
 
 
 def tokens(usage: Mapping[str, Any]) -> Tokens:
-    """What the usage says; where it does not say what was cached, nothing was."""
+    """Return the tokens of a usage; if it does not report cached tokens, none count as cached."""
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     return Tokens(usage["prompt_tokens"] - cached, cached, usage["completion_tokens"])

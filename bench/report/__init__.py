@@ -1,1 +1,1 @@
-"""Records of a run, and the figures made of them."""
+"""Records of a run, and the figures computed from them."""

@@ -1,4 +1,4 @@
-"""Tables as lines of text."""
+"""Format tables as lines of text."""
 
 from collections.abc import Sequence
 
@@ -6,6 +6,6 @@ Row = Sequence[str]
 
 
 def aligned(rows: Sequence[Row]) -> list[str]:
-    """Columns as wide as they need to be: the first to the left, the others to the right."""
+    """Format rows with columns of minimal width, the first aligned left and the others right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]

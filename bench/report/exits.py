@@ -1,15 +1,15 @@
-"""How a command that did not come to its end says so."""
+"""Exit codes and messages of commands that could not finish."""
 
 import sys
 from typing import Final, NoReturn
 
 UNUSABLE: Final = 2
-"""The exit status where nothing could be measured, as argparse has it."""
+"""Exit status if nothing could be measured; argparse uses the same."""
 INTERRUPTED: Final = 130
-"""As a shell tells it."""
+"""Exit status after Ctrl-C, as shells report it."""
 
 
 def refuse(command: str, reason: str) -> NoReturn:
-    """End with one line that says why."""
+    """Exit with a one-line error message."""
     print(f"{command}: error: {' '.join(reason.split())}", file=sys.stderr)
     sys.exit(UNUSABLE)

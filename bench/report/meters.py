@@ -1,13 +1,13 @@
-"""Statistics of a simulation: percentiles and means of what may not have ended."""
+"""Percentiles and means of durations, some of which may not have ended."""
 
 from collections.abc import Iterable, Iterator
 
 
 def censored_percentile(spans: Iterable[tuple[float, bool]], share: float) -> float | None:
-    """The percentile of spans of which some have not ended (False), by Kaplan and Meier; None without spans.
+    """Return a percentile of durations, some not ended (False), by Kaplan and Meier; None without durations.
 
-    Where all have ended it is the smallest that at least this share do not exceed. Where too few have ended to tell,
-    it is the longest seen, a lower bound.
+    If all have ended, it is the smallest value that at least `share` of them do not exceed. If too few have ended to
+    determine it, it is the longest one, a lower bound.
     """
     span = None
     for span, surviving in _survival(spans):
@@ -17,10 +17,10 @@ def censored_percentile(spans: Iterable[tuple[float, bool]], share: float) -> fl
 
 
 def censored_mean(spans: Iterable[tuple[float, bool]]) -> float | None:
-    """The mean of spans of which some have not ended (False), by Kaplan and Meier; None without spans.
+    """Return the mean of durations, some not ended (False), by Kaplan and Meier; None without durations.
 
-    The area under the share that is longer, up to the longest seen: where all have ended the plain mean, else a
-    lower bound.
+    The area under the survival function, up to the longest duration: the plain mean if all have ended, else a lower
+    bound.
     """
     area, before, left = 0.0, 0.0, 1.0
     span = None
@@ -31,7 +31,7 @@ def censored_mean(spans: Iterable[tuple[float, bool]]) -> float | None:
 
 
 def _survival(spans: Iterable[tuple[float, bool]]) -> Iterator[tuple[float, float]]:
-    """Every span in ascending order, and the share that is longer, estimated from those that ended up to it."""
+    """Yield the durations in ascending order, each with the estimated share that is longer."""
     ordered = sorted((span, not ended) for span, ended in spans)
     surviving = 1.0
     for position, (span, going) in enumerate(ordered):

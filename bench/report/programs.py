@@ -1,6 +1,6 @@
 """Latency of whole programs: from the arrival of a program's first call to the end of its last.
 
-A tree of thoughts or a judge's calls for one article are a program; a call that belongs to none is one by itself.
+A tree of thoughts, or a judge's calls for one article, is a program; a call outside any program counts as one.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,12 +12,12 @@ from bench.workloads.parts.traffic import Outcome
 
 
 class ProgramSummary(TypedDict):
-    """Programs whose first call arrived in the time measured; latencies in seconds.
+    """Programs whose first call arrived in the measured time; latencies in seconds.
 
-    A program is done when as many of its calls are done as it has: `Record.program_calls`. One that is not done when
-    measuring ends counts as having taken at least until then, whether its calls run or are still to come
-    (`bench.report.meters.censored_percentile` and `censored_mean`). One of which a call was rejected, failed or was cancelled
-    never ends; it is counted as broken and in no latency.
+    A program is done when as many of its calls are done as it has: `Record.program_calls`. One not done when measuring
+    ends counts as having taken at least until then, whether its calls are running or have not arrived yet
+    (`bench.report.meters.censored_percentile` and `censored_mean`). If one of its calls was rejected, failed or was
+    cancelled, a program never ends: it counts as broken and in no latency.
     """
 
     done: int
@@ -29,7 +29,7 @@ class ProgramSummary(TypedDict):
 
 
 def summarise_programs(records: Iterable[Record], begin: float, end: float) -> ProgramSummary:
-    """Figures of these clients' programs in the time measured, from `begin` to `end`."""
+    """Summarise these clients' programs in the measured time, from `begin` to `end`."""
     measured = _measured(records, begin, end)
     spans = _spans(measured, end)
     done = sum(ended for _, ended in spans)
@@ -44,12 +44,12 @@ def summarise_programs(records: Iterable[Record], begin: float, end: float) -> P
 
 
 def program_spans(records: Iterable[Record], begin: float, end: float) -> Sequence[tuple[float, bool]]:
-    """How long each of these programs took, and whether that was all of it; broken ones are left out."""
+    """Return the duration of each program and whether it has ended; broken ones are left out."""
     return _spans(_measured(records, begin, end), end)
 
 
 def _measured(records: Iterable[Record], begin: float, end: float) -> Sequence[Sequence[Record]]:
-    """The calls of each program that began in that time."""
+    """Return the calls of each program that began in that time."""
     programs: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         own = f"call {record.id}" if record.program is None else f"program {record.program}"
@@ -63,7 +63,7 @@ def _spans(programs: Iterable[Sequence[Record]], end: float) -> Sequence[tuple[f
 
 
 def _span(calls: Sequence[Record], end: float) -> tuple[float, bool]:
-    """How long a program took, and whether that was all of it; its calls are in order of arrival."""
+    """Return the duration of a program and whether it has ended; its calls are in order of arrival."""
     begin = calls[0].arrived
     ends = [call.finished for call in calls if call.finished is not None]
     if len(ends) < calls[0].program_calls:

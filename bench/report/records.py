@@ -1,4 +1,4 @@
-"""What a simulation leaves: one record for each call, the service of each client over time, and each worker's sums."""
+"""The records of a run: one for each call, the service of each client over time, and each worker's totals."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,11 +8,11 @@ from bench.workloads.parts.traffic import Outcome
 from router.core.model.cost import LinearCost
 
 CLIENT_VIEW: Final = LinearCost(cached=1.0)
-"""Price of a token as the client sees it, cached or not (see `ServiceSample`)."""
+"""Price of a token as the client sees it, cached or not (`ServiceSample.client_service`)."""
 
 
 class Record(NamedTuple):
-    """One call; times in seconds since the beginning, None where it did not come to that."""
+    """One call. Times are seconds since the beginning, None for what did not happen."""
 
     id: str
     client: str
@@ -24,62 +24,62 @@ class Record(NamedTuple):
     finished: float | None
     worker: str | None
     why: str | None
-    """What decided the worker, in the policy's words."""
+    """The reason for the choice of worker, in the policy's words."""
     input_tokens: int
     cached_tokens: int | None
-    """Of the input, by the engine's word."""
+    """Cached tokens of the input, as reported by the engine."""
     predicted_cached_tokens: int | None
     output_tokens: int
     program: str | None = None
-    """Which of its client's programs it belongs to; None where each call is for itself."""
+    """The client's program that the call belongs to; None if it belongs to none."""
     program_calls: int = 1
-    """How many calls that program has if all goes well."""
+    """The number of calls of that program if none fails."""
 
 
 class WorkerTotals(NamedTuple):
-    """One worker's sums in the time that was measured."""
+    """One worker's totals in the measured time."""
 
     busy_seconds: float
     steps: int
     prompt_tokens: int
-    """Of prompts that were answered by a first token, cached ones included."""
+    """Tokens of prompts answered by a first token, cached ones included."""
     prefix_queries: int
     prefix_hits: int
     output_tokens: int
     evicted_tokens: int
     preempted_requests: int
     waiting_requests_p95: float
-    """Requests that waited in the engine itself, weighted by time."""
+    """Requests waiting inside the engine, weighted by time."""
     waiting_tokens_p95: float
-    """Uncached tokens of those."""
+    """Uncached tokens of these requests."""
     service_gap: float
-    """The largest seen, sampled at every poll and with every report of progress; see `router.core.clients.service_gap`."""
+    """The largest `router.core.clients.service_gap`, sampled at every poll and every report of progress."""
     service_gap_bound: float | None
-    """None where nothing bounds it."""
+    """None if the policy has no bound."""
 
 
 class ServiceSample(NamedTuple):
-    """What each client had been served until then, not divided by weights."""
+    """The service of each client until `time`, not divided by weights."""
 
     time: float
     service: Mapping[str, float]
-    """In cost units: with the router's own cost, extend + 2 · output tokens."""
+    """In cost units, by the router's own cost: extend + 2 · output tokens."""
     client_service: Mapping[str, float]
     """As the client sees it, whatever was cached: input + 2 · output tokens (DLPM paper, 6.1)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A simulation's outcome; `bench.report.summary.summarise` makes figures of it."""
+    """The outcome of a run; `bench.report.summary.summarise` computes its figures."""
 
     seconds: float
     """When measuring ended."""
     warmup: float
-    """When it began."""
+    """When measuring began."""
     records: tuple[Record, ...]
     """In order of arrival."""
     workers: Mapping[str, WorkerTotals]
     weights: Mapping[str, float]
-    """Of every client of the workload."""
+    """The weights of all clients of the workload."""
     timeline: tuple[ServiceSample, ...]
-    """At every poll, and when measuring began and ended."""
+    """Sampled at every poll, and when measuring began and ended."""

@@ -10,11 +10,11 @@ from router.core.model.cost import Tokens
 
 WINDOW_SECONDS: Final = 60.0
 STEP_SECONDS: Final = 30.0
-"""From the middle of one window to that of the next; the first begins at 0, the last ends with the time observed."""
+"""Distance between the middles of two windows; the first begins at 0, the last ends with the observed time."""
 
 
 class Spread(NamedTuple):
-    """Of the windows' service differences; service units a second, the variance in their square."""
+    """Statistics of the windows' service differences, in service units per second; the variance in their square."""
 
     largest: float
     mean: float
@@ -22,12 +22,12 @@ class Spread(NamedTuple):
 
 
 def service_difference(records: Sequence[Record], seconds: float) -> Spread:
-    """How far clients are behind what they could have had ("Fairness in Serving Large Language Models", table 2).
+    """Measure how far clients are behind a fair share ("Fairness in Serving Large Language Models", table 2).
 
-    In each window the sum over the clients of min(most - served, |asked - served|): most is what the client that was
-    served most was served, asked is the service of the calls that came in this window. Service is input + 2 · output
-    tokens, spread evenly from the first token to the last. All calls that came must have ended: run with `drain`. As
-    the code published with the paper reckons: ten minutes are 19 windows. Raises ValueError for less than a window.
+    Each window's difference is the sum over clients of min(most - served, |asked - served|): `most` is the service of
+    the client served most, `asked` the service of the calls that arrived in the window. Service is input + 2 · output
+    tokens, spread evenly from the first token to the last. All calls must have ended: run with `drain`. Windows are
+    counted as in the code published with the paper: ten minutes have 19. Raises ValueError for less than a window.
     """
     count = int((seconds - WINDOW_SECONDS) // STEP_SECONDS) + 1
     differences = [_difference(records, STEP_SECONDS * number) for number in range(count)]
@@ -37,7 +37,7 @@ def service_difference(records: Sequence[Record], seconds: float) -> Spread:
 
 
 def difference_line(result: Result, ahead: str, behind: str) -> Sequence[tuple[float, float]]:
-    """By how much actual service one client is ahead of another, at every poll of the time measured; cost units.
+    """Return how much actual service (cost units) one client is ahead of another, at every poll of the measured time.
 
     It is 0 when measuring begins.
     """
@@ -47,7 +47,7 @@ def difference_line(result: Result, ahead: str, behind: str) -> Sequence[tuple[f
 
 
 def widest(line: Iterable[tuple[float, float]]) -> float:
-    """The most by which a line rises or falls over any interval: what theorems about service differences bound."""
+    """Return the most by which a line rises or falls over any interval, which is what theorems about service bound."""
     values = [value for _, value in line]
     return max(values) - min(values)
 
@@ -65,7 +65,7 @@ def _difference(records: Iterable[Record], begin: float) -> float:
 
 
 def _share(record: Record, begin: float, end: float) -> float:
-    """The share of a call's service that falls into this time."""
+    """Return the share of a call's service within this time."""
     if record.started is None or record.finished is None:
         return 0.0
     if record.finished == record.started:

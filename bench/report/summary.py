@@ -1,4 +1,4 @@
-"""Figures of a simulation, in the shape of the JSON that `python -m bench simulate` writes."""
+"""Figures of a run, in the form of the JSON that `python -m bench simulate` writes."""
 
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
@@ -11,19 +11,19 @@ from router.core.clients.fairness import jain_index
 
 
 class ClientSummary(TypedDict):
-    """One client. Times in seconds, of calls that arrived in the time measured.
+    """One client. Times are seconds, of calls that arrived in the measured time.
 
-    A call that has not come so far when measuring ends counts as having taken at least that long
+    A call that has not got a token, or not ended, when measuring ends counts as having taken at least until then
     (`bench.report.meters.censored_percentile`).
     """
 
     weight: float
     service: float
-    """Actual service: cost units served in the time measured, with the router's own cost extend + 2 · output tokens."""
+    """Actual service in the measured time, in cost units: the router's own cost, extend + 2 · output tokens."""
     client_service: float
-    """Service as the client sees it, in the time measured: input + 2 · output tokens, whatever was cached."""
+    """Service as the client sees it in the measured time: input + 2 · output tokens, whatever was cached."""
     requests: int
-    """Calls that were done in the time measured."""
+    """Calls done in the measured time."""
     ttft_p50_s: float | None
     ttft_p95_s: float | None
     ttft_p99_s: float | None
@@ -36,10 +36,10 @@ class ClientSummary(TypedDict):
 
 
 class WorkerSummary(TypedDict):
-    """One worker; see `WorkerTotals`."""
+    """One worker; the fields of `WorkerTotals` have the same meaning there."""
 
     utilisation: float
-    """Share of the time measured in which a step ran."""
+    """Share of the measured time in which a step was running."""
     steps: int
     prompt_tokens: int
     output_tokens: int
@@ -53,31 +53,33 @@ class WorkerSummary(TypedDict):
 
 
 class Summary(TypedDict):
-    """The whole simulation; all of it about the time measured."""
+    """The whole run, within the measured time."""
 
     throughput_tokens_per_s: float
-    """Tokens of prompts answered by a first token, cached ones included, and of answers."""
+    """Tokens of answers and of prompts answered by a first token, cached ones included."""
     output_tokens_per_s: float
     requests_per_s: float
     hit_rate: float | None
-    """Cached tokens per token of the prompts whose computation began, by the engines' count."""
+    """Cached tokens per token of the prompts whose prefill began, as counted by the engines."""
     jain: float | None
-    """Jain's index over actual service per weight while all clients were active: from the first arrival of the last to
-    come until the last end of the first to stop. None if that is no time at all."""
+    """Jain's index of actual service per weight while all clients were active.
+
+    That is from the last first arrival of a client to the first last end. None if this time is empty.
+    """
     jain_client: float | None
-    """The same over service as the clients see it."""
+    """The same index of service as the clients see it."""
     last_end_s: float | None
-    """When the last call ended, in seconds since the beginning: the makespan where a workload has an end."""
+    """When the last call ended, in seconds since the beginning: the makespan if the workload has an end."""
     requests: dict[str, int]
-    """By outcome; those unfinished arrived at any time."""
+    """Calls by outcome; unfinished ones arrived at any time."""
     programs: ProgramSummary
-    """Of all clients together."""
+    """Programs of all clients."""
     clients: dict[str, ClientSummary]
     workers: dict[str, WorkerSummary]
 
 
 def summarise(result: Result) -> Summary:
-    """Make figures of it."""
+    """Compute the figures of a run."""
     seconds = result.seconds - result.warmup
     workers = result.workers.values()
     output = sum(worker.output_tokens for worker in workers)
@@ -101,12 +103,12 @@ def summarise(result: Result) -> Summary:
 
 
 def jain(result: Result) -> float | None:
-    """See `Summary`."""
+    """Return `Summary.jain` of a run."""
     return _jain(result, [sample.service for sample in _all_active(result)])
 
 
 def jain_client(result: Result) -> float | None:
-    """See `Summary`."""
+    """Return `Summary.jain_client` of a run."""
     return _jain(result, [sample.client_service for sample in _all_active(result)])
 
 
@@ -117,7 +119,7 @@ def _jain(result: Result, services: Sequence[Mapping[str, float]]) -> float | No
 
 
 def _all_active(result: Result) -> Sequence[ServiceSample]:
-    """Samples of the time measured while all clients were active; none if they never all were."""
+    """Return the samples of the measured time while all clients were active; none if they never all were."""
     first: dict[str, float] = {}
     last: dict[str, float] = {}
     for record in result.records:
@@ -168,7 +170,7 @@ def _client(
 
 
 def _span(record: Record, until: float | None, end: float) -> tuple[float, bool]:
-    """How long it took from the arrival, and whether that had come by the end."""
+    """Return the time from the call's arrival to `until`, and whether it happened before `end`."""
     if until is None:
         return end - record.arrived, False
     return until - record.arrived, True

@@ -1,4 +1,4 @@
-"""How long clients had a call that waited, and nothing of theirs was served."""
+"""How long clients waited while none of their calls was being served."""
 
 from collections.abc import Iterable, Mapping
 from math import inf
@@ -8,10 +8,10 @@ from bench.workloads.parts.traffic import Outcome
 
 
 def longest_unserved(records: Iterable[Record], end: float) -> Mapping[str, float]:
-    """Of each client, the longest time up to `end` in which calls of it waited and none was answered, in seconds.
+    """Return the longest time (s) up to `end` in which a client had waiting calls and none being answered, per client.
 
-    A call waits from its arrival to its first token, whether in the router or in an engine, and is being answered from
-    then on; one without a first token waits until it is over.
+    A call waits, in the router or in an engine, from its arrival to its first token, and is being answered from then
+    on; without a first token it waits until its end.
     """
     changes: dict[str, list[tuple[float, int, int]]] = {}
     for record in records:
@@ -23,7 +23,7 @@ def longest_unserved(records: Iterable[Record], end: float) -> Mapping[str, floa
 
 
 def never_served(records: Iterable[Record]) -> int:
-    """How many clients called and never got a first token or an answer."""
+    """Count the clients that made calls and never got a first token or an answer."""
     called, served = set(), set()
     for record in records:
         called.add(record.client)
@@ -33,7 +33,7 @@ def never_served(records: Iterable[Record]) -> int:
 
 
 def _longest(changes: Iterable[tuple[float, int, int]]) -> float:
-    """`changes`: time, by how much more calls wait from then on, and by how much more are answered; in order."""
+    """`changes`: a time, and the changes in the calls that wait and in those being answered from then on; in order."""
     longest, waiting, answered = 0.0, 0, 0
     since = inf
     for time, more_waiting, more_answered in changes:

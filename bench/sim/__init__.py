@@ -1,1 +1,1 @@
-"""The router's core over emulated engines in virtual time."""
+"""Simulate the router's core with emulated engines in virtual time."""

@@ -1,4 +1,4 @@
-"""Virtual time: what is to happen, in order."""
+"""Virtual time: a queue of actions ordered by time."""
 
 import heapq
 from collections.abc import Callable
@@ -10,21 +10,21 @@ Action = Callable[[], object]
 
 
 class Rank(IntEnum):
-    """What goes first of what happens at the same instant.
+    """The order of actions at the same instant.
 
-    Not the order in which things were put on the agenda: of two that fall together, which was put there first may
-    depend on whether steps were taken one by one.
+    Insertion order would not do: which of two simultaneous actions was scheduled first may depend on whether the
+    engine's steps were taken one by one or in one jump.
     """
 
     DELIVERY = 0
-    """What an engine put out reaches the router."""
+    """The output of an engine reaches the router."""
     EVENT = 1
     STEP = 2
-    """An engine begins a step; it sees all that was submitted up to this instant."""
+    """An engine begins a step, with all that was submitted up to this instant."""
 
 
 class Agenda:
-    """A clock that jumps from one appointment to the next."""
+    """A clock that jumps from one scheduled action to the next."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -32,11 +32,11 @@ class Agenda:
         self._serial = count()
 
     def at(self, time: float, action: Action, rank: Rank = Rank.EVENT, place: int = 0) -> None:
-        """Do this at that time, or now if that is past; `place` orders what has the same time and rank."""
+        """Schedule `action` for `time`, or for now if that is past. `place` orders actions of equal time and rank."""
         heapq.heappush(self._appointments, (max(time, self.now), rank, place, next(self._serial), action))
 
     def run(self, until: float = inf, going: Callable[[], bool] = lambda: True) -> None:
-        """Do what is due before `until`, as long as it is `going`; then it is `until`, if it went so far."""
+        """Run the actions before `until` while `going()` is true. If all have run, the time is `until` afterwards."""
         appointments = self._appointments
         while going():
             if not appointments or appointments[0][0] >= until:

@@ -1,4 +1,4 @@
-"""What an emulated engine in virtual time tells of its cache, as the router's subscriber would hand it on."""
+"""The KV events of an emulated engine in virtual time, in the form in which the router's subscriber reports them."""
 
 from router.core.kv_blocks.block_names import BlockNames
 from router.core.kv_blocks.kv_events import CacheEvent, Cleared, Removed, Stored
@@ -11,10 +11,10 @@ from workers.engine.engine import Engine
 
 
 class BlockEvents:
-    """Of one worker, from its first step on."""
+    """Collects the KV events of one worker from its first step on."""
 
     def __init__(self, worker: WorkerId, engine: Engine, hasher: BlockHasher) -> None:
-        """An engine that has not been used."""
+        """`engine` must not have been used."""
         self._worker = worker
         self._engine = engine
         self._block = engine.config.block_size
@@ -23,11 +23,11 @@ class BlockEvents:
 
     @property
     def followed(self) -> BlocksFollowed:
-        """What is told of the worker before all else."""
+        """Return the first event about the worker."""
         return BlocksFollowed(self._worker, self._block)
 
     def after_step(self) -> BlocksChanged | None:
-        """What is told after the step that the engine has just taken; None where that is nothing."""
+        """Return the event about the step that the engine has just run; None if it publishes nothing now."""
         if not publishes_after_step(self._engine):
             return None
         change = self._names.apply([self._read(event) for event in self._log.take()])

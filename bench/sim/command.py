@@ -1,11 +1,11 @@
 """Simulate a fleet under a workload in virtual time.
 
-The router's own scheduler over emulated engines: nothing sleeps, and the same seed gives the same figures. They are
-written as JSON; `bench/report/summary.py` says what each of them means. Parameters are set behind a colon, as in
-`--workload documents:documents=40,tokens=6000` or `--window fixed:requests=64`; several numbers are joined by a slash,
-as in `weights=1/2/4`, and those of a part follow a dot, as in `--workload tot-s1:heavy.branches=3`. A trace's stand
-behind its kind, as in `--trace arena,speed=2:FILE`; `bench/workloads/recorded/traces.py` and `bench/workloads/recorded/sessions.py` say what the
-files hold.
+Runs the router's own scheduler with emulated engines. Nothing sleeps, and equal seeds give equal figures. They are
+written as JSON; `bench/report/summary.py` documents each of them. Parameters follow a colon, as in `--workload
+documents:documents=40,tokens=6000` or `--window fixed:requests=64`. Several numbers are joined by slashes, as in
+`weights=1/2/4`. Parameters of a part have its name before a dot, as in `--workload tot-s1:heavy.branches=3`. The
+parameters of a trace follow its kind, as in `--trace arena,speed=2:FILE`; the file formats are documented in
+`bench/workloads/recorded/traces.py` and `bench/workloads/recorded/sessions.py`.
 """
 
 import argparse
@@ -46,11 +46,11 @@ WINDOWS: Final[Mapping[str, Window]] = {
 
 
 def simulate(scenario: Scenario, observers: Sequence[Observer] = ()) -> Result:
-    """Run it; equal scenarios give equal results."""
+    """Run a scenario; equal scenarios give equal results."""
     return Simulation(scenario, observers).run()
 
 
-class Watch:
+class ProgressObserver:
     """Shows the virtual time on a progress bar."""
 
     def __init__(self, seconds: float, bar: ProgressBar) -> None:
@@ -58,37 +58,85 @@ class Watch:
         self._bar = bar
 
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:  # noqa: ARG002
-        """See `Observer`."""
         self._bar.show(now, self._seconds)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--policy", default="dlpm_home", metavar="P", help=f"one of {', '.join(POLICIES)} (%(default)s)"
+        "--policy", default="dlpm_home", metavar="P", help=f"one of {', '.join(POLICIES)} (default: %(default)s)"
     )
-    parser.add_argument("--set", action="append", default=[], metavar="FAMILY.PARAMETER=VALUE", dest="parameters")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="FAMILY.PARAMETER=VALUE",
+        dest="parameters",
+        help="set a parameter of the policy; may be repeated",
+    )
     traffic = parser.add_mutually_exclusive_group()
-    traffic.add_argument("--workload", default="documents", metavar="W", help=f"{', '.join(WORKLOADS)} (%(default)s)")
-    traffic.add_argument("--trace", metavar="KIND:FILE", help=f"a public trace instead: {', '.join(READERS)}, {KIND}")
-    parser.add_argument("--rate", type=float, help="calls a second of all clients, instead of the workload's own pace")
-    parser.add_argument("--window", default="learned", metavar="NAME", help=f"{', '.join(WINDOWS)} (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=60.0, help="virtual time to simulate (%(default)s)")
-    parser.add_argument("--warmup", type=float, default=0.0, help="of these, not measured (%(default)s)")
-    parser.add_argument("--drain", action="store_true", help="run on until all that arrived has ended")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write here instead of to standard output")
-    parser.add_argument("--records", action="store_true", help="one record for each request too")
-    parser.add_argument("--no-jumps", action="store_true", help="take every step by itself: slower, and the same")
+    traffic.add_argument(
+        "--workload", default="documents", metavar="W", help=f"one of {', '.join(WORKLOADS)} (default: %(default)s)"
+    )
+    traffic.add_argument(
+        "--trace",
+        metavar="KIND:FILE",
+        help=f"replay a public trace instead; KIND is one of {', '.join(READERS)}, {KIND}",
+    )
+    parser.add_argument(
+        "--rate", type=float, help="calls per second of all clients together (default: as the workload has it)"
+    )
+    parser.add_argument(
+        "--window",
+        default="learned",
+        metavar="NAME",
+        help=f"limit on the work in flight at a worker: {', '.join(WINDOWS)} (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="seconds of virtual time to simulate (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--warmup", type=float, default=0.0, help="seconds at the start that are not measured (default: %(default)s)"
+    )
+    parser.add_argument("--drain", action="store_true", help="continue until every call that arrived has ended")
+    parser.add_argument("--seed", type=int, default=0, help="seed of all random choices (default: %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write to this file instead of standard output")
+    parser.add_argument("--records", action="store_true", help="also write one record per request")
+    parser.add_argument(
+        "--no-jumps", action="store_true", help="take every engine step by itself: slower, with equal results"
+    )
     fleet = parser.add_argument_group("workers")
-    fleet.add_argument("--workers", type=int, default=1, metavar="D", help="how many (%(default)s)")
-    fleet.add_argument("--speeds", metavar="S,S,...", help="of each in turn, relative to the hardware (1)")
-    fleet.add_argument("--hardware", default=DEFAULT_HARDWARE, metavar="H", help=f"{', '.join(HARDWARE)} (%(default)s)")
-    fleet.add_argument("--dialect", choices=get_args(Dialect), default="vllm", help="scheduled like this (%(default)s)")
-    fleet.add_argument("--order", choices=get_args(Order), default="fcfs", help="the engine's own (%(default)s)")
-    fleet.add_argument("--kv-tokens", type=int, metavar="N", help="KV pool, tokens (the hardware's)")
-    fleet.add_argument("--slots", type=int, metavar="N", help="requests in one batch (256)")
-    fleet.add_argument("--max-batched-tokens", type=int, metavar="N", help="new tokens a step (vllm 2048, sglang 8192)")
-    fleet.add_argument("--hide-capacity", action="store_true", help="let the router not know the size of the KV pool")
+    fleet.add_argument("--workers", type=int, default=1, metavar="D", help="number of workers (default: %(default)s)")
+    fleet.add_argument(
+        "--speeds", metavar="S,S,...", help="speed of each worker in turn, relative to the hardware (default: 1)"
+    )
+    fleet.add_argument(
+        "--hardware",
+        default=DEFAULT_HARDWARE,
+        metavar="H",
+        help=f"step-time model: {', '.join(HARDWARE)} (default: %(default)s)",
+    )
+    fleet.add_argument(
+        "--dialect", choices=get_args(Dialect), default="vllm", help="engine to emulate (default: %(default)s)"
+    )
+    fleet.add_argument(
+        "--order",
+        choices=get_args(Order),
+        default="fcfs",
+        help="order of the engine's own queue (default: %(default)s)",
+    )
+    fleet.add_argument(
+        "--kv-tokens", type=int, metavar="N", help="size of the KV pool in tokens (default: the hardware's)"
+    )
+    fleet.add_argument("--slots", type=int, metavar="N", help="most requests in one batch (default: 256)")
+    fleet.add_argument(
+        "--max-batched-tokens",
+        type=int,
+        metavar="N",
+        help="most new tokens per step (default: vllm 2048, sglang 8192)",
+    )
+    fleet.add_argument(
+        "--hide-capacity", action="store_true", help="do not report the size of the KV pool to the router"
+    )
 
 
 def run(options: argparse.Namespace) -> None:
@@ -97,7 +145,7 @@ def run(options: argparse.Namespace) -> None:
     except ValueError as error:
         refuse("simulate", str(error))
     bar = ProgressBar(sys.stderr, "s")
-    result = simulate(scenario, [Watch(scenario.seconds, bar)])
+    result = simulate(scenario, [ProgressObserver(scenario.seconds, bar)])
     bar.close()
     report: dict[str, object] = {"options": _shown(options), **summarise(result)}
     if options.records:
@@ -110,7 +158,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def read_scenario(options: argparse.Namespace) -> Scenario:
-    """What the command line asks for. Raises ValueError where it makes no sense."""
+    """Return the scenario of a command line. Raises ValueError if it is invalid."""
     return Scenario(
         policy=options.policy,
         workload=_workload(options),
@@ -158,7 +206,7 @@ def _workers(options: argparse.Namespace) -> Sequence[WorkerSpec]:
 
 
 def _parameters(assignments: Sequence[str]) -> Sequence[object]:
-    """The policy's parameters, by family."""
+    """Return the policy's parameters, one object per family."""
     values: dict[str, dict[str, str]] = {}
     for name, value in map(split, assignments):
         family, _, parameter = name.partition(".")
@@ -169,6 +217,6 @@ def _parameters(assignments: Sequence[str]) -> Sequence[object]:
 
 
 def _shown(options: argparse.Namespace) -> Mapping[str, object]:
-    """The flags as they were given, to tell what the figures are of."""
+    """Return the flags as given, to record which run the figures belong to."""
     shown = {name: value for name, value in vars(options).items() if isinstance(value, str | int | float | list | None)}
     return shown if options.trace is None else {**shown, "workload": None}

@@ -1,8 +1,8 @@
-"""An emulated engine in virtual time: its steps are appointments.
+"""An emulated engine in virtual time: its steps are scheduled actions.
 
-Steps in which all that runs only decodes are planned ahead and taken in one jump. A plan is a promise, not a deed: who
-submits or aborts before its end has the engine first take the steps that have begun by then, and no more, so that it
-finds it as if it had stepped one by one.
+Steps that only decode all running requests are planned ahead and taken in one jump. A plan can be cut short: before a
+submit or abort in its middle, the engine takes the steps that have begun by then, and no more, so that its state is the
+same as if it had stepped one by one.
 """
 
 from bisect import bisect_left, bisect_right
@@ -21,34 +21,34 @@ LONGEST_PLAN = 1024
 
 
 class Plan(NamedTuple):
-    """Steps to come, in which every member gains one token each."""
+    """Planned steps, in each of which every member gains one token."""
 
     seconds: Sequence[float]
     ends: Sequence[float]
     visible: Sequence[float]
-    """When the router sees what each put out."""
+    """When the router sees the output of each step."""
     members: "Sequence[Progress]"
 
 
 class Progress:
-    """How far a request is: what the engine has put out, and how much of that the router has seen."""
+    """The progress of a request: what the engine has generated, and how much of that the router has seen."""
 
     __slots__ = ("answer", "cached_tokens", "delivered", "plan")
 
     def __init__(self) -> None:
         self.answer: list[int] = []
         self.cached_tokens: int | None = None
-        """Of its prompt; None before the first token."""
+        """Cached tokens of its prompt; None before the first token."""
         self.delivered = 0
         self.plan: Plan | None = None
 
     def seen(self, now: float) -> int:
-        """Tokens that have reached the router."""
+        """Return how many tokens have reached the router."""
         return self.delivered + (bisect_right(self.plan.visible, now) if self.plan is not None else 0)
 
 
 class EmulatedWorker:
-    """Steps one engine for as long as it has work."""
+    """Steps one engine while it has work."""
 
     def __init__(
         self,
@@ -61,11 +61,11 @@ class EmulatedWorker:
         jumps: bool,
         publish: Callable[[], Callable[[], None] | None] | None = None,
     ) -> None:
-        """An idle worker.
+        """Create an idle worker.
 
-        `place`: its own among all workers. `deliver`: told of each request's first token and of its last (True), this
-        `latency` in seconds after the end of the step. `publish`: asked after every step, what is to be done then
-        beside that; without `jumps` alone.
+        `place`: the worker's number, different for each worker. `deliver`: called with each request's first token, and
+        with its last (True), `latency` seconds after the end of the step. `publish`: called after every step; what it
+        returns is called `latency` seconds after the end of the step. Requires `jumps` to be false.
         """
         self.engine = engine
         self._busy_seconds = 0.0
@@ -79,12 +79,12 @@ class EmulatedWorker:
         self._publish = publish
         self._requests: dict[str, Progress] = {}
         self._plan: Plan | None = None
-        self._reach = SHORTEST_PLAN
+        self._horizon = SHORTEST_PLAN
         self._stepping = False
-        self._turn = 0
+        self._step_number = 0
 
     def submit(self, request: Request, progress: Progress) -> None:
-        """Hand it to the engine; raises what the engine raises."""
+        """Submit a request to the engine. Raises what the engine raises."""
         self.catch_up()
         self.engine.submit(request)
         self._requests[request.id] = progress
@@ -94,42 +94,42 @@ class EmulatedWorker:
             self._step_at(self._agenda.now)
 
     def abort(self, request: str) -> None:
-        """Let the engine forget it, if it is there."""
+        """Abort a request, if the engine holds it."""
         self.catch_up()
         if self.engine.abort(request):
             del self._requests[request]
             self._measure()
 
     def busy_seconds(self) -> float:
-        """How long steps have run until now."""
+        """Return the total seconds of steps until now."""
         self.catch_up()
         return self._busy_seconds - max(0.0, self._next - self._agenda.now)
 
     def catch_up(self) -> None:
-        """Have the engine take the steps that began before now, and leave the rest of the plan."""
+        """Take the planned steps that began before now, and drop the rest of the plan."""
         if self._plan is not None:
             steps = 1 + bisect_left(self._plan.ends, self._agenda.now)
             if steps < len(self._plan.ends):
                 self._step_at(self._plan.ends[steps - 1])
-                self._reach = max(SHORTEST_PLAN, steps)
+                self._horizon = max(SHORTEST_PLAN, steps)
             self._jump(self._plan, min(steps, len(self._plan.ends)))
 
     def _step_at(self, time: float) -> None:
-        """Begin the next step then, and not when it was meant to before."""
-        self._turn += 1
+        """Schedule the next step for `time`, in place of the time scheduled before."""
+        self._step_number += 1
         self._next = time
-        self._agenda.at(time, partial(self._step, self._turn), Rank.STEP, self._place)
+        self._agenda.at(time, partial(self._step, self._step_number), Rank.STEP, self._place)
 
-    def _step(self, turn: int) -> None:
-        """Begin the next step, or a plan, or rest."""
-        if turn != self._turn:
+    def _step(self, number: int) -> None:
+        """Begin the next step or plan; stop if there is no work. Ignored if another step was scheduled since."""
+        if number != self._step_number:
             return
         if self._plan is not None:
-            self._reach = min(2 * self._reach, LONGEST_PLAN)
+            self._horizon = min(2 * self._horizon, LONGEST_PLAN)
             self._jump(self._plan, len(self._plan.ends))
         if not self.engine.has_work:
             self._stepping = False
-        elif seconds := self.engine.lookahead(self._reach) if self._jumps else []:
+        elif seconds := self.engine.lookahead(self._horizon) if self._jumps else []:
             self._plan = self._planned(seconds)
             self._step_at(self._plan.ends[-1])
         else:
@@ -142,16 +142,18 @@ class EmulatedWorker:
         if self.engine.waiting != waiting or self.engine.last_step_prefilled:
             self._measure()
         end = self._agenda.now + elapsed
-        members, marks = self._take(outputs)
-        news = self._publish() if self._publish is not None else None
-        if news is not None:
-            self._agenda.at(end + self._latency, news, Rank.DELIVERY, self._place)
+        members, marks = self._record_outputs(outputs)
+        publication = self._publish() if self._publish is not None else None
+        if publication is not None:
+            self._agenda.at(end + self._latency, publication, Rank.DELIVERY, self._place)
         if members:
-            self._agenda.at(end + self._latency, partial(self._tell, members, marks), Rank.DELIVERY, self._place)
+            self._agenda.at(
+                end + self._latency, partial(self._deliver_tokens, members, marks), Rank.DELIVERY, self._place
+            )
         self._step_at(end)
 
-    def _take(self, outputs: Sequence[Output]) -> tuple[Sequence[Progress], Sequence[tuple[str, bool]]]:
-        """Note what a step put out; whose tokens these are, and which of them are a request's first, or its last."""
+    def _record_outputs(self, outputs: Sequence[Output]) -> tuple[Sequence[Progress], Sequence[tuple[str, bool]]]:
+        """Record what a step generated. Returns whose tokens these are, and which are a request's first or last."""
         requests, members, marks = self._requests, [], []
         for name, token, finish, cached_tokens in outputs:
             progress = requests[name]
@@ -165,8 +167,8 @@ class EmulatedWorker:
                 marks.append((name, True))
         return members, marks
 
-    def _tell(self, members: Sequence[Progress], marks: Sequence[tuple[str, bool]]) -> None:
-        """The tokens of a step reach the router, and with them the beginnings and the ends of some requests."""
+    def _deliver_tokens(self, members: Sequence[Progress], marks: Sequence[tuple[str, bool]]) -> None:
+        """Deliver the tokens of a step to the router, and the first and last tokens of requests among them."""
         _see_one_more(members)
         for name, last in marks:
             self._deliver(name, last)
@@ -180,7 +182,7 @@ class EmulatedWorker:
         return plan
 
     def _jump(self, plan: Plan, steps: int) -> None:
-        """Carry out the plan's first steps, and forget the rest."""
+        """Take the first `steps` of the plan and drop the rest."""
         self._plan = None
         for name, tokens in self.engine.jump(steps):
             self._requests[name].answer += tokens
@@ -194,11 +196,11 @@ class EmulatedWorker:
             self._agenda.at(visible, partial(_see_one_more, plan.members), Rank.DELIVERY, self._place)
 
     def _measure(self) -> None:
-        """Note how much waits in the engine: that changes by submission, abortion and steps that prefill."""
+        """Record the engine's queue, which changes by submits, aborts and prefill steps."""
         self.waiting.observe(self._agenda.now, self.engine)
 
 
 def _see_one_more(members: Sequence[Progress]) -> None:
-    """A token of each reaches the router."""
+    """Deliver one token of each member to the router."""
     for member in members:
         member.delivered += 1

@@ -1,4 +1,4 @@
-"""One call on its way, as the gateway sees it."""
+"""One call in flight, as the gateway sees it."""
 
 from bench.sim.emulated_worker import Progress
 from bench.workloads.parts.traffic import Call, Client
@@ -7,8 +7,8 @@ from router.core.model.prompt_key import PromptKey
 from router.core.model.request import Request, Usage, WorkerId
 
 
-class Flight:
-    """Between a call's arrival and its end."""
+class InFlightCall:
+    """The state of a call between its arrival and its end."""
 
     __slots__ = (
         *("arrived", "call", "charged", "client", "dispatched_at", "ended", "predicted_cached_tokens", "progress"),
@@ -30,21 +30,21 @@ class Flight:
         self.ended = False
 
     def dispatched(self, dispatch: Dispatch, now: float) -> None:
-        """It is on its way to a worker."""
+        """Record that the call was sent to a worker."""
         self.dispatched_at = now
         self.worker = dispatch.worker
         self.why = dispatch.why
         self.predicted_cached_tokens = dispatch.cached_tokens
 
     def usage(self, now: float) -> Usage:
-        """What the router has heard from the engine about it so far."""
+        """Return the usage that the engine has reported to the router so far."""
         return Usage(len(self.call.prompt), self.progress.seen(now), self.progress.cached_tokens)
 
     @property
     def answer(self) -> tuple[int, ...]:
-        """Token ids that the engine has put out."""
+        """The token ids that the engine has generated."""
         return tuple(self.progress.answer)
 
     def answers(self) -> tuple[PromptKey, ...]:
-        """Prompt and answer as one key."""
+        """Return prompt and answer as one key."""
         return (self.call.prompt.followed_by(self.answer).key,)

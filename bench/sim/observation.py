@@ -1,4 +1,4 @@
-"""Writes down what happens in a simulation; changes nothing."""
+"""Record what happens in a simulation, without changing it."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -7,22 +7,22 @@ from typing import NamedTuple
 
 from bench.report.records import CLIENT_VIEW, Record, Result, ServiceSample, WorkerTotals
 from bench.sim.emulated_worker import EmulatedWorker
-from bench.sim.flight import Flight
+from bench.sim.flight import InFlightCall
 from bench.workloads.parts.traffic import Outcome
 from router.core.model.request import RequestId, WorkerId
 from router.core.scheduler import Scheduler
 from workers.engine.model import Counters
 
 
-class Mark(NamedTuple):
-    """An engine's sums when measuring began."""
+class Baseline(NamedTuple):
+    """An engine's totals when measuring began."""
 
     busy_seconds: float
     counters: Counters
 
 
-class Observation:
-    """Of one simulation."""
+class SimulationRecorder:
+    """Records one simulation."""
 
     def __init__(
         self, scheduler: Scheduler, workers: Mapping[WorkerId, EmulatedWorker], weights: Mapping[str, float]
@@ -34,32 +34,32 @@ class Observation:
         self._records: dict[RequestId, Record | None] = {}
         self._timeline: list[ServiceSample] = []
         self._gaps: dict[WorkerId, float] = {}
-        self._marks: dict[WorkerId, Mark] = {}
+        self._baselines: dict[WorkerId, Baseline] = {}
         self._totals: dict[str, WorkerTotals] = {}
 
     def begin(self, now: float) -> None:
-        """Measure from now on."""
+        """Start measuring."""
         self._began = now
         self._gaps.clear()
         self.sample_service(now)
         for name, worker in self._workers.items():
             worker.waiting.reset(now)
-            self._marks[name] = Mark(worker.busy_seconds(), replace(worker.engine.counters))
+            self._baselines[name] = Baseline(worker.busy_seconds(), replace(worker.engine.counters))
 
     def end(self, now: float) -> None:
-        """Measure no more."""
+        """Stop measuring."""
         self.sample_gaps()
         self.sample_service(now)
         self._ended = now
         for name, worker in self._workers.items():
             self._totals[name] = self._worker(name, worker, now)
 
-    def arrived(self, flight: Flight) -> None:
-        """A call is here: this is its place among the records."""
+    def arrived(self, flight: InFlightCall) -> None:
+        """Reserve the place of a call among the records, which are in order of arrival."""
         self._records[flight.request.id] = None
 
-    def record(self, flight: Flight, outcome: Outcome, now: float) -> None:
-        """A call is over, or the simulation is."""
+    def record(self, flight: InFlightCall, outcome: Outcome, now: float) -> None:
+        """Record a call that has ended, or that the end of the simulation cut off."""
         self._records[flight.request.id] = Record(
             id=flight.request.id,
             client=flight.client.name,
@@ -79,7 +79,7 @@ class Observation:
         )
 
     def sample_gaps(self) -> None:
-        """Look at every worker's service gap."""
+        """Sample every worker's service gap and keep the largest."""
         pooled = self._scheduler.policy.properties.pooled
         fairness = self._scheduler.fairness
         shared = fairness.gap(None) if pooled else 0.0
@@ -89,7 +89,7 @@ class Observation:
                 self._gaps[name] = gap
 
     def sample_service(self, now: float) -> None:
-        """Look at what every client was served."""
+        """Sample the service of every client."""
         cost = self._scheduler.settings.cost
         served = {str(client): account.served for client, account in self._scheduler.ledger.accounts.items()}
         actual = {client: cost(tokens) for client, tokens in served.items()}
@@ -97,12 +97,12 @@ class Observation:
         self._timeline.append(ServiceSample(now, actual, seen))
 
     def result(self) -> Result:
-        """All of it."""
+        """Return all records and samples."""
         records = tuple(record for record in self._records.values() if record is not None)
         return Result(self._ended, self._began, records, self._totals, self._weights, tuple(self._timeline))
 
     def _worker(self, name: WorkerId, worker: EmulatedWorker, now: float) -> WorkerTotals:
-        busy, before = self._marks.get(name, Mark(0.0, Counters()))
+        busy, before = self._baselines.get(name, Baseline(0.0, Counters()))
         busy_now, counters = worker.busy_seconds(), worker.engine.counters
         properties = self._scheduler.policy.properties
         queue = None if properties.pooled else name

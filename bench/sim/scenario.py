@@ -1,4 +1,4 @@
-"""What a simulation is given: the fleet, the policy and the traffic."""
+"""The input of a simulation: the fleet, the policy and the traffic."""
 
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -13,14 +13,14 @@ from workers.engine.model import Dialect, EngineConfig, Order
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """One emulated worker. None means the dialect's or the hardware's own default.
+    """One emulated worker. None means the default of the dialect or of the hardware.
 
-    Raises ValueError for hardware that nobody knows or sizes that make no sense.
+    Raises ValueError if the hardware is unknown or a size is invalid.
     """
 
     hardware: str = DEFAULT_HARDWARE
     speed: float = 1.0
-    """How many times faster than this hardware."""
+    """Speed relative to the hardware."""
     dialect: Dialect = "vllm"
     order: Order = "fcfs"
     kv_tokens: int | None = None
@@ -29,13 +29,13 @@ class WorkerSpec:
     max_batched_tokens: int | None = None
     max_queued: int | None = None
     joins: float = 0.0
-    """Seconds after which the router hears of it."""
+    """Seconds after which the worker joins the fleet."""
     leaves: float = inf
-    """Seconds after which it is sent nothing more."""
+    """Seconds after which no more requests are sent to the worker."""
     crashes: bool = False
-    """Whether everything that runs there fails when it leaves, instead of running to its end."""
+    """True if everything running there fails when the worker leaves, instead of running to its end."""
     tell_capacity: bool = True
-    """Whether its metrics say how many tokens its cache holds."""
+    """True if the worker's metrics report how many tokens its cache holds."""
 
     def __post_init__(self) -> None:
         if self.hardware not in HARDWARE:
@@ -47,7 +47,7 @@ class WorkerSpec:
         self._config()
 
     def engine(self, seed: int = 0) -> Engine:
-        """Build it, idle and empty."""
+        """Build an engine, idle and empty."""
         return create_engine(self._config(seed), _paced(HARDWARE[self.hardware], self.speed))
 
     def _config(self, seed: int = 0) -> EngineConfig:
@@ -78,34 +78,34 @@ def _paced(hardware: Hardware, speed: float) -> Hardware:
 class Scenario:
     """A whole simulation; equal scenarios give equal records.
 
-    Raises ValueError where something makes no sense.
+    Raises ValueError if a value is invalid.
     """
 
     policy: str
     workload: Workload
     workers: tuple[WorkerSpec, ...] = (WorkerSpec(),)
     seconds: float = 60.0
-    """When it ends, in virtual time."""
+    """Virtual time (s) at which the simulation ends."""
     warmup: float = 0.0
-    """From when on it is measured, in seconds since the beginning."""
+    """Seconds at the start that are not measured."""
     seed: int = 0
     settings: SchedulerSettings = field(default_factory=SchedulerSettings)
     parameters: tuple[object, ...] = ()
-    """Of the policy's families, for `router.core.policies.base.Parameters`."""
+    """Parameters of the policy's families, for `router.core.policies.base.Parameters`."""
     drain: bool = False
-    """Whether calls that came before the end are then run to theirs, and programs that began, though no more arrive."""
+    """True to run calls that arrived before the end, and programs that began, to their ends; no others arrive."""
     latency: float = 0.0005
-    """Seconds from the router to an engine, and as many back."""
+    """Seconds from the router to an engine, and the same back."""
     progress_seconds: float = 0.1
-    """How long output goes uncharged, as in `router.channel.host`."""
+    """Interval (s) at which output is charged, as in `router.channel.host`."""
     poll_seconds: float = 0.5
-    """How often each worker reports its metrics."""
+    """Interval (s) at which each worker reports its metrics."""
     oracle: bool = False
-    """Whether the router is told what the engines' caches really hold, which no router can be."""
+    """True if the router knows what the engines' caches really hold, which no real router can."""
     kv_events: bool = False
-    """Whether the workers publish what their caches store and drop, and the router follows that."""
+    """True if the workers publish KV events and the router follows them."""
     jumps: bool = True
-    """Whether steps in which nothing changes are taken at once; the records are the same either way."""
+    """True to take steps in which nothing changes at once; the records are the same either way."""
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:

@@ -1,8 +1,8 @@
-"""The router's core over emulated engines in virtual time: this plays clients, gateway and network.
+"""Simulate the router's core with emulated engines in virtual time, in place of clients, gateway and network.
 
-It feeds the scheduler what the gateway feeds it live, and when: `Started` with the first token, `Progressed` for all
-streams at once every `progress_seconds`, `Finished` with the engine's usage and the hashes of prompt and answer.
-Equal scenarios give equal records, and nothing sleeps.
+The scheduler gets the same events as from the gateway of a live router, and at the same times: `Started` with the first
+token, `Progressed` for all streams at once every `progress_seconds`, `Finished` with the engine's usage and the hashes
+of prompt and answer. Equal scenarios give equal records, and nothing sleeps.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,8 +15,8 @@ from bench.report.records import Result
 from bench.sim.agenda import Agenda
 from bench.sim.block_events import BlockEvents
 from bench.sim.emulated_worker import EmulatedWorker
-from bench.sim.flight import Flight
-from bench.sim.observation import Observation
+from bench.sim.flight import InFlightCall
+from bench.sim.observation import SimulationRecorder
 from bench.sim.scenario import Scenario, WorkerSpec
 from bench.workloads.parts.prompts import BLOCK_HASHER
 from bench.workloads.parts.traffic import Call, Client, Ending, Outcome
@@ -44,14 +44,14 @@ from workers.engine.model import Request as EngineRequest
 
 MODEL: Final = "emulated"
 DRAIN_FACTOR: Final = 20
-"""How many times as long as it ran a simulation may take to drain."""
+"""A simulation may take up to this many times its length to drain."""
 
 
 class Observer(Protocol):
-    """Hears of every event and what came of it; changes nothing."""
+    """Receives every event and its commands; changes nothing."""
 
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
-        """The scheduler took in an event and gave these commands."""
+        """Called after the scheduler has handled `event` and returned `commands`."""
 
 
 class Simulation:
@@ -64,42 +64,42 @@ class Simulation:
             scenario.settings,
             Parameters(*scenario.parameters),
             Random(scenario.seed),
-            self._really_cached if scenario.oracle else None,
+            self._cached_at_workers if scenario.oracle else None,
         )
         self.workers: dict[WorkerId, EmulatedWorker] = {}
-        """Those that joined, whether or not they left."""
+        """All workers that joined, including those that left."""
         self._block_sizes: set[int] = set()
-        """Of the workers whose KV events are followed."""
-        self._told: dict[WorkerId, int | None] = {}
-        """The capacity that each worker's metrics tell, in tokens."""
+        """The block sizes (tokens) of the workers whose KV events are followed."""
+        self._reported_capacity: dict[WorkerId, int | None] = {}
+        """The capacity (tokens) that each worker's metrics report, None if they do not."""
         self._observers = observers
         self._agenda = Agenda()
-        self._flights: dict[RequestId, Flight] = {}
-        self._streams: dict[RequestId, Flight] = {}
+        self._flights: dict[RequestId, InFlightCall] = {}
+        self._streams: dict[RequestId, InFlightCall] = {}
         self._numbers = count(1)
-        self._gathering = False
-        self._alarm = 0
-        self._to_come = 0
-        """Calls of programs that have begun, each to come at a time that is known."""
+        self._reporting_progress = False
+        self._timer = 0
+        self._pending_follow_ups = 0
+        """Scheduled calls of programs that have begun."""
         clients = scenario.workload.clients(scenario.seed)
-        self._observation = Observation(self.scheduler, self.workers, {c.name: c.weight for c in clients})
+        self._recorder = SimulationRecorder(self.scheduler, self.workers, {c.name: c.weight for c in clients})
         self._set_up(clients)
 
     def run(self) -> Result:
-        """Let it all happen; to be called once."""
+        """Run the simulation. Call once."""
         scenario, agenda = self.scenario, self._agenda
         agenda.run(until=scenario.warmup)
-        self._observation.begin(agenda.now)
+        self._recorder.begin(agenda.now)
         agenda.run(until=scenario.seconds)
-        self._observation.end(agenda.now)
+        self._recorder.end(agenda.now)
         if scenario.drain:
             agenda.run(scenario.seconds * DRAIN_FACTOR, going=self._is_busy)
         for flight in list(self._flights.values()):
-            self._observation.record(flight, Outcome.UNFINISHED, agenda.now)
-        return self._observation.result()
+            self._recorder.record(flight, Outcome.UNFINISHED, agenda.now)
+        return self._recorder.result()
 
-    def _really_cached(self, request: Request) -> Mapping[WorkerId, int]:
-        """What each engine would find of a request if it began with it now."""
+    def _cached_at_workers(self, request: Request) -> Mapping[WorkerId, int]:
+        """Return the tokens of a request that each engine would find in its cache if it began with it now."""
         prompt = self._flights[request.id].call.prompt.tokens
         found = {}
         for name, worker in self.workers.items():
@@ -108,8 +108,8 @@ class Simulation:
         return {name: tokens for name, tokens in found.items() if tokens}
 
     def _is_busy(self) -> bool:
-        """An engine may be busy with a call whose end the router has seen: news of a cancellation takes its time."""
-        if self._flights or self._to_come:
+        """True if a call has not ended, or an engine has not yet received the cancellation of one that has."""
+        if self._flights or self._pending_follow_ups:
             return True
         return any(worker.engine.has_work for worker in self.workers.values())
 
@@ -121,7 +121,7 @@ class Simulation:
                 self._agenda.at(spec.leaves, partial(self._leave, worker, spec))
         self._poll(0)
         for client in clients:
-            self._await_next(client, iter(client.calls))
+            self._schedule_next(client, iter(client.calls))
 
     def _feed(self, event: Event) -> None:
         now = self._agenda.now
@@ -136,39 +136,39 @@ class Simulation:
             case Dispatch(request):
                 flight = self._flights[request]
                 flight.dispatched(command, self._agenda.now)
-                self._later(partial(self._submit, flight))
+                self._after_latency(partial(self._submit, flight))
             case Reject(request):
                 self._end(self._flights[request], Outcome.REJECTED)
             case WakeAt(time):
-                self._alarm += 1
-                self._agenda.at(time, partial(self._tick, self._alarm))
+                self._timer += 1
+                self._agenda.at(time, partial(self._tick, self._timer))
             case _:
                 assert_never(command)
 
-    def _later(self, action: partial[None]) -> None:
-        """Do it when the engine hears of it."""
+    def _after_latency(self, action: partial[None]) -> None:
+        """Schedule `action` for when a message sent now reaches the engine, or the router."""
         self._agenda.at(self._agenda.now + self.scenario.latency, action)
 
-    def _tick(self, alarm: int) -> None:
-        if alarm == self._alarm:
+    def _tick(self, timer: int) -> None:
+        if timer == self._timer:
             self._feed(Ticked())
 
-    def _await_next(self, client: Client, calls: Iterator[Call]) -> None:
+    def _schedule_next(self, client: Client, calls: Iterator[Call]) -> None:
         call = next(calls, None)
         if call is not None and call.at < self.scenario.seconds:
-            self._agenda.at(call.at, partial(self._arrive_unasked, client, call, calls))
+            self._agenda.at(call.at, partial(self._arrive_and_schedule_next, client, call, calls))
 
-    def _arrive_unasked(self, client: Client, call: Call, calls: Iterator[Call]) -> None:
-        self._await_next(client, calls)
+    def _arrive_and_schedule_next(self, client: Client, call: Call, calls: Iterator[Call]) -> None:
+        self._schedule_next(client, calls)
         self._arrive(client, call)
 
     def _continue(self, client: Client, call: Call) -> None:
-        """The next call of a program, which is run to its end where calls are."""
-        self._to_come -= 1
+        """Make the next call of a program, even after the end of the simulation if it drains."""
+        self._pending_follow_ups -= 1
         self._arrive(client, call, late=self.scenario.drain)
 
     def _arrive(self, client: Client, call: Call, *, late: bool = False) -> None:
-        """`late`: even if no more calls come of themselves."""
+        """Make a call. `late`: even after the end of the simulation."""
         now = self._agenda.now
         if now >= self.scenario.seconds and not late:
             return
@@ -184,14 +184,14 @@ class Simulation:
             blocks=(call.prompt.block_key(self._block_sizes),) if self._block_sizes else (),
             group=None if client.group is None else GroupId(client.group),
         )
-        flight = self._flights[name] = Flight(client, call, request, now)
-        self._observation.arrived(flight)
+        flight = self._flights[name] = InFlightCall(client, call, request, now)
+        self._recorder.arrived(flight)
         if call.cancel_after is not None:
             self._agenda.at(now + call.cancel_after, partial(self._cancel, flight))
         self._feed(Arrived(request))
 
-    def _submit(self, flight: Flight) -> None:
-        """The call reaches the engine."""
+    def _submit(self, flight: InFlightCall) -> None:
+        """Submit the call to the engine, which it has just reached."""
         if flight.ended or flight.worker is None:
             return
         call, request = flight.call, flight.request
@@ -199,14 +199,14 @@ class Simulation:
         try:
             self.workers[flight.worker].submit(asked, flight.progress)
         except (QueueFull, RequestTooLarge):
-            self._later(partial(self._refused, flight))
+            self._after_latency(partial(self._refused, flight))
 
-    def _refused(self, flight: Flight) -> None:
+    def _refused(self, flight: InFlightCall) -> None:
         if not flight.ended:
             self._settle(flight, Failed(flight.request.id, accepted=False), Outcome.FAILED)
 
     def _deliver(self, name: str, last: bool) -> None:
-        """A request's first token reaches the router, or its last."""
+        """Handle a request's first or last token, which has just reached the router."""
         flight = self._flights.get(RequestId(name))
         if flight is None:
             return
@@ -216,22 +216,22 @@ class Simulation:
         elif flight.call.streamed:
             self._start(flight)
 
-    def _start(self, flight: Flight) -> None:
+    def _start(self, flight: InFlightCall) -> None:
         flight.started = self._agenda.now
         self._streams[flight.request.id] = flight
-        if not self._gathering:
-            self._gathering = True
-            self._gather_later()
+        if not self._reporting_progress:
+            self._reporting_progress = True
+            self._schedule_progress_report()
         self._feed(Started(flight.request.id))
 
-    def _gather_later(self) -> None:
-        self._agenda.at(self._agenda.now + self.scenario.progress_seconds, self._gather)
+    def _schedule_progress_report(self) -> None:
+        self._agenda.at(self._agenda.now + self.scenario.progress_seconds, self._report_progress)
 
-    def _gather(self) -> None:
-        """Tell how far every stream is."""
-        self._gathering = bool(self._streams)
-        if self._gathering:
-            self._gather_later()
+    def _report_progress(self) -> None:
+        """Report the tokens of every stream to the scheduler."""
+        self._reporting_progress = bool(self._streams)
+        if self._reporting_progress:
+            self._schedule_progress_report()
         now = self._agenda.now
         progressed = {}
         for name, flight in self._streams.items():
@@ -240,36 +240,36 @@ class Simulation:
                 flight.charged = progressed[name] = tokens
         if progressed:
             self._feed(Progressed(progressed))
-            self._observation.sample_gaps()
+            self._recorder.sample_gaps()
 
-    def _cancel(self, flight: Flight) -> None:
-        """Its client leaves; the engine hears of it a little later."""
+    def _cancel(self, flight: InFlightCall) -> None:
+        """Cancel a call because its client left. The engine is notified a latency later."""
         if flight.ended:
             return
         if flight.worker is not None:
-            self._later(partial(self._abort, flight.worker, flight.request.id))
+            self._after_latency(partial(self._abort, flight.worker, flight.request.id))
         usage = flight.usage(self._agenda.now) if flight.started is not None else None
         self._settle(flight, Cancelled(flight.request.id, usage), Outcome.CANCELLED)
 
     def _abort(self, worker: WorkerId, request: RequestId) -> None:
         self.workers[worker].abort(request)
 
-    def _settle(self, flight: Flight, ending: Finished | Failed | Cancelled, outcome: Outcome) -> None:
+    def _settle(self, flight: InFlightCall, ending: Finished | Failed | Cancelled, outcome: Outcome) -> None:
         self._streams.pop(flight.request.id, None)
         self._end(flight, outcome)
         self._feed(ending)
 
-    def _end(self, flight: Flight, outcome: Outcome) -> None:
-        """Nothing more will be heard of it; its client goes on."""
+    def _end(self, flight: InFlightCall, outcome: Outcome) -> None:
+        """Remove a call that has ended and schedule the calls that follow from it."""
         now = self._agenda.now
         del self._flights[flight.request.id]
         flight.ended = True
-        self._observation.record(flight, outcome, now)
+        self._recorder.record(flight, outcome, now)
         if flight.call.then is not None:
             answer = flight.answer if outcome is Outcome.DONE else ()
             for call in flight.call.then(flight.call, Ending(outcome, now, answer)):
                 goes_on = call.program is not None and call.program == flight.call.program
-                self._to_come += goes_on
+                self._pending_follow_ups += goes_on
                 self._agenda.at(call.at, partial(self._continue if goes_on else self._arrive, flight.client, call))
 
     def _join(self, worker: WorkerId, place: int, spec: WorkerSpec) -> None:
@@ -285,9 +285,9 @@ class Simulation:
             jumps=scenario.jumps and events is None,
             publish=None if events is None else partial(self._published, events),
         )
-        self._told[worker] = engine.capacity if spec.tell_capacity else None
+        self._reported_capacity[worker] = engine.capacity if spec.tell_capacity else None
         config = engine.config
-        batch = config.max_batched_tokens if spec.dialect == "sglang" else None  # vLLM does not tell
+        batch = config.max_batched_tokens if spec.dialect == "sglang" else None  # vLLM does not report it
         facts = Worker(
             worker, frozenset({MODEL}), reorders=spec.order == "lpm", engine=spec.dialect, batch_tokens=batch
         )
@@ -310,12 +310,12 @@ class Simulation:
                 self._settle(flight, Failed(flight.request.id, accepted=True, usage=usage), Outcome.FAILED)
 
     def _poll(self, number: int) -> None:
-        """Read every worker's metrics."""
+        """Report every worker's metrics to the scheduler."""
         self._agenda.at((number + 1) * self.scenario.poll_seconds, partial(self._poll, number + 1))
         for worker in self.workers:
             self._report(worker)
-        self._observation.sample_gaps()
-        self._observation.sample_service(self._agenda.now)
+        self._recorder.sample_gaps()
+        self._recorder.sample_service(self._agenda.now)
 
     def _report(self, worker: WorkerId) -> None:
         emulated = self.workers[worker]
@@ -328,4 +328,4 @@ class Simulation:
             hit_tokens=counters.prefix_hits,
             evicted_tokens=evicted,
         )
-        self._feed(WorkerReported(worker, engine.running, engine.waiting, self._told[worker], cache))
+        self._feed(WorkerReported(worker, engine.running, engine.waiting, self._reported_capacity[worker], cache))

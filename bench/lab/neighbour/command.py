@@ -104,13 +104,13 @@ def _levels(text: str) -> Sequence[int]:
 
 def _tell(options: argparse.Namespace, runs: Mapping[int, "LiveResult"]) -> None:
     from bench.lab.neighbour.experiment import FIGURES, NoisyNeighbour  # noqa: PLC0415 - it knows all the experiments
-    from bench.live.command import doubts  # noqa: PLC0415
+    from bench.live.command import load_warnings  # noqa: PLC0415
 
     seen = {heavy: NoisyNeighbour().measure(ended.result, ended.summary()) for heavy, ended in runs.items()}
     rows = [[str(heavy), *(_cell(row[name], FIGURES[name]) for name in FIGURES)] for heavy, row in seen.items()]
     print(*aligned([["heavy", *FIGURES], *rows]), sep="\n")
     for heavy, ended in runs.items():
-        for doubt in doubts(ended):
+        for doubt in load_warnings(ended):
             print(f"neighbour: beside {heavy} heavy clients {doubt}", file=sys.stderr)
     if options.json is not None:
         shown = {name: value for name, value in vars(options).items() if isinstance(value, str | int | float | list)}

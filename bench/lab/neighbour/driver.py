@@ -18,9 +18,9 @@ import orjson
 
 from bench.lab.neighbour.traffic import spoken
 from bench.live import completions
-from bench.live.books import Books, LiveResult
-from bench.live.call import LiveFlight
-from bench.live.clients import CONNECT_SECONDS, KEEP_ALIVE_SECONDS, SAMPLE_SECONDS, TOLD, LoadError
+from bench.live.books import LiveResult, LoadRecorder
+from bench.live.call import HttpCall
+from bench.live.clients import CONNECT_SECONDS, ERROR_CHARACTERS, KEEP_ALIVE_SECONDS, SAMPLE_SECONDS, LoadError
 from bench.live.player import Player
 from bench.workloads.parts.traffic import Call, Client, Ending, Outcome, Workload
 
@@ -102,7 +102,7 @@ class _Drive:
         self._span = span
         self._bases = cycle(target.bases)
         self._player = Player(target.speed, self._make)
-        self._books = Books(span.warmup, span.seconds, {client.name: client.weight for client in clients})
+        self._recorder = LoadRecorder(span.warmup, span.seconds, {client.name: client.weight for client in clients})
         self._failures: Counter[str] = Counter()
         self._numbers = count(1)
 
@@ -115,28 +115,28 @@ class _Drive:
                     for client in self._clients:
                         playing.create_task(self._player.play(client))
                 watching.cancel()
-        return self._books.result(self._span.seconds, self._failures, interrupted=False)
+        return self._recorder.result(self._span.seconds, self._failures, interrupted=False)
 
     async def _watch(self, show: Callable[[float], None]) -> None:
         for number in count():
-            await self._player.until(number * SAMPLE_SECONDS)
-            self._books.sample(self._player.now)
+            await self._player.wait_until(number * SAMPLE_SECONDS)
+            self._recorder.sample(self._player.now)
             show(self._player.now)
 
     async def _make(self, client: Client, call: Call) -> Ending:
         """Make one call; whatever comes of it is an ending."""
-        live = LiveFlight(str(next(self._numbers)), client, call, self._player.now)
-        self._books.arrived(live, late=live.arrived - call.at)
+        live = HttpCall(str(next(self._numbers)), client, call, self._player.now)
+        self._recorder.on_sent(live, late=live.arrived - call.at)
         try:
             outcome = await self._ask(live)
         except (completions.AnswerFailed, aiohttp.ClientError, OSError, ValueError, LookupError, TypeError) as error:
             outcome = self._failed(f"{type(error).__name__} {error}")
         now = self._player.now
-        live.ended(outcome, now)
-        self._books.ended(live, now)
+        live.end(outcome, now)
+        self._recorder.on_end(live, now)
         return Ending(outcome, now)
 
-    async def _ask(self, live: LiveFlight) -> Outcome:
+    async def _ask(self, live: HttpCall) -> Outcome:
         url, name = next(self._bases) + completions.PATH, live.client.name
         headers = _headers(self._target.api_key or name) | {"Content-Type": "application/json"}
         async with self._http.post(url, data=self._body(live.call, name), headers=headers) as response:
@@ -146,7 +146,7 @@ class _Drive:
             async for block in response.content.iter_any():
                 now = self._player.now
                 live.feed(block, now)
-                self._books.heard(live, now)
+                self._recorder.on_tokens(live, now)
         if live.complete is None:
             raise completions.AnswerFailed("an answer ended before its usage came")
         return Outcome.DONE
@@ -166,7 +166,7 @@ class _Drive:
         return orjson.dumps(fields)
 
     def _failed(self, reason: str) -> Outcome:
-        self._failures[" ".join(reason.split())[:TOLD]] += 1
+        self._failures[" ".join(reason.split())[:ERROR_CHARACTERS]] += 1
         return Outcome.FAILED
 
 

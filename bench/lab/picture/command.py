@@ -15,7 +15,7 @@ import uvloop
 from bench.demo.figures import HEAVY
 from bench.demo.load import Clients, DemoError
 from bench.demo.processes import fleet
-from bench.demo.trial import playing
+from bench.demo.trial import play_clients
 from bench.lab.picture.panels import draw
 from bench.lab.picture.scrapes import Scrape
 from bench.workloads.heavy_light import HeavyAndLight
@@ -69,5 +69,5 @@ async def watch(url: str, seconds: float, seed: int) -> Sequence[Scrape]:
             await asyncio.sleep(SCRAPE_SECONDS)
 
     begins = {HEAVY: ALONE * seconds}
-    await playing(clients, LOAD.clients(seed), begins, seconds, scrape)
+    await play_clients(clients, LOAD.clients(seed), begins, seconds, scrape)
     return scrapes

@@ -17,12 +17,12 @@ import httpx
 import pytest
 
 from bench.demo.command import POLICIES
-from bench.demo.figures import Figures, LiveCall, Phase, Reading, Timetable, figures
-from bench.demo.load import Clients, DemoError, hear
+from bench.demo.figures import Figures, ObservedCall, Phase, Reading, Timetable, figures
+from bench.demo.load import Clients, DemoError, read_answer_line
 from bench.demo.processes import fleet
-from bench.demo.screen import PLAIN_SECONDS, Plain, Terminal
+from bench.demo.screen import PLAIN_SECONDS, PlainScreen, TerminalScreen
 from bench.demo.table import FIGURES, findings, summary_lines
-from bench.demo.trial import Glance, Trial
+from bench.demo.trial import Snapshot, Trial
 from bench.workloads.parts.prompts import EMPTY, Prompt
 from bench.workloads.parts.traffic import Call, Client
 from router.core.model.cost import Tokens
@@ -37,12 +37,12 @@ ASKED = Call(0.0, Prompt(EMPTY, (1, 2, 3)), output_tokens=5)
 Answer = Callable[[Received], Awaitable[None]]
 
 
-def live(client: str, arrived: float, started: float | None, finished: float | None, extend: int = 100) -> LiveCall:
+def live(client: str, arrived: float, started: float | None, finished: float | None, extend: int = 100) -> ObservedCall:
     """Finished, it came to `extend` + 100 cost units, and it found 100 tokens in the cache."""
-    return LiveCall(client, arrived, started, finished, Tokens(extend, 100, 50))
+    return ObservedCall(client, arrived, started, finished, Tokens(extend, 100, 50))
 
 
-def at_end(*calls: LiveCall, reading: Reading | None = None) -> Figures:
+def at_end(*calls: ObservedCall, reading: Reading | None = None) -> Figures:
     return figures(calls, NAMES, TIMES, TIMES.end, reading or Reading())
 
 
@@ -106,24 +106,24 @@ def test_the_summary_has_every_policy_and_every_figure() -> None:
     assert len({len(row) for row in [head, *rows]}) == 1
 
 
-def glance(phase: Phase, waits: float = 1.0) -> Glance:
+def snapshot(phase: Phase, waits: float = 1.0) -> Snapshot:
     seen = result(waits)
-    return Glance(phase, seen, {"heavy": seen.heavy, "light-1": seen.light}, {"heavy": 96, "light-1": 1})
+    return Snapshot(phase, seen, {"heavy": seen.heavy, "light-1": seen.light}, {"heavy": 96, "light-1": 1})
 
 
-def drawn(columns: int, lines: int, *glances: Glance) -> str:
+def drawn(columns: int, lines: int, *snapshots: Snapshot) -> str:
     """What a terminal of this size is sent."""
     stream = StringIO()
-    screen = Terminal(stream, ["d2lpm", "vtc"], lambda: os.terminal_size((columns, lines)))
-    screen.begins("d2lpm", "http://127.0.0.1:1")
-    for each in glances:
+    screen = TerminalScreen(stream, ["d2lpm", "vtc"], lambda: os.terminal_size((columns, lines)))
+    screen.start_policy("d2lpm", "http://127.0.0.1:1")
+    for each in snapshots:
         screen.show(each)
     return stream.getvalue()
 
 
 def test_a_table_is_drawn_over_the_one_before() -> None:
     """The cursor goes up by as many lines as there are, and what is there then is the new table alone."""
-    first, last = glance(Phase.ALONE), glance(Phase.DONE, waits=77.0)
+    first, last = snapshot(Phase.ALONE), snapshot(Phase.DONE, waits=77.0)
     table = drawn(200, 50, last).removeprefix("\x1b[J")
     assert "77.00" in table
     assert drawn(200, 50, first, last).endswith(f"\x1b[{table.count(chr(10))}F\x1b[J{table}")
@@ -132,7 +132,7 @@ def test_a_table_is_drawn_over_the_one_before() -> None:
 @pytest.mark.parametrize(("columns", "lines"), [(40, 50), (200, 8)])
 def test_a_small_terminal_is_not_overrun(columns: int, lines: int) -> None:
     """No line wraps and nothing scrolls, or the next table would not cover this one."""
-    table = drawn(columns, lines, glance(Phase.MEASURED)).removeprefix("\x1b[J").splitlines()
+    table = drawn(columns, lines, snapshot(Phase.MEASURED)).removeprefix("\x1b[J").splitlines()
     assert len(table) < lines
     assert max(map(len, table)) < columns
 
@@ -140,17 +140,17 @@ def test_a_small_terminal_is_not_overrun(columns: int, lines: int) -> None:
 def test_without_a_terminal_there_is_a_line_now_and_then() -> None:
     """No escapes; each phase has a line, and a long one has more."""
     stream, now = StringIO(), 0.0
-    screen = Plain(stream, lambda: now)
-    screen.begins("d2lpm", "http://127.0.0.1:1")
+    screen = PlainScreen(stream, lambda: now)
+    screen.start_policy("d2lpm", "http://127.0.0.1:1")
     for phase in (Phase.ALONE, Phase.ALONE, Phase.DONE, Phase.DONE):
-        screen.show(glance(phase))
+        screen.show(snapshot(phase))
     now = PLAIN_SECONDS
-    screen.show(glance(Phase.DONE))
+    screen.show(snapshot(Phase.DONE))
     lines = [line.split(", ")[0] for line in stream.getvalue().splitlines()]
     assert lines == ["d2lpm at http://127.0.0.1:1", "d2lpm: light alone", "d2lpm: done", "d2lpm: done"]
 
 
-async def played(answer: Answer) -> list[LiveCall]:
+async def played(answer: Answer) -> list[ObservedCall]:
     """What a client sees of one call that is answered like this."""
     async with scripted_engine() as router:
         clients = Clients(router.url, speed=1.0)
@@ -178,11 +178,11 @@ async def test_a_call_is_what_the_workload_asks() -> None:
 
 def test_a_comment_is_no_token() -> None:
     """What the router sends to a client that waits does not end the wait for the first token."""
-    call = LiveCall("light-1", arrived=1.0)
-    hear(call, ": waiting for a worker", now=2.0)
+    call = ObservedCall("light-1", arrived=1.0)
+    read_answer_line(call, ": waiting for a worker", now=2.0)
     assert call.started is None
-    hear(call, 'data: {"choices": [{}]}', now=3.0)
-    hear(call, 'data: {"choices": [{}]}', now=4.0)
+    read_answer_line(call, 'data: {"choices": [{}]}', now=3.0)
+    read_answer_line(call, 'data: {"choices": [{}]}', now=4.0)
     assert call.started == 3.0
 
 
@@ -215,7 +215,7 @@ async def dropped(call: Received) -> None:
 async def test_a_call_that_fails_ends_the_trial(answer: Answer, told: str) -> None:
     """Figures of a fleet that fails would mean nothing; what is told is one line."""
     async with scripted_engine() as router:
-        router.polled["/fairness"] = (200, b'{"workers": {}}')
+        router.poll_answers["/fairness"] = (200, b'{"workers": {}}')
         trial = Trial(router.url, 5.0, [Client("heavy", []), Client("light-1", [ASKED])], TIMES, lambda _: None)
         running = asyncio.create_task(trial.run())
         await answer(await router.call())
@@ -236,7 +236,7 @@ async def test_a_router_that_is_gone_ends_the_trial() -> None:
 async def test_a_router_that_fails_ends_the_trial() -> None:
     """The same if that is answered by an error."""
     async with scripted_engine() as router:
-        router.polled["/fairness"] = (500, b"")
+        router.poll_answers["/fairness"] = (500, b"")
         trial = Trial(router.url, 5.0, [Client("heavy", [])], TIMES, lambda _: None)
         with pytest.raises(DemoError, match="broke off: HTTPStatusError") as caught:
             await trial.run()

@@ -23,7 +23,7 @@ from bench.report.records import Record, Result, ServiceSample
 from bench.workloads.parts.traffic import Outcome
 from tests.bench.lab import tiny_experiment
 from tests.bench.lab.tiny_experiment import HELD, LENGTHS, SEEDS, Held, Tiny
-from tests.support.running import PATIENCE, until
+from tests.support.running import TIMEOUT_S, until
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -63,7 +63,7 @@ async def test_simulations_end_with_whoever_wanted_them(tmp_path: Path) -> None:
         await runner.wait()
     reader_gone = select.poll()
     reader_gone.register(ends[0], select.POLLERR)
-    assert reader_gone.poll(PATIENCE * 1000)
+    assert reader_gone.poll(TIMEOUT_S * 1000)
     os.close(ends[0])
 
 

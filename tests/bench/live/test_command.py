@@ -18,7 +18,7 @@ from bench.demo.processes import fleet
 from bench.live import completions
 from bench.live.books import LiveResult
 from bench.live.clients import LiveLoad, run_load
-from bench.live.command import doubts
+from bench.live.command import load_warnings
 from bench.live.player import Player
 from bench.report.records import Record
 from bench.report.summary import summarise
@@ -152,7 +152,7 @@ async def test_a_call_that_fails_is_a_record(answer: Answer, outcome: Outcome, t
     assert times == 1
     assert told in reason
     assert "\n" not in reason
-    assert doubts(ended)[0] == f"1 calls ended with {reason}"
+    assert load_warnings(ended)[0] == f"1 calls ended with {reason}"
 
 
 async def test_a_client_that_leaves_is_cancelled() -> None:
@@ -161,7 +161,7 @@ async def test_a_client_that_leaves_is_cancelled() -> None:
     async def wait(call: Received) -> None:
         await call.begin()
         await call.write(event({"choices": [{"text": "a"}]}))
-        await call.gone()
+        await call.wait_closed()
 
     record, ended = await answered(wait, Call(0.0, ASKED.prompt, 5, cancel_after=100.0), speed=100.0)
     assert (record.outcome, record.output_tokens) == (Outcome.CANCELLED, 1)
