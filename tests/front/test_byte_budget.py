@@ -1,4 +1,4 @@
-"""The bytes that are held for clients, and who is refused where there is no room."""
+"""The byte budget: who can hold how much, and which refusal an owner without room gets."""
 
 import pytest
 from hypothesis import given
@@ -11,8 +11,8 @@ LIMIT = 1200
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 400)), max_size=60))
-def test_the_limit_is_kept_and_who_comes_next_finds_room(steps: list[tuple[int, int]]) -> None:
-    """Whoever takes how much in whatever order: each that takes all it can leaves as much as that to those behind."""
+def test_the_limit_holds_and_a_new_owner_finds_room(steps: list[tuple[int, int]]) -> None:
+    """Whatever owners hold, in any order, a new owner can hold half of what is left."""
     budget = ByteBudget(LIMIT)
     holds = [budget.hold(f"owner {number}") for number in range(5)]
     for number, amount in steps:
@@ -27,49 +27,51 @@ def test_the_limit_is_kept_and_who_comes_next_finds_room(steps: list[tuple[int, 
     assert budget.held == 0
 
 
-def test_one_alone_has_half() -> None:
-    """As much as it leaves free."""
+def test_a_single_owner_can_hold_half() -> None:
+    """An owner can hold as much as it leaves free."""
     hold = ByteBudget(LIMIT).hold("owner")
     hold.add(LIMIT // 2)
     assert not hold.try_add(1)
 
 
 @pytest.mark.parametrize("attackers", [1, 4, 15, 100])
-def test_many_that_take_all_they_can_leave_as_much_to_another_as_each_has(attackers: int) -> None:
-    """Of n, each holds the n+1st part, to a piece; one more part is free, and half of it goes to who comes next."""
+def test_greedy_owners_leave_a_full_share_free(attackers: int) -> None:
+    """Each of n holds at most 1/(n+1) of the budget; that much stays free, and a new owner can hold half of it."""
     limit = 256 * 2**20
     budget = ByteBudget(limit)
     holds = [budget.hold(f"attacker {number}") for number in range(attackers)]
-    piece = 16 * 1024
-    while sum([hold.try_add(piece) for hold in holds]):
+    step = 16 * 1024
+    while sum([hold.try_add(step) for hold in holds]):
         pass
-    part = limit // (attackers + 1)
-    assert max(hold.amount for hold in holds) <= part + piece
-    assert limit - budget.held >= part - piece
+    share = limit // (attackers + 1)
+    assert max(hold.amount for hold in holds) <= share + step
+    assert limit - budget.held >= share - step
     with budget.hold("polite") as polite:
-        polite.add((part - piece) // 2)
+        polite.add((share - step) // 2)
 
 
 @pytest.mark.parametrize(
     ("others", "own", "wrong"),
     [((), 600, Refused), ((400, 400), 0, NoRoom), ((300,), 500, Refused), ((300, 300, 300), 0, Refused)],
 )
-def test_a_refusal_tells_whose_fault_it_is(others: tuple[int, ...], own: int, wrong: type[CapacityError]) -> None:
-    """429 to whoever holds more than an equal part, 503 to who does not; both say when to come again."""
+def test_a_refusal_depends_on_the_owners_share(
+    others: tuple[int, ...], own: int, expected: type[CapacityError]
+) -> None:
+    """An owner above its equal share gets 429, one below gets 503; both with Retry-After."""
     budget = ByteBudget(LIMIT)
     for number, amount in enumerate(others):
         budget.hold(f"other {number}").set(amount)
     hold = budget.hold("owner")
     hold.set(own)
-    with pytest.raises(wrong) as refused:
+    with pytest.raises(expected) as refused:
         hold.add(300)
-    assert type(refused.value) is wrong
+    assert type(refused.value) is expected
     assert refused.value.retry_after
-    assert (hold.amount, budget.refused[wrong.status]) == (own, 1)
+    assert (hold.amount, budget.refused[expected.status]) == (own, 1)
 
 
-def test_what_is_moved_counts_for_its_new_owner() -> None:
-    """As when a call's head has told whose connection it is."""
+def test_transferred_bytes_count_for_the_new_owner() -> None:
+    """The head of a call can identify the client of a connection."""
     budget = ByteBudget(LIMIT)
     hold = budget.hold("10.0.0.1")
     hold.add(100)

@@ -1,4 +1,4 @@
-"""Clients that leave, stall or speak oddly: their upstream ends or waits at once, nobody else's does, nothing leaks.
+"""Clients that disconnect or stall: their upstream call ends or waits at once, others are not affected, nothing leaks.
 
 `running_router` checks at the end of every test that all counts are zero.
 """
@@ -19,30 +19,30 @@ STREAMED = pytest.mark.parametrize("stream", [True, False], ids=["streamed", "wh
 
 
 @asynccontextmanager
-async def one_by_one() -> AsyncIterator[tuple[ScriptedEngine, RunningRouter]]:
-    """An engine that is sent one request at a time."""
+async def one_at_a_time() -> AsyncIterator[tuple[ScriptedEngine, RunningRouter]]:
+    """An engine behind a router with a window of one request."""
     async with scripted_engine() as engine, running_router(engine.url, max_inflight=1, heartbeat=0.02) as router:
         yield engine, router
 
 
 async def check_next_is_served(engine: ScriptedEngine, router: RunningRouter) -> None:
-    """The place is free again."""
+    """Assert that the worker's window has room again."""
     async with router.post(chat()) as post:
         await (await engine.call()).answer()
         assert (await post.response()).status == 200
 
 
 async def service_of(router: RunningRouter, client: str) -> tuple[int, int]:
-    """Extend and output tokens that a client was charged for."""
+    """Return the extend and output tokens that a client was charged."""
     await router.check_at_rest()
     served = (await router.fairness())["clients"][client]["service"]
     return served["extend"], served["output"]
 
 
 @STREAMED
-async def test_leaving_the_queue(stream: bool) -> None:
-    """Whoever leaves before its turn takes nobody's turn, never reaches the engine, and pays nothing."""
-    async with one_by_one() as (engine, router), router.post(chat(stream=True)) as first:
+async def test_disconnect_in_the_queue(stream: bool) -> None:
+    """The request never reaches the engine and costs nothing; the next request is dispatched."""
+    async with one_at_a_time() as (engine, router), router.post(chat(stream=True)) as first:
         running = await engine.call()
         async with router.post(chat("gone", stream=stream, user="gone")) as post:
             await until(lambda: router.scheduler.waiting == 1)
@@ -61,17 +61,17 @@ async def test_leaving_the_queue(stream: bool) -> None:
 
 
 @STREAMED
-async def test_leaving_before_the_engine_answers(stream: bool) -> None:
-    """Dispatched, but no header yet: the engine sees the connection close, and the place is free."""
-    async with one_by_one() as (engine, router):
+async def test_disconnect_before_the_engine_answers(stream: bool) -> None:
+    """The request is dispatched, no head has arrived: the engine sees the connection close, and the window has room."""
+    async with one_at_a_time() as (engine, router):
         async with router.post(chat(stream=stream)):
             call = await engine.call()
-        await call.gone()
+        await call.wait_closed()
         await check_next_is_served(engine, router)
 
 
-async def test_leaving_while_the_router_connects() -> None:
-    """Dispatched, but the worker does not accept the connection."""
+async def test_disconnect_while_the_router_connects() -> None:
+    """The request is dispatched, but the worker does not accept the connection."""
     async with scripted_engine() as engine, running_router(engine.url, poll_interval=3600) as router:
         await engine.stop()
         with socket.create_server(("127.0.0.1", engine.port), backlog=0), ExitStack() as fillers:
@@ -85,28 +85,28 @@ async def test_leaving_while_the_router_connects() -> None:
 
 
 @STREAMED
-async def test_leaving_amid_the_answer(stream: bool) -> None:
-    """The head of the answer is there and its rest is not."""
-    async with one_by_one() as (engine, router):
+async def test_disconnect_during_the_answer(stream: bool) -> None:
+    """The head of the answer has arrived, the rest has not."""
+    async with one_at_a_time() as (engine, router):
         async with router.post(chat(stream=stream)) as post:
             call = await engine.call()
             await call.begin()
             if stream:
                 await call.write(chunk(""))
                 await post.response()
-        await call.gone()
+        await call.wait_closed()
         await check_next_is_served(engine, router)
 
 
-async def test_leaving_amid_the_tokens() -> None:
-    """What the engine has computed until then is paid, by its own last count."""
-    async with one_by_one() as (engine, router):
+async def test_disconnect_while_tokens_stream() -> None:
+    """The client pays for what the engine has computed, by the last usage it sent."""
+    async with one_at_a_time() as (engine, router):
         async with router.post(chat(stream=True, user="ann")) as post:
             call = await engine.call()
             await call.begin()
             await call.write(chunk("a", usage=usage(9, 1)) + chunk("bc", usage=usage(9, 3)))
             await (await post.response()).content.readexactly(len(chunk("a") + chunk("bc")))
-        await call.gone()
+        await call.wait_closed()
         assert await service_of(router, "user-ann") == (9, 3)
         await check_next_is_served(engine, router)
 
@@ -119,7 +119,7 @@ def request_bytes(content: str, **more: object) -> bytes:
 
 @asynccontextmanager
 async def connected(router: RunningRouter) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A bare connection to the router."""
+    """Open a raw connection to the router."""
     reader, writer = await asyncio.open_connection(*router.address)
     try:
         yield reader, writer
@@ -128,9 +128,9 @@ async def connected(router: RunningRouter) -> AsyncIterator[tuple[asyncio.Stream
 
 
 @pytest.mark.parametrize("cut", [10, 60, -1], ids=["head", "head and body", "last byte"])
-async def test_leaving_within_the_request(cut: int) -> None:
-    """A request that does not come whole never counts as one."""
-    async with one_by_one() as (engine, router):
+async def test_disconnect_within_the_request(cut: int) -> None:
+    """An incomplete request never counts as one."""
+    async with one_at_a_time() as (engine, router):
         async with connected(router) as (_, writer):
             writer.write(request_bytes("Hello")[:cut])
             await writer.drain()
@@ -140,9 +140,9 @@ async def test_leaving_within_the_request(cut: int) -> None:
 
 @STREAMED
 @pytest.mark.parametrize("how", ["reset", "half-close"])
-async def test_other_ways_to_leave(stream: bool, how: str) -> None:
-    """A reset, and a client that says it will send no more, which HTTP/1.1 servers take for a farewell."""
-    async with one_by_one() as (engine, router), connected(router) as (_, writer):
+async def test_reset_and_half_close(stream: bool, how: str) -> None:
+    """Both count as a disconnect; HTTP/1.1 servers treat a half-close as one."""
+    async with one_at_a_time() as (engine, router), connected(router) as (_, writer):
         writer.write(request_bytes("Hello", stream=stream))
         call = await engine.call()
         if how == "reset":
@@ -151,12 +151,12 @@ async def test_other_ways_to_leave(stream: bool, how: str) -> None:
             writer.transport.abort()
         else:
             writer.write_eof()
-        await call.gone()
+        await call.wait_closed()
         await check_next_is_served(engine, router)
 
 
-async def test_many_leave_at_once() -> None:
-    """Half of them queued, half running, all at the same moment."""
+async def test_many_disconnect_at_once() -> None:
+    """Half of them are queued and half are running."""
     async with scripted_engine() as engine, running_router(engine.url, max_inflight=8) as router:
         async with asyncio.TaskGroup() as group:
             posts = [router.post(chat(f"{i}", stream=i % 3 > 0)) for i in range(16)]
@@ -164,13 +164,13 @@ async def test_many_leave_at_once() -> None:
             await until(lambda: router.scheduler.waiting == 8)
             for post in posts:
                 group.create_task(post.__aexit__())
-        await asyncio.gather(*(call.gone() for call in calls))
+        await asyncio.gather(*(call.wait_closed() for call in calls))
         await router.check_at_rest()
 
 
 async def test_a_second_request_on_the_same_connection_waits_for_the_first() -> None:
-    """Both are answered, in their order, also when the second came before the first answer."""
-    async with one_by_one() as (engine, router), connected(router) as (reader, writer):
+    """Both are answered in order, although the second arrived before the first answer."""
+    async with one_at_a_time() as (engine, router), connected(router) as (reader, writer):
         writer.write(request_bytes("one") + request_bytes("two"))
         for word in ("one", "two"):
             call = await engine.call()
@@ -179,9 +179,9 @@ async def test_a_second_request_on_the_same_connection_waits_for_the_first() -> 
             await reader.readuntil(f"answer {word}".encode())
 
 
-async def test_leaving_with_a_second_request_behind_the_first() -> None:
-    """The server cannot see it before the first answer's end, but nothing of either is left after that."""
-    async with one_by_one() as (engine, router):
+async def test_disconnect_with_a_second_request_behind_the_first() -> None:
+    """The server sees it only after the first answer; then nothing is left of either request."""
+    async with one_at_a_time() as (engine, router):
         async with connected(router) as (_, writer):
             writer.write(request_bytes("one", stream=True) + request_bytes("two", stream=True))
             call = await engine.call()
@@ -192,7 +192,7 @@ async def test_leaving_with_a_second_request_behind_the_first() -> None:
 
 BLOCK = chunk("x" * 16_000)
 BLOCKS = 1500
-"""Together more than the kernel buffers on both connections hold."""
+"""Together, the blocks exceed the kernel buffers of both connections."""
 
 
 async def flood(call: Call) -> None:
@@ -203,8 +203,8 @@ async def flood(call: Call) -> None:
     await call.end()
 
 
-async def others_go_on(engine: ScriptedEngine, router: RunningRouter) -> None:
-    """Many blocks of another stream go through, one by one."""
+async def check_others_are_served(engine: ScriptedEngine, router: RunningRouter) -> None:
+    """Assert that another stream passes, block by block."""
     async with router.post(chat(stream=True)) as post:
         call = await engine.call()
         await call.begin()
@@ -214,29 +214,29 @@ async def others_go_on(engine: ScriptedEngine, router: RunningRouter) -> None:
             assert await client.readexactly(len(chunk(f"{index}"))) == chunk(f"{index}")
 
 
-async def test_a_client_that_does_not_read_stops_its_own_engine_only() -> None:
-    """Beyond its part of the budget, its answer waits in the engine while another goes on; then it has every byte."""
+async def test_a_client_that_does_not_read_stalls_only_its_own_engine() -> None:
+    """Beyond its part of the budget its answer waits in the engine, while others go on; later it gets every byte."""
     async with (
         scripted_engine(send_buffer=1 << 16) as engine,
         running_router(engine.url, max_held_bytes=1 << 20) as router,
         router.post(chat(stream=True)) as slow,
     ):
         flooding = asyncio.create_task(flood(await engine.call()))
-        await others_go_on(engine, router)
+        await check_others_are_served(engine, router)
         assert not flooding.done(), "the router read on for a client that does not"
         assert await slow.read() == BLOCK * BLOCKS + chunk("", "stop") + DONE
         await flooding
 
 
-async def test_a_client_that_does_not_read_may_still_leave() -> None:
-    """Its engine is let go although the router waits to write."""
+async def test_a_client_that_does_not_read_can_disconnect() -> None:
+    """The call to its engine ends although the router is waiting to write."""
     settings = {"max_held_bytes": 1 << 20}
     async with scripted_engine(send_buffer=1 << 16) as engine, running_router(engine.url, **settings) as router:
         async with router.post(chat(stream=True)):
             call = await engine.call()
             flooding = asyncio.create_task(flood(call))
-            await others_go_on(engine, router)
+            await check_others_are_served(engine, router)
             assert not flooding.done()
-        await call.gone()
+        await call.wait_closed()
         with pytest.raises(ConnectionError):
             await flooding

@@ -1,12 +1,12 @@
-"""When the router may end."""
+"""Graceful shutdown: which calls are served, and when the router can exit."""
 
 from router.front.drain import Drain
 from tests.support.running import CHAT, chat, running_router
 from tests.support.scripted_engine import scripted_engine
 
 
-def test_draining_is_over_with_the_last_call_or_the_time() -> None:
-    """Neither before it has begun, nor while a call is under way and there is time."""
+def test_draining_is_over_after_the_last_call_or_the_timeout() -> None:
+    """It is not over before it has begun, nor while a call is in flight and time is left."""
     now = 0.0
     drain = Drain(10.0, lambda: now)
 
@@ -25,8 +25,8 @@ def test_draining_is_over_with_the_last_call_or_the_time() -> None:
     assert over()
 
 
-async def test_what_waits_when_draining_begins_is_served() -> None:
-    """It was taken; only what comes later is refused, on both paths, while all else is answered."""
+async def test_requests_that_wait_when_draining_begins_are_served() -> None:
+    """Only later calls are refused and `/ready` turns 503; the control plane still answers."""
     async with scripted_engine() as engine, running_router(engine.url, max_inflight=1, window="fixed") as router:
         async with router.post(chat()) as first, router.post(chat()) as second:
             call = await engine.call()

@@ -1,4 +1,4 @@
-"""One HTTP exchange, before a server that is written out message by message."""
+"""One HTTP exchange with a scripted ASGI server."""
 
 import asyncio
 import gc
@@ -23,7 +23,7 @@ def body(block: bytes, more: bool = False) -> Message:
 
 
 class Server:
-    """Hands out these messages, then whatever is put into `inbox`; keeps what is sent."""
+    """Delivers these messages, then those put into `inbox`, and records what is sent."""
 
     def __init__(
         self, messages: Sequence[Message] = (), length: bytes | None = None, headers: Sequence[Header] = ()
@@ -33,33 +33,33 @@ class Server:
             self.inbox.put_nowait(message)
         self.sent: list[Message] = []
         sent = [*headers] if length is None else [*headers, (b"content-length", length)]
-        self.leave: Callable[[], None] = lambda: None
-        """What the application wants called when the client leaves."""
+        self.disconnect: Callable[[], None] = lambda: None
+        """The callback that the application registers for a disconnect."""
         scope: Message = {"type": "http", "path": "/p", "method": "POST", "headers": sent, "client": ("10.0.0.1", 5)}
-        scope["extensions"] = {ON_DISCONNECT: self._when_left}
+        scope["extensions"] = {ON_DISCONNECT: self._on_disconnect}
         self.exchange = Exchange(scope, self.inbox.get, self._send)
         self.exchange.request_id = "id"
 
     async def _send(self, message: Message) -> None:
         self.sent.append(message)
 
-    def _when_left(self, leave: Callable[[], None]) -> None:
-        self.leave = leave
+    def _on_disconnect(self, disconnect: Callable[[], None]) -> None:
+        self.disconnect = disconnect
 
 
 def hold() -> Hold:
-    """A part of a budget with room for anything."""
+    """Return a hold in a budget with room for any body here."""
     return ByteBudget(2**20).hold("owner")
 
 
-async def test_last_of_repeated_headers_counts() -> None:
-    """A proxy that appends its header is not overruled by the one that the client sent."""
+async def test_the_last_of_repeated_headers_counts() -> None:
+    """A header that a proxy appends overrules the one that the client sent."""
     exchange = Server(headers=[(b"x-client-id", b"forged"), (b"x-client-id", b"true")]).exchange
     assert exchange.headers == {b"x-client-id": b"true"}
 
 
-async def test_a_body_is_whole_however_it_is_cut() -> None:
-    """Up to its limit, in one block or in several."""
+async def test_a_body_is_complete_however_it_is_split() -> None:
+    """Bodies up to the limit arrive in one block or in several."""
     assert await Server([body(b"abc")], b"3").exchange.body(3, hold()) == b"abc"
     assert await Server([body(b"a", True), body(b"", True), body(b"bc")]).exchange.body(3, hold()) == b"abc"
     assert await Server([{"type": "http.request"}]).exchange.body(0, hold()) == b""
@@ -76,16 +76,18 @@ async def test_a_body_is_whole_however_it_is_cut() -> None:
         ([body(b"a", True), GONE], None, ClientGone),
     ],
 )
-async def test_a_body_that_cannot_be_had(messages: list[Message], length: bytes | None, wrong: type[Exception]) -> None:
-    """Too long, as told or as it comes; of no length at all; or its client leaves. Nothing more is asked of it."""
+async def test_unreadable_bodies_raise_errors(
+    messages: list[Message], length: bytes | None, expected: type[Exception]
+) -> None:
+    """The body is too long, declared or not, its length is no number, or the client disconnects; no more is read."""
     server = Server(messages, length)
-    with pytest.raises(wrong):
+    with pytest.raises(expected):
         await server.exchange.body(3, hold())
     assert server.inbox.empty()
 
 
-async def test_a_body_counts_while_it_comes_and_as_long_as_it_is_held() -> None:
-    """In its owner's part of the budget: what goes beyond that is refused, and all of it comes back."""
+async def test_a_body_counts_in_the_budget_while_it_arrives_and_is_held() -> None:
+    """A body beyond the owner's part is refused, and all bytes are released."""
     budget = ByteBudget(100)
     server = Server([body(b"x" * 40, True)])
     with budget.hold("owner") as hold:
@@ -100,20 +102,20 @@ async def test_a_body_counts_while_it_comes_and_as_long_as_it_is_held() -> None:
     assert budget.held == 0
 
 
-async def test_a_body_for_which_there_is_no_room_is_not_read() -> None:
-    """Its length tells."""
+async def test_a_body_without_room_in_the_budget_is_not_read() -> None:
+    """Its declared length is enough."""
     server = Server([], b"60")
     with ByteBudget(100).hold("owner") as hold, pytest.raises(Refused):
         await server.exchange.body(100, hold)
 
 
-async def test_a_client_that_leaves_cuts_short_whatever_is_awaited() -> None:
-    """And that is told apart from a task that is cancelled."""
+async def test_a_disconnect_cancels_whatever_is_awaited() -> None:
+    """The task does not count as cancelled afterwards."""
     server = Server()
 
     async def wait() -> None:
         with server.exchange.while_connected():
-            asyncio.get_running_loop().call_soon(server.leave)
+            asyncio.get_running_loop().call_soon(server.disconnect)
             await asyncio.Event().wait()
 
     with pytest.raises(ClientGone):
@@ -123,8 +125,8 @@ async def test_a_client_that_leaves_cuts_short_whatever_is_awaited() -> None:
     assert task.cancelling() == 0
 
 
-async def test_a_cancelled_task_is_no_client_that_left() -> None:
-    """Whoever stops the server finds its tasks cancelled, not answered."""
+async def test_a_cancelled_task_is_not_a_disconnect() -> None:
+    """At shutdown, the server finds its tasks cancelled."""
     server = Server()
     entered = asyncio.Event()
 
@@ -140,19 +142,19 @@ async def test_a_cancelled_task_is_no_client_that_left() -> None:
         await task
 
 
-async def test_a_client_that_leaves_after_the_end_cuts_nothing_short() -> None:
-    """The server may say so of the next call on the same connection."""
+async def test_a_disconnect_after_the_end_cancels_nothing() -> None:
+    """The server may report it for the next call on the same connection."""
     server = Server()
     with server.exchange.while_connected():
         await server.exchange.respond(200, [], b"done")
-    server.leave()
+    server.disconnect()
     task = asyncio.current_task()
     assert task is not None
     assert (len(server.sent), task.cancelling()) == (2, 0)
 
 
-async def test_nothing_of_a_call_is_left_to_the_collector() -> None:
-    """Its task is freed with its end, by its reference counts: the collector looks for cycles seldom."""
+async def test_a_call_leaves_no_reference_cycles() -> None:
+    """Reference counts alone free the task at its end, without the garbage collector."""
     server = Server()
 
     async def call() -> None:
@@ -169,8 +171,8 @@ async def test_nothing_of_a_call_is_left_to_the_collector() -> None:
         gc.enable()
 
 
-async def test_an_error_before_the_answer_is_its_status() -> None:
-    """With its own headers and the request id."""
+async def test_an_error_before_the_answer_sets_the_status() -> None:
+    """It carries the error's headers and the request id."""
     server = Server()
     await server.exchange.fail(RouterError("oops", reason="why"))
     start, end = server.sent
@@ -180,8 +182,8 @@ async def test_an_error_before_the_answer_is_its_status() -> None:
     assert not end.get("more_body")
 
 
-async def test_an_error_inside_the_answer_is_its_last_event() -> None:
-    """There is no second status line."""
+async def test_an_error_inside_a_stream_is_its_last_event() -> None:
+    """No second status line is sent."""
     server = Server()
     await server.exchange.begin(200, [])
     await server.exchange.write(b": wait\n\n")
@@ -193,8 +195,8 @@ async def test_an_error_inside_the_answer_is_its_last_event() -> None:
     assert not last.get("more_body")
 
 
-async def test_a_long_body_is_put_together_as_it_came() -> None:
-    """Of blocks of any size, byte for byte."""
+async def test_a_long_body_is_joined_unchanged() -> None:
+    """Blocks of any size give the same bytes."""
     whole = bytes(range(256)) * (3 * 2**12 + 1)
     for size in (2**16 + 1, 2**20 - 1, 2**20, 2**22):
         blocks = [whole[at : at + size] for at in range(0, len(whole), size)]
@@ -202,5 +204,5 @@ async def test_a_long_body_is_put_together_as_it_came() -> None:
         exchange = Server([*messages, body(b"")]).exchange
         with ByteBudget(2**30).hold("owner") as hold:
             same = await exchange.body(2**26, hold) == whole
-            assert same  # pytest would tell for minutes how megabytes differ
+            assert same  # pytest would take minutes to show the difference of megabytes
             assert hold.amount == len(whole)

@@ -23,7 +23,7 @@ from schemathesis.specs.openapi.checks import (
 from router.api.registry import FAMILIES
 from router.config.settings import Settings
 from router.process.single import build
-from tests.support.running import PATIENCE, RunningRouter, chat, emulated_workers, gateway_of, running_router
+from tests.support.running import TIMEOUT_S, RunningRouter, chat, emulated_workers, gateway_of, running_router
 
 KEY: Final = "k" * 16
 HEADERS: Final = {"authorization": f"Bearer {KEY}"}
@@ -96,7 +96,7 @@ def try_out(operation: Operation, there: Mapping[str, str]) -> list[int]:
     statuses = []
 
     def call(case: AnyCase) -> None:
-        statuses.append(case.call_and_validate(headers=HEADERS, checks=CHECKS, timeout=PATIENCE).status_code)
+        statuses.append(case.call_and_validate(headers=HEADERS, checks=CHECKS, timeout=TIMEOUT_S).status_code)
 
     def aimed(case: AnyCase) -> None:
         aim(case, there)

@@ -117,7 +117,7 @@ async def test_what_did_not_ask_for_a_stream_may_be_answered_by_one(kind: str) -
                 assert await (await post.response()).content.readexactly(len(block)) == block
             assert (await post.response()).headers["content-type"] == kind
             (await post.response()).close()
-            await call.gone()
+            await call.wait_closed()
         await until(lambda: not router.scheduler.live)
         assert await service(router, "user-ann") == (7, 0, 0)
 

@@ -110,7 +110,7 @@ async def test_a_worker_that_hangs_is_given_up() -> None:
     ):
         for stream in (True, False):
             async with router.post(chat(stream=stream, max_tokens=1)) as post:
-                await (await next_call(one, two)).gone()
+                await (await next_call(one, two)).wait_closed()
                 await (await next_call(one, two)).answer()
                 assert b"yes" in await post.read()
 

@@ -23,7 +23,7 @@ async def taken(*engines: ScriptedEngine) -> Any:
 @each_api
 async def test_every_event_goes_through_at_once_and_as_it_came(api: ChatApi) -> None:
     """The usage at the end is charged: what was in the cache, and what was not."""
-    blocks = [api.start, b": hi\n\n", *api.odd, api.delta("a") + api.delta("b"), *api.end("ab")]
+    blocks = [api.start, b": hi\n\n", *api.unknown_events, api.delta("a") + api.delta("b"), *api.end("ab")]
     async with scripted_engine() as engine, running_router(engine.url) as router:
         async with router.post(api.ask(stream=True), api.path) as post:
             call = await engine.call()
@@ -48,11 +48,11 @@ async def test_tokens_are_charged_while_they_stream(api: ChatApi) -> None:
             response = await post.response()
             await response.content.readuntil(api.delta("a") * 7)
             response.close()
-            await call.gone()
+            await call.wait_closed()
         await until(lambda: not router.scheduler.live)
         extend, cached, output = await service(router, "user-ann")
         assert extend > 0
-        assert api.started in ((extend, cached), (None, cached))
+        assert api.charged_after_start in ((extend, cached), (None, cached))
         assert output == 7
 
 
@@ -62,12 +62,12 @@ async def test_a_conversation_stays_where_it_began(api: ChatApi, streamed: bool)
     """Prompt and answer are keyed as the chat that engines make of them: the next turn is predicted to be cached."""
     answer = "the sea is deep " * 100
     more: Any = {"role": "user", "content": [{"type": "text", "text": "More."}]}
-    turns: list[list[Any]] = [[ASKED], [ASKED, api.answered(answer), more]]
+    turns: list[list[Any]] = [[ASKED], [ASKED, api.answer_turn(answer), more]]
     as_chat = [{"role": "system", "content": SYSTEM}, ASKED, {"role": "assistant", "content": answer}, more]
     async with scripted_engine() as one, scripted_engine() as two, running_router(one.url, two.url) as router:
         at, predicted = [], []
         for turn, used in zip(turns, (Used(650, 0, 400), Used(50, 1000, 400)), strict=True):
-            body = api.ask(*turn, stream=streamed, **api.system(again=turn is turns[1]))
+            body = api.ask(*turn, stream=streamed, **api.system_prompt(again=turn is turns[1]))
             async with router.post(body, api.path) as post:
                 call = await taken(one, two)
                 if streamed:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.running import RunningRouter, emulated_workers, running_router, until
 from tests.support.scripted_engine import scripted_engine
-from tests.support.served import service, whole_service
+from tests.support.served import service, total_service
 
 EMBEDDINGS = "/v1/embeddings"
 CALLS: list[tuple[str, dict[str, Any]]] = [
@@ -51,7 +51,7 @@ async def test_the_official_client_reads_embeddings(engines: list[str]) -> None:
                     told.append(([each.embedding for each in answer.data], answer.usage))
         assert told[0] == told[2]
         assert told[1] == told[3]
-        assert await whole_service(router) == (2 * told[0][1].prompt_tokens, 0)
+        assert await total_service(router) == (2 * told[0][1].prompt_tokens, 0)
 
 
 @pytest.mark.parametrize(("path", "body"), CALLS, ids=[path for path, _ in CALLS])
@@ -60,7 +60,7 @@ async def test_whatever_scores_is_charged_by_its_usage(engines: list[str], path:
     async with running_router(*engines) as router:
         answer = await call(router, path, body)
         assert answer["model"] in ("m", "default")
-        assert await whole_service(router) == (answer["usage"]["prompt_tokens"], 0)
+        assert await total_service(router) == (answer["usage"]["prompt_tokens"], 0)
 
 
 @pytest.mark.parametrize(("path", "body"), OF_VLLM, ids=[path for path, _ in OF_VLLM])
@@ -69,19 +69,19 @@ async def test_so_is_what_vllm_alone_serves(path: str, body: dict[str, Any]) -> 
     with emulated_workers(1, "--dialect", "vllm") as urls:
         async with running_router(*urls) as router:
             answer = await call(router, path, body)
-            assert await whole_service(router) == (answer["usage"]["prompt_tokens"], 0)
+            assert await total_service(router) == (answer["usage"]["prompt_tokens"], 0)
 
 
 async def test_tokens_are_charged_as_they_are_counted(engines: list[str]) -> None:
     """What comes back of them is the text again; both ways cost as many tokens as there are."""
     async with running_router(*engines) as router:
         ids = (await call(router, "/tokenize", {"model": "m", "prompt": "Hello, my world."}))["tokens"]
-        assert await whole_service(router) == (len(ids), 0)
+        assert await total_service(router) == (len(ids), 0)
         answer = await call(router, "/detokenize", {"tokens": ids})
         assert "Hello, my world." in answer.values()
-        assert await whole_service(router) == (2 * len(ids), 0)
+        assert await total_service(router) == (2 * len(ids), 0)
         count = (await call(router, "/tokenize", {"messages": [{"role": "user", "content": "Hello"}]}))["count"]
-        assert await whole_service(router) == (2 * len(ids) + count, 0)
+        assert await total_service(router) == (2 * len(ids) + count, 0)
 
 
 async def test_the_same_texts_go_where_they_were() -> None:

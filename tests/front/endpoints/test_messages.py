@@ -11,7 +11,7 @@ import pytest
 from tests.support.as_chats import ASKED, SYSTEM, Messages
 from tests.support.running import emulated_workers, running_router
 from tests.support.scripted_engine import scripted_engine
-from tests.support.served import whole_service
+from tests.support.served import total_service
 
 API = Messages()
 TURN: Any = [ASKED]
@@ -46,7 +46,7 @@ async def test_the_official_client_reads_a_message(engines: list[str]) -> None:
         counted = await ours.messages.count_tokens(model="m", system=SYSTEM, messages=TURN)
         beside = (whole.usage.cache_read_input_tokens or 0) + (whole.usage.cache_creation_input_tokens or 0)
         assert counted.input_tokens == whole.usage.input_tokens + beside
-        assert await whole_service(router) == (3 * counted.input_tokens, 24)
+        assert await total_service(router) == (3 * counted.input_tokens, 24)
         (client,) = (await router.fairness())["clients"]
         assert client.startswith("key-")
 

@@ -33,7 +33,7 @@ OUTSIDE: list[tuple[str, dict[str, object]]] = [
 
 def as_sglang(engine: ScriptedEngine, *, embeds: bool = False) -> None:
     """Let it answer polls like an SGLang of 512 tokens."""
-    engine.polled |= {
+    engine.poll_answers |= {
         "/v1/models": (200, SGLANG_MODELS),
         "/ready": (200, b""),
         "/v1/loads": (404, b""),
@@ -60,7 +60,7 @@ async def test_a_worker_that_is_seen_to_be_healthy_is_one_that_is_sent_calls() -
     """Not before the question for its vocabulary is answered, since it joins after that."""
     async with scripted_engine() as engine, httpx.AsyncClient() as client:
         as_sglang(engine)
-        engine.asks_back = True
+        engine.forwards_vocabulary_probes = True
         backend, told = WorkerEndpoint(WorkerId("w"), engine.url), list[Event]()
         polling = asyncio.create_task(WorkerProbe(backend, told.append).poll_health(client))
         question = await engine.call()

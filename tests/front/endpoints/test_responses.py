@@ -10,7 +10,7 @@ import pytest
 from tests.support.as_chats import SYSTEM, Responses
 from tests.support.running import emulated_workers, running_router
 from tests.support.scripted_engine import scripted_engine
-from tests.support.served import whole_service
+from tests.support.served import total_service
 
 API = Responses()
 
@@ -41,7 +41,7 @@ async def test_the_official_client_reads_a_response(engines: list[str]) -> None:
         last = events[-1]
         assert last.type in ("response.incomplete", "response.completed")  # SGLang, and vLLM
         assert last.response.output_text == whole.output_text
-        assert await whole_service(router) == (2 * whole.usage.input_tokens, 24)
+        assert await total_service(router) == (2 * whole.usage.input_tokens, 24)
 
 
 async def test_a_worker_that_dies_amid_a_stream_is_told_by_an_event_of_the_api() -> None:

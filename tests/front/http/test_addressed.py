@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from router.config.settings import Settings
-from tests.support.running import PATIENCE, RunningRouter, chat, running_router, until
+from tests.support.running import TIMEOUT_S, RunningRouter, chat, running_router, until
 from tests.support.scripted_engine import ScriptedEngine, scripted_engine
 
 RTSP = b"GET /health RTSP/1.1\r\nhost: localhost\r\n\r\n"
@@ -25,7 +25,7 @@ async def answers(router: RunningRouter, *pieces: bytes) -> bytes:
         *_, connection = router.connections._open
         for piece in pieces:
             connection.data_received(piece)  # type: ignore[attr-defined]
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT_S):
             return await reader.read()
     finally:
         writer.close()

@@ -18,7 +18,7 @@ from router.front.byte_budget import ByteBudget
 from router.front.exchange import ClientGone, Exchange
 from router.front.http.connection import ACCEPTS_PER_TURN, accept_sockets, connection_class
 from router.front.http.connection_limits import Connections, FrontLimits
-from tests.support.running import CHAT, PATIENCE, RunningRouter, chat, running_router, until
+from tests.support.running import CHAT, TIMEOUT_S, RunningRouter, chat, running_router, until
 from tests.support.scripted_engine import DONE, ScriptedEngine, chunk, scripted_engine, usage_chunk
 
 SOON = 0.15
@@ -46,7 +46,7 @@ async def connected(
 
 async def to_the_end(reader: asyncio.StreamReader) -> bytes:
     """What comes until the router closes."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT_S):
         return await reader.read()
 
 
@@ -132,7 +132,7 @@ async def test_a_dribble_gains_no_time() -> None:
     async with served(header_timeout=SOON) as (_, router), connected(router) as (reader, writer):
         reading = asyncio.ensure_future(to_the_end(reader))
         writer.write(b"GET /health HTTP/1.1\r\nx: ")
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT_S):
             while not reading.done():
                 writer.write(b"y")
                 await asyncio.sleep(0.01)
@@ -178,7 +178,7 @@ async def test_too_many_connections_of_one_address_are_refused() -> None:
 async def test_a_flood_of_connections_costs_the_flooder() -> None:
     """When all are too many, the longest idle one of the address that has most gives way, and no call is cut."""
     flooder = "127.0.0.2"
-    async with served(max_connections=3, header_timeout=PATIENCE) as (engine, router):
+    async with served(max_connections=3, header_timeout=TIMEOUT_S) as (engine, router):
         async with connected(router, flooder) as (_, busy), connected(router, flooder) as (idle, was_busy):
             busy.write(request_bytes())
             call = await engine.call()
@@ -268,7 +268,7 @@ async def test_a_second_call_does_not_hide_that_the_client_left(early: bytes, at
             if not at_once:
                 writer.write(early)
                 await writer.drain()
-        await call.gone()
+        await call.wait_closed()
         await router.check_at_rest()
         assert engine.calls.empty()
 
@@ -305,7 +305,7 @@ async def test_who_sends_too_much_too_early_is_cut() -> None:
         writer.write(b"x" * 200_000)
         with pytest.raises(ConnectionError):
             await to_the_end(reader)
-        await call.gone()
+        await call.wait_closed()
 
 
 async def test_the_rest_of_a_refused_body_is_not_read_for_ever() -> None:
@@ -342,7 +342,7 @@ async def test_a_client_that_does_not_read_is_cut_off() -> None:
             await asyncio.get_running_loop().sock_sendall(raw, request_bytes(stream=True))
             call = await engine.call()
             flood = asyncio.ensure_future(call.stream(*[BLOCK] * 10_000))
-            await call.gone()
+            await call.wait_closed()
             with pytest.raises(ConnectionError):
                 await flood
             await router.check_at_rest()
@@ -370,7 +370,7 @@ async def test_what_a_client_does_not_read_is_bounded() -> None:
                     most = max(most, router.connections.unread_bytes)
             assert 0 < most <= 1 << 19
             assert not flood.done()
-        await call.gone()
+        await call.wait_closed()
         with pytest.raises(ConnectionError):
             await flood
 
@@ -484,5 +484,5 @@ async def test_who_has_left_already_is_told_too() -> None:
         _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
         writer.write(request_bytes())
         writer.close()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT_S):
             await ended

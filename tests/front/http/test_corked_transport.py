@@ -17,7 +17,7 @@ from router.front.exchange import Exchange
 from router.front.http.connection import connection_class
 from router.front.http.connection_limits import Connections, FrontLimits
 from router.front.http.corked_transport import JOINED_BYTES, CorkedTransport
-from tests.support.running import PATIENCE, until
+from tests.support.running import TIMEOUT_S, until
 
 HEAD_END = b"\r\n\r\n"
 GET = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -272,7 +272,7 @@ def test_a_head_and_its_block_are_one_write_to_the_socket() -> None:
         made = served(whole)
         loop = asyncio.get_running_loop()
         listening = await loop.create_server(lambda: Between(made(), writes), "127.0.0.1", 0)
-        async with listening, asyncio.timeout(PATIENCE):
+        async with listening, asyncio.timeout(TIMEOUT_S):
             reader, writer = await asyncio.open_connection(*listening.sockets[0].getsockname())
             for _ in range(3):
                 writer.write(GET)

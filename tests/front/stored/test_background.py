@@ -41,7 +41,7 @@ def allowed(engine: ScriptedEngine, **settings: Any) -> Any:
 
 def keep(engine: ScriptedEngine, status: int, body: bytes) -> None:
     """What the engine answers to looks at the response from now on."""
-    engine.polled[f"{RESPONSES}/{NAME}"] = (status, body)
+    engine.poll_answers[f"{RESPONSES}/{NAME}"] = (status, body)
 
 
 async def begin(router: RunningRouter, engine: ScriptedEngine) -> None:
@@ -101,7 +101,7 @@ async def test_what_is_deleted_frees_its_place() -> None:
     async with scripted_engine() as engine, allowed(engine) as router:
         router.scheduler_host.attach(endings := Endings())
         await begin(router, engine)
-        del engine.polled[f"{RESPONSES}/{NAME}"]
+        del engine.poll_answers[f"{RESPONSES}/{NAME}"]
         pending = asyncio.ensure_future(router.http.delete(f"{RESPONSES}/{NAME}", headers=ANN))
         deleted = False
         while not deleted or router.scheduler.live:
@@ -164,7 +164,7 @@ async def test_a_stream_that_is_cancelled_ends() -> None:
             await (await engine.call()).respond(200, encoded(NAME, "cancelled", used=None))
             assert (await pending).status == 200
             assert await content.read() == b""
-        await call.gone()
+        await call.wait_closed()
         await router.check_at_rest()
         assert (await service(router, await the_client(router)))[2] == 3
 
