@@ -1,7 +1,7 @@
-"""Which fields that the router adds to a call a worker accepts: by its engine's version, and by what it has refused.
+"""Which of the fields that the router adds to calls a worker accepts, by its engine's version and its past refusals.
 
-The table holds what engines were seen to accept and what their sources say; it is never assumed that an engine ignores
-a field that it does not know. Of an engine whose version is not known the newest is assumed, until it refuses a field.
+The table holds what engines were observed to accept and what their sources say; an engine is never assumed to ignore a
+field that it does not know. An engine of unknown version is taken for the newest until it refuses a field.
 """
 
 import re
@@ -15,7 +15,7 @@ from router.api.endpoints.messages import PATH as MESSAGES
 from router.api.endpoints.responses import PATH as RESPONSES
 
 BAD_REQUEST: Final = frozenset({400, 422})
-"""By these an engine refuses what stands in a body."""
+"""Statuses with which an engine refuses the content of a body."""
 Version = tuple[int, ...]
 
 _NUMBERS: Final = re.compile(r"\d+(?:\.\d+)*")
@@ -33,33 +33,34 @@ ACCEPTED_SINCE: Final[Mapping[str, Mapping[str, Mapping[Addition, Version]]]] = 
     # OpenAI's own API, and nothing beyond it.
     "generic": {CHAT: {Addition.USAGE: ()}, COMPLETIONS: {Addition.USAGE: ()}},
 }
-"""By engine and path: the first version that accepts a field."""
-
+"""The first version that accepts each field, by engine and path."""
 
 SALTED_SINCE: Final[Mapping[str, Mapping[str, Version | None]]] = {
     "vllm": {CHAT: (0, 9, 0), COMPLETIONS: (0, 10, 0), RESPONSES: (0, 10, 0), MESSAGES: (0, 32, 0)},
     "sglang": {CHAT: (0, 5, 3), COMPLETIONS: (0, 5, 3), RESPONSES: (0, 5, 3), MESSAGES: None},
 }
-"""By engine and path: the first version that keeps prefixes apart by `cache_salt`; None where no version does."""
+"""The first version that isolates prefixes by `cache_salt`, by engine and path; None if no version does."""
 
 
 def unsalted_paths(engine: str, version: str | None) -> list[str]:
-    """The paths on which an engine passes over `cache_salt`, so that clients find each other's prefixes there."""
+    """Return the paths on which an engine ignores `cache_salt`, so that clients share each other's prefixes there."""
     known = parse_version(version)
     since = SALTED_SINCE.get(engine, dict.fromkeys((CHAT, COMPLETIONS, RESPONSES, MESSAGES)))
     return [path for path, first in since.items() if first is None or (known is not None and known < first)]
 
 
-def parse_version(told: str | None) -> Version | None:
-    """The numbers of a release; None for a build between releases, whose numbers may mean nothing."""
-    if told is None or "dev" in told or (found := _NUMBERS.match(told.removeprefix("v"))) is None:
+def parse_version(text: str | None) -> Version | None:
+    """Return the numbers of a release; None for a build between releases, whose numbers may mean nothing."""
+    if text is None or "dev" in text or (found := _NUMBERS.match(text.removeprefix("v"))) is None:
         return None
     version = tuple(int(number) for number in found[0].split("."))
     return version if any(version) else None
 
 
 class AcceptedFields:
-    """What one worker accepts: by the table, less what it has refused since its version was last another."""
+    """The added fields that one worker accepts: those of the table, less those it has refused since it last changed
+    its version.
+    """
 
     __slots__ = ("_accepted", "_refused", "engine", "version")
 
@@ -70,37 +71,39 @@ class AcceptedFields:
         self._refused: dict[str, AddedFields] = {}
 
     def __getitem__(self, path: str) -> AddedFields:
-        """What may be added to a call to this path."""
+        """The fields that may be added to a call to this path."""
         return self._accepted.get(path, NO_FIELDS)
 
     @property
     def refused(self) -> Mapping[str, AddedFields]:
-        """What it has refused against the table, by path."""
+        """The fields that the table lists but the worker has refused, by path."""
         return self._refused
 
     @property
     def missing(self) -> Mapping[str, AddedFields]:
-        """What the router would add and this worker does not accept, by path; nothing before it is known what it is."""
+        """The fields that the router would add but the worker does not accept, by path; empty while the engine is
+        unknown.
+        """
         if not self.engine:
             return {}
         lacking = {path: ALL_FIELDS - self[path] for path in (CHAT, COMPLETIONS)}
         return {path: fields for path, fields in lacking.items() if fields}
 
     def set_engine(self, engine: str, version: str | None) -> None:
-        """The worker has told what it is. Another version, or an unknown one, may accept what was refused before."""
+        """Set the worker's engine and version. A new or unknown version clears the refusals: it may accept more."""
         if (engine, version) != (self.engine, self.version) or version is None:
             self.engine, self.version = engine, version
             self._accepted = accepted_by(engine, version)
             self._refused = {}
 
     def refuse(self, path: str, fields: AddedFields) -> None:
-        """The worker has refused these: they are not added any more."""
+        """Record that the worker has refused these fields, so that they are no longer added."""
         self._refused[path] = self._refused.get(path, NO_FIELDS) | fields
         self._accepted[path] = self[path] - fields
 
 
 def accepted_by(engine: str, version: str | None) -> dict[str, AddedFields]:
-    """What an engine accepts by the table, by path."""
+    """Return the fields that an engine accepts according to the table, by path."""
     known = parse_version(version)
     return {
         path: frozenset(field for field, since in fields.items() if known is None or known >= since)

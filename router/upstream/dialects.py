@@ -1,7 +1,7 @@
-"""How vLLM and SGLang differ where the router asks them about themselves. Pure: answers in, facts out.
+"""How vLLM and SGLang report health, load and cache, where they differ. Pure: answers in, facts out.
 
-Read in the sources of vLLM 0.33 and SGLang 0.5.23. Every function that reads an answer raises WorkerBroke where it is
-not what that engine sends.
+Taken from the sources of vLLM 0.33 and SGLang 0.5.23. Every function that reads an answer raises WorkerBroke if the
+answer is not what that engine sends.
 """
 
 import re
@@ -23,99 +23,100 @@ _RANGE: Final = re.compile(rb"logit_bias[^\[\]]{0,40}\[0, (\d{1,18})\]")
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What an engine has to do at this moment, over all its data-parallel ranks."""
+    """An engine's current load, summed over its data-parallel ranks."""
 
     running: int
     waiting: int
     kv_tokens: int | None = None
-    """Capacity of its KV cache in tokens, where it tells."""
+    """Capacity of the KV cache in tokens; None if not reported."""
     places: int | None = None
-    """The most requests that it runs at a time, where it tells."""
+    """The most requests that run at a time; None if not reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """How an engine was built and started. What it does not say is as by default."""
+    """An engine's version and start flags. Anything not reported is assumed to be the engine's default."""
 
     version: str | None = None
     reorders: bool = False
-    """Whether it serves in another order than that of arrival."""
+    """True if it serves requests in another order than that of arrival."""
     batch_tokens: int | None = None
     """The most prompt tokens that it computes in one step."""
     disaggregated: bool = False
-    """Whether it does the prefill or the decode alone, so that a call to it by itself may hang."""
+    """True if it does prefill only or decode only, so that a call to it alone may hang."""
     caches: bool = True
-    """Whether it keeps a prefix cache; a vLLM says so in its metrics instead."""
+    """True if it keeps a prefix cache; vLLM reports this in its metrics instead."""
     embeds: bool = False
-    """Whether it makes embeddings alone; an SGLang that does dies of a chat or completion."""
+    """True if it computes embeddings only; such an SGLang crashes on a chat or completion."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What one kind of engine calls things."""
+    """The paths and answer formats of one kind of engine."""
 
     name: str
     health_path: str
-    """Answers 200 at once, and computes nothing, where the engine can serve."""
+    """Answers 200 at once, and computes nothing, if the engine can serve."""
     load_readers: Mapping[str, Callable[[bytes], Load]]
-    """Where it tells its load, best first; the next one is for engines that answer 404."""
+    """Paths that report the load, best first, with the reader of each; after a 404 the next path is tried."""
     info_path: str | None = None
-    """Where it tells its version, and with what it was started, for `read_engine_info`."""
+    """The path that reports its version and start flags, for `read_engine_info`."""
     cache_path: str | None = None
-    """Where it tells about its prefix cache, for `read_cache`."""
+    """The path that reports on its prefix cache, for `read_cache`."""
     read_cache: Callable[[bytes], CacheReport] = lambda _body: CacheReport()
     read_work: Callable[[bytes], WorkReport] = lambda _body: WorkReport()
-    """What it has computed, by the same page."""
+    """Reads the tokens computed so far from the same answer."""
     refusal_names_vocabulary: bool = False
-    """Whether it refuses `out_of_vocabulary_call` and names the range; one that looks at every id itself need not."""
+    """True if it refuses `out_of_vocabulary_call` and names the range of token ids; False if it checks every id itself,
+    so that the router need not."""
     flush_path: str | None = None
-    """A POST there empties its prefix cache, where that is allowed."""
+    """A POST to this path empties its prefix cache, if the operator has allowed that."""
 
 
 def read_models(body: bytes) -> frozenset[str]:
-    """Names, adapters included, in the answer to `MODELS_PATH`."""
+    """Return the model names, adapters included, in the answer to `MODELS_PATH`."""
     return frozenset(card["id"] for card in _model_cards(body))
 
 
 def read_parents(body: bytes) -> dict[str, str]:
-    """The adapters in that answer, each with the model that it is on."""
+    """Return the adapters in the answer to `MODELS_PATH`, each with its base model."""
     cards = [(card["id"], card.get("parent")) for card in _model_cards(body)]
     return {name: parent for name, parent in cards if isinstance(parent, str) and parent}
 
 
 def context_tokens(body: bytes) -> int | None:
-    """How long prompt and answer together may be, by the answer to `MODELS_PATH`; of several models the least."""
-    told = [length for card in _model_cards(body) if type(length := card.get("max_model_len")) is int]
-    return min(told, default=None)
+    """Return the most tokens of prompt and answer together in the answer to `MODELS_PATH`: the least of all models."""
+    lengths = [length for card in _model_cards(body) if type(length := card.get("max_model_len")) is int]
+    return min(lengths, default=None)
 
 
 def detect_dialect(body: bytes) -> Dialect:
-    """Which engine it is, by the answer to `MODELS_PATH`: each signs its models in `owned_by`."""
+    """Recognize the engine by the answer to `MODELS_PATH`, where it puts its name in `owned_by`."""
     owners = [card.get("owned_by") for card in _model_cards(body)]
     return next((dialect for dialect in (VLLM, SGLANG) if dialect.name in owners), GENERIC)
 
 
 def read_engine_info(body: bytes) -> EngineInfo:
-    """What an engine says of itself, by the answer to its `about_path`."""
-    told = read_object(body)
-    version, batch = told.get("version"), told.get("chunked_prefill_size")
+    """Read the answer to an engine's `info_path`."""
+    info = read_object(body)
+    version, batch = info.get("version"), info.get("chunked_prefill_size")
     return EngineInfo(
         version=version if isinstance(version, str) else None,
-        reorders=told.get("schedule_policy", "fcfs") != "fcfs",
+        reorders=info.get("schedule_policy", "fcfs") != "fcfs",
         batch_tokens=batch if type(batch) is int and batch > 0 else None,
-        disaggregated=told.get("disaggregation_mode") in ("prefill", "decode"),
-        caches=told.get("disable_radix_cache") is not True,
-        embeds=told.get("is_embedding") is True,
+        disaggregated=info.get("disaggregation_mode") in ("prefill", "decode"),
+        caches=info.get("disable_radix_cache") is not True,
+        embeds=info.get("is_embedding") is True,
     )
 
 
 def out_of_vocabulary_call(model: str) -> bytes:
-    """A completion that is refused before anything is computed, for a token id that is in no vocabulary."""
+    """Return a completion call with a token id outside any vocabulary, refused before anything is computed."""
     return orjson.dumps({"model": model, "prompt": "Hi", "max_tokens": 1, "logit_bias": {"-1": 0.0}})
 
 
 def read_vocabulary(refusal: bytes) -> int | None:
-    """How many token ids there are, by the refusal of such a call, which names their range; None where it does not."""
+    """Return the number of token ids, from the range named in the refusal of such a call; None if it names none."""
     found = _RANGE.search(refusal)
     return int(found[1]) + 1 if found is not None else None
 
@@ -134,7 +135,7 @@ def _vllm_metrics(body: bytes) -> Load:
         config = _labels(labels)
         blocks, size = _whole(config.get(b"num_gpu_blocks")), _whole(config.get(b"block_size"))
         if blocks and size:
-            capacity += (blocks - 1) * size  # block 0 of each rank is never given out
+            capacity += (blocks - 1) * size  # block 0 of each rank is never allocated
     return Load(
         running=_total(text, b"vllm:num_requests_running"),
         waiting=_total(text, b"vllm:num_requests_waiting"),
@@ -143,9 +144,9 @@ def _vllm_metrics(body: bytes) -> Load:
 
 
 def _sglang_metrics(body: bytes) -> Load:
-    """Gauges that may be seconds old: they change with prefill batches and every 40th decode step.
+    """Read gauges that may be seconds old: they are updated with prefill batches and every 40th decode step.
 
-    Those of requests are not there before the first of these; that of the capacity always is.
+    The gauges of requests appear with the first request; the gauge of the capacity is always present.
     """
     text = b"\n" + body
     capacity = _by_rank(text, b"sglang:max_total_num_tokens")
@@ -177,7 +178,7 @@ def _vllm_cache(body: bytes) -> CacheReport:
     configs = [_labels(labels) for labels, _ in _samples(text, b"vllm:cache_config_info")]
     sizes = [_whole(config.get(b"block_size")) for config in configs]
     caching = {config.get(b"enable_prefix_caching") for config in configs}
-    idle = b"vllm:kv_block_idle_before_evict_seconds"  # only there with --kv-cache-metrics
+    idle = b"vllm:kv_block_idle_before_evict_seconds"  # present only with --kv-cache-metrics
     states = [(_labels(labels), value) for labels, value in _samples(text, b"vllm:engine_sleep_state")]
     return CacheReport(
         block_tokens=sizes[0] if sizes else None,
@@ -192,10 +193,11 @@ def _vllm_cache(body: bytes) -> CacheReport:
 
 
 def _vllm_work(body: bytes) -> WorkReport:
-    """Prompts are counted with their first token, so that one left before it never is; outputs as they come.
+    """Read the tokens computed so far.
 
-    Older versions do not tell prompts apart by where they came from. Their hits are counted when a prompt is scheduled,
-    and so a little earlier.
+    vLLM counts a prompt with its first output token, so one aborted before that is never counted, and outputs as they
+    are generated. Older versions do not count prompts by source; there, cache hits are subtracted, which vLLM counts
+    when a prompt is scheduled, and so a little earlier.
     """
     text = _whole_lines(body)
     sources = _samples(text, b"vllm:prompt_tokens_by_source_total")
@@ -206,30 +208,33 @@ def _vllm_work(body: bytes) -> WorkReport:
 
 
 def _sglang_work(body: bytes) -> WorkReport:
-    """Counted as it is computed; `prompt_tokens_total` and `generation_tokens_total` count at the end of a call.
+    """Read the tokens computed so far.
 
-    Each tensor rank repeats what its data-parallel rank counts. The first token of an answer comes of its prefill, and
-    is not among those of decoding.
+    `realtime_tokens_total` is updated as tokens are computed; `prompt_tokens_total` and `generation_tokens_total` only
+    at the end of a call. Each tensor-parallel rank repeats the count of its data-parallel rank. The first token of an
+    answer is produced by the prefill and does not count as decoded.
     """
     by_mode: dict[bytes, dict[bytes, float]] = {b"prefill_compute": {}, b"decode": {}}
     for labels, value in _samples(_whole_lines(body), b"sglang:realtime_tokens_total"):
-        told = _labels(labels)
-        ranks = by_mode.get(told.get(b"mode", b""))
+        named = _labels(labels)
+        ranks = by_mode.get(named.get(b"mode", b""))
         if ranks is not None:
-            rank = told.get(b"dp_rank", b"")
+            rank = named.get(b"dp_rank", b"")
             ranks[rank] = max(ranks.get(rank, 0.0), _amount(value))
     computed, decoded = by_mode[b"prefill_compute"], by_mode[b"decode"]
     return WorkReport(sum(computed.values()) if computed else None, sum(decoded.values()) if decoded else None)
 
 
 def _sglang_cache(body: bytes) -> CacheReport:
-    """Of its schedulers, each rank of which repeats what it counts, and of its tokenizer, whose series are parts."""
+    """Read the cache metrics of the schedulers, which every tensor-parallel rank repeats, and of the tokenizer, whose
+    series add up.
+    """
     text = _whole_lines(body)
     pages = _by_rank(text, b"sglang:page_size")
-    # A counter is shown from its first increment on; gauges are always there.
+    # A counter is absent until its first increment; gauges are always present.
     uncounted = 0.0 if pages and body.endswith(b"\n") else None
-    prompts = _sum(text, b"sglang:prompt_tokens_total")  # streamed ones apart from others
-    hits = _sum(text, b"sglang:cached_tokens_total")  # of device, host and storage
+    prompts = _sum(text, b"sglang:prompt_tokens_total")  # one series for streamed calls, one for others
+    hits = _sum(text, b"sglang:cached_tokens_total")  # one series each for device, host and storage
     evicted = _by_rank(text, b"sglang:evicted_tokens_total")
     return CacheReport(
         block_tokens=max(pages.values(), default=0) or None,
@@ -262,23 +267,23 @@ SGLANG: Final = Dialect(
     flush_path="/flush_cache",
 )
 GENERIC: Final = Dialect("generic", MODELS_PATH, {})
-"""An engine that speaks OpenAI's API and tells nothing about its load."""
+"""An engine that speaks OpenAI's API and reports nothing about its load."""
 
 
 # Prometheus text. Engines send hundreds of kilobytes of histograms, several times a second for each worker, so only
-# the few lines that are needed are looked for and parsed.
+# the few lines that are needed are searched for and parsed.
 
 _LABEL: Final = re.compile(rb'(\w+)="((?:[^"\\]|\\.)*+)"')
 
 
 def _samples(text: bytes, name: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Labels and value of each line of this metric; `text` begins with a line end."""
+    """Yield labels and value of each line of this metric; `text` must begin with a newline."""
     needle = b"\n" + name
     at = text.find(needle)
     while at >= 0:
         end = text.find(b"\n", at + 1)
         line = text[at + len(needle) : end if end >= 0 else len(text)]
-        if line.startswith((b"{", b" ")):  # else it is a longer name
+        if line.startswith((b"{", b" ")):  # otherwise the line is of a metric with a longer name
             labels, _, value = line.rpartition(b" ")
             yield labels, value
         at = text.find(needle, at + len(needle))
@@ -289,17 +294,17 @@ def _labels(labels: bytes) -> dict[bytes, bytes]:
 
 
 def _whole(digits: bytes | None) -> int | None:
-    """A number in a label; None where it is none, or beyond all sense."""
+    """Parse a whole number in a label; None if it is not one or absurdly large."""
     return int(digits) if digits and digits.isdigit() and len(digits) < 20 else None
 
 
 def _whole_lines(body: bytes) -> bytes:
-    """The page without a last line that was cut off: a number that lost its end is a smaller one."""
+    """Drop a last line that was cut off: a number without its last digits is a wrong one."""
     return b"\n" + body[: body.rfind(b"\n") + 1]
 
 
 def _sum(text: bytes, name: bytes) -> float | None:
-    """Of all series of this metric; None where there is none."""
+    """Sum all series of this metric; None if there is none."""
     values = [_amount(value) for _, value in _samples(text, name)]
     return sum(values) if values else None
 
@@ -308,9 +313,9 @@ def _amount(value: bytes) -> float:
     try:
         amount = float(value)
     except ValueError:
-        raise WorkerBroke("A worker's metrics hold a value that is no number.") from None
+        raise WorkerBroke("A worker's metrics contain a value that is not a number.") from None
     if not isfinite(amount) or amount < 0:
-        raise WorkerBroke("A worker's metrics hold a value that is no amount.")
+        raise WorkerBroke("A worker's metrics contain a value that is negative or not finite.")
     return amount
 
 
@@ -322,7 +327,9 @@ def _total(text: bytes, name: bytes) -> int:
 
 
 def _by_rank(text: bytes, name: bytes) -> dict[bytes, int]:
-    """The largest value of each data-parallel rank: its tensor ranks repeat it, and its priorities are parts of it."""
+    """Return the largest value of each data-parallel rank: tensor-parallel ranks repeat the value, and the series of
+    single priorities are parts of it.
+    """
     found: dict[bytes, int] = {}
     for labels, value in _samples(text, name):
         rank = _labels(labels).get(b"dp_rank", b"")
@@ -334,10 +341,10 @@ def _number(value: bytes) -> int:
     try:
         return _count(int(float(value)))
     except (ValueError, OverflowError):
-        raise WorkerBroke("A worker's metrics hold a value that is no number.") from None
+        raise WorkerBroke("A worker's metrics contain a value that is not a number.") from None
 
 
 def _count(value: object) -> int:
     if type(value) is not int or value < 0:
-        raise WorkerBroke("A worker reported a load that is no count.")
+        raise WorkerBroke("A worker reported a load that is not a count.")
     return value

@@ -1,6 +1,6 @@
-"""Finds workers: by the addresses that a host name has, and in a file; looks again and again.
+"""Finds workers by the addresses of a host name and in a file, and repeats this periodically.
 
-Whatever cannot be looked up or read changes nothing: what was found last counts.
+A failed lookup or an unreadable file changes nothing: the workers found last stay.
 """
 
 import asyncio
@@ -22,18 +22,18 @@ from router.runtime.periodic import PeriodicTask
 log = logging.getLogger(__name__)
 
 WARN_SECONDS: Final = 60.0
-"""Seconds between two lines in the log about a source that cannot be used."""
+"""Least time between two log lines about a source that cannot be looked up."""
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-"""Takes host and port; gives the addresses. Raises OSError where there are none."""
+"""Takes host and port and returns the addresses. Raises OSError if there are none."""
 Workers = tuple[WorkerAddress, ...]
 _WORKERS: Final = TypeAdapter(Annotated[Workers, AfterValidator(distinct)])
 
 
 async def resolve(host: str, port: int) -> Sequence[str]:
-    """By the event loop's resolver: a host's IPv4 addresses, or where it has none, those of IPv6.
+    """Return a host's IPv4 addresses or, if it has none, its IPv6 addresses, by the event loop's resolver.
 
-    Not both: a host that has one of each is one worker.
+    Never both: a host with one address of each kind is one worker.
     """
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     by_family = {family: [str(at[0]) for of, *_, at in found if of == family] for family, *_ in found}
@@ -41,12 +41,12 @@ async def resolve(host: str, port: int) -> Sequence[str]:
 
 
 class WorkerSource(Protocol):
-    """Where workers are named."""
+    """A place that names workers."""
 
     name: str
 
     async def read(self) -> Workers | None:
-        """Those named now; None where that has not changed. Raises OSError or ConfigError where it cannot be told."""
+        """Return the workers named now; None if they have not changed. Raises OSError or ConfigError on failure."""
 
 
 class DnsSource:
@@ -59,39 +59,37 @@ class DnsSource:
         self._resolve = resolve
 
     async def read(self) -> Workers:
-        """See `WorkerSource`."""
         return tuple(self._worker(address) for address in sorted(set(await self._resolve(self._host, self._port))))
 
     def _worker(self, address: str) -> WorkerAddress:
         at = f"[{address}]:{self._port}" if ":" in address else f"{address}:{self._port}"
-        # A scope like fe80::1%eth0 is of this machine alone, and no part of a name.
+        # A scope as in fe80::1%eth0 is meaningful on this machine only and does not belong in an id.
         id_ = f"{address.partition('%')[0]}:{self._port}"
         return WorkerAddress(url=f"http://{at}", id=id_)
 
 
 class FileSource:
-    """A YAML file with a list of workers; read where it is another one than before (see `file_version`)."""
+    """A YAML file with a list of workers, read again when it has changed (see `file_version`)."""
 
     def __init__(self, path: Path) -> None:
-        """Reads nothing yet."""
         self.name = str(path)
         self._path = path
         self._version: FileVersion = None
         self._was_read = False
 
     async def read(self) -> Workers | None:
-        """See `WorkerSource`; a file with a mistake is told of once, until it changes again."""
-        seen = await asyncio.to_thread(file_version, self._path)
-        if self._was_read and seen == self._version:
+        """Read the file if it has changed. A file with a mistake raises ConfigError once per version of the file."""
+        version = await asyncio.to_thread(file_version, self._path)
+        if self._was_read and version == self._version:
             return None
-        self._was_read, self._version = True, seen
+        self._was_read, self._version = True, version
         return await asyncio.to_thread(read_workers, self._path)
 
 
 def read_workers(path: Path) -> Workers:
-    """The workers that a file lists. Raises ConfigError, with one line that does not repeat any key."""
+    """Return the workers that a file lists. Raises ConfigError, in one line that does not repeat any key."""
     document = read_yaml(str(path))
-    if document is None:  # as it may be while it is written
+    if document is None:  # a file may be empty for a moment while it is being written
         raise ConfigError(f"{path}: empty; [] is a list of no workers")
     try:
         return _WORKERS.validate_python(document)
@@ -100,17 +98,19 @@ def read_workers(path: Path) -> Workers:
 
 
 class Discovery(PeriodicTask):
-    """Looks at every source as long as the context is entered, and tells what each one names."""
+    """Reads every source periodically while the context is entered, and reports the workers that each names."""
 
-    def __init__(self, sources: Iterable[WorkerSource], tell: Callable[[str, Workers], None], interval: float) -> None:
-        """`interval`: seconds between two looks."""
+    def __init__(
+        self, sources: Iterable[WorkerSource], on_workers: Callable[[str, Workers], None], interval: float
+    ) -> None:
+        """`interval`: seconds between two readings; `on_workers` takes a source's name and its workers."""
         super().__init__(interval)
         self._sources = list(sources)
-        self._on_workers = tell
+        self._on_workers = on_workers
         self._warned_at: dict[str, float] = {}
 
     async def __aenter__(self) -> Self:
-        """Look once, so that the first call finds the workers; then keep looking."""
+        """Read all sources once, so that the first call finds the workers; then repeat periodically."""
         await self._run_once()
         return await super().__aenter__()
 
@@ -130,5 +130,5 @@ class Discovery(PeriodicTask):
         now = asyncio.get_running_loop().time()
         if isinstance(error, ConfigError) or now >= self._warned_at.get(name, -WARN_SECONDS) + WARN_SECONDS:
             self._warned_at[name] = now
-            told = str(error) if isinstance(error, ConfigError) else f"{name}: {error}"
-            log.warning("%s; the workers stay as they were", told)
+            message = str(error) if isinstance(error, ConfigError) else f"{name}: {error}"
+            log.warning("%s; the workers stay as they were", message)

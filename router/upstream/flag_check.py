@@ -1,4 +1,4 @@
-"""Asks workers whether their flags fit: for `d2lpm check`, and of each worker that joins, as warnings."""
+"""Checks the flags of workers: for `d2lpm check`, and with a log warning for each worker that joins."""
 
 import asyncio
 import logging
@@ -24,115 +24,115 @@ from router.upstream.poll_client import fetch, fetch_any_status, polling_client
 log = logging.getLogger(__name__)
 
 PROMPT: Final = "The same words, again and again, so that the second time some of them are in the cache. " * 16
-"""Some hundred tokens: more than a block of any engine's."""
+"""A few hundred tokens: more than a KV block of any engine."""
 STREAMS: Final[Mapping[str, Mapping[str, object]]] = {
     CHAT: {"messages": [{"role": "user", "content": "Hi"}]},
     COMPLETIONS: {"prompt": "Hi"},
 }
-"""By path: what a short call asks."""
+"""The fields of a short call, by path."""
 EFFECT_OF_MISSING: Final = {
-    Addition.USAGE: "clients are charged by what is predicted and by the chunks of their answers",
+    Addition.USAGE: "clients are charged by predicted tokens and by the chunks of their answers",
     Addition.CHUNK_USAGE: "until an answer ends, its output is counted by its chunks",
-    Addition.TOKEN_IDS: "where it dies amid a stream, another worker goes on by the text and not by the tokens",
+    Addition.TOKEN_IDS: "if it dies during a stream, another worker continues from the text, not from the tokens",
 }
-"""What it means where a field is not added."""
+"""The consequence for the router if a field is not added."""
 
 
 class WorkerCheck(NamedTuple):
-    """What came of asking one worker."""
+    """The result of checking one worker."""
 
     worker: WorkerId
     card: str
-    """Which engine it is and what it serves, in a line; empty where it does not answer."""
+    """Its engine, version, models and cache size in one line; empty if it does not answer."""
     findings: Sequence[Finding]
     notes: Sequence[str] = ()
-    """What it cannot do, and what the router does instead; no flag changes that."""
+    """What it cannot do and what the router does instead; no flag changes that."""
 
 
 async def check_worker(
-    backend: WorkerEndpoint, client: httpx.AsyncClient, wanted: RouterNeeds, *, generate: bool
+    endpoint: WorkerEndpoint, client: httpx.AsyncClient, needs: RouterNeeds, *, generate: bool
 ) -> WorkerCheck:
-    """Ask a worker about itself.
+    """Check one worker's flags by what it reports about itself.
 
-    `generate`: also have it answer a prompt, twice, by one token each, to see what its usage tells. That is a load on
-    it, if a small one, and leaves some hundred tokens in its cache.
+    `generate`: also send it a prompt twice, for one token each, to see what its usage reports. This is a small load
+    and leaves a few hundred tokens in its cache.
     """
     try:
-        body = await _get(backend, client, MODELS_PATH)
+        body = await _get(endpoint, client, MODELS_PATH)
         models = sorted(read_models(body))
         dialect = detect_dialect(body)
-        page = await _page(backend, client, dialect.info_path)
+        page = await _page(endpoint, client, dialect.info_path)
         try:
-            about = EngineInfo() if page is None else read_engine_info(page)
+            info = EngineInfo() if page is None else read_engine_info(page)
         except WorkerBroke as error:
-            return WorkerCheck(backend.id, "", [_nonsense(backend, f"{dialect.info_path}", error)])
-        generate = generate and bool(models) and not (about.disaggregated or about.embeds)
-        usage = await _usage(backend, client, models[0]) if generate else None
-        # Only now, because SGLang's metrics tell of its cache from the first prompt on.
-        answers = WorkerAnswers(dialect, await _page(backend, client, dialect.cache_path), page, usage)
-        fields = AcceptedFields(dialect.name, about.version)
+            return WorkerCheck(endpoint.id, "", [_nonsense(endpoint, f"{dialect.info_path}", error)])
+        generate = generate and bool(models) and not (info.disaggregated or info.embeds)
+        usage = await _usage(endpoint, client, models[0]) if generate else None
+        # After the prompts, because SGLang's cache metrics appear with the first prompt.
+        answers = WorkerAnswers(dialect, await _page(endpoint, client, dialect.cache_path), page, usage)
+        fields = AcceptedFields(dialect.name, info.version)
         if generate:
-            await _try_fields(backend, client, models[0], fields)
+            await _try_fields(endpoint, client, models[0], fields)
     except (httpx.HTTPError, WorkerBroke) as error:
-        return WorkerCheck(backend.id, "", [_unanswered(backend, error)])
+        return WorkerCheck(endpoint.id, "", [_unanswered(endpoint, error)])
     sizes = cache_sizes(answers)
-    told = [" ".join([dialect.name, about.version or "of unknown version", "serves", ", ".join(models) or "no model"])]
+    card = [" ".join([dialect.name, info.version or "of unknown version", "serves", ", ".join(models) or "no model"])]
     if sizes.kv_tokens is not None:
-        told.append(f"its cache holds {sizes.kv_tokens} tokens")
+        card.append(f"its cache holds {sizes.kv_tokens} tokens")
     if sizes.block_tokens is not None:
-        told.append(f"in blocks of {sizes.block_tokens}")
-    return WorkerCheck(backend.id, ", ".join(told), findings(answers, wanted), [*_notes(fields)])
+        card.append(f"in blocks of {sizes.block_tokens}")
+    return WorkerCheck(endpoint.id, ", ".join(card), findings(answers, needs), [*_notes(fields)])
 
 
-def _unanswered(backend: WorkerEndpoint, error: Exception) -> Finding:
+def _unanswered(endpoint: WorkerEndpoint, error: Exception) -> Finding:
     if isinstance(error, httpx.HTTPStatusError) and error.response.status_code in (401, 403):
-        return Finding("does not let the router in", "give its key as worker_api_key, or as api_key under worker")
+        return Finding("rejects the router's key", "give its key as worker_api_key, or as api_key under worker")
     why = str(error) or type(error).__name__
-    return Finding(f"does not answer at {backend.url} ({why})", "start it, or correct its URL")
+    return Finding(f"does not answer at {endpoint.url} ({why})", "start it, or correct its URL")
 
 
-def _nonsense(backend: WorkerEndpoint, path: str, error: WorkerBroke) -> Finding:
-    seen = f"answers {path} at {backend.url} with something else than an engine of its kind does ({error})"
-    return Finding(seen, "see whether another server, or a proxy, answers there")
+def _nonsense(endpoint: WorkerEndpoint, path: str, error: WorkerBroke) -> Finding:
+    seen = f"answers {path} at {endpoint.url} unlike an engine of its kind ({error})"
+    return Finding(seen, "check whether another server, or a proxy, answers there")
 
 
-async def _get(backend: WorkerEndpoint, client: httpx.AsyncClient, path: str) -> bytes:
-    return await fetch(client, backend.url + path, backend.authorization)
+async def _get(endpoint: WorkerEndpoint, client: httpx.AsyncClient, path: str) -> bytes:
+    return await fetch(client, endpoint.url + path, endpoint.authorization)
 
 
-async def _page(backend: WorkerEndpoint, client: httpx.AsyncClient, path: str | None) -> bytes | None:
-    """What is there, or None where nothing is."""
+async def _page(endpoint: WorkerEndpoint, client: httpx.AsyncClient, path: str | None) -> bytes | None:
+    """Return the page at a path; None if there is none."""
     if path is None:
         return None
     try:
-        return await _get(backend, client, path)
+        return await _get(endpoint, client, path)
     except httpx.HTTPStatusError as error:
         if error.response.status_code in (401, 403):
             raise
         return None
 
 
-async def _usage(backend: WorkerEndpoint, client: httpx.AsyncClient, model: str) -> object:
-    """The usage of a prompt that it has seen before; None where it does not complete texts."""
+async def _usage(endpoint: WorkerEndpoint, client: httpx.AsyncClient, model: str) -> object:
+    """Send a prompt twice and return the usage of the second answer; None if the worker does not complete text."""
     post = orjson.dumps({"model": model, "prompt": PROMPT, "max_tokens": 1})
-    headers = {"content-type": "application/json", **backend.authorization}
+    headers = {"content-type": "application/json", **endpoint.authorization}
     answer: Any = None
     try:
         for _ in range(2):
-            answer = orjson.loads(await fetch(client, backend.url + COMPLETIONS, headers, post=post))
+            answer = orjson.loads(await fetch(client, endpoint.url + COMPLETIONS, headers, post=post))
     except (httpx.HTTPStatusError, orjson.JSONDecodeError):
         return None
     return answer.get("usage") if isinstance(answer, dict) else None
 
 
-async def _try_fields(backend: WorkerEndpoint, client: httpx.AsyncClient, model: str, fields: AcceptedFields) -> None:
-    """Send a streamed call of each kind with what the router adds, and take note of what is refused."""
-    headers = {"content-type": "application/json", **backend.authorization}
-    for path, asked in STREAMS.items():
-        body = orjson.dumps({"model": model, "max_tokens": 1, "stream": True, **asked})
+async def _try_fields(endpoint: WorkerEndpoint, client: httpx.AsyncClient, model: str, fields: AcceptedFields) -> None:
+    """Send a streamed call of each kind with the fields that the router adds, and record in `fields` those refused."""
+    headers = {"content-type": "application/json", **endpoint.authorization}
+    for path, call in STREAMS.items():
+        body = orjson.dumps({"model": model, "max_tokens": 1, "stream": True, **call})
         for _ in Addition:
             post = Additions().put(body, fields[path])
-            reply = await fetch_any_status(client, backend.url + path, headers, post=post)
+            reply = await fetch_any_status(client, endpoint.url + path, headers, post=post)
             refused = (
                 fields_named_in(reply.body, fields[path]) if reply.response.status_code in BAD_REQUEST else NO_FIELDS
             )
@@ -145,58 +145,58 @@ def _notes(fields: AcceptedFields) -> Iterator[str]:
     for path, missing in fields.missing.items():
         for field in sorted(missing, key=lambda each: each.value):
             verb = "refuses" if field in fields.refused.get(path, NO_FIELDS) else "does not accept"
-            yield f"{verb} {field.value} on {path}, which is not added there: {EFFECT_OF_MISSING[field]}"
+            yield f"{verb} {field.value} on {path}, so the router does not add it: {EFFECT_OF_MISSING[field]}"
 
 
-async def check_workers(backends: Sequence[WorkerEndpoint], wanted: RouterNeeds) -> list[WorkerCheck]:
-    """All of them at once, each with a prompt."""
+async def check_workers(endpoints: Sequence[WorkerEndpoint], needs: RouterNeeds) -> list[WorkerCheck]:
+    """Check all workers concurrently, each with prompts."""
     client = polling_client()
     try:
-        asked = [check_worker(backend, client, wanted, generate=True) for backend in backends]
-        return list(await asyncio.gather(*asked))
+        checks = [check_worker(endpoint, client, needs, generate=True) for endpoint in endpoints]
+        return list(await asyncio.gather(*checks))
     finally:
         await client.aclose()
 
 
 class FlagWarnings:
-    """Observer: examines each worker when it joins for the first time, and warns of what does not fit.
+    """Observer that checks each worker when it joins, and logs a warning for each new finding.
 
-    No prompt is sent for that: whether answers tell what was cached is seen by the first of them.
+    It sends no prompts: whether usage reports cached tokens shows in the first answer to a client.
     """
 
     event_types: ClassVar[Collection[type[Event]]] = (WorkerJoined,)
 
-    def __init__(self, fleet: WorkerDirectory, wanted: RouterNeeds) -> None:
-        self._directory = fleet
-        self._wanted = wanted
+    def __init__(self, directory: WorkerDirectory, needs: RouterNeeds) -> None:
+        self._directory = directory
+        self._needs = needs
         self._warned: dict[WorkerId, Sequence[Finding]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
-        """From now on workers are examined."""
+        """Open the client."""
         self._client = polling_client()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Ask no more."""
+        """Cancel the checks in progress and close the client."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._client.aclose()
 
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:  # noqa: ARG002 - see `Observer`
-        """See the class."""
+        """Start a check of a worker that joins."""
         if isinstance(event, WorkerJoined):
             task = asyncio.create_task(self._check(self._directory[event.worker.id]))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _check(self, backend: WorkerEndpoint) -> None:
-        """Warn of what is other than the last time."""
-        examined = await check_worker(backend, self._client, self._wanted, generate=False)
-        if not examined.card or examined.findings == self._warned.get(backend.id, []):
+    async def _check(self, endpoint: WorkerEndpoint) -> None:
+        """Check a worker and log its findings, unless they are the same as the last time."""
+        check = await check_worker(endpoint, self._client, self._needs, generate=False)
+        if not check.card or check.findings == self._warned.get(endpoint.id, []):
             return
-        self._warned = {known.id: told for known in self._directory.endpoints if (told := self._warned.get(known.id))}
-        self._warned[backend.id] = examined.findings
-        for seen, change in examined.findings:
-            log.warning("worker %s %s; %s", backend.id, seen, change)
+        self._warned = {known.id: found for known in self._directory.endpoints if (found := self._warned.get(known.id))}
+        self._warned[endpoint.id] = check.findings
+        for seen, change in check.findings:
+            log.warning("worker %s %s; %s", endpoint.id, seen, change)

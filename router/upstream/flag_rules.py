@@ -1,6 +1,6 @@
-"""Whether a worker's flags fit what the router reads of it. Pure: answers in, findings out.
+"""The rules by which a worker's flags fit the router. Pure: answers in, findings out.
 
-Read in the sources of vLLM 0.33 and SGLang 0.5.23; see `engines`.
+Taken from the sources of vLLM 0.33 and SGLang 0.5.23, like `router.upstream.dialects`.
 """
 
 import re
@@ -14,50 +14,50 @@ from router.upstream.accepted_fields import unsalted_paths
 from router.upstream.dialects import SGLANG, VLLM, Dialect, read_engine_info
 
 BLOCK_TOKENS: Final = 16
-"""Tokens of a block in which few are lost at the end of a common prefix, and events are not too many."""
+"""The recommended block size: few tokens of a shared prefix are lost in its last block, and KV events stay few."""
 _CACHE_OFF: Final = re.compile(rb'^vllm:cache_config_info\{[^}]*\benable_prefix_caching="False"', re.MULTILINE)
 
 
 class Finding(NamedTuple):
-    """Something at a worker that costs fairness or locality."""
+    """A property of a worker that costs fairness or locality."""
 
     seen: str
     change: str
-    """What to do about it, with the exact flag."""
+    """The remedy, with the exact flag."""
 
 
 class RouterNeeds(NamedTuple):
-    """What the router's settings want of its workers."""
+    """What the router's settings require of its workers."""
 
     match_minimum: int
-    """Tokens of a common prefix that the router takes for a match."""
+    """The least tokens of a shared prefix that count as a match."""
     isolated: bool = False
-    """Whether clients' prefixes are to be kept apart."""
+    """Whether clients must not share prefixes (--isolate)."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerAnswers:
-    """What one worker says of itself."""
+    """What one worker reports about itself."""
 
     dialect: Dialect
     metrics: bytes | None
-    """None where there are none."""
+    """The body of its /metrics; None if it has none."""
     about: bytes | None = None
-    """How it was built and started."""
+    """The answer to its `Dialect.info_path`: version and start flags."""
     usage: object = None
-    """Of a prompt that was sent before, as the engine puts it; None where that was not asked."""
+    """The usage of a prompt sent for the second time, as the engine returns it; None if no prompt was sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheSizes:
-    """What is told of a worker that fits, too."""
+    """The size of a worker's KV cache, shown even if nothing is wrong."""
 
     block_tokens: int | None
     kv_tokens: int | None
 
 
 def cache_sizes(answers: WorkerAnswers) -> CacheSizes:
-    """Sizes of its cache, as far as its metrics tell them."""
+    """Return the sizes of the worker's cache, as far as its metrics report them."""
     dialect, page = answers.dialect, answers.metrics
     reader = dialect.load_readers.get("/metrics")
     if page is None or reader is None:
@@ -68,8 +68,8 @@ def cache_sizes(answers: WorkerAnswers) -> CacheSizes:
         return CacheSizes(None, None)
 
 
-def findings(answers: WorkerAnswers, wanted: RouterNeeds) -> list[Finding]:
-    """What does not fit."""
+def findings(answers: WorkerAnswers, needs: RouterNeeds) -> list[Finding]:
+    """Return everything that should be changed at the worker."""
     match answers.dialect:
         case dialect if dialect is VLLM:
             found = _check_vllm(answers)
@@ -79,23 +79,21 @@ def findings(answers: WorkerAnswers, wanted: RouterNeeds) -> list[Finding]:
             found = [_UNKNOWN_ENGINE]
     return [
         *found,
-        *_check_block_size(answers, wanted.match_minimum),
-        *(_check_isolation(answers) if wanted.isolated else ()),
+        *_check_block_size(answers, needs.match_minimum),
+        *(_check_isolation(answers) if needs.isolated else ()),
     ]
 
 
 _UNKNOWN_ENGINE: Final = Finding(
-    "is neither vLLM nor SGLang, and tells neither load nor cache",
-    "set kv_tokens_default to the tokens that its cache holds; clients are charged by what is predicted",
+    "is neither vLLM nor SGLang, and reports neither load nor cache",
+    "set kv_tokens_default to the tokens that its cache holds; clients are charged by predicted tokens",
 )
 
 
 def _check_vllm(answers: WorkerAnswers) -> list[Finding]:
     found = []
     if not _metrics_readable(answers):
-        found.append(
-            Finding("tells no metrics, so neither its load nor its cache", "start it without --disable-log-stats")
-        )
+        found.append(Finding("reports no metrics, so neither load nor cache", "start it without --disable-log-stats"))
     elif answers.metrics is not None and _CACHE_OFF.search(answers.metrics):
         found.append(Finding("keeps no prefix cache", "start it with --enable-prefix-caching"))
     if _lacks_cached_tokens(answers.usage):
@@ -105,29 +103,29 @@ def _check_vllm(answers: WorkerAnswers) -> list[Finding]:
 
 def _check_sglang(answers: WorkerAnswers) -> list[Finding]:
     found = []
-    if b"sglang:" not in (answers.metrics or b""):  # its gauges are not there before its first prompt
-        found.append(Finding("tells no metrics, so not what it evicts", "start it with --enable-metrics"))
-    told = _object(answers.about)
-    if told is None:
-        found.append(Finding("does not tell with what it was started", "let the router read its /server_info"))
-        told = {}
-    if (order := told.get("schedule_policy", "fcfs")) != "fcfs":
+    if b"sglang:" not in (answers.metrics or b""):  # some gauges are absent before its first prompt
+        found.append(Finding("reports no metrics, so no evictions", "start it with --enable-metrics"))
+    info = _object(answers.about)
+    if info is None:
+        found.append(Finding("does not report its start flags", "let the router read its /server_info"))
+        info = {}
+    if (order := info.get("schedule_policy", "fcfs")) != "fcfs":
         found.append(
             Finding(
-                f"does not serve in order of arrival but by {order}, which can hold up what the router sends for long",
-                "start it with --schedule-policy fcfs: the router orders by prefix itself",
+                f"serves by {order} and not in order of arrival, which can delay requests for a long time",
+                "start it with --schedule-policy fcfs: the router itself orders by prefix",
             )
         )
-    if told.get("disable_radix_cache") is True:
+    if info.get("disable_radix_cache") is True:
         found.append(Finding("keeps no prefix cache", "start it without --disable-radix-cache"))
-    if told.get("enable_cache_report") is False or _lacks_cached_tokens(answers.usage):
+    if info.get("enable_cache_report") is False or _lacks_cached_tokens(answers.usage):
         found.append(Finding(_NO_CACHED_TOKENS, "start it with --enable-cache-report"))
-    if told.get("kv_events") and told.get("page_size") == 1:
+    if info.get("kv_events") and info.get("page_size") == 1:
         found.append(Finding("publishes a KV event for each token", f"start it with --page-size {BLOCK_TOKENS}"))
     return found
 
 
-_NO_CACHED_TOKENS: Final = "does not tell what of a prompt was cached, so clients are charged by what is predicted"
+_NO_CACHED_TOKENS: Final = "does not report the cached tokens of a prompt, so clients are charged by predicted tokens"
 
 
 def _check_block_size(answers: WorkerAnswers, match_minimum: int) -> list[Finding]:
@@ -144,22 +142,22 @@ def _check_block_size(answers: WorkerAnswers, match_minimum: int) -> list[Findin
 
 
 def _check_isolation(answers: WorkerAnswers) -> list[Finding]:
-    """Paths on which the engine does not keep prefixes apart."""
+    """Find the paths on which the engine lets clients share prefixes."""
     try:
         version = None if answers.about is None else read_engine_info(answers.about).version
     except WorkerBroke:
         version = None
     return [
         Finding(
-            f"passes over cache_salt on {path}, so clients find each other's prefixes there in spite of --isolate",
-            f"start a version that keeps them apart, or let nobody reach {path}",
+            f"ignores cache_salt on {path}, so clients share each other's prefixes there in spite of --isolate",
+            f"start a version that honors cache_salt there, or block {path}",
         )
         for path in unsalted_paths(answers.dialect.name, version)
     ]
 
 
 def _metrics_readable(answers: WorkerAnswers) -> bool:
-    """Whether the metrics are those of its dialect."""
+    """True if the metrics are those of its dialect."""
     if answers.metrics is None:
         return False
     try:
@@ -170,7 +168,7 @@ def _metrics_readable(answers: WorkerAnswers) -> bool:
 
 
 def _lacks_cached_tokens(usage: object) -> bool:
-    """Whether this is a usage without what was cached."""
+    """True if this is a usage that lacks the number of cached tokens."""
     if not isinstance(usage, dict):
         return False
     details = usage.get("prompt_tokens_details")
@@ -181,7 +179,7 @@ def _object(body: bytes | None) -> dict[str, Any] | None:
     if body is None:
         return None
     try:
-        told = orjson.loads(body)
+        info = orjson.loads(body)
     except orjson.JSONDecodeError:
         return None
-    return told if isinstance(told, dict) else None
+    return info if isinstance(info, dict) else None

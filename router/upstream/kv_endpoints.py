@@ -1,7 +1,7 @@
-"""Where workers publish their KV events, by what they tell of it over HTTP. Pure: answers in, addresses out.
+"""Where workers publish their KV events, as they report over HTTP. Pure: answers in, addresses out.
 
-Read in the sources of vLLM 0.33 and SGLang 0.5.23. Readers raise WorkerBroke where an answer is not what that engine
-sends; one that says that nothing is published gives no source.
+Taken from the sources of vLLM 0.33 and SGLang 0.5.23. Readers raise WorkerBroke if an answer is not what that engine
+sends, and return no publisher if the answer says that nothing is published.
 """
 
 import re
@@ -17,14 +17,14 @@ class KvPublisher(NamedTuple):
     """One publisher: one data-parallel rank of one engine."""
 
     endpoint: str
-    """As ZeroMQ writes it."""
+    """The address in ZeroMQ's notation."""
     replay: str | None = None
-    """Where past messages can be had; None where nowhere."""
+    """The address that replays past messages; None if there is none."""
     topic: bytes = b""
 
 
 def read_vllm_sources(body: bytes, host: str) -> tuple[KvPublisher, ...]:
-    """The publishers of a vLLM at `host`, by its /kv_event_sources: a configuration by rank."""
+    """Return the publishers of a vLLM at `host`, from its /kv_event_sources: one configuration per rank."""
     ranks = read_object(body)
     sources = []
     for rank in sorted(ranks, key=lambda name: int(name) if re.fullmatch(r"[0-9]{1,9}", name) else 0):
@@ -44,13 +44,17 @@ def read_vllm_sources(body: bytes, host: str) -> tuple[KvPublisher, ...]:
 
 
 def read_sglang_sources(body: bytes, host: str) -> tuple[KvPublisher, ...]:
-    """The publishers of an SGLang at `host`, by the descriptor in its /server_info: ports that count up by rank."""
-    told = read_object(body).get("kv_events")
-    if not isinstance(told, dict) or told.get("publisher") != "zmq":
+    """Return the publishers of an SGLang at `host`, from its /server_info: each rank uses the next port."""
+    descriptor = read_object(body).get("kv_events")
+    if not isinstance(descriptor, dict) or descriptor.get("publisher") != "zmq":
         return ()
-    named = told.get("endpoint_host") or "*"
-    port, replay, ranks = told.get("endpoint_port_base"), told.get("replay_endpoint_port_base"), told.get("dp_size")
-    topic = str(told.get("topic") or "").encode()
+    named = descriptor.get("endpoint_host") or "*"
+    port, replay, ranks = (
+        descriptor.get("endpoint_port_base"),
+        descriptor.get("replay_endpoint_port_base"),
+        descriptor.get("dp_size"),
+    )
+    topic = str(descriptor.get("topic") or "").encode()
     count = ranks if type(ranks) is int and 0 < ranks <= 1024 else 1
     if type(port) is not int:
         raise WorkerBroke("A worker's source of KV events has no port.")
@@ -68,11 +72,11 @@ READERS: Final[Mapping[str, Callable[[bytes, str], tuple[KvPublisher, ...]]]] = 
     "/kv_event_sources": read_vllm_sources,
     "/server_info": read_sglang_sources,
 }
-"""Where to ask, in this order, and how to read the answer; an engine of another kind answers 404."""
+"""The paths to ask, in this order, and the reader of each answer; an engine of another kind answers 404."""
 
 
 def reachable(endpoint: object, host: str) -> str:
-    """The address at which a publisher can be reached that listens at `endpoint` on `host`.
+    """Return the address to reach a publisher that listens at `endpoint` on `host`.
 
     Raises WorkerBroke for anything but TCP with a port: other transports do not leave the worker's machine.
     """

@@ -66,7 +66,7 @@ async def pair(**settings: Any) -> AsyncIterator[tuple[list[ScriptedEngine], Run
     """Two engines behind a router."""
     async with scripted_engine() as one, scripted_engine() as two:
         for engine in (one, two):
-            engine.polled["/v1/models"] = (200, json.dumps({"object": "list", "data": [CARD]}).encode())
+            engine.poll_answers["/v1/models"] = (200, json.dumps({"object": "list", "data": [CARD]}).encode())
         async with running_router(one.url, two.url, policy="rr+fcfs", **settings) as router:
             yield [one, two], router
 
@@ -312,7 +312,7 @@ async def test_nonsense_behind_a_whole_answer_harms_nothing() -> None:
         call, before = await begin(one, post)
         await call.write(said("three", [3], 3, "stop") + b"<html>\n\n")
         assert content_of(events(before + await post.read())) == "one two three"
-        await call.gone()
+        await call.wait_closed()
         assert two.calls.empty()
 
 
@@ -322,8 +322,8 @@ async def test_a_worker_that_falls_silent_is_left() -> None:
     async with pair(**timeouts) as ((one, two), router), router.post(chat(stream=True, max_tokens=5)) as post:
         silent = await one.call()
         call, before = await begin(two, post)
-        await silent.gone()
-        await call.gone()
+        await silent.wait_closed()
+        await call.wait_closed()
         *_, last = events(before + await post.read())
         assert last["error"]["code"] == "worker_timeout"
 

@@ -62,16 +62,16 @@ async def test_a_worker_behind_a_name_is_used_and_drained_when_its_address_is_go
             async with router.post(chat()) as first:
                 call = await one.call()
                 names.addresses = ["127.0.0.2"]
-                await until(lambda: any(backend.healthy for backend in router.fleet.endpoints[1:]))
+                await until(lambda: any(backend.healthy for backend in router.directory.endpoints[1:]))
                 async with router.post(chat()) as second:
                     await (await two.call()).answer()
                     assert (await second.response()).status == 200
-                assert [backend.url for backend in router.fleet.endpoints] == [one.url, two.url]
+                assert [backend.url for backend in router.directory.endpoints] == [one.url, two.url]
                 await call.answer()
                 assert (await first.response()).status == 200
-            await until(lambda: [backend.url for backend in router.fleet.endpoints] == [two.url])
+            await until(lambda: [backend.url for backend in router.directory.endpoints] == [two.url])
             names.addresses = ["127.0.0.1", "127.0.0.2"]
-            await until(lambda: len(router.fleet.endpoints) == 2)
+            await until(lambda: len(router.directory.endpoints) == 2)
 
 
 async def test_an_address_that_is_back_before_its_calls_end_stays(caplog: pytest.LogCaptureFixture) -> None:
@@ -146,10 +146,10 @@ async def test_the_workers_of_a_file_serve(tmp_path: Path, caplog: pytest.LogCap
         async with running_router(workers_file=file, discovery_interval=0.02) as router:
             assert await router.get_json("/ready") == {"workers": 1}
             file.write_text(f"- {one.url}\n- {two.url}\n")
-            await until(lambda: sum(backend.healthy for backend in router.fleet.endpoints) == 2)
+            await until(lambda: sum(backend.healthy for backend in router.directory.endpoints) == 2)
             file.write_text("- nonsense\n")
             await until(lambda: "stay as they were" in caplog.text)
-            assert len(router.fleet.endpoints) == 2
+            assert len(router.directory.endpoints) == 2
 
 
 def test_a_file_that_is_wrong_at_the_start_is_refused(tmp_path: Path) -> None:

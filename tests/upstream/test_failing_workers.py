@@ -307,7 +307,7 @@ async def test_a_model_of_one_worker_goes_only_there() -> None:
 
 
 def healthy(router: RunningRouter) -> set[str]:
-    return {backend.url for backend in router.fleet.endpoints if backend.healthy}
+    return {backend.url for backend in router.directory.endpoints if backend.healthy}
 
 
 async def test_the_queue_of_a_dead_worker_moves_to_another() -> None:
@@ -341,12 +341,12 @@ async def test_a_worker_that_is_back_is_used_again() -> None:
     ):
         async with router.post(chat(stream=True)) as post:
             running = await one.call()
-            one.polled["/health"] = (503, b"")
+            one.poll_answers["/health"] = (503, b"")
             await until(lambda: one.url not in healthy(router))
             assert {await answered_by(router, one, two) for _ in range(3)} == {two}
             await running.answer()
             assert (await post.read()).endswith(DONE)
-        one.polled["/health"] = (200, b"")
+        one.poll_answers["/health"] = (200, b"")
         await until(lambda: one.url in healthy(router))
         assert {await answered_by(router, one, two) for _ in range(2)} == {one, two}
 
@@ -360,7 +360,7 @@ async def test_without_a_worker_a_call_is_refused_with_the_reason() -> None:
         router.post(chat("waiting")) as waiting,
     ):
         call = await engine.call()
-        engine.polled["/health"] = (503, b"")
+        engine.poll_answers["/health"] = (503, b"")
         await until(lambda: not healthy(router))
         async with router.post(chat("late")) as late:
             for post in (waiting, late):

@@ -112,16 +112,16 @@ async def test_paths_on_which_prefixes_are_not_kept_apart_are_found(dialect: str
     with worker(dialect=dialect, block_size=16, kv_tokens=4096) as url:
         found = (await examined(url, isolated=True)).findings
         assert (await examined(url)).findings == []
-    assert [finding.seen.split(",")[0] for finding in found] == [f"passes over cache_salt on {path}" for path in paths]
+    assert [finding.seen.split(",")[0] for finding in found] == [f"ignores cache_salt on {path}" for path in paths]
 
 
 @pytest.mark.parametrize("role", [{"disaggregation_mode": "prefill"}, {"is_embedding": True}])
 async def test_a_worker_that_generates_nothing_is_sent_nothing(role: dict[str, object]) -> None:
     """A prefill or decode worker may never answer a call of its own, and an SGLang that only embeds dies of it."""
     async with scripted_engine() as engine:
-        engine.polled["/v1/models"] = (200, json.dumps(SGLANG).encode())
-        engine.polled["/metrics"] = (200, SGLANG_METRICS)
-        engine.polled["/server_info"] = (200, json.dumps(FITTING | role).encode())
+        engine.poll_answers["/v1/models"] = (200, json.dumps(SGLANG).encode())
+        engine.poll_answers["/metrics"] = (200, SGLANG_METRICS)
+        engine.poll_answers["/server_info"] = (200, json.dumps(FITTING | role).encode())
         assert (await examined(engine.url)).findings == []
         assert engine.calls.empty()
 
@@ -140,10 +140,10 @@ async def test_a_vllm_without_metrics_or_cache_is_found() -> None:
     """A page that is not there, one that is another's, and one that says that prefixes are not cached."""
     async with answering({"cached_tokens": 1}) as engine:
         for page in ((404, b""), (200, b"other 1\n")):
-            engine.polled["/metrics"] = page
+            engine.poll_answers["/metrics"] = page
             assert ["--disable-log-stats" in change for change in await changes(engine.url)] == [True]
         off = b'vllm:num_requests_running 0\nvllm:num_requests_waiting 0\nvllm:cache_config_info{a="b",%b} 1\n'
-        engine.polled["/metrics"] = (200, off % b'enable_prefix_caching="False"')
+        engine.poll_answers["/metrics"] = (200, off % b'enable_prefix_caching="False"')
         assert ["--enable-prefix-caching" in change for change in await changes(engine.url)] == [True]
 
 
@@ -162,27 +162,27 @@ async def test_a_vllm_without_metrics_or_cache_is_found() -> None:
 async def test_an_sglang_says_itself_with_what_it_was_started(told: dict[str, object], flag: str | None) -> None:
     """Each flag that does not fit is one finding."""
     async with scripted_engine() as engine:
-        engine.polled |= {
+        engine.poll_answers |= {
             "/v1/models": (200, json.dumps(SGLANG).encode()),
             "/server_info": (200, json.dumps(FITTING | told).encode()),
             "/metrics": (200, SGLANG_METRICS),
         }
         found = await changes(engine.url, generate=False)
         assert [str(flag) in change for change in found] == ([] if flag is None else [True])
-        engine.polled |= {"/metrics": (404, b""), "/server_info": (404, b"")}
+        engine.poll_answers |= {"/metrics": (404, b""), "/server_info": (404, b"")}
         assert ["--enable-metrics" in change for change in await changes(engine.url, generate=False)] == [True, False]
 
 
 async def test_an_sglang_that_has_served_nothing_yet_fits() -> None:
     """Until its first prompt its metrics lack its load and its cache."""
     async with scripted_engine() as engine:
-        engine.polled |= {
+        engine.poll_answers |= {
             "/v1/models": (200, json.dumps(SGLANG).encode()),
             "/server_info": (200, json.dumps(FITTING).encode()),
             "/metrics": (200, b"sglang:context_len 8192.0\n"),
         }
         assert await changes(engine.url, generate=False) == []
-        engine.polled["/metrics"] = (200, b"other:context_len 8192.0\n")
+        engine.poll_answers["/metrics"] = (200, b"other:context_len 8192.0\n")
         assert ["--enable-metrics" in change for change in await changes(engine.url, generate=False)] == [True]
 
 
@@ -190,16 +190,16 @@ async def test_a_worker_that_is_away_or_wants_a_key_is_found() -> None:
     """With what to do about it."""
     assert "correct its URL" in (await changes("http://127.0.0.1:9"))[0]
     async with scripted_engine() as engine:
-        engine.polled["/v1/models"] = (401, b"")
+        engine.poll_answers["/v1/models"] = (401, b"")
         assert "worker_api_key" in (await changes(engine.url))[0]
-        engine.polled["/v1/models"] = (200, b'{"data":[{"id":"m","owned_by":"other"}]}')
+        engine.poll_answers["/v1/models"] = (200, b'{"data":[{"id":"m","owned_by":"other"}]}')
         assert "kv_tokens_default" in (await changes(engine.url, generate=False))[0]
 
 
 async def test_what_does_not_fit_is_warned_of_once_at_the_start(caplog: pytest.LogCaptureFixture) -> None:
     """No prompt is sent for it, and a worker that comes back as it was is not warned of again."""
     async with scripted_engine() as engine:
-        engine.polled |= {
+        engine.poll_answers |= {
             "/v1/models": (200, json.dumps(SGLANG).encode()),
             "/server_info": (200, json.dumps(FITTING | {"schedule_policy": "lpm"}).encode()),
             "/metrics": (200, SGLANG_METRICS),
@@ -209,7 +209,7 @@ async def test_what_does_not_fit_is_warned_of_once_at_the_start(caplog: pytest.L
         async with running_router(engine.url) as router:
             await until(lambda: "order of arrival" in caplog.text)
             await engine.stop()
-            await until(lambda: not router.fleet.endpoints[0].healthy)
+            await until(lambda: not router.directory.endpoints[0].healthy)
             asked = len(engine.polls)
             await engine.start()
             await until(lambda: sum(call.path == "/server_info" for call in engine.polls[asked:]) >= 2)
@@ -242,7 +242,7 @@ def test_the_command_tells_of_settings_and_workers(tmp_path: Path, capsys: pytes
 async def test_what_answers_something_else_is_told_to_do_so(page: bytes) -> None:
     """It does answer, and what it says of itself is no JSON object: a proxy in front, perhaps."""
     async with scripted_engine() as engine:
-        engine.polled["/version"] = (200, page)
+        engine.poll_answers["/version"] = (200, page)
         (found,) = (await examined(engine.url, generate=False)).findings
         assert found.seen.startswith("answers /version at http://")
         assert "JSON" in found.seen

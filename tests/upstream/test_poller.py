@@ -87,20 +87,20 @@ async def test_an_engine_that_answers_with_errors_has_some_patience() -> None:
     """One bad answer is no death, several in a row are."""
     async with watched() as watch:
         await watch.told()
-        watch.engine.polled["/health"] = (503, b"")
+        watch.engine.poll_answers["/health"] = (503, b"")
         assert await watch.told(MISSED_POLLS - 1) == []
-        watch.engine.polled["/health"] = (200, b"")
+        watch.engine.poll_answers["/health"] = (200, b"")
         assert await watch.kinds() == ["WorkerReported"]
-        watch.engine.polled["/health"] = (503, b"")
+        watch.engine.poll_answers["/health"] = (503, b"")
         assert await watch.told(MISSED_POLLS) == [WorkerLeft(WorkerId("w"))]
 
 
 async def test_an_engine_whose_health_is_bad_does_not_join() -> None:
     """Its server answers, but its engine is dead: it is sent nothing, at no moment."""
     async with watched() as watch:
-        watch.engine.polled["/health"] = (503, b"")
+        watch.engine.poll_answers["/health"] = (503, b"")
         assert await watch.told(2 * MISSED_POLLS) == []
-        watch.engine.polled["/health"] = (200, b"")
+        watch.engine.poll_answers["/health"] = (200, b"")
         assert await watch.kinds() == ["WorkerJoined", "WorkerReported"]
 
 
@@ -108,7 +108,7 @@ async def test_an_engine_whose_health_is_bad_does_not_join() -> None:
 async def test_an_engine_without_metrics_is_alive(answer: tuple[int, bytes]) -> None:
     """What it does not tell does not make it leave."""
     async with watched() as watch:
-        watch.engine.polled["/metrics"] = answer
+        watch.engine.poll_answers["/metrics"] = answer
         answered = ["WorkerAnswered"] * (2 * MISSED_POLLS - 1)
         assert await watch.kinds(2 * MISSED_POLLS) == ["WorkerJoined", *answered], (
             "or it would be taken for one that hangs"
@@ -119,10 +119,10 @@ async def test_an_engine_without_metrics_is_alive(answer: tuple[int, bytes]) -> 
 async def test_an_engine_of_no_known_kind_is_asked_each_time() -> None:
     """For its list of models, where there is nothing else: or a poll would say that it answers, and have no answer."""
     async with watched() as watch:
-        watch.engine.polled["/v1/models"] = (200, b'{"data": [{"id": "m", "owned_by": "me"}]}')
+        watch.engine.poll_answers["/v1/models"] = (200, b'{"data": [{"id": "m", "owned_by": "me"}]}')
         assert await watch.kinds(3) == ["WorkerJoined", "WorkerAnswered", "WorkerAnswered"]
         assert len(watch.engine.polls) == 3
-        watch.engine.polled["/v1/models"] = (500, b"")
+        watch.engine.poll_answers["/v1/models"] = (500, b"")
         assert await watch.kinds(MISSED_POLLS) == ["WorkerLeft"]
 
 
@@ -130,9 +130,9 @@ async def test_metrics_that_were_gone_are_read_again() -> None:
     """The next list of models is the occasion to ask for them anew."""
     async with watched() as watch:
         await watch.told()
-        watch.engine.polled["/metrics"] = (404, b"")
+        watch.engine.poll_answers["/metrics"] = (404, b"")
         assert await watch.kinds(2) == ["WorkerAnswered"], "the first of them came to nothing"
-        watch.engine.polled["/metrics"] = (200, VLLM_METRICS)
+        watch.engine.poll_answers["/metrics"] = (200, VLLM_METRICS)
         assert "WorkerReported" in await watch.kinds(POLLS_PER_MODEL_LIST)
 
 
@@ -140,7 +140,7 @@ async def test_metrics_that_were_gone_are_read_again() -> None:
 async def test_nonsense_is_no_worker(body: bytes) -> None:
     """Something else listens there."""
     async with watched() as watch:
-        watch.engine.polled["/v1/models"] = (200, body)
+        watch.engine.poll_answers["/v1/models"] = (200, body)
         assert await watch.told(2 * MISSED_POLLS) == []
 
 
@@ -160,11 +160,11 @@ async def test_sglang_is_asked_in_its_own_way() -> None:
     metrics = metrics.replace(b"vllm:num_requests_waiting", b"sglang:num_queue_reqs")
     async with watched() as watch:
         models = {"object": "list", "data": [{"id": "m", "owned_by": "sglang"}]}
-        watch.engine.polled["/v1/models"] = (200, json.dumps(models).encode())
-        watch.engine.polled["/ready"] = (200, b"")
-        watch.engine.polled["/server_info"] = (404, b"")
-        watch.engine.polled["/v1/loads"] = (404, b"")
-        watch.engine.polled["/metrics"] = (200, metrics)
+        watch.engine.poll_answers["/v1/models"] = (200, json.dumps(models).encode())
+        watch.engine.poll_answers["/ready"] = (200, b"")
+        watch.engine.poll_answers["/server_info"] = (404, b"")
+        watch.engine.poll_answers["/v1/loads"] = (404, b"")
+        watch.engine.poll_answers["/metrics"] = (200, metrics)
         assert await watch.kinds(3) == ["WorkerJoined", "WorkerAnswered", "WorkerReported", "WorkerReported"]
         asked = {"/v1/models", "/ready", "/server_info", "/v1/loads", "/metrics"}
         assert {call.path for call in watch.engine.polls} == asked
@@ -184,10 +184,10 @@ async def test_an_engine_that_reorders_is_told_of(answer: tuple[int, bytes], reo
     """Its order works against the router's, and the scheduler must know."""
     async with watched() as watch:
         models = {"object": "list", "data": [{"id": "m", "owned_by": "sglang"}]}
-        watch.engine.polled["/v1/models"] = (200, json.dumps(models).encode())
-        watch.engine.polled["/ready"] = (200, b"")
-        watch.engine.polled["/v1/loads"] = (404, b"")
-        watch.engine.polled["/server_info"] = answer
+        watch.engine.poll_answers["/v1/models"] = (200, json.dumps(models).encode())
+        watch.engine.poll_answers["/ready"] = (200, b"")
+        watch.engine.poll_answers["/v1/loads"] = (404, b"")
+        watch.engine.poll_answers["/server_info"] = answer
         (joined, *_) = await watch.told(2 * POLLS_PER_MODEL_LIST)
         assert isinstance(joined, WorkerJoined)
         assert joined.worker.reorders is reorders
@@ -197,10 +197,10 @@ async def test_an_engine_without_a_prefix_cache_is_told_of() -> None:
     """No hit may be predicted there."""
     async with watched() as watch:
         models = {"object": "list", "data": [{"id": "m", "owned_by": "sglang"}]}
-        watch.engine.polled["/v1/models"] = (200, json.dumps(models).encode())
-        watch.engine.polled["/ready"] = (200, b"")
-        watch.engine.polled["/v1/loads"] = (404, b"")
-        watch.engine.polled["/server_info"] = (200, b'{"disable_radix_cache":true}')
+        watch.engine.poll_answers["/v1/models"] = (200, json.dumps(models).encode())
+        watch.engine.poll_answers["/ready"] = (200, b"")
+        watch.engine.poll_answers["/v1/loads"] = (404, b"")
+        watch.engine.poll_answers["/server_info"] = (200, b'{"disable_radix_cache":true}')
         (joined, *_) = await watch.told(2 * POLLS_PER_MODEL_LIST)
         assert isinstance(joined, WorkerJoined)
         assert not joined.worker.caches
@@ -240,7 +240,7 @@ vllm:engine_sleep_state{engine="0",sleep_state="discard_all"} 0.0
 async def test_a_worker_tells_what_its_metrics_say_of_its_cache() -> None:
     """On the page with its load, which is read once."""
     async with watched() as watch:
-        watch.engine.polled["/metrics"] = (200, VLLM_METRICS + CACHE_METRICS)
+        watch.engine.poll_answers["/metrics"] = (200, VLLM_METRICS + CACHE_METRICS)
         _, reported = await watch.told()
         assert isinstance(reported, WorkerReported)
         assert reported.cache == CacheReport(16, 1.5e9, 500.0, 100.0)
@@ -263,7 +263,7 @@ async def test_metrics_that_are_of_no_use_are_counted_and_the_worker_is_served_o
     """One line a minute says so, however often it happens."""
     async with watched() as watch:
         await watch.told()
-        watch.engine.polled["/metrics"] = page
+        watch.engine.poll_answers["/metrics"] = page
         told = [event for event in await watch.told(5) if not isinstance(event, WorkerAnswered)]
         assert all(isinstance(event, WorkerReported) and event.cache is None for event in told)
         assert watch.backend.healthy
@@ -275,14 +275,14 @@ async def test_a_worker_that_emptied_its_cache_when_told_is_believed_empty() -> 
     """One that refused, or does not know how to, is not."""
     async with watched() as watch:
         await watch.told()
-        watch.engine.polled["/reset_prefix_cache"] = (200, b'{"success": false}')
+        watch.engine.poll_answers["/reset_prefix_cache"] = (200, b'{"success": false}')
         with pytest.raises(WorkerBroke, match="did not empty"):
             await watch.probe.flush(watch.client)
-        watch.engine.polled["/reset_prefix_cache"] = (404, b"")
+        watch.engine.poll_answers["/reset_prefix_cache"] = (404, b"")
         with pytest.raises(WorkerBroke, match="did not empty"):
             await watch.probe.flush(watch.client)
         assert not watch.events
-        watch.engine.polled["/reset_prefix_cache"] = (200, b'{"success": true}')
+        watch.engine.poll_answers["/reset_prefix_cache"] = (200, b'{"success": true}')
         await watch.probe.flush(watch.client)
         assert watch.events == [Evicted(WorkerId("w"))]
 
@@ -293,7 +293,7 @@ async def test_slow_metrics_make_no_worker_silent() -> None:
         backend = WorkerEndpoint(WorkerId("w"), engine.url)
         told: asyncio.Queue[Event] = asyncio.Queue()
         async with Poller(WorkerDirectory([backend], 1.0), told.put_nowait, 0.02):
-            del engine.polled["/metrics"]  # what comes there waits in `calls` from now on, and is never answered
+            del engine.poll_answers["/metrics"]  # what comes there waits in `calls` from now on, and is never answered
             await engine.call()
             while not told.empty():
                 told.get_nowait()

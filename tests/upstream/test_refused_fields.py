@@ -153,10 +153,10 @@ async def test_a_chat_goes_on_by_its_text_where_no_ids_are_told() -> None:
     card = {"id": "m", "object": "model", "owned_by": "sglang", "max_model_len": 1000}
     async with scripted_engine() as one, scripted_engine() as two:
         for engine in (one, two):
-            engine.polled["/v1/models"] = (200, json.dumps({"data": [card]}).encode())
-            engine.polled["/ready"] = (200, b"")
-            engine.polled["/server_info"] = (200, b'{"version":"0.5.23"}')
-            engine.polled["/v1/loads"] = (200, b'{"loads":[{"num_running_reqs":0,"num_waiting_reqs":0}]}')
+            engine.poll_answers["/v1/models"] = (200, json.dumps({"data": [card]}).encode())
+            engine.poll_answers["/ready"] = (200, b"")
+            engine.poll_answers["/server_info"] = (200, b'{"version":"0.5.23"}')
+            engine.poll_answers["/v1/loads"] = (200, b'{"loads":[{"num_running_reqs":0,"num_waiting_reqs":0}]}')
         async with (
             running_router(one.url, two.url, policy="rr+fcfs") as router,
             router.post(chat(stream=True, max_tokens=9)) as post,

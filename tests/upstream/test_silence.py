@@ -391,7 +391,7 @@ async def test_a_worker_that_hangs_is_passed_over() -> None:
         router.post(chat(stream=True)) as hanging,
     ):
         call = await one.call()
-        one.hangs = True
+        one.ignores_polls = True
         state = router.scheduler.cluster[WorkerId(one.url.removeprefix("http://"))]
         await until(lambda: state.silent)
         told = await router.get_json("/fairness")
@@ -400,7 +400,7 @@ async def test_a_worker_that_hangs_is_passed_over() -> None:
             async with router.post(chat()) as post:
                 await (await two.call()).answer()
                 assert b"yes" in await post.read()
-        one.hangs = False
+        one.ignores_polls = False
         await call.answer("at last")
         assert b"at last" in await hanging.read()
         assert not state.silent
