@@ -1,1 +1,1 @@
-"""The control plane: the HTTP API of operators, on FastAPI."""
+"""The control plane: the HTTP API for operators, built on FastAPI."""

@@ -1,4 +1,4 @@
-"""The control plane: models, health, metrics, fairness and explanations, on FastAPI."""
+"""The control plane: models, health, metrics, fairness and explanations, built on FastAPI."""
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -35,10 +35,10 @@ UsageLookup = Callable[[Mapping[bytes, bytes], str | None], UsageReport]
 
 
 def control_plane(
-    fleet: WorkerDirectory,
+    directory: WorkerDirectory,
     scrape: Callable[[], Awaitable[bytes]],
     report: Callable[[], Awaitable[FairnessReport]],
-    cards: Callable[[], Awaitable[Mapping[WorkerId, WorkerReport]]],
+    reports: Callable[[], Awaitable[Mapping[WorkerId, WorkerReport]]],
     usage: UsageLookup,
     explain: Callable[[str], Explanation],
     drain: Drain,
@@ -46,17 +46,18 @@ def control_plane(
     operations: Operations | None,
     lifespan: Lifespan,
 ) -> FastAPI:
-    """The application behind every path that is not on the data path; `lifespan` opens and closes all of it.
+    """Build the application that serves every path off the data path.
 
-    `scrape` gives the metrics as text, `cards` what is told of each worker; `usage` takes a call's headers and address,
-    and raises InvalidKey; `explain` takes a request's id, and raises UnknownRequest. `drained`: the workers taken out.
-    `operations`: what the operator's calls work on; without it, there are none of these.
+    `scrape` returns the metrics as text, `reports` the report of each worker. `usage` takes a call's headers and
+    address, and raises InvalidKey. `explain` takes a request's id, and raises UnknownRequest. `drained`: the workers
+    that an operator drained. `operations`: what the admin API works on; None switches it off. `lifespan` starts and
+    stops the router.
     """
     app = Application(title="d2lpm-router", version=version("d2lpm-router"), lifespan=lifespan)
     _answer_errors(app)
-    app.include_router(_models(fleet))
+    app.include_router(_models(directory))
     app.include_router(_usage(usage))
-    app.include_router(_health(fleet, cards, drain, drained))
+    app.include_router(_health(directory, reports, drain, drained))
     if operations is not None:
         app.include_router(administration(operations))
     app.include_router(_insight(scrape, report, explain))
@@ -64,10 +65,10 @@ def control_plane(
 
 
 class Application(FastAPI):
-    """Describes the data path too, which it does not serve."""
+    """A FastAPI application whose OpenAPI document also describes the data path, which it does not serve."""
 
     def openapi(self) -> dict[str, Any]:
-        """The document, made when it is first asked for."""
+        """Return the OpenAPI document, built at the first request."""
         if self.openapi_schema is None:
             self.openapi_schema = with_calls(super().openapi())
         return self.openapi_schema
@@ -85,24 +86,24 @@ def _answer_errors(app: FastAPI) -> None:
         return _error(error)
 
 
-def _models(fleet: WorkerDirectory) -> APIRouter:
+def _models(directory: WorkerDirectory) -> APIRouter:
     routes = APIRouter()
 
     def served() -> dict[str, dict[str, Any]]:
-        alive = [backend for backend in fleet.backends if backend.healthy]
-        parents = {name: parent for backend in alive for name, parent in backend.parents.items()}
-        cards = {name: _model(name, name, parents.get(name)) for backend in alive for name in backend.models}
-        aliases = {name: _model(name, model, None) for name, model in fleet.aliases.items() if model in cards}
+        alive = [endpoint for endpoint in directory.endpoints if endpoint.healthy]
+        parents = {name: parent for endpoint in alive for name, parent in endpoint.parents.items()}
+        cards = {name: _model(name, name, parents.get(name)) for endpoint in alive for name in endpoint.models}
+        aliases = {name: _model(name, model, None) for name, model in directory.aliases.items() if model in cards}
         return dict(sorted({**cards, **aliases}.items()))
 
     @routes.get("/v1/models")
     async def models() -> dict[str, Any]:
-        """The union of what the workers serve: models, adapters with the model that they are on, and aliases."""
+        """All that the workers serve: models, adapters with their base model as `parent`, and aliases."""
         return {"object": "list", "data": list(served().values())}
 
-    @routes.get("/v1/models/{name:path}", responses={UnknownModel.status: {"description": "Nobody serves it."}})
+    @routes.get("/v1/models/{name:path}", responses={UnknownModel.status: {"description": "No worker serves it."}})
     async def model(name: str) -> dict[str, Any]:
-        """One of them."""
+        """One model, adapter or alias."""
         if (card := served().get(name)) is None:
             raise UnknownModel(name)
         return card
@@ -113,17 +114,19 @@ def _models(fleet: WorkerDirectory) -> APIRouter:
 def _usage(usage: UsageLookup) -> APIRouter:
     routes = APIRouter()
 
-    @routes.get("/v1/usage", responses={InvalidKey.status: {"description": "Not a good key."}})
+    @routes.get(
+        "/v1/usage", responses={InvalidKey.status: {"description": "The key is missing, unknown, revoked or expired."}}
+    )
     async def own(request: Request) -> UsageReport:
-        """What whoever asks with its key was served, has of the fleet, and waits for."""
+        """The caller's service so far, its share of the directory and its requests, by the key of the call."""
         return usage(dict(request.headers.raw), request.client.host if request.client is not None else None)
 
     return routes
 
 
 def _health(
-    fleet: WorkerDirectory,
-    cards: Callable[[], Awaitable[Mapping[WorkerId, WorkerReport]]],
+    directory: WorkerDirectory,
+    reports: Callable[[], Awaitable[Mapping[WorkerId, WorkerReport]]],
     drain: Drain,
     drained: Collection[WorkerId],
 ) -> APIRouter:
@@ -131,28 +134,30 @@ def _health(
 
     @routes.get("/health")
     async def health() -> dict[str, str]:
-        """The router runs; says nothing about its workers."""
+        """Liveness: the router runs. Says nothing about its workers."""
         return {"status": "ok"}
 
-    @routes.get("/ready", responses={NoWorker.status: {"description": "It could not."}})
+    @routes.get(
+        "/ready", responses={NoWorker.status: {"description": "No worker is alive, or the router is shutting down."}}
+    )
     async def ready() -> dict[str, int]:
-        """Whether a call could be served: 503 while no worker is alive, and once the router shuts down."""
+        """Readiness: 503 while no worker is alive, and once the router shuts down."""
         if drain.begun:
             raise ShuttingDown
-        alive = sum(backend.healthy and backend.id not in drained for backend in fleet.backends)
+        alive = sum(endpoint.healthy and endpoint.id not in drained for endpoint in directory.endpoints)
         if not alive:
             raise NoWorker("No worker is alive.")
         return {"workers": alive}
 
     @routes.get("/workers")
     async def workers() -> dict[str, Any]:
-        """Every worker, whether it is alive and trusted, and what is believed of its cache."""
-        told = await cards()
+        """Every worker: whether it is alive, the state of its circuit breaker, and its predicted cache."""
+        by_worker = await reports()
         return {
             "workers": [
-                _card(backend, told[backend.id], drained=backend.id in drained)
-                for backend in fleet.backends
-                if backend.id in told
+                _worker_entry(endpoint, by_worker[endpoint.id], drained=endpoint.id in drained)
+                for endpoint in directory.endpoints
+                if endpoint.id in by_worker
             ]
         }
 
@@ -168,17 +173,20 @@ def _insight(
 
     @routes.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
-        """Prometheus text."""
+        """Metrics in the Prometheus text format."""
         return Response(await scrape(), media_type=CONTENT_TYPE_LATEST)
 
     @routes.get("/fairness", response_model=FairnessReport)
     async def fairness() -> Response:
-        """Service, deficits, lags and waiting times by client; rounds and waits; load, gap and bound by worker."""
+        """Service, deficits, lag and waits of each client; rounds; load, service gap and its bound of each worker."""
         return Response(await report_json(await report()), media_type="application/json")
 
-    @routes.get("/explain/{request_id:path}", responses={UnknownRequest.status: {"description": "Not remembered."}})
+    @routes.get(
+        "/explain/{request_id:path}",
+        responses={UnknownRequest.status: {"description": "The router does not remember this request."}},
+    )
     async def explanation(request_id: str) -> Explanation:
-        """Why one of the last 10,000 requests went where and when it did, by its `x-request-id`."""
+        """Why one of the last 10,000 requests was sent to its worker, and when, by its `x-request-id`."""
         return explain(request_id)
 
     return routes
@@ -188,24 +196,24 @@ def _model(name: str, root: str, parent: str | None) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "d2lpm", "root": root, "parent": parent}
 
 
-def _card(backend: WorkerEndpoint, told: WorkerReport, *, drained: bool) -> dict[str, Any]:
+def _worker_entry(endpoint: WorkerEndpoint, report: WorkerReport, *, drained: bool) -> dict[str, Any]:
     return {
-        "id": backend.id,
-        "url": backend.url,
-        "healthy": backend.healthy,
+        "id": endpoint.id,
+        "url": endpoint.url,
+        "healthy": endpoint.healthy,
         "drained": drained,
-        "models": sorted(backend.models),
-        "engine": backend.fields.engine,
-        "version": backend.fields.version,
-        "not_added_fields": _names(backend.fields.missing),
-        "refused_fields": _names(backend.fields.refused),
-        "breaker": told.breaker,
-        "cache": told.cache,
+        "models": sorted(endpoint.models),
+        "engine": endpoint.fields.engine,
+        "version": endpoint.fields.version,
+        "not_added_fields": _names(endpoint.fields.missing),
+        "refused_fields": _names(endpoint.fields.refused),
+        "breaker": report.breaker,
+        "cache": report.cache,
     }
 
 
 def _names(fields: Mapping[str, AddedFields]) -> dict[str, list[str]]:
-    return {path: sorted(each.value for each in some) for path, some in fields.items()}
+    return {path: sorted(field.value for field in added) for path, added in fields.items()}
 
 
 def _error(error: RouterError) -> Response:

@@ -1,12 +1,13 @@
-"""The decision log: every event with its time, and the commands that came of it, one JSON line each.
+"""The journal: a log of every event with its time and the commands that the scheduler returned, one JSON line each.
 
-A run of the router begins with a header, an object that holds all that the scheduler was built from; its other lines
-are `[at, [EVENT, {...}], [[COMMAND, {...}], ...]]`, in the order in which they happened. A file may hold several runs,
-one after the other. `replay` feeds them to a new scheduler.
+A run of the router begins with a header, a JSON object with all that the scheduler was built from. The other lines are
+`[at, [EVENT, {...}], [[COMMAND, {...}], ...]]`, in order of time. A file may hold several runs, one after the other.
+`d2lpm replay` feeds them to a new scheduler.
 
-What is written is read off the classes in `model`, so that a new field or event is written without a change here;
-bytes are base64. No text of a prompt is in it, but the hash secret is, and the names of clients: with the secret,
-whoever guesses a prompt can tell whether it was sent. So the file is as secret as the hash secret, and of mode 0600.
+The line format follows from the classes in `router.core.model`, so that a new field or event needs no change here;
+bytes are base64. The file holds no prompt text, but it does hold the names of clients and the hash secret: with the
+secret, anyone who guesses a prompt can check whether it was sent. So the file is as secret as the hash secret; its mode
+is 0600.
 """
 
 import asyncio
@@ -34,11 +35,11 @@ from router.errors import ConfigError
 log = logging.getLogger(__name__)
 
 FORMAT: Final = 1
-"""Rises when what was written before cannot be read any more."""
+"""Format version; increases when files of the previous format can no longer be read."""
 FLUSH_SECONDS: Final = 0.2
-"""How long a line may be in memory alone."""
+"""Seconds between two writes: a crash loses at most the lines of this time."""
 MAX_PENDING_BYTES: Final = 64 * 1024 * 1024
-"""Bytes of lines that may wait for a slow disk; beyond that, the journal ends."""
+"""Bytes of lines that may wait for a slow disk; above this, the journal ends."""
 MAGIC: Final = b'{"d2lpm_journal":'
 
 
@@ -51,18 +52,19 @@ class JournalHeader:
     router: str
     """The version of the router that wrote it."""
     started: str
-    """The wall clock's time in ISO 8601, for people, at this time of the monotonic clock:"""
+    """Wall clock time at the start of the run, ISO 8601, for people."""
     clock: float
+    """Time of the monotonic clock at the same moment, in seconds."""
     hash_secret: str
-    """Key of the prompt hashes, in hexadecimal digits."""
+    """Key of the prompt hashes, hexadecimal."""
     settings: dict[str, JsonValue]
-    """All that the scheduler depends on: policy, seed, limits, and each group of policy parameters."""
+    """The settings that the scheduler depends on: policy, seed, limits and all policy parameters."""
     restored: tuple[Annotated[Piece, ByName()], ...] = ()
-    """What it began with from before a restart."""
+    """State restored from before a restart."""
 
 
 class JournalEntry(NamedTuple):
-    """What happened, when on the monotonic clock, and what was done."""
+    """An event, its time on the monotonic clock in seconds, and the commands that followed."""
 
     at: float
     event: Event
@@ -70,14 +72,13 @@ class JournalEntry(NamedTuple):
 
 
 class TornLine(NamedTuple):
-    """A line that was not written to its end, because the router or its machine died."""
+    """An incomplete line, left when the router or its machine died."""
 
     line: int
 
 
-_HEADER: Final = TypeAdapter[JournalHeader | None](
-    JournalHeader | None, config=JSON
-)  # for a class alone, pydantic takes no config
+# `| None`, because pydantic accepts no config for a dataclass alone.
+_HEADER: Final = TypeAdapter[JournalHeader | None](JournalHeader | None, config=JSON)
 _ENTRY: Final = TypeAdapter[tuple[float, Event, list[Command]]](
     tuple[float, Annotated[Event, ByName()], list[Annotated[Command, ByName()]]],
     config=JSON,
@@ -85,33 +86,34 @@ _ENTRY: Final = TypeAdapter[tuple[float, Event, list[Command]]](
 
 
 def encode(at: float, event: Event, commands: Sequence[Command]) -> bytes:
-    """A line of the journal, without its end. Raises ValueError for what `decode` would not give back as it is.
+    """Encode one line, without its newline. Raises ValueError for a value that `decode` would not restore.
 
-    That is text that is not Unicode, and a value of another type than its field's; mappings are dicts.
+    Such values are strings that are not valid Unicode, and values whose type is not that of their field; `decode`
+    returns any mapping as a dict.
     """
     return _ENTRY.dump_json((at, event, list(commands)), warnings="error")
 
 
 def decode(line: bytes) -> JournalEntry:
-    """What a line says; ValueError for one that is not whole."""
+    """Decode one line. Raises ValueError if it is incomplete."""
     try:
         return JournalEntry(*_ENTRY.validate_json(line))
-    except (ValueError, LookupError, TypeError) as error:  # the latter two from what should be a pair and is none
+    except (ValueError, LookupError, TypeError) as error:  # the last two where a pair is expected and missing
         raise ValueError("not a whole line of a journal") from error
 
 
 def read(lines: Iterable[bytes]) -> Iterator[JournalHeader | JournalEntry | TornLine]:
-    """The runs of a journal, line by line.
+    """Read the runs of a journal line by line.
 
-    Raises ConfigError, which names the line, for what no router wrote; a line that was cut short may only be the last
-    of its run.
+    Raises ConfigError, with the line number, for a line that no router wrote. Only the last line of a run may be
+    incomplete.
     """
-    torn = begun = False
+    torn = in_run = False
     for number, line in enumerate(lines, 1):
         if line.startswith(MAGIC):
             yield _header(line)
-            begun, torn = True, False
-        elif not begun:
+            in_run, torn = True, False
+        elif not in_run:
             raise ConfigError("not a journal of this router")
         elif torn:
             raise ConfigError(f"line {number - 1} is broken")
@@ -121,7 +123,7 @@ def read(lines: Iterable[bytes]) -> Iterator[JournalHeader | JournalEntry | Torn
             except ValueError:
                 yield TornLine(number)
                 torn = True
-    if not begun:
+    if not in_run:
         raise ConfigError("empty, and so not a journal")
 
 
@@ -130,33 +132,35 @@ def _header(line: bytes) -> JournalHeader:
         header = _HEADER.validate_json(line)
     except ValidationError:
         raise ConfigError(f"a journal of another format than {FORMAT}, or with a broken header") from None
-    assert header is not None, "the line begins like one"
+    assert header is not None, "the line begins like a header"
     if header.d2lpm_journal != FORMAT:
         raise ConfigError(f"a journal of format {header.d2lpm_journal}; this router reads format {FORMAT}")
     return header
 
 
 class Journal:
-    """Observer: appends what it hears to a file, in another thread and every `FLUSH_SECONDS`.
+    """Observer that appends every event and its commands to a file, every `FLUSH_SECONDS` and in another thread.
 
-    What goes wrong ends the journal, with one line in the log, and nothing else.
+    An error ends the journal with one line in the log; the router goes on without it.
     """
 
     event_types: ClassVar[Collection[type[Event]]] = EVENTS
 
-    def __init__(self, file: io.RawIOBase, most_pending: int = MAX_PENDING_BYTES) -> None:
-        """`file` is written as long as this is entered, and closed by it; `most_pending`: see there."""
+    def __init__(self, file: io.RawIOBase, max_pending_bytes: int = MAX_PENDING_BYTES) -> None:
+        """`file` is written while the context is entered, and closed at its end.
+
+        `max_pending_bytes`: bytes of lines that may wait for a slow disk before the journal ends.
+        """
         self._file = file
-        self._max_pending_bytes = most_pending
+        self._max_pending_bytes = max_pending_bytes
         self._lines: list[bytes] = []
-        """Not yet handed to the file."""
+        """Lines not yet written."""
         self._pending_bytes = 0
-        """Their bytes."""
+        """Their size in bytes."""
         self._ended = False
         self._closing = asyncio.Event()
 
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
-        """See `Observer`."""
         if self._ended:
             return
         try:
@@ -172,7 +176,7 @@ class Journal:
 
     @property
     def failing(self) -> bool:
-        """Whether it could not be written, and so has ended."""
+        """Whether the journal has ended because of an error."""
         return self._ended
 
     async def __aenter__(self) -> Self:
@@ -184,7 +188,7 @@ class Journal:
         self._closing.set()
         await self._writer
         await self._flush()
-        with suppress(OSError):  # every byte is written, or the end was told
+        with suppress(OSError):  # every byte is written, or the error has been logged
             self._file.close()
 
     async def _write(self) -> None:
@@ -205,7 +209,7 @@ class Journal:
                 self._end(error.strerror)
 
     def _end(self, reason: object) -> None:
-        """Take in nothing more: after a gap, nothing could be replayed."""
+        """End the journal. After a gap in the events, no later one could be replayed."""
         if not self._ended:
             log.error("the journal ends here: %s", " ".join(str(reason).split()))
         self._ended = True
@@ -214,10 +218,10 @@ class Journal:
 def open_journal(
     path: Path, hash_secret: bytes, clock: float, settings: dict[str, JsonValue], restored: Iterable[Piece] = ()
 ) -> Journal:
-    """A journal of a new run, at the end of this file, which is made if it is not there.
+    """Open a file, or create it, and begin a new run at its end.
 
-    `clock`: the time of now on the clock of the events; `restored`: what the scheduler was given then. Raises
-    ConfigError where it cannot be written.
+    `clock`: the current time on the clock of the events; `restored`: the saved state that the scheduler was given.
+    Raises ConfigError if the file cannot be written, is not a journal, or is being written by another process.
     """
     started = datetime.now(UTC).isoformat()
     header = JournalHeader(
@@ -231,7 +235,7 @@ def open_journal(
             file.close()
             raise
     except BlockingIOError:
-        raise ConfigError(f"{path}: another process writes it") from None
+        raise ConfigError(f"{path}: another process is writing it") from None
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
     except ConfigError as error:
@@ -248,7 +252,7 @@ def _begin_run(file: io.FileIO, header: JournalHeader) -> None:
         raise ConfigError("exists, and is not a journal")
     os.fchmod(file.fileno(), 0o600)
     if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
-        _append(file, b"\n")  # ends a line that a crash cut short
+        _append(file, b"\n")  # ends a line that a crash left incomplete
     _append(file, _HEADER.dump_json(header) + b"\n")
 
 

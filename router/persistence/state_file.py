@@ -98,7 +98,7 @@ def decode(content: bytes) -> SavedState:
             raise ValueError("it is damaged")
         lines = rest.splitlines()[:-1]
         saved = [_PIECE.validate_json(line) for line in lines]
-    except (ValidationError, LookupError, TypeError):  # the last two: a list where a pair is expected
+    except (ValidationError, LookupError, TypeError):  # the last two where a pair is expected and missing
         raise ValueError("it is damaged") from None
     pieces = [piece for piece in saved if not isinstance(piece, Responses)]
     return SavedState(header, pieces, [row for piece in saved if isinstance(piece, Responses) for row in piece.rows])
@@ -107,8 +107,8 @@ def decode(content: bytes) -> SavedState:
 def load(directory: Path, max_age: float, now: float) -> SavedState | None:
     """Load the state saved in a directory, or None if there is none or it is too old.
 
-    `max_age`: seconds; `now`: the wall clock in seconds since 1970. A damaged file is set aside with one line in the log.
-    Raises ConfigError if the directory cannot be used.
+    `max_age`: seconds; `now`: the wall clock in seconds since 1970. A damaged file is set aside with one line in the
+    log. Raises ConfigError if the directory cannot be used.
     """
     path = directory / FILE_NAME
     try:

@@ -1,1 +1,1 @@
-"""What operators see: metrics, fairness reports, explanations, logs."""
+"""What operators see: metrics, fairness reports, explanations of single requests, and logs."""

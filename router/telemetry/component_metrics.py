@@ -11,15 +11,14 @@ from router.core.model.request import WorkerId
 
 
 class AdmissionMetrics(Collector):
-    """How many, by the reason."""
+    """Counts the calls refused because of a limit, by reason."""
 
     def __init__(self, refusals: Mapping[str, int]) -> None:
         self._refusals = refusals
 
     def collect(self) -> Iterator[Metric]:
-        """All of it."""
         family = CounterMetricFamily(
-            "d2lpm_limited_calls", "Calls beyond what their client or its group may have.", labels=("reason",)
+            "d2lpm_limited_calls", "Calls refused because of a limit of their client or its group.", labels=("reason",)
         )
         for reason, count in self._refusals.items():
             family.add_metric((reason,), count)
@@ -27,7 +26,7 @@ class AdmissionMetrics(Collector):
 
 
 class EventMetrics(Collector):
-    """How each worker's events are followed, what was wrong with them, and what came of tokenising calls."""
+    """Shows how each worker's KV events are followed, what was wrong with them, and how prompts were tokenized."""
 
     def __init__(
         self, report: Callable[[], Mapping[WorkerId, EventsReport]], outcomes: Callable[[], Mapping[str, int]]
@@ -36,15 +35,16 @@ class EventMetrics(Collector):
         self._outcomes = outcomes
 
     def collect(self) -> Iterator[Metric]:
-        """All of it."""
         followed = GaugeMetricFamily(
-            "d2lpm_kv_events_followed", "1 while the worker's KV events are read.", labels=("worker",)
+            "d2lpm_kv_events_followed", "1 while the router follows the worker's KV events.", labels=("worker",)
         )
         complete = GaugeMetricFamily(
-            "d2lpm_kv_events_complete", "1 while KV events tell all that the worker holds.", labels=("worker",)
+            "d2lpm_kv_events_complete",
+            "1 while KV events cover all that the worker has cached.",
+            labels=("worker",),
         )
         faults = CounterMetricFamily(
-            "d2lpm_kv_event_faults", "What was wrong with KV events.", labels=("worker", "fault")
+            "d2lpm_kv_event_faults", "Faults in KV events, by kind.", labels=("worker", "fault")
         )
         for worker, report in self._report().items():
             followed.add_metric((worker,), report.followed)
@@ -52,7 +52,7 @@ class EventMetrics(Collector):
             for fault, count in report.faults.items():
                 faults.add_metric((worker, fault), count)
         tokens = CounterMetricFamily(
-            "d2lpm_token_lookups", "Calls by what came of finding their prompt's tokens.", labels=("outcome",)
+            "d2lpm_token_lookups", "Calls by the outcome of finding the tokens of their prompt.", labels=("outcome",)
         )
         for outcome, count in self._outcomes().items():
             tokens.add_metric((outcome,), count)
@@ -60,41 +60,39 @@ class EventMetrics(Collector):
 
 
 class ResponseMetrics(Collector):
-    """How many there are."""
+    """Counts stored responses and responses that are computed in the background."""
 
     def __init__(self, stored: Sized, background: Sized) -> None:
-        """`stored`: those that are remembered; `background`: those that engines compute after they have answered."""
+        """`stored`: the responses remembered; `background`: those that an engine still computes after its answer."""
         self._stored = stored
         self._background = background
 
     def collect(self) -> Iterator[Metric]:
-        """All of it."""
         for name, what, responses in (
             ("d2lpm_background_responses", "Responses that engines compute in the background.", self._background),
-            ("d2lpm_stored_responses", "Stored responses whose worker and client are remembered.", self._stored),
+            ("d2lpm_stored_responses", "Stored responses whose worker and client the router remembers.", self._stored),
         ):
             yield GaugeMetricFamily(name, what, value=len(responses))
 
 
 class WrittenFile(Protocol):
-    """A file that is written again and again."""
+    """A file that the router rewrites or appends to while it runs."""
 
     @property
     def failing(self) -> bool:
-        """Whether it could not be written the last time."""
+        """Whether the last write failed."""
 
 
 class FileMetrics(Collector):
-    """State and journal, as far as there are any."""
+    """Shows whether the state file and the journal can be written."""
 
     def __init__(self, files: Mapping[str, WrittenFile | None]) -> None:
-        """By their names; None for one that is not kept."""
+        """`files`: the files by name; None for one that is switched off."""
         self._files = files
 
     def collect(self) -> Iterator[Metric]:
-        """All of it."""
         family = GaugeMetricFamily(
-            "d2lpm_file_failing", "1 while the journal or the state cannot be written, else 0.", labels=("file",)
+            "d2lpm_file_failing", "1 while the journal or the state file cannot be written, else 0.", labels=("file",)
         )
         for name, file in self._files.items():
             if file is not None:

@@ -1,4 +1,4 @@
-"""Why a request went where and when it did: the content of /explain, for the last requests that there were."""
+"""Why a request was sent to its worker, and when: the content of /explain for the most recent requests."""
 
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
@@ -16,15 +16,15 @@ from router.core.model.request import ClientId, Request, RequestId, Usage, Worke
 from router.errors import UnknownRequest
 
 REQUEST_LIMIT: Final = 10_000
-"""Requests, the last that arrived; about 15 MB of them."""
+"""Requests remembered, the most recent arrivals; about 15 MB."""
 TRIED_LIMIT: Final = 3
-"""Workers told that lost a request, the last ones."""
+"""Workers listed that failed a request, the most recent ones."""
 NOT_BEGUN: Final = "before the worker had begun"
 BEGUN: Final = "when the worker may have begun"
 
 
 class RequestOutcome(StrEnum):
-    """Where a request is in its life, or how that ended."""
+    """The state of a request, or how it ended."""
 
     WAITING = "waiting"
     IN_FLIGHT = "in flight"
@@ -37,90 +37,103 @@ class RequestOutcome(StrEnum):
 @with_config(use_attribute_docstrings=True)
 @dataclass(frozen=True, slots=True)
 class RequestTimes:
-    """When things happened to a request; None for what did not, or not yet."""
+    """When a request was dispatched, started and ended; None for what has not happened."""
 
     arrived: datetime
-    """UTC; the others are seconds after it."""
+    """Time of arrival, UTC; the other times are seconds after it."""
     dispatched_s: float | None
+    """When it was last sent to a worker."""
     started_s: float | None
-    """Its first token; None too for an answer that was not streamed."""
+    """When its first token came; also None for an answer that was not streamed."""
     ended_s: float | None
+    """When it finished, failed, was cancelled or was refused."""
     waited_s: float
-    """In the router's queue, so far."""
+    """Seconds in the router's queue so far."""
 
 
 @with_config(use_attribute_docstrings=True)
 @dataclass(frozen=True, slots=True)
 class WindowLoad:
-    """What was in flight at a worker before this request."""
+    """What was in flight at the worker before this request."""
 
     requests: int
+    """Requests in flight."""
     unstarted: int
-    """Streamed requests without a first token."""
+    """Streamed requests that had no first token yet."""
     unstarted_tokens: int
-    """The uncached input tokens of those."""
+    """Uncached input tokens of the requests without a first token."""
 
 
 @with_config(use_attribute_docstrings=True)
 @dataclass(frozen=True, slots=True)
-class PassedOver:
-    """A request whose turn it was before, and why it could not go."""
+class PassedOverReport:
+    """A request that was ahead in the queue and could not be sent."""
 
     request: RequestId
+    """Its id."""
     reason: str
+    """What kept it from being sent."""
 
 
 @with_config(use_attribute_docstrings=True)
 @dataclass(frozen=True, slots=True)
 class DispatchRecord:
-    """The choice of a worker and a turn, and what the scheduler knew when it made it."""
+    """The decision to send a request to a worker, and what the scheduler knew at that time."""
 
     worker: WorkerId
+    """The worker chosen."""
     why: str
-    """What decided the worker and the turn."""
+    """What decided the choice, in a word or two."""
     predicted_cached_tokens: int
-    """How much of the input the worker was believed to hold, to compare with `usage`."""
+    """Input tokens predicted to be in the worker's prefix cache; compare with `usage`."""
     match: dict[WorkerId, int]
-    """Input tokens that each worker was believed to hold; workers that held none are left out."""
+    """Input tokens predicted to be cached, for each worker that has any."""
     home: list[WorkerId]
-    """The workers with the longest match; none where nobody held anything."""
+    """The workers with the longest match; empty where no worker has one."""
     credit: Deficit
-    """The client's deficit counters in cost units, before it was charged; None where the policy has none."""
+    """The client's deficits at the worker before the charge, in cost units; None where the policy keeps none."""
     load: WindowLoad
+    """What was in flight at the worker before this request."""
     limits: Limits | None
-    """Of the worker's window then; None without any."""
-    passed_over: list[PassedOver]
-    """Those whose turn it was before."""
+    """The limits of the worker's window at that time; None without a window."""
+    passed_over: list[PassedOverReport]
+    """Requests that were ahead in the queue and could not be sent."""
 
 
 @with_config(use_attribute_docstrings=True)
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """One request; of an id that came several times, the last."""
+    """One request; if several had the same id, the last of them."""
 
     request: RequestId
+    """Its id, as in `x-request-id`."""
     client: ClientId
+    """The client it is charged to."""
     model: str
+    """The model it asked for."""
     policy: str
+    """The scheduling policy."""
     state: RequestOutcome
+    """Its state, or how it ended."""
     reason: str | None
-    """Why it was rejected, or at what point it failed."""
+    """Why it was refused, or at what point it failed."""
     retry_after_s: float | None
-    """What a rejected one was told."""
+    """Seconds after which a refused request may be repeated, as sent in `retry-after`."""
     times: RequestTimes
+    """When it arrived, was sent, started and ended."""
     tried: list[WorkerId]
-    """Workers that it was sent to before, and that lost it."""
+    """Workers that failed it before."""
     held_back: dict[str, int]
-    """How often another went in its turn, by the reason."""
+    """How often another request was sent ahead of it, by reason."""
     dispatch: DispatchRecord | None
-    """None while it waits, and for one that ended waiting."""
+    """Its last dispatch; None if it has never been sent to a worker."""
     usage: Usage | None
-    """What the engine said that it used, in tokens."""
+    """Tokens used, as reported by the engine."""
 
 
 @dataclass(slots=True)
 class RequestRecord:
-    """What is kept of a request; not its prompts, whose hashes may be long."""
+    """What is remembered of a request. Its prompts are not, because their hashes may be long."""
 
     client: ClientId
     model: str
@@ -138,19 +151,18 @@ class RequestRecord:
 
 
 class Explanations:
-    """Observer: remembers the last requests, by the id that their clients were told in `x-request-id`."""
+    """Observer that remembers the most recent requests by the id that their clients got in `x-request-id`."""
 
     event_types: ClassVar[Collection[type[Event]]] = EVENTS
 
     def __init__(self, policy: str, limit: int = REQUEST_LIMIT) -> None:
-        """`policy`: its name."""
+        """`policy`: the name of the policy; `limit`: requests remembered."""
         self._policy = policy
         self._limit = limit
         self._records: OrderedDict[RequestId, RequestRecord] = OrderedDict()
-        """In the order of arrival; ordered, because a plain dict is slow to give out its first."""
+        """In order of arrival. An OrderedDict, because removing the first entry of a plain dict is slow."""
 
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
-        """See `Observer`."""
         match event:
             case Progressed():
                 pass
@@ -162,7 +174,7 @@ class Explanations:
             case Finished(request_id, usage):
                 self._end(request_id, now, RequestOutcome.FINISHED, usage=usage)
             case Returned(request_id, accepted):
-                self._requeue(request_id, BEGUN if accepted else NOT_BEGUN)
+                self._note_lost_try(request_id, BEGUN if accepted else NOT_BEGUN)
             case Failed(request_id, accepted, usage):
                 self._end(request_id, now, RequestOutcome.FAILED, BEGUN if accepted else NOT_BEGUN, usage)
             case Cancelled(request_id, usage):
@@ -175,9 +187,9 @@ class Explanations:
                     self._refuse(request_id, refusal, retry_after, now)
 
     def explain(self, request: str, now: float, wall: float) -> Explanation:
-        """Explain a request. Raises UnknownRequest.
+        """Explain a request. Raises UnknownRequest if it is not remembered.
 
-        `now`: the time of the events' clock; `wall`: the same in seconds since 1970.
+        `now`: the current time on the clock of the events; `wall`: the same moment in seconds since 1970.
         """
         record = self._records.get(RequestId(request))
         if record is None:
@@ -204,15 +216,15 @@ class Explanations:
             self._records.popitem(last=False)
 
     def _refuse(self, request: RequestId, refusal: Refusal, retry_after: float | None, now: float) -> None:
-        """It is turned away; one that may not be tried again has failed as it did the last time."""
+        """Note that a request was refused. One refused a retry has failed, for the reason of its last failure."""
         record = self._records.get(request)
         if refusal is Refusal.NO_RETRY and record is not None:
             self._end(request, now, RequestOutcome.FAILED, record.reason)
         else:
             self._end(request, now, RequestOutcome.REJECTED, refusal, retry_after=retry_after)
 
-    def _requeue(self, request: RequestId, reason: str) -> None:
-        """A worker lost it; another may do it."""
+    def _note_lost_try(self, request: RequestId, reason: str) -> None:
+        """Note that a worker lost a request, which waits for another worker again."""
         if (record := self._records.get(request)) and record.dispatch is not None:
             record.state, record.reason = RequestOutcome.WAITING, reason
             record.tried = (*record.tried, record.dispatch.worker)[-TRIED_LIMIT:]
@@ -235,7 +247,7 @@ class Explanations:
         usage: Usage | None = None,
         retry_after: float | None = None,
     ) -> None:
-        """Note the first ending of a request; what is said of it after a refusal is no second one."""
+        """Note how a request ended. Only the first end counts: a refused request is settled again by its front."""
         record = self._records.get(request)
         if record is not None and record.ended is None:
             record.ended = now
@@ -271,5 +283,5 @@ def _dispatched(command: Dispatch) -> DispatchRecord:
         credit=decision.credit,
         load=WindowLoad(*decision.load[:3]),
         limits=decision.limits,
-        passed_over=[PassedOver(*passed) for passed in decision.passed_over],
+        passed_over=[PassedOverReport(*passed) for passed in decision.passed_over],
     )

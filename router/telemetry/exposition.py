@@ -1,6 +1,7 @@
-"""Prometheus's text format, written a little at a time: a thousand clients at eight workers are 20,000 lines.
+"""Writes the Prometheus text format in small steps, so that a scrape does not block the event loop.
 
-A collector may give a family in parts, one after the other; between any two the event loop can do something else.
+A thousand clients at eight workers make 20,000 lines. A collector may yield a metric family in several consecutive
+parts; the event loop runs other tasks between any two of them.
 """
 
 import asyncio
@@ -13,14 +14,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 ROWS_PER_PART: Final = 500
-"""Rows of a family that are made and written in one go."""
+"""Rows of a metric family that are written in one step."""
 
 Row = tuple[Sequence[str], float]
-"""The values of the labels, and the number."""
+"""The label values and the value of a sample."""
 
 
 class Family(NamedTuple):
-    """A counter or a gauge without its samples."""
+    """A counter or gauge family without its samples."""
 
     kind: type[CounterMetricFamily] | type[GaugeMetricFamily]
     name: str
@@ -28,29 +29,31 @@ class Family(NamedTuple):
     labels: Sequence[str]
 
     def parts(self, rows: Iterable[Row]) -> Iterator[Metric]:
-        """The family in parts, each made of its rows when it is asked for; one without rows is one part."""
-        left = iter(rows)
+        """Yield the family in parts of at most `ROWS_PER_PART` rows, each built when it is requested.
+
+        A family without rows is one empty part.
+        """
+        remaining = iter(rows)
         first = True
-        while (some := [*islice(left, ROWS_PER_PART)]) or first:
+        while (batch := [*islice(remaining, ROWS_PER_PART)]) or first:
             part = self.kind(self.name, self.text, labels=self.labels)
-            for labels, value in some:
+            for labels, value in batch:
                 part.add_metric(labels, value)
             yield part
             first = False
 
 
 class FamilyPart(NamedTuple):
-    """A part of a family, as something that can be written."""
+    """Presents one part of a family as a collector, which `generate_latest` can write."""
 
     metric: Metric
 
     def collect(self) -> Iterable[Metric]:
-        """It alone."""
         return (self.metric,)
 
 
 async def render_metrics(collector: Collector) -> bytes:
-    """All that a collector, or a registry of them, tells."""
+    """Render all metrics of a collector or a registry, without repeating the header of a family in parts."""
     written: list[bytes] = []
     name = None
     for metric in collector.collect():

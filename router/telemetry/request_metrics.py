@@ -1,7 +1,7 @@
-"""Prometheus metrics of what happened to requests, counted as it is observed.
+"""Prometheus metrics of requests, counted as their events are observed.
 
-Counts are plain numbers, made into metrics at a scrape: a counter of the library's costs 20 times as much to raise, for
-locks and exemplars that nothing here needs.
+Counts are plain numbers that become metrics at a scrape: incrementing a counter of the client library costs 20 times as
+much, for locks and exemplars that nothing here needs.
 """
 
 from bisect import bisect_left
@@ -32,11 +32,11 @@ from router.core.model.request import ClientId, RequestId, WorkerId
 from router.telemetry.exposition import Family
 
 CLIENT_LIMIT: Final = 1000
-"""Distinct client labels; the others share the label `other`."""
+"""Distinct client labels; further clients share the label `other`."""
 WORKER_LIMIT: Final = 256
-"""Of workers that left, how many keep the label of their own; what was counted of others is told under `other`."""
+"""Workers that left and keep their own label; the counts of those that left before them move to `other`."""
 MODEL_LIMIT: Final = 200
-"""Distinct model labels; likewise."""
+"""Distinct model labels; further models share the label `other`."""
 OTHER: Final = "other"
 BUCKET_SECONDS: Final = (
     0.001,
@@ -61,39 +61,39 @@ OUTCOMES: Final = {Finished: "finished", Failed: "failed", Cancelled: "cancelled
 
 
 class ClientLabels:
-    """A bounded set of labels for any number of clients."""
+    """Maps any number of clients to a bounded set of labels."""
 
     def __init__(self, limit: int = CLIENT_LIMIT) -> None:
         self._limit = limit
         self._known: dict[ClientId, str] = {}
 
     def label(self, client: ClientId) -> str:
-        """The client's label; the first ones keep their own."""
+        """Return the client's label: its name for the first clients seen, else `other`."""
         if client not in self._known and len(self._known) < self._limit:
             self._known[client] = client
         return self._known.get(client, OTHER)
 
 
 class ModelLabels:
-    """A bounded set of labels for models: of those alone that some worker serves, since clients may ask for any."""
+    """Maps models to a bounded set of labels, only those that some worker serves: clients may ask for any name."""
 
     def __init__(self, limit: int = MODEL_LIMIT) -> None:
         self._limit = limit
         self._known: set[str] = set()
 
     def add(self, models: Collection[str]) -> None:
-        """Some worker serves these."""
+        """Add models that some worker serves."""
         for model in sorted(models):
             if len(self._known) < self._limit:
                 self._known.add(model)
 
     def label(self, model: str) -> str:
-        """The model's label."""
+        """Return the model's label."""
         return model if model in self._known else OTHER
 
 
 class LabeledCounter(defaultdict[tuple[str, ...], int]):
-    """A counter by the values of its labels."""
+    """A counter with labels: the count by label values."""
 
     def __init__(self, name: str, text: str, *labels: str) -> None:
         super().__init__(int)
@@ -102,15 +102,15 @@ class LabeledCounter(defaultdict[tuple[str, ...], int]):
         self._labels = labels
 
     def families(self) -> Iterator[Metric]:
-        """As Prometheus reads it, in parts."""
+        """Yield the metric family in parts."""
         return Family(CounterMetricFamily, self._name, self._text, self._labels).parts(list(self.items()))
 
 
 class WorkerCounter(LabeledCounter):
-    """A counter whose first label is a worker's."""
+    """A counter whose first label is a worker."""
 
     def fold_into_other(self, worker: WorkerId) -> None:
-        """Count what was counted of this one as that of another."""
+        """Move the worker's counts to the label `other`."""
         for labels in [labels for labels in self if labels[0] == worker]:
             self[OTHER, *labels[1:]] += self.pop(labels)
 
@@ -122,16 +122,15 @@ class DurationHistogram:
         self._name = name
         self._text = text
         self._counts: defaultdict[str, list[int]] = defaultdict(lambda: [0] * (len(BUCKET_SECONDS) + 1))
-        """How many were at most each of `BUCKET_SECONDS` and more than the one before; the last, how many were longer."""
+        """By model, observations per bucket (not cumulative); the last bucket has no upper bound."""
         self._sums: defaultdict[str, float] = defaultdict(float)
 
     def observe(self, model: str, seconds: float) -> None:
-        """Count one."""
         self._counts[model][bisect_left(BUCKET_SECONDS, seconds)] += 1
         self._sums[model] += seconds
 
     def families(self) -> Iterator[Metric]:
-        """As Prometheus reads it, a model at a time."""
+        """Yield the metric family, one model at a time."""
         bounds = [*map(str, BUCKET_SECONDS), "+Inf"]
         if not self._counts:
             yield HistogramMetricFamily(self._name, self._text, labels=("model",))
@@ -143,41 +142,42 @@ class DurationHistogram:
 
 
 class RequestMetrics(Collector):
-    """Observer: requests by their ending, and the times on the way there."""
+    """Observer that counts requests by outcome and measures their times."""
 
     event_types: ClassVar[Collection[type[Event]]] = EVENTS
 
     def __init__(self, registry: CollectorRegistry, labels: ClientLabels, workers: int = WORKER_LIMIT) -> None:
-        """`workers`: of those that left, how many keep a label of their own."""
+        """Register with `registry`. `workers`: workers that left and keep their own label."""
         self._labels = labels
         self._worker_limit = workers
         self._left: dict[WorkerId, None] = {}
-        """Those that left and have such a label, the last of them last."""
+        """Workers that left and keep their label, in the order in which they left."""
         self._models = ModelLabels()
         self._seen: dict[RequestId, tuple[ClientId, str, float]] = {}
-        """Of requests on their way, the client, the model's label and the time of their arrival."""
+        """Client, model label and arrival time of each open request."""
         self._begun: set[RequestId] = set()
-        """Those of them whose first token came from a worker before the one that they are at."""
-        self._requests = LabeledCounter("d2lpm_requests", "Requests by how they ended.", "client", "model", "outcome")
+        """Open requests whose first token came from an earlier worker than the present one."""
+        self._requests = LabeledCounter("d2lpm_requests", "Requests by outcome.", "client", "model", "outcome")
         self._dispatches = WorkerCounter(
-            "d2lpm_dispatches", "Requests sent to a worker, by what decided it.", "worker", "why"
+            "d2lpm_dispatches", "Requests sent to a worker, by what decided the choice.", "worker", "why"
         )
         self._returned = LabeledCounter(
-            "d2lpm_lost_tries", "Tries that did not come to their end, by the fault.", "fault"
+            "d2lpm_lost_tries", "Attempts that a worker did not complete, by fault.", "fault"
         )
         for fault in Fault:
             self._returned[fault,] = 0
         self._predicted = WorkerCounter(
-            "d2lpm_predicted_cached_tokens", "Input tokens predicted to be cached, of requests sent.", "worker"
+            "d2lpm_predicted_cached_tokens",
+            "Input tokens predicted to be cached, of requests sent to the worker.",
+            "worker",
         )
-        self._queue = DurationHistogram("d2lpm_queue_seconds", "Time in the router's queue.")
-        self._first = DurationHistogram("d2lpm_time_to_first_token_seconds", "Arrival to first token.")
-        self._whole = DurationHistogram("d2lpm_request_seconds", "Arrival to the end of the answer.")
+        self._queue = DurationHistogram("d2lpm_queue_seconds", "Seconds in the router's queue.")
+        self._first = DurationHistogram("d2lpm_time_to_first_token_seconds", "Seconds from arrival to the first token.")
+        self._whole = DurationHistogram("d2lpm_request_seconds", "Seconds from arrival to the end of the answer.")
         registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
-        """All that was counted."""
-        for counted in (
+        for metric in (
             self._requests,
             self._dispatches,
             self._returned,
@@ -186,10 +186,9 @@ class RequestMetrics(Collector):
             self._first,
             self._whole,
         ):
-            yield from counted.families()
+            yield from metric.families()
 
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
-        """See `Observer`."""
         match event:
             case Arrived(request):
                 self._seen[request.id] = request.client, self._models.label(request.model), now
@@ -216,7 +215,7 @@ class RequestMetrics(Collector):
                     self._end(refused, OUTCOMES[Failed] if reason is Refusal.NO_RETRY else reason, now)
 
     def _leave(self, worker: WorkerId) -> None:
-        """It left; fold what was counted of the one that left longest ago, if those are too many."""
+        """Note that a worker left. If too many have left, the counts of the earliest move to `other`."""
         self._left.pop(worker, None)
         self._left[worker] = None
         if len(self._left) > self._worker_limit:
@@ -232,7 +231,7 @@ class RequestMetrics(Collector):
         self._predicted[command.worker,] += command.cached_tokens
 
     def _end(self, request: RequestId, outcome: str, now: float) -> None:
-        """Count the first ending of a request; what is said of it after a refusal is no second one."""
+        """Count how a request ended. Only the first end counts: a refused request is settled again by its front."""
         self._begun.discard(request)
         if seen := self._seen.pop(request, None):
             client, model, arrived = seen

@@ -1,4 +1,4 @@
-"""Prometheus metrics of what is so: a fairness report as families, read off when it is asked for."""
+"""Prometheus metrics of the current state: converts a fairness report to metric families at a scrape."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import add
@@ -15,7 +15,7 @@ from router.telemetry.request_metrics import OTHER, ClientLabels
 T = TypeVar("T")
 
 WorkerMetrics = Sequence[tuple[str, str, Callable[[T], float | None]]]
-"""Name, text and value of metrics that are labelled by the worker alone; None where it has none."""
+"""Name, help text and value of metrics whose only label is the worker; a value of None is left out."""
 
 SERVICE: Final = Family(
     CounterMetricFamily,
@@ -23,22 +23,24 @@ SERVICE: Final = Family(
     "Tokens served; extend is input computed, cached is input found in a cache.",
     ("client", "kind"),
 )
-COST: Final = Family(CounterMetricFamily, "d2lpm_service_cost_units", "What the tokens served cost.", ("client",))
-WEIGHT: Final = Family(GaugeMetricFamily, "d2lpm_client_weight", "The client's share relative to others.", ("client",))
+COST: Final = Family(CounterMetricFamily, "d2lpm_service_cost_units", "Cost of the tokens served.", ("client",))
+WEIGHT: Final = Family(
+    GaugeMetricFamily, "d2lpm_client_weight", "Share of the client relative to other clients.", ("client",)
+)
 WAIT: Final = Family(
     GaugeMetricFamily,
     "d2lpm_client_wait_seconds",
-    "Time in the router's queue, of the client's last 256 requests.",
+    "Seconds in the router's queue, of the client's last 256 requests.",
     ("client", "percentile"),
 )
 DEFICIT: Final = Family(
     GaugeMetricFamily,
     "d2lpm_deficit_cost_units",
-    "Deficit counters; negative is debt.",
+    "Deficits of the client; a negative one is debt.",
     ("client", "worker", "counter"),
 )
 QUEUED: Final = Family(
-    GaugeMetricFamily, "d2lpm_client_queued_requests", "Requests of the client that wait here.", ("client",)
+    GaugeMetricFamily, "d2lpm_client_queued_requests", "Requests of the client that wait in the router.", ("client",)
 )
 RUNNING: Final = Family(
     GaugeMetricFamily, "d2lpm_client_running_requests", "Requests of the client at workers.", ("client",)
@@ -46,102 +48,102 @@ RUNNING: Final = Family(
 BREAKER: Final = Family(
     GaugeMetricFamily,
     "d2lpm_worker_breaker",
-    "1 for the state that its breaker is in, or for silent.",
+    "1 for the state of the worker's circuit breaker, or for silent.",
     ("worker", "state"),
 )
 EVICTED: Final = Family(
     CounterMetricFamily,
     "d2lpm_cache_evicted_tokens",
-    "Tokens believed evicted from the prefix cache, by what told of it.",
+    "Tokens believed evicted from the prefix cache, by the signal that revealed the eviction.",
     ("worker", "source"),
 )
 CLIENT_LAG: Final = Family(
     GaugeMetricFamily,
     "d2lpm_client_service_lag_cost_units",
-    "What the client would have been served by an even share while it waited, less what it was, per weight.",
+    "Service per weight of an even share while the client waited, less the service that it got.",
     ("client",),
 )
 UNSERVED: Final = Family(
     GaugeMetricFamily,
     "d2lpm_client_unserved_seconds",
-    "Time for which a call of the client has waited while it was served nothing.",
+    "Seconds for which the client has had a waiting call and been served nothing.",
     ("client",),
 )
 SHARE: Final = Family(
     GaugeMetricFamily,
     "d2lpm_client_service_share_ratio",
-    "Share of the client in the cost of all that was served in the last minute.",
+    "Share of the client in the cost of all service in the last minute.",
     ("client",),
 )
 LAG: Final = Family(
-    GaugeMetricFamily, "d2lpm_service_lag_cost_units", "Largest service lag of a client with a call open.", ()
+    GaugeMetricFamily, "d2lpm_service_lag_cost_units", "Largest service lag of a client with an open call.", ()
 )
 ROUND: Final = Family(
     GaugeMetricFamily,
     "d2lpm_round_seconds",
-    "Time until each client with a call open is served: a mean call each at full rate (fair), and as it goes (current,"
-    " last).",
+    "Seconds until each client with an open call is served: one mean call each at full rate (fair), and as measured"
+    " (current, last).",
     ("round",),
 )
 ROUND_CLIENTS: Final = Family(
     GaugeMetricFamily,
     "d2lpm_round_clients",
-    "Clients with a call open (open), and of the current round those not served yet (unserved).",
+    "Clients with an open call (open), and those not yet served in the current round (unserved).",
     ("clients",),
 )
 WAIT_SECONDS: Final = Family(
     GaugeMetricFamily,
     "d2lpm_longest_wait_seconds",
-    "Longest time to the first token, of calls that wait now (waiting) or waited in the last minute (lately).",
+    "Longest wait for a first token, of calls that wait now (waiting) or stopped waiting in the last minute (lately).",
     ("calls",),
 )
 WAIT_ROUNDS: Final = Family(
     GaugeMetricFamily,
     "d2lpm_longest_wait_rounds",
-    "The same in fair rounds, one for each of the client's calls that were answered meanwhile.",
+    "Longest wait in fair rounds, divided by the calls of the same client that were answered meanwhile.",
     ("calls",),
 )
 LONGEST_UNSERVED: Final = Family(
     GaugeMetricFamily,
     "d2lpm_longest_unserved_rounds",
-    "Longest time in fair rounds for which a client with a waiting call was served nothing.",
+    "Longest time for which a client with a waiting call has been served nothing, in fair rounds.",
     (),
 )
 UNSERVED_CLIENTS: Final = Family(
     GaugeMetricFamily,
     "d2lpm_unserved_clients",
-    "Clients with a waiting call that were served nothing for longer than a fair round.",
+    "Clients with a waiting call that have been served nothing for longer than a fair round.",
     (),
 )
 UNREAD: Final = Family(
     CounterMetricFamily,
     "d2lpm_worker_reports_ignored",
-    "Answers to polls of load and cache that were of no use.",
+    "Answers to polls of load and cache that could not be read.",
     ("worker",),
 )
 CHARGED: Final = Family(
     CounterMetricFamily,
     "d2lpm_worker_charged_tokens",
-    "Tokens charged for what the worker did; extend is input computed.",
+    "Tokens charged for the worker's work; extend is input computed.",
     ("worker", "kind"),
 )
 COMPUTED: Final = Family(
     CounterMetricFamily,
     "d2lpm_worker_computed_tokens",
-    "Tokens that the worker computed by its own counters, for whomever; extend is input computed.",
+    "Tokens that the worker computed by its own counters, for anyone; extend is input computed.",
     ("worker", "kind"),
 )
 CACHE_COUNTERS: Final[WorkerMetrics[CacheReport]] = (
-    ("d2lpm_cache_answers", "Answers that told what was cached of their prompt.", lambda c: c.answers),
-    ("d2lpm_cache_prompt_tokens", "Input tokens of answers that told what was cached.", lambda c: c.prompt),
+    ("d2lpm_cache_answers", "Answers that reported how much of their prompt was cached.", lambda c: c.answers),
+    ("d2lpm_cache_prompt_tokens", "Input tokens of answers that reported how much was cached.", lambda c: c.prompt),
     (
         "d2lpm_cache_predicted_tokens",
-        "Input tokens predicted to be cached, of answers that told.",
+        "Input tokens predicted to be cached, of answers that reported how much was.",
         lambda c: c.predicted,
     ),
-    ("d2lpm_cache_actual_tokens", "Input tokens found cached, of answers that told.", lambda c: c.actual),
+    ("d2lpm_cache_actual_tokens", "Input tokens reported as cached.", lambda c: c.actual),
     ("d2lpm_cache_false_hit_tokens", "Input tokens predicted to be cached that were not.", lambda c: c.false_hit),
-    ("d2lpm_cache_missed_hit_tokens", "Input tokens cached that were not predicted to be.", lambda c: c.missed_hit),
+    ("d2lpm_cache_missed_hit_tokens", "Input tokens that were cached and not predicted to be.", lambda c: c.missed_hit),
 )
 CACHE_GAUGES: Final[WorkerMetrics[CacheReport]] = (
     ("d2lpm_cache_believed_tokens", "Tokens believed to be in the prefix cache now.", lambda c: c.believed),
@@ -157,57 +159,60 @@ CACHE_GAUGES: Final[WorkerMetrics[CacheReport]] = (
     ),
 )
 WORKER_GAUGES: Final[WorkerMetrics[WorkerReport]] = (
-    ("d2lpm_worker_healthy", "1 while it answers polls.", lambda w: float(w.healthy)),
-    ("d2lpm_worker_queued_requests", "Requests that wait for it in the router.", lambda w: w.queued),
-    ("d2lpm_worker_running_requests", "Requests sent there and not ended.", lambda w: w.running),
-    ("d2lpm_worker_unstarted_tokens", "Uncached input without a first token.", lambda w: w.unstarted_tokens),
+    ("d2lpm_worker_healthy", "1 while the worker answers polls.", lambda w: float(w.healthy)),
+    ("d2lpm_worker_queued_requests", "Requests that wait for the worker in the router.", lambda w: w.queued),
+    ("d2lpm_worker_running_requests", "Requests in flight at the worker.", lambda w: w.running),
+    (
+        "d2lpm_worker_unstarted_tokens",
+        "Uncached input tokens of requests without a first token.",
+        lambda w: w.unstarted_tokens,
+    ),
     (
         "d2lpm_worker_window_requests",
-        "Requests that its window lets be in flight.",
+        "Requests that the worker's window allows in flight.",
         lambda w: w.window.requests if w.window else None,
     ),
     (
         "d2lpm_worker_window_unstarted_tokens",
-        "Uncached input without a first token that its window lets be in flight.",
+        "Uncached input tokens without a first token that the worker's window allows in flight.",
         lambda w: w.window.unstarted_tokens if w.window else None,
     ),
-    ("d2lpm_worker_kv_tokens", "Capacity of its KV cache in tokens.", lambda w: w.kv_tokens),
+    ("d2lpm_worker_kv_tokens", "Capacity of the worker's KV cache in tokens.", lambda w: w.kv_tokens),
     (
         "d2lpm_service_gap_cost_units",
-        "Largest difference in service per weight of two clients that wait in one queue.",
+        "Largest difference in service per weight between two clients that wait in the same queue.",
         lambda w: w.service_gap,
     ),
     (
         "d2lpm_service_gap_bound_cost_units",
-        "What the largest difference in service per weight cannot exceed.",
+        "Bound on the service gap.",
         lambda w: w.service_gap_bound,
     ),
     (
         "d2lpm_worker_charged_of_computed_ratio",
-        "Tokens charged since it joined over those that it computed by its own counters.",
+        "Tokens charged since the worker joined over those that it computed by its own counters.",
         lambda w: w.work.charged_of_computed if w.work else None,
     ),
 )
 
 
 class StateCollector(Collector):
-    """Tells what a fairness report holds."""
+    """Collector of the metrics of one fairness report, which is set before each scrape."""
 
     def __init__(self, labels: ClientLabels) -> None:
         self.report: FairnessReport | None = None
-        """What is told at the next scrape; nothing before the first."""
+        """The report for the next scrape; None before the first."""
         self._labels = labels
         self._last_totals: dict[str, list[float]] = {}
-        """Tokens of each kind and their cost, as told at the last scrape."""
+        """Tokens of each kind and their cost at the last scrape, by client label."""
         self._last_charged: dict[tuple[str, str], float] = {}
-        """Tokens of each worker and kind, likewise."""
+        """Tokens charged at the last scrape, by worker and kind."""
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics of the state."""
         report = self.report
         if report is None:
             return
-        jain = GaugeMetricFamily("d2lpm_jain_index", "Jain's index of service by weight, of the backlogged clients.")
+        jain = GaugeMetricFamily("d2lpm_jain_index", "Jain's index of service per weight, of the backlogged clients.")
         if report.jain is not None:
             jain.add_metric((), report.jain)
         yield jain
@@ -238,43 +243,43 @@ class StateCollector(Collector):
         yield from RUNNING.parts(((label,), total[5]) for label, total in totals.items())
 
     def _work(self, report: FairnessReport) -> Iterator[Metric]:
-        """What was charged and what was computed; where a charge turns out less, its counter waits for more."""
-        cards = {worker: entry.work for worker, entry in report.workers.items() if entry.work is not None}
+        """Yield the tokens charged and computed. A counter does not fall when a charge is corrected downwards."""
+        works = {worker: entry.work for worker, entry in report.workers.items() if entry.work is not None}
         charged = {
             (worker, kind): float(tokens)
-            for worker, card in cards.items()
-            for kind, tokens in (("extend", card.charged_input), ("output", card.charged_output))
+            for worker, work in works.items()
+            for kind, tokens in (("extend", work.charged_input), ("output", work.charged_output))
         }
         self._last_charged = {key: max(tokens, self._last_charged.get(key, tokens)) for key, tokens in charged.items()}
         yield from CHARGED.parts(self._last_charged.items())
         yield from COMPUTED.parts(
             ((worker, kind), tokens)
-            for worker, card in cards.items()
-            for kind, tokens in (("extend", card.computed_input), ("output", card.computed_output))
+            for worker, work in works.items()
+            for kind, tokens in (("extend", work.computed_input), ("output", work.computed_output))
             if tokens is not None
         )
 
     def _totals(self, report: FairnessReport) -> dict[str, list[float]]:
-        """Tokens of each kind, their cost, requests that wait and that run, share of late, by label."""
-        gone = report.forgotten
+        """By client label: tokens of each kind, cost, waiting and running requests, share of the last minute."""
+        forgotten = report.forgotten
         totals: dict[str, list[float]] = {}
-        # Theirs are among the others from now on: a count that fell would be taken for one that began anew.
-        if gone != Service(0, 0, 0, 0.0):
-            totals[OTHER] = [gone.extend, gone.cached, gone.output, gone.cost, 0, 0, 0.0]
+        # Forgotten clients count under `other`: Prometheus would take a counter that falls for one that restarted.
+        if forgotten != Service(0, 0, 0, 0.0):
+            totals[OTHER] = [forgotten.extend, forgotten.cached, forgotten.output, forgotten.cost, 0, 0, 0.0]
         for client, entry in report.clients.items():
             s = entry.service
             row = (s.extend, s.cached, s.output, s.cost, entry.queued, entry.running, entry.share or 0.0)
             label = self._labels.label(client)
             totals[label] = [*map(add, totals[label], row)] if label in totals else [*row]
-        told, self._last_totals = self._last_totals, {}
+        last, self._last_totals = self._last_totals, {}
         for label, total in totals.items():
-            # Service is estimated until the engine tells, and may turn out less: a counter waits until it is more.
-            total[:4] = self._last_totals[label] = [*map(max, total[:4], told.get(label, total[:4]))]
+            # Service is an estimate until the engine reports it, and may then be less: the counter must not fall.
+            total[:4] = self._last_totals[label] = [*map(max, total[:4], last.get(label, total[:4]))]
         return totals
 
 
 def _turns(report: FairnessReport) -> Iterator[Metric]:
-    """Lags, rounds and waits of all clients together."""
+    """Yield the metrics of lags, rounds and waits over all clients."""
     rounds, waits = report.rounds, report.waits
     yield from LAG.parts([((), report.service_lag)])
     seconds = {"fair": rounds.fair_s, "current": rounds.current_s, "last": rounds.last_s}
@@ -299,18 +304,18 @@ def _waits(clients: Mapping[ClientId, ClientReport]) -> Iterator[Row]:
 
 def _deficits(clients: Mapping[ClientId, ClientReport]) -> Iterator[Row]:
     for client, entry in clients.items():
-        for worker, credit in entry.deficit.items():
-            for counter, value in (("placement", credit.placement), ("order", credit.order)):
+        for worker, deficit in entry.deficit.items():
+            for counter, value in (("placement", deficit.placement), ("order", deficit.order)):
                 if value is not None:
                     yield (client, worker, counter), value
 
 
 def _caches(report: FairnessReport) -> Iterator[Metric]:
-    cards = {worker: entry.cache for worker, entry in report.workers.items() if entry.cache is not None}
-    yield from _by_worker(CounterMetricFamily, CACHE_COUNTERS, cards)
-    yield from _by_worker(GaugeMetricFamily, CACHE_GAUGES, cards)
+    caches = {worker: entry.cache for worker, entry in report.workers.items() if entry.cache is not None}
+    yield from _by_worker(CounterMetricFamily, CACHE_COUNTERS, caches)
+    yield from _by_worker(GaugeMetricFamily, CACHE_GAUGES, caches)
     yield from EVICTED.parts(
-        ((worker, source), tokens) for worker, card in cards.items() for source, tokens in card.evicted.items()
+        ((worker, source), tokens) for worker, cache in caches.items() for source, tokens in cache.evicted.items()
     )
     yield from UNREAD.parts(((worker,), entry.unread) for worker, entry in report.workers.items())
 
@@ -326,10 +331,10 @@ def _workers(report: FairnessReport) -> Iterator[Metric]:
 
 
 def _by_worker(
-    kind: type[CounterMetricFamily] | type[GaugeMetricFamily], figures: WorkerMetrics[T], told: Mapping[WorkerId, T]
+    kind: type[CounterMetricFamily] | type[GaugeMetricFamily], metrics: WorkerMetrics[T], reports: Mapping[WorkerId, T]
 ) -> Iterator[Metric]:
-    for name, text, figure in figures:
-        values = ((worker, figure(each)) for worker, each in told.items())
+    for name, text, value_of in metrics:
+        values = ((worker, value_of(report)) for worker, report in reports.items())
         yield from Family(kind, name, text, ("worker",)).parts(
             ((worker,), value) for worker, value in values if value is not None
         )

@@ -235,7 +235,7 @@ async def test_a_slow_disk_does_not_fill_the_memory(caplog: pytest.LogCaptureFix
     """Beyond its measure the journal ends; what the disk had been given before is whole."""
     disk = Gate()
     event = Finished(RequestId("r"), None, (PromptKey(bytes(600), 1),))
-    async with Journal(disk, most_pending=1000) as journal:
+    async with Journal(disk, max_pending_bytes=1000) as journal:
         journal.observe(1.0, event, [])
         journal.observe(2.0, event, [])
         journal.observe(3.0, event, [])

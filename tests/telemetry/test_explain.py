@@ -249,4 +249,4 @@ async def test_the_answer_is_documented() -> None:
         assert responses["200"]["content"]["application/json"]["schema"]["$ref"].endswith("/Explanation")
         assert schemas["Explanation"]["properties"].keys() == set(Explanation.__dataclass_fields__)
         assert schemas["Explanation"]["properties"]["held_back"]["description"]
-        assert schemas["Dispatched"]["properties"]["home"]["description"]
+        assert schemas["DispatchRecord"]["properties"]["home"]["description"]

@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.running import COMPLETIONS, PATIENCE, RunningRouter, emulated_workers, running_router
+from tests.support.running import COMPLETIONS, TIMEOUT_S, RunningRouter, emulated_workers, running_router
 
 CLIENTS: Final = [f"c{number}" for number in range(16)]
 LENGTH: Final = 8000
@@ -53,7 +53,7 @@ async def crowd(**settings: Any) -> AsyncIterator[tuple[RunningRouter, Crowd]]:
 
 async def report_when(router: RunningRouter, true: Callable[[Mapping[str, Any]], bool]) -> Mapping[str, Any]:
     """The first report of which it is true."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT_S):
         while not true(report := await router.fairness()):  # noqa: ASYNC110 - nobody is there to set an event
             await asyncio.sleep(0.05)
     return dict(report)
