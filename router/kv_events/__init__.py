@@ -1,1 +1,1 @@
-"""The workers' KV events, and the tokens by which calls are matched to them."""
+"""Follows the workers' KV events, and finds the token ids by which calls are matched to them."""

@@ -1,8 +1,8 @@
-"""A model's own tokenizer and chat template, from its folder: the token ids of what they alone decide.
+"""A model's own tokenizer and chat template, read from its folder: the token ids that these two alone determine.
 
-What an engine does to a prompt before its template differs between engines and versions: tools, tool calls, parts that
-are no text. Such prompts are declined here. For the rest, the template is rendered as `transformers` does, and special
-tokens are added by the template to a chat, and by the tokenizer to a plain text.
+What an engine does to a prompt before its template differs between engines and versions: tools, tool calls, and parts
+that are not text. Such prompts are declined here. For all others, the template is rendered as `transformers` does.
+Special tokens are added by the template to a chat, and by the tokenizer to a plain text.
 """
 
 import json
@@ -22,31 +22,31 @@ PLAIN_MESSAGE: Final = frozenset({"role", "content"})
 
 
 class LocalTokenizer:
-    """Thread-safe: nothing of it changes."""
+    """Tokenizes texts and chats. Thread-safe, because it is immutable."""
 
     def __init__(self, folder: Path) -> None:
-        """Read tokenizer.json and, where there is one, the chat template. Raises ConfigError."""
+        """Read tokenizer.json and the chat template, if there is one. Raises ConfigError if they cannot be read."""
         try:
             self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
             config = _config(folder)
             source = _template(folder, config)
             self._template = None if source is None else _compile(source)
-        except Exception as error:  # the library raises plain Exception for a file that it cannot read
+        except Exception as error:  # the library raises plain Exception for an unreadable file
             raise ConfigError(f"tokenizer {folder}: {error}") from None
         self._special = {name: token for name in ("bos_token", "eos_token") if (token := _token(config.get(name)))}
 
     def text(self, prompt: str, special: bool) -> list[int]:
-        """Token ids of a plain text, with the special tokens around it or without."""
+        """Return the token ids of a plain text; `special`: with the special tokens around it."""
         return list(self._tokenizer.encode(prompt, add_special_tokens=special).ids)
 
-    def chat(self, messages: object, more: Mapping[str, Any]) -> list[int] | None:
-        """Token ids of a chat, `more` being what the template is told beside it; None where it is declined."""
+    def chat(self, messages: object, variables: Mapping[str, Any]) -> list[int] | None:
+        """Return the token ids of a chat, or None if it is declined. `variables`: passed on to the template."""
         if self._template is None or not isinstance(messages, list) or not all(map(_is_plain, messages)):
             return None
         try:
-            told = {"add_generation_prompt": True, **self._special, **more}
-            return self.text(self._template.render(messages=messages, tools=None, documents=None, **told), False)
-        except Exception:  # whatever a template does; the engine refuses it too, in its own words
+            context = {"add_generation_prompt": True, **self._special, **variables}
+            return self.text(self._template.render(messages=messages, tools=None, documents=None, **context), False)
+        except Exception:  # a template may raise anything; the engine will reject the call with its own error
             return None
 
 
@@ -67,14 +67,14 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _template(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """The source of the chat template: a file of its own, or in the configuration, where it may be one of several."""
+    """Return the source of the chat template: a file, or an entry of the configuration, which may be one of several."""
     path = folder / "chat_template.jinja"
     if path.exists():
         return path.read_text("utf-8")
-    given = config.get("chat_template")
-    if isinstance(given, list):
-        given = next((each["template"] for each in given if each.get("name") == "default"), None)
-    return None if given is None else str(given)
+    configured = config.get("chat_template")
+    if isinstance(configured, list):
+        configured = next((each["template"] for each in configured if each.get("name") == "default"), None)
+    return None if configured is None else str(configured)
 
 
 def _compile(source: str) -> Template:
@@ -93,7 +93,7 @@ def _raise(message: str) -> NoReturn:
     raise TemplateError(message)
 
 
-def _token(given: object) -> str | None:
-    """A special token's text, which may stand in an object with its properties."""
-    text = given.get("content") if isinstance(given, dict) else given
+def _token(configured: object) -> str | None:
+    """Return a special token's text, which may be in an object with its properties."""
+    text = configured.get("content") if isinstance(configured, dict) else configured
     return text if isinstance(text, str) else None

@@ -1,4 +1,4 @@
-"""What it takes to know by KV events what workers hold: their subscriber, and the tokens of calls. Or nothing of it."""
+"""Builds the optional KV-event subscriber and prompt tokenizer; a no-op if the extra is not installed."""
 
 import logging
 from collections.abc import Mapping
@@ -21,46 +21,46 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 EXTRAS: Final = ("zmq", "msgpack", "tokenizers", "jinja2")
-"""What the two optional extras install."""
+"""The modules that the two optional extras install."""
 MIN_EXPECTED_WORKERS: Final = 8
-"""Workers among whom the limit on prefixes is divided, at least, where they are not all known at the start."""
+"""If not all workers are known at the start, the limit on prefixes is divided among at least this many."""
 
 
 class KvEvents:
-    """Both parts, for as long as the context is entered; without them, one that knows nothing."""
+    """The subscriber and the tokenizer, running while the context is entered; without them, it knows nothing."""
 
     def __init__(self, parts: "tuple[KvEventSubscriber, PromptTokenizer] | None" = None) -> None:
         self._parts = parts
 
     async def keys(self, path: str, body: bytes, model: str) -> tuple[BlockKey, ...]:
-        """See `PromptTokenizer.keys`."""
         return await self._parts[1].keys(path, body, model) if self._parts else ()
 
     def report(self) -> Mapping[WorkerId, EventsReport]:
-        """See `KvEventSubscriber.report`."""
         return self._parts[0].report() if self._parts else {}
 
     def outcomes(self) -> Mapping[str, int]:
-        """What came of looking for calls' tokens, and how often."""
+        """How often the token ids of a call were looked for, by outcome."""
         return {str(outcome): count for outcome, count in self._parts[1].outcomes.items()} if self._parts else {}
 
     async def __aenter__(self) -> Self:
-        """Open both."""
-        async with AsyncExitStack() as opening:
+        """Start both parts."""
+        async with AsyncExitStack() as stack:
             for part in self._parts or ():
-                await opening.enter_async_context(part)
-            self._opened = opening.pop_all()
+                await stack.enter_async_context(part)
+            self._stack = stack.pop_all()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close both."""
-        await self._opened.aclose()
+        """Stop both parts."""
+        await self._stack.aclose()
 
 
-def build_kv_events(settings: Settings, fleet: WorkerDirectory, scheduler_host: SchedulerHost, secret: bytes) -> KvEvents:
-    """The parts that the settings ask for. Raises ConfigError for a tokenizer that cannot be used.
+def build_kv_events(
+    settings: Settings, directory: WorkerDirectory, scheduler_host: SchedulerHost, secret: bytes
+) -> KvEvents:
+    """Build the parts that the settings ask for. Raises ConfigError if the tokenizer cannot be used.
 
-    They hear of requests from the time on at which some worker is found to publish events.
+    Both observe requests only once some worker is found to publish events.
     """
     if settings.kv_events == "off":
         return KvEvents()
@@ -73,16 +73,16 @@ def build_kv_events(settings: Settings, fleet: WorkerDirectory, scheduler_host: 
         log.info("KV events are not followed: the extra d2lpm-router[events] is not installed")
         return KvEvents()
     hasher = BlockHasher(secret)
-    fewest = MIN_EXPECTED_WORKERS if settings.worker_dns or settings.workers_file is not None else 1
-    limits = StreamLimits(blocks=settings.prefix_limit // max(fewest, len(settings.worker)))
+    expected_workers = MIN_EXPECTED_WORKERS if settings.worker_dns or settings.workers_file is not None else 1
+    limits = StreamLimits(blocks=settings.prefix_limit // max(expected_workers, len(settings.worker)))
 
-    def hear_of_requests() -> None:
-        scheduler_host.attach(BlockFillObserver(subscriber.filled), tokens)
+    def observe_requests() -> None:
+        scheduler_host.attach(BlockFillObserver(subscriber.filled), prompt_tokenizer)
 
-    subscriber = KvEventSubscriber(fleet, scheduler_host.feed, hasher, limits, hear_of_requests)
-    tokens = PromptTokenizer(fleet, hasher, subscriber.block_sizes, tokenizer, settings.token_budget)
+    subscriber = KvEventSubscriber(directory, scheduler_host.feed, hasher, limits, observe_requests)
+    prompt_tokenizer = PromptTokenizer(directory, hasher, subscriber.block_sizes, tokenizer, settings.token_budget)
     scheduler_host.attach(subscriber)
-    return KvEvents((subscriber, tokens))
+    return KvEvents((subscriber, prompt_tokenizer))
 
 
 def _tokenizer(folder: Path) -> Tokenizer:
@@ -95,6 +95,6 @@ def _tokenizer(folder: Path) -> Tokenizer:
 
 
 def _check_extra(error: ModuleNotFoundError) -> None:
-    """Raise any other module's absence again."""
+    """Raise the error again unless it is about a module of the extras."""
     if error.name is None or error.name.partition(".")[0] not in EXTRAS:
         raise error

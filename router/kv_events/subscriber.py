@@ -1,7 +1,7 @@
-"""Follows the KV events of every worker that publishes any, and tells the scheduler what they say.
+"""Follows the KV events of every worker that publishes them, and feeds them to the scheduler.
 
-Observer: a worker is followed from the time it joins until it leaves. Where its events are, it says itself, unless that
-was configured. While a stream cannot be read, or has not been read from its beginning, the mirror stands in for it.
+A worker is followed from the time it joins until it leaves. It is asked where it publishes, unless that is configured.
+While a stream cannot be read, or was not read from its beginning, the cache mirror stands in for it.
 """
 
 import asyncio
@@ -41,106 +41,108 @@ from router.upstream.poll_client import fetch, polling_client
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS: Final = 60.0
-"""After a worker has not told where it publishes."""
+"""Pause before a worker that failed to answer is asked again where it publishes."""
 TOKENS_THAT_FILL_A_BLOCK: Final = 1024
-"""Uncached tokens of a prompt that must have filled a block of any engine's."""
+"""Uncached prompt tokens that fill at least one block of any engine."""
 
 
 class WorkerFollower:
-    """The streams of one worker."""
+    """Follows all streams of one worker."""
 
     def __init__(
         self,
-        backend: WorkerEndpoint,
+        endpoint: WorkerEndpoint,
         feed: Callable[[Event], None],
         hasher: BlockHasher,
         limits: StreamLimits,
-        publishes: Callable[[], None],
+        on_publishing: Callable[[], None],
     ) -> None:
-        """`publishes`: called when the worker is found to publish any."""
-        self.endpoint: Final = backend
+        """`on_publishing`: called when the worker is found to publish KV events."""
+        self.endpoint: Final = endpoint
         self._feed = feed
         self._hasher = hasher
         self._limits = limits
-        self._publishes = publishes
-        self._complaints = FaultLog(backend.id, limits.log_seconds)
+        self._on_publishing = on_publishing
+        self._fault_log = FaultLog(endpoint.id, limits.log_seconds)
         self._streams: list[EventStream] = []
-        self._told: BlocksFollowed | None = None
+        self._reported: BlocksFollowed | None = None
 
     @property
     def block_tokens(self) -> int | None:
-        """Tokens in a block of this worker's; None while it is not followed."""
-        return None if self._told is None else self._told.block_tokens
+        """Tokens in a block of this worker; None while it is not followed."""
+        return None if self._reported is None else self._reported.block_tokens
 
     @property
     def report(self) -> EventsReport:
-        """Its state at this moment."""
-        told = self._told
-        faults = dict(self._complaints.counts)
-        return EventsReport(len(self._streams), told is not None, told is not None and told.complete, faults)
+        """The worker's present state."""
+        reported = self._reported
+        faults = dict(self._fault_log.counts)
+        return EventsReport(
+            len(self._streams), reported is not None, reported is not None and reported.complete, faults
+        )
 
     def await_news(self) -> None:
-        """The worker must have filled blocks."""
+        """Expect events, because the worker must have filled blocks."""
         now = asyncio.get_running_loop().time()
-        if len(self._streams) == 1:  # of several nobody knows which
+        if len(self._streams) == 1:  # of several, it is unknown which one will publish
             self._streams[0].await_news(now)
 
     async def run(self, context: zmq.asyncio.Context, client: httpx.AsyncClient) -> None:
-        """Follow the worker until cancelled; returns at once where it publishes nothing."""
-        sources = self.endpoint.sources or await self._ask(client)
+        """Follow the worker until cancelled; returns at once if it publishes nothing."""
+        sources = self.endpoint.sources or await self._find_sources(client)
         if not sources:
             log.info(
-                "worker %s publishes no KV events: it is believed to hold what is sent there, and nothing at first",
+                "worker %s publishes no KV events: its cache is estimated from the requests sent there, empty at first",
                 self.endpoint.id,
             )
             return
         self._streams = [self._stream(source, rank, context) for rank, source in enumerate(sources)]
-        self._publishes()
+        self._on_publishing()
         log.info("worker %s publishes KV events: %s", self.endpoint.id, ", ".join(s.endpoint for s in sources))
         await asyncio.gather(*(stream.run() for stream in self._streams))
 
     def stop(self) -> None:
-        """The worker is gone; what is to be told of that, others tell."""
+        """Stop following this worker. The poller reports its departure."""
         self._streams = []
-        self._told = None
+        self._reported = None
 
     def _stream(self, source: KvPublisher, rank: int, context: zmq.asyncio.Context) -> EventStream:
-        def tell(change: BlockChange) -> None:
-            if self._told is not None and any(change):
+        def on_change(change: BlockChange) -> None:
+            if self._reported is not None and any(change):
                 self._feed(BlocksChanged(self.endpoint.id, rank, *change))
 
         return EventStream(
-            source, context, self._hasher, self._complaints, self._limits, tell, self._on_state, self._on_restart
+            source, context, self._hasher, self._fault_log, self._limits, on_change, self._on_state, self._on_restart
         )
 
     def _on_state(self) -> None:
-        """Tell what is known in general, if that has changed."""
+        """Report the block size and completeness, if they have changed."""
         size = next((stream.block_tokens for stream in self._streams if stream.block_tokens is not None), None)
         if size is None:
-            if self._told is not None:
-                self._told = None
+            if self._reported is not None:
+                self._reported = None
                 self._feed(BlocksLost(self.endpoint.id))
             return
         complete = all(stream.complete for stream in self._streams)
         state = BlocksFollowed(self.endpoint.id, size, len(self._streams), complete)
-        if state != self._told:
-            self._told = state
+        if state != self._reported:
+            self._reported = state
             self._feed(state)
 
     def _on_restart(self) -> None:
         log.info("worker %s has restarted, by its KV events: its cache is empty", self.endpoint.id)
         self._feed(Evicted(self.endpoint.id))
 
-    async def _ask(self, client: httpx.AsyncClient) -> tuple[KvPublisher, ...]:
-        """Where the worker publishes; asked again while it does not answer."""
+    async def _find_sources(self, client: httpx.AsyncClient) -> tuple[KvPublisher, ...]:
+        """Ask where the worker publishes, until it answers."""
         while True:
             try:
-                return await self._sources(client)
+                return await self._request_sources(client)
             except (httpx.HTTPError, WorkerBroke) as error:
-                log.warning("worker %s does not tell whether it publishes KV events: %s", self.endpoint.id, error)
+                log.warning("worker %s did not answer whether it publishes KV events: %s", self.endpoint.id, error)
             await asyncio.sleep(RETRY_SECONDS)
 
-    async def _sources(self, client: httpx.AsyncClient) -> tuple[KvPublisher, ...]:
+    async def _request_sources(self, client: httpx.AsyncClient) -> tuple[KvPublisher, ...]:
         host = urlsplit(self.endpoint.url).hostname or ""
         for path, read in READERS.items():
             try:
@@ -152,57 +154,58 @@ class WorkerFollower:
 
 
 class BlockFillObserver:
-    """Observer: says which worker must have filled blocks, by the requests that it has finished."""
+    """Observer that reports which worker must have filled blocks, judging by the requests it has finished."""
 
     event_types: ClassVar[Collection[type[Event]]] = EVENTS
 
-    def __init__(self, filled: Callable[[WorkerId], None]) -> None:
-        self._filled = filled
-        self._at: dict[RequestId, WorkerId] = {}
+    def __init__(self, on_filled: Callable[[WorkerId], None]) -> None:
+        self._on_filled = on_filled
+        self._workers: dict[RequestId, WorkerId] = {}
 
-    def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:  # noqa: ARG002 - no clock here
-        """See `Observer`."""
+    def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:  # noqa: ARG002 - needs no clock
         match event:
             case Finished(request, usage):
-                worker = self._at.pop(request, None)
+                worker = self._workers.pop(request, None)
                 if worker and usage and usage.input_tokens - (usage.cached_tokens or 0) >= TOKENS_THAT_FILL_A_BLOCK:
-                    self._filled(worker)
+                    self._on_filled(worker)
             case Failed(request) | Cancelled(request):
-                self._at.pop(request, None)
+                self._workers.pop(request, None)
         for command in commands:
             if isinstance(command, Dispatch):
-                self._at[command.request] = command.worker
+                self._workers[command.request] = command.worker
 
 
 class KvEventSubscriber:
-    """All followers, for as long as the context is entered."""
+    """Observer that follows the workers in the fleet while the context is entered."""
 
     event_types: ClassVar[Collection[type[Event]]] = (WorkerJoined, WorkerLeft)
 
     def __init__(
         self,
-        fleet: WorkerDirectory,
+        directory: WorkerDirectory,
         feed: Callable[[Event], None],
         hasher: BlockHasher,
         limits: StreamLimits,
-        publishes: Callable[[], None],
+        on_publishing: Callable[[], None],
     ) -> None:
-        """`publishes`: called once, when the first worker is found to publish any events."""
-        self._fleet = fleet
-        self._follower = partial(WorkerFollower, feed=feed, hasher=hasher, limits=limits, publishes=self._found)
-        self._publishes = publishes
+        """`on_publishing`: called once, when the first worker is found to publish KV events."""
+        self._directory = directory
+        self._follower = partial(
+            WorkerFollower, feed=feed, hasher=hasher, limits=limits, on_publishing=self._on_first_publisher
+        )
+        self._on_publishing = on_publishing
         self._publishing = False
         self._followers: dict[WorkerId, WorkerFollower] = {}
         self._tasks: dict[WorkerId, asyncio.Task[None]] = {}
 
     async def __aenter__(self) -> Self:
-        """Workers that join from now on are followed."""
+        """Start following the workers that join from now on."""
         self._context = zmq.asyncio.Context()
         self._client = polling_client()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Stop, and close every socket."""
+        """Stop all followers and close every socket."""
         tasks = list(self._tasks.values())
         for worker in list(self._tasks):
             self._stop(worker)
@@ -211,7 +214,6 @@ class KvEventSubscriber:
         self._context.destroy(linger=0)
 
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:  # noqa: ARG002 - nothing else counts
-        """See `Observer`."""
         match event:
             case WorkerJoined(worker):
                 self._start(worker.id)
@@ -219,12 +221,12 @@ class KvEventSubscriber:
                 self._stop(worker_id)
 
     def filled(self, worker: WorkerId) -> None:
-        """A worker must have filled blocks."""
+        """Expect events of a worker, because it must have filled blocks."""
         if worker in self._tasks:
             self._followers[worker].await_news()
 
     def block_sizes(self, model: str) -> Collection[int]:
-        """The block sizes of the workers that are followed and serve this model."""
+        """Return the block sizes of the followed workers that serve this model."""
         return {
             follower.block_tokens
             for follower in self._followers.values()
@@ -232,25 +234,25 @@ class KvEventSubscriber:
         }
 
     def report(self) -> Mapping[WorkerId, EventsReport]:
-        """The state of every worker that publishes anything."""
+        """Return the state of every worker that publishes KV events."""
         reports = {worker: follower.report for worker, follower in self._followers.items()}
         return {worker: report for worker, report in reports.items() if report.publishers}
 
     def _start(self, worker: WorkerId) -> None:
         if worker not in self._tasks:
-            self._meet()
+            self._update_followers()
             task = asyncio.create_task(self._followers[worker].run(self._context, self._client))
             task.add_done_callback(_log_failure)
             self._tasks[worker] = task
 
-    def _meet(self) -> None:
-        """A follower for each worker that there is now, and none for those that are gone."""
-        before = self._followers
+    def _update_followers(self) -> None:
+        """Keep one follower per present worker, and drop those of workers that left."""
+        previous = self._followers
         self._followers = {
-            backend.id: known
-            if (known := before.get(backend.id)) is not None and known.endpoint is backend
-            else self._follower(backend)
-            for backend in self._fleet.endpoints
+            endpoint.id: follower
+            if (follower := previous.get(endpoint.id)) is not None and follower.endpoint is endpoint
+            else self._follower(endpoint)
+            for endpoint in self._directory.endpoints
         }
 
     def _stop(self, worker: WorkerId) -> None:
@@ -259,11 +261,11 @@ class KvEventSubscriber:
             task.cancel()
             self._followers[worker].stop()
 
-    def _found(self) -> None:
-        """A worker publishes."""
+    def _on_first_publisher(self) -> None:
+        """Call `on_publishing` at the first worker that publishes."""
         if not self._publishing:
             self._publishing = True
-            self._publishes()
+            self._on_publishing()
 
 
 def _log_failure(task: "asyncio.Task[None]") -> None:

@@ -1,9 +1,9 @@
-"""The token ids of a call's prompts, as its engine will make them, and from them the call's keys in blocks.
+"""The token ids of a call's prompts, as its engine will compute them, and from them the call's block keys.
 
 Ids come with the call, from a tokenizer here (`local_tokenizer`), or from a worker's own /tokenize. Whatever takes long
-is done off the event loop and within a budget; a call whose ids are not there by then goes without them, and is matched
-by its bytes. Where an engine counts a model's prompts differently, again and again, the model's ids come from its
-workers instead of from here, and if that is no better, from nowhere.
+runs outside the event loop and within a time budget. A call whose ids are not found in time has no block keys, and is
+matched by its bytes. If an engine repeatedly counts a model's prompts differently, the model's ids come from its
+workers instead of from here; if that is no better, they are not used at all.
 """
 
 import asyncio
@@ -32,26 +32,32 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 KEYS_KEPT: Final = 4096
-"""Calls whose keys are kept, for others with the same body."""
+"""Calls whose keys are kept, for later calls with the same body."""
 MAX_CONCURRENT: Final = 64
-"""Calls in work; more go without."""
+"""Calls whose ids are looked for at the same time; further calls get no keys."""
 MAX_MISCOUNTS: Final = 5
-"""Prompts in a row that an engine counted differently, after which its model's ids are no longer used."""
+"""Prompts in a row that an engine counted differently, after which the source of its model's ids is given up."""
 UNSUPPORTED_FIELDS: Final = frozenset(
     {"cache_salt", "extra_key", "lora_path", "truncate_prompt_tokens", "suffix", "documents", "reasoning_effort"}
     | {"mm_processor_kwargs", "prompt_embeds", "functions", "continue_final_message"}
 )
-"""Body members that make another prompt, or another cache, of the same text."""
-TEMPLATE_FIELDS: Final = ("tools", "chat_template", "chat_template_kwargs", "add_generation_prompt", "add_special_tokens")
-"""Body members that a worker's /tokenize takes beside the messages."""
+"""Body fields with which the same text makes another prompt or uses another cache."""
+TEMPLATE_FIELDS: Final = (
+    "tools",
+    "chat_template",
+    "chat_template_kwargs",
+    "add_generation_prompt",
+    "add_special_tokens",
+)
+"""Body fields that a worker's /tokenize accepts beside the messages."""
 
 
 class TokenizeOutcome(StrEnum):
-    """What came of a call's tokens, as it is counted."""
+    """How the search for a call's token ids ended; the values are metric labels."""
 
     KNOWN = "known"
     DECLINED = "declined"
-    """Of a kind that nobody here can tokenise as its engine does."""
+    """The router cannot tokenize such a call as its engine does."""
     SLOW = "slow"
     BUSY = "busy"
     FAILED = "failed"
@@ -59,63 +65,66 @@ class TokenizeOutcome(StrEnum):
 
 
 class Tokenizer(Protocol):
-    """See `local_tokenizer.LocalTokenizer`."""
+    """Tokenizes texts and chats; implemented by `local_tokenizer.LocalTokenizer`."""
 
     def text(self, prompt: str, special: bool) -> list[int]:
-        """Token ids of a plain text."""
+        """Return the token ids of a plain text."""
 
-    def chat(self, messages: object, more: Mapping[str, Any]) -> list[int] | None:
-        """Token ids of a chat; None where it is declined."""
+    def chat(self, messages: object, variables: Mapping[str, Any]) -> list[int] | None:
+        """Return the token ids of a chat; None if it is declined."""
 
 
 class TokenSource(IntEnum):
-    """Who tells the token ids of a model, while nobody before it is found wrong."""
+    """Where the token ids of a model come from; the next source is used once one is found wrong."""
 
-    HERE = 0
+    LOCAL = 0
     WORKER = 1
-    NOBODY = 2
+    NONE = 2
 
 
 class CallKey(NamedTuple):
-    """What tells calls with other keys apart."""
+    """Distinguishes calls with different block keys."""
 
     body: bytes
-    """Its digest."""
+    """Digest of the body."""
     chat: bool
     sizes: frozenset[int]
     source: TokenSource
 
 
 class Declined(Exception):
-    """Nobody here knows the token ids of this call."""
+    """The token ids of this call cannot be found."""
 
 
 class PromptTokenizer:
-    """Gives each call its keys; as an observer, compares the engine's count of tokens with its own."""
+    """Finds the block keys of each call; as an observer, compares the engine's token counts with its own."""
 
     event_types: ClassVar[Collection[type[Event]]] = (Arrived, Finished, Failed, Cancelled)
 
     def __init__(
         self,
-        fleet: WorkerDirectory,
+        directory: WorkerDirectory,
         hasher: BlockHasher,
         sizes: Callable[[str], Collection[int]],
         tokenizer: Tokenizer | None,
         budget: float,
     ) -> None:
-        """`sizes`: the block sizes in which a model's keys are wanted; none, and nothing is done. `budget`: seconds."""
+        """`sizes`: returns the block sizes in which a model's keys are wanted; if there are none, nothing is done.
+
+        `budget`: longest search for the keys of a call, in seconds.
+        """
         self.outcomes: Counter[TokenizeOutcome] = Counter()
-        self._fleet = fleet
+        self._directory = directory
         self._hasher = hasher
         self._sizes = sizes
         self._tokenizer = tokenizer
         self._budget = budget
-        self._known: OrderedDict[CallKey, tuple[BlockKey, ...]] = OrderedDict()
-        self._running: set[asyncio.Task[tuple[BlockKey, ...]]] = set()
-        self._counted: dict[RequestId, tuple[str, int, TokenSource]] = {}
-        self._tellers: dict[str, TokenSource] = {}
-        """Of the models whose teller is not the first any more."""
-        self._wrong: Counter[str] = Counter()
+        self._keys: OrderedDict[CallKey, tuple[BlockKey, ...]] = OrderedDict()
+        self._tasks: set[asyncio.Task[tuple[BlockKey, ...]]] = set()
+        self._expected_counts: dict[RequestId, tuple[str, int, TokenSource]] = {}
+        self._sources: dict[str, TokenSource] = {}
+        """The source of the models whose first source was found wrong."""
+        self._miscounts: Counter[str] = Counter()
 
     async def __aenter__(self) -> Self:
         self._threads = ThreadPoolExecutor(2, "tokens")
@@ -123,130 +132,132 @@ class PromptTokenizer:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Give up what is in work."""
-        for task in self._running:
+        """Cancel all searches."""
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._running, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._client.aclose()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def keys(self, path: str, body: bytes, model: str) -> tuple[BlockKey, ...]:
-        """One key per prompt of a call; none where they are not wanted, or not there in time."""
+        """Return one key per prompt of a call; none if they are not wanted, or not found in time."""
         sizes = frozenset(self._sizes(model))
         if not sizes:
             return ()
-        teller = self._teller(model)
-        if teller is TokenSource.NOBODY:
+        source = self._source_of(model)
+        if source is TokenSource.NONE:
             self.outcomes[TokenizeOutcome.DISTRUSTED] += 1
             return ()
-        name = CallKey(blake2b(body, digest_size=16).digest(), path.endswith("/chat/completions"), sizes, teller)
-        keys = self._known.get(name)
+        key = CallKey(blake2b(body, digest_size=16).digest(), path.endswith("/chat/completions"), sizes, source)
+        keys = self._keys.get(key)
         if keys is None:
-            keys = await self._in_time(body, model, name)
+            keys = await self._find_within_budget(body, model, key)
         else:
-            self._known.move_to_end(name)
+            self._keys.move_to_end(key)
         return keys
 
-    def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:  # noqa: ARG002 - counts alone
-        """See `Observer`."""
+    def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:  # noqa: ARG002 - needs counts only
         match event:
             case Arrived(request):
                 if request.blocks:
                     tokens = sum(key.tokens for key in request.blocks)
-                    self._counted[request.id] = request.model, tokens, self._teller(request.model)
+                    self._expected_counts[request.id] = request.model, tokens, self._source_of(request.model)
             case Finished(request_id, usage):
-                counted = self._counted.pop(request_id, None)
-                if counted is not None and usage is not None:
-                    self._compare(*counted, usage.input_tokens)
+                expected = self._expected_counts.pop(request_id, None)
+                if expected is not None and usage is not None:
+                    self._compare(*expected, usage.input_tokens)
             case Failed(request_id) | Cancelled(request_id):
-                self._counted.pop(request_id, None)
+                self._expected_counts.pop(request_id, None)
 
-    def _teller(self, model: str) -> TokenSource:
-        return self._tellers.get(model, TokenSource.WORKER if self._tokenizer is None else TokenSource.HERE)
+    def _source_of(self, model: str) -> TokenSource:
+        return self._sources.get(model, TokenSource.WORKER if self._tokenizer is None else TokenSource.LOCAL)
 
-    def _compare(self, model: str, ours: int, teller: TokenSource, engines: int) -> None:
-        if teller is not self._teller(model):
+    def _compare(self, model: str, expected_tokens: int, source: TokenSource, reported_tokens: int) -> None:
+        if source is not self._source_of(model):
             return
-        self._wrong[model] = 0 if ours == engines else self._wrong[model] + 1
-        if self._wrong[model] == MAX_MISCOUNTS:
-            self._wrong[model] = 0
-            self._tellers[model] = TokenSource(teller + 1)
-            instead = (
-                "its workers are asked" if teller is TokenSource.HERE else "its requests are matched by their bytes"
+        self._miscounts[model] = 0 if expected_tokens == reported_tokens else self._miscounts[model] + 1
+        if self._miscounts[model] == MAX_MISCOUNTS:
+            self._miscounts[model] = 0
+            self._sources[model] = TokenSource(source + 1)
+            consequence = (
+                "its workers are asked" if source is TokenSource.LOCAL else "its requests are matched by their bytes"
             )
             log.warning(
-                "model %s: %d prompts in a row have other numbers of tokens for its engine (%d, not %d, the last): "
+                "model %s: the engine counted %d prompts in a row differently (%d tokens, not %d, in the last one): "
                 "is it another tokenizer? From now on %s",
-                *(model, MAX_MISCOUNTS, engines, ours, instead),
+                *(model, MAX_MISCOUNTS, reported_tokens, expected_tokens, consequence),
             )
 
-    async def _in_time(self, body: bytes, model: str, name: CallKey) -> tuple[BlockKey, ...]:
-        if len(self._running) >= MAX_CONCURRENT:
+    async def _find_within_budget(self, body: bytes, model: str, key: CallKey) -> tuple[BlockKey, ...]:
+        if len(self._tasks) >= MAX_CONCURRENT:
             self.outcomes[TokenizeOutcome.BUSY] += 1
             return ()
-        task = asyncio.create_task(self._find(body, model, name))
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        task = asyncio.create_task(self._find_keys(body, model, key))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         done, _ = await asyncio.wait({task}, timeout=self._budget)
         if not done:
             self.outcomes[TokenizeOutcome.SLOW] += 1
             return ()
         return task.result()
 
-    async def _find(self, body: bytes, model: str, name: CallKey) -> tuple[BlockKey, ...]:
+    async def _find_keys(self, body: bytes, model: str, key: CallKey) -> tuple[BlockKey, ...]:
         """Find the keys of a call and keep them."""
         try:
-            keys = await self._tokenise(body, model, name)
+            keys = await self._tokenize(body, model, key)
         except Declined:
             outcome, keys = TokenizeOutcome.DECLINED, ()
         except (httpx.HTTPError, WorkerBroke, ValueError, TypeError, LookupError) as error:
-            log.debug("the tokens of a call are not known: %s", error)
+            log.debug("the token ids of a call cannot be found: %s", error)
             outcome, keys = TokenizeOutcome.FAILED, ()
         else:
             outcome = TokenizeOutcome.KNOWN
-            self._known[name] = keys
-            if len(self._known) > KEYS_KEPT:
-                self._known.popitem(last=False)
+            self._keys[key] = keys
+            if len(self._keys) > KEYS_KEPT:
+                self._keys.popitem(last=False)
         self.outcomes[outcome] += 1
         return keys
 
-    async def _tokenise(self, body: bytes, model: str, name: CallKey) -> tuple[BlockKey, ...]:
+    async def _tokenize(self, body: bytes, model: str, key: CallKey) -> tuple[BlockKey, ...]:
         if self._is_adapter(model):
             raise Declined
-        fields, ids = await self._off_loop(partial(self._local, body, name))
+        fields, ids = await self._in_thread(partial(self._tokenize_here, body, key))
         if ids is None:
-            ids = [await self._ask(question, model) for question in _questions(fields, name.chat)]
-        return await self._off_loop(partial(self._hash, ids, name.sizes))
+            ids = [
+                await self._ask_worker(tokenize_request, model)
+                for tokenize_request in _tokenize_requests(fields, key.chat)
+            ]
+        return await self._in_thread(partial(self._hash_ids, ids, key.sizes))
 
-    async def _off_loop(self, work: Callable[[], T]) -> T:
+    async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    def _hash(self, ids: Sequence[Sequence[int]], sizes: frozenset[int]) -> tuple[BlockKey, ...]:
+    def _hash_ids(self, ids: Sequence[Sequence[int]], sizes: frozenset[int]) -> tuple[BlockKey, ...]:
         return tuple(self._hasher.key(each, sizes) for each in ids)
 
-    def _local(self, body: bytes, name: CallKey) -> tuple[Mapping[str, Any], list[list[int]] | None]:
-        """The call's members, and the ids of each prompt, where they can be had here. Raises Declined."""
+    def _tokenize_here(self, body: bytes, key: CallKey) -> tuple[Mapping[str, Any], list[list[int]] | None]:
+        """Return the call's fields, and the ids of each prompt if they can be found here. Raises Declined."""
         fields = orjson.loads(body)
         if not isinstance(fields, dict) or any(fields.get(member) for member in UNSUPPORTED_FIELDS):
             raise Declined
-        tokenizer = self._tokenizer if name.source is TokenSource.HERE else None
-        return fields, _chat(fields, tokenizer) if name.chat else _texts(fields, tokenizer)
+        tokenizer = self._tokenizer if key.source is TokenSource.LOCAL else None
+        return fields, _chat(fields, tokenizer) if key.chat else _texts(fields, tokenizer)
 
     def _is_adapter(self, model: str) -> bool:
-        """Whether a model is one on another: its engine keeps its blocks apart from those."""
-        return any(model in backend.parents for backend in self._fleet.endpoints)
+        """Whether a model is an adapter of another model: its engine does not share blocks between the two."""
+        return any(model in endpoint.parents for endpoint in self._directory.endpoints)
 
-    async def _ask(self, question: Mapping[str, Any], model: str) -> list[int]:
-        """The token ids that the /tokenize of a worker with this model gives.
+    async def _ask_worker(self, tokenize_request: Mapping[str, Any], model: str) -> list[int]:
+        """Return the token ids that the /tokenize of a worker with this model answers.
 
-        Raises Declined where there is none, or it does not know the question.
+        Raises Declined if there is no such worker, or it rejects the request.
         """
-        backend = next(self._able(model), None)
-        if backend is None:
+        endpoint = next(self._workers_with(model), None)
+        if endpoint is None:
             raise Declined
-        headers = {"content-type": "application/json", **backend.authorization}
+        headers = {"content-type": "application/json", **endpoint.authorization}
         try:
-            answer = await fetch(self._client, backend.url + "/tokenize", headers, post=orjson.dumps(question))
+            answer = await fetch(self._client, endpoint.url + "/tokenize", headers, post=orjson.dumps(tokenize_request))
         except httpx.HTTPStatusError as error:
             if error.response.is_client_error:
                 raise Declined from None
@@ -256,23 +267,23 @@ class PromptTokenizer:
             raise ValueError("no token ids")
         return ids
 
-    def _able(self, model: str) -> Iterator[WorkerEndpoint]:
-        return (backend for backend in self._fleet.endpoints if backend.healthy and model in backend.models)
+    def _workers_with(self, model: str) -> Iterator[WorkerEndpoint]:
+        return (endpoint for endpoint in self._directory.endpoints if endpoint.healthy and model in endpoint.models)
 
 
 def _chat(fields: Mapping[str, Any], tokenizer: Tokenizer | None) -> list[list[int]] | None:
-    """The ids of a chat, where they can be had here."""
+    """Return the ids of a chat if they can be found here."""
     if tokenizer is None or any(fields.get(name) for name in ("tools", "chat_template", "add_special_tokens")):
         return None
-    more = fields.get("chat_template_kwargs") or {}
+    variables = fields.get("chat_template_kwargs") or {}
     if "add_generation_prompt" in fields:
-        more = {**more, "add_generation_prompt": fields["add_generation_prompt"]}
-    ids = tokenizer.chat(fields["messages"], more)
+        variables = {**variables, "add_generation_prompt": fields["add_generation_prompt"]}
+    ids = tokenizer.chat(fields["messages"], variables)
     return None if ids is None else [ids]
 
 
 def _texts(fields: Mapping[str, Any], tokenizer: Tokenizer | None) -> list[list[int]] | None:
-    """The ids of each prompt of a completions call, where they come with it or can be had here."""
+    """Return the ids of each prompt of a completions call, if they come with the call or can be found here."""
     prompts = _prompts(fields)
     if all(isinstance(prompt, list) for prompt in prompts):
         return prompts
@@ -282,17 +293,17 @@ def _texts(fields: Mapping[str, Any], tokenizer: Tokenizer | None) -> list[list[
 
 
 def _prompts(fields: Mapping[str, Any]) -> list[Any]:
-    """Each prompt of a completions call: texts or lists of ids."""
+    """Return each prompt of a completions call: texts or lists of ids."""
     prompt = fields.get("prompt")
     several = isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)
     return list(prompt) if several and prompt else [prompt]
 
 
-def _questions(fields: Mapping[str, Any], chat: bool) -> list[dict[str, Any]]:
-    """What to ask a worker's /tokenize about a call."""
+def _tokenize_requests(fields: Mapping[str, Any], chat: bool) -> list[dict[str, Any]]:
+    """Return the bodies with which to ask a worker's /tokenize about a call."""
     model = {"model": fields.get("model")}
     if chat:
-        more = {name: fields[name] for name in TEMPLATE_FIELDS if name in fields}
-        return [{**model, "messages": fields["messages"], **more}]
+        variables = {name: fields[name] for name in TEMPLATE_FIELDS if name in fields}
+        return [{**model, "messages": fields["messages"], **variables}]
     special = {"add_special_tokens": fields.get("add_special_tokens", True)}
     return [{**model, "prompt": prompt, **special} for prompt in _prompts(fields)]

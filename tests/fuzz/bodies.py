@@ -18,10 +18,10 @@ from router.core.model.prompt_key import PromptHasher
 from router.errors import BadRequest, RouterError
 from router.front.byte_budget import ByteBudget
 from router.front.exchange import ClientGone, Exchange
-from router.kv_events.tokenize import _questions, _texts
+from router.kv_events.tokenize import _tokenize_requests, _texts
 
 from .engine import Target
-from .mutation import Mutator, alike
+from .mutation import Mutator, deep_equal
 from .streams import CALLS, CHAT, COMPLETIONS, STREAMS
 from .streams import NAMES as CHUNK_NAMES
 
@@ -113,7 +113,7 @@ def read_body(data: bytes, random: Random) -> bool:
     for name in ("stream_options", "return_token_ids"):
         fields.pop(name, None)
         sent.pop(name, None)
-    assert alike(sent, fields)
+    assert deep_equal(sent, fields)
     assert call.prompts
     assert all(prompt.key.size for prompt in call.prompts)
     assert call.output_limit is None or call.output_limit >= 0
@@ -135,10 +135,10 @@ def _ask_for_tokens(call: Call) -> None:
     fields = orjson.loads(call.body)
     with suppress(ValueError, TypeError, LookupError):
         if call.path.endswith("/chat/completions"):
-            orjson.dumps(_questions(fields, True))
+            orjson.dumps(_tokenize_requests(fields, True))
         else:
             _texts(fields, None)
-            orjson.dumps(_questions(fields, False))
+            orjson.dumps(_tokenize_requests(fields, False))
 
 
 def receive_body(data: bytes, random: Random) -> bool:
@@ -199,11 +199,11 @@ def change_members(data: bytes, random: Random) -> bool:
     assert (span is None) is (name not in fields)
     if data.count(b'"%b"' % name.encode()) == 1 and b"\\" not in data:
         left = orjson.loads(cut_member(data, name))
-        assert alike(left, {other: fields[other] for other in fields if other != name})
+        assert deep_equal(left, {other: fields[other] for other in fields if other != name})
     if span is not None:
-        assert alike(orjson.loads(replace_member(data, name, b"[1]")), {**fields, name: [1]})
+        assert deep_equal(orjson.loads(replace_member(data, name, b"[1]")), {**fields, name: [1]})
     else:
-        assert alike(orjson.loads(insert_members(data, {name: b"[1]"})), {**fields, name: [1]})
+        assert deep_equal(orjson.loads(insert_members(data, {name: b"[1]"})), {**fields, name: [1]})
     return True
 
 

@@ -11,7 +11,7 @@ from router.core.model.load import Load
 from router.core.model.request import ClientId, RequestId, Usage, WorkerId
 from router.kv_events.subscriber import BlockFillObserver, WorkerFollower
 from tests.support.publishing import WORKER
-from tests.support.running import PATIENCE, RunningRouter, chat, emulated_workers, running_router, until
+from tests.support.running import TIMEOUT_S, RunningRouter, chat, emulated_workers, running_router, until
 
 
 async def ask(router: RunningRouter, content: str) -> tuple[int, int]:
@@ -27,7 +27,7 @@ async def test_predictions_are_exact(dialect: str, size: int) -> None:
     """With events and the engine's own tokens, what is predicted is what the engine finds, whatever it has evicted."""
     flags = ("--kv-events=0", f"--dialect={dialect}", f"--block-size={size}", "--kv-tokens=1600")
     with emulated_workers(2, *flags) as urls:
-        async with running_router(*urls, token_budget=PATIENCE, min_match_tokens=1) as router:
+        async with running_router(*urls, token_budget=TIMEOUT_S, min_match_tokens=1) as router:
             hits = 0
             for number in range(40):
                 predicted, actual = await ask(router, f"{number % 7} tells " + "a long story " * (30 + number % 3))
@@ -43,13 +43,13 @@ async def test_predictions_are_exact(dialect: str, size: int) -> None:
 async def test_a_worker_that_leaves_and_joins_is_followed_anew() -> None:
     """Nothing is known of a worker that has left; when it joins again, its past is learned again."""
     with emulated_workers(1, "--kv-events=0") as urls:
-        async with running_router(*urls, token_budget=PATIENCE) as router:
+        async with running_router(*urls, token_budget=TIMEOUT_S) as router:
             await ask(router, "a long story " * 60)
             blocks = router.scheduler.blocks
             await until(lambda: bool(blocks.blocks))
             held = blocks.blocks
             (worker,) = [state.worker for state in router.scheduler.cluster]
-            router.fleet.mark_unreachable(worker.id)
+            router.directory.mark_unreachable(worker.id)
             router.scheduler_host.feed(WorkerLeft(worker.id))
             assert not blocks.blocks
             router.scheduler_host.feed(WorkerJoined(worker))
@@ -60,7 +60,7 @@ async def test_a_journal_with_events_replays(tmp_path: Path) -> None:
     """What events told is in the journal, so that a replay decides the same."""
     journal = tmp_path / "journal"
     with emulated_workers(2, "--kv-events=0", "--kv-tokens=1600") as urls:
-        async with running_router(*urls, token_budget=PATIENCE, journal=journal) as router:
+        async with running_router(*urls, token_budget=TIMEOUT_S, journal=journal) as router:
             for number in range(12):
                 await ask(router, f"{number % 5} tells " + "a long story " * 30)
             await until(lambda: bool(router.scheduler.blocks.blocks))
@@ -73,7 +73,7 @@ async def test_a_journal_with_events_replays(tmp_path: Path) -> None:
 async def test_the_state_is_in_the_metrics() -> None:
     """Metrics tell which workers are followed, and what came of the calls' tokens."""
     with emulated_workers(1, "--kv-events=0") as urls:
-        async with running_router(*urls, token_budget=PATIENCE) as router:
+        async with running_router(*urls, token_budget=TIMEOUT_S) as router:
             await ask(router, "a long story " * 60)
             await until(lambda: bool(router.scheduler.blocks.blocks))
             await ask(router, "a long story " * 60)
@@ -87,7 +87,7 @@ async def test_the_state_is_in_the_metrics() -> None:
 async def test_requests_are_heard_of_once_a_worker_publishes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then a long prompt's end says that news must come."""
     expected: list[WorkerId] = []
-    monkeypatch.setattr(WorkerFollower, "expects_news", lambda follower: expected.append(follower.backend.id))
+    monkeypatch.setattr(WorkerFollower, "await_news", lambda follower: expected.append(follower.endpoint.id))
     with emulated_workers(1, "--kv-events=0") as urls:
         async with running_router(*urls) as router:
             await ask(router, "a long story ")

@@ -23,7 +23,7 @@ from router.errors import ConfigError
 from router.kv_events.local_tokenizer import LocalTokenizer
 from router.kv_events.tokenize import MAX_CONCURRENT, MAX_MISCOUNTS, PromptTokenizer, TokenizeOutcome
 from router.upstream.directory import WorkerDirectory, WorkerEndpoint
-from tests.support.running import CHAT, COMPLETIONS, PATIENCE, until
+from tests.support.running import CHAT, COMPLETIONS, TIMEOUT_S, until
 from tests.support.workers_http import worker
 from workers.engine.tokenizer import encode, render_chat
 
@@ -51,11 +51,11 @@ class Fixed:
 
     def text(self, prompt: str, special: bool) -> list[int]:
         self.asked += 1
-        assert self.let.wait(PATIENCE)
+        assert self.let.wait(TIMEOUT_S)
         return [1] * special + [ord(letter) for letter in prompt]
 
-    def chat(self, messages: object, more: Mapping[str, Any]) -> list[int] | None:
-        return self.text(json.dumps([messages, more]), False)
+    def chat(self, messages: object, variables: Mapping[str, Any]) -> list[int] | None:
+        return self.text(json.dumps([messages, variables]), False)
 
 
 @asynccontextmanager
@@ -64,7 +64,7 @@ async def finding(
     *,
     sizes: Sequence[int] = (2,),
     tokenizer: Fixed | None = None,
-    budget: float = PATIENCE,
+    budget: float = TIMEOUT_S,
     healthy: bool = True,
 ) -> AsyncIterator[PromptTokenizer]:
     """Before one worker with a model and an adapter on it."""
@@ -180,9 +180,10 @@ async def test_only_so_many_at_once() -> None:
     fixed.let.clear()
     async with finding(tokenizer=fixed) as tokens:
         waiting = [
-            asyncio.create_task(tokens.keys(COMPLETIONS, body(prompt=str(number)), "tiny")) for number in range(MAX_CONCURRENT)
+            asyncio.create_task(tokens.keys(COMPLETIONS, body(prompt=str(number)), "tiny"))
+            for number in range(MAX_CONCURRENT)
         ]
-        await until(lambda: len(tokens._running) == MAX_CONCURRENT)
+        await until(lambda: len(tokens._tasks) == MAX_CONCURRENT)
         assert await tokens.keys(COMPLETIONS, body(prompt="more"), "tiny") == ()
         assert tokens.outcomes == {TokenizeOutcome.BUSY: 1}
         fixed.let.set()

@@ -1,1 +1,1 @@
-"""Prefix caches by the engines' own KV events, block by block."""
+"""Prefix caches as the engines' own KV events report them, block by block."""

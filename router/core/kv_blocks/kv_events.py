@@ -1,11 +1,11 @@
-"""What engines publish of their KV caches: decoded messages in, facts out, and which of the messages are missing.
+"""What engines publish about their KV caches: decoded messages in, cache events out, and which messages are missing.
 
 A message is a sequence number and a batch: a time, events, and the data-parallel rank. vLLM and SGLang send events as
-maps; before, they sent arrays, in the order of `_POSITIONS`. Read in the sources of vLLM 0.32 and SGLang 0.5.23.
+maps; earlier versions sent arrays, in the order of `_POSITIONS`. Read in the sources of vLLM 0.32 and SGLang 0.5.23.
 
-Of what they tell, a router that matches prompts by their tokens can use the blocks of the device's own memory, in the
-first group of layers, that depend on tokens alone. Blocks of an adapter, of a cache salt or of media are `apart`: they
-are known by name, so that what follows on them is not taken for unknown, and never matched.
+A router that matches prompts by their tokens can use only some of the blocks: those in the device's own memory, in the
+first group of layers, that depend on tokens alone. Blocks of an adapter, of a cache salt or of media are `unmatchable`:
+they are known by name, so that the blocks after them do not count as unknown, and they are never matched.
 """
 
 from collections import OrderedDict
@@ -15,12 +15,12 @@ from enum import Enum, StrEnum, auto
 from typing import Final, NamedTuple
 
 EngineHash = int | bytes
-"""What an engine calls a block; nothing is known of it but that equal ones name the same content."""
+"""What an engine calls a block. Equal ones name the same content; nothing else is known of it."""
 
 DEVICE: Final = (None, "GPU")
-"""The medium of blocks that a prefill can use at once."""
+"""The media of blocks that a prefill can use at once."""
 MARKS_KEPT: Final = 10_000
-"""Messages of which marks are kept, as many as engines keep for replay."""
+"""Messages whose marks are kept; as many as engines keep for replay."""
 _POSITIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "BlockStored": (
         *("block_hashes", "parent_block_hash", "token_ids", "block_size"),
@@ -32,46 +32,46 @@ _POSITIONS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 class KvEventFault(StrEnum):
-    """What can be wrong with a publisher's messages, as it is counted."""
+    """What can be wrong with a publisher's messages; the values are metric labels."""
 
     UNREADABLE = "unreadable"
-    """Not a message, or not a batch in one."""
+    """Not a message, or a message without a batch."""
     UNKNOWN_KIND = "unknown-kind"
     BAD_FIELDS = "bad-fields"
-    """An event without what its kind has to have, or with something else there."""
+    """An event that lacks a field of its kind, or has a wrong value in one."""
     FOREIGN_TOPIC = "foreign-topic"
     UNKNOWN_PARENT = "unknown-parent"
-    """Blocks that follow on one that was never stored."""
+    """Blocks that follow a block that was never stored."""
     UNKNOWN_BLOCK = "unknown-block"
-    """Removed, and never stored."""
+    """Removal of a block that was never stored."""
     ODD_BLOCK = "odd-block"
-    """Blocks of another size than those before."""
+    """Blocks of another size than the blocks before."""
     GAP = "gap"
-    """Messages that are missing."""
+    """Missing messages."""
     UNREPAIRED = "unrepaired"
-    """Missing messages that no replay brought."""
+    """Missing messages that no replay returned."""
     FLOOD = "flood"
-    """More than is read; the worker's events are left alone for a while."""
+    """More bytes than the router reads; it ignores the worker's events for a while."""
     TOO_MANY_BLOCKS = "too-many-blocks"
     SILENT = "silent"
-    """Nothing published of requests that must have filled blocks."""
+    """No message about requests that must have filled blocks."""
     DISCONNECTED = "disconnected"
 
 
 @dataclass(frozen=True, slots=True)
 class EventsReport:
-    """How well one worker's cache is known by its events."""
+    """How well one worker's cache is known from its events."""
 
     publishers: int
     followed: bool
-    """Whether its blocks are known by events at all; if not, by the mirror alone."""
+    """Whether its blocks are known from events at all; if not, from the mirror alone."""
     complete: bool
-    """Whether they are known by events alone."""
+    """Whether its blocks are known from events alone."""
     faults: Mapping[KvEventFault, int]
 
 
 class Stored(NamedTuple):
-    """Blocks that follow on each other are cached now."""
+    """A chain of blocks is cached now."""
 
     names: Sequence[EngineHash]
     parent: EngineHash | None
@@ -79,11 +79,11 @@ class Stored(NamedTuple):
     tokens: Sequence[int]
     block_tokens: int
     unmatchable: bool
-    """They hold more than these tokens in their place, and serve no plain prompt."""
+    """Whether the blocks depend on more than these tokens, and so serve no plain prompt."""
 
 
 class Removed(NamedTuple):
-    """These blocks are not cached any more."""
+    """These blocks are no longer cached."""
 
     names: Sequence[EngineHash]
 
@@ -96,17 +96,17 @@ CacheEvent = Stored | Removed | Cleared
 
 
 class EventBatch(NamedTuple):
-    """What one message says, in order, without what is of no use here."""
+    """The usable content of one message, in order."""
 
     rank: int | None
-    """Data-parallel rank; None where it is not told."""
+    """Data-parallel rank; None if the message has none."""
     events: tuple[CacheEvent, ...]
     faults: tuple[KvEventFault, ...]
-    """Of the events that had to be left out, one for each."""
+    """One for each event that had to be left out."""
 
 
 def read_batch(payload: object) -> EventBatch:
-    """Read an unpacked message. Raises ValueError for one that is no batch; of a batch, bad events are left out."""
+    """Read an unpacked message, leaving out invalid events. Raises ValueError if the message is not a batch."""
     if not isinstance(payload, list | tuple) or len(payload) < 2 or not isinstance(payload[1], list | tuple):
         raise ValueError("not a batch of events")
     rank = payload[2] if len(payload) > 2 else None
@@ -122,7 +122,7 @@ def read_batch(payload: object) -> EventBatch:
 
 
 def _read_event(raw: object) -> CacheEvent | KvEventFault | None:
-    """One event, what is wrong with it, or None for one about another memory than the device's."""
+    """Read one event. Returns a fault if it is invalid, and None if it is about other memory than the device's."""
     fields = _fields(raw)
     if fields is None:
         return KvEventFault.UNKNOWN_KIND
@@ -138,7 +138,7 @@ def _read_event(raw: object) -> CacheEvent | KvEventFault | None:
 
 
 def _fields(raw: object) -> Mapping[str, object] | None:
-    """An event's fields by name, whichever way it is encoded; None for a kind that is not known."""
+    """Return an event's fields by name, whichever way it is encoded; None for an unknown kind."""
     if isinstance(raw, Mapping):
         kind = raw.get("type")
         return raw if isinstance(kind, str) and kind in _POSITIONS else None
@@ -154,8 +154,8 @@ def _stored(names: Sequence[EngineHash], fields: Mapping[str, object]) -> Stored
     if not isinstance(parent, int | bytes | None) or len(tokens) != size * len(names):
         return KvEventFault.BAD_FIELDS
     extra = fields.get("extra_keys")
-    apart = any(fields.get(name) is not None for name in ("lora_id", "lora_name", "cache_salt"))
-    return Stored(names, parent, tokens, size, apart or (isinstance(extra, list | tuple) and any(extra)))
+    unmatchable = any(fields.get(name) is not None for name in ("lora_id", "lora_name", "cache_salt"))
+    return Stored(names, parent, tokens, size, unmatchable or (isinstance(extra, list | tuple) and any(extra)))
 
 
 class MessageOrder(Enum):
@@ -163,23 +163,23 @@ class MessageOrder(Enum):
 
     NEXT = auto()
     REPEATED = auto()
-    """It was taken in before, from a replay."""
+    """It was applied before, from a replay."""
     GAP = auto()
-    """There are others before it that never came."""
+    """Messages before it are missing."""
     RESTARTED = auto()
-    """Its publisher counts anew: another process, with another cache."""
+    """Its publisher counts from the start again: another process, with another cache."""
 
 
 class Continuity:
-    """Which messages of one publisher were taken in, by number and a mark that tells equal contents."""
+    """Which messages of one publisher were applied, by number and by a mark that equal contents share."""
 
     def __init__(self) -> None:
         self.next_number = 0
-        """The number of the message to come; before there was any, of the first that there ever was."""
+        """The number of the next message; at first, that of the first message ever published."""
         self._marks: OrderedDict[int, int] = OrderedDict()
 
     def order(self, number: int, mark: int) -> MessageOrder:
-        """What a message is to those before it; changes nothing."""
+        """Return how a message follows those before it. Changes nothing."""
         if number == self.next_number:
             return MessageOrder.NEXT
         if number > self.next_number:
@@ -187,7 +187,7 @@ class Continuity:
         return MessageOrder.REPEATED if self._marks.get(number) == mark else MessageOrder.RESTARTED
 
     def record(self, number: int, mark: int) -> None:
-        """A message is taken in, the next one or one after a gap that stays."""
+        """Record that a message was applied: the next one, or one after a gap that stays."""
         self.next_number = number + 1
         self._marks[number] = mark
         if len(self._marks) > MARKS_KEPT:

@@ -1,11 +1,12 @@
-"""The second key space: which worker holds which blocks of tokens, exactly, as the workers' own events tell.
+"""The second key space: which worker holds which blocks of tokens, exactly, as the workers' own KV events report.
 
-A hash covers all before it (`block_key`), so a worker's match is as many of a prompt's hashes, from the first on, as it
-holds. Nothing is believed here and nothing is evicted: blocks come and go as a worker says. But for one thing: what has
-been dispatched will be stored before anything that is dispatched after it is looked up, and the events come late; so
-the blocks of a request are expected at its worker until it has ended, and until the first news from there after that.
+A hash covers all tokens before it (`block_key`), so a worker's match is the number of a prompt's hashes, from the first
+on, that it holds. Nothing is estimated and nothing is evicted here: blocks come and go as the worker reports, with one
+exception. The blocks of a dispatched request will be stored before a later request is prefilled, but the events come
+late. So the blocks of a request are expected at its worker until it has ended, and after that until the worker's next
+event.
 
-A worker whose events were missed in part is followed but not complete: then there may be more than is known here.
+A worker of whose events some were missed is followed but not complete: it may hold more than is known here.
 """
 
 from collections import Counter
@@ -19,35 +20,35 @@ from router.core.model.events import BlocksChanged, BlocksFollowed
 from router.core.model.request import Request, RequestId, WorkerId
 
 MAX_EXPIRING: Final = 1024
-"""Ended requests of a worker whose blocks may still be expected; more are not waited for."""
+"""Ended requests of a worker whose blocks may still be expected; those of further requests are dropped at once."""
 
 
 @dataclass(slots=True)
 class WorkerBlocks:
-    """What one worker holds, and is about to."""
+    """What one worker holds and is about to hold."""
 
     block_tokens: int
     ranks: int
     complete: bool
     blocks: dict[int, set[int]] = field(default_factory=dict)
-    """By data-parallel rank, each of which has a cache of its own."""
+    """By data-parallel rank; each rank has its own cache."""
     expected: Counter[int] = field(default_factory=Counter)
-    """How many requests will store a block, or have."""
+    """How many requests will store a block, or have stored it."""
     expiring: list[bytes] = field(default_factory=list)
-    """Of ended requests: expected until the next news."""
+    """Blocks of ended requests, expected until the worker's next event."""
 
     @property
     def size(self) -> int:
         return sum(map(len, self.blocks.values()))
 
     def tokens(self, hashes: list[int]) -> int:
-        """How much of a prompt of these blocks a prefill there would find cached.
+        """Return how many tokens of a prompt with these blocks a prefill there would find cached.
 
-        Of several ranks their mean, since the engine, and not the prompt, picks one.
+        For several ranks this is their mean, because the engine picks the rank regardless of the prompt.
         """
         leading = 0
         for held in self.blocks.values():
-            whole = held.issuperset(hashes)  # the fastest question, and often the answer
+            whole = held.issuperset(hashes)  # fast, and often true
             leading += len(hashes if whole else list(takewhile(held.__contains__, hashes)))
         if self.ranks == 1 and self.expected:
             held = self.blocks.get(0, set())
@@ -56,7 +57,7 @@ class WorkerBlocks:
         return leading * self.block_tokens // self.ranks
 
     def release(self, hashes: bytes) -> None:
-        """Expect these of one request less."""
+        """Expect these blocks of one request less."""
         expected = self.expected
         for hash_ in _split(hashes):
             if expected[hash_] > 1:
@@ -66,7 +67,7 @@ class WorkerBlocks:
 
 
 class TokenBlocks:
-    """The blocks of all workers that are followed, at most `limit` in all."""
+    """The blocks of all followed workers, at most `limit` in all."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -74,7 +75,7 @@ class TokenBlocks:
         self._expecting: dict[RequestId, tuple[WorkerId, tuple[bytes, ...]]] = {}
         self._size = 0
         self.changes = 0
-        """How often anything changed: while this stays, the same questions have the same answers."""
+        """Counts changes: while it stays the same, so do all answers."""
 
     @property
     def blocks(self) -> int:
@@ -86,12 +87,12 @@ class TokenBlocks:
         return bool(self._held)
 
     def complete(self, worker: WorkerId) -> bool:
-        """Whether all that a worker holds is known here."""
+        """Whether all that a worker holds is known."""
         held = self._held.get(worker)
         return held is not None and held.complete
 
     def follow(self, event: BlocksFollowed) -> None:
-        """A worker's events are read from now on, or differently; what is known of its blocks stays."""
+        """Follow a worker's events, or with new parameters; its known blocks stay if the block size does."""
         self.changes += 1
         held = self._held.get(event.worker)
         if held is None or held.block_tokens != event.block_tokens:
@@ -101,9 +102,9 @@ class TokenBlocks:
             held.ranks, held.complete = event.ranks, event.complete
 
     def change(self, event: BlocksChanged) -> None:
-        """Take in what a worker's events say; one that is not followed is passed over.
+        """Apply a worker's events; does nothing if the worker is not followed.
 
-        A worker by which the limit is passed is followed no longer.
+        A worker whose blocks exceed the limit is no longer followed.
         """
         held = self._held.get(event.worker)
         if held is None:
@@ -123,7 +124,7 @@ class TokenBlocks:
             self.unfollow(event.worker)
 
     def clear(self, worker: WorkerId) -> None:
-        """A worker's cache is empty."""
+        """Forget all blocks of a worker, because its cache is empty."""
         held = self._held.get(worker)
         if held is not None:
             self.changes += 1
@@ -131,17 +132,17 @@ class TokenBlocks:
             held.blocks.clear()
 
     def unfollow(self, worker: WorkerId) -> None:
-        """A worker is followed no longer."""
+        """Stop following a worker."""
         held = self._held.pop(worker, None)
         if held is not None:
             self.changes += 1
             self._size -= held.size
-            gone = [request for request, (expecting, _) in self._expecting.items() if expecting == worker]
-            for request in gone:
+            requests = [request for request, (expecting, _) in self._expecting.items() if expecting == worker]
+            for request in requests:
                 del self._expecting[request]
 
     def match(self, request: Request) -> Mapping[WorkerId, int]:
-        """Tokens of the request's input that each worker holds, for all that can be told of: also those with none."""
+        """Return the input tokens of the request that each followed worker holds, 0 included."""
         found: dict[WorkerId, int] = {}
         if not self._held or not request.blocks:
             return found
@@ -153,7 +154,7 @@ class TokenBlocks:
         return found
 
     def expect(self, request: Request, worker: WorkerId) -> None:
-        """A request goes to a worker, which will hold its blocks; to be told once before `ended`."""
+        """Expect the blocks of a request at the worker that it is sent to. Called at most once before `end_request`."""
         held = self._held.get(worker)
         if held is None or held.ranks > 1 or not request.blocks:
             return
@@ -164,7 +165,10 @@ class TokenBlocks:
             held.expected.update(_split(each))
 
     def end_request(self, request: RequestId, *, stored: bool) -> None:
-        """A request is over, and its blocks are `stored` as far as is known; one that is not known is passed over."""
+        """End the expectations of a request. `stored`: whether its blocks are stored, as far as is known.
+
+        Does nothing if the request is unknown.
+        """
         worker, each = self._expecting.pop(request, (None, ()))
         if worker is None or (held := self._held.get(worker)) is None:
             return
@@ -176,14 +180,14 @@ class TokenBlocks:
                 held.release(hashes)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError where counts and contents contradict each other; O(blocks)."""
+        """Raise AssertionError if counts and contents contradict each other. O(blocks)."""
         assert self._size == sum(held.size for held in self._held.values()), "the count of blocks is wrong"
         assert self._size <= self._limit, "there are more blocks than the limit"
         for worker, held in self._held.items():
-            expected = Counter(hash_ for hashes in self._awaited(worker, held) for hash_ in _split(hashes))
-            assert expected == held.expected, "what is expected is not what requests will store"
+            expected = Counter(hash_ for hashes in self._expected_hashes(worker, held) for hash_ in _split(hashes))
+            assert expected == held.expected, "the expected blocks are not those of the requests"
 
-    def _awaited(self, worker: WorkerId, held: WorkerBlocks) -> Iterator[bytes]:
+    def _expected_hashes(self, worker: WorkerId, held: WorkerBlocks) -> Iterator[bytes]:
         yield from held.expiring
         for expecting, each in self._expecting.values():
             if expecting == worker:
@@ -191,10 +195,10 @@ class TokenBlocks:
 
 
 def _usable(key: BlockKey, size: int) -> list[int]:
-    """The full blocks of a prompt that a prefill may find: never the last token, since its logits are needed."""
+    """Return the full blocks of a prompt that a prefill may find: never the last token, since its logits are needed."""
     return _split(key.hashes[size])[: (key.tokens - 1) // size]
 
 
 def _split(hashes: bytes) -> list[int]:
-    """As words: sets of these are smaller and faster than of their bytes."""
+    """Split hashes into integers: sets of these are smaller and faster than sets of bytes."""
     return memoryview(hashes).cast("Q").tolist()
