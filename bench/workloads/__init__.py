@@ -1,1 +1,1 @@
-"""Workloads: who asks what, and when."""
+"""Workloads: which client sends which requests, and when."""

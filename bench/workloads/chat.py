@@ -1,4 +1,4 @@
-"""Conversations: each turn's prompt is the one before it, its answer and a new question."""
+"""Conversations: each turn's prompt is the previous prompt, its answer and a new question."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -12,14 +12,14 @@ from bench.workloads.parts.traffic import Call, Client, Draw, Ending, Outcome
 
 @dataclass(frozen=True, slots=True)
 class Chat(RatedWorkload):
-    """A new conversation is what a client starts at its rate, or keeps `concurrency` of; lengths in tokens.
+    """Clients that start conversations at a rate, or keep `concurrency` of them open; lengths in tokens.
 
-    A conversation ends after its turns, or with the first that is not answered. Its turns are calls by themselves, no
-    program: the time between them is the reader's.
+    A conversation ends after its turns, or with the first turn that is not answered. Each turn is a call by itself, not
+    part of a program: the time between turns is the reader's.
     """
 
     systems: int = 10
-    """Different system prompts, of which a conversation picks one."""
+    """Number of different system prompts, one of which a conversation picks."""
     system: int = 1000
     turns: Lengths = field(default=Lengths(6))
     question: Lengths = field(default=Lengths(80, 23))
@@ -28,21 +28,20 @@ class Chat(RatedWorkload):
     """Mean seconds between an answer and the next question; exponentially distributed."""
 
     def clients(self, seed: int) -> Sequence[Client]:
-        """See `Workload`."""
         random = Random(f"{seed} systems")
         systems = [Text(random_tokens(random, self.system)) for _ in range(self.systems)]
         return self.population(seed, lambda random: self._draw(systems, random))
 
     def _draw(self, systems: Sequence[Text], random: Random) -> Draw:
         def draw(at: float) -> Sequence[Call]:
-            # Its own generator: what is asked when does not depend on whose answers come first.
+            # A generator of its own, so that the traffic does not depend on the order of answers.
             own = Random(random.getrandbits(64))
             return [self._turn(own, at, Prompt(own.choice(systems), ()), self.turns.draw(own))]
 
         return draw
 
     def _turn(self, random: Random, at: float, history: Prompt, turns: int) -> Call:
-        """The next of so many turns that are left."""
+        """Return the next call of a conversation with `turns` turns left."""
         prompt = history.followed_by(random_tokens(random, self.question.draw(random)))
         output = self.output.draw(random)
 

@@ -15,14 +15,14 @@ from bench.workloads.tree_of_thoughts import TreeOfThoughts
 
 @dataclass(frozen=True, slots=True)
 class Combined:
-    """Parts that run side by side: whatever fields a subclass adds.
+    """Workloads that run side by side; the fields that a subclass adds are its parts.
 
-    A part's clients are called after it: its name where there is one, else `name-1` and so on. Raises ValueError for
-    a rate where a part has none to change.
+    The clients of a part are named after it: just its name if there is one, else `name-1` and so on. Raises ValueError
+    if a rate is given and a part has no rate to change.
     """
 
     rate: float = 0.0
-    """Sessions a second of all parts together, divided among them as they are; 0 leaves theirs."""
+    """Sessions per second of all parts together, divided in proportion to their own rates; 0 leaves these."""
 
     def __post_init__(self) -> None:
         if self.rate < 0 or (self.rate and not all(part.rate for part in self.parts.values())):
@@ -30,16 +30,15 @@ class Combined:
 
     @property
     def parts(self) -> Mapping[str, RatedWorkload]:
-        """By name, as they were given."""
+        """Return the parts by name, as they were given."""
         each = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: part for name, part in each.items() if isinstance(part, RatedWorkload)}
 
     def at_rate(self, rate: float) -> Self:
-        """The same with this rate."""
+        """Return a copy with this rate."""
         return replace(self, rate=rate)
 
     def clients(self, seed: int) -> Sequence[Client]:
-        """See `Workload`."""
         total = sum(part.rate for part in self.parts.values())
         factor = self.rate / total if self.rate else 1.0
         return [
@@ -51,7 +50,7 @@ class Combined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Misbehaving(Combined):
-    """One family twice: as the misbehaving client has it, and as the others do (DLPM paper, table 3).
+    """One family twice: with the misbehaving client's parameters and with those of the others (DLPM paper, table 3).
 
     S1, more requests: a higher rate or concurrency, more branches, more dimensions. S2, a longer prefix.
     """
@@ -62,14 +61,14 @@ class Misbehaving(Combined):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reforming(Misbehaving):
-    """A second misbehaving client, which becomes like the others after a while (DLPM paper, figure 8)."""
+    """With a second misbehaving client, which behaves like the others after a while (DLPM paper, figure 8)."""
 
     reformed: RatedWorkload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatAndPrograms(Combined):
-    """Clients that talk beside one with trees and one with judgements (DLPM paper, figure 12)."""
+    """Chat clients beside one with trees of thoughts and one with judgements (DLPM paper, figure 12)."""
 
     chat: Chat
     trees: TreeOfThoughts
@@ -85,7 +84,7 @@ class ToolsAndVideos(Combined):
 
 
 def _named(name: str, part: RatedWorkload, seed: int) -> Sequence[Client]:
-    """The part's clients under its name, with chances of their own."""
+    """Return the part's clients under its name, seeded by it."""
     clients = part.clients(Random(f"{seed} {name}").getrandbits(64))
     names = [name] if len(clients) == 1 else [f"{name}-{number}" for number in range(1, len(clients) + 1)]
     return [replace(client, name=own) for client, own in zip(clients, names, strict=True)]

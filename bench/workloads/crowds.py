@@ -1,7 +1,8 @@
-"""Loads under which clients feel what a queue's books do not show: polite crowds, floods, documents beside chats,
-clients that give up, that hold the KV caches, that let agents work.
+"""Loads whose effect on clients the queue's own accounts do not show.
 
-In each of them two light clients ask one short thing at a time. What they wait is what anybody waits who asks little.
+Polite crowds, floods, documents beside chats, clients that give up, clients that fill the KV caches, clients that run
+agents. Each load has two light clients that ask one short question at a time: their wait is that of anyone who asks
+little.
 """
 
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ from bench.workloads.unrelated import Unrelated
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crowd(Combined):
-    """Equal clients, beside light ones."""
+    """Equal clients beside light ones."""
 
     crowd: RatedWorkload
     light: RatedWorkload
@@ -28,7 +29,7 @@ class Crowd(Combined):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flood(Combined):
-    """One or more that ask for much, honest clients that would take their share, and light ones."""
+    """One or more clients with heavy traffic, honest clients that would use their share, and light ones."""
 
     heavy: RatedWorkload
     honest: RatedWorkload
@@ -45,13 +46,13 @@ POLITE: Final = SharedPrefix(
     question=Lengths(60),
     output=Lengths(100),
 )
-"""Each has one call open and a prefix of its own: a call costs 3,260 units at first and 260 from then on."""
+"""Each client has one call open and a prefix of its own: the first call costs 3,260 units and later ones 260."""
 CHATS: Final = Unrelated(client_count=4, input=500, output=150, spread=0.5, concurrency=32)
-"""Single questions; as many open as `concurrency` says."""
+"""Single questions, `concurrency` of them open per client."""
 COLD: Final = Unrelated(client_count=1, input=20_000, output=16, concurrency=32)
 DOCUMENTS: Final = SharedDocuments(client_count=8, documents=32, tokens=8000, concurrency=16)
 GIVING_UP: Final = Unrelated(client_count=4, input=1500, output=600, spread=0.5, concurrency=24, patience=6.0)
-"""Most of their calls are given up, many of them after the prompt and half of the answer were computed."""
+"""Most of their calls are cancelled, many after the prompt and half of the answer were computed."""
 HOLDERS: Final = SharedPrefix(
     client_count=1,
     concurrency=3,
@@ -61,7 +62,7 @@ HOLDERS: Final = SharedPrefix(
     question=Lengths(100),
     output=Lengths(2000),
 )
-"""Few calls, cheap once their contexts are cached, that fill the KV caches with these."""
+"""Few calls, cheap once their contexts are cached, that fill the KV caches with these contexts."""
 AGENTS: Final = Chat(
     client_count=12,
     concurrency=3,
@@ -72,9 +73,12 @@ AGENTS: Final = Chat(
     output=Lengths(350, 450, most=3000),
     reading=12.0,
 )
-"""Coding agents: a tool's result follows each answer. Lengths are those of recorded sessions (`bench.workloads.recorded.sessions`), as far
-as contexts of 60,000 tokens; what they begin with, tools, system prompt and task, few others share. Tools take about
-as long as their median there; the mean, of minutes, is that of people."""
+"""Coding agents: each answer is followed by the result of a tool.
+
+Lengths are those of recorded sessions (`bench.workloads.recorded.sessions`) with contexts of up to 60,000 tokens. Few
+agents share what their prompts begin with: tools, system prompt and task. Tools take about as long as the median tool
+there; the mean, of minutes, comes from people.
+"""
 
 CROWDS: Final[Mapping[str, Workload]] = {
     "crowd": Crowd(crowd=POLITE, light=LIGHT),
@@ -88,4 +92,6 @@ CROWDS: Final[Mapping[str, Workload]] = {
     "coding-agents": Crowd(crowd=AGENTS, light=LIGHT),
     "documents-flood": Flood(heavy=DOCUMENTS, honest=replace(CHATS, concurrency=16), light=LIGHT),
 }
-"""By name; how many there are and what each has open is a parameter, as in `crowd:crowd.client_count=60`."""
+"""The loads by name. How many clients there are, and what each has open, are parameters, as in
+`crowd:crowd.client_count=60`.
+"""

@@ -11,7 +11,7 @@ from bench.workloads.parts.traffic import Call, Client, Draw
 
 @dataclass(frozen=True, slots=True)
 class SharedDocuments(RatedWorkload):
-    """Each call is a document, picked at random, and a question of its own behind it; lengths in tokens."""
+    """Each call is a random document and a question of its own after it; lengths in tokens."""
 
     documents: int = 80
     tokens: int = 10_000
@@ -19,10 +19,9 @@ class SharedDocuments(RatedWorkload):
     question: int = 40
     output: int = 64
     spread: float = 0.5
-    """By how much of themselves questions and answers may be shorter or longer."""
+    """Questions and answers may be shorter or longer by up to this share of their length."""
 
     def clients(self, seed: int) -> Sequence[Client]:
-        """See `Workload`."""
         library = Texts(lambda number: Text(random_tokens(Random(f"{seed} document {number}"), self.tokens)))
         return self.population(seed, lambda random: self._draw(library, random))
 

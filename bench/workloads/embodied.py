@@ -1,4 +1,4 @@
-"""Embodied agents: one step after another in an environment, each with all the steps before it in its prompt."""
+"""Embodied agents: steps in an environment, each with all the steps before it in its prompt."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -15,23 +15,22 @@ from bench.workloads.parts.traffic import Call, Client, Draw, Ending, Outcome
 class Embodied(RatedWorkload):
     """A session is one task, whose steps follow each other; lengths in tokens.
 
-    A stand-in for ALFWorld in Preble's appendix A.2: environments differ from their first token on, a task ends after
-    its steps or with the first that is not answered.
+    A stand-in for ALFWorld in Preble's appendix A.2: environments differ from their first token on, and a task ends
+    after its steps or with the first that is not answered.
     """
 
     start: Lengths = field(default=Lengths(1740, 350, most=4096))
-    """The environment, the task and a demonstration, its own in each session."""
+    """The environment, the task and a demonstration, different in each session."""
     steps: Lengths = field(default=Lengths(48, 8, most=96))
     observation: Lengths = field(default=Lengths(7))
-    """What the environment answers to an action."""
+    """The environment's response to an action."""
     output: Lengths = field(default=Lengths(16, 13, most=128))
     limit: int | None = None
-    """The action's length that clients ask for at most; None where they know it."""
+    """The max_tokens that clients ask for per action; None for its exact length."""
     gap: float = 0.03
     """Seconds between an action and the next step."""
 
     def clients(self, seed: int) -> Sequence[Client]:
-        """See `Workload`."""
         return self.population(seed, self._draw)
 
     def _draw(self, random: Random) -> Draw:

@@ -1,4 +1,4 @@
-"""One heavy client with long shared prefixes, and light ones that ask one thing at a time."""
+"""One heavy client with long shared prefixes, and light ones that ask one question at a time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,20 +11,20 @@ from bench.workloads.parts.traffic import Call, Client, Draw, closed_loop
 
 @dataclass(frozen=True, slots=True)
 class HeavyAndLight:
-    """The heavy client `heavy` keeps many calls in flight, `light-1` and so on one each; lengths in tokens.
+    """The client `heavy` keeps many calls in flight, `light-1` and so on one each; lengths in tokens.
 
     Raises ValueError without a light client or a call in flight.
     """
 
     in_flight: int = 96
     prefixes: int = 8
-    """Of the heavy client; each call begins with one of them, picked at random."""
+    """Number of the heavy client's prefixes; each call begins with a random one."""
     prefix: int = 4000
     heavy_input: int = 500
-    """Length of what follows the prefix."""
+    """Length of the input after the prefix."""
     heavy_output: int = 200
     spread: float = 0.5
-    """By how much of themselves the heavy client's lengths may be shorter or longer, the prefixes' too."""
+    """The heavy client's lengths, prefixes included, may be shorter or longer by up to this share."""
     lights: int = 4
     light_input: int = 300
     light_output: int = 50
@@ -36,7 +36,6 @@ class HeavyAndLight:
             raise ValueError("in_flight, prefixes and lights must be at least 1")
 
     def clients(self, seed: int) -> Sequence[Client]:
-        """See `Workload`."""
         heavy = closed_loop(self._heavy(Random(f"{seed} heavy")), self.in_flight)
         return [Client("heavy", heavy), *(self._light(f"light-{n + 1}", seed) for n in range(self.lights))]
 

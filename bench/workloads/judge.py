@@ -1,4 +1,4 @@
-"""LLM-as-a-judge: an article is judged in several dimensions at once, and the judgements are joined to a score."""
+"""LLM-as-a-judge: an article is judged in several dimensions at once, and the judgements are combined into a score."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -13,23 +13,23 @@ from bench.workloads.parts.traffic import Call, Client, Continuation, Draw, Endi
 
 @dataclass(frozen=True, slots=True)
 class Judge(RatedWorkload):
-    """A session is one call for each dimension, and when all are answered one for the score; lengths in tokens.
+    """A session is one call per dimension, and one for the score after all are answered; lengths in tokens.
 
-    All of them begin with the system prompt and the article; the last also holds the judgements, so it is not made
-    where one of them is missing. Raises ValueError without a dimension.
+    All calls begin with the system prompt and the article. The last one also contains the judgements, so it is not made
+    if one of them is missing. Raises ValueError without a dimension.
     """
 
     dimensions: int = 2
     system: int = 60
-    """What all begin with."""
+    """The system prompt, the same for all."""
     extra: int = 0
-    """What a client says before each article, every time the same (S2 of the DLPM paper, table 3: 600)."""
+    """What a client adds before each article, always the same (S2 of the DLPM paper, table 3: 600)."""
     article: Lengths = field(default=Lengths(2400, 600, most=8192))
     question: int = 75
-    """A dimension's description, the same for all."""
+    """The description of a dimension, the same for all."""
     output: Lengths = field(default=Lengths(256))
     limit: int = 256
-    """The judgement's length that clients ask for at most."""
+    """The max_tokens that clients ask for per judgement."""
     score_output: int = 2
 
     def __post_init__(self) -> None:
@@ -38,7 +38,6 @@ class Judge(RatedWorkload):
             raise ValueError("a workload's dimensions are positive")
 
     def clients(self, seed: int) -> Sequence[Client]:
-        """See `Workload`."""
         random = Random(f"{seed} judge")
         system = random_tokens(random, self.system)
         questions = [random_tokens(random, self.question) for _ in range(self.dimensions + 1)]
@@ -58,7 +57,7 @@ class Judge(RatedWorkload):
 
 
 class Judgement:
-    """One article's."""
+    """The judgement of one article."""
 
     def __init__(self, workload: Judge, name: str, article: Text, questions: Sequence[tuple[int, ...]]) -> None:
         """`questions`: one for each dimension, and the one for the score."""
@@ -69,7 +68,7 @@ class Judgement:
         self._answers: dict[int, tuple[int, ...]] = {}
 
     def fork(self, at: float, outputs: Sequence[int]) -> Sequence[Call]:
-        """Ask for each dimension."""
+        """Return the call for each dimension."""
         return [self._dimension(at, dimension, output) for dimension, output in enumerate(outputs)]
 
     def _dimension(self, at: float, dimension: int, output: int) -> Call:

@@ -1,4 +1,4 @@
-"""Clients that state the limits of their answers truly or roughly, and one whose limits are far beyond its answers."""
+"""Clients whose max_tokens are exact or approximate, and one whose max_tokens are far beyond its answers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,32 +12,32 @@ from bench.workloads.parts.traffic import Call, Client, closed_loop
 
 @dataclass(frozen=True, slots=True)
 class Liars:
-    """Honest clients `honest-1` and so on, and `liar`, each with as many calls open at any time; lengths in tokens.
+    """Honest clients `honest-1` and so on, and `liar`, each with a constant number of open calls; lengths in tokens.
 
-    Raises ValueError without an honest client or a call of one.
+    Raises ValueError without an honest client, or if one has no call open.
     """
 
     honest: int = 6
     in_flight: int = 64
-    """Calls that each honest client has open."""
+    """Open calls of each honest client."""
     input: int = 500
     output: int = 150
     spread: float = 0.5
-    """By how much of themselves inputs and answers may be shorter or longer."""
+    """Inputs and answers may be shorter or longer by up to this share of their length."""
     long_share: float = 0.1
-    """Of the honest answers, those that are of `long_output` instead."""
+    """Share of the honest answers that have the length `long_output`."""
     long_output: int = 2000
     limit: int | None = None
-    """Of every honest call; None for the length that its answer will have."""
+    """The max_tokens of every honest call; None for the exact length of its answer."""
     grows: float = inf
-    """Seconds after which honest answers are of `later_output`."""
+    """Seconds after which honest answers have the length `later_output`."""
     later_output: int = 1500
     lying: int = 16
-    """Calls that the liar has open; 0 for no liar."""
+    """Open calls of the liar; 0 for no liar."""
     lying_from: float = 0.0
-    """Seconds after which it begins."""
+    """Seconds after which the liar begins."""
     lie: int | None = 128_000
-    """The limit that it states; None for the length that its answer will have."""
+    """The liar's max_tokens; None for the exact length of its answer."""
     liar_input: int = 500
     liar_output: int = 2000
 
@@ -46,7 +46,6 @@ class Liars:
             raise ValueError("honest and in_flight must be at least 1")
 
     def clients(self, seed: int) -> Sequence[Client]:
-        """See `Workload`."""
         honest = [self._honest(f"honest-{number + 1}", seed) for number in range(self.honest)]
         return [*honest, self._liar(seed)] if self.lying else honest
 

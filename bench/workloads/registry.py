@@ -1,7 +1,7 @@
-"""The table of workloads: each is a small frozen set of parameters that makes up seeded clients.
+"""The table of workloads: each is a small frozen set of parameters that generates seeded clients.
 
-A new one is a file, and a line here for each set of parameters that deserves a name; those of the papers stand in
-`preble.py`, `dlpm.py` and `vtc.py`, those of crowds and floods in `crowds.py`.
+A new family is a file, and a line here for each set of parameters with a name. The workloads of the papers are in
+`papers/`, those of crowds and floods in `crowds.py`.
 """
 
 from collections.abc import Mapping
@@ -44,4 +44,4 @@ WORKLOADS: Final[Mapping[str, Workload]] = MappingProxyType(
         **VTC_SUITES,
     }
 )
-"""Every workload by its name, with the parameters that the command line may change."""
+"""Every workload by name, with the parameters that the command line can change."""

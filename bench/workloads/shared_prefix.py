@@ -1,4 +1,6 @@
-"""Prompts of a beginning that many share and an end of one's own, with the lengths that papers publish of data sets."""
+"""Prompts with a beginning that many share and an end of their own, with the lengths that papers publish of data
+sets.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,29 +15,29 @@ from bench.workloads.parts.traffic import Call, Client, Draw
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefix(RatedWorkload):
-    """Each call is what all begin with, the prefix of one group and a question of its own; lengths in tokens.
+    """Each call is the common beginning, the prefix of one group and a question of its own; lengths in tokens.
 
-    A stand-in for a data set of which only statistics are known: a tool's instructions, a video, a document, a
-    programming problem are groups. Raises ValueError without a group.
+    A stand-in for a data set of which only statistics are known: a tool's instructions, a video, a document or a
+    programming problem is a group. Raises ValueError without a group.
     """
 
     groups: int = 64
     popularity: float = 0.0
-    """Zipf's exponent of how often each group is asked for; 0 is equally often."""
+    """Zipf exponent of how often each group is used; 0 for equally often."""
     own: bool = False
-    """Whether each client has groups of its own, instead of sharing them with the others."""
+    """True if each client has groups of its own instead of sharing them with the others."""
     system: int = 0
-    """What all begin with."""
+    """The common beginning of all calls."""
     prefix: Lengths = field(default=Lengths(2048))
-    """What a group shares behind that."""
+    """What a group shares after the common beginning."""
     prefix_times: float = 1.0
-    """By how much longer the prefixes are than that, each of them (S2 of the DLPM paper, table 3)."""
+    """Factor of every prefix length (S2 of the DLPM paper, table 3)."""
     question: Lengths = field(default=Lengths(128))
     output: Lengths = field(default=Lengths(256))
     limit: int | None = None
-    """The answer's length that clients ask for at most; None where they know it."""
+    """The max_tokens that clients ask for; None for the exact length of the answer."""
     alone: float = 0.0
-    """Share of the calls whose prefix nobody else has."""
+    """Share of the calls whose prefix is used only once."""
 
     def __post_init__(self) -> None:
         RatedWorkload.__post_init__(self)
@@ -43,7 +45,6 @@ class SharedPrefix(RatedWorkload):
             raise ValueError("a workload's groups and prefix_times are positive, and alone is a share")
 
     def clients(self, seed: int) -> Sequence[Client]:
-        """See `Workload`."""
         system = random_tokens(Random(f"{seed} system"), self.system)
         common = None if self.own else Library(self, f"{seed}", system)
 
@@ -75,11 +76,11 @@ class Library:
         self._texts = Texts(lambda group: self._text(Random(f"{seed} {group}"), self._sizes[group]))
 
     def pick(self, random: Random) -> Text:
-        """One of the groups', by their popularity."""
+        """Return a random group's prefix, by popularity."""
         return self._texts[random.choices(range(len(self._sizes)), cum_weights=self._upto)[0]]
 
     def alone(self, random: Random) -> Text:
-        """One that is asked for once."""
+        """Return a prefix that is used only once."""
         return self._text(random, self._lengths.draw(random))
 
     def _text(self, random: Random, size: int) -> Text:

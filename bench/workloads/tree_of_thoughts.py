@@ -20,21 +20,21 @@ class TreeOfThoughts(RatedWorkload):
     """A session is a tree of b + b² + b³ + b⁴ calls for b branches: 30, 120 or 340 for 2, 3 or 4; lengths in tokens.
 
     The b calls at a node have the same prompt and different answers; each answer is continued by the next stage's
-    instruction as soon as it is there. A branch ends with a call that is not answered. Raises ValueError without a
+    instruction as soon as it arrives. A branch ends with a call that is not answered. Raises ValueError without a
     branch.
     """
 
     branches: int = 2
     template: int = 70
-    """What stands before every question, the same for all."""
+    """The text before every question, the same for all."""
     question: Lengths = field(default=Lengths(63, 25, most=512))
     question_times: float = 1.0
-    """By how much longer questions are than that (S2 of the DLPM paper, table 3: 10)."""
+    """Factor of the question's length (S2 of the DLPM paper, table 3: 10)."""
     instruction: int = 52
-    """What each further stage says after the answer before it, the same for all."""
+    """What each further stage adds after the previous answer, the same for all."""
     output: Lengths = field(default=Lengths(130, 60, most=256))
     limit: int = 256
-    """The answer's length that clients ask for at most."""
+    """The max_tokens that clients ask for."""
 
     def __post_init__(self) -> None:
         RatedWorkload.__post_init__(self)
@@ -43,11 +43,10 @@ class TreeOfThoughts(RatedWorkload):
 
     @property
     def calls(self) -> int:
-        """Of a whole tree."""
+        """The number of calls of a whole tree."""
         return sum(self.branches**depth for depth in range(1, STAGES + 1))
 
     def clients(self, seed: int) -> Sequence[Client]:
-        """See `Workload`."""
         random = Random(f"{seed} stages")
         template = random_tokens(random, self.template)
         instructions = [random_tokens(random, self.instruction) for _ in range(STAGES - 1)]
@@ -68,7 +67,7 @@ class TreeOfThoughts(RatedWorkload):
 
 
 class Tree:
-    """One tree; its lengths are drawn beforehand, so that they do not depend on which answer comes first."""
+    """One tree; its lengths are drawn beforehand, so that they do not depend on which answer arrives first."""
 
     def __init__(
         self, workload: TreeOfThoughts, name: str, instructions: Sequence[tuple[int, ...]], outputs: Sequence[int]
@@ -79,7 +78,7 @@ class Tree:
         self._outputs = outputs
 
     def fork(self, at: float, prompt: Prompt, stage: int, node: int) -> Iterable[Call]:
-        """The calls of this stage below a node; nodes are numbered level by level, the question is 0."""
+        """Return the calls of this stage below a node; nodes are numbered level by level, the question is 0."""
         branches = self._workload.branches
         return [self._call(at, prompt, stage, branches * node + branch) for branch in range(1, branches + 1)]
 

@@ -16,12 +16,11 @@ class Unrelated(RatedWorkload):
     input: int = 50
     output: int = 8
     spread: float = 0.0
-    """By how much of themselves prompts and answers may be shorter or longer."""
+    """Prompts and answers may be shorter or longer by up to this share of their length."""
     patience: float | None = None
-    """Mean seconds after which a client gives a call up, if it is not answered by then; exponentially distributed."""
+    """Mean seconds after which a client cancels a call that is not answered; exponentially distributed."""
 
     def clients(self, seed: int) -> Sequence[Client]:
-        """See `Workload`."""
         return self.population(seed, self._draw)
 
     def _draw(self, random: Random) -> Draw:

@@ -1,6 +1,6 @@
 """The workloads of the DLPM paper's evaluation (its tables 2 and 3).
 
-What it does not say is chosen here and may be changed: how many clients there are (three, as figure 9 shows), their
+What the paper does not state is chosen here and can be changed: the number of clients (three, as in figure 9), their
 rates, the variation of its Gamma arrivals (`cv`), and how much more often the misbehaving client asks its long-context
 questions (four times). A part's rate is that of all its clients together.
 """
@@ -31,8 +31,11 @@ QA: Final = SharedPrefix(
 )
 """Long-context QA of the DLPM paper (table 2): 21 449 and 15 tokens; clients share nothing with each other (9)."""
 TREES: Final = TreeOfThoughts(client_count=2, rate=0.2, arrivals="gamma")
-"""Trees of thoughts (table 2: 546 and 256 tokens). Were all answers of 256, prompts would be of 830 and not of 546;
-so 256 is what clients ask for at most, and half of it what they get. `output=256` has it the other way."""
+"""Trees of thoughts (table 2: 546 and 256 tokens).
+
+If all answers had 256 tokens, prompts would have 830 and not 546. So 256 is the max_tokens that clients ask for, and
+answers have half of it. `output=256` makes all answers that long.
+"""
 JUDGE: Final = Judge(client_count=2, rate=0.8, arrivals="gamma")
 """Judgements of articles (table 2: 2701 and 256 tokens)."""
 ARENA_CHAT: Final = Chat(
@@ -47,7 +50,7 @@ ARENA_CHAT: Final = Chat(
 """Chatbot Arena (DLPM paper, table 2): 56 tokens, 142 in an answer, and few conversations of more than one turn."""
 
 DLPM: Final[Mapping[str, Workload]] = {
-    # All clients alike: figures 1, 10 and 11.
+    # Equal clients: figures 1, 10 and 11.
     "tot": TREES,
     "tot-3": replace(TREES, branches=3, rate=0.05),
     "tot-4": replace(TREES, branches=4, rate=0.02),
@@ -71,7 +74,7 @@ DLPM: Final[Mapping[str, Workload]] = {
         heavy=replace(TREES, branches=3, question_times=10.0, client_count=1, rate=0.05),
         light=replace(TREES, branches=3, rate=0.1),
     ),
-    # Figure 8: two clients call far more often than two others, and one of them comes to reason.
+    # Figure 8: two clients call far more often than two others, and one of them later behaves like the others.
     "arena-fig8": Reforming(
         light=replace(ARENA_CHAT, rate=1.0),
         heavy=replace(ARENA_CHAT, client_count=1, rate=4.0),
@@ -84,4 +87,4 @@ DLPM: Final[Mapping[str, Workload]] = {
         judge=replace(JUDGE, client_count=1, rate=0.2),
     ),
 }
-"""By name."""
+"""The workloads by name."""

@@ -1,4 +1,4 @@
-"""The data sets of the Preble paper, as its table 1 and its appendix A describe them."""
+"""The data sets of the Preble paper, as described in its table 1 and appendix A."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,7 +18,7 @@ TOOLBENCH: Final = SharedPrefix(
     question=Lengths(275, 120, most=1024),
     output=Lengths(43, 16, most=256),
 )
-"""Tools' instructions (Preble, appendix A.1): 85 % of a prompt are shared, 76 % with those of the same tool."""
+"""Tool instructions (Preble, appendix A.1): 85 % of a prompt are shared, 76 % with prompts of the same tool."""
 PROGRAMMING: Final = SharedPrefix(
     rate=2.5,
     groups=160,
@@ -27,7 +27,9 @@ PROGRAMMING: Final = SharedPrefix(
     question=Lengths(116, 30, most=400),
     output=Lengths(190, 343, most=4096),
 )
-"""Programs for competition problems (Preble, appendix A.3): demonstrations for all, a problem that is tried often."""
+"""Programs for competition problems (Preble, appendix A.3): demonstrations shared by all, problems that are tried
+often.
+"""
 VIDEO: Final = SharedPrefix(
     rate=3.0,
     groups=150,
@@ -37,7 +39,7 @@ VIDEO: Final = SharedPrefix(
     output=Lengths(4, 1.5, most=16),
     alone=0.11,
 )
-"""Questions about videos (Preble, appendix A.4): a video is 99 % of its prompt; nobody else asks of some."""
+"""Questions about videos (Preble, appendix A.4): a video is 99 % of its prompt; some videos have a single question."""
 LOOGLE: Final = SharedPrefix(
     rate=0.6,
     groups=24,
@@ -48,7 +50,7 @@ LOOGLE: Final = SharedPrefix(
     limit=45,
     alone=0.086,
 )
-"""Long documents (Preble, appendix A.5): 91 % of a prompt are shared; nobody else asks of some documents."""
+"""Long documents (Preble, appendix A.5): 91 % of a prompt are shared; some documents have a single question."""
 EMBODIED: Final = Embodied(rate=0.13)
 
 PREBLE: Final[Mapping[str, Workload]] = {
@@ -58,7 +60,9 @@ PREBLE: Final[Mapping[str, Workload]] = {
     "programming": PROGRAMMING,
     "video": VIDEO,
     "loogle": LOOGLE,
-    # Its mixed load, which it gives Azure's arrival times (figure 4): `times` of both parts.
+    # The paper's mixed load (figure 4). The paper gives it Azure's arrival times: set `times` of both parts.
     "tools-and-videos": ToolsAndVideos(tools=replace(TOOLBENCH, rate=4.0), videos=replace(VIDEO, rate=1.0)),
 }
-"""By name. Groups are those of its runs; the skewed ToolBench is that of its ablation (figure 5)."""
+"""The workloads by name. Groups are those of the paper's runs; the skewed ToolBench is that of its ablation (figure
+5).
+"""

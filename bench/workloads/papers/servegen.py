@@ -1,8 +1,8 @@
-"""A production mix of very unequal clients, after ServeGen's: one calls in bursts and makes half of the load.
+"""A production mix of very unequal clients, after ServeGen: one calls in bursts and makes half of the load.
 
 ServeGen ("Workload Characterization and Generation of Large Language Model Serving in Production", arXiv 2505.09999)
-publishes each client's rates and lengths. These are the 14 clients that ask for most in 600 s of its mix `m-mid`, drawn
-from them; a stand-in for the trace itself, which `bench.workloads.recorded.traces` reads.
+publishes each client's rates and lengths. These are the 14 largest clients in 600 s drawn from its mix `m-mid`; a
+stand-in for the trace itself, which `bench.workloads.recorded.traces` reads.
 """
 
 from typing import Final, NamedTuple
@@ -12,7 +12,7 @@ from bench.workloads.parts.lengths import Lengths
 
 
 class Sent(NamedTuple):
-    """What a client asked in 600 s; lengths in tokens."""
+    """What a client sent in 600 s; lengths in tokens."""
 
     calls: int
     input: float
@@ -20,7 +20,7 @@ class Sent(NamedTuple):
     output: float
     output_sd: float
     window: float | None = None
-    """Seconds of a burst, and between two; None where the client calls all the time."""
+    """Seconds of a burst, and of the pause between two; None if the client calls all the time."""
 
 
 MID: Final = (
@@ -39,7 +39,7 @@ MID: Final = (
     Sent(10, 3421, 2710, 1115, 850),
     Sent(41, 906, 519, 53, 72),
 )
-"""In the order of what they ask for. The burst's length is ours: the trace has three in 600 s, of up to 8,344 calls."""
+"""In order of the load. The length of a burst is chosen here: the trace has three in 600 s, of up to 8,344 calls."""
 SECONDS: Final = 600.0
 
 
@@ -50,4 +50,4 @@ def _sender(sent: Sent) -> Sender:
 
 
 SERVEGEN_MID: Final = Suite(tuple(map(_sender, MID)), arrivals="poisson")
-"""About 22,000 units of cost a second in the long run, twice as much in a burst."""
+"""About 22,000 cost units per second on average, and twice as much in a burst."""

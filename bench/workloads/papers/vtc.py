@@ -1,4 +1,6 @@
-"""The synthetic suites of the VTC paper (section 5): clients whose rates are laid down, and prompts all different."""
+"""The synthetic suites of the VTC paper (section 5): clients with prescribed rates, and prompts that are all
+different.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,15 +19,15 @@ class Stretch:
     """A client's rate for some time."""
 
     rate: float
-    """Calls a second."""
+    """Calls per second."""
     seconds: float = inf
     to: float | None = None
-    """The rate at the end of these seconds, to which it goes in a straight line; None if it stays."""
+    """The rate at the end of the stretch, which it approaches linearly; None if it is constant."""
     window: float | None = None
-    """It calls in the first window of so many seconds, not in the second, and so on in turn; None if it always does."""
+    """The client calls in every other window of this many seconds, beginning with the first; None for always."""
 
     def times(self, random: Random, arrivals: Literal["poisson", "uniform"]) -> Iterator[float]:
-        """Arrival times since the beginning of the stretch; uniform ones begin at any phase."""
+        """Return arrival times since the beginning of the stretch; uniform ones begin at a random phase."""
         if self.to is not None:
             times = ramp(self.rate, self.to, self.seconds, random.random())
         elif arrivals == "uniform":
@@ -46,21 +48,20 @@ class Sender:
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """So many clients, called `c1` and so on; raises ValueError where there is no traffic."""
+    """Clients named `c1` and so on. Raises ValueError if there is no traffic."""
 
     senders: tuple[Sender, ...]
     arrivals: Literal["poisson", "uniform"] = "uniform"
     weights: tuple[float, ...] = ()
-    """Of the clients in turn; 1 without any."""
+    """Weights of the clients in turn; 1 if empty."""
     speed: float = 1.0
-    """By what the rates are multiplied; stretches last as long as ever."""
+    """Factor of all rates; the length of the stretches does not change."""
 
     def __post_init__(self) -> None:
         if not self.senders or self.speed <= 0 or any(weight <= 0 for weight in self.weights):
             raise ValueError("a workload needs a client, and its speed and weights are positive")
 
     def clients(self, seed: int) -> Sequence[Client]:
-        """See `Workload`."""
         return [self._client(number, sender, seed) for number, sender in enumerate(self.senders)]
 
     def _client(self, number: int, sender: Sender, seed: int) -> Client:
@@ -81,7 +82,7 @@ class Suite:
 
 
 def steady(*rates: float, input: float = 256, output: float = 256) -> tuple[Sender, ...]:
-    """Clients with these rates for ever, calls a second."""
+    """Return clients with these constant rates, in calls per second."""
     return tuple(Sender((Stretch(rate),), Lengths(input), Lengths(output)) for rate in rates)
 
 
@@ -119,7 +120,7 @@ ARENA_COUNTS: Final = (
     2,
     1,
 )
-"""How many of 1500 requests each of the 27 clients of the VTC paper's trace made in 600 s (its section 5.3)."""
+"""Requests, of 1500 in 600 s, of each of the 27 clients of the VTC paper's trace (its section 5.3)."""
 ARENA_INPUT: Final = Lengths(136, 206, least=2, most=1021)
 ARENA_OUTPUT: Final = Lengths(256, 207, least=2, most=977)
 

@@ -1,1 +1,1 @@
-"""What workloads are made of: arrivals, lengths, prompts, traffic."""
+"""The parts of workloads: arrivals, lengths, prompts, traffic."""

@@ -1,4 +1,4 @@
-"""Arrival processes: ascending times in seconds since the beginning, endless unless it says otherwise."""
+"""Arrival processes: ascending times in seconds since the beginning, endless unless stated otherwise."""
 
 from collections.abc import Iterable, Iterator
 from itertools import count
@@ -7,7 +7,7 @@ from random import Random
 
 
 def gamma(random: Random, rate: float, cv: float) -> Iterator[float]:
-    """So many arrivals a second, the gaps between them Gamma distributed with this coefficient of variation.
+    """Yield `rate` arrivals per second, with Gamma distributed gaps of this coefficient of variation.
 
     Shape 1/cv² and scale cv²/rate, as in the DLPM paper (6.1) and those it follows; cv = 1 is a Poisson process.
     """
@@ -19,7 +19,7 @@ def gamma(random: Random, rate: float, cv: float) -> Iterator[float]:
 
 
 def poisson(random: Random, rate: float) -> Iterator[float]:
-    """Arrival times of a Poisson process with this many arrivals a second."""
+    """Yield the arrival times of a Poisson process with `rate` arrivals per second."""
     at = 0.0
     while True:
         at += random.expovariate(rate)
@@ -27,21 +27,21 @@ def poisson(random: Random, rate: float) -> Iterator[float]:
 
 
 def uniform(rate: float, phase: float = 0.0) -> Iterator[float]:
-    """Arrival times one as long after the other as the next, the first after `phase` of such a gap."""
+    """Yield arrival times with equal gaps, the first after the share `phase` of a gap."""
     return ((number + phase) / rate for number in count())
 
 
 def ramp(first: float, last: float, seconds: float, phase: float = 0.0) -> Iterator[float]:
-    """A rate that goes in a straight line from `first` to `last` within so many seconds, and stays there.
+    """Yield arrivals at a rate that goes linearly from `first` to `last` within `seconds`, and then stays.
 
-    Without chance: one arrival for each whole number that the rate's integral passes, shifted by `phase`.
+    Deterministic: one arrival for each whole number that the rate's integral passes, shifted by `phase`.
     """
     slope = (last - first) / seconds
     total = (first + last) / 2 * seconds
     for number in count():
         due = number + phase
         if due <= total:
-            # The earlier root of first·t + slope·t²/2 = due, in the form that bears a slope of 0.
+            # The earlier root of first·t + slope·t²/2 = due, in the form that allows a slope of 0.
             root = first + sqrt(max(0.0, first**2 + 2 * slope * due))
             yield 2 * due / root if root else 0.0
         elif last > 0:
@@ -51,12 +51,12 @@ def ramp(first: float, last: float, seconds: float, phase: float = 0.0) -> Itera
 
 
 def on_off(times: Iterable[float], window: float) -> Iterator[float]:
-    """Of these times, those in the first window of so many seconds, not those in the second, and so on in turn."""
+    """Yield the times in every other window of `window` seconds, beginning with the first."""
     return (at for at in times if int(at / window) % 2 == 0)
 
 
 def in_turn(stretches: Iterable[tuple[float, Iterable[float]]]) -> Iterator[float]:
-    """One process after another: (seconds that it lasts, times since it began). Ends with the last of them."""
+    """Chain processes, given as (seconds that it lasts, times since it began). Ends with the last one."""
     begin = 0.0
     for seconds, times in stretches:
         end = begin + seconds

@@ -16,10 +16,10 @@ WIDEST: Final = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Whole numbers from `least` to `most` with this mean and standard deviation; without the latter all are equal.
+    """Whole numbers from `least` to `most` with this mean and standard deviation; without `sd` all are equal.
 
-    Lognormal, cut off at both ends, with the parameters for which both are right after the cut (before rounding).
-    Raises ValueError where no such distribution exists.
+    Lognormal, truncated at both ends, with the parameters that give this mean and deviation after truncation (before
+    rounding). Raises ValueError if no such distribution exists.
     """
 
     mean: float
@@ -34,16 +34,16 @@ class Lengths:
             _fitted(self)
 
     def draw(self, random: Random) -> int:
-        """One length."""
+        """Draw a length."""
         return self.at(random.random()) if self.sd else round(self.mean)
 
     def at(self, share: float) -> int:
-        """The length that this share of all lengths does not exceed."""
+        """Return the length that this share of all lengths does not exceed."""
         if not self.sd:
             return round(self.mean)
         location, spread = _fitted(self)
         low, high = _ends(self, location, spread)
-        side = -1.0 if low > 0 else 1.0  # in the lower tail, where shares are exact
+        side = -1.0 if low > 0 else 1.0  # computed in the lower tail, where shares are exact
         begin, end = _NORMAL.cdf(side * low), _NORMAL.cdf(side * high)
         inside = min(max(begin + share * (end - begin), 1e-15), 1 - 1e-15)
         length = exp(location + spread * side * _NORMAL.inv_cdf(inside))
@@ -51,10 +51,10 @@ class Lengths:
 
 
 def stratified(lengths: Lengths, shares: Sequence[float], random: Random) -> list[int]:
-    """A length for each item, such that those drawn by these shares (which add up to 1) follow the distribution.
+    """Draw a length for each item, such that the items weighted by `shares` (which sum to 1) follow the distribution.
 
-    Drawn independently, a few popular items would shift the mean of what is drawn; here each takes the middle of its
-    own piece of the distribution, the pieces in random order.
+    Drawn independently, a few popular items would shift the mean. Here each item takes the middle of its own piece of
+    the distribution, with the pieces in random order.
     """
     order = list(range(len(shares)))
     random.shuffle(order)
@@ -67,7 +67,7 @@ def stratified(lengths: Lengths, shares: Sequence[float], random: Random) -> lis
 
 
 def zipf(count: int, exponent: float) -> list[float]:
-    """Shares of so many items, the k-th in proportion to k^-exponent; they add up to 1."""
+    """Return the shares of `count` items, the k-th proportional to k^-exponent; they sum to 1."""
     weights = [rank**-exponent for rank in range(1, count + 1)]
     total = sum(weights)
     return [weight / total for weight in weights]
@@ -75,7 +75,7 @@ def zipf(count: int, exponent: float) -> list[float]:
 
 @cache
 def _fitted(lengths: Lengths) -> tuple[float, float]:
-    """The lognormal's mu and sigma for which mean and sd are right within the edges, by bisection of sigma."""
+    """Return the lognormal's mu and sigma for which mean and sd are right after truncation, by bisection of sigma."""
 
     def sd(spread: float) -> float:
         return sqrt(max(0.0, _moment(2, _location(lengths, spread), spread, lengths) - lengths.mean**2))
@@ -87,7 +87,7 @@ def _fitted(lengths: Lengths) -> tuple[float, float]:
 
 
 def _location(lengths: Lengths, spread: float) -> float:
-    """The mu for which the mean is right within the edges."""
+    """Return the mu for which the mean is right after truncation."""
     low, high = log(lengths.least) - 10 * spread, log(lengths.most) + 10 * spread
     return _bisected(lambda location: _moment(1, location, spread, lengths) < lengths.mean, low, high)
 
@@ -100,22 +100,22 @@ def _bisected(is_below: Callable[[float], bool], low: float, high: float) -> flo
 
 
 def _moment(order: int, location: float, spread: float, lengths: Lengths) -> float:
-    """The mean of the order-th power, of the lognormal between the edges."""
+    """Return the mean of the order-th power of the truncated lognormal."""
     low, high = _ends(lengths, location, spread)
     inside = _mass(low, high)
-    if inside < 1e-200:  # all of it lies beyond one edge
+    if inside < 1e-200:  # the whole distribution lies beyond one edge
         return float(lengths.least if location < log(lengths.least) else lengths.most) ** order
     shifted = _mass(low - order * spread, high - order * spread)
     return exp(order * location + (order * spread) ** 2 / 2) * shifted / inside
 
 
 def _ends(lengths: Lengths, location: float, spread: float) -> tuple[float, float]:
-    """Between which normal deviates the lengths lie; half a token around them becomes one by rounding."""
+    """Return the edges as normal deviates. Half a token beyond each is included, because it is rounded."""
     return (log(lengths.least - 0.5) - location) / spread, (log(lengths.most + 0.5) - location) / spread
 
 
 def _mass(low: float, high: float) -> float:
-    """Of the standard normal distribution between these; exact in both tails."""
+    """Return the mass of the standard normal distribution between these; exact in both tails."""
     if low > 0:
         low, high = -high, -low
     return (erfc(-high / sqrt(2)) - erfc(-low / sqrt(2))) / 2

@@ -1,4 +1,4 @@
-"""How many clients there are and how often each calls: what most families have in common."""
+"""What most families share: how many clients there are and how often each calls."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -14,32 +14,32 @@ from bench.workloads.parts.traffic import Call, Client, Draw, closed_loop, open_
 
 @dataclass(frozen=True, slots=True)
 class RatedWorkload(ABC):
-    """Equal clients, in an open loop at a rate or in a closed one.
+    """Equal clients, in an open loop with a rate or in a closed loop.
 
-    What they begin at this pace are sessions: single calls in most families, whole programs or conversations in the
-    others. Raises ValueError where there would be no traffic.
+    The pace is that of sessions: single calls in most families, whole programs or conversations in the others. Raises
+    ValueError if there would be no traffic.
     """
 
     client_count: int = 8
     weights: tuple[float, ...] = ()
-    """Of the clients in turn; 1 without any."""
+    """Weights of the clients in turn; 1 if empty."""
     rate: float = 0.0
-    """Sessions a second of all clients together, whether or not those before are over."""
+    """Sessions per second of all clients together, whether or not earlier ones are over."""
     arrivals: Literal["poisson", "gamma", "uniform"] = "poisson"
     cv: float = 1.0
-    """Of Gamma arrivals: the coefficient of variation of the times between them."""
+    """Coefficient of variation of the gaps between Gamma arrivals."""
     changes: float = inf
-    """Seconds after which the rate is another one."""
+    """Seconds after which the rate changes."""
     change: float = 1.0
-    """By what it is multiplied then."""
+    """Factor of the rate after the change."""
     concurrency: int = 0
-    """Instead of a rate: how many sessions each client has open."""
+    """In place of a rate: open sessions per client."""
     think: float = 0.0
     """Mean seconds between a session and the next in a closed loop; exponentially distributed."""
     times: tuple[float, ...] = ()
-    """Instead of either: when sessions begin, in ascending order; the clients take them in turn."""
+    """In place of a rate or concurrency: when sessions begin, ascending; the clients take them in turn."""
     sessions: int | None = None
-    """How many each client has in all; None for no end."""
+    """Sessions of each client in total; None for no end."""
     stream: bool = True
 
     def __post_init__(self) -> None:
@@ -51,15 +51,14 @@ class RatedWorkload(ABC):
             raise ValueError("a workload's cv, changes and change are positive")
 
     @abstractmethod
-    def clients(self, seed: int) -> Sequence[Client]:
-        """See `Workload`."""
+    def clients(self, seed: int) -> Sequence[Client]: ...
 
     def at_rate(self, rate: float) -> Self:
-        """The same in an open loop with this rate."""
+        """Return a copy in an open loop with this rate."""
         return replace(self, rate=rate, concurrency=0, times=())
 
     def population(self, seed: int, draw: Callable[[Random], Draw]) -> Sequence[Client]:
-        """The clients, each with a random generator of its own, from which `draw` makes its calls."""
+        """Return the clients, each with a random generator of its own, from which `draw` makes its calls."""
         return [self._client(number, Random(f"{seed} {number}"), draw) for number in range(self.client_count)]
 
     def _client(self, number: int, random: Random, draw: Callable[[Random], Draw]) -> Client:
@@ -72,7 +71,7 @@ class RatedWorkload(ABC):
         return open_loop(draw, islice(self._times(number, random), self.sessions))
 
     def _times(self, number: int, random: Random) -> Iterator[float]:
-        """When this client's sessions begin."""
+        """Return when this client's sessions begin."""
         if self.times:
             return iter(self.times[number :: self.client_count])
         rate = self.rate / self.client_count
@@ -90,10 +89,10 @@ class RatedWorkload(ABC):
 
 
 def pause(random: Random, mean: float) -> float:
-    """An exponentially distributed time; none where the mean is 0."""
+    """Draw an exponentially distributed time; 0 if the mean is 0."""
     return random.expovariate(1 / mean) if mean else 0.0
 
 
 def varied(random: Random, mean: int, spread: float) -> int:
-    """A whole number up to `spread` of the mean below or above it, at least 1."""
+    """Draw a whole number within `spread` (a share of the mean) of the mean, at least 1."""
     return max(1, round(mean * random.uniform(1 - spread, 1 + spread)))

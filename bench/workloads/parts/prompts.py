@@ -1,7 +1,7 @@
-"""Prompts of token ids, hashed as the router hashes a completions call that brings token ids.
+"""Prompts of token ids, hashed as the router hashes a completions call with token ids.
 
-What many prompts begin with is hashed once: a prompt is a `Text` and a tail, and its key continues the text's, or that
-of the prompt which it followed.
+What many prompts begin with is hashed only once: a prompt is a `Text` and a tail, and its key continues the text's key,
+or that of the prompt that it follows.
 """
 
 import struct
@@ -16,7 +16,7 @@ from workers.engine.tokenizer import VOCABULARY
 BLOCK_HASHER: Final = BlockHasher(b"the bench's secret")
 _HASHER: Final = PromptHasher(b"the bench's secret")
 _CODES: Final = {token: 1 << 31 | number for number, token in enumerate(dict.fromkeys(VOCABULARY)) if token >> 32}
-"""What stands for those of the emulated answers' ids that are wider than the four bytes of a token on the wire."""
+"""Stand-ins for those ids of emulated answers that do not fit into the four bytes of a token on the wire."""
 
 
 class Text:
@@ -28,10 +28,10 @@ class Text:
         self.tokens = tuple(tokens)
         self.hashed = _HASHER.prompt(_packed(self.tokens), len(self.tokens))
         self._blocks: dict[int, bytes] = {}
-        """Hashes of its full blocks, by the tokens in a block; computed when first asked for."""
+        """Hashes of its full blocks, by tokens per block; computed on first use."""
 
     def block_key(self, tail: Sequence[int], sizes: Iterable[int]) -> BlockKey:
-        """The key, in blocks of so many tokens, of this text followed by `tail`."""
+        """Return the key of this text followed by `tail`, in blocks of each of these sizes (tokens)."""
         return BlockKey(len(self.tokens) + len(tail), {size: self._block_hashes(tail, size) for size in sizes})
 
     def _block_hashes(self, tail: Sequence[int], size: int) -> bytes:
@@ -43,7 +43,7 @@ class Text:
 
 
 class Texts:
-    """Numbered texts, each made up when it is first asked for."""
+    """Numbered texts, each generated on first use."""
 
     __slots__ = ("_made", "_make")
 
@@ -58,7 +58,7 @@ class Texts:
 
 
 class Prompt:
-    """What a call asks: a text that others may share, and what follows it."""
+    """A call's prompt: a text that others may share, and what follows it."""
 
     __slots__ = ("_hashed", "_hashed_tail", "_text", "tail")
 
@@ -67,19 +67,19 @@ class Prompt:
         self.tail = tail
         self._hashed = text.hashed
         self._hashed_tail = 0
-        """So many tokens of the tail are in that; all of them once the key was asked for."""
+        """Tokens of the tail covered by the hash; all of them once the key has been read."""
 
     def __len__(self) -> int:
         return len(self._text.tokens) + len(self.tail)
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """What the engine is given; built anew at every call."""
+        """The engine's input; built at every read."""
         return self._text.tokens + self.tail
 
     @property
     def key(self) -> PromptKey:
-        """What the router is given."""
+        """The router's input."""
         if self._hashed_tail < len(self.tail):
             rest = self.tail[self._hashed_tail :]
             self._hashed = self._hashed.continued(_packed(rest), len(rest))
@@ -87,11 +87,11 @@ class Prompt:
         return self._hashed.key
 
     def block_key(self, sizes: Iterable[int]) -> BlockKey:
-        """What the router is given beside, of workers whose KV events it follows."""
+        """Return the router's second input, for workers whose KV events it follows."""
         return self._text.block_key(self.tail, sizes)
 
     def followed_by(self, more: tuple[int, ...]) -> "Prompt":
-        """Continue it with what comes next: its answer, another question."""
+        """Return a prompt that continues this one, with its answer or another question."""
         longer = Prompt(self._text, self.tail + more)
         longer._hashed, longer._hashed_tail = self._hashed, self._hashed_tail
         return longer
@@ -106,10 +106,10 @@ def random_tokens(random: Random, count: int) -> tuple[int, ...]:
 
 
 def _packed(tokens: Sequence[int]) -> bytes:
-    """Four bytes a token, as on the wire."""
+    """Encode the tokens in four bytes each, as on the wire."""
     try:
         return struct.pack(f"<{len(tokens)}I", *tokens)
-    except struct.error:  # an answer is among them
+    except struct.error:  # the tokens include an answer's
         return struct.pack(f"<{len(tokens)}I", *map(_CODES.get, tokens, tokens))
 
 

@@ -1,6 +1,6 @@
 """Named sets of parameters on a command line: `NAME` or `NAME:parameter=value,parameter=value`.
 
-Several values of one parameter are joined by a slash; so are the fields of what is a small dataclass itself.
+Several values of one parameter are joined by slashes, and so are the fields of a parameter that is a small dataclass.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,9 +14,9 @@ _BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False,
 
 
 def parse_spec(text: str, table: Mapping[str, T]) -> T:
-    """The entry of `table` with this name, some of its parameters replaced.
+    """Return the entry of `table` with this name, with some of its parameters replaced.
 
-    Raises ValueError for a name or a parameter that is not there, or a value that it cannot have.
+    Raises ValueError if a name or parameter is unknown or a value invalid.
     """
     name, _, assignments = text.partition(":")
     if name not in table:
@@ -25,7 +25,7 @@ def parse_spec(text: str, table: Mapping[str, T]) -> T:
 
 
 def split(assignment: str) -> tuple[str, str]:
-    """Parameter and value. Raises ValueError where there is no `=`."""
+    """Split into parameter and value. Raises ValueError if there is no `=`."""
     parameter, equals, value = assignment.partition("=")
     if not equals:
         raise ValueError(f"{assignment!r} is not parameter=value")
@@ -33,7 +33,7 @@ def split(assignment: str) -> tuple[str, str]:
 
 
 def changed(instance: T, values: Mapping[str, str]) -> T:
-    """A copy of a dataclass's instance with these values; `part.parameter` is a parameter of what it holds as `part`.
+    """Return a copy of a dataclass instance with these values; `part.parameter` is a parameter of its field `part`.
 
     Raises ValueError as `parse_spec` does.
     """
@@ -84,7 +84,7 @@ def _single(text: str, kind: Any) -> object:
 
 
 def _of_fields(values: Sequence[str], kind: type) -> Iterator[object]:
-    """The values of the first fields of a dataclass. Raises ValueError where there are more values than fields."""
+    """Return the values of the first fields of a dataclass. Raises ValueError if there are more values than fields."""
     hints = get_type_hints(kind)
     kinds = [hints[field.name] for field in fields(kind)]
     return (_parsed(value, each) for value, each in zip(values, kinds[: len(values)], strict=True))

@@ -1,4 +1,4 @@
-"""What clients do: the calls that come whatever happens, and those that follow from the end of others."""
+"""The traffic of clients: calls at given times, and calls that follow from the end of others."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 from bench.workloads.parts.prompts import Prompt
 
 BACKOFF_SECONDS = 1.0
-"""How long a client of a closed loop waits before it calls again after a call that was refused or failed."""
+"""How long a client of a closed loop waits after a call that was rejected or failed."""
 
 
 class Outcome(StrEnum):
@@ -21,7 +21,7 @@ class Outcome(StrEnum):
     CANCELLED = "cancelled"
     FAILED = "failed"
     UNFINISHED = "unfinished"
-    """It had not, when the simulation ended."""
+    """The call had not ended when the simulation did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Ending:
     outcome: Outcome
     at: float
     answer: tuple[int, ...] = ()
-    """Token ids; empty unless the call was done."""
+    """Token ids; empty unless the call is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,23 +39,23 @@ class Call:
     """One request of a client."""
 
     at: float
-    """When it arrives, in seconds since the beginning; one in the past arrives at once."""
+    """When the call arrives, in seconds since the beginning; a call in the past arrives at once."""
     prompt: Prompt
     output_tokens: int
     """The length that the answer will have."""
     output_limit: int | None = None
-    """The limit that the client states to the router."""
+    """The max_tokens that the client sends to the router."""
     streamed: bool = True
     cancel_after: float | None = None
-    """Seconds after its arrival at which the client leaves, if it is not answered by then."""
+    """Seconds after its arrival at which the client gives up, if the call is not answered by then."""
     sample: int = 0
-    """Tells apart the different answers to one prompt."""
+    """Distinguishes the answers to equal prompts."""
     program: str | None = None
-    """Which of its client's programs it belongs to; None where each call is for itself."""
+    """The client's program that the call belongs to; None if it belongs to none."""
     program_calls: int = 1
-    """How many calls that program has if all goes well."""
+    """The number of calls of that program if none fails."""
     then: "Continuation | None" = None
-    """What follows from its end."""
+    """Returns the calls that follow from the end of this one."""
 
 
 Continuation = Callable[[Call, Ending], Iterable[Call]]
@@ -63,63 +63,67 @@ Continuation = Callable[[Call, Ending], Iterable[Call]]
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """One client and all that it does."""
+    """One client and all its traffic."""
 
     name: str
     calls: Iterable[Call]
-    """What it calls unasked, in order of time; drawn one by one, so it may be endless."""
+    """The calls that do not depend on others, in order of time. They are drawn one by one, so there may be endlessly
+    many.
+    """
     weight: float = 1.0
     group: str | None = None
-    """Whose weight it shares, as the router knows it; that of a group is 1."""
+    """The group whose weight the client shares, as the router knows it; a group's weight is 1."""
 
 
 class Workload(Protocol):
     """A family of behaviours with its parameters."""
 
     def clients(self, seed: int) -> Sequence[Client]:
-        """Clients that have done nothing yet; the same seed gives the same."""
+        """Return new clients; equal seeds give equal clients."""
 
 
 @runtime_checkable
 class Rated(Workload, Protocol):
-    """A workload that may run at any rate."""
+    """A workload that can run at any rate."""
 
     def at_rate(self, rate: float) -> Workload:
-        """The same in an open loop with so many sessions a second of all clients. Raises ValueError if it cannot."""
+        """Return a copy in an open loop, with `rate` sessions per second of all clients. Raises ValueError if
+        impossible.
+        """
 
 
 Draw = Callable[[float], Sequence[Call]]
-"""Makes up the first calls of a client's next session, for this time; their `then` makes the session's other calls."""
+"""Generates the first calls of a client's next session, for this time; their `then` makes the session's other calls."""
 
 
 def open_loop(draw: Draw, times: Iterable[float]) -> Iterator[Call]:
-    """Sessions that begin at these times, whether or not those before them are over."""
+    """Yield the calls of sessions that begin at these times, whether or not earlier ones are over."""
     return chain.from_iterable(draw(at) for at in times)
 
 
 def closed_loop(
     draw: Draw, concurrency: int, think: Callable[[], float] = lambda: 0.0, sessions: int | None = None
 ) -> Iterator[Call]:
-    """So many sessions at a time: when one is over, the next begins `think()` seconds later.
+    """Keep `concurrency` sessions open: when one is over, the next begins `think()` seconds later.
 
-    `sessions`: how many there are in all; None for no end.
+    `sessions`: how many there are in total; None for no end.
     """
     tickets: Iterator[object] = repeat(None) if sessions is None else repeat(None, sessions)
     return chain.from_iterable(Place(draw, think, tickets).begin(0.0) for _ in range(concurrency))
 
 
 class Place:
-    """One place of a closed loop, in which one session follows another."""
+    """One slot of a closed loop, in which one session follows another."""
 
     def __init__(self, draw: Draw, think: Callable[[], float], tickets: Iterator[object]) -> None:
-        """`tickets`: one for each session that may still begin; all places draw from the same."""
+        """`tickets`: one for each session that may still begin, shared by all slots."""
         self._draw = draw
         self._think = think
         self._tickets = tickets
         self._open = 0
 
     def begin(self, at: float) -> Sequence[Call]:
-        """The first calls of the next session; none where there is no other."""
+        """Return the first calls of the next session; none if no session is left."""
         if next(self._tickets, self) is self:
             return []
         calls = [self._watched(call) for call in self._draw(at)]

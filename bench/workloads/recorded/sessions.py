@@ -1,10 +1,10 @@
-"""Recorded sessions of coding agents as a workload: each call follows the answer before it, as tools take their time.
+"""Recorded sessions of coding agents as a workload: each call follows the previous answer after a tool's time.
 
-A file has a session a line: `tool_tokens` and `system_tokens`, with which its prompts begin, and `requests`, each a
-list of: seconds since the beginning, input tokens, output tokens, leading blocks of 64 tokens that the prompt shares
-with the one before, seconds that the call took, and seconds between the answer before and it (null where unknown). An
-answer without tokens, which was interrupted, has one here. Prompts are seeded random tokens of these lengths; sessions
-with the same tools and system prompt begin alike.
+A file has one session per line: `tool_tokens` and `system_tokens`, with which its prompts begin, and `requests`. Each
+request is a list: seconds since the beginning, input tokens, output tokens, leading blocks of 64 tokens that the prompt
+shares with the previous one, seconds that the call took, and seconds between the previous answer and this call (null if
+unknown). An answer without tokens, because it was interrupted, has one token here. Prompts are seeded random tokens of
+these lengths; sessions with equal tools and system prompt begin alike.
 """
 
 import json
@@ -30,16 +30,16 @@ class Turn(NamedTuple):
     input: int
     output: int
     shared: int
-    """How much of the prompt before it still stands at the beginning, in whole blocks."""
+    """How much of the previous prompt is at its beginning, in whole blocks."""
     pause: float
-    """Seconds since the answer before."""
+    """Seconds since the previous answer."""
 
 
 class Recorded(NamedTuple):
     """A session."""
 
     tools: int
-    """Tokens of what the tools are described by."""
+    """Tokens of the tools' descriptions."""
     system: int
     """Tokens of the system prompt."""
     turns: tuple[Turn, ...]
@@ -47,15 +47,15 @@ class Recorded(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SessionPlay:
-    """How sessions are played. Raises ValueError where that makes no sense."""
+    """How sessions are replayed. Raises ValueError if a value is invalid."""
 
     client_count: int = 12
     concurrency: int = 3
-    """Sessions that each client has open; when one is over it begins another, picked at random."""
+    """Open sessions per client; when one is over, the client begins a random other one."""
     longest: int = 60_000
-    """Tokens of a prompt; a session ends before the first that is longer."""
+    """Most tokens of a prompt; a session ends before the first longer one."""
     patience: float = 30.0
-    """Seconds that a pause takes at most: people go away for hours."""
+    """Most seconds of a pause: people leave sessions for hours."""
     stream: bool = True
 
     def __post_init__(self) -> None:
@@ -71,7 +71,7 @@ class Sessions:
     play: SessionPlay = SessionPlay()
 
     def clients(self, seed: int) -> Sequence[Client]:
-        """See `Workload`. Raises ValueError where no session begins with a prompt that is short enough."""
+        """Return the clients. Raises ValueError if no session begins with a prompt that is short enough."""
         short = [session for session in self.sessions if session.turns[0].input <= self.play.longest]
         if not short:
             raise ValueError(f"no session begins with a prompt of up to {self.play.longest} tokens")
@@ -92,7 +92,7 @@ class Sessions:
         return draw
 
     def _call(self, random: Random, at: float, before: Prompt, turn: Turn, later: Iterator[Turn]) -> Call:
-        """The call of a turn whose prompt continues `before`, cut to the turn's length."""
+        """Return the call of a turn, whose prompt continues `before`, cut to the turn's length."""
         prompt = _continued(before, turn.input, random)
 
         def answered(_: Call, ending: Ending) -> Iterable[Call]:
@@ -109,7 +109,7 @@ class Sessions:
 def parse_recorded(text: str) -> Trace | Sessions:
     """Read `sessions,parameter=value,...:PATH`, with the parameters of `SessionPlay`, or what `parse_trace` reads.
 
-    Raises TraceError for a file that cannot be read, ValueError for anything else that is wrong.
+    Raises TraceError if the file cannot be read, ValueError for any other mistake.
     """
     kind, assignments, path = split_trace(text)
     if kind not in (*READERS, KIND):
@@ -121,7 +121,7 @@ def parse_recorded(text: str) -> Trace | Sessions:
 
 
 def read_sessions(path: Path) -> tuple[Recorded, ...]:
-    """Those of a file that have a call. Raises TraceError."""
+    """Return the sessions of a file that have a call. Raises TraceError."""
     try:
         with path.open(encoding="utf-8") as lines:
             read = tuple(_read(path, number, line) for number, line in enumerate(lines, 1) if line.strip())
@@ -157,14 +157,16 @@ def _beginning(session: Recorded, seed: int) -> Text:
 
 
 def _kept(prompt: Prompt, answer: tuple[int, ...], shared: int) -> Prompt:
-    """What the next prompt begins with: this one and its answer, unless the client cut it before its last block."""
+    """Return what the next prompt begins with: this one and its answer, unless the client cut it before its last
+    block.
+    """
     if shared > len(prompt) - BLOCK_TOKENS:
         return prompt.followed_by(answer)
     return Prompt(EMPTY, prompt.tokens[:shared])
 
 
 def _continued(before: Prompt, size: int, random: Random) -> Prompt:
-    """So many tokens: `before` and new ones, or only the beginning of `before`."""
+    """Return a prompt of `size` tokens: `before` and new ones, or only the beginning of `before`."""
     if len(before) > size:
         return Prompt(EMPTY, before.tokens[:size])
     return before.followed_by(random_tokens(random, size - len(before)))

@@ -1,12 +1,12 @@
-"""Public request traces as workloads: read from a path, since the project contains none.
+"""Public request traces as workloads, read from a path; the project contains none.
 
     arena      the VTC paper's 27 clients, converted: arrival_s, client, prompt_tokens, output_tokens
     servegen   one of ServeGen's mixes, drawn from its published rates and lengths: the same columns
     azure      AzurePublicDataset 2023, times and lengths: TIMESTAMP, ContextTokens, GeneratedTokens
     mooncake   Mooncake's release for FAST 2025: timestamp (ms), input_length, output_length, hash_ids
 
-The last has an object in each line, the others are tables below these names. A trace has no text: prompts are seeded
-random tokens of the lengths that it gives, all different but for Mooncake's, where equal `hash_ids` are equal blocks.
+The last has one object per line, the others are tables with these columns. A trace has no text: prompts are seeded
+random tokens of its lengths, all different, except that equal `hash_ids` of Mooncake are equal blocks.
 """
 
 import csv
@@ -24,38 +24,41 @@ from bench.workloads.parts.spec import changed, split
 from bench.workloads.parts.traffic import Call, Client
 
 BLOCK_TOKENS: Final = 512
-"""What one of Mooncake's hashes stands for; the last of a prompt may stand for less."""
+"""Tokens behind one of Mooncake's hashes; the last hash of a prompt may stand for fewer."""
 
 
 class TraceError(ValueError):
-    """A trace that cannot be read; the text says which file, where in it, and why."""
+    """A trace cannot be read; the text names the file, the place in it, and the reason."""
 
 
 class Traced(NamedTuple):
     """One request of a trace."""
 
     at: float
-    """Seconds since the first of them."""
+    """Seconds since the first request."""
     input: int
-    """Tokens."""
+    """Tokens of the prompt."""
     output: int
-    """Tokens."""
+    """Tokens of the answer."""
     client: int | None = None
     blocks: tuple[int, ...] = ()
-    """What stands for its blocks of 512 tokens; none where the prompt is like no other."""
+    """Ids of its blocks of 512 tokens; empty if the prompt shares nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Playback:
-    """How a trace is played. Raises ValueError where that makes no sense."""
+    """How a trace is replayed. Raises ValueError if a value is invalid."""
 
     speed: float = 1.0
-    """By how much faster than it was."""
+    """How many times faster than recorded."""
     client_count: int | None = None
-    """How many clients the requests are dealt out to: by chance where the trace tells no clients, a conversation's to
-    one, else its own modulo this number. None for the trace's own, or one."""
+    """Number of clients among which the requests are distributed; None for the trace's own clients, or one.
+
+    If the trace names no clients, at random, with the requests of a conversation together; else by the client's number
+    modulo this one.
+    """
     popularity: float = 0.0
-    """Zipf's exponent of how often each of the clients calls where that is left to chance."""
+    """Zipf exponent of the clients' random shares of the requests."""
     stream: bool = True
 
     def __post_init__(self) -> None:
@@ -65,21 +68,20 @@ class Playback:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """The requests of a trace as a workload; clients are called after their numbers, `c0` and so on."""
+    """The requests of a trace as a workload; clients are named after their numbers, `c0` and so on."""
 
     requests: tuple[Traced, ...]
     """In order of time."""
     play: Playback = Playback()
 
     def clients(self, seed: int) -> Sequence[Client]:
-        """See `Workload`."""
         numbers: dict[int, list[int]] = {}
         for number, client in enumerate(self._dealt(seed)):
             numbers.setdefault(client, []).append(number)
         return [Client(f"c{client}", self._calls(numbers[client], seed)) for client in sorted(numbers)]
 
     def _dealt(self, seed: int) -> Iterable[int]:
-        """Whose each request is."""
+        """Return the client of each request."""
         count = self.play.client_count
         if any(request.client is None for request in self.requests):
             return self._by_chance(zipf(count or 1, self.play.popularity), Random(f"{seed} clients"))
@@ -87,7 +89,9 @@ class Trace:
         return own if count is None else [client % count for client in own]
 
     def _by_chance(self, shares: Sequence[float], random: Random) -> Iterable[int]:
-        """Requests that begin with the same two blocks are one conversation's, and stay together."""
+        """Choose clients at random; requests that begin with the same two blocks are one conversation and stay
+        together.
+        """
         whose: dict[tuple[int, ...], int] = {}
         for number, request in enumerate(self.requests):
             conversation = request.blocks[:2] or (-1, number)
@@ -105,7 +109,7 @@ class Trace:
 def parse_trace(text: str) -> Trace:
     """Read `KIND:PATH` or `KIND,parameter=value,...:PATH`; the parameters are those of `Playback`.
 
-    Raises TraceError for a file that cannot be read, ValueError for anything else that is wrong.
+    Raises TraceError if the file cannot be read, ValueError for any other mistake.
     """
     kind, assignments, path = split_trace(text)
     if kind not in READERS:
@@ -115,7 +119,7 @@ def parse_trace(text: str) -> Trace:
 
 
 def split_trace(text: str) -> tuple[str, Sequence[str], Path]:
-    """Kind, assignments and path of `KIND,parameter=value,...:PATH`. Raises ValueError where there is no path."""
+    """Return kind, assignments and path of `KIND,parameter=value,...:PATH`. Raises ValueError if there is no path."""
     head, colon, path = text.partition(":")
     kind, *assignments = head.split(",")
     if not colon or not path:
@@ -124,7 +128,7 @@ def split_trace(text: str) -> tuple[str, Sequence[str], Path]:
 
 
 def read_trace(kind: str, path: Path) -> tuple[Traced, ...]:
-    """The requests of a file, in order of time, the first at 0. Raises TraceError."""
+    """Return the requests of a file, in order of time, the first at 0. Raises TraceError."""
     try:
         with path.open(encoding="utf-8", newline="") as lines:
             requests = sorted(READERS[kind](path, lines), key=lambda request: request.at)
@@ -189,7 +193,7 @@ def _client(row: Row) -> int:
 
 
 def _table(of: Callable[[Row], Traced]) -> Callable[[Path, Iterable[str]], Iterator[Traced]]:
-    """Reads comma-separated values below a line of names."""
+    """Return a reader of comma-separated values below a header line."""
 
     def read(path: Path, lines: Iterable[str]) -> Iterator[Traced]:
         reader = csv.DictReader(lines)
@@ -199,7 +203,7 @@ def _table(of: Callable[[Row], Traced]) -> Callable[[Path, Iterable[str]], Itera
 
 
 def _json_lines(of: Callable[[Row], Traced]) -> Callable[[Path, Iterable[str]], Iterator[Traced]]:
-    """Reads one object a line."""
+    """Return a reader of one JSON object per line."""
 
     def read(path: Path, lines: Iterable[str]) -> Iterator[Traced]:
         return (_checked(path, number, of, line) for number, line in enumerate(lines, 1) if line.strip())
@@ -227,4 +231,4 @@ READERS: Final[Mapping[str, Callable[[Path, Iterable[str]], Iterator[Traced]]]] 
     "mooncake": _json_lines(_mooncake),
     "servegen": _table(_arena),
 }
-"""How each kind of trace is read."""
+"""The reader of each kind of trace."""
