@@ -24,7 +24,7 @@ from router.core.policies.dlpm.unstarted import AwaitingFirstToken
 class DlpmParameters(DeficitParameters):
     """DLPM order (Algorithm 1)."""
 
-    # At a single worker many clients have nothing in flight, and the defaults of a pool would make light ones wait longer.
+    # At one worker many clients have nothing in flight; the defaults of a pool would make light ones wait longer.
     head_start: float = 2_000.0
     """Cost units for which a client that begins to wait goes before eligible clients that waited already, unless its
     first input costs more. 0: never."""
