@@ -1,1 +1,1 @@
-"""What the core knows of each worker: what is in flight, how fast it is, whether it is healthy."""
+"""Workers as the core knows them: what is in flight, how fast each worker is, and whether it is healthy."""

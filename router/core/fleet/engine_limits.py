@@ -1,6 +1,7 @@
-"""What a learned window finds out of an engine: how much it starts in a step, how many it runs, how much it can hold.
+"""What a learned window finds out about an engine: how much it starts in a step, how many requests it runs, and how
+many tokens it can hold.
 
-Each limit is infinite, or the least that is sensible, until something shows that it should not be.
+Each limit is infinite, or the smallest sensible value, until observations move it.
 """
 
 from math import inf
@@ -9,51 +10,52 @@ from typing import NamedTuple
 from router.core.fleet.service_rate import Turnover
 
 FEWEST_TOKENS = 4096
-"""Unstarted tokens that are let through in any case: two steps of vLLM by default, half a step of SGLang."""
+"""Unstarted tokens that are always admitted: two steps of vLLM by default, half a step of SGLang."""
 TOKEN_STEPS = 2.5
-"""Steps whose tokens may be unstarted: of the one that is computed, of the next, and of half a step more, so that a
-limit that is too low grows."""
+"""Steps whose tokens may be unstarted: the step being computed, the next one, and half a step more, so that a limit
+that is too low grows.
+"""
 BURST_STEPS = 2
-"""Likewise, where a single step was seen to start much more than the average one."""
+"""The same if a single step was seen to start many more tokens than the average step."""
 PEAK_DECAY = 0.999
-"""What is left of the most that a step was seen to start, with each start."""
+"""Factor by which the most that a step was seen to start decays with each start."""
 FEWEST_REQUESTS = 16
-"""Unstarted requests that are let through in any case to an engine that tells no metrics."""
+"""Unstarted requests that are always admitted to an engine that reports no metrics."""
 REQUEST_STEPS = 4
-"""Steps whose requests may be unstarted there: how many start differs more from step to step than their tokens do."""
+"""Steps whose requests may be unstarted at such an engine: requests per step vary more than tokens per step."""
 LEAST_REACH, MOST_REACH = 1.5, 20.0
-"""Steps whose requests may wait for a place; more where they take long to get there."""
+"""Steps whose requests may wait for a place in the batch; more if they take long to get one."""
 REACH_GROWTH, REACH_DECAY = 1.25, 0.97
 FALL = 0.25
-"""How much of the way down to a lower number of running requests is gone with each report."""
+"""Share of the way down to a lower number of running requests that each report takes."""
 LEAST_GROWTH, MOST_GROWTH, ACCELERATION = 0.001, 0.05, 1.035
-"""By which share a limit of KV tokens that holds requests back grows with each report, and how that itself grows."""
+"""Relative growth, per report, of a limit of KV tokens that holds requests back, and the growth of that growth."""
 NEAR = 0.9
-"""Share of the limit of KV tokens that must have been held, before it may be too low."""
+"""Share of the limit of KV tokens that must have been in use before the limit may be too low."""
 
 
 class EngineReport(NamedTuple):
-    """An engine's own word on what it has to do, beside what is known here at that moment."""
+    """An engine's own report of its load, beside what the router knows at that moment."""
 
     running: int
     waiting: int
     requests: int
-    """In flight to it from here."""
+    """Requests in flight from this router."""
     unstarted: int
     new: int
-    """Of the unstarted, those sent so lately that the engine may not have looked at them: a step ago at most."""
+    """Of the unstarted, those sent within the last step, which the engine may not have seen yet."""
     guessed: int
-    """Whole answers whose start is guessed."""
+    """Requests without streaming that are guessed to have started."""
     kv_tokens: int
-    """Held by what started."""
+    """KV tokens held by started requests."""
     most_kv_tokens: int
-    """The highest that this was since the report before."""
+    """The highest value of `kv_tokens` since the previous report."""
     places: int | None = None
-    """The most requests that it runs at a time, where it tells."""
+    """The most requests that the engine runs at a time; None if it does not report that."""
 
 
 class TokenLimit:
-    """Unstarted tokens."""
+    """Limit of unstarted tokens."""
 
     __slots__ = ("_average", "_burst", "_most", "limit", "low")
 
@@ -63,7 +65,9 @@ class TokenLimit:
         self._set()
 
     def learn(self, turnover: Turnover) -> None:
-        """A request started. What matters is the most that was ever seen: an engine with little to do starts less."""
+        """Update the limit after a start. Only the most ever seen counts, since an engine with little to do starts
+        less.
+        """
         self._average = max(self._average * PEAK_DECAY, turnover.tokens)
         self._burst = max(self._burst * PEAK_DECAY, turnover.burst_tokens)
         self._set()
@@ -75,9 +79,9 @@ class TokenLimit:
 
 
 class UnstartedLimit:
-    """Unstarted requests of an engine that tells no metrics.
+    """Limit of unstarted requests at an engine that reports no metrics.
 
-    It does not say that requests wait in it for a place, and where prompts are short, tokens alone are no bound.
+    Such an engine does not show that requests wait in it for a place, and with short prompts tokens alone are no bound.
     """
 
     __slots__ = ("_average",)
@@ -86,7 +90,7 @@ class UnstartedLimit:
         self._average = 0.0
 
     def learn(self, turnover: Turnover) -> None:
-        """A request started; see `TokenLimit.learn`."""
+        """Update the limit after a start, as in `TokenLimit.learn`."""
         self._average = max(self._average * PEAK_DECAY, turnover.requests)
 
     @property
@@ -110,23 +114,26 @@ class RequestLimit:
         self._guessed = 0
 
     def admit(self, requests: int, unstarted: int, guessed: int) -> bool:
-        """Whether one more may go. Beyond the limit one may while fewer wait than are to, so that a limit that is too
-        low grows; what is only guessed to have started since the last report is taken to wait.
+        """Return whether one more request may go.
+
+        Beyond the limit one may go while fewer requests wait than should, so that a limit that is too low grows.
+        Requests only guessed to have started since the last report count as waiting.
         """
         if requests < self.limit:
             return True
         return unstarted + max(0, guessed - self._guessed) + self._foreign_waiting < self._spare
 
     def learn(self, turnover: Turnover) -> None:
-        """A request started."""
+        """Update the spare requests after a start."""
         self._turnover = turnover.requests
         self._set()
 
     def on_report(self, report: EngineReport) -> None:
-        """Where some wait, this router has its share of the places. Where none does, there may be more than was known.
+        """Update the number of places by an engine's report.
 
-        Waiting ones that are not known here are another router's, or were thrown out, or were guessed to have started.
-        Those that wait for the next step to begin show neither.
+        If requests wait in the engine, this router has its share of the places. If none waits, there may be more places
+        than known. Waiting requests unknown here belong to another router, were preempted, or were wrongly guessed to
+        have started. Requests that wait only for the next step to begin show neither.
         """
         self._foreign_waiting = max(0, report.waiting - report.unstarted)
         self._guessed = report.guessed
@@ -144,13 +151,15 @@ class RequestLimit:
                 self._reach = min(MOST_REACH, self._reach * REACH_GROWTH)
             self.places = max(self.places, min(report.running, report.requests)) + 1.0
         if report.places is not None:
-            # SGLang's reports come with its prefills, and then count none of what was prefilled as running: they may
+            # SGLang reports at its prefills, and does not count prefilled requests as running then, so its reports may
             # never show how many run.
             self.places = min(self.places, report.places)
         self._set()
 
     def on_overload(self, requests: int) -> None:
-        """The engine had no room for one more than these: nothing is spare. Its reports show when there is more."""
+        """Lower the limit: the engine refused a request while it had `requests` in flight. Later reports raise the
+        limit again.
+        """
         self.places = min(self.places, max(1.0, float(requests - self._spare)))
         self._reach = LEAST_REACH
         self._set()
@@ -161,7 +170,7 @@ class RequestLimit:
 
 
 class KvLimit:
-    """Tokens that the requests in flight may come to hold."""
+    """Limit of KV tokens that the requests in flight may come to hold."""
 
     __slots__ = ("_capacity_known", "_growth", "_last_preempted", "_preempted", "limit")
 
@@ -173,15 +182,16 @@ class KvLimit:
         self._preempted = 0
 
     def set_capacity(self, tokens: int) -> None:
-        """The engine said how much its cache holds: nothing is left to find."""
+        """Set the KV capacity that the engine reported. Nothing is left to learn."""
         self.limit = tokens
         self._capacity_known = True
 
     def on_report(self, report: EngineReport, *, held_back: bool) -> None:
-        """Find the limit: what was held when started requests came to wait again, for two reports in a row since one
-        alone may be older than what is known here. It grows while it is met and nothing is thrown out.
+        """Learn the limit: the tokens held when started requests had to wait again, which means they were preempted.
 
-        `held_back`: whether a request is likely to wait here for the limit's sake.
+        Two reports in a row must show it, since a single one may be older than what is known here. The limit grows
+        while it is reached and nothing is preempted. `held_back`: whether a request is likely to wait here because of
+        the limit.
         """
         if self._capacity_known:
             return
@@ -199,7 +209,9 @@ class KvLimit:
                 self.limit *= 1 + self._growth
 
     def _lasting_preempted(self, report: EngineReport) -> int:
-        """Started requests that waited at this report and at the one before; none where others' may be among them."""
+        """Return the started requests that waited at both this report and the previous one; 0 if they may be other
+        routers'.
+        """
         ours = report.running + report.waiting <= report.requests + 1
         preempted = max(0, report.waiting - report.unstarted - report.guessed) if ours else 0
         before, self._last_preempted = self._last_preempted, preempted

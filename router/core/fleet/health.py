@@ -1,12 +1,13 @@
-"""Whom to trust with requests: a breaker for each worker, and a budget of retries for all of them.
+"""Which workers to trust with requests: a circuit breaker for each worker, and a retry budget for all of them.
 
-A breaker is closed while a worker does its work. When half of its last calls failed, and more than a few, it opens: the
-worker gets nothing for a time, which doubles from one such time to the next. Then it is half-open: one request goes
-there as a probe, and its first token closes the breaker. From then on, and likewise for a worker that was away and came
-back, trust grows as in TCP's slow start: one request more, with each first token, may be on its way there unproven.
+A breaker is closed while its worker does its work. When at least half of the recent calls failed, and more than a few,
+it opens: the worker gets no requests for a cooldown, which doubles each time. Then the breaker is half-open: one
+request is sent as a probe, and its first token closes the breaker. From then on, and also for a worker that was away
+and came back, trust grows as in TCP's slow start: with each first token, one more request may be in flight there
+unproven.
 
-Blame is the scheduler's to give. An error that an engine itself answers counts only once another worker has done the
-same request, so that a request which no engine survives opens no breaker.
+The scheduler decides which worker to blame. An error response of an engine counts only once another worker has served
+the same request, so that a request on which every engine fails opens no breaker.
 """
 
 from collections import deque
@@ -17,42 +18,44 @@ from typing import Final
 from router.core.model.request import RequestId
 
 OUTCOMES_KEPT: Final = 20
-"""Calls on which a breaker looks back."""
+"""Recent calls that a breaker looks at."""
 LONGEST_COOLDOWN: Final = 12
-"""Times the first one."""
+"""Maximum cooldown, as a multiple of the first one."""
 FULL_TRUST: Final = 16
-"""Unproven requests from which on only the window counts."""
+"""Number of unproven requests from which on only the window limits a worker."""
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.5, 8.0
-"""Seconds for which a worker that has no room gets nothing; it doubles while it has none."""
+"""Seconds for which a worker without room gets no requests; doubled while it has none."""
 BUDGET_SECONDS: Final = 10.0
-"""In which the floor of the retry budget comes again."""
+"""Time in which the floor of the retry budget is refilled."""
 
 
 @dataclass(frozen=True, slots=True)
 class HealthRules:
-    """When a worker is left out, and when a request is tried again."""
+    """When a worker is ejected, and when a request is retried."""
 
     failures: int = 5
-    """Of a worker's last 20 calls, how many must have failed, and at least half of them, to open its breaker; 0 for a
-    breaker that never opens."""
+    """How many of a worker's last 20 calls, and at least half of them, must have failed to open its breaker; 0 for
+    never.
+    """
     cooldown: float = 5.0
     """Seconds for which a breaker stays open the first time."""
     tries: int = 3
-    """Workers that a request is sent to at most, while they fail; 1 for no retries."""
+    """Workers that a request is sent to at most while they fail; 1 for no retries."""
     budget: float = 0.1
     """Retries per request, on average."""
     floor: int = 10
-    """Retries that are there beyond that in every 10 s."""
+    """Additional retries in every 10 s."""
     silence: float = 0.0
-    """Seconds, at least, in which a worker with anything in flight must say something, if only that it answered a poll;
-    0 for no limit, as where nobody polls it."""
+    """Minimum seconds without any sign of life, if only an answered poll, after which a worker with requests in flight
+    counts as silent; 0 for no limit, for example if nothing polls it.
+    """
 
 
 DEFAULT_RULES: Final = HealthRules()
 
 
 class Condition(StrEnum):
-    """Of a breaker."""
+    """State of a breaker."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -60,7 +63,7 @@ class Condition(StrEnum):
 
 
 class Health:
-    """One worker's breaker, and how far it is trusted."""
+    """One worker's breaker, and how far the worker is trusted."""
 
     __slots__ = ("_cooldown", "_failures", "_first_cooldown", "_outcomes", "_trust", "_unproven", "condition")
 
@@ -69,11 +72,11 @@ class Health:
         self._failures = rules.failures
         self._first_cooldown = self._cooldown = rules.cooldown
         self._outcomes: deque[bool] = deque(maxlen=OUTCOMES_KEPT)
-        """Of the calls since the first failure; true for those that went well."""
+        """Outcomes of the calls since the first failure; true for success."""
         self._trust: int | None = None
-        """How many requests may be there unproven; None where only the window counts."""
+        """How many unproven requests may be in flight; None if only the window limits them."""
         self._unproven: set[RequestId] = set()
-        """Sent while trust was limited, and without a token yet."""
+        """Requests sent while trust was limited that have no token yet."""
 
     @property
     def trusted(self) -> bool:
@@ -81,16 +84,16 @@ class Health:
         return self._trust is None or (self.condition is not Condition.OPEN and len(self._unproven) < self._trust)
 
     def on_dispatch(self, request: RequestId) -> None:
-        """A request is on its way there."""
+        """Record that a request was sent to the worker."""
         if self._trust is not None:
             self._unproven.add(request)
 
     def on_end(self, request: RequestId) -> None:
-        """A request proves nothing any more."""
+        """Record that a request ended, so that it can prove nothing any more."""
         self._unproven.discard(request)
 
     def on_success(self, request: RequestId) -> None:
-        """A request has its first token, or its whole answer. One from before the breaker opened closes nothing."""
+        """Record a request's first token or whole answer. Requests from before the breaker opened do not close it."""
         if self._trust is not None:
             if request in self._unproven:
                 self._unproven.remove(request)
@@ -99,7 +102,7 @@ class Health:
             self._outcomes.append(True)
 
     def on_failure(self, now: float) -> float | None:
-        """A call failed by this worker's fault. If that opens the breaker, until when it stays open, in seconds."""
+        """Record a call that failed by this worker's fault. If it opens the breaker, return until when; else None."""
         if not self._failures or self.condition is Condition.OPEN:
             return None
         self._outcomes.append(False)
@@ -114,11 +117,11 @@ class Health:
         return until
 
     def half_open(self) -> None:
-        """Half-open: after its time open, or because the worker was away and came back."""
+        """Make the breaker half-open, after its cooldown or because the worker was away and came back."""
         self._distrust(Condition.HALF_OPEN)
 
     def reset(self) -> None:
-        """Closed, with nothing held against the worker."""
+        """Close the breaker and clear its history."""
         self.condition = Condition.CLOSED
         self._cooldown = self._first_cooldown
         self._trust = None
@@ -140,7 +143,7 @@ class Health:
 
 
 class Backoff:
-    """For how long a worker gets nothing that says it has no room for more."""
+    """How long to send nothing to a worker that reports having no room."""
 
     __slots__ = ("_next", "until")
 
@@ -149,21 +152,23 @@ class Backoff:
         self._next = FIRST_BACKOFF
 
     def begin(self, now: float) -> None:
-        """It turned a request away. What it turns away in the meantime was sent before."""
+        """Start the backoff, because the worker refused a request. Refusals during a backoff are of requests sent
+        before it.
+        """
         if now >= self.until:
             self.until = now + self._next
             self._next = min(2 * self._next, LONGEST_BACKOFF)
 
     def reset(self) -> None:
-        """It began to answer one."""
+        """Return to the first backoff, because the worker began to answer a request."""
         self._next = FIRST_BACKOFF
 
 
 class RetryBudget:
-    """How many requests may be tried again: a share of all, so that failures are not multiplied, and a few more."""
+    """Limit on retries: a share of all requests, so that failures do not multiply, and a few more."""
 
     def __init__(self, share: float, floor: int) -> None:
-        """`share`: retries per request; `floor`: of those that come by themselves, in `BUDGET_SECONDS`."""
+        """`share`: retries per request. `floor`: retries refilled in `BUDGET_SECONDS`, without any requests."""
         self._share = share
         self._floor = floor
         self._left = float(floor)
@@ -171,11 +176,11 @@ class RetryBudget:
         self._since = 0.0
 
     def add_request(self) -> None:
-        """A request came."""
+        """Add a request's share to the budget."""
         self._left = min(self._left + self._share, self._most)
 
     def take(self, now: float) -> bool:
-        """Use one, if one is left."""
+        """Use one retry. Returns False if none is left."""
         if self._left < self._floor:
             self._left = min(self._floor, self._left + (now - self._since) * self._floor / BUDGET_SECONDS)
         self._since = now
@@ -187,37 +192,39 @@ class RetryBudget:
 
 @dataclass(frozen=True, slots=True)
 class SilenceRules:
-    """How long a worker may say nothing."""
+    """Minimum timeouts for a worker's silence."""
 
     first_token: float = 120.0
-    """Seconds to the first token, at least; 0 for no limit."""
+    """Minimum seconds until the first token; 0 for no limit."""
     between_tokens: float = 30.0
-    """Seconds between two tokens, at least; 0 for no limit."""
+    """Minimum seconds between two tokens; 0 for no limit."""
 
 
 DEFAULT_SILENCE_RULES: Final = SilenceRules()
 
 
 class SilenceTimeout:
-    """How long a worker may say nothing, by what it has shown of itself: some times its own slowest of late."""
+    """Timeouts for a worker's silence, as multiples of its own slowest recent times."""
 
     __slots__ = ("_first", "_gap", "_rules")
 
     FACTOR: Final = 10.0
-    """Times the slowest first token of late, and times the slowest stream's mean time between tokens, squared."""
+    """Factor of the slowest recent first token; squared, factor of the slowest recent mean time between a stream's
+    tokens.
+    """
     MEMORY: Final = 0.98
-    """What is left of the slowest, with each one after it."""
+    """Factor by which the slowest time decays with each new one."""
 
     def __init__(self, rules: SilenceRules) -> None:
         self._rules = rules
         self._first = self._gap = 0.0
 
     def on_first_token(self, seconds: float) -> None:
-        """A first token took so long."""
+        """Record the time until a first token."""
         self._first = max(seconds, self._first * self.MEMORY)
 
     def on_tokens(self, seconds: float, tokens: int) -> None:
-        """So many tokens more took so long."""
+        """Record the time that a stream took for this many tokens."""
         if tokens > 0:
             self._gap = max(seconds / tokens, self._gap * self.MEMORY)
 
@@ -233,7 +240,7 @@ class SilenceTimeout:
         return max(least, self.FACTOR**2 * self._gap) if least else None
 
     def whole(self, output_limit: int | None) -> float | None:
-        """Seconds after which an answer that does not stream is given up; None where its length is not bounded."""
+        """Return the seconds after which an answer without streaming is given up; None if its length is unbounded."""
         first, between = self.first_token, self.between_tokens
         if first is None or between is None or output_limit is None:
             return None

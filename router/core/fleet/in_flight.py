@@ -1,7 +1,7 @@
-"""What is in flight at one worker, and what of it has not started.
+"""The requests in flight at one worker, and which of them have not started.
 
-A stream shows when it starts. A whole answer does not: it is guessed to have started once the prefill of all before it
-should be over, or when a stream that was sent after it starts.
+A stream shows when its request starts. An answer without streaming does not: it is guessed to have started once the
+prefill of all requests before it should be over, or when a stream that was sent after it starts.
 """
 
 from collections import deque
@@ -19,24 +19,27 @@ class InFlight:
     """A request dispatched to a worker."""
 
     number: int
-    """Which dispatch to this worker it was."""
+    """Sequence number of its dispatch at this worker."""
     dispatched: float
     uncached_tokens: int
     streamed: bool
     had_place: bool
-    """Whether there was a place for it, so that until its start it waited for prefill alone."""
+    """Whether the batch had a place for it at its dispatch, so that it waited only for prefill until it started."""
     started: bool = False
     guessed: bool = False
-    """Whether that is only what is believed."""
+    """Whether its start is only a guess."""
     output: int = 0
+    """Output tokens so far."""
     burst: Burst | None = None
-    """Those that it started with, where its start was seen."""
+    """The burst of starts that it belongs to, if its start was seen."""
     answers: int = 1
-    """How many it asks for."""
+    """Number of answers that it asks for."""
     first_token_seen: bool = False
-    """Whether its first token was seen, so that each of its tokens is."""
+    """Whether its first token was seen, so that every token is."""
     decoding_since: float = inf
-    """Of one whose start does not show: when its answers are believed to begin; infinite while it has no place."""
+    """When its answers are believed to begin, if its start does not show; infinite while it has no
+    place in the batch.
+    """
 
 
 class InFlightTable:
@@ -46,18 +49,19 @@ class InFlightTable:
         self.requests: dict[RequestId, InFlight] = {}
         self.unstarted_tokens = 0
         self.kv_tokens = 0
-        """What the started ones hold, without what they share with others."""
+        """KV tokens held by started requests, without those shared with others."""
         self.guessed = 0
+        """Requests whose start is only a guess."""
         self.head_since = 0.0
-        """When the first of the unstarted ones came to be first."""
+        """When the first unstarted request became the first."""
         self.waiting: dict[RequestId, InFlight] = {}
-        """The unstarted ones."""
+        """The unstarted requests."""
         self.seen_answers = 0
-        """Of those whose first token was seen."""
+        """Answers of the requests whose first token was seen."""
         self._placeless: deque[RequestId] = deque()
-        """Those for which there was no place when they were sent; some may have one by now, or be gone."""
+        """Requests that had no place in the batch when they were sent. Some may have one by now, or be gone."""
         self._start_guesses: deque[tuple[float, RequestId]] = deque()
-        """Unstarted ones that will never show their start, and when it may be guessed; some may be gone."""
+        """Unstarted requests that will never show their start, and when to guess it. Some may be gone."""
         self._dispatches = 0
 
     def __len__(self) -> int:
@@ -65,16 +69,16 @@ class InFlightTable:
 
     @property
     def unstarted(self) -> int:
-        """How many."""
+        """Number of unstarted requests."""
         return len(self.waiting)
 
     @property
     def head_tokens(self) -> int:
-        """The uncached tokens of the first of the unstarted, which is computed now; 0 without any."""
+        """Uncached tokens of the first unstarted request, which is being computed; 0 if there is none."""
         return next(iter(self.waiting.values())).uncached_tokens if self.waiting else 0
 
     def unstarted_since(self, time: float) -> int:
-        """How many of the unstarted were dispatched after this time."""
+        """Return the number of unstarted requests dispatched after this time."""
         return sum(1 for _ in takewhile(lambda flight: flight.dispatched > time, reversed(self.waiting.values())))
 
     def add(
@@ -87,7 +91,7 @@ class InFlightTable:
         had_place: bool,
         answers: int = 1,
     ) -> InFlight:
-        """A request is dispatched."""
+        """Add a dispatched request."""
         self._dispatches += 1
         flight = InFlight(self._dispatches, now, uncached_tokens, streamed, had_place, answers=answers)
         if not had_place:
@@ -99,7 +103,9 @@ class InFlightTable:
         return flight
 
     def next_placeless(self) -> InFlight | None:
-        """A place fell free, for the first of those that were sent without one; None if there is none."""
+        """Remove and return the first request without a place in the batch, because one became free; None if there is
+        none.
+        """
         while self._placeless:
             flight = self.requests.get(self._placeless.popleft())
             if flight is not None and not flight.first_token_seen:
@@ -107,28 +113,30 @@ class InFlightTable:
         return None
 
     def mark_first_token(self, flight: InFlight) -> None:
-        """Its first token is seen."""
+        """Record that a request's first token was seen."""
         if not flight.first_token_seen:
             flight.first_token_seen = True
             self.seen_answers += flight.answers
 
     def without_first_token(self) -> Iterator[InFlight]:
-        """Those whose first token was not seen, the latest first."""
+        """Return the requests whose first token was not seen, the latest first."""
         return (flight for flight in reversed(self.requests.values()) if not flight.first_token_seen)
 
     def guess_at(self, request: RequestId, time: float) -> None:
-        """Guess that this one has started when it is so late, and when all that may be guessed before it have."""
+        """Schedule the guess that a request has started, at this time or later, after all guesses
+        scheduled before it.
+        """
         while self._start_guesses and self._start_guesses[-1][1] not in self.waiting:
             self._start_guesses.pop()
         self._start_guesses.append((max(time, self._start_guesses[-1][0]) if self._start_guesses else time, request))
 
     @property
     def next_guess(self) -> float:
-        """When the next guess is due; infinite without any."""
+        """When the next start is to be guessed; infinite if none is."""
         return self._start_guesses[0][0] if self._start_guesses else inf
 
     def guesses(self, *, until: float = 0.0, before: int = 0) -> Iterator[RequestId]:
-        """Take out those that may be guessed by now, or that were dispatched before this number."""
+        """Remove and yield the requests to be guessed started by now, or dispatched before this sequence number."""
         while self._start_guesses:
             time, request = self._start_guesses[0]
             flight = self.waiting.get(request)
@@ -139,7 +147,7 @@ class InFlightTable:
                 yield request
 
     def start(self, request: RequestId, now: float, *, guessed: bool) -> InFlight:
-        """An unstarted one is unstarted no more."""
+        """Mark an unstarted request as started."""
         self._move_head(request, now)
         flight = self.waiting.pop(request)
         flight.started, flight.guessed = True, guessed
@@ -149,7 +157,7 @@ class InFlightTable:
         return flight
 
     def remove(self, request: RequestId, now: float) -> InFlight:
-        """It ended."""
+        """Remove a request that ended."""
         flight = self.requests.pop(request)
         if flight.first_token_seen:
             self.seen_answers -= flight.answers
@@ -164,6 +172,6 @@ class InFlightTable:
         return flight
 
     def _move_head(self, leaving: RequestId, now: float) -> None:
-        """An unstarted one goes from there: if it was the first, another is now."""
+        """Update `head_since` if the first unstarted request is leaving."""
         if next(iter(self.waiting)) == leaving:
             self.head_since = now

@@ -1,41 +1,46 @@
-"""How fast one worker is, as far as its answers show.
+"""How fast one worker is, measured from its answers.
 
-The steps of an engine are not seen. But every stream that runs gains one token in each, so that the tokens gained over
-the streams that ran are the steps; and what starts at one moment was computed since the start before it.
+An engine's steps are not visible. But every running stream gains one token per step, so that the tokens gained, divided
+by the streams that ran, are the steps; and what starts at one moment was computed since the previous start.
 """
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
 FIRST_SECONDS_PER_TOKEN = 1e-4
-"""Of prefill, before anything was learned: between what 7B models need on an A100 and on an A6000."""
+"""Prefill, before anything was learned: between the values of 7B models on an A100 and on an A6000."""
 LEAST_TOKENS = 256
-"""What starts at one moment with fewer tokens shows the fixed cost of a step, not the cost of its tokens."""
+"""Starts at one moment with fewer tokens show the fixed cost of a step, not the cost of its tokens."""
 SLOWER, FASTER = 1.04, 0.94
-"""Steps of the learned prefill time, so that it settles where two fifths of what is seen are faster, and no request
-that waited for something else moves it far."""
+"""Factors by which the learned prefill time changes. It settles where two fifths of the observations are faster, and no
+request that waited for something else moves it far.
+"""
 FIRST_LESSONS = 8
-"""So many times what was faster is believed at once: the first start may have waited for an engine that warmed up."""
+"""During this many first observations a faster one is adopted at once: the first start may include
+an engine's warm-up.
+"""
 FIRST_SECONDS_PER_OUTPUT_TOKEN = 0.05
-"""Of one answer, before anything was learned: a slow engine, so that nobody is charged too much."""
+"""Of one answer, before anything was learned: a slow engine, so that no client is charged too much."""
 LEAST_OUTPUT_TOKENS = 2.0
-"""Of output, before its pace is learned from them."""
+"""Output tokens needed before their rate is learned."""
 DELAY_FACTOR = 2.0
-"""How many times longer than prefill makes it clear that something else was waited for."""
+"""A start that took this many times the prefill time surely waited for something else."""
 BURST = 0.25
-"""Starts are of one step if they come within this share of the time that it took."""
+"""Starts belong to one step if they come within this share of the step's time."""
 UNSURE = 1.25
-"""How many times longer than by its pace an engine may have needed for what is known, before that shows anything."""
+"""Factor on the known work's time that an engine may have needed, before a longer time shows additional work."""
 TURNOVER_HALF_LIFE = 2.0
+"""Seconds of work after which observations of turnover count half."""
 SERVICE_HALF_LIFE = 10.0
-"""Seconds of work after which what was seen counts half."""
+"""Seconds of work after which observations of service count half."""
 LEAST_SECONDS = 1.0
-"""Of work, before averages are told."""
+"""Seconds of work before averages are returned."""
 DECODE_HALF_LIFE = 5.0
-"""Seconds without prefill after which what was seen of them counts half."""
+"""Seconds without prefill after which observations of pure decode count half."""
 LEAST_STEP_TOKENS = 160
-"""A step reads all weights, however few tokens it computes: with models of 7B on A10G, A100, A6000 and H100 that takes
-as long as 147 to 430 tokens of prefill."""
+"""A step reads all weights, however few tokens it computes: for 7B models on A10G, A100, A6000 and H100 that takes as
+long as 147 to 430 tokens of prefill.
+"""
 
 
 class Turnover(NamedTuple):
@@ -43,9 +48,9 @@ class Turnover(NamedTuple):
 
     requests: float = 0.0
     tokens: float = 0.0
-    """Uncached input; this and the requests are averages."""
+    """Uncached input tokens; these and the requests are averages."""
     burst_tokens: int = 0
-    """Uncached input seen to start in the latest step, without its first request, which may have taken several."""
+    """Uncached input tokens of the latest step, without its first request, which may have taken several steps."""
 
 
 @dataclass(slots=True)
@@ -53,77 +58,81 @@ class Burst:
     """Requests whose first tokens came at one moment, and what the engine may have computed until then."""
 
     since: float
-    """No part of them was computed before: others were, or they had not been sent, or had no place in the batch."""
+    """Nothing of them was computed before this time: others were, or they had not been sent or had no place in the
+    batch.
+    """
     end: float
-    """Their last first token."""
+    """Time of their last first token."""
     tokens: int
-    """Uncached input of them: predicted, or by the engine's word where there is one."""
+    """Their uncached input: predicted, or as the engine reports if it does."""
     unseen: int
-    """That of others that were computed in the same time, or in part, and whose start did not show."""
+    """Uncached input of others whose start did not show and that were computed in the same time, at least in part."""
     waiting: int = 0
-    """That of others which may have been computed in part in the same time, and still waited at the end."""
+    """Uncached input of others that may have been computed in part in the same time and still waited at the end."""
 
 
 class ServiceRate:
-    """One worker's prefill, turnover and service, measured."""
+    """Measured prefill, turnover and service of one worker."""
 
     def __init__(self) -> None:
         self._now = 0.0
         self._seconds_per_token = FIRST_SECONDS_PER_TOKEN
         self._lessons = 0
         self.last_start_delayed = False
-        """Whether what started last had waited for more than prefill: for a place in the batch, or in the cache."""
-        # The latest burst of starts: since when it was computed, its first start and its last, its tokens.
+        """Whether the last start had waited for more than prefill: for a place in the batch, or for
+        room in the cache.
+        """
+        # The latest burst of starts: when its computation began, its first and its last start, and its tokens.
         self._begin = self._first = self._last = 0.0
         self._tokens = self._first_tokens = 0
         self._had_place = False
         self._burst = Burst(0.0, 0.0, 0, 0)
         self._unseen = 0
-        """Uncached input that was computed since the latest burst and never showed."""
+        """Uncached input computed since the latest burst by requests that never showed their start."""
         self._freed = 0.0
-        """When a request ended last, and left its place to another."""
+        """When a request last ended and freed its place for another one."""
         self.seconds_per_output_token = FIRST_SECONDS_PER_OUTPUT_TOKEN
-        """What one answer waits for its next token, by those that show it: streams, and whole answers at their end."""
-        # Wearing away by TURNOVER_HALF_LIFE.
+        """Time between tokens of one answer, measured on streams, and on other answers at their end."""
+        # These decay with TURNOVER_HALF_LIFE.
         self._answer_seconds = self._answer_tokens = 0.0
         self._seconds = self._stream_seconds = self._gained = 0.0
         self._starts = self._start_tokens = self._bursts = 0.0
-        # Wearing away by SERVICE_HALF_LIFE.
-        # Wearing away by DECODE_HALF_LIFE.
+        # These decay with DECODE_HALF_LIFE.
         self._decode_stream_seconds = self._decode_gained = 0.0
         self._decodes_alone = False
+        # These decay with SERVICE_HALF_LIFE.
         self._busy = self._served = self._full = self._full_served = self._ended_tokens = 0.0
 
     def prefill_seconds(self, tokens: float) -> float:
-        """How long the worker takes over so many uncached input tokens, when nothing else waits."""
+        """Return the seconds that the worker needs for this many uncached input tokens when nothing else waits."""
         return tokens * self._seconds_per_token
 
     @property
     def rate(self) -> float | None:
-        """Cost units served in a second during which it had no room for more; positive, None before that was seen."""
+        """Cost units per second served while the worker was full; positive, None before that was seen."""
         return self._full_served / self._full if self._full >= LEAST_SECONDS and self._full_served > 0.0 else None
 
     @property
     def least_rate(self) -> float | None:
-        """Cost units served in a second during which it had any work: it can do that, and may be able to do more."""
+        """Cost units per second served while the worker had any work: a lower bound of what it can serve."""
         return self._served / self._busy if self._busy >= LEAST_SECONDS and self._served > 0.0 else None
 
     @property
     def streams(self) -> float:
-        """How many ran at a time of late; at least 1."""
+        """Mean number of streams that ran recently; at least 1."""
         return max(1.0, self._stream_seconds / self._seconds) if self._seconds > 0.0 else 1.0
 
     @property
     def step_seconds(self) -> float:
-        """What a stream waits for its next token, of late; 0 before that was seen."""
+        """Recent time between two tokens of a stream; 0 before that was seen."""
         return self._stream_seconds / self._gained if self._gained > 1.0 else 0.0
 
     @property
     def decode_seconds(self) -> float:
-        """What a stream waits for its next token while nothing is prefilled; before that was seen, the least it can be.
+        """Time between two tokens of a stream while nothing is prefilled; the smallest possible before that was seen.
 
-        To take it for too little is the safe side: a refill is held back too long then (`isolation.py`), until what is
-        prefilled is at its end and the truth is seen.
+        Underestimating it is safe: a refill is then held back too long (`refill_hold`), until the prefill is over and
+        the true value is seen.
         """
         least = self.prefill_seconds(LEAST_STEP_TOKENS)
         if self._decode_stream_seconds < LEAST_SECONDS or self._decode_gained < LEAST_OUTPUT_TOKENS:
@@ -132,10 +141,10 @@ class ServiceRate:
 
     @property
     def turnover(self) -> Turnover:
-        """Of late; nothing before it worked for a while.
+        """Recent turnover; empty before the worker worked for a while.
 
-        Where answers are of one token no steps show: then a burst is a step, and of its tokens only those are known to
-        be of one step that came with its first request.
+        If answers have only one token, no steps show. Then a burst counts as a step, and of its tokens only those that
+        came with its first request are known to belong to one step.
         """
         burst = self._tokens - self._first_tokens
         if self._seconds < LEAST_SECONDS:
@@ -148,10 +157,10 @@ class ServiceRate:
     def advance(
         self, now: float, *, streams: int, busy: bool, full: bool, seen_answers: int = 0, prefills: bool = True
     ) -> None:
-        """Until now so many streams ran, and it had work, and no room for more, or not. Rest wears nothing away.
+        """Account for the time until `now`, in which `streams` ran and the worker was `busy` and `full` or not.
 
-        `shown`: how many answers streamed, so that each of their tokens was seen. `prefills`: whether it may have
-        prefilled anything.
+        Idle time decays nothing. `seen_answers`: how many answers streamed, so that each of their tokens was seen.
+        `prefills`: whether the worker may have prefilled anything.
         """
         seconds, self._now = now - self._now, now
         if not busy or seconds <= 0.0:
@@ -179,7 +188,7 @@ class ServiceRate:
             self._full_served *= left
 
     def add_service(self, cost: float, tokens: int, *, full: bool) -> None:
-        """It served so much, in cost units; its streams gained so many tokens."""
+        """Add service in cost units, and the tokens that the streams gained."""
         self._gained += tokens
         if self._decodes_alone:
             self._decode_gained += tokens
@@ -188,31 +197,31 @@ class ServiceRate:
             self._full_served += cost
 
     def add_output(self, tokens: float, seconds: float = 0.0) -> None:
-        """Answers gained so many tokens; in so many seconds, added up over them, where they did not show it before."""
+        """Add output tokens of answers. `seconds`: their time, summed over the answers, if not counted by `advance`."""
         self._answer_seconds += seconds
         self._answer_tokens += tokens
         if self._answer_tokens >= LEAST_OUTPUT_TOKENS and self._answer_seconds >= LEAST_SECONDS:
             self.seconds_per_output_token = self._answer_seconds / self._answer_tokens
 
     def add_engine_output(self, tokens: float, seconds: float) -> None:
-        """The engine counted so many output tokens, in so many seconds, added up over the answers that ran.
+        """Add output tokens by the engine's own count, and their time summed over the answers that ran.
 
-        That tells less than answers that are seen, and counts where there are none of late.
+        This is less precise than tokens that were seen, and used only if there were none recently.
         """
         if self._answer_tokens < LEAST_OUTPUT_TOKENS <= tokens:
             self.seconds_per_output_token = seconds / tokens
 
     def count_start(self, tokens: int) -> None:
-        """A request of so many uncached input tokens started, or is believed to have."""
+        """Count a request that started, or is believed to have, with its uncached input tokens."""
         self._starts += 1.0
-        self._gained -= 1.0  # its first token, which comes of prefill
+        self._gained -= 1.0  # prefill, not a decode step, produced its first token
         self._start_tokens += tokens
 
     def observe_start(self, now: float, dispatched: float, tokens: int, *, had_place: bool, waiting: int = 0) -> Burst:
-        """A request's first token is here; returns those that it came with, which may become more.
+        """Record a request's first token and return its burst, which may still grow.
 
-        `had_place`: whether there was a place for it when it was dispatched, so that it waited for prefill alone.
-        `waiting`: uncached input of others that the engine may have computed in part by now.
+        `had_place`: whether the batch had a place for it when it was dispatched, so that it waited only for prefill.
+        `waiting`: uncached input of other requests that the engine may have computed in part by now.
         """
         if now - self._first > BURST * self._burst_seconds():
             self._learn()
@@ -232,19 +241,22 @@ class ServiceRate:
         return burst
 
     def add_unseen_prefill(self, tokens: int) -> None:
-        """A request of so much uncached input is believed to be computed, or was in part; its start was not seen."""
+        """Add the uncached input of a request that is believed to be computed, at least in part, and whose start was
+        not seen.
+        """
         self._unseen += tokens
 
     def on_place_freed(self, now: float) -> None:
-        """A request ended: one that had no place in the batch may have one from now on."""
+        """Record that a request ended: another one without a place in the batch may have it from now on."""
         self._freed = now
 
     def unexplained_tokens(self, burst: Burst) -> int:
-        """Input that the engine had the time to compute until a burst, beyond all that it is known to have computed.
+        """Return the input tokens that the engine had time to compute until a burst, beyond everything that it is known
+        to have computed.
 
-        Left out of the time is one step, which was under way when the first of them came, and what a step takes for few
-        tokens; what is known is taken to have needed a little longer than by the pace, which is that of fast ones.
-        0 as long as prefill was not measured.
+        The time excludes one step, which was under way when the first of them came, and a step's fixed cost. Known work
+        is assumed to have taken a little longer than the learned prefill time, which is that of fast starts. Returns 0
+        as long as prefill was not measured.
         """
         if not self._lessons:
             return 0
@@ -253,19 +265,23 @@ class ServiceRate:
         return max(0, int(seconds / self._seconds_per_token - known))
 
     def observe_unseen_end(self, tokens: int) -> None:
-        """A call that never showed its start ended: whatever ended in a while was computed in no more time."""
+        """Record the end of a request that never showed its start: all that ended in a time was computed in at most
+        that time.
+        """
         self._ended_tokens += tokens
         if LEAST_SECONDS <= self._busy < self._ended_tokens * self._seconds_per_token:
             self._seconds_per_token = max(self._seconds_per_token * FASTER, self._busy / self._ended_tokens)
 
     def _burst_seconds(self) -> float:
-        """What the step of the latest burst took: since the start before, but no more than from token to token."""
+        """Return the time of the latest burst's step: since the previous start, at most the time between two tokens."""
         seconds = self._first - self._begin
         return min(seconds, self.step_seconds or seconds)
 
     def _learn(self) -> None:
-        """Move by what the latest burst took. That something was faster shows always; that it was slower, if it is
-        known to have waited for nothing else.
+        """Update the prefill time by the latest burst.
+
+        A faster observation always counts; a slower one only if the burst is known to have waited for nothing but
+        prefill.
         """
         seconds = self._last - self._begin
         if self._tokens < LEAST_TOKENS or seconds <= 0.0:

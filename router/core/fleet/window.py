@@ -1,7 +1,7 @@
 """How much may be in flight at a worker: as little as keeps its engine busy.
 
-What the engine has not started waits in the engine's own queue, where our order no longer counts; so the window bounds
-it, and the rest waits here.
+What the engine has not started waits in the engine's own queue, where the router's order no longer applies. The window
+bounds that queue, and all other requests wait in the router.
 """
 
 from dataclasses import dataclass, field
@@ -14,73 +14,68 @@ from router.core.model.load import Limits, Load
 
 
 class Window(Protocol):
-    """Says whether one more request may go to a worker, and hears what becomes of those that went."""
+    """Decides whether one more request may go to a worker, and observes what happens to the requests that went."""
 
     def fresh(self) -> "Window":
-        """One like this for another worker, that has learned nothing."""
+        """Return a window with the same settings for another worker, with nothing learned."""
 
     @property
     def kv_limit(self) -> float:
-        """Tokens up to which any bound of `Load.kv_peak` is as good as the peak."""
+        """Tokens up to which any upper bound of `Load.kv_peak` may replace the exact peak."""
 
     @property
     def low_tokens(self) -> float:
-        """Tokens: with no more than this ahead, the next request may go, however large it is."""
+        """With at most this many tokens ahead, the next request may go, however large it is."""
 
     @property
     def limits(self) -> Limits | None:
-        """The limits of now; None without any."""
+        """Current limits; None if there are none."""
 
     def admits(self, load: Load, uncached_tokens: int) -> bool:
-        """Whether a request with that much uncached input may go now."""
+        """Return whether a request with this many uncached input tokens may go now."""
 
     def full(self, load: Load) -> bool:
-        """Whether one more may find no place in the engine's batch, and wait there for more than prefill."""
+        """Return whether one more request may find no place in the engine's batch, and so wait there for more than
+        prefill.
+        """
 
     def set_kv_capacity(self, kv_tokens: int) -> None:
-        """The engine said how much its KV cache holds."""
+        """Set the capacity of the engine's KV cache in tokens, as the engine reported it."""
 
     def on_start(self, turnover: Turnover) -> None:
-        """A request started; this is what starts in a step."""
+        """Called when a request started, with what currently starts in one step."""
 
     def on_report(self, load: Load, report: EngineReport) -> None:
-        """The engine reported; this is in flight."""
+        """Called when the engine reported its load; `load` is in flight."""
 
     def on_empty_report(self) -> None:
-        """The engine answered, and told nothing of what it has to do."""
+        """Called when the engine answered a poll without reporting its load."""
 
     def on_overload(self, load: Load) -> None:
-        """The engine had no room for one more; this is in flight without it."""
+        """Called when the engine refused a request for lack of room; `load` is in flight without that request."""
 
 
 class _StaticWindow:
-    """What the windows that learn nothing have in common: one serves for all workers."""
+    """Base of windows that learn nothing: one instance serves all workers."""
 
     kv_limit = inf
     low_tokens = inf
 
     def fresh(self) -> Self:
-        """See `Window`."""
         return self
 
     def full(self, load: Load) -> bool:  # noqa: ARG002 - the protocol's signature
-        """See `Window`."""
         return False
 
-    def set_kv_capacity(self, kv_tokens: int) -> None:
-        """See `Window`."""
+    def set_kv_capacity(self, kv_tokens: int) -> None: ...
 
-    def on_start(self, turnover: Turnover) -> None:
-        """See `Window`."""
+    def on_start(self, turnover: Turnover) -> None: ...
 
-    def on_report(self, load: Load, report: EngineReport) -> None:
-        """See `Window`."""
+    def on_report(self, load: Load, report: EngineReport) -> None: ...
 
-    def on_empty_report(self) -> None:
-        """See `Window`."""
+    def on_empty_report(self) -> None: ...
 
-    def on_overload(self, load: Load) -> None:
-        """See `Window`."""
+    def on_overload(self, load: Load) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -92,11 +87,13 @@ class FixedWindow(_StaticWindow):
 
     @property
     def limits(self) -> Limits:
-        """See `Window`."""
         return Limits(self.requests, self.unstarted_tokens)
 
     def admits(self, load: Load, uncached_tokens: int) -> bool:
-        """See `Window`. Where nothing waits to start, even a request beyond the limit goes: it could go no better."""
+        """Return whether a request fits both limits.
+
+        If nothing waits to start, a request beyond the token limit goes, too: it would never find a better time.
+        """
         if load.requests >= self.requests:
             return False
         return not load.unstarted or load.unstarted_tokens + uncached_tokens <= self.unstarted_tokens
@@ -104,47 +101,45 @@ class FixedWindow(_StaticWindow):
 
 @dataclass(frozen=True)
 class NoWindow(_StaticWindow):
-    """Everything goes at once: the engine's own queue and order rule."""
+    """Sends every request at once, so that the engine's own queue and order apply."""
 
     @property
-    def limits(self) -> None:
-        """See `Window`."""
+    def limits(self) -> None: ...
 
     def admits(self, load: Load, uncached_tokens: int) -> bool:  # noqa: ARG002 - the protocol's signature
-        """See `Window`."""
         return True
 
 
 @dataclass(eq=False, slots=True)
 class LearnedWindow:
-    """Learns what an engine can take, from the stream of its answers and from what it reports.
+    """Learns what an engine can take, from its streams and its reports.
 
-    Three limits, each of which keeps out of the engine's queue what would only wait there:
+    Three limits keep out of the engine's queue what would only wait there:
 
     - unstarted tokens: as many as the engine starts in a few of its steps. A prompt that is being computed counts with
-      what is left of it, and when little is left the next one goes, however large it is;
-    - requests: as many as the engine ran when it said that others waited, and those that it starts in about a step, so
-      that one is there whenever a place falls free;
-    - KV tokens: the requests in flight will hold, when they hold most, what the engine's cache was told to hold, or was
-      found to hold when it threw requests out.
+      the rest of it, and when little is left the next request goes, however large it is;
+    - requests: as many as the engine ran when it reported others waiting, plus those that it starts in about one step,
+      so that one is ready whenever a place in the batch becomes free;
+    - KV tokens: the requests in flight may hold, at their peak, what the engine's cache is known to hold, or what it
+      was found to hold when the engine preempted requests.
 
-    The first needs nothing but the streams. Without reports, the other two limit nothing until the engine turns a
-    request away or tells its capacity; so the unstarted requests are limited by their number too, to what the engine
-    starts in a few of its steps. That holds back no whole answers, whose start is only guessed.
+    The first limit needs only the streams. Without reports, the other two limit nothing until the engine refuses a
+    request or reports its capacity; so the number of unstarted requests is limited, too, to what the engine starts in a
+    few of its steps. That does not hold back answers without streaming, whose start is only guessed.
     """
 
     requests: int = 1024
     unstarted_tokens: int = 16_384
-    """The most that it will ever allow, of either."""
+    """Upper bounds of the learned limits."""
     _tokens: TokenLimit = field(init=False)
     _places: RequestLimit = field(init=False)
     _kv: KvLimit = field(init=False)
     _starts: UnstartedLimit = field(init=False)
     _limits: Limits = field(default=Limits(0, 0), init=False)
     _reports: bool = field(default=True, init=False)
-    """Whether the engine tells what it has to do; until it was asked, it is taken to."""
+    """Whether the engine reports its load; assumed until it was polled."""
     _typical_tokens: float = field(default=1.0, init=False)
-    """Uncached input of one request, of late."""
+    """Recent mean of the uncached input of one request."""
 
     def __post_init__(self) -> None:
         self._tokens = TokenLimit(self.unstarted_tokens)
@@ -153,24 +148,21 @@ class LearnedWindow:
         self._starts = UnstartedLimit()
 
     def fresh(self) -> "LearnedWindow":
-        """See `Window`."""
         return LearnedWindow(self.requests, self.unstarted_tokens)
 
     @property
     def kv_limit(self) -> float:
-        """See `Window`."""
         return self._kv.limit
 
     @property
     def low_tokens(self) -> float:
-        """See `Window`."""
         return self._tokens.low
 
     @property
     def limits(self) -> Limits:
-        """See `Window`. A few requests more go where none of those in flight waits in the engine.
+        """Current limits. A few more requests may go if none of those in flight waits in the engine.
 
-        While they are the same, they are one object: each of the last requests is remembered with its own.
+        Equal limits are returned as the same object, because each remembered request keeps a reference to its own.
         """
         requests, tokens = int(min(self.requests, self._places.limit)), self._tokens.limit
         if requests != self._limits.requests or tokens != self._limits.unstarted_tokens:
@@ -178,10 +170,10 @@ class LearnedWindow:
         return self._limits
 
     def admits(self, load: Load, uncached_tokens: int) -> bool:
-        """See `Window`.
+        """Return whether a request fits all limits.
 
         One request may wait in the engine for room in its cache, and a few for a place in its batch: an engine takes up
-        what is there sooner than what has to be sent.
+        waiting requests sooner than requests that have yet to be sent.
         """
         if load.requests >= self.requests or not self._places.admit(load.requests, load.unstarted, load.guessed):
             return False
@@ -194,15 +186,12 @@ class LearnedWindow:
         return load.ahead_tokens + uncached_tokens <= self._tokens.limit or load.ahead_tokens <= self._tokens.low
 
     def full(self, load: Load) -> bool:
-        """See `Window`."""
         return load.requests >= self._places.places or load.kv_peak + self._typical_tokens > self._kv.limit
 
     def set_kv_capacity(self, kv_tokens: int) -> None:
-        """See `Window`."""
         self._kv.set_capacity(kv_tokens)
 
     def on_start(self, turnover: Turnover) -> None:
-        """See `Window`."""
         self._tokens.learn(turnover)
         self._places.learn(turnover)
         self._starts.learn(turnover)
@@ -210,15 +199,12 @@ class LearnedWindow:
             self._typical_tokens = turnover.tokens / turnover.requests
 
     def on_report(self, load: Load, report: EngineReport) -> None:
-        """See `Window`."""
         self._reports = True
         self._places.on_report(report)
         self._kv.on_report(report, held_back=load.kv_peak + self._typical_tokens > self._kv.limit)
 
     def on_empty_report(self) -> None:
-        """See `Window`."""
         self._reports = False
 
     def on_overload(self, load: Load) -> None:
-        """See `Window`."""
         self._places.on_overload(load.requests)

@@ -1,4 +1,4 @@
-"""One worker as the core knows it: what is in flight there, how fast it is, and what its window says."""
+"""One worker as the core knows it: what is in flight there, how fast it is, and what its window admits."""
 
 from collections.abc import Container, Mapping
 from dataclasses import replace
@@ -16,16 +16,17 @@ from router.core.model.load import Load
 from router.core.model.request import RequestId, Worker, WorkerId
 
 EARLY_PREFILL_SHARE = 0.7
-"""Prefill is taken to need this share of its learned time, where a guess that is too late would leave the engine idle,
-and one that is too early only lets a little more wait there."""
+"""Share of the learned prefill time after which prefill is guessed to be over. A late guess would leave the engine
+idle, an early one only lets a little more wait there.
+"""
 SILENCE_PREFILLS = 3.0
-"""Times the prefill of what has not started, for which a worker may say nothing at all."""
+"""A worker may be silent for this many times the prefill time of its unstarted requests."""
 OUTPUT_MEMORY = 0.97
-"""What a past answer's length still weighs after one more: about the last thirty count."""
+"""Factor by which the weight of past answers' lengths decays with each new one: about the last thirty count."""
 
 
 class WorkerState:
-    """One worker and what runs there. One that left stays until the last of its requests has ended."""
+    """One worker and what runs there. A worker that left is kept until the last of its requests has ended."""
 
     def __init__(
         self,
@@ -34,7 +35,7 @@ class WorkerState:
         deadlines: dict[WorkerId, float],
         rules: HealthRules = DEFAULT_RULES,
     ) -> None:
-        """`deadlines`: of all workers; this one keeps its own there, while it has one."""
+        """`deadlines`: of all workers. This worker keeps its own entry up to date."""
         self.worker = worker
         self.window = window
         self.health = Health(rules)
@@ -42,9 +43,9 @@ class WorkerState:
         self.work = EngineWork()
         self.left = False
         self.silent = False
-        """Whether it has said nothing for so long that nothing is sent to it until it does."""
+        """Whether the worker was silent for so long that it gets no requests until it shows a sign of life."""
         self.load = Load()
-        """What the window looks at, as of the last change here."""
+        """The load that the window looks at, as of the last change."""
         self.has_room = True
         """Whether any request could go now, however small."""
         self._deadlines = deadlines
@@ -53,7 +54,7 @@ class WorkerState:
         self._backoff = Backoff()
         self._silence_seconds = rules.silence
         self._last_alive = 0.0
-        """When it was heard last, or got something to do after that."""
+        """When the worker last showed a sign of life, or became busy after that."""
         self._load_deadline = inf
         """When time alone changes the load."""
         self._most_kv_tokens = 0
@@ -61,9 +62,9 @@ class WorkerState:
         self._unaccounted_tokens = 0
         """Cost units and output tokens since the last change."""
         self._unaccounted_seen_tokens = 0
-        """Of these tokens, those that were seen as they came, without the first of each answer."""
+        """Those of the output tokens that were seen as they came, without the first of each answer."""
         self._output_sum = 0.0
-        """A decaying sum over answers that ended, of their lengths."""
+        """Decaying sum of the lengths of ended answers."""
         self._now = 0.0
 
     @property
@@ -73,38 +74,38 @@ class WorkerState:
 
     @property
     def waiting(self) -> Container[RequestId]:
-        """Of these, those that wait for their first token, as far as is seen or guessed."""
+        """The requests in flight that wait for their first token, as far as seen or guessed."""
         return self._in_flight.waiting
 
     def expected_prefill_start(self, now: float) -> float:
-        """When the engine is expected to begin with a request that is sent now."""
+        """Return when the engine is expected to begin to compute a request that is sent now."""
         if self._in_flight.waiting:
             return now + self.service_rate.prefill_seconds(self._in_flight.unstarted_tokens)
         return now + self.service_rate.step_seconds if self._in_flight.requests else now
 
     def admits(self, uncached_tokens: int) -> bool:
-        """Whether a request with that much uncached input may go now."""
+        """Return whether a request with this many uncached input tokens may go now."""
         return self._open and self.window.admits(self.load, uncached_tokens)
 
     @property
     def _open(self) -> bool:
-        """Whether anything may go, as far as the worker's health tells."""
+        """Whether the worker's health permits any request."""
         return not self.silent and self._now >= self._backoff.until and self.health.trusted
 
     def refresh(self, now: float) -> None:
-        """Take in that its health is another."""
+        """Update the load after a change of the worker's health."""
         self._account_until(now)
         self._refresh_load()
 
     def mark_alive(self, now: float) -> None:
-        """It said something, whatever it was: the first token of a call, more tokens, an end, an answer to a poll."""
+        """Record a sign of life: a first token, more tokens, the end of a request, or an answer to a poll."""
         self._last_alive = now
         if self.silent:
             self.silent = False
             self.refresh(now)
 
     def on_overload(self, now: float) -> None:
-        """The engine had no room for a request, which is removed by now."""
+        """Back off, because the engine refused a request for lack of room. The request must be removed already."""
         self.mark_alive(now)
         self._account_until(now)
         self._backoff.begin(now)
@@ -112,7 +113,7 @@ class WorkerState:
         self._refresh_load()
 
     def succeeded(self, request: RequestId, now: float) -> None:
-        """The engine has begun to answer it, or has answered it in one piece."""
+        """Record that the engine began to answer a request, or answered it in one piece."""
         self.mark_alive(now)
         self.health.on_success(request)
         self._backoff.reset()
@@ -128,7 +129,7 @@ class WorkerState:
         most_output: float = inf,
         answers: int = 1,
     ) -> None:
-        """Count a dispatched request, of which so many output tokens are foreseen, and at most so many may come."""
+        """Add a dispatched request. `output`: predicted output tokens. `most_output`: their maximum."""
         self._account_until(now)
         if not self._in_flight:
             self._last_alive = now
@@ -146,14 +147,13 @@ class WorkerState:
         self._refresh_load()
 
     def start(self, request: RequestId, now: float, *, seen: bool) -> None:
-        """It waits no more. `seen`: because its first token is here, which says more than that it is over."""
+        """Mark a request as started. `seen`: whether its first token was seen; if not, the start is only inferred."""
         flight = self._in_flight.requests[request]
         if seen:
             self.succeeded(request, now)
             self._account_until(now)
-            self._unaccounted_seen_tokens -= (
-                0 if flight.first_token_seen else flight.answers
-            )  # the first ones, which come of prefill
+            # Prefill, not decode steps, produced the first token of each answer.
+            self._unaccounted_seen_tokens -= 0 if flight.first_token_seen else flight.answers
             self._in_flight.mark_first_token(flight)
         if flight.started:
             return
@@ -175,22 +175,24 @@ class WorkerState:
         self._refresh_load()
 
     def _prefilled_beside(self, flight: InFlight) -> int:
-        """Uncached input of others of which the engine may have computed a part by the time of this one's start.
+        """Return the uncached input of others of which the engine may have computed a part by the start of this
+        request.
 
-        In order of arrival it begins with them in the last step alone, with what is left of that.
+        An engine that serves in order of arrival begins with them only in the last step, with the rest of that step's
+        tokens.
         """
         others = self._in_flight.unstarted_tokens - flight.uncached_tokens
         most = None if self.worker.reorders else self.worker.batch_tokens
         return others if most is None else min(others, most)
 
     def min_computed_tokens(self, request: RequestId, input_tokens: int) -> int:
-        """How much of a request's `input_tokens` was computed, as far as the time of its first token says.
+        """Return how many of a request's `input_tokens` were computed at least, judging by the time of its first token.
 
-        At least what was predicted not to be cached. It is that alone where no first token was seen, or where the time
-        until then is explained: the engine computed others before or beside it, or may have; it had no place for it
-        (then the time counts from the latest end of another request); or it just took a step. An engine that counts
-        what it computes has the last word: no more is claimed than it counted and nobody was charged for. What is
-        claimed here explains the time for those that started with it, so that they pay for it once.
+        This is at least the input predicted not to be cached. It is exactly that if no first token was seen, or if the
+        time until then is explained: the engine computed others before or beside it, or may have; it had no place for
+        the request (then the time counts from the latest end of another request); or it just took one step. If the
+        engine counts what it computes, no more is claimed than it counted without a charge. Tokens claimed here explain
+        the time of the other requests of the burst, so that the time is paid for once.
         """
         flight = self._in_flight.requests[request]
         burst = flight.burst
@@ -203,13 +205,13 @@ class WorkerState:
         return flight.uncached_tokens + beyond
 
     def set_computed_tokens(self, request: RequestId, tokens: int) -> None:
-        """The engine says how much of a request's input it computed, which may explain how long others took."""
+        """Set how much of a request's input the engine reports as computed, which may explain how long others took."""
         flight = self._in_flight.requests[request]
         if flight.burst is not None:
             flight.burst.tokens += tokens - flight.uncached_tokens
 
     def serve(self, request: RequestId, cost: float, output_tokens: int) -> None:
-        """A started request was served so much, in cost units; of that, so many are new output tokens."""
+        """Add service of a started request, in cost units, and its new output tokens."""
         flight = self._in_flight.requests[request]
         flight.output += output_tokens
         self._unaccounted_cost += cost
@@ -218,10 +220,10 @@ class WorkerState:
             self._unaccounted_seen_tokens += output_tokens
 
     def estimated_output(self, request: RequestId, now: float) -> int:
-        """How many output tokens a whole answer should have by now, as long as nobody sees them.
+        """Estimate the output tokens so far of an answer without streaming.
 
-        As many as answers that are seen gain at this worker in the time since its prefill should have been over. While
-        it has no place in the engine's batch, as far as is known, it gains none.
+        It is as many tokens as answers that are seen gain at this worker in the time since its prefill should have been
+        over; none while the request has no place in the engine's batch, as far as known.
         """
         flight = self._in_flight.requests[request]
         seconds = now - flight.decoding_since
@@ -232,7 +234,7 @@ class WorkerState:
         return flight.answers + int(at_once * seconds / self.service_rate.seconds_per_output_token)
 
     def on_whole_answer(self, request: RequestId, output_tokens: int, now: float) -> None:
-        """The engine says how long an answer is that came whole, which shows its service_rate."""
+        """Learn the output rate from the length of an answer without streaming, as the engine reported it."""
         flight = self._in_flight.requests[request]
         seconds = now - flight.decoding_since
         if not flight.first_token_seen and not flight.streamed and seconds > 0.0 and output_tokens > flight.answers:
@@ -240,7 +242,7 @@ class WorkerState:
             self.service_rate.add_output(output_tokens - flight.answers, seconds * flight.answers)
 
     def remove(self, request: RequestId, now: float, *, computed: bool) -> None:
-        """It ended. `computed`: at least in part, and not turned away."""
+        """Remove a request that ended. `computed`: whether the engine computed any of it, instead of refusing it."""
         self._account_until(now)
         flight = self._in_flight.remove(request, now)
         self._kv_forecast.remove(request)
@@ -255,7 +257,7 @@ class WorkerState:
         self._refresh_load()
 
     def set_kv_capacity(self, kv_tokens: int) -> None:
-        """The engine said how much its KV cache holds."""
+        """Set the capacity of the KV cache in tokens, as the engine reported it."""
         self.worker = replace(self.worker, kv_tokens=kv_tokens)
         self.window.set_kv_capacity(kv_tokens)
         self._refresh_load()
@@ -263,9 +265,10 @@ class WorkerState:
     def on_report(
         self, running: int, waiting: int, places: int | None, now: float, work: WorkReport | None = None
     ) -> None:
-        """The engine said how many requests it has and, where it tells, how many it runs at most, and what it computed.
+        """Record the engine's load and, if it reports them, its maximum of running requests and its work counters.
 
-        Of what it has not been seen to start, the latest have no place yet, as many as wait there by its word.
+        Of the requests without a seen first token, the latest ones have no place in the batch, as many as the engine
+        reports waiting.
         """
         self._account_until(now)
         for number, flight in enumerate(self._in_flight.without_first_token()):
@@ -295,12 +298,12 @@ class WorkerState:
         self._refresh_load()
 
     def on_empty_report(self, now: float) -> None:
-        """The engine answered, and did not say how many requests it has."""
+        """Record that the engine answered a poll without reporting its load."""
         self.window.on_empty_report()
         self.refresh(now)
 
     def advance(self, now: float) -> None:
-        """Take in that the deadline is over."""
+        """Apply what changes by time alone, when the deadline is over."""
         self.silent = self.silent or self._silent_at() <= now
         if self._load_deadline <= now:
             self._account_until(now)
@@ -338,7 +341,7 @@ class WorkerState:
             self._unaccounted_cost, self._unaccounted_tokens = 0.0, 0
 
     def _refresh_load(self) -> None:
-        """Look at the load anew."""
+        """Recompute the load, the room and the deadline."""
         in_flight, window = self._in_flight, self.window
         unstarted = len(in_flight.waiting)
         ahead, low_at = (
@@ -365,9 +368,9 @@ class WorkerState:
             self._deadlines.pop(self.worker.id, None)
 
     def _silent_at(self) -> float:
-        """When it will have said nothing for too long; infinite while nothing runs there, and once it has.
+        """Return when the worker will have been silent for too long; infinite if it is idle, or silent already.
 
-        One that says nothing while it computes a long prompt is not taken for one that hangs, by its own service_rate.
+        A worker that computes a long prompt in silence is not taken to hang, judging by its own prefill time.
         """
         if self.silent or not self._silence_seconds or not self._in_flight.requests:
             return inf
@@ -377,9 +380,9 @@ class WorkerState:
         )
 
     def _prefill_left(self) -> tuple[float, float]:
-        """What is left to compute of the unstarted tokens, and when no more is than the window calls little.
+        """Return the unstarted tokens left to compute, and when no more are left than the window's `low_tokens`.
 
-        No more than the first request is under way; the time is infinite if only a start can bring it about.
+        Only the first request counts as being computed. The time is infinite if only a start can bring it about.
         """
         in_flight, service_rate = self._in_flight, self.service_rate
         first = in_flight.head_tokens

@@ -1,12 +1,13 @@
-"""How many tokens there are up to certain places of prompts, where an engine has known_places.
+"""Token counts up to certain places in prompts, as engines reported them.
 
-A mean of tokens per byte is off by some percent for any one prompt: code, names and other languages take more. But
-prompts come back longer, turn by turn, and others begin like them; what an engine counted up to the end of one is known
-exactly of all that begin so. Between such places tokens are spread evenly.
+A mean of tokens per byte is off by some percent for any single prompt: code, names and other languages take more. But
+prompts come back longer, turn by turn, and other prompts share their beginnings. What an engine counted up to the end
+of one prompt is known exactly for all prompts that begin with it. Between such places tokens are spread evenly.
 
-A match ends where prompts begin to differ, which is seldom the end of a chunk. What an engine found of one prompt there
-(`reach`), it finds of the next that shares as many chunks: the questions about a document part from each other within
-the same chunk. And the next turn of a conversation goes on from the end of an answer, to the last token of it.
+A match ends where prompts begin to differ, which is seldom the end of a chunk. The tokens that an engine found cached
+for one prompt (`record_match`) it also finds for the next prompt that shares as many chunks: questions about the same
+document diverge within the same chunk. And the next turn of a conversation continues after the end of an answer, up to
+its last token.
 """
 
 from bisect import bisect_right
@@ -18,23 +19,25 @@ from typing import Final, NamedTuple
 from router.core.model.prompt_key import CHUNK_BYTES, HASH_BYTES, PromptKey
 
 PREFIX_LIMIT: Final = 50_000
-"""Kept, unless told otherwise."""
+"""Default number of places kept."""
 SHARED_BEHIND: Final = CHUNK_BYTES / 2
-"""Bytes that prompts share behind the last chunk that they have in common, on average."""
+"""Bytes that prompts share, on average, after the last chunk that they have in common."""
 Place = tuple[float, float]
-"""Chunks, and how many tokens there are up to their end."""
+"""A number of chunks, and the tokens up to their end."""
 
 
 class Measure(NamedTuple):
     """A prompt's size."""
 
     tokens: int
-    """Of all of it; at least 1."""
+    """Tokens of the whole prompt; at least 1."""
     places: Sequence[Place]
-    """In order; the beginning and the end of the prompt among them."""
+    """In order, including the beginning and the end of the prompt."""
 
     def held(self, chunks: int) -> int:
-        """Tokens in the first chunks, short of the whole: an engine always computes the last one."""
+        """Return the tokens in the first `chunks`, at least one short of the whole: an engine always computes the last
+        token.
+        """
         if not chunks:
             return 0
         places = self.places
@@ -44,17 +47,19 @@ class Measure(NamedTuple):
 
 
 class MeasuredPrefixes:
-    """Of all models' prompts, by the hash of the last chunk before; the least recently told go first."""
+    """Places in prompts of all models, by the hash of the chunk before; the least recently recorded
+    are dropped first.
+    """
 
     def __init__(self, limit: int = PREFIX_LIMIT) -> None:
         self._limit = limit
         self._places: dict[int, tuple[float, float]] = {}
-        """Tokens up to a place, and how many bytes behind the chunk it is."""
+        """Tokens up to a place, and its distance in bytes from the chunk's end."""
 
     def record_count(self, prompt: PromptKey, tokens: int, ratio: float) -> None:
-        """An engine counted so many tokens in a prompt; `ratio`: tokens per byte after its last full chunk.
+        """Record how many tokens an engine counted in a prompt. `ratio`: tokens per byte after its last full chunk.
 
-        What an engine found there says more, and stays.
+        A place from `record_match` is more precise and is kept.
         """
         chunks = len(prompt.hashes) // HASH_BYTES
         if chunks:
@@ -64,7 +69,7 @@ class MeasuredPrefixes:
             self._keep(last, known if known is not None and known[1] else (max(0.0, at), 0.0))
 
     def record_match(self, prompt: PromptKey, chunks: int, tokens: int) -> None:
-        """An engine finds so many tokens of a prompt that begins like this one for so many chunks, and no more."""
+        """Record that an engine finds `tokens` cached of any prompt that shares exactly this many first chunks."""
         if chunks:
             self._keep(_last(prompt, chunks), (tokens, SHARED_BEHIND))
 
@@ -76,10 +81,10 @@ class MeasuredPrefixes:
             del known_places[next(iter(known_places))]
 
     def measure(self, prompt: PromptKey, ratio: float) -> Measure:
-        """A prompt's size, with `ratio` tokens per byte where nothing is known; O(its chunks)."""
+        """Return a prompt's size, at `ratio` tokens per byte where nothing is known; O(its chunks)."""
         places: list[Place] = [(0, 0.0)]
         known_places = self._places
-        # One by one, as numbers: looking many of these up takes less than looking up as many pieces of bytes.
+        # As integers, because looking up many integers is faster than looking up as many slices of bytes.
         words = memoryview(prompt.hashes).cast("Q").tolist()
         end, last_behind = 0, 0.0
         for word in filter(known_places.__contains__, words):
@@ -97,5 +102,5 @@ class MeasuredPrefixes:
 
 
 def _last(prompt: PromptKey, chunks: int) -> int:
-    """The hash of the last of its first chunks."""
+    """Return the hash of the last of a prompt's first `chunks`."""
     return int.from_bytes(prompt.hashes[(chunks - 1) * HASH_BYTES : chunks * HASH_BYTES], byteorder)

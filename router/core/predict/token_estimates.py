@@ -1,4 +1,4 @@
-"""What a request will cost before the engine has said so: learned from the usage of those before it."""
+"""Estimates of a request's tokens before the engine reports them, learned from the usage of earlier requests."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -11,11 +11,11 @@ from router.core.predict.output_length import OutputLengths
 FIRST_RATIO = 0.25
 """Tokens per byte before anything was learned: English text under the usual BPE vocabularies."""
 RATIO_MEMORY = 0.98
-"""What a past request still weighs in the ratio after one more: about the last fifty count."""
+"""Factor by which the weight of past requests in the ratio decays with each new one: about the last fifty count."""
 SPREAD = 0.25
-"""By how much a prompt's tokens per byte may differ from the mean, as a share of it."""
+"""How far a prompt's tokens per byte may differ from the mean, as a share of the mean."""
 MEASURES_KEPT = 64
-"""Prompts whose measure is remembered."""
+"""Prompts whose measure is cached."""
 
 
 class TokenRatio:
@@ -35,28 +35,30 @@ class TokenRatio:
 
 
 class Estimates:
-    """Input by bytes times a ratio per model; output by a running mean per client and model."""
+    """Estimates of input from bytes with a ratio per model, and of output from a running mean per client and model."""
 
     def __init__(self, client_limit: int = 10_000, measured_prefixes: int = PREFIX_LIMIT) -> None:
-        """`client_limit`: how many (client, model) means are kept; `measured_prefixes`: how many places of prompts.
+        """`client_limit`: (client, model) means kept. `measured_prefixes`: places in prompts kept.
 
-        Of either the least recently learned goes first.
+        Of both the least recently learned are dropped first.
         """
         self._ratios: dict[str, TokenRatio] = {}
         self._measured_prefixes = MeasuredPrefixes(measured_prefixes)
         self._measures: dict[tuple[str, bytes], tuple[PromptKey, Measure]] = {}
-        """By model and hashes, since the last lesson: one decision asks several times about what it looks at."""
+        """Cache by model and hashes, cleared with every change of `version`: one decision measures the same prompts
+        repeatedly.
+        """
         self.output_lengths: Final = OutputLengths(client_limit)
         self.version = 0
-        """How often `learn` was called: while this stays, the same questions have the same answers."""
+        """Incremented whenever estimates may have changed."""
 
     def tokens_per_chunk(self, model: str) -> float:
-        """What one chunk of text of this model's prompts is worth in tokens."""
+        """Return the mean tokens in one chunk of this model's prompts."""
         ratio = self._ratios.get(model)
         return CHUNK_BYTES * (FIRST_RATIO if ratio is None else ratio.value)
 
     def measure(self, model: str, prompt: PromptKey) -> Measure:
-        """One prompt's size in tokens: exact where it came as token ids, and up to where engines counted it."""
+        """Return one prompt's size in tokens: exact if it came as token ids, and up to where engines counted it."""
         if prompt.tokens is not None:
             total = max(1, prompt.tokens)
             return Measure(total, ((0, 0.0), (max(1, prompt.size) / CHUNK_BYTES, total)))
@@ -69,22 +71,22 @@ class Estimates:
         return known[1]
 
     def input_tokens(self, request: Request) -> int:
-        """Tokens of all prompts of a request."""
+        """Return the tokens of all prompts of a request."""
         if len(request.prompts) == 1:
             return self.measure(request.model, request.prompts[0]).tokens
         return sum([self.measure(request.model, prompt).tokens for prompt in request.prompts])
 
     def expected_output(self, request: Request) -> int:
-        """Output tokens to reserve: the client's own limit, or else what it usually gets from this model."""
+        """Return the output tokens to reserve: the request's own limit, or else the client's mean for this model."""
         return self.output_lengths.expected(request)
 
     def learn(self, request: Request, usage: Usage, answers: Sequence[PromptKey] = ()) -> None:
-        """Take in what the engine counted for a finished request; `answers`: its prompt with each answer to it."""
+        """Learn from the engine's usage of a finished request. `answers`: its prompt followed by each answer."""
         self.version += 1
         self._measures.clear()
         prompts = request.prompts
         sizes = [prompt.size for prompt in prompts if prompt.tokens is None]
-        # What one worker keeps for a request is read before its prompts, and says nothing of their bytes.
+        # If a worker stores the request's conversation, its input tokens include more than the bytes of these prompts.
         if usage.input_tokens and len(sizes) == len(prompts) and request.worker is None:
             ratio = self._ratio(request.model)
             ratio.learn(sum(sizes), usage.input_tokens)
@@ -95,9 +97,11 @@ class Estimates:
         self.output_lengths.learn(request, usage.output_tokens)
 
     def on_cache_hit(self, model: str, prompt: PromptKey, chunks: int, tokens: int) -> None:
-        """An engine found so many tokens of a prompt, of which it was believed to hold so many chunks and no more.
+        """Learn from the tokens that an engine found cached of a prompt, when it was believed to hold exactly `chunks`
+        of it.
 
-        Passed over where it held more, or less, than was believed: that says nothing about what chunks are worth.
+        Ignored if the engine evidently held more or less than believed, since that says nothing about the tokens in
+        chunks.
         """
         if prompt.tokens is not None:
             return
@@ -108,9 +112,9 @@ class Estimates:
             self._measured_prefixes.record_match(prompt, chunks, tokens)
 
     def _record_answer(self, answer: PromptKey, tokens: int, ratio: float) -> None:
-        """The key of a prompt with its answer, and how many tokens both have.
+        """Record the tokens of a prompt with its answer.
 
-        The next turn repeats both and is found cached up to the last token, which no engine computes.
+        The next turn repeats both and is found cached up to the last token, whose KV entries no engine computes.
         """
         self._measured_prefixes.record_count(answer, tokens, ratio)
         self._measured_prefixes.record_match(answer, len(answer.hashes) // HASH_BYTES, tokens - 1)
