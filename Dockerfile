@@ -11,7 +11,7 @@ RUN pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels 
         --requirement constraints-image.txt \
     && pip --python /opt/d2lpm/bin/python install --no-cache-dir --no-deps /wheels/*.whl
 
-# Neither pip nor a compiler, and nothing that is written to: the root file system may be read-only.
+# The final image has neither pip nor a compiler, and writes no files: the root file system may be read-only.
 FROM python:3.13.9-slim-trixie
 COPY --from=build /opt/d2lpm /opt/d2lpm
 ENV PATH=/opt/d2lpm/bin:$PATH PYTHONUNBUFFERED=1 D2LPM_HOST=0.0.0.0

@@ -1,4 +1,4 @@
-"""The dashboard, as Grafana reads it: `python deploy/grafana/dashboard.py > deploy/grafana/dashboards/d2lpm.json`."""
+"""Generates the Grafana dashboard: `python deploy/grafana/dashboard.py > deploy/grafana/dashboards/d2lpm.json`."""
 
 import json
 import sys
@@ -9,15 +9,15 @@ DATASOURCE: Final = {"type": "prometheus", "uid": "prometheus"}
 WIDTH: Final = 24
 """Columns of Grafana's grid."""
 HEIGHT: Final = 8
-"""Rows of it that a panel takes."""
+"""Height of a panel in rows of Grafana's grid."""
 CLIENTS: Final = 12
-"""Clients drawn in one panel, those with most."""
+"""Clients drawn in one panel, those with the largest values."""
 TOKENS: Final = "suffix: tok/s"
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One expression, and what its lines are called."""
+    """A PromQL expression and the legend of its lines."""
 
     expr: str
     legend: str
@@ -25,39 +25,39 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """Lines over time."""
+    """A panel with lines over time."""
 
     title: str
-    about: str
-    """What it shows and what is good, for the reader of the panel."""
+    description: str
+    """What the panel shows and which values are good."""
     unit: str
     queries: tuple[Query, ...]
     stacked: bool = False
-    most: float | None = None
-    """The end of the axis."""
+    axis_max: float | None = None
+    """Upper end of the axis; None to fit the data."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Panels side by side."""
+    """A row of panels."""
 
     title: str
     panels: tuple[Panel, ...] = field(default=())
 
 
 def top(expr: str) -> str:
-    """Of the clients chosen, those with most."""
+    """Select the clients with the largest values."""
     return f"topk({CLIENTS}, {expr})"
 
 
 def percentiles(histogram: str) -> tuple[Query, ...]:
-    """Three of a histogram, over all models."""
+    """Query three percentiles of a histogram, over all models."""
     inner = f"sum by (le) (rate({histogram}_bucket[$__rate_interval]))"
     return tuple(Query(f"histogram_quantile({share}, {inner})", f"p{share * 100:.0f}") for share in (0.5, 0.95, 0.99))
 
 
 def rate(counter: str, by: str) -> str:
-    """A counter's increase per second, summed up to these labels."""
+    """Query a counter's increase per second, summed by these labels."""
     return f"sum by ({by}) (rate({counter}[$__rate_interval]))"
 
 
@@ -66,24 +66,24 @@ FAIRNESS: Final = Row(
     (
         Panel(
             "Share of service",
-            "Of all service in cost units, what each client got. Clients of equal weight that all wait should have "
-            "equal shares; whoever asks for less than its share gets all that it asks for.",
+            "Each client's share of all service, in cost units. Clients of equal weight that all wait should have "
+            "equal shares; a client that asks for less than its share gets all that it asks for.",
             "percentunit",
             (Query(top('client:d2lpm_service_share:ratio_rate1m{client=~"$client"}'), "{{client}}"),),
             stacked=True,
-            most=1,
+            axis_max=1,
         ),
         Panel(
-            "Service of those who wait, against the best served",
-            "Per weight, over five minutes in which the client always had requests waiting. 1 is fair; a client near "
-            "0 starves.",
+            "Service of waiting clients, relative to the best served",
+            "Service per weight, over five minutes in which the client always had requests waiting. 1 is fair; a "
+            "client near 0 starves.",
             "percentunit",
             (Query('bottomk(12, client:d2lpm_service_of_waiting:ratio_rate5m{client=~"$client"})', "{{client}}"),),
         ),
         Panel(
             "Service gap and its bound",
-            "The largest difference in service per weight between two clients that wait in the same queue, and what "
-            "the theorem lets it be. Above the bound would be an error.",
+            "The largest difference in service per weight between two clients that wait in the same queue, and and "
+            "the bound of the theorem. A gap above the bound would be an error of the router.",
             "suffix: units",
             (
                 Query("max by (worker) (d2lpm_service_gap_cost_units)", "gap, {{worker}}"),
@@ -91,9 +91,9 @@ FAIRNESS: Final = Row(
             ),
         ),
         Panel(
-            "Deficit counters",
-            "Each client's credit in cost units, the least over the workers; below 0 it owes, and waits until others "
-            "have caught up.",
+            "Deficits",
+            "Each client's deficit in cost units, the smallest over the workers. Below 0 the client has a debt and "
+            "waits until others have caught up.",
             "suffix: units",
             (
                 Query(
@@ -105,19 +105,19 @@ FAIRNESS: Final = Row(
     ),
 )
 TURNS: Final = Row(
-    "Does everybody have a turn?",
+    "Is every client served?",
     (
         Panel(
             "Rounds",
-            "How long it takes until each client with a call open is served: one call of mean cost each at full rate "
-            "(fair), and in fact (current, last). A current round that does not end leaves somebody out.",
+            "How long it takes until each client with an open call is served: one call of mean cost each at full rate "
+            "(fair), and as measured (current, last). If the current round does not end, some client is not served.",
             "s",
             (Query("max by (round) (d2lpm_round_seconds)", "{{round}}"),),
         ),
         Panel(
             "Longest wait in fair rounds",
-            "For the first token, of calls that wait now or waited in the last minute, and the longest time for which "
-            "a client that waits was served nothing. Above 3 somebody waits for others' quanta.",
+            "The longest wait for a first token, of calls that wait now or waited in the last minute, and the longest "
+            "time for which a waiting client was served nothing. Above 3, a client waits for others' quanta.",
             "short",
             (
                 Query("max by (calls) (d2lpm_longest_wait_rounds)", "{{calls}}"),
@@ -125,18 +125,19 @@ TURNS: Final = Row(
             ),
         ),
         Panel(
-            "Clients unserved",
-            "With a call that waits, and served nothing for longer than a fair round; beside those with a call open.",
+            "Unserved clients",
+            "Clients with a waiting call that were served nothing for longer than a fair round, and all clients with "
+            "an open call.",
             "short",
             (
                 Query("sum by (instance) (d2lpm_unserved_clients)", "unserved for a round"),
-                Query('sum by (instance) (d2lpm_round_clients{clients="open"})', "with a call open"),
+                Query('sum by (instance) (d2lpm_round_clients{clients="open"})', "with an open call"),
             ),
         ),
         Panel(
             "Service lag",
-            "How far each client is behind an even share of what is served, per weight, by the time in which calls of "
-            "its wait: in the router or in an engine. One that rises all the time gets less than its share.",
+            "How far each client is behind an even share of service, per weight, while calls of it wait in the router "
+            "or in an engine. A client whose lag rises all the time gets less than its share.",
             "suffix: units",
             (
                 Query(top('max by (client) (d2lpm_client_service_lag_cost_units{client=~"$client"})'), "{{client}}"),
@@ -146,11 +147,11 @@ TURNS: Final = Row(
     ),
 )
 WAITING: Final = Row(
-    "Who waits, and how long?",
+    "Which clients wait, and how long?",
     (
         Panel(
             "Waiting requests by client",
-            "What the window lets no worker have yet. A queue is no fault: whose it is, tells whom it costs.",
+            "Requests that no worker's window has room for yet. A queue is no fault; it shows which clients wait.",
             "short",
             (Query(top('sum by (client) (d2lpm_client_queued_requests{client=~"$client"})'), "{{client}}"),),
             stacked=True,
@@ -167,7 +168,8 @@ WAITING: Final = Row(
         ),
         Panel(
             "Waiting time by client, p95",
-            "Of the client's last 256 requests. A light client's should stay low whatever a heavy one does.",
+            "95th percentile of the client's last 256 requests. That of a light client should stay low whatever a "
+            "heavy client does.",
             "s",
             (
                 Query(
@@ -177,7 +179,7 @@ WAITING: Final = Row(
         ),
         Panel(
             "Refusals by reason",
-            "docs/operations.md says what each means.",
+            "docs/operations.md explains each reason.",
             "reqps",
             (Query(rate('d2lpm_requests_total{outcome=~"rejected-.*"}', "outcome"), "{{outcome}}"),),
         ),
@@ -188,21 +190,21 @@ SPEED: Final = Row(
     (
         Panel(
             "Time to first token",
-            "From arrival, with the time in the queue.",
+            "From arrival, including the time in the queue.",
             "s",
             percentiles("d2lpm_time_to_first_token_seconds"),
         ),
-        Panel("Time in the queue", "From arrival to a worker.", "s", percentiles("d2lpm_queue_seconds")),
+        Panel("Time in the queue", "From arrival to dispatch.", "s", percentiles("d2lpm_queue_seconds")),
         Panel(
             "Tokens",
-            "Input computed (extend), input found in a cache (cached: nobody pays for it) and output.",
+            "Input computed (extend), input found in a cache (cached, not charged) and output.",
             TOKENS,
             (Query(rate("d2lpm_service_tokens_total", "kind"), "{{kind}}"),),
             stacked=True,
         ),
         Panel(
-            "Requests by their end",
-            "Those that ended in this second.",
+            "Requests by outcome",
+            "Requests that ended per second.",
             "reqps",
             (Query(rate("d2lpm_requests_total", "outcome"), "{{outcome}}"),),
         ),
@@ -213,38 +215,38 @@ CACHES: Final = Row(
     (
         Panel(
             "Hit rate",
-            "Of the prompts' tokens, how many the engine found in its prefix cache.",
+            "Share of prompt tokens that the engine found in its prefix cache.",
             "percentunit",
             (
                 Query("worker:d2lpm_cache_hits:ratio_rate5m", "{{worker}}"),
                 Query("d2lpm:cache_hits:ratio_rate5m", "all"),
             ),
-            most=1,
+            axis_max=1,
         ),
         Panel(
             "Calibration error",
-            "How far predictions of what is cached are off, as a share of the prompt. Above 15 % they are discounted.",
+            "Mean error of predicted cached tokens, as a share of the prompt. Above 15 %, predictions are discounted.",
             "percentunit",
             (Query("max by (worker) (d2lpm_cache_error_ratio)", "{{worker}}"),),
         ),
         Panel(
-            "Charged of what was computed",
-            "Tokens charged to clients, of those that the engine computed by its own counters. 1 is right.",
+            "Charged over computed",
+            "Tokens charged to clients, over those that the engine computed by its own counters. 1 is right.",
             "percentunit",
             (Query("worker:d2lpm_charged_of_computed:ratio_rate30m", "{{worker}}"),),
         ),
         Panel(
             "Wrong predictions",
-            "Tokens predicted and not there, and there and not predicted.",
+            "Tokens predicted to be cached that were not, and cached tokens that were not predicted.",
             TOKENS,
             (
-                Query(rate("d2lpm_cache_false_hit_tokens_total", "worker"), "not there, {{worker}}"),
+                Query(rate("d2lpm_cache_false_hit_tokens_total", "worker"), "not cached, {{worker}}"),
                 Query(rate("d2lpm_cache_missed_hit_tokens_total", "worker"), "not predicted, {{worker}}"),
             ),
         ),
         Panel(
             "Believed to be cached",
-            "Against what the KV cache can hold.",
+            "Tokens believed to be cached, and the capacity of the KV cache.",
             "short",
             (
                 Query("sum by (worker) (d2lpm_cache_believed_tokens)", "believed, {{worker}}"),
@@ -258,8 +260,8 @@ WORKERS: Final = Row(
     (
         Panel(
             "In flight against the window",
-            "Requests at each worker, and how many its window allows. At the window the engine is busy, and the rest "
-            "waits here, where the order is fair.",
+            "Requests at each worker, and how many its window allows. At the limit the engine is busy, and further "
+            "requests wait in the router, where the order is fair.",
             "short",
             (
                 Query("sum by (worker) (d2lpm_worker_running_requests)", "in flight, {{worker}}"),
@@ -277,7 +279,7 @@ WORKERS: Final = Row(
         ),
         Panel(
             "Retries",
-            "Tries that failed, by fault, and requests sent to another worker.",
+            "Attempts that failed, by fault, and requests sent again to another worker.",
             "reqps",
             (
                 Query(rate("d2lpm_lost_tries_total", "fault"), "lost: {{fault}}"),
@@ -287,39 +289,45 @@ WORKERS: Final = Row(
             ),
         ),
         Panel(
-            "Health and breakers",
-            "1 while a worker answers polls; 1 while its failures keep it from its full share.",
+            "Health and circuit breakers",
+            "1 while a worker answers polls; 1 while its circuit breaker is not closed or the worker is silent.",
             "short",
             (
                 Query("min by (worker) (d2lpm_worker_healthy)", "healthy, {{worker}}"),
                 Query('sum by (worker) (d2lpm_worker_breaker{state!="closed"})', "breaker, {{worker}}"),
             ),
-            most=1,
+            axis_max=1,
         ),
     ),
 )
 ROUTER: Final = Row(
-    "And the router itself?",
+    "How is the router?",
     (
         Panel(
             "Event loop lag",
-            "The longest standstill of the last half minute. Above 0.02 s something is wrong.",
+            "Longest delay of the event loop in the last half minute. Above 0.02 s something is wrong.",
             "s",
             (Query("max by (instance) (d2lpm_event_loop_lag_seconds)", "{{instance}}"),),
         ),
-        Panel("Connections", "Of clients.", "short", (Query("sum by (instance) (d2lpm_connections)", "{{instance}}"),)),
+        Panel(
+            "Connections",
+            "Open connections of clients.",
+            "short",
+            (Query("sum by (instance) (d2lpm_connections)", "{{instance}}"),),
+        ),
         Panel(
             "Unread answers",
-            "What clients do not read and the router holds for them.",
+            "Bytes of answers that the router holds because clients do not read them.",
             "bytes",
             (Query("sum by (instance) (d2lpm_client_unread_bytes)", "{{instance}}"),),
         ),
         Panel(
             "Jain's index",
-            "Of service by weight over the last minute, of clients that waited: 1 is equal, 1/n if one has all.",
+            "Jain's index of service per weight over the last minute, of clients that waited: 1 if service is equal, "
+            "1/n if one of n clients has all.",
             "percentunit",
             (Query("min by (instance) (d2lpm_jain_index)", "{{instance}}"),),
-            most=1,
+            axis_max=1,
         ),
     ),
 )
@@ -327,7 +335,7 @@ ROWS: Final = (FAIRNESS, TURNS, WAITING, SPEED, CACHES, WORKERS, ROUTER)
 
 
 def dashboard(rows: tuple[Row, ...]) -> dict[str, Any]:
-    """Grafana's JSON: each row's panels side by side, the rows below each other."""
+    """Return the dashboard in Grafana's JSON model."""
     panels: list[dict[str, Any]] = []
     y = 0
     for row in rows:
@@ -352,17 +360,17 @@ def dashboard(rows: tuple[Row, ...]) -> dict[str, Any]:
 
 
 def timeseries(panel: Panel) -> dict[str, Any]:
-    """One panel's JSON but for its place."""
+    """Return one panel without its id and position."""
     stacking = {"mode": "normal" if panel.stacked else "none"}
     axis = {"min": 0} if panel.unit in ("s", "percentunit", "reqps", TOKENS) else {}
-    most = {} if panel.most is None else {"max": panel.most}
+    axis_max = {} if panel.axis_max is None else {"max": panel.axis_max}
     custom = {"drawStyle": "line", "lineWidth": 1, "fillOpacity": 40 if panel.stacked else 5, "stacking": stacking}
     return {
         "type": "timeseries",
         "title": panel.title,
-        "description": panel.about,
+        "description": panel.description,
         "datasource": DATASOURCE,
-        "fieldConfig": {"defaults": {"unit": panel.unit, "custom": custom, **axis, **most}, "overrides": []},
+        "fieldConfig": {"defaults": {"unit": panel.unit, "custom": custom, **axis, **axis_max}, "overrides": []},
         "options": {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi"}},
         "targets": [
             {"refId": chr(ord("A") + at), "datasource": DATASOURCE, "expr": query.expr, "legendFormat": query.legend}
@@ -372,7 +380,7 @@ def timeseries(panel: Panel) -> dict[str, Any]:
 
 
 def clients() -> dict[str, Any]:
-    """The choice of clients at the head of the page."""
+    """Return the variable that selects clients at the top of the page."""
     return {
         "name": "client",
         "label": "Client",
