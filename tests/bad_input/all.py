@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from tests.bad_input.bodies import JSON, MEMBERS
-from tests.bad_input.http import DOORS, ENDS, HTTP, NAMES
-from tests.bad_input.inputs import ADMIN_KEY, BadInput, Told
-from tests.support.running import PATIENCE, RunningRouter, chat, running_router
+from tests.bad_input.http import BODY_ENDS, HTTP, NAMES, PATHS
+from tests.bad_input.inputs import ADMIN_KEY, BadInput, Reply
+from tests.support.running import TIMEOUT_S, RunningRouter, chat, running_router
 from tests.support.scripted_engine import ScriptedEngine, scripted_engine, usage
 
 DOCUMENT: Final = Path(__file__).parents[2] / "docs" / "operations.md"
@@ -27,19 +27,19 @@ ANSWER: Final = json.dumps({"id": "c", "object": "chat.completion", "choices": [
 
 BAD_INPUTS: Final[Mapping[str, tuple[BadInput, ...]]] = {
     "HTTP": HTTP,
-    "Where a body ends": ENDS,
+    "Where a body ends": BODY_ENDS,
     "The body of a chat": JSON,
     "Its members, and those of a completion": MEMBERS,
-    "Paths and methods": DOORS,
+    "Paths and methods": PATHS,
     "Keys and names": NAMES,
 }
 """By what of a call is bad."""
 
-Seen = Mapping[BadInput, Told]
+Replies = Mapping[BadInput, Reply]
 
 
 @asynccontextmanager
-async def router_to_harm(seconds: float = 1.0) -> AsyncIterator[tuple[ScriptedEngine, RunningRouter]]:
+async def router_under_test(seconds: float = 1.0) -> AsyncIterator[tuple[ScriptedEngine, RunningRouter]]:
     """A router before an engine; its limits are those by default, but for the seconds for headers and for a body."""
     async with scripted_engine() as engine:
         settings = {"admin_key": ADMIN_KEY, "header_timeout": seconds, "body_timeout": seconds}
@@ -63,54 +63,54 @@ async def _answer(engine: ScriptedEngine) -> None:
         await call.respond(200, ANSWER)
 
 
-async def send(router: RunningRouter, sent: bytes) -> Told:
+async def send(router: RunningRouter, sent: bytes) -> Reply:
     """Send these bytes, and nothing more, on a connection of their own; the first answer to them."""
     reader, writer = await asyncio.open_connection(*router.address)
     try:
         writer.write(sent)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT_S):
             head = await reader.readuntil(b"\r\n\r\n")
             line, *lines = head.decode("latin-1").strip().split("\r\n")
             headers = {name.lower(): value for name, _, value in (each.partition(": ") for each in lines)}
-            return _told(int(line.split(" ")[1]), headers, await reader.readexactly(int(headers["content-length"])))
+            return _reply(int(line.split(" ")[1]), headers, await reader.readexactly(int(headers["content-length"])))
     finally:
         writer.transport.abort()
 
 
-def _told(status: int, headers: Mapping[str, str], body: bytes) -> Told:
+def _reply(status: int, headers: Mapping[str, str], body: bytes) -> Reply:
     if status < 400:
         done = (
             f"Passed on to an engine for `{headers['x-d2lpm-client']}`." if "x-d2lpm-worker" in headers else "Served."
         )
-        return Told(status, None, None, done)
+        return Reply(status, None, None, done)
     assert headers["content-type"] == "application/json"
     error = json.loads(body)["error"]
     assert error.keys() == {"message", "type", "param", "code"}
     assert error["type"] == TYPES.get(status, "invalid_request_error")
-    return Told(status, error["code"], error["param"], error["message"])
+    return Reply(status, error["code"], error["param"], error["message"])
 
 
-async def serves(router: RunningRouter) -> None:
+async def check_serves(router: RunningRouter) -> None:
     """An ordinary call is answered as if nothing had been."""
     async with router.post(chat()) as post:
         assert (await post.response()).status == 200
 
 
-async def send_each() -> Seen:
+async def send_each() -> Replies:
     """One after the other, and an ordinary call behind each."""
     seen = {}
-    async with router_to_harm() as (engine, router), answering(engine):
-        for bad in everything():
-            seen[bad] = await send(router, bad.sent)
-            await serves(router)
+    async with router_under_test() as (engine, router), answering(engine):
+        for bad in all_bad_inputs():
+            seen[bad] = await send(router, bad.data)
+            await check_serves(router)
     return seen
 
 
-def everything() -> list[BadInput]:
+def all_bad_inputs() -> list[BadInput]:
     return [bad for family in BAD_INPUTS.values() for bad in family]
 
 
-def table(seen: Seen) -> str:
+def table(seen: Replies) -> str:
     """What docs/operations.md has between its two marks."""
     pieces = []
     for family, inputs in BAD_INPUTS.items():
@@ -119,7 +119,7 @@ def table(seen: Seen) -> str:
     return "".join([*pieces, "\n"])
 
 
-def _row(name: str, told: Told) -> str:
+def _row(name: str, told: Reply) -> str:
     status = "the engine's" if told.message.startswith("Passed on") else str(told.status)
     shown = [name, status, _code(told.code), _code(told.param), _cell(told.message)]
     return f"| {' | '.join(shown)} |\n"
@@ -135,7 +135,7 @@ def _cell(message: str) -> str:
     return json.dumps(short, ensure_ascii=True)[1:-1].replace("|", "\\|")
 
 
-def in_document(document: str) -> str:
+def table_in_document(document: str) -> str:
     """The table that stands there."""
     return document.partition(BEGIN)[2].partition(END)[0]
 
@@ -148,8 +148,8 @@ def main(arguments: Iterable[str]) -> int:
     document = DOCUMENT.read_text("utf-8")
     new = table(asyncio.run(send_each()))
     if options.write:
-        DOCUMENT.write_text(document.replace(BEGIN + in_document(document), BEGIN + new), "utf-8")
-    return int(not options.write and in_document(document) != new)
+        DOCUMENT.write_text(document.replace(BEGIN + table_in_document(document), BEGIN + new), "utf-8")
+    return int(not options.write and table_in_document(document) != new)
 
 
 if __name__ == "__main__":

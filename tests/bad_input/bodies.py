@@ -8,79 +8,83 @@ from tests.bad_input.inputs import (
     GOOD,
     HELLO,
     BadInput,
-    Told,
+    Reply,
     chat,
     chunks,
+    forwarded,
+    invalid_json,
     missing,
-    no_json,
-    no_object,
-    passed_on,
+    not_an_object,
     post,
     text,
     wrong_type,
     wrong_value,
 )
 
-EMPTY: Final = Told(400, "invalid_json", None, "The body is empty; it must be a JSON object.")
-OTHER_TYPE: Final = Told(400, "unsupported_content_type", None, "The content-type must be application/json.")
+EMPTY: Final = Reply(400, "invalid_json", None, "The body is empty; it must be a JSON object.")
+OTHER_TYPE: Final = Reply(400, "unsupported_content_type", None, "The content-type must be application/json.")
 NO_VALUE: Final = "valid JSON: unexpected character, expected a JSON value"
 DEEP: Final = b"[" * 900 + b"]" * 900
 
 JSON: Final = (
     BadInput("nothing", post(b""), EMPTY),
     BadInput("neither length nor chunks", chunks(b"", b"x: y"), EMPTY),
-    no_json("half of it", GOOD[:-1], "valid JSON: unexpected end of data: line 1 column 66 (char 65)"),
-    no_json("more than it", GOOD + b"x", "valid JSON: unexpected content after document: line 1 column 67 (char 66)"),
-    no_object("a list", b"[]"),
-    no_object("null", b"null"),
-    no_object("a text", b'"Hello"'),
-    no_object("a number", b"1"),
-    no_json("a form", b"model=m&prompt=Hello", f"{NO_VALUE}: line 1 column 1 (char 0)"),
-    no_json("100 NULs", bytes(100), f"{NO_VALUE}: line 1 column 1 (char 0)"),
+    invalid_json("half of it", GOOD[:-1], "valid JSON: unexpected end of data: line 1 column 66 (char 65)"),
+    invalid_json(
+        "more than it", GOOD + b"x", "valid JSON: unexpected content after document: line 1 column 67 (char 66)"
+    ),
+    not_an_object("a list", b"[]"),
+    not_an_object("null", b"null"),
+    not_an_object("a text", b'"Hello"'),
+    not_an_object("a number", b"1"),
+    invalid_json("a form", b"model=m&prompt=Hello", f"{NO_VALUE}: line 1 column 1 (char 0)"),
+    invalid_json("100 NULs", bytes(100), f"{NO_VALUE}: line 1 column 1 (char 0)"),
     BadInput("`content-type: text/plain`", post(GOOD, b"content-type: text/plain"), OTHER_TYPE),
     BadInput("no content-type", post(GOOD, b"content-type:"), OTHER_TYPE),
     BadInput(
         "`content-encoding: gzip`",
         post(gzip.compress(GOOD, mtime=0), b"content-encoding: gzip"),
-        Told(415, "unsupported_encoding", None, "The body must come as it is, without a content-encoding."),
+        Reply(415, "unsupported_encoding", None, "The body must come as it is, without a content-encoding."),
     ),
-    no_json("gzip without saying so", gzip.compress(GOOD, mtime=0), "UTF-8: invalid start byte at byte 1"),
-    no_json("UTF-16", GOOD.decode().encode("utf-16"), "UTF-8: invalid start byte at byte 0"),
-    no_json("Latin-1", '{"model":"é"}'.encode("latin-1"), "UTF-8: invalid continuation byte at byte 10"),
-    no_json("an overlong character", b'{"model":"\xc0\xaf"}', "UTF-8: invalid start byte at byte 10"),
-    no_json(
+    invalid_json("gzip without saying so", gzip.compress(GOOD, mtime=0), "UTF-8: invalid start byte at byte 1"),
+    invalid_json("UTF-16", GOOD.decode().encode("utf-16"), "UTF-8: invalid start byte at byte 0"),
+    invalid_json("Latin-1", '{"model":"é"}'.encode("latin-1"), "UTF-8: invalid continuation byte at byte 10"),
+    invalid_json("an overlong character", b'{"model":"\xc0\xaf"}', "UTF-8: invalid start byte at byte 10"),
+    invalid_json(
         "a byte order mark",
         b"\xef\xbb\xbf" + GOOD,
         "valid JSON: UTF-8 byte order mark (BOM) is not supported: line 1 column 1 (char 0)",
     ),
-    no_json("NaN", b'{"model":"m","top_p":NaN}', f"{NO_VALUE}: line 1 column 22 (char 21)"),
-    no_json(
+    invalid_json("NaN", b'{"model":"m","top_p":NaN}', f"{NO_VALUE}: line 1 column 22 (char 21)"),
+    invalid_json(
         "-Infinity", b'{"model":"m","top_p":-Infinity}', "valid JSON: no digit after sign: line 1 column 23 (char 22)"
     ),
-    no_json(
+    invalid_json(
         "1e999",
         b'{"model":"m","top_p":1e999}',
         "valid JSON: number is infinity when parsed as double: line 1 column 22 (char 21)",
     ),
-    no_json(
+    invalid_json(
         "half a surrogate pair",
         b'{"model":"m","user":"\\ud800"}',
         "valid JSON: no low surrogate in string: line 1 column 22 (char 21)",
     ),
-    no_json(
+    invalid_json(
         "a line end in a text",
         b'{"model":"a\nb"}',
         "valid JSON: unexpected control character in string: line 1 column 12 (char 11)",
     ),
-    no_json(
+    invalid_json(
         "single quotes",
         b"{'model':'m'}",
         "valid JSON: unexpected character, expected a string key: line 1 column 2 (char 1)",
     ),
-    no_json(
+    invalid_json(
         "a comma too many", GOOD[:-1] + b",}", "valid JSON: trailing comma is not allowed: line 1 column 66 (char 65)"
     ),
-    no_json("100,000 brackets", b"[" * 100_000, "valid JSON: depth limit exceeded: line 1 column 1026 (char 1025)"),
+    invalid_json(
+        "100,000 brackets", b"[" * 100_000, "valid JSON: depth limit exceeded: line 1 column 1026 (char 1025)"
+    ),
     wrong_value(
         "`messages` of 900 levels",
         post(b'{"model":"m","messages":[{"role":"user","content":%b}]}' % DEEP),
@@ -90,7 +94,7 @@ JSON: Final = (
     BadInput(
         "two models, of which the last counts",
         post(GOOD[:-1] + b',"model":"other"}'),
-        Told(404, "model_not_found", "model", "The model `other` does not exist."),
+        Reply(404, "model_not_found", "model", "The model `other` does not exist."),
     ),
 )
 PROMPT: Final = "a string, a list of strings, a list of token ids or a list of lists of token ids"
@@ -103,22 +107,22 @@ MEMBERS: Final = (
     BadInput(
         "a model that nobody serves",
         chat(model="other"),
-        Told(404, "model_not_found", "model", "The model `other` does not exist."),
+        Reply(404, "model_not_found", "model", "The model `other` does not exist."),
     ),
     BadInput(
         "a model of 256 letters, of which 200 come back",
         chat(model="x" * 256),
-        Told(404, "model_not_found", "model", f"The model `{'x' * 200}` does not exist."),
+        Reply(404, "model_not_found", "model", f"The model `{'x' * 200}` does not exist."),
     ),
     BadInput(
         "a model of 257 letters",
         chat(model="x" * 257),
-        Told(400, "string_above_max_length", "model", "`model` is longer than 256 bytes."),
+        Reply(400, "string_above_max_length", "model", "`model` is longer than 256 bytes."),
     ),
     BadInput(
         "a `user` of 257 letters",
         chat(user="x" * 257),
-        Told(400, "string_above_max_length", "user", "`user` is longer than 256 bytes."),
+        Reply(400, "string_above_max_length", "user", "`user` is longer than 256 bytes."),
     ),
     missing("no `messages`", chat(messages=None), "messages", "messages"),
     missing("`prompt` in place of `messages`", post(b'{"model":"m","prompt":"x"}'), "messages", "messages"),
@@ -127,16 +131,16 @@ MEMBERS: Final = (
     wrong_value("no message in `messages`", chat(messages=[]), "messages", "must not be empty"),
     wrong_type("a text as message", chat(messages=["Hello"]), "messages[0]", "an object"),
     wrong_type("null as second message", chat(messages=[*HELLO, None]), "messages[1]", "an object"),
-    BadInput("a message without a role", chat(messages=[{"content": "x"}]), passed_on()),
-    BadInput("the role of a king", chat(messages=[{"role": "king", "content": "x"}]), passed_on()),
-    BadInput("7 as content", chat(messages=[{"role": "user", "content": 7}]), passed_on()),
-    BadInput("7 as a part of the content", chat(messages=[{"role": "user", "content": [7]}]), passed_on()),
+    BadInput("a message without a role", chat(messages=[{"content": "x"}]), forwarded()),
+    BadInput("the role of a king", chat(messages=[{"role": "king", "content": "x"}]), forwarded()),
+    BadInput("7 as content", chat(messages=[{"role": "user", "content": 7}]), forwarded()),
+    BadInput("7 as a part of the content", chat(messages=[{"role": "user", "content": [7]}]), forwarded()),
     wrong_value("`max_tokens` -1", chat(max_tokens=-1), "max_tokens", "must be at least 0"),
     wrong_type("`max_tokens` as text", chat(max_tokens="9"), "max_tokens", "an integer"),
     wrong_type("`max_tokens` 1.5", chat(max_tokens=1.5), "max_tokens", "an integer"),
     wrong_type("`max_tokens` true", chat(max_tokens=True), "max_tokens", "an integer"),
     wrong_value("`max_tokens` 10^30", chat(max_tokens=10**30), "max_tokens", "is too large"),
-    BadInput("`max_tokens` 2^63", chat(max_tokens=2**63), passed_on()),
+    BadInput("`max_tokens` 2^63", chat(max_tokens=2**63), forwarded()),
     wrong_value(
         *("`max_completion_tokens` -1", chat(max_completion_tokens=-1)),
         *("max_completion_tokens", "must be at least 0"),
@@ -151,11 +155,11 @@ MEMBERS: Final = (
         *("`include_usage` 1", chat(stream=True, stream_options={"include_usage": 1})),
         *("stream_options.include_usage", "a boolean"),
     ),
-    BadInput("`stream_options` without `stream`", chat(stream_options={"include_usage": True}), passed_on()),
+    BadInput("`stream_options` without `stream`", chat(stream_options={"include_usage": True}), forwarded()),
     wrong_type("`user` 7", chat(user=7), "user", "a string"),
     wrong_type("`return_token_ids` as text", chat(return_token_ids="yes"), "return_token_ids", "a boolean"),
-    BadInput("`temperature` as text", chat(temperature="hot"), passed_on()),
-    BadInput("`tools` as text", chat(tools="all"), passed_on()),
+    BadInput("`temperature` as text", chat(temperature="hot"), forwarded()),
+    BadInput("`tools` as text", chat(tools="all"), forwarded()),
     missing("no `prompt`", text(prompt=None), "prompt", "a prompt"),
     missing("`messages` in place of `prompt`", post(GOOD, path=COMPLETIONS), "prompt", "a prompt"),
     wrong_value("no prompt in `prompt`", text(prompt=[]), "prompt", "must not be empty"),

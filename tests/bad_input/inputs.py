@@ -12,7 +12,7 @@ PEER: Final = "address-127.0.0.1"
 """The client that a call without any name counts to."""
 
 
-class Told(NamedTuple):
+class Reply(NamedTuple):
     """An answer: a status of 400 or more with OpenAI's error object, or else what was done."""
 
     status: int
@@ -25,16 +25,16 @@ class BadInput(NamedTuple):
     """What is wrong, the bytes, and the answer."""
 
     name: str
-    sent: bytes
-    told: Told
+    data: bytes
+    expected: Reply
 
 
-def passed_on(client: str = PEER) -> Told:
+def forwarded(client: str = PEER) -> Reply:
     """The router asks for no more than it needs: it is for the engine to judge."""
-    return Told(200, None, None, f"Passed on to an engine for `{client}`.")
+    return Reply(200, None, None, f"Passed on to an engine for `{client}`.")
 
 
-SERVED: Final = Told(200, None, None, "Served.")
+SERVED: Final = Reply(200, None, None, "Served.")
 
 
 def request(method: bytes, path: bytes, *lines: bytes, body: bytes = b"", version: bytes = b"HTTP/1.1") -> bytes:
@@ -77,39 +77,39 @@ def drain(*lines: bytes, worker: bytes = b"w") -> bytes:
     return request(b"POST", b"/workers/%b/drain" % worker, *lines)
 
 
-def no_http(name: str, sent: bytes, why: str) -> BadInput:
+def invalid_http(name: str, sent: bytes, why: str) -> BadInput:
     said = f"The request is not valid HTTP, or is ambiguous: {why}."
-    return BadInput(name, sent, Told(400, "invalid_http", None, said))
+    return BadInput(name, sent, Reply(400, "invalid_http", None, said))
 
 
-def no_json(name: str, body: bytes, why: str) -> BadInput:
-    return BadInput(name, post(body), Told(400, "invalid_json", None, f"The body is not {why}."))
+def invalid_json(name: str, body: bytes, why: str) -> BadInput:
+    return BadInput(name, post(body), Reply(400, "invalid_json", None, f"The body is not {why}."))
 
 
-def no_object(name: str, body: bytes) -> BadInput:
-    return BadInput(name, post(body), Told(400, "invalid_type", None, "The body must be a JSON object."))
+def not_an_object(name: str, body: bytes) -> BadInput:
+    return BadInput(name, post(body), Reply(400, "invalid_type", None, "The body must be a JSON object."))
 
 
 def wrong_type(name: str, sent: bytes, param: str, right: str) -> BadInput:
-    return BadInput(name, sent, Told(400, "invalid_type", param, f"`{param}` must be {right}."))
+    return BadInput(name, sent, Reply(400, "invalid_type", param, f"`{param}` must be {right}."))
 
 
 def wrong_value(name: str, sent: bytes, param: str, why: str) -> BadInput:
-    return BadInput(name, sent, Told(400, "invalid_value", param, f"`{param}` {why}."))
+    return BadInput(name, sent, Reply(400, "invalid_value", param, f"`{param}` {why}."))
 
 
 def missing(name: str, sent: bytes, param: str, what: str) -> BadInput:
-    return BadInput(name, sent, Told(400, "missing_required_parameter", param, f"You must provide {what}."))
+    return BadInput(name, sent, Reply(400, "missing_required_parameter", param, f"You must provide {what}."))
 
 
 def unknown_path(name: str, sent: bytes, path: str) -> BadInput:
-    return BadInput(name, sent, Told(404, "unknown_path", None, f"There is nothing at {path}."))
+    return BadInput(name, sent, Reply(404, "unknown_path", None, f"There is nothing at {path}."))
 
 
 def wrong_method(name: str, sent: bytes, method: str, right: str) -> BadInput:
-    return BadInput(name, sent, Told(405, "method_not_allowed", None, f"{method} is not allowed here; use {right}."))
+    return BadInput(name, sent, Reply(405, "method_not_allowed", None, f"{method} is not allowed here; use {right}."))
 
 
-def no_operator(name: str, *lines: bytes) -> BadInput:
+def not_an_operator(name: str, *lines: bytes) -> BadInput:
     said = "This takes the operator's key as a bearer token."
-    return BadInput(name, drain(*lines), Told(401, "invalid_admin_key", None, said))
+    return BadInput(name, drain(*lines), Reply(401, "invalid_admin_key", None, said))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.support.running import CHAT, PATIENCE, RunningRouter, chat, running_router, until
+from tests.support.running import CHAT, TIMEOUT_S, RunningRouter, chat, running_router, until
 from tests.support.scripted_engine import ScriptedEngine, scripted_engine
 
 LIMIT = 20_000
@@ -40,7 +40,7 @@ async def raw(router: RunningRouter, data: bytes) -> bytes:
     reader, writer = await asyncio.open_connection(*router.address)
     try:
         writer.write(data)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT_S):
             return await reader.read()
     finally:
         writer.close()

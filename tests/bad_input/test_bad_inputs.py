@@ -5,14 +5,14 @@ from collections import Counter
 
 from tests.bad_input.all import (
     DOCUMENT,
+    all_bad_inputs,
     answering,
-    everything,
-    in_document,
-    router_to_harm,
+    check_serves,
+    router_under_test,
     send,
     send_each,
-    serves,
     table,
+    table_in_document,
 )
 from tests.support.running import chat
 from tests.support.scripted_engine import DONE, chunk, usage_chunk
@@ -21,21 +21,23 @@ from tests.support.scripted_engine import DONE, chunk, usage_chunk
 async def test_each_is_told_what_is_wrong_and_harms_nobody() -> None:
     """Status, code, member and message are as written down, in the document too; an ordinary call follows each."""
     seen = await send_each()
-    assert {bad.name: told for bad, told in seen.items()} == {bad.name: bad.told for bad in everything()}
-    assert in_document(DOCUMENT.read_text("utf-8")) == table(seen), "write it by python -m tests.bad_input.all --write"
+    assert {bad.name: told for bad, told in seen.items()} == {bad.name: bad.expected for bad in all_bad_inputs()}
+    assert table_in_document(DOCUMENT.read_text("utf-8")) == table(seen), (
+        "write it by python -m tests.bad_input.all --write"
+    )
 
 
 async def test_all_at_once_harm_nobody() -> None:
     """Amid them a stream comes whole, and ordinary calls are served."""
-    async with router_to_harm(seconds=5.0) as (engine, router), router.post(chat(stream=True)) as post:
+    async with router_under_test(seconds=5.0) as (engine, router), router.post(chat(stream=True)) as post:
         call = await engine.call()
         await call.begin()
         async with answering(engine):
-            sending = [asyncio.ensure_future(send(router, bad.sent)) for bad in everything()]
+            sending = [asyncio.ensure_future(send(router, bad.data)) for bad in all_bad_inputs()]
             for index in range(20):
                 await call.write(chunk(f"{index}"))
-                await serves(router)
-            assert await asyncio.gather(*sending) == [bad.told for bad in everything()]
+                await check_serves(router)
+            assert await asyncio.gather(*sending) == [bad.expected for bad in all_bad_inputs()]
         await call.write(chunk("", "stop") + usage_chunk(9, 20) + DONE)
         await call.end()
         assert await post.read() == b"".join([*map(chunk, map(str, range(20))), chunk("", "stop"), DONE])
@@ -43,6 +45,6 @@ async def test_all_at_once_harm_nobody() -> None:
 
 def test_there_are_many_and_no_two_are_the_same() -> None:
     """Neither by name nor by what is sent."""
-    assert len(everything()) > 150
-    for counts in (Counter(bad.name for bad in everything()), Counter(bad.sent for bad in everything())):
+    assert len(all_bad_inputs()) > 150
+    for counts in (Counter(bad.name for bad in all_bad_inputs()), Counter(bad.data for bad in all_bad_inputs())):
         assert max(counts.values()) == 1

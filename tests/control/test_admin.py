@@ -111,7 +111,7 @@ async def test_a_worker_is_added_used_and_removed() -> None:
             assert await listed(router) == ["two"]
             await call.answer()
             assert b"[DONE]" in await post.read()
-        await until(lambda: not router.fleet.endpoints)
+        await until(lambda: not router.directory.endpoints)
         async with router.post(chat()) as post:
             assert (await post.response()).status == 503
 
@@ -146,7 +146,7 @@ async def test_a_cache_is_emptied_and_believed_empty() -> None:
     """The engine is told, and the router forgets what it held; an engine that refuses is told of."""
     async with scripted_engine() as engine, running_router(engine.url, admin_key=KEY) as router:
         (id_,) = await listed(router)
-        engine.polled["/reset_prefix_cache"] = (200, b'{"success":true}')
+        engine.poll_answers["/reset_prefix_cache"] = (200, b'{"success":true}')
         async with router.post(chat("long " * 400)) as post:
             await (await engine.call()).answer()
             await post.read()
@@ -154,7 +154,7 @@ async def test_a_cache_is_emptied_and_believed_empty() -> None:
         assert router.scheduler.mirror.held_tokens(WorkerId(id_)) > 0
         assert await operate(router, "POST", f"/workers/{id_}/flush") == {"id": id_, "flushed": True}
         assert router.scheduler.mirror.held_tokens(WorkerId(id_)) == 0
-        engine.polled["/reset_prefix_cache"] = (404, b"")
+        engine.poll_answers["/reset_prefix_cache"] = (404, b"")
         error = await operate(router, "POST", f"/workers/{id_}/flush", 502)
         assert error["error"]["code"] == "worker_broke"
 
@@ -228,7 +228,7 @@ async def test_no_request_is_lost_while_workers_come_and_go() -> None:
                 await until(lambda: second.total() > before + 5)  # noqa: B023
                 await operate(router, "POST", f"/workers/{names[0]}/resume")
                 await operate(router, "DELETE", "/workers/three", 202)
-                await until(lambda: len(router.fleet.endpoints) == 2)
+                await until(lambda: len(router.directory.endpoints) == 2)
                 assert await listed(router) == names, again
             stop.set()
         assert first + second + third == sent

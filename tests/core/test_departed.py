@@ -199,8 +199,10 @@ async def test_workers_that_an_operator_adds_and_removes_leave_nothing() -> None
                 await (await engine.call()).answer()
                 await post.read()
             roster.remove(name)
-            await until(lambda: not router.fleet.endpoints)
+            await until(lambda: not router.directory.endpoints)
         observers = [
             each for each in router.scheduler_host._observers if not isinstance(each, RequestMetrics | Explanations)
         ]
-        assert [ways_to(each, set(names[:-1])) for each in [*observers, router.fleet]] == [{}] * (len(observers) + 1)
+        assert [ways_to(each, set(names[:-1])) for each in [*observers, router.directory]] == [{}] * (
+            len(observers) + 1
+        )

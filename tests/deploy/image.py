@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.support.dockerfile import ROOT, Instruction, instructions, last
+from tests.support.dockerfile import ROOT, Instruction, instructions, last_instruction
 
 STEP_SECONDS: Final = 300.0
 OURS: Final = re.compile(r"(?<![\w.:-])/(src|wheels|opt)\b")
@@ -37,18 +37,20 @@ def build(folder: Path) -> Image:
     path = f"{python}/bin:/usr/bin:/bin"
     directory = folder
     for step in instructions():
-        if step.word == "WORKDIR":
+        if step.name == "WORKDIR":
             directory = Path(inside(folder, step.rest))
             directory.mkdir(parents=True)
-        elif step.word == "COPY" and step.stage == 1:
+        elif step.name == "COPY" and step.stage == 1:
             copy(step, directory)
-        elif step.word == "RUN":
+        elif step.name == "RUN":
             command = ["sh", "-c", inside(folder, step.rest)]
             subprocess.run(command, cwd=directory, env=clean(path), check=True, timeout=STEP_SECONDS)
-        elif step.word == "COPY":
-            source, target = step.words
+        elif step.name == "COPY":
+            source, target = step.arguments
             assert source == target, "what is elsewhere in the second stage is not where it runs here"
-    return Image(folder, variables(folder, path), last("ENTRYPOINT").words, last("CMD").words)
+    return Image(
+        folder, variables(folder, path), last_instruction("ENTRYPOINT").arguments, last_instruction("CMD").arguments
+    )
 
 
 def inside(folder: Path, text: str) -> str:
@@ -64,7 +66,7 @@ def clean(path: str) -> dict[str, str]:
 
 def copy(step: Instruction, directory: Path) -> None:
     """From the project into the build."""
-    *sources, target = step.words
+    *sources, target = step.arguments
     for source in sources:
         if (ROOT / source).is_dir():
             ignored = shutil.ignore_patterns("__pycache__")
@@ -75,5 +77,5 @@ def copy(step: Instruction, directory: Path) -> None:
 
 def variables(folder: Path, path: str) -> dict[str, str]:
     """ENV of the second stage."""
-    given = dict(pair.split("=", 1) for pair in last("ENV").words)
+    given = dict(pair.split("=", 1) for pair in last_instruction("ENV").arguments)
     return {name: inside(folder, value).replace("$PATH", path) for name, value in given.items()}

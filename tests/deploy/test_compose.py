@@ -8,7 +8,7 @@ import fastjsonschema
 import pytest
 import yaml
 
-from tests.support.dockerfile import ROOT, last
+from tests.support.dockerfile import ROOT, last_instruction
 
 from .environment import SCHEMA
 from .image import Image
@@ -46,4 +46,4 @@ def test_the_image_has_what_runs_and_no_more(image: Image) -> None:
     assert installed.isdisjoint({"pip", "hatchling", "pytest", "openai", "mypy"})
     assert (python.parent / image.entrypoint[0]).exists()
     assert image.command == ["serve"]
-    assert last("USER").rest != "root"
+    assert last_instruction("USER").rest != "root"

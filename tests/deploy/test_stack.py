@@ -13,7 +13,7 @@ import yaml
 
 from tests.engine.processes import wait_until
 from tests.engine.wire import get
-from tests.support.dockerfile import ROOT, last
+from tests.support.dockerfile import ROOT, last_instruction
 
 from .conftest import Stack
 from .image import Image
@@ -74,7 +74,7 @@ def test_every_command_of_a_profile_that_runs_here_was_started(stack: Stack) -> 
 
 def test_the_health_check_tells_a_router_that_is_well(stack: Stack, image: Image) -> None:
     """Its command ends with 0 where somebody answers, and else not."""
-    check = json.loads(last("HEALTHCHECK").rest.partition("CMD ")[2])
+    check = json.loads(last_instruction("HEALTHCHECK").rest.partition("CMD ")[2])
     for port, well in ((stack.router.port, True), (stack.workers[0].port, True), (9, False)):
         command = [word.replace(":8000/", f":{port}/") for word in check]
         done = subprocess.run(command, env=image.environment, capture_output=True, timeout=60, check=False)

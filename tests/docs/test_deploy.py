@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from router.config.sources import load
-from tests.support.dockerfile import instructions, last
+from tests.support.dockerfile import instructions, last_instruction
 from workers.settings import parse_settings
 
 ROOT: Final = Path(__file__).parents[2]
@@ -51,7 +51,9 @@ def test_prometheus_and_grafana_find_whom_they_ask() -> None:
     for address in addresses:
         name, _, port = address.partition(":")
         assert [mapping.rpartition(":")[2] for mapping in SERVICES[name]["ports"]] == [port]
-    assert SERVICES["router"]["ports"] == [f"127.0.0.1:{last('EXPOSE').rest}:{last('EXPOSE').rest}"]
+    assert SERVICES["router"]["ports"] == [
+        f"127.0.0.1:{last_instruction('EXPOSE').rest}:{last_instruction('EXPOSE').rest}"
+    ]
 
 
 def test_the_emulated_worker_takes_its_flags() -> None:
@@ -71,7 +73,7 @@ def test_without_a_profile_there_is_all_that_the_readme_promises() -> None:
 def test_every_image_has_its_version() -> None:
     """What is tried today is what starts tomorrow; the one that is built here has the project's version."""
     images = {service["image"] for service in SERVICES.values()}
-    bases = {one.words[0] for one in instructions() if one.word == "FROM"}
+    bases = {one.arguments[0] for one in instructions() if one.name == "FROM"}
     assert [image for image in images | bases if not PINNED.fullmatch(image)] == []
     version = re.search(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text("utf-8"), re.MULTILINE)
     assert version is not None
@@ -112,17 +114,17 @@ def test_commands_name_files_that_are_mounted() -> None:
 
 def test_the_image_is_built_in_stages_and_runs_as_nobody() -> None:
     """What builds stays behind, the user is a number other than root's, and it is asked whether it is well."""
-    assert last("FROM").stage == 2
-    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", last("USER").rest)
-    assert f"http://127.0.0.1:{last('EXPOSE').rest}/health" in last("HEALTHCHECK").rest
-    assert not [one for one in instructions() if one.stage == 2 and one.word == "RUN"]
+    assert last_instruction("FROM").stage == 2
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", last_instruction("USER").rest)
+    assert f"http://127.0.0.1:{last_instruction('EXPOSE').rest}/health" in last_instruction("HEALTHCHECK").rest
+    assert not [one for one in instructions() if one.stage == 2 and one.name == "RUN"]
 
 
 def test_what_the_image_copies_is_not_ignored() -> None:
     """Each source is there, and .dockerignore, which leaves out all else, lets it through."""
     let_through = (ROOT / ".dockerignore").read_text("utf-8").split()
     assert let_through[0] == "*"
-    sources = [word for one in instructions() if one.word == "COPY" and one.stage == 1 for word in one.words[:-1]]
+    sources = [word for one in instructions() if one.name == "COPY" and one.stage == 1 for word in one.arguments[:-1]]
     for source in sources:
         assert (ROOT / source).exists()
         assert f"!{source}" in let_through

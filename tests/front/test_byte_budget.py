@@ -51,7 +51,7 @@ def test_greedy_owners_leave_a_full_share_free(attackers: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("others", "own", "wrong"),
+    ("others", "own", "expected"),
     [((), 600, Refused), ((400, 400), 0, NoRoom), ((300,), 500, Refused), ((300, 300, 300), 0, Refused)],
 )
 def test_a_refusal_depends_on_the_owners_share(

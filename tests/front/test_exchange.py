@@ -66,7 +66,7 @@ async def test_a_body_is_complete_however_it_is_split() -> None:
 
 
 @pytest.mark.parametrize(
-    ("messages", "length", "wrong"),
+    ("messages", "length", "expected"),
     [
         ([], b"4", BodyTooLarge),
         ([], b"9" * 4000, BodyTooLarge),

@@ -1,4 +1,4 @@
-"""Calls from end to end: the official client before emulated engines, and every byte before a scripted one."""
+"""Calls end to end: with the official client and emulated engines, and byte by byte with a scripted engine."""
 
 import asyncio
 import json
@@ -27,8 +27,8 @@ MESSAGES: Any = [{"role": "system", "content": "Be short."}, {"role": "user", "c
 TOOLS: Any = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
 
 
-async def told(url: str, path: str, options: dict[str, Any]) -> tuple[dict[int, str], Any]:
-    """The texts by choice and the counts of prompt and output, as the official client reads them."""
+async def whole_answer(url: str, path: str, options: dict[str, Any]) -> tuple[dict[int, str], Any]:
+    """Return texts by choice, and prompt and output tokens, as the official client reads them."""
     async with client_of(url) as client:
         if path == CHAT:
             whole = await client.chat.completions.create(model="m", messages=MESSAGES, **options)
@@ -40,8 +40,8 @@ async def told(url: str, path: str, options: dict[str, Any]) -> tuple[dict[int, 
     return texts, (whole.usage.prompt_tokens, whole.usage.completion_tokens)
 
 
-async def streamed(url: str, path: str, options: dict[str, Any]) -> tuple[dict[int, str], Any]:
-    """The same of a stream."""
+async def streamed_answer(url: str, path: str, options: dict[str, Any]) -> tuple[dict[int, str], Any]:
+    """Return the same for a streamed call."""
     texts: dict[int, str] = {}
     counted = None
     options = {**options, "stream": True}
@@ -69,20 +69,20 @@ async def streamed(url: str, path: str, options: dict[str, Any]) -> tuple[dict[i
     ],
     ids=["chat", "choices and tools", "completions"],
 )
-async def test_an_answer_reads_as_a_direct_one(engines: list[str], path: str, options: dict[str, Any]) -> None:
-    """Text and usage, streamed and not, are those of a direct call, by the official client."""
+async def test_an_answer_reads_like_one_from_the_engine(engines: list[str], path: str, options: dict[str, Any]) -> None:
+    """The official client reads the same text and usage as from a direct call, streamed and not."""
     options = {**options, "extra_body": {"ignore_eos": True}}
     wanted = {**options, "stream_options": {"include_usage": True}}
     async with running_router(*engines) as router:
-        direct = await told(engines[0], path, options)
-        assert await told(router.url, path, options) == direct
-        assert await streamed(router.url, path, wanted) == direct
-        assert await streamed(router.url, path, options) == (direct[0], None)
+        direct = await whole_answer(engines[0], path, options)
+        assert await whole_answer(router.url, path, options) == direct
+        assert await streamed_answer(router.url, path, wanted) == direct
+        assert await streamed_answer(router.url, path, options) == (direct[0], None)
 
 
 @pytest.mark.parametrize("newline", [b"\n", b"\r\n", b"\r"], ids=["LF", "CRLF", "CR"])
-async def test_what_only_we_asked_for_is_cut_out(newline: bytes) -> None:
-    """Usage goes out of the chunks and of the end; all else stays, whatever the line ends, cut at every byte."""
+async def test_usage_that_only_the_router_asked_for_is_cut_out(newline: bytes) -> None:
+    """Usage is removed from chunks and the end; all else stays, with any line ending, split at every byte."""
     sent = [
         b": keep-alive\n\n",
         chunk("a", usage=usage(9, 1)),
@@ -115,8 +115,8 @@ BLOCKS = [
 ]
 
 
-async def test_each_block_goes_through_at_once_and_as_it_is() -> None:
-    """Where the client asked for all usage, it has every block, byte for byte, before the engine sends the next."""
+async def test_each_block_passes_at_once_and_unchanged() -> None:
+    """A client that asked for all usage gets every block, byte for byte, before the engine sends the next."""
     options = {"include_usage": True, "continuous_usage_stats": True}
     async with (
         scripted_engine() as engine,
@@ -133,8 +133,8 @@ async def test_each_block_goes_through_at_once_and_as_it_is() -> None:
         assert await client.read() == b""
 
 
-async def test_each_event_goes_through_before_the_next_is_sent() -> None:
-    """Also where usage is cut out, no event waits for another."""
+async def test_each_event_passes_before_the_next_is_sent() -> None:
+    """Also when usage is removed, no event waits for another."""
     async with (
         scripted_engine() as engine,
         running_router(engine.url) as router,
@@ -152,8 +152,8 @@ async def test_each_event_goes_through_before_the_next_is_sent() -> None:
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["whole", "cut short"])
-async def test_an_answer_that_comes_all_at_once_goes_through(whole: bool) -> None:
-    """Where the end of the answer comes with its last block, nothing of the block is lost, whatever it came to."""
+async def test_an_answer_that_arrives_all_at_once_passes(whole: bool) -> None:
+    """If the end arrives with the last block, nothing of the block is lost, whether or not the answer is complete."""
     blocks = [chunk("a", usage=usage(9, 1)), *([chunk("", "stop"), usage_chunk(9, 1), DONE] if whole else [])]
     async with (
         scripted_engine() as engine,
@@ -176,7 +176,7 @@ async def test_an_answer_that_comes_all_at_once_goes_through(whole: bool) -> Non
     ids=["vllm", "sglang"],
 )
 async def test_an_engines_error_inside_a_stream_reaches_the_client(error: dict[str, Any]) -> None:
-    """It goes through as it is, the official client raises it, and what was computed is paid."""
+    """The error passes unchanged, the official client raises it, and the client pays for what was computed."""
     async with scripted_engine() as engine, running_router(engine.url) as router, client_of(router.url) as client:
         request = client.chat.completions.create(model="m", messages=MESSAGES, stream=True, user="ann")
         pending = asyncio.ensure_future(request)
@@ -189,8 +189,8 @@ async def test_an_engines_error_inside_a_stream_reaches_the_client(error: dict[s
         assert (served["extend"], served["output"]) == (9, 1)
 
 
-async def test_a_call_that_is_not_streamed_is_forwarded_as_it_came() -> None:
-    """Body and answer are the same bytes on both sides, odd spacing, unknown fields and all."""
+async def test_a_call_that_is_not_streamed_is_forwarded_unchanged() -> None:
+    """Body and answer are the same bytes on both sides, with odd spacing and unknown fields."""
     body = b'{ "model" : "m","x":1e2, "messages":[{"role":"user","content":"\\u00e9"}],"unknown":{"a":[]} }\n'
     answer = b'{"choices": [{"index":0,"message":{"content":"a"}}], "odd":  true}\n'
     async with scripted_engine() as engine, running_router(engine.url) as router, router.post(body) as post:
@@ -211,8 +211,8 @@ async def test_a_long_body_is_forwarded_whole() -> None:
         assert (await post.response()).status == 200
 
 
-async def test_a_waiting_stream_hears_a_heartbeat_and_then_its_answer() -> None:
-    """One request at a time: the second one's client has comments before it has its answer."""
+async def test_a_waiting_stream_gets_heartbeats_and_then_its_answer() -> None:
+    """With one request at a time, the second client gets comments before its answer."""
     async with (
         scripted_engine() as engine,
         running_router(engine.url, max_inflight=1, heartbeat=0.05) as router,
@@ -233,7 +233,7 @@ async def test_a_waiting_stream_hears_a_heartbeat_and_then_its_answer() -> None:
 
 
 def without_comments(stream: bytes) -> list[bytes]:
-    """The events of a stream whose lines end in LF."""
+    """Return the events of a stream with LF line endings."""
     assert stream.endswith(b"\n\n")
     return [each + b"\n\n" for each in stream.split(b"\n\n") if each and not each.startswith(b":")]
 
@@ -250,8 +250,8 @@ def without_comments(stream: bytes) -> list[bytes]:
     ],
     ids=["vllm", "sglang", "lines", "string", "text", "nothing"],
 )
-async def test_a_refusal_after_a_heartbeat_is_told_in_the_stream(status: int, body: bytes, message: str) -> None:
-    """The status line is out, so the engine's error comes as one event that the official client raises, and [DONE]."""
+async def test_a_refusal_after_a_heartbeat_is_sent_in_the_stream(status: int, body: bytes, message: str) -> None:
+    """The status is already sent, so the error comes as an event that the official client raises, and [DONE]."""
     async with (
         scripted_engine() as engine,
         running_router(engine.url, max_inflight=1, heartbeat=0.05) as router,
@@ -263,14 +263,14 @@ async def test_a_refusal_after_a_heartbeat_is_told_in_the_stream(status: int, bo
             await running.answer()
             await first.read()
             await (await engine.call()).respond(status, body)
-            told, *rest = without_comments(await second.read())
+            whole_answer, *rest = without_comments(await second.read())
         assert rest == [DONE]
-        error = json.loads(told.removeprefix(b"data: "))["error"]
+        error = json.loads(whole_answer.removeprefix(b"data: "))["error"]
         assert message in error["message"]
 
 
-async def test_headers_tell_where_a_request_went() -> None:
-    """Worker, client, policy, times and prediction; the second time the prompt is predicted to be cached."""
+async def test_headers_describe_the_placement() -> None:
+    """They name worker, client, policy, times and predicted hit; the second prompt is predicted to be cached."""
     async with scripted_engine() as engine, running_router(engine.url, trusted_header=["x-team"]) as router:
         for predicted in (False, True):
             async with router.post(chat("x" * 4000, stream=predicted), x_team="blue") as post:
@@ -285,8 +285,8 @@ async def test_headers_tell_where_a_request_went() -> None:
             assert len(headers["x-request-id"]) == 32
 
 
-async def test_no_hit_is_predicted_for_a_call_that_its_engine_computes_in_full() -> None:
-    """What is asked for in the body comes as far as the scheduler."""
+async def test_no_cache_hit_is_predicted_for_a_call_that_is_computed_in_full() -> None:
+    """A member of the body that forbids cache hits reaches the scheduler."""
     async with scripted_engine() as engine, running_router(engine.url) as router:
         predicted = []
         for members in ({}, {"prompt_logprobs": 0}, {}):
@@ -298,7 +298,7 @@ async def test_no_hit_is_predicted_for_a_call_that_its_engine_computes_in_full()
 
 
 async def test_headers_can_be_switched_off() -> None:
-    """Then only the request id is left of them, which worker and client both see."""
+    """Only the request id is left, which worker and client both get."""
     async with (
         scripted_engine() as engine,
         running_router(engine.url, response_headers=False) as router,
@@ -313,7 +313,7 @@ async def test_headers_can_be_switched_off() -> None:
 
 @pytest.mark.parametrize("given", ["", "a" * 129, "t\tab", "\u00e9"], ids=["empty", "long", "tab", "not ASCII"])
 async def test_a_request_id_that_cannot_be_used_is_replaced(given: str) -> None:
-    """It goes into headers and logs, here and at the worker."""
+    """Request ids go into headers and logs, here and at the worker."""
     async with (
         scripted_engine() as engine,
         running_router(engine.url) as router,
@@ -323,8 +323,8 @@ async def test_a_request_id_that_cannot_be_used_is_replaced(given: str) -> None:
         assert len((await post.response()).headers["x-request-id"]) == 32
 
 
-async def test_two_live_requests_never_share_an_id() -> None:
-    """The second one with an id that is in use has an id of its own; later the id is free again."""
+async def test_two_requests_in_flight_never_share_an_id() -> None:
+    """A second request with an id in use gets another id; later the id is free again."""
     async with (
         scripted_engine() as engine,
         running_router(engine.url) as router,
@@ -341,7 +341,7 @@ async def test_two_live_requests_never_share_an_id() -> None:
 
 
 async def test_an_error_has_the_request_id_too() -> None:
-    """What a user reports can be found in the logs."""
+    """Users can report the id, and it is in the logs."""
     async with running_router("http://127.0.0.1:9") as router:
         for body in (chat(), b"no JSON"):
             async with router.post(body, x_request_id="mine") as post:
@@ -349,7 +349,7 @@ async def test_an_error_has_the_request_id_too() -> None:
 
 
 async def test_no_key_shows_anywhere(caplog: pytest.LogCaptureFixture) -> None:
-    """Not the client's to the worker, and neither's in a header, a log line, /metrics or /fairness."""
+    """The worker does not get the client's key, and no key is in a header, a log line, /metrics or /fairness."""
     caplog.set_level("DEBUG")
     shown = []
     async with scripted_engine() as engine:

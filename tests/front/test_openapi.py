@@ -1,4 +1,4 @@
-"""The OpenAPI document: whatever it says can be sent is answered as it says, and it leaves nothing out."""
+"""The OpenAPI document describes all routes, and every call that it describes is answered as described."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -28,7 +28,7 @@ from tests.support.running import TIMEOUT_S, RunningRouter, chat, emulated_worke
 KEY: Final = "k" * 16
 HEADERS: Final = {"authorization": f"Bearer {KEY}"}
 SPARE: Final = "spare"
-"""The worker that is drained, flushed and removed."""
+"""Id of the worker that is drained, flushed and removed."""
 CHECKS: Final = [
     not_a_server_error,
     status_code_conformance,
@@ -63,7 +63,7 @@ async def router_with_a_spare() -> AsyncIterator[RunningRouter]:
 
 
 def operations(url: str) -> list[Operation]:
-    """Those of the document that a router serves; what removes comes last."""
+    """Return the operations in a router's document, with those that delete last."""
     document = schemathesis.openapi.from_url(f"{url}/openapi.json")
     found = []
     for operation in document.get_all_operations():
@@ -72,37 +72,37 @@ def operations(url: str) -> list[Operation]:
     return sorted(found, key=lambda operation: operation.method == "delete")
 
 
-def aim(case: AnyCase, there: Mapping[str, str]) -> None:
-    """Let a call name what is there, and send what the document shows, or it would seldom get beyond its reading."""
+def set_realistic_values(case: AnyCase, existing: Mapping[str, str]) -> None:
+    """Fill a call with existing names and the document's example, because random values seldom pass validation."""
     if case.path == "/workers" and isinstance(case.body, dict):
         case.body = {"url": "http://127.0.0.1:9", "id": str(case.body.get("id", ""))}
     elif isinstance(case.body, dict):
         case.body = {**case.body, **example_of(case.operation.definition.raw)}
-    case.path_parameters.update({name: there[name] for name in case.path_parameters if name in there})
+    case.path_parameters.update({name: existing[name] for name in case.path_parameters if name in existing})
 
 
 def example_of(operation: Any) -> dict[str, Any]:
-    """What the document shows of its body; of an operator's, nothing."""
+    """Return the example of the operation's body; an empty one for operator calls, which have none."""
     (example,) = operation["requestBody"]["content"]["application/json"]["schema"].get("examples", [{}])
     assert isinstance(example, dict)
     return example
 
 
-def try_out(operation: Operation, there: Mapping[str, str]) -> list[int]:
-    """Make a few calls of it; their statuses. Raises for an answer that is not as described.
+def try_out(operation: Operation, existing: Mapping[str, str]) -> list[int]:
+    """Make a few calls of an operation and return their statuses. Raises if an answer is not as described.
 
-    `there`: what its path may name.
+    `existing`: values for the parameters of its path.
     """
     statuses = []
 
     def call(case: AnyCase) -> None:
         statuses.append(case.call_and_validate(headers=HEADERS, checks=CHECKS, timeout=TIMEOUT_S).status_code)
 
-    def aimed(case: AnyCase) -> None:
-        aim(case, there)
+    def realistic(case: AnyCase) -> None:
+        set_realistic_values(case, existing)
         call(case)
 
-    for make in (call, aimed):
+    for make in (call, realistic):
         FEW(given(operation.as_strategy())(make))()
     if operation.body:
         FEW(given(operation.as_strategy(generation_mode=GenerationMode.NEGATIVE))(call))()
@@ -110,22 +110,22 @@ def try_out(operation: Operation, there: Mapping[str, str]) -> list[int]:
 
 
 async def test_every_answer_is_as_described() -> None:
-    """No 5xx; status, type and shape are those of the document; a body that it forbids is refused."""
+    """No answer is 5xx; status, type and shape are those of the document; bodies that it forbids are refused."""
     async with router_with_a_spare() as router:
         async with router.post(chat(), **HEADERS) as post:
             assert (await post.response()).status == 200
         (client,) = (await router.fairness())["clients"]
-        there = {"worker": SPARE, "name": "m", "client": client}
+        existing = {"worker": SPARE, "name": "m", "client": client}
 
         def try_all() -> dict[str, list[int]]:
-            return {operation.label: try_out(operation, there) for operation in operations(router.url)}
+            return {operation.label: try_out(operation, existing) for operation in operations(router.url)}
 
-        told = await asyncio.to_thread(try_all)
-        assert all(told.values())
+        statuses = await asyncio.to_thread(try_all)
+        assert all(statuses.values())
 
 
 async def test_the_example_of_each_body_is_served() -> None:
-    """What the document shows of a call can be sent as it stands."""
+    """The example of each call is served as it is."""
     with emulated_workers(1) as urls:
         async with running_router(*urls) as router:
             document = await router.get_json("/openapi.json")
@@ -135,7 +135,7 @@ async def test_the_example_of_each_body_is_served() -> None:
 
 
 def test_every_route_is_described() -> None:
-    """Of the data path and of the control plane, with all of its methods, and no error that is never sent."""
+    """All paths and methods of the data path and control plane are described, and no error that is never sent."""
     app = build(Settings.model_validate({"worker": ["http://127.0.0.1:9"], "admin_key": KEY}))
     assert gateway_of(app)
     control: Any = app._control
@@ -149,5 +149,5 @@ def test_every_route_is_described() -> None:
     }
     assert routes
     assert described == routes | {(path, "POST") for path in FAMILIES}
-    told = {status for operations in paths.values() for each in operations.values() for status in each["responses"]}
-    assert "422" not in told
+    statuses = {status for operations in paths.values() for each in operations.values() for status in each["responses"]}
+    assert "422" not in statuses

@@ -1,4 +1,4 @@
-"""Paths that the router knows nothing of: handed on as they came, and queued and charged like all others."""
+"""Calls to paths unknown to the router are forwarded unchanged, and queued and charged like all others."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ from tests.support.scripted_engine import Call, event, scripted_engine
 from tests.support.served import service
 
 AUDIO = "/v1/audio/transcriptions"
-NOBODYS = "/v1/decisions"
+UNKNOWN_PATH = "/v1/decisions"
 USAGE: list[tuple[Any, tuple[int, int, int]]] = [
     ({"usage": {"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 11}}, (9, 0, 2)),
     ({"usage": {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}}}, (5, 4, 0)),
@@ -28,18 +28,18 @@ USAGE: list[tuple[Any, tuple[int, int, int]]] = [
 
 
 @pytest.mark.parametrize(("answer", "charged"), USAGE, ids=[json.dumps(answer) for answer, _ in USAGE])
-async def test_the_answers_usage_is_charged_in_any_shape(answer: object, charged: tuple[int, int, int]) -> None:
-    """Or, where it tells none that can be read, a token for every four bytes of the body."""
+async def test_usage_in_any_shape_is_charged(answer: object, charged: tuple[int, int, int]) -> None:
+    """Without a readable usage, one token per four bytes of the body is charged."""
     body = json.dumps({"model": "m", "user": "ann", "x": ""}).encode()
     body = body.replace(b'""', b'"%b"' % (b"x" * (400 - len(body))))
-    told = json.dumps(answer, indent=1).encode()
+    sent = json.dumps(answer, indent=1).encode()
     async with scripted_engine() as engine, running_router(engine.url) as router:
-        async with router.post(body, f"{NOBODYS}?a=b%20c&d=é") as post:
+        async with router.post(body, f"{UNKNOWN_PATH}?a=b%20c&d=é") as post:
             call = await engine.call()
-            assert (call.path, call.body) == (f"{NOBODYS}?a=b%20c&d=%C3%A9", body)
+            assert (call.path, call.body) == (f"{UNKNOWN_PATH}?a=b%20c&d=%C3%A9", body)
             assert call.headers["content-type"] == "application/json"
-            await call.respond(200, told, content_type="application/json; odd=1")
-            assert await post.read() == told
+            await call.respond(200, sent, content_type="application/json; odd=1")
+            assert await post.read() == sent
             response = await post.response()
             assert (response.headers["content-type"], response.headers["x-d2lpm-client"]) == (
                 *("application/json; odd=1", "user-ann"),
@@ -47,8 +47,8 @@ async def test_the_answers_usage_is_charged_in_any_shape(answer: object, charged
         assert await service(router, "user-ann") == charged
 
 
-async def test_a_stream_goes_through_as_it_came_and_its_last_usage_is_charged() -> None:
-    """Event by event, whatever its form, before the engine sends the next."""
+async def test_a_stream_passes_unchanged_and_its_last_usage_is_charged() -> None:
+    """Each event passes, whatever its form, before the engine sends the next."""
     events = [
         b": hi\n\n",
         b"event: x\nid: 7\ndata: no JSON\n\n",
@@ -56,7 +56,7 @@ async def test_a_stream_goes_through_as_it_came_and_its_last_usage_is_charged() 
         b"data: [DONE]\n\n",
     ]
     async with scripted_engine() as engine, running_router(engine.url) as router:
-        async with router.post(json.dumps({"stream": True, "user": "ann"}).encode(), NOBODYS) as post:
+        async with router.post(json.dumps({"stream": True, "user": "ann"}).encode(), UNKNOWN_PATH) as post:
             call = await engine.call()
             await call.begin()
             for block in events:
@@ -68,22 +68,22 @@ async def test_a_stream_goes_through_as_it_came_and_its_last_usage_is_charged() 
 
 
 @pytest.mark.parametrize("status", [200, 201])
-async def test_what_asks_for_a_stream_may_be_answered_whole(status: int) -> None:
-    """The answer's own type counts: it is handed over and charged as any, and no other worker is asked for it."""
-    told = b'{"object":"video","usage":{"total_tokens":7}}\n\n'
+async def test_a_call_that_asks_for_a_stream_can_get_a_whole_answer(status: int) -> None:
+    """The content type of the answer counts: it is passed on and charged, and not retried elsewhere."""
+    sent = b'{"object":"video","usage":{"total_tokens":7}}\n\n'
     async with scripted_engine() as one, scripted_engine() as two, running_router(one.url, two.url) as router:
-        async with router.post(b'{"stream":true,"user":"ann"}', NOBODYS) as post:
-            await (await first_call(one.calls, two.calls)).respond(status, told)
+        async with router.post(b'{"stream":true,"user":"ann"}', UNKNOWN_PATH) as post:
+            await (await first_call(one.calls, two.calls)).respond(status, sent)
             response = await post.response()
             assert (response.status, response.headers["content-type"]) == (status, "application/json")
-            assert await post.read() == told
+            assert await post.read() == sent
         assert await service(router, "user-ann") == (7, 0, 0)
         assert one.calls.empty()
         assert two.calls.empty()
 
 
-async def test_nothing_is_told_to_a_waiting_call_before_its_answer() -> None:
-    """A heartbeat would say that a stream comes."""
+async def test_a_waiting_call_gets_nothing_before_its_answer() -> None:
+    """A heartbeat would announce a stream."""
     async with (
         scripted_engine() as engine,
         running_router(engine.url, max_inflight=1, heartbeat=0.01) as router,
@@ -91,24 +91,24 @@ async def test_nothing_is_told_to_a_waiting_call_before_its_answer() -> None:
         router.post(chat(stream=True)) as second,
     ):
         running = await engine.call()
-        async with router.post(b'{"stream":true}', NOBODYS) as post:
+        async with router.post(b'{"stream":true}', UNKNOWN_PATH) as post:
             await until(lambda: router.scheduler.waiting == 2)
-            heard = (await second.response()).content
-            assert (await heard.readuntil(b"\n\n") + await heard.readuntil(b"\n\n")).startswith(b": waiting")
+            content = (await second.response()).content
+            assert (await content.readuntil(b"\n\n") + await content.readuntil(b"\n\n")).startswith(b": waiting")
             await running.answer()
             await first.read()
             for _ in range(2):
                 call = await engine.call()
-                await (call.respond(200, b"[1]") if call.path == NOBODYS else call.answer())
+                await (call.respond(200, b"[1]") if call.path == UNKNOWN_PATH else call.answer())
             assert (await post.response()).headers["content-type"] == "application/json"
             assert await post.read() == b"[1]"
 
 
 @pytest.mark.parametrize("kind", ["text/event-stream", "Text/Event-Stream ;charset=utf-8"])
-async def test_what_did_not_ask_for_a_stream_may_be_answered_by_one(kind: str) -> None:
-    """Each event is there before the next is sent, be it without end; whoever leaves ends it."""
+async def test_a_call_that_asks_for_no_stream_can_get_one(kind: str) -> None:
+    """Each event passes before the next is sent, and a disconnect ends the stream."""
     async with scripted_engine() as engine, running_router(engine.url) as router:
-        async with router.post(b'{"user":"ann"}', NOBODYS) as post:
+        async with router.post(b'{"user":"ann"}', UNKNOWN_PATH) as post:
             call = await engine.call()
             await call.begin(content_type=kind)
             for number in range(3):
@@ -122,13 +122,13 @@ async def test_what_did_not_ask_for_a_stream_may_be_answered_by_one(kind: str) -
         assert await service(router, "user-ann") == (7, 0, 0)
 
 
-async def test_a_stream_that_is_none_is_its_workers_failure() -> None:
-    """It says that events come, and sends something else: another worker may do better."""
+async def test_a_malformed_stream_is_a_failure_of_the_worker() -> None:
+    """The answer claims to be a stream and is none, so another worker is tried."""
     async with (
         scripted_engine() as one,
         scripted_engine() as two,
         running_router(one.url, two.url) as router,
-        router.post(b"{}", NOBODYS) as post,
+        router.post(b"{}", UNKNOWN_PATH) as post,
     ):
         await (await first_call(one.calls, two.calls)).stream(b"<html>")
         await (await first_call(one.calls, two.calls)).respond(200, b"{}")
@@ -136,7 +136,7 @@ async def test_a_stream_that_is_none_is_its_workers_failure() -> None:
 
 
 async def test_a_form_with_a_file_goes_to_a_worker_of_its_model() -> None:
-    """The bytes and their type are the client's own; the model and the user are read from the form."""
+    """The bytes and their type are forwarded unchanged; model and user are read from the form."""
     form = aiohttp.FormData({"model": "whisper", "user": "ann"})
     form.add_field("file", b"\x00\xff\r\n" * 12_800, filename="a.wav", content_type="audio/wav")
     async with (
@@ -155,8 +155,8 @@ async def test_a_form_with_a_file_goes_to_a_worker_of_its_model() -> None:
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
-async def test_other_methods_are_handed_on(method: str) -> None:
-    """A call without a body names no model, and costs next to nothing."""
+async def test_other_methods_are_forwarded(method: str) -> None:
+    """A call without a body names no model and costs one token."""
     async with scripted_engine() as engine, running_router(engine.url) as router:
         request = asyncio.ensure_future(router.http.request(method, "/v1/files/file 1"))
         call = await engine.call()
@@ -167,8 +167,8 @@ async def test_other_methods_are_handed_on(method: str) -> None:
         assert await service(router, "address-127.0.0.1") == (1, 0, 0)
 
 
-async def test_what_no_worker_serves_is_a_404_in_openais_shape() -> None:
-    """An engine says `detail`, which no client library reads; nothing is charged."""
+async def test_a_path_that_no_worker_serves_is_a_404_in_openais_shape() -> None:
+    """The engine's `detail`, which no client library reads, becomes an error message; nothing is charged."""
     async with scripted_engine() as engine, running_router(engine.url) as router:
         async with router.post(b'{"user":"ann"}', "/v1/nothing") as post:
             await (await engine.call()).respond(404, b'{"detail":"Not Found"}')
@@ -179,8 +179,8 @@ async def test_what_no_worker_serves_is_a_404_in_openais_shape() -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/load_lora_adapter", "/v1/unload_lora_adapter/", "/v1/loads", "/v1/./chat", "/x"])
-async def test_what_engines_keep_for_their_operators_is_closed(path: str) -> None:
-    """Adapters, loads, and whatever is not below /v1."""
+async def test_admin_paths_of_engines_are_closed(path: str) -> None:
+    """Adapter and load paths are, and all paths outside /v1."""
     async with scripted_engine() as engine, running_router(engine.url) as router:
         reader, writer = await asyncio.open_connection(*router.address)
         writer.write(f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{{}}".encode())
@@ -189,13 +189,13 @@ async def test_what_engines_keep_for_their_operators_is_closed(path: str) -> Non
         assert engine.calls.empty()
 
 
-async def test_a_call_that_names_no_model_waits_its_turn() -> None:
-    """It is one call among others: one at a time, in the queue and in the counts."""
+async def test_a_call_without_a_model_is_queued_like_others() -> None:
+    """It waits in the queue and counts in the window."""
     async with (
         scripted_engine() as engine,
         running_router(engine.url, max_inflight=1) as router,
         router.post(chat()) as first,
-        router.post(b"{}", NOBODYS) as second,
+        router.post(b"{}", UNKNOWN_PATH) as second,
     ):
         running = await engine.call()
         await until(lambda: router.scheduler.waiting == 1)
@@ -206,13 +206,13 @@ async def test_a_call_that_names_no_model_waits_its_turn() -> None:
         assert await second.read() == b"{}"
 
 
-async def test_an_engines_failure_is_made_good_by_another() -> None:
-    """As long as the client has nothing of the answer."""
+async def test_a_failed_call_is_retried_at_another_worker() -> None:
+    """The client has no part of the answer yet."""
     async with (
         scripted_engine() as one,
         scripted_engine() as two,
         running_router(one.url, two.url) as router,
-        router.post(b'{"stream":true}', NOBODYS) as post,
+        router.post(b'{"stream":true}', UNKNOWN_PATH) as post,
     ):
         (await first_call(one.calls, two.calls)).reset()
         await (await first_call(one.calls, two.calls)).stream(b"data: 1\n\n")
@@ -220,6 +220,6 @@ async def test_an_engines_failure_is_made_good_by_another() -> None:
 
 
 async def first_call(*queues: "asyncio.Queue[Call]") -> Call:
-    """The next call at either of two engines."""
+    """Return the next call at any of these engines."""
     await until(lambda: any(not queue.empty() for queue in queues))
     return next(queue for queue in queues if not queue.empty()).get_nowait()

@@ -1,4 +1,4 @@
-"""Whose turn it is to be parsed."""
+"""Parse slots: owners take turns, and short bodies do not wait for long ones."""
 
 import asyncio
 import gc
@@ -13,63 +13,63 @@ from router.front.parse_slots import INLINE_BYTES, LONG_BYTES, ParseSlots, Round
 
 
 class Work:
-    """Notes who was parsed, and keeps its thread until it is told to go on."""
+    """Records whose bodies were parsed; parsing blocks its thread until `release` is set."""
 
     def __init__(self) -> None:
         self.slots = ParseSlots()
         self.done: list[str] = []
-        self.go_on = Event()
+        self.release = Event()
 
     def begin(self, owner: str, size: int = LONG_BYTES + 1) -> "asyncio.Future[None]":
         def work() -> None:
-            assert self.go_on.wait(60)
+            assert self.release.wait(60)
             self.done.append(owner)
 
         return asyncio.ensure_future(self.slots.run(owner, size, work))
 
 
 async def test_owners_are_parsed_in_turn() -> None:
-    """One that has sent many bodies waits for each other owner between two of its own."""
+    """Between two bodies of one owner, every other waiting owner gets a turn."""
     work = Work()
     running = [work.begin(owner) for owner in ("flood", "flood", "flood", "flood", "ann", "bob")]
     await asyncio.sleep(0)
-    work.go_on.set()
+    work.release.set()
     await asyncio.gather(*running)
     assert work.done == ["flood", "flood", "ann", "bob", "flood", "flood"]
 
 
 async def test_shorter_bodies_do_not_wait_for_long_ones() -> None:
-    """They have a thread of their own, and short ones need none."""
+    """Shorter bodies have a thread of their own, and short ones need none."""
     work = Work()
     long = work.begin("flood")
     others = Work()
     others.slots = work.slots
-    others.go_on.set()
+    others.release.set()
     await others.begin("ann", LONG_BYTES)
     await others.begin("bob", INLINE_BYTES)
     assert others.done == ["ann", "bob"]
     assert not long.done()
-    work.go_on.set()
+    work.release.set()
     await long
 
 
-async def test_who_does_not_wait_any_more_is_passed_over() -> None:
-    """Whether it leaves before its turn or as that comes."""
+async def test_a_cancelled_waiter_is_skipped() -> None:
+    """It does not matter whether it is cancelled before its turn or just then."""
     work = Work()
-    first, leaves, last = (work.begin(owner) for owner in ("ann", "bob", "cyd"))
+    first, cancelled, last = (work.begin(owner) for owner in ("ann", "bob", "cyd"))
     await asyncio.sleep(0)
-    leaves.cancel()
-    work.go_on.set()
+    cancelled.cancel()
+    work.release.set()
     await asyncio.gather(first, last)
     assert work.done == ["ann", "cyd"]
     with pytest.raises(asyncio.CancelledError):
-        await leaves
+        await cancelled
     await work.begin("dan")
     assert work.done[-1] == "dan"
 
 
-async def test_a_long_answer_is_read_in_parts_of_a_turn_each() -> None:
-    """So the loop comes round between them, however many are read at a time."""
+async def test_a_long_answer_is_read_one_part_per_turn_of_the_loop() -> None:
+    """The event loop runs between the parts, however many answers are read at a time."""
     slots, parts = ParseSlots(), list[str]()
 
     async def read(owner: str) -> None:
@@ -87,11 +87,11 @@ async def test_a_long_answer_is_read_in_parts_of_a_turn_each() -> None:
 
 
 class Body:
-    """What takes much memory."""
+    """A body that takes much memory."""
 
 
-async def test_what_failed_is_kept_by_nobody() -> None:
-    """An error that a thread raised is freed with its frames, and the body in them, before any search for cycles."""
+async def test_a_failed_body_is_freed_at_once() -> None:
+    """An error raised in a thread is freed with its frames and their body, without the garbage collector."""
 
     def fail(_: Body) -> None:
         raise ValueError
@@ -109,14 +109,14 @@ async def test_what_failed_is_kept_by_nobody() -> None:
         gc.enable()
 
 
-async def test_a_turn_that_came_as_its_owner_left_goes_to_the_next() -> None:
-    """Or nothing would be parsed any more."""
-    turns = RoundRobinLock()
-    await turns.acquire("first")
-    leaves, next_one = asyncio.create_task(turns.acquire("leaves")), asyncio.create_task(turns.acquire("next"))
+async def test_a_lock_given_to_a_cancelled_waiter_goes_to_the_next() -> None:
+    """Otherwise nothing would be parsed any more."""
+    lock = RoundRobinLock()
+    await lock.acquire("first")
+    cancelled, next_one = asyncio.create_task(lock.acquire("leaves")), asyncio.create_task(lock.acquire("next"))
     await asyncio.sleep(0)
-    turns.release()
-    leaves.cancel()
+    lock.release()
+    cancelled.cancel()
     async with asyncio.timeout(5):
         await next_one
-    assert leaves.cancelled()
+    assert cancelled.cancelled()

@@ -1,4 +1,4 @@
-"""What one worker fails, another does: before its client has anything of the answer, and when the worker is killed."""
+"""Retries at another worker: before the client has part of the answer, and when a worker is killed during it."""
 
 import asyncio
 import json
@@ -40,7 +40,7 @@ async def aborted(call: Call) -> None:
 @STREAMED
 @pytest.mark.parametrize("act", [reset, close, garbage, half_a_head, internal_error, error_in_band])
 async def test_another_worker_answers(stream: bool, act: Act) -> None:
-    """Whatever a worker does before its answer, the client has the other one's, and pays once."""
+    """Whatever a worker does before it answers, the client gets the other worker's answer, and pays once."""
     async with (
         scripted_engine() as one,
         scripted_engine() as two,
@@ -60,8 +60,8 @@ async def test_another_worker_answers(stream: bool, act: Act) -> None:
 @pytest.mark.parametrize(
     ("stream", "act"), [(False, no_json), (True, empty_stream), (True, aborted)], ids=["no JSON", "empty", "aborted"]
 )
-async def test_an_answer_that_is_none_is_asked_for_again(stream: bool, act: Act) -> None:
-    """It began well, and there was nothing in it."""
+async def test_an_answer_without_content_is_retried(stream: bool, act: Act) -> None:
+    """The answer began with status 200, and contained nothing."""
     async with (
         scripted_engine() as one,
         scripted_engine() as two,
@@ -74,8 +74,8 @@ async def test_an_answer_that_is_none_is_asked_for_again(stream: bool, act: Act)
 
 
 @STREAMED
-async def test_what_the_client_did_wrong_is_not_tried_again(stream: bool) -> None:
-    """A 400 is handed on as it is."""
+async def test_a_client_error_is_not_retried(stream: bool) -> None:
+    """A 400 is passed on unchanged."""
     async with (
         scripted_engine() as one,
         scripted_engine() as two,
@@ -87,8 +87,8 @@ async def test_what_the_client_did_wrong_is_not_tried_again(stream: bool) -> Non
         assert two.calls.empty()
 
 
-async def test_the_last_failure_is_told_when_there_are_no_more_tries() -> None:
-    """As the engine said it."""
+async def test_the_last_failure_is_passed_on_when_no_tries_are_left() -> None:
+    """The client gets the engine's own words."""
     async with (
         scripted_engine() as one,
         scripted_engine() as two,
@@ -102,7 +102,7 @@ async def test_the_last_failure_is_told_when_there_are_no_more_tries() -> None:
 
 
 async def test_a_worker_that_hangs_is_given_up() -> None:
-    """Streamed or not, when it has said nothing for too long, another is asked."""
+    """Streamed or not, when the worker is silent for too long, another is tried."""
     async with (
         scripted_engine() as one,
         scripted_engine() as two,
@@ -116,7 +116,7 @@ async def test_a_worker_that_hangs_is_given_up() -> None:
 
 
 async def next_call(*engines: ScriptedEngine) -> Call:
-    """The next call to any of them."""
+    """Return the next call to any of these engines."""
     waits = [asyncio.ensure_future(engine.call()) for engine in engines]
     done, others = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     for other in others:
@@ -127,7 +127,7 @@ async def next_call(*engines: ScriptedEngine) -> Call:
 
 @contextmanager
 def worker(dialect: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """An emulated worker that can be killed, and its URL."""
+    """Start an emulated worker that can be killed; yields its URL and process."""
     command = [sys.executable, "-m", "workers", "--port", "0", "--exit-with-parent", "--model", "m"]
     command += ["--dialect", dialect, "--hardware", "h100-llama-7b", "--speed", "2"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -140,8 +140,8 @@ def worker(dialect: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
             process.kill()
 
 
-async def tell(router: RunningRouter, number: int, begun: asyncio.Event, kill: asyncio.Event) -> list[Any]:
-    """The chunks of a stream of 60 tokens; sets `begun` with its tenth, and then reads no further before `kill`."""
+async def stream_chunks(router: RunningRouter, number: int, begun: asyncio.Event, kill: asyncio.Event) -> list[Any]:
+    """Return the chunks of a stream of 60 tokens; sets `begun` at the tenth, then waits for `kill`."""
     options = {"include_usage": True}
     more = {"stream": True, "max_tokens": 60, "ignore_eos": True, "stream_options": options}
     body = chat(f"prompt {number}", **more) if number % 2 else {"model": "m", "prompt": f"prompt {number}", **more}
@@ -158,29 +158,29 @@ async def tell(router: RunningRouter, number: int, begun: asyncio.Event, kill: a
 
 
 @pytest.mark.parametrize("dialect", ["vllm", "sglang"])
-async def test_killed_with_its_streams_a_worker_is_not_missed(dialect: str) -> None:
-    """Every answer says what it would have said, with one role, one end, and the usage of one answer."""
+async def test_streams_of_a_killed_worker_continue_unchanged(dialect: str) -> None:
+    """Every answer has the text it would have had, with one role, one end, and the usage of one answer."""
     with ExitStack() as stack:
         (first, victim), (second, _) = (stack.enter_context(worker(dialect)) for _ in range(2))
         async with running_router(first, second, policy="rr+fcfs") as router:
             kill, begun = asyncio.Event(), [asyncio.Event() for _ in range(8)]
-            streams = [asyncio.create_task(tell(router, i, begun[i], kill)) for i in range(8)]
+            streams = [asyncio.create_task(stream_chunks(router, i, begun[i], kill)) for i in range(8)]
             await asyncio.gather(*(each.wait() for each in begun))
             victim.kill()
             kill.set()
             for number, chunks in enumerate(await asyncio.gather(*streams)):
-                check(chunks)
-                assert said(chunks) == said(await tell(router, number, asyncio.Event(), kill))
+                check_complete(chunks)
+                assert text_of(chunks) == text_of(await stream_chunks(router, number, asyncio.Event(), kill))
 
 
-def said(chunks: list[Any]) -> str:
-    """The text of an answer."""
+def text_of(chunks: list[Any]) -> str:
+    """Return the text of an answer."""
     choices = [choice for chunk in chunks for choice in chunk["choices"]]
     return "".join(choice["text"] if "text" in choice else choice["delta"].get("content", "") for choice in choices)
 
 
-def check(chunks: list[Any]) -> None:
-    """One whole answer."""
+def check_complete(chunks: list[Any]) -> None:
+    """Assert that the chunks are one complete answer."""
     choices = [choice for chunk in chunks for choice in chunk["choices"]]
     assert not [chunk for chunk in chunks if "error" in chunk]
     assert sum("role" in choice.get("delta", ()) for choice in choices) == ("delta" in choices[0])

@@ -22,7 +22,7 @@ from router.core.model.request import Usage
 from router.errors import BadRequest, NoWorker, RouterError, UnknownModel, UnknownPath, WorkerBroke, WorkerHung
 
 from .engine import Target
-from .mutation import Mutator, alike
+from .mutation import Mutator, deep_equal
 
 HASHER: Final = PromptHasher(b"secret")
 IDENTIFIER: Final = Identifier()
@@ -139,25 +139,25 @@ def read_call(data: bytes, random: Random) -> bool:
     assert IDENTIFIER.identify({}, call.user, "127.0.0.1").client.isprintable()
     if call.model:
         assert family.parse(head, rename(data, call.content_type, "other"), HASHER).model == "other"
-    check_isolated(head, data)
+    check_salted(head, data)
     return True
 
 
 def any_head(random: Random) -> Head:
     """What may stand before a body."""
-    path = random.choice((*BESIDE, *OTHERS))
+    path = random.choice((*OTHER_FAMILIES, *OTHERS))
     content_type = random.choice(("application/json", 'multipart/form-data; boundary="x"', "multipart/form-data"))
     return Head(path, query=random.choice((b"", b"a=b c", random.randbytes(8))), content_type=content_type)
 
 
-def check_isolated(head: Head, data: bytes) -> None:
+def check_salted(head: Head, data: bytes) -> None:
     """With a salt it is the same call, of a cache of its own."""
     with suppress(BadRequest):
         salted = with_cache_salt(data, lambda user: f"client {user}", b"secret")
         fields = load(data)
         assert (salted is data) is (fields is None)
         if fields is not None:
-            assert alike({**orjson.loads(salted), "cache_salt": 0}, {**fields, "cache_salt": 0})
+            assert deep_equal({**orjson.loads(salted), "cache_salt": 0}, {**fields, "cache_salt": 0})
             family = family_of(head.path)
             assert family is not None
             family.parse(head, salted, HASHER)
@@ -171,27 +171,27 @@ def check_error(error: RouterError, path: str) -> None:
     assert said["message"] == error.message
     assert isinstance(said["type"], str)
     event = shape.event(error)
-    assert told_in(event)
+    assert holds_json(event)
     assert MARK.encode() not in body + event
 
 
-def told_in(events: bytes) -> bool:
+def holds_json(events: bytes) -> bool:
     """Whether the first of these events, which are whole, holds JSON."""
     splitter = EventSplitter()
     first = splitter.feed(events)[0]
     return splitter.empty and isinstance(orjson.loads(event_data(first) or b"0"), dict)
 
 
-def parsed(path: str, **fields: Any) -> Call:
+def parse(path: str, **fields: Any) -> Call:
     family = family_of(path)
     assert family is not None
     return family.parse(Head(path), orjson.dumps({"model": "m", **fields}), HASHER)
 
 
-MESSAGE: Final = parsed(messages.PATH, messages=TURNS, stream=True)
-RESPONSE: Final = parsed(responses.PATH, input=ITEMS, stream=True)
-AFTER: Final = parsed(responses.PATH, input=MARK, previous_response_id="r", stream=True)
-ANY: Final = parsed(OTHERS[0])
+MESSAGE: Final = parse(messages.PATH, messages=TURNS, stream=True)
+RESPONSE: Final = parse(responses.PATH, input=ITEMS, stream=True)
+AFTER: Final = parse(responses.PATH, input=MARK, previous_response_id="r", stream=True)
+ANY: Final = parse(OTHERS[0])
 READERS: Final[tuple[tuple[Callable[[Call], Reader], Call, ErrorShape], ...]] = (
     (messages.MessageReader, MESSAGE, messages.ANTHROPIC),
     (responses.ResponseReader, RESPONSE, responses.ERRORS),
@@ -265,7 +265,7 @@ def follow_events(data: bytes, random: Random) -> bool:
         assert facts(cut) == facts(reader)
     if reader.error is not None:
         assert not reader.held or data.endswith(reader.held) or reader.broken
-        assert told_in(shape.refusal_event(500, reader.held))
+        assert holds_json(shape.refusal_event(500, reader.held))
     return reader.finished and not reader.broken
 
 
@@ -335,7 +335,7 @@ def make_whole(random: Random) -> bytes:
 def read_whole(data: bytes, random: Random) -> bool:
     """Each family reads it, or its worker broke; and as a refusal of any status it is told in the family's shape."""
     accepted = True
-    for path in random.sample((*BESIDE, OTHERS[0]), 3):
+    for path in random.sample((*OTHER_FAMILIES, OTHERS[0]), 3):
         family = family_of(path)
         assert family is not None
         try:
@@ -350,7 +350,7 @@ def read_whole(data: bytes, random: Random) -> bool:
         status = random.choice(STATUSES)
         told = family.errors.refusal(status, data)
         assert told is None or isinstance(orjson.loads(told)["error"], dict)
-        assert told_in(family.errors.refusal_event(status, data))
+        assert holds_json(family.errors.refusal_event(status, data))
     return accepted
 
 
@@ -367,10 +367,10 @@ def make_words(random: Random) -> bytes:
     return mutator.damaged(random.choice((b"model", b"/v1/x\r\ny", b"\xed\xa0\x80", b"x" * 500)))
 
 
-def tell_error(data: bytes, random: Random) -> bool:
+def render_error(data: bytes, random: Random) -> bool:
     """Each error of ours is an object in each API's shape, whatever it names; headers have one line each."""
     error = random.choice(CLASSES)(data.decode(errors="replace"))
-    for path in (*BESIDE, *OTHERS):
+    for path in (*OTHER_FAMILIES, *OTHERS):
         check_error(error, path)
     for name, value in error.headers():
         assert b"\n" not in name + value
@@ -378,9 +378,11 @@ def tell_error(data: bytes, random: Random) -> bool:
     return len(error.message) > 100
 
 
-BESIDE: Final = tuple(path for path, family in FAMILIES.items() if not family.tokenizable)
-CALLS: Final = {path: {messages.PATH: MESSAGE, responses.PATH: RESPONSE}.get(path, ANY) for path in (*BESIDE, *OTHERS)}
+OTHER_FAMILIES: Final = tuple(path for path, family in FAMILIES.items() if not family.tokenizable)
+CALLS: Final = {
+    path: {messages.PATH: MESSAGE, responses.PATH: RESPONSE}.get(path, ANY) for path in (*OTHER_FAMILIES, *OTHERS)
+}
 CALL: Final = Target("call", make_call, read_call)
 FOLLOWED: Final = Target("followed", make_events, follow_events)
 WHOLE: Final = Target("whole", make_whole, read_whole)
-WORDS: Final = Target("words", make_words, tell_error)
+WORDS: Final = Target("words", make_words, render_error)

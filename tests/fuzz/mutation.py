@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, Final
 
-MOST: Final = 1 << 16
+MAX_BYTES: Final = 1 << 16
 """Bytes of an input."""
 VALUES: Final[Sequence[Any]] = (
     *(None, True, False, 0, 1, -1, 7, 2**31, 2**32, 2**53, 2**63, 2**64, -(2**63), 10**30, 0.5, -0.0, 1e308),
@@ -20,7 +20,7 @@ _DEEPEST: Final = "nested as deeply as can be"
 """Stands for that until it is text."""
 
 
-def alike(one: Any, other: Any) -> bool:
+def deep_equal(one: Any, other: Any) -> bool:
     """Whether two parsed values are equal, however deep they are."""
     pairs = [(one, other)]
     while pairs:
@@ -52,7 +52,7 @@ class Mutator:
         data = bytearray(seed)
         for _ in range(self.random.randint(1, 4)):
             self.random.choice(_CHANGES)(self, data)
-        return bytes(data[:MOST])
+        return bytes(data[:MAX_BYTES])
 
     def tree(self, value: Any) -> Any:
         """One to three members or items changed, of a copy."""
@@ -135,7 +135,7 @@ class Mutator:
     def _repeat(self, data: bytearray) -> None:
         start, end = self._span(data)
         times = self.random.choice((2, 3, 10)) if self.random.random() < 0.98 else 5000
-        data[start:end] = (data[start:end] * times)[:MOST]
+        data[start:end] = (data[start:end] * times)[:MAX_BYTES]
 
     def _move(self, data: bytearray) -> None:
         start, end = self._span(data)

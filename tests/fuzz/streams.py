@@ -53,7 +53,7 @@ def chunk(choice: dict[str, Any] | None, **more: Any) -> dict[str, Any]:
     return {**head, "choices": [] if choice is None else [{"index": 0, **choice}], **more}
 
 
-def said(text: str, finish: str | None = None, **more: Any) -> dict[str, Any]:
+def text_chunk(text: str, finish: str | None = None, **more: Any) -> dict[str, Any]:
     choice = {"delta": {"content": text}, "logprobs": None, "finish_reason": finish, "token_ids": None}
     return chunk({**choice, **more}, usage={**USAGE, "prompt_tokens_details": {"cached_tokens": 4}})
 
@@ -62,9 +62,22 @@ TOOL: Final = {"index": 0, "id": "t", "type": "function", "function": {"name": "
 STREAMS: Final[tuple[list[Any], ...]] = (
     [
         chunk({"delta": {"role": "assistant", "content": ""}}, prompt_token_ids=[1, 2, 3], usage=USAGE),
-        *(said("one"), said(" two"), said('"th\\ree'), said("", "stop"), chunk(None, usage=USAGE), b"[DONE]"),
+        *(
+            text_chunk("one"),
+            text_chunk(" two"),
+            text_chunk('"th\\ree'),
+            text_chunk("", "stop"),
+            chunk(None, usage=USAGE),
+            b"[DONE]",
+        ),
     ],
-    [said("one", token_ids=[5]), said("", token_ids=[6]), said("é", token_ids=[7, 8]), said("", "length"), b"[DONE]"],
+    [
+        text_chunk("one", token_ids=[5]),
+        text_chunk("", token_ids=[6]),
+        text_chunk("é", token_ids=[7, 8]),
+        text_chunk("", "length"),
+        b"[DONE]",
+    ],
     [
         chunk({"delta": {"role": "assistant", "tool_calls": [TOOL]}}),
         chunk({"delta": {"tool_calls": [{"index": 0, "function": {"arguments": '":1}'}}]}, "finish_reason": "stop"}),
@@ -75,8 +88,8 @@ STREAMS: Final[tuple[list[Any], ...]] = (
         chunk({"text": "two", "index": 3, "finish_reason": "stop"}, usage=USAGE),
         *(chunk(None, usage=USAGE), b"[DONE]"),
     ],
-    [said("one"), {"error": {"message": "no", "type": "x", "code": 503}}, b"[DONE]"],
-    [said("one"), said("", "abort"), b"[DONE]"],
+    [text_chunk("one"), {"error": {"message": "no", "type": "x", "code": 503}}, b"[DONE]"],
+    [text_chunk("one"), text_chunk("", "abort"), b"[DONE]"],
     [b"{broken", b"[1]", {"object": "error", "message": "flat", "code": "x"}],
 )
 NAMES: Final = (
@@ -158,13 +171,13 @@ def read_stream(data: bytes, random: Random) -> bool:
         facts(each)
     if is_json(data) and not reader.broken:
         assert shown_cut == shown
-        assert ending(cut) == ending(reader)
+        assert end_facts(cut) == end_facts(reader)
     if asked.usage_wanted and asked.continuous_wanted and not reader.broken:
         assert shown == data
     other = EventReader(asked)
     assert other.broken or data.startswith(other.feed(data) + other.close() + other.held)
     assert other.output_tokens >= 0
-    go_on(asked, cut, data, random)
+    check_continuation(asked, cut, data, random)
     return reader.finished
 
 
@@ -180,7 +193,7 @@ def is_json(stream: bytes) -> bool:
     return True
 
 
-def ending(reader: StreamReader) -> tuple[object, ...]:
+def end_facts(reader: StreamReader) -> tuple[object, ...]:
     """How the stream ended."""
     return reader.finished, reader.aborted, reader.done, reader.complete, reader.error, reader.text
 
@@ -198,7 +211,7 @@ def facts(reader: StreamReader) -> None:
     assert known is None or all(type(each) is int for ids in known for each in ids)
 
 
-def go_on(asked: Call, reader: StreamReader, more: bytes, random: Random) -> None:
+def check_continuation(asked: Call, reader: StreamReader, more: bytes, random: Random) -> None:
     """As when the engine fails there, and another one answers with the same."""
     rest = continuation(asked, reader, ids=random.random() < 0.7)
     if rest is None:

@@ -1,4 +1,4 @@
-"""One publisher over real sockets: followed, repaired, bounded, and given up without harm."""
+"""Follows one publisher over real sockets: repairs gaps, enforces limits, and gives the publisher up without harm."""
 
 import asyncio
 import logging
@@ -13,8 +13,8 @@ from tests.support.publishing import WORKER, block, followed_publisher, hashes
 from tests.support.running import TIMEOUT_S, until
 
 
-async def test_events_are_told() -> None:
-    """From an engine's first message on, all that it stores and drops is told, and nothing else is believed of it."""
+async def test_events_are_reported() -> None:
+    """From an engine's first message on, everything it stores and removes is reported, and nothing else is assumed."""
     async with followed_publisher(replays=False) as scene:
         await scene.publisher.publish(block(1), block(2))
         await until(scene.holds(1, 2))
@@ -25,7 +25,7 @@ async def test_events_are_told() -> None:
 
 
 async def test_a_gap_is_repaired() -> None:
-    """Messages lost on the way are had again, in order, before what came after them."""
+    """Lost messages are replayed, in order, before the messages that came after them."""
     async with followed_publisher() as scene:
         await scene.publisher.publish(block(1))
         await until(scene.holds(1))
@@ -36,8 +36,8 @@ async def test_a_gap_is_repaired() -> None:
         assert (scene.complete, scene.faults, scene.publisher.replay_starts) == (True, {KvEventFault.GAP: 1}, [0, 1])
 
 
-async def test_a_follower_that_is_stopped_amid_a_repair_stops() -> None:
-    """However fast past messages come in: it ends, and takes in no more of them."""
+async def test_a_follower_stops_during_a_repair() -> None:
+    """A follower that is stopped during a replay applies no more messages, however fast they arrive."""
     lost = range(2, 2000)
     async with followed_publisher() as scene:
         await scene.publisher.publish(block(1))
@@ -51,8 +51,10 @@ async def test_a_follower_that_is_stopped_amid_a_repair_stops() -> None:
     assert 1 < len(scene.held) < len(lost)
 
 
-async def test_a_gap_that_stays_empties_the_view() -> None:
-    """What cannot be had again may have removed anything: nothing from before counts, and belief counts again."""
+async def test_a_gap_that_cannot_be_repaired_empties_the_view() -> None:
+    """Messages that cannot be replayed may have removed any block, so earlier blocks no longer count and estimates
+    do.
+    """
     async with followed_publisher() as scene:
         await scene.publisher.publish(block(1))
         await until(scene.holds(1))
@@ -66,25 +68,25 @@ async def test_a_gap_that_stays_empties_the_view() -> None:
         assert scene.complete
 
 
-async def test_a_cold_start_learns_from_the_past() -> None:
-    """Who subscribes late and can have all past messages knows all."""
+async def test_a_late_subscriber_replays_past_messages() -> None:
+    """A late subscriber that can replay all past messages knows all blocks."""
     async with followed_publisher(before=3) as scene:
         await until(scene.holds(100, 101, 102))
         assert scene.complete
 
 
-async def test_a_cold_start_without_the_past_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    """Who subscribes late and cannot have them starts empty, says so, and knows that there may be more."""
+async def test_a_late_subscriber_without_replay_is_incomplete(caplog: pytest.LogCaptureFixture) -> None:
+    """A late subscriber that cannot replay past messages starts empty, logs that, and is not complete."""
     caplog.set_level(logging.INFO)
     async with followed_publisher(before=3, replays=False) as scene:
         await scene.publisher.publish(block(1))
         await until(scene.holds(1))
         assert not scene.complete
-    assert "its map starts empty" in caplog.text
+    assert "its cache is unknown at first" in caplog.text
 
 
-async def test_another_process_is_another_cache() -> None:
-    """A worker that has restarted is forgotten at once, and what the new one tells counts."""
+async def test_a_restarted_worker_is_forgotten() -> None:
+    """The blocks of a worker that restarts are forgotten at once, and those of the new process count."""
     async with followed_publisher() as scene:
         for number in range(3):
             await scene.publisher.publish(block(number))
@@ -99,8 +101,8 @@ async def test_another_process_is_another_cache() -> None:
         assert (scene.complete, scene.faults) == (True, {KvEventFault.DISCONNECTED: 1})
 
 
-async def test_numbers_that_begin_anew() -> None:
-    """A publisher that counts anew behind the same connection is another process too."""
+async def test_restarted_numbering_means_a_new_process() -> None:
+    """A publisher that counts from the start again on the same connection is a new process, too."""
     async with followed_publisher(replays=False) as scene:
         await scene.publisher.publish(block(1))
         await scene.publisher.publish(block(2))
@@ -119,8 +121,8 @@ async def test_numbers_that_begin_anew() -> None:
         ([b"kv2", bytes(8), b""], KvEventFault.FOREIGN_TOPIC),
     ],
 )
-async def test_what_is_no_message_is_ignored(frames: list[bytes], fault: KvEventFault) -> None:
-    """It is counted, and what is known stays."""
+async def test_invalid_messages_are_ignored(frames: list[bytes], fault: KvEventFault) -> None:
+    """Frames that are not a message are counted as a fault, and the known blocks stay."""
     async with followed_publisher() as scene:
         await scene.publisher.publish(block(1))
         await until(scene.holds(1))
@@ -133,8 +135,8 @@ async def test_what_is_no_message_is_ignored(frames: list[bytes], fault: KvEvent
 @pytest.mark.parametrize(
     "payload", [b"\xc1", b"", msgpack.packb("text"), msgpack.packb([1.0, [block(1) | {"block_size": 0}]])]
 )
-async def test_a_message_that_cannot_be_read_spoils_what_is_known(payload: bytes) -> None:
-    """Whatever it said, it may have removed anything: belief counts again, but the stream goes on."""
+async def test_an_unreadable_message_empties_the_view(payload: bytes) -> None:
+    """An unreadable message may have removed any block: the view is emptied, but the stream continues."""
     async with followed_publisher() as scene:
         await scene.publisher.publish(block(1))
         await until(scene.holds(1))
@@ -145,8 +147,8 @@ async def test_a_message_that_cannot_be_read_spoils_what_is_known(payload: bytes
         assert set(scene.faults) <= {KvEventFault.UNREADABLE, KvEventFault.BAD_FIELDS}
 
 
-async def test_garbage_makes_one_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    """However much of it comes, the log gets one line."""
+async def test_garbage_makes_one_log_line_per_minute(caplog: pytest.LogCaptureFixture) -> None:
+    """Any number of unreadable messages within a minute makes one log line."""
     async with followed_publisher() as scene:
         for _ in range(100):
             await scene.publisher.send_payload(b"\xc1")
@@ -156,8 +158,8 @@ async def test_garbage_makes_one_line_a_minute(caplog: pytest.LogCaptureFixture)
     assert len(caplog.records) == 1
 
 
-async def test_a_flood_is_left_alone() -> None:
-    """Who sends more than is read is not read for a while, and what it said does not count meanwhile."""
+async def test_a_flooding_publisher_is_not_read() -> None:
+    """A publisher that sends too much is not read for a while, and its blocks do not count meanwhile."""
     limits = StreamLimits(burst_bytes=2000, bytes_per_second=1, penalty_seconds=TIMEOUT_S, replay_seconds=TIMEOUT_S)
     async with followed_publisher(limits=limits) as scene:
         await scene.publisher.publish(block(1))
@@ -169,7 +171,7 @@ async def test_a_flood_is_left_alone() -> None:
 
 
 async def test_too_many_blocks_are_not_kept() -> None:
-    """Who names more blocks than are kept is followed no longer."""
+    """A publisher with more blocks than the limit is no longer followed."""
     limits = StreamLimits(blocks=3, penalty_seconds=TIMEOUT_S, replay_seconds=TIMEOUT_S)
     async with followed_publisher(limits=limits) as scene:
         await scene.publisher.publish(block(1), block(2), block(3))
@@ -179,8 +181,10 @@ async def test_too_many_blocks_are_not_kept() -> None:
         assert scene.events[-1] == BlocksLost(WORKER)
 
 
-async def test_silence_is_noticed() -> None:
-    """A publisher that tells nothing of what its engine must have stored is not believed, and subscribed to anew."""
+async def test_a_silent_publisher_is_subscribed_to_anew() -> None:
+    """A publisher that is silent although its engine must have stored blocks is not trusted, and is subscribed to
+    anew.
+    """
     limits = StreamLimits(silence_seconds=0.05, pause_seconds=0.01, replay_seconds=TIMEOUT_S)
     async with followed_publisher(limits=limits) as scene:
         await scene.publisher.publish(block(1))
@@ -191,8 +195,8 @@ async def test_silence_is_noticed() -> None:
         assert BlocksLost(WORKER) in scene.events
 
 
-async def test_the_past_is_not_told_as_if_it_were_now() -> None:
-    """What was stored and dropped before the subscription is told as it is at its end, at once."""
+async def test_replayed_messages_are_reported_as_one_change() -> None:
+    """What was stored and removed before the subscription is reported once, as the state at the end."""
     async with followed_publisher(before=0) as scene:
         await until(lambda: bool(scene.publisher.replay_starts))
         for number in range(20):

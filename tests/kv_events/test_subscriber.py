@@ -1,4 +1,4 @@
-"""KV events in a whole router, of emulated workers that publish them."""
+"""KV events in a whole router whose emulated workers publish them."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from tests.support.running import TIMEOUT_S, RunningRouter, chat, emulated_worke
 
 
 async def ask(router: RunningRouter, content: str) -> tuple[int, int]:
-    """Tokens predicted and found in the cache."""
+    """Send a chat; return the tokens predicted and found in the cache."""
     async with router.post(chat(content, max_tokens=4)) as post:
         response = await post.response()
         usage = (await response.json())["usage"]["prompt_tokens_details"] or {}
@@ -24,14 +24,14 @@ async def ask(router: RunningRouter, content: str) -> tuple[int, int]:
 
 @pytest.mark.parametrize(("dialect", "size"), [("vllm", 16), ("sglang", 16), ("sglang", 1)])
 async def test_predictions_are_exact(dialect: str, size: int) -> None:
-    """With events and the engine's own tokens, what is predicted is what the engine finds, whatever it has evicted."""
+    """With events and the engine's own token ids, the prediction is what the engine finds, whatever it has evicted."""
     flags = ("--kv-events=0", f"--dialect={dialect}", f"--block-size={size}", "--kv-tokens=1600")
     with emulated_workers(2, *flags) as urls:
         async with running_router(*urls, token_budget=TIMEOUT_S, min_match_tokens=1) as router:
             hits = 0
             for number in range(40):
                 predicted, actual = await ask(router, f"{number % 7} tells " + "a long story " * (30 + number % 3))
-                if number > 14:  # before, a worker may have told nothing yet
+                if number > 14:  # before, a worker may have published nothing yet
                     assert predicted == actual
                 hits += actual
                 changes = router.scheduler.blocks.changes
@@ -41,7 +41,7 @@ async def test_predictions_are_exact(dialect: str, size: int) -> None:
 
 
 async def test_a_worker_that_leaves_and_joins_is_followed_anew() -> None:
-    """Nothing is known of a worker that has left; when it joins again, its past is learned again."""
+    """Nothing is known of a worker that left; when it joins again, its past events are replayed."""
     with emulated_workers(1, "--kv-events=0") as urls:
         async with running_router(*urls, token_budget=TIMEOUT_S) as router:
             await ask(router, "a long story " * 60)
@@ -53,11 +53,11 @@ async def test_a_worker_that_leaves_and_joins_is_followed_anew() -> None:
             router.scheduler_host.feed(WorkerLeft(worker.id))
             assert not blocks.blocks
             router.scheduler_host.feed(WorkerJoined(worker))
-            await until(lambda: blocks.blocks >= held)  # the answer's last block may have come after the look
+            await until(lambda: blocks.blocks >= held)  # the last block of the answer may have been stored later
 
 
 async def test_a_journal_with_events_replays(tmp_path: Path) -> None:
-    """What events told is in the journal, so that a replay decides the same."""
+    """Block changes are in the journal, so a replay makes the same decisions."""
     journal = tmp_path / "journal"
     with emulated_workers(2, "--kv-events=0", "--kv-tokens=1600") as urls:
         async with running_router(*urls, token_budget=TIMEOUT_S, journal=journal) as router:
@@ -71,7 +71,7 @@ async def test_a_journal_with_events_replays(tmp_path: Path) -> None:
 
 
 async def test_the_state_is_in_the_metrics() -> None:
-    """Metrics tell which workers are followed, and what came of the calls' tokens."""
+    """The metrics show which workers are followed, and the outcomes of token lookups."""
     with emulated_workers(1, "--kv-events=0") as urls:
         async with running_router(*urls, token_budget=TIMEOUT_S) as router:
             await ask(router, "a long story " * 60)
@@ -84,8 +84,8 @@ async def test_the_state_is_in_the_metrics() -> None:
             assert 'd2lpm_token_lookups_total{outcome="known"} 1.0' in text
 
 
-async def test_requests_are_heard_of_once_a_worker_publishes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then a long prompt's end says that news must come."""
+async def test_requests_are_observed_once_a_worker_publishes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once a worker publishes, the end of a long prompt makes the follower expect events."""
     expected: list[WorkerId] = []
     monkeypatch.setattr(WorkerFollower, "await_news", lambda follower: expected.append(follower.endpoint.id))
     with emulated_workers(1, "--kv-events=0") as urls:
@@ -99,9 +99,9 @@ async def test_requests_are_heard_of_once_a_worker_publishes(monkeypatch: pytest
 
 
 def test_a_worker_fills_blocks_by_what_it_computes() -> None:
-    """A long prompt that was not cached fills some; one that was, that is short, or that failed, may fill none."""
+    """A long uncached prompt fills blocks; a cached, short or failed one may fill none."""
     filled: list[WorkerId] = []
-    fills = BlockFillObserver(filled.append)
+    observer = BlockFillObserver(filled.append)
     endings: list[Finished | Failed] = [
         Finished(RequestId("computed"), Usage(1024, 1)),
         Finished(RequestId("cached"), Usage(1024, 1, 1)),
@@ -111,7 +111,7 @@ def test_a_worker_fills_blocks_by_what_it_computes() -> None:
     ]
     for ending in endings[:-1]:
         decision = Decision(ClientId("ann"), {}, Deficit(), Load(), None, ())
-        fills.observe(0.0, Ticked(), [Dispatch(ending.request, WORKER, 0, "room", decision)])
+        observer.observe(0.0, Ticked(), [Dispatch(ending.request, WORKER, 0, "room", decision)])
     for ending in endings:
-        fills.observe(1.0, ending, [])
+        observer.observe(1.0, ending, [])
     assert filled == [WORKER]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.running import emulated_workers, running_router
-from tests.support.served import whole_service
+from tests.support.served import total_service
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-litellm" / "bin" / "python"
@@ -44,7 +44,7 @@ async def test_litellm_reads_every_family(engines: list[str]) -> None:
         assert told["response events"][1] in ("response.completed", "response.incomplete")
         assert told["message"][0] == "text"
         assert told["unknown model"] == 404
-        served = await whole_service(router)
+        served = await total_service(router)
         assert served[0] > given
         assert served[1] > output
         (client,) = (await router.fairness())["clients"]

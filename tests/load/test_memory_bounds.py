@@ -17,7 +17,7 @@ from router.errors import Refused
 from router.front.byte_budget import ByteBudget
 from router.front.relay import HELD_BYTES, PendingEvent
 from router.upstream.http_client import SMALL_BLOCKS, WorkerClient
-from tests.support.running import CHAT, PATIENCE, RunningRouter, chat, running_router, until
+from tests.support.running import CHAT, TIMEOUT_S, RunningRouter, chat, running_router, until
 from tests.support.scripted_engine import DONE, Call, ScriptedEngine, chunk, scripted_engine, usage, usage_chunk
 
 FLOODER = "127.0.0.2"
@@ -48,7 +48,7 @@ def head(length: int, *lines: str) -> bytes:
 
 
 async def status(reader: asyncio.StreamReader) -> int:
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT_S):
         answer = await reader.readuntil(b"\r\n\r\n")
     return int(answer.split(b" ")[1])
 
@@ -61,7 +61,7 @@ async def test_a_name_that_would_be_kept_is_short(member: str) -> None:
     """Up to its bound it is served, and one byte more is refused, whatever the bytes are."""
     async with served() as (engine, router):
         engine.serve("m", "é" * (NAME_BYTES // 2))
-        await until(lambda: router.fleet.knows_model("é" * (NAME_BYTES // 2)))
+        await until(lambda: router.directory.knows_model("é" * (NAME_BYTES // 2)))
         async with router.post({**chat(), member: "é" * (NAME_BYTES // 2)}) as post:
             await (await engine.call()).answer()
             assert (await post.response()).status == 200
@@ -187,7 +187,7 @@ async def test_a_long_answer_that_breaks_off_is_seen_to() -> None:
         await call.write(before + entries)
         await reader.readexactly(2**20)
         call.reset()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT_S):
             rest = await reader.read()
         assert not rest.endswith(b"0\r\n\r\n")
         assert b"worker_broke" not in rest
@@ -248,7 +248,7 @@ async def test_a_slow_reader_holds_no_place_that_its_engine_has_freed(streamed: 
 
 async def test_a_connection_whose_body_does_not_come_gives_way() -> None:
     """Those of the address that has most; a call that is here as a whole goes on."""
-    async with served(max_connections=3, header_timeout=PATIENCE) as (engine, router):
+    async with served(max_connections=3, header_timeout=TIMEOUT_S) as (engine, router):
         body = json.dumps(chat()).encode()
         async with (
             connected(router, FLOODER) as (_, busy),

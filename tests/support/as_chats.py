@@ -26,9 +26,9 @@ class ChatApi(ABC):
     path: ClassVar[str]
     start: ClassVar[bytes]
     """Events before the first word."""
-    odd: ClassVar[tuple[bytes, ...]]
+    unknown_events: ClassVar[tuple[bytes, ...]]
     """Events that say nothing of the answer."""
-    started: ClassVar[tuple[int | None, int | None]]
+    charged_after_start: ClassVar[tuple[int | None, int | None]]
     """Extend and cached tokens that a client pays for who leaves after that; None for what is estimated."""
     failures: ClassVar[tuple[bytes, ...]]
     """Events by which an engine gives up."""
@@ -38,11 +38,11 @@ class ChatApi(ABC):
         """The body of a call, of the user `ann`; of one turn where none is given."""
 
     @abstractmethod
-    def system(self, again: bool) -> dict[str, object]:
+    def system_prompt(self, again: bool) -> dict[str, object]:
         """The system prompt as members of a body; `again`: in another form, if there is one."""
 
     @abstractmethod
-    def answered(self, text: str) -> Any:
+    def answer_turn(self, text: str) -> Any:
         """An answer as the next turn has it."""
 
     @abstractmethod
@@ -75,18 +75,18 @@ class Messages(ChatApi):
     start = event(
         "message_start", message={"id": "a", "role": "assistant", "usage": {"input_tokens": 9, "output_tokens": 0}}
     ) + event("content_block_start", index=0, content_block={"type": "text", "text": ""})
-    odd = (b"event: ping\ndata: {}\n\n",)
-    started = 9, 0
+    unknown_events = (b"event: ping\ndata: {}\n\n",)
+    charged_after_start = 9, 0
     failures = (event("error", error={"type": "api_error", "message": "died"}),)
 
     def ask(self, *turns: Any, **more: object) -> bytes:
         fixed = {"model": "m", "max_tokens": 50, "metadata": {"user_id": "ann"}}
         return orjson.dumps({**fixed, "messages": turns or [ASKED], **more})
 
-    def system(self, again: bool) -> dict[str, object]:
+    def system_prompt(self, again: bool) -> dict[str, object]:
         return {"system": [{"type": "text", "text": SYSTEM}] if again else SYSTEM}
 
-    def answered(self, text: str) -> Any:
+    def answer_turn(self, text: str) -> Any:
         return {"role": "assistant", "content": text}
 
     def delta(self, text: str) -> bytes:
@@ -116,8 +116,8 @@ class Responses(ChatApi):
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), orjson.dumps({**fields, "type": kind}))
 
     start = event("response.created", response={"id": "r", "usage": None}) + event("response.in_progress", response={})
-    odd = (event("response.odd"),)
-    started = None, 0
+    unknown_events = (event("response.odd"),)
+    charged_after_start = None, 0
     failures = (
         event("error", code="server_error", message="died"),
         event("response.failed", response={"error": {"code": "server_error", "message": "died"}}),
@@ -127,10 +127,10 @@ class Responses(ChatApi):
     def ask(self, *turns: Any, **more: object) -> bytes:
         return orjson.dumps({"model": "m", "user": "ann", "input": turns or [ASKED], **more})
 
-    def system(self, again: bool) -> dict[str, object]:  # noqa: ARG002 - it has one form alone
+    def system_prompt(self, again: bool) -> dict[str, object]:  # noqa: ARG002 - it has one form alone
         return {"instructions": SYSTEM}
 
-    def answered(self, text: str) -> Any:
+    def answer_turn(self, text: str) -> Any:
         content = [{"type": "output_text", "text": text, "annotations": []}]
         return {"id": "msg", "type": "message", "role": "assistant", "status": "completed", "content": content}
 
@@ -138,11 +138,11 @@ class Responses(ChatApi):
         return self.event("response.output_text.delta", delta=text, output_index=0)
 
     def end(self, text: str, used: Used = USED) -> list[bytes]:
-        response = {"id": "r", "output": [self.answered(text)], "usage": self._usage(used)}
+        response = {"id": "r", "output": [self.answer_turn(text)], "usage": self._usage(used)}
         return [self.event("response.completed", response=response)]
 
     def whole(self, text: str, used: Used) -> bytes:
-        return orjson.dumps({"object": "response", "output": [self.answered(text)], "usage": self._usage(used)})
+        return orjson.dumps({"object": "response", "output": [self.answer_turn(text)], "usage": self._usage(used)})
 
     def _usage(self, used: Used) -> dict[str, object]:
         extend, cached, output = used

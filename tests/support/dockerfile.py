@@ -12,11 +12,11 @@ class Instruction(NamedTuple):
     """One of them, its continued lines joined."""
 
     stage: int
-    word: str
+    name: str
     rest: str
 
     @property
-    def words(self) -> list[str]:
+    def arguments(self) -> list[str]:
         """The arguments, in either form; flags left out."""
         if self.rest.startswith("["):
             listed: list[str] = json.loads(self.rest)
@@ -37,7 +37,7 @@ def instructions() -> list[Instruction]:
     return found
 
 
-def last(word: str) -> Instruction:
+def last_instruction(word: str) -> Instruction:
     """The one of the image that counts; ValueError without any."""
     final = instructions()[-1].stage
-    return [one for one in instructions() if one.word == word and one.stage == final][-1]
+    return [one for one in instructions() if one.name == word and one.stage == final][-1]

@@ -60,7 +60,7 @@ def table() -> str:
     )
 
 
-def shown() -> str:
+def table_in_document() -> str:
     """The table as it stands in the document."""
     text = OPERATIONS.read_text("utf-8")
     begin = text.index(HEAD)
@@ -68,4 +68,4 @@ def shown() -> str:
 
 
 if __name__ == "__main__":
-    OPERATIONS.write_text(OPERATIONS.read_text("utf-8").replace(shown(), table()), "utf-8")
+    OPERATIONS.write_text(OPERATIONS.read_text("utf-8").replace(table_in_document(), table()), "utf-8")

@@ -19,11 +19,11 @@ from router.kv_events.stream import REPLAY_END, StreamLimits
 from router.kv_events.subscriber import WorkerFollower
 from router.upstream.directory import WorkerEndpoint
 from router.upstream.kv_endpoints import KvPublisher
-from tests.support.running import PATIENCE
+from tests.support.running import TIMEOUT_S
 
 HASHER = BlockHasher(b"secret")
 WORKER = WorkerId("w")
-LIMITS = StreamLimits(replay_seconds=PATIENCE, replay_every_seconds=0, pause_seconds=0.01, penalty_seconds=0.01)
+LIMITS = StreamLimits(replay_seconds=TIMEOUT_S, replay_every_seconds=0, pause_seconds=0.01, penalty_seconds=0.01)
 
 
 def block(number: int, parent: int | None = None) -> dict[str, Any]:
@@ -43,7 +43,7 @@ class Publisher:
 
     def __init__(self, context: zmq.asyncio.Context, replays: bool, ports: tuple[int, int] = (0, 0)) -> None:
         self.past: list[tuple[int, bytes]] = []
-        self.asked: list[int] = []
+        self.replay_starts: list[int] = []
         self._next = 0
         self._context = context
         self._live, self._replay = context.socket(zmq.XPUB), context.socket(zmq.ROUTER)
@@ -59,7 +59,7 @@ class Publisher:
 
     async def subscribed(self) -> None:
         """Wait until somebody is listening: what is published before is lost."""
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT_S):
             assert (await self._live.recv())[:1] == b"\x01"
 
     async def publish(self, *events: object, lost: bool = False, kept: bool = True) -> None:
@@ -84,10 +84,10 @@ class Publisher:
         self._live.close(0)
         self._replay.close(0)
 
-    async def again(self, past: Sequence[tuple[int, bytes]] = ()) -> Self:
+    async def restart(self, past: Sequence[tuple[int, bytes]] = ()) -> Self:
         """Another process at the same ports, which knows nothing, or the same one behind a broken connection."""
         await self.close()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT_S):
             while True:
                 try:
                     another = type(self)(self._context, self.source.replay is not None, self.ports)
@@ -99,9 +99,9 @@ class Publisher:
     async def _answer(self) -> None:
         while True:
             caller, _, start = await self._replay.recv_multipart()
-            self.asked.append(int.from_bytes(start, "big"))
+            self.replay_starts.append(int.from_bytes(start, "big"))
             for number, payload in self.past:
-                if number >= self.asked[-1]:
+                if number >= self.replay_starts[-1]:
                     await self._replay.send_multipart([caller, b"", b"kv", number.to_bytes(8, "big"), payload])
             await self._replay.send_multipart([caller, b"", b"", REPLAY_END, b""])
 
@@ -113,16 +113,16 @@ def _bind(socket: zmq.asyncio.Socket, port: int) -> int:
     return port
 
 
-class Scene(SimpleNamespace):
+class FollowerScene(SimpleNamespace):
     """A publisher, who follows it, and what that tells."""
 
     publisher: Publisher
     follower: WorkerFollower
-    told: list[Event]
+    events: list[Event]
     held: set[bytes]
 
     def feed(self, event: Event) -> None:
-        self.told.append(event)
+        self.events.append(event)
         if isinstance(event, BlocksLost) or (isinstance(event, BlocksChanged) and event.cleared):
             self.held.clear()
         if isinstance(event, BlocksChanged):
@@ -143,13 +143,15 @@ class Scene(SimpleNamespace):
 
 
 @asynccontextmanager
-async def following(*, replays: bool = True, before: int = 0, limits: StreamLimits = LIMITS) -> AsyncIterator[Scene]:
+async def followed_publisher(
+    *, replays: bool = True, before: int = 0, limits: StreamLimits = LIMITS
+) -> AsyncIterator[FollowerScene]:
     """Follow a publisher that has published so many blocks before."""
     context = zmq.asyncio.Context()
     publisher = Publisher(context, replays)
     for number in range(before):
         await publisher.publish(block(100 + number), lost=True)
-    scene = Scene(publisher=publisher, told=[], held=set())
+    scene = FollowerScene(publisher=publisher, events=[], held=set())
     scene.follower = WorkerFollower(
         WorkerEndpoint(WORKER, "http://127.0.0.1:1", sources=(publisher.source,)),
         scene.feed,
@@ -164,7 +166,7 @@ async def following(*, replays: bool = True, before: int = 0, limits: StreamLimi
             yield scene
         finally:
             task.cancel()
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIMEOUT_S):
                 await asyncio.gather(task, return_exceptions=True)
             await scene.publisher.close()
             context.destroy(linger=0)

@@ -22,7 +22,7 @@ from router.upstream.discovery import resolve
 
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
-PATIENCE: Final = 60.0
+TIMEOUT_S: Final = 60.0
 """Seconds after which what never comes fails the test instead of hanging it."""
 
 
@@ -68,7 +68,7 @@ class RunningRouter:
         gateway = gateway_of(app)
         self.hasher = gateway._hasher
         self.scheduler_host = gateway._scheduler_host
-        self.fleet = gateway._directory
+        self.directory = gateway._directory
         self.background = gateway._responses._background
 
     @property
@@ -118,7 +118,7 @@ class RunningRouter:
 
 async def until(true: Callable[[], bool]) -> None:
     """Wait for what can be seen only by looking; TimeoutError if it never comes."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT_S):
         while not true():  # noqa: ASYNC110 - nobody is there to set an event
             await asyncio.sleep(0.002)
 
@@ -131,7 +131,7 @@ async def running_router(*workers: str, **settings: Any) -> AsyncIterator[Runnin
     """
     find = settings.pop("resolve", resolve)
     app = build(Settings.model_validate({"worker": workers, "poll_interval": 0.05, **settings}), find)
-    connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=2 * PATIENCE)
+    connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=2 * TIMEOUT_S)
     async with serving(app) as url, aiohttp.ClientSession(url, connector=connector, timeout=timeout) as http:
         router = RunningRouter(url, http, app)
         yield router

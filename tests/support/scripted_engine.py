@@ -12,14 +12,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-PATIENCE = 60.0
+TIMEOUT_S = 60.0
 """Seconds after which a step that never comes fails the test instead of hanging it."""
 VLLM_METRICS = b"""\
 vllm:num_requests_running{engine="0",model_name="m"} 0.0
 vllm:num_requests_waiting{engine="0",model_name="m"} 0.0
 vllm:cache_config_info{block_size="16",num_gpu_blocks="6251"} 1.0
 """
-NO_TOKEN = b'"logit_bias":{"-1":'
+VOCABULARY_PROBE = b'"logit_bias":{"-1":'
 DONE = b"data: [DONE]\n\n"
 
 
@@ -102,9 +102,9 @@ class Call:
         body = {"id": "c", "object": "chat.completion", "choices": [choice], "usage": usage(prompt, completion)}
         await self.respond(200, json.dumps(body).encode())
 
-    async def gone(self) -> None:
+    async def wait_closed(self) -> None:
         """Wait until the other side has closed the connection."""
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT_S):
             await self.connection.closed.wait()
 
     def reset(self) -> None:
@@ -164,16 +164,16 @@ class ScriptedEngine:
         self.calls: asyncio.Queue[Call] = asyncio.Queue()
         self.polls: list[Call] = []
         """What came to the paths of `polled`."""
-        self.asks_back = False
+        self.forwards_vocabulary_probes = False
         """Whether the test itself answers the question by which a router learns a vocabulary."""
-        self.hangs = False
+        self.ignores_polls = False
         """Whether it answers no poll, either."""
-        self.polled: dict[str, tuple[int, bytes]] = {}
+        self.poll_answers: dict[str, tuple[int, bytes]] = {}
         self.serve(*models)
-        self.polled["/health"] = (200, b"")
-        self.polled["/metrics"] = (200, VLLM_METRICS)
-        self.polled["/version"] = (200, b'{"version":"0.32.0"}')
-        self.polled["/kv_event_sources"] = (200, b"{}")
+        self.poll_answers["/health"] = (200, b"")
+        self.poll_answers["/metrics"] = (200, VLLM_METRICS)
+        self.poll_answers["/version"] = (200, b'{"version":"0.32.0"}')
+        self.poll_answers["/kv_event_sources"] = (200, b"{}")
         self.host = host
         self.port = port
         self._send_buffer = send_buffer
@@ -188,11 +188,11 @@ class ScriptedEngine:
     def serve(self, *models: str) -> None:
         """Change the list of models."""
         cards = [{"id": model, "object": "model", "owned_by": "vllm"} for model in models]
-        self.polled["/v1/models"] = (200, json.dumps({"object": "list", "data": cards}).encode())
+        self.poll_answers["/v1/models"] = (200, json.dumps({"object": "list", "data": cards}).encode())
 
     async def call(self) -> Call:
         """The next request that is no poll."""
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT_S):
             return await self.calls.get()
 
     async def start(self) -> Self:
@@ -216,15 +216,15 @@ class ScriptedEngine:
         self._connections.add(connection)
         try:
             async for call in connection.requests():
-                if call.path in self.polled and self.hangs:
+                if call.path in self.poll_answers and self.ignores_polls:
                     continue
-                if NO_TOKEN in call.body and self.asks_back:
+                if VOCABULARY_PROBE in call.body and self.forwards_vocabulary_probes:
                     self.calls.put_nowait(call)
-                elif NO_TOKEN in call.body and call.path not in self.polled:
+                elif VOCABULARY_PROBE in call.body and call.path not in self.poll_answers:
                     await call.respond(400, b"{}")  # a poll too, by which a router would learn its vocabulary
-                elif call.path in self.polled:
+                elif call.path in self.poll_answers:
                     self.polls.append(call)
-                    status, body = self.polled[call.path]
+                    status, body = self.poll_answers[call.path]
                     await call.respond(status, body)
                 else:
                     self.calls.put_nowait(call)

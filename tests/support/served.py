@@ -9,7 +9,7 @@ async def service(router: RunningRouter, client: str) -> tuple[int, int, int]:
     return served["extend"], served["cached"], served["output"]
 
 
-async def whole_service(router: RunningRouter) -> tuple[int, int]:
+async def total_service(router: RunningRouter) -> tuple[int, int]:
     """Input and output tokens of all clients together."""
     served = [entry["service"] for entry in (await router.fairness())["clients"].values()]
     return sum(each["extend"] + each["cached"] for each in served), sum(each["output"] for each in served)

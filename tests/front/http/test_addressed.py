@@ -1,4 +1,4 @@
-"""Who a request is meant for: the protocol that its first line names, and the server that its Host header does."""
+"""Checks of the protocol in the request line and of the Host header."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ OFFER = b"GET /health RTSP/1.0\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"
 
 
 async def answers(router: RunningRouter, *pieces: bytes) -> bytes:
-    """What a connection is answered to these pieces, each of which the router reads by itself, until it is closed."""
+    """Send these pieces, each of which the router reads separately; return the answer until the connection closes."""
     before = len(router.connections)
     reader, writer = await asyncio.open_connection(*router.address)
     try:
@@ -33,7 +33,7 @@ async def answers(router: RunningRouter, *pieces: bytes) -> bytes:
 
 
 def refused(answer: bytes, status: int) -> str:
-    """The code of an error, after which the connection has ended."""
+    """Return the code of an error that has closed the connection."""
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 %d " % status), answer[:200]
     assert b"connection: close" in head
@@ -41,15 +41,15 @@ def refused(answer: bytes, status: int) -> str:
 
 
 @pytest.mark.parametrize("sent", [RTSP, ICE, OFFER, b"\r\n" + RTSP, b"OPTIONS  * RTSP/1.0\r\n\r\n"])
-async def test_another_protocol_is_refused_however_its_bytes_come(sent: bytes) -> None:
-    """In one piece, or cut anywhere."""
+async def test_another_protocol_is_refused_however_its_bytes_are_split(sent: bytes) -> None:
+    """The bytes arrive in one piece, or split anywhere."""
     async with scripted_engine() as engine, running_router(engine.url) as router:
         for cut in range(len(sent)):
             assert refused(await answers(router, sent[:cut], sent[cut:]), 400) == "invalid_http"
 
 
 async def test_another_protocol_behind_a_call_is_refused() -> None:
-    """In the same piece, with and without a body before it, and cut in its first line."""
+    """It arrives in the same piece, after a call with or without a body, or split in its first line."""
     async with scripted_engine() as engine, running_router(engine.url) as router:
         body = b"GET /health HTTP/1.1 and more"
         post = b"POST /health HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
@@ -61,7 +61,7 @@ async def test_another_protocol_behind_a_call_is_refused() -> None:
 
 
 async def test_a_prompt_about_another_protocol_is_served() -> None:
-    """The name of one in a body or a header is nobody's request line."""
+    """A protocol name in a body or a header is no request line."""
     async with scripted_engine() as engine, running_router(engine.url) as router:
         async with router.post(chat("POST /v1/chat/completions RTSP/1.0", user="GET / ICE/1.0")) as post:
             await (await engine.call()).answer()
@@ -82,13 +82,13 @@ async def test_a_prompt_about_another_protocol_is_served() -> None:
     ],
 )
 async def test_a_request_without_a_version_or_with_no_host_or_two_is_refused(head: bytes, code: str) -> None:
-    """HTTP/0.9, an unknown version, and a Host header that is missing or there twice."""
+    """HTTP/0.9, unknown versions, and missing or repeated Host headers are errors."""
     async with scripted_engine() as engine, running_router(engine.url) as router:
         assert refused(await answers(router, head), 400) == code
 
 
-def of_host(host: bytes) -> bytes:
-    """A harmless request to a server of this name."""
+def request_to_host(host: bytes) -> bytes:
+    """Return a harmless request to a server of this name."""
     return b"GET /health HTTP/1.1\r\nhost:" + host + b"\r\nconnection: close\r\n\r\n"
 
 
@@ -103,38 +103,38 @@ OTHERS = (
 )
 
 
-async def test_on_a_loopback_address_a_request_to_another_name_is_refused() -> None:
-    """403 that names the setting, on every path; a page that has its name resolve to this machine gets nothing."""
+async def test_on_a_loopback_address_other_host_names_are_refused() -> None:
+    """Every path answers 403 and names the setting, so DNS rebinding gains nothing."""
     async with scripted_engine() as engine, running_router(engine.url) as router:
         for host in OWN:
-            assert (await answers(router, of_host(host))).startswith(b"HTTP/1.1 200 "), host
+            assert (await answers(router, request_to_host(host))).startswith(b"HTTP/1.1 200 "), host
         for host in OTHERS:
-            answer = await answers(router, of_host(host))
+            answer = await answers(router, request_to_host(host))
             assert refused(answer, 403) == "host_not_allowed", host
             assert b"--allowed-hosts" in answer
-        post = of_host(b"evil.example").replace(b"GET /health", b"POST /v1/chat/completions")
+        post = request_to_host(b"evil.example").replace(b"GET /health", b"POST /v1/chat/completions")
         assert refused(await answers(router, post), 403) == "host_not_allowed"
         assert (await answers(router, b"GET /health HTTP/1.0\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
 
 
-async def named(engine: ScriptedEngine, host: bytes, **settings: object) -> bytes:
-    """The status that a request to a server of this name is answered with."""
+async def status_for_host(engine: ScriptedEngine, host: bytes, **settings: object) -> bytes:
+    """Return the status of a request to a server of this name."""
     async with running_router(engine.url, **settings) as router:
-        return (await answers(router, of_host(host)))[9:12]
+        return (await answers(router, request_to_host(host)))[9:12]
 
 
-async def test_names_can_be_allowed() -> None:
-    """Those of the setting beside one's own, in any case and with any port; `*` allows all."""
+async def test_host_names_can_be_allowed() -> None:
+    """The setting adds names, in any case and with any port; `*` allows all."""
     async with scripted_engine() as engine:
         router = ("Router.example",)
-        assert await named(engine, b"router.EXAMPLE:80", allowed_hosts=router) == b"200"
-        assert await named(engine, b"localhost", allowed_hosts=router) == b"200"
-        assert await named(engine, b"evil.example", allowed_hosts=router) == b"403"
-        assert await named(engine, b"evil.example", allowed_hosts=("*",)) == b"200"
+        assert await status_for_host(engine, b"router.EXAMPLE:80", allowed_hosts=router) == b"200"
+        assert await status_for_host(engine, b"localhost", allowed_hosts=router) == b"200"
+        assert await status_for_host(engine, b"evil.example", allowed_hosts=router) == b"403"
+        assert await status_for_host(engine, b"evil.example", allowed_hosts=("*",)) == b"200"
 
 
-def test_names_are_checked_on_loopback_addresses_or_where_some_are_given() -> None:
-    """Elsewhere a router has names that it does not know."""
+def test_host_names_are_checked_on_loopback_addresses_or_if_configured() -> None:
+    """On other addresses a router has names that it does not know."""
     assert Settings(host="0.0.0.0").host_names() is None
     assert Settings(host="10.0.0.1", allowed_hosts=("*",)).host_names() is None
     own = frozenset((b"localhost", b"127.0.0.1", b"[::1]"))
@@ -146,7 +146,7 @@ def test_names_are_checked_on_loopback_addresses_or_where_some_are_given() -> No
 
 
 @pytest.mark.parametrize("name", ["", "router:8000", "http://router", "::1"])
-def test_a_name_with_more_than_a_name_is_a_mistake(name: str) -> None:
-    """It would never match."""
+def test_a_host_setting_with_more_than_a_name_is_invalid(name: str) -> None:
+    """Such a name would never match."""
     with pytest.raises(ValidationError):
         Settings(allowed_hosts=(name,))

@@ -1,4 +1,4 @@
-"""Clients that send too much, too slowly or too early, or do not read: on real sockets."""
+"""Clients that send too much, too slowly or too early, or do not read, on real sockets."""
 
 import asyncio
 import json
@@ -22,12 +22,12 @@ from tests.support.running import CHAT, TIMEOUT_S, RunningRouter, chat, running_
 from tests.support.scripted_engine import DONE, ScriptedEngine, chunk, scripted_engine, usage_chunk
 
 SOON = 0.15
-"""Seconds; what is to happen after them is waited for, however long it takes."""
+"""Timeouts in seconds. Tests wait for their effect, however long it takes."""
 
 
 @asynccontextmanager
 async def served(**settings: object) -> AsyncIterator[tuple[ScriptedEngine, RunningRouter]]:
-    """A router before one engine."""
+    """Run a router with one engine."""
     async with scripted_engine() as engine, running_router(engine.url, **settings) as router:
         yield engine, router
 
@@ -36,7 +36,7 @@ async def served(**settings: object) -> AsyncIterator[tuple[ScriptedEngine, Runn
 async def connected(
     router: RunningRouter, address: str = "127.0.0.1"
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A bare connection to the router, from this address of loopback."""
+    """Open a raw connection to the router from this loopback address."""
     reader, writer = await asyncio.open_connection(*router.address, local_addr=(address, 0))
     try:
         yield reader, writer
@@ -44,14 +44,14 @@ async def connected(
         writer.transport.abort()
 
 
-async def to_the_end(reader: asyncio.StreamReader) -> bytes:
-    """What comes until the router closes."""
+async def read_to_end(reader: asyncio.StreamReader) -> bytes:
+    """Read until the router closes the connection."""
     async with asyncio.timeout(TIMEOUT_S):
         return await reader.read()
 
 
 def refused(answer: bytes, status: int, code: str | None = None) -> dict[str, object]:
-    """The error object of a whole answer, which says that the connection ends."""
+    """Return the error object of a complete answer that closes the connection."""
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 %d " % status), answer[:200]
     assert b"connection: close" in head
@@ -71,8 +71,8 @@ def request_bytes(content: str = "Hello", **more: object) -> bytes:
     )
 
 
-async def other_is_served(engine: ScriptedEngine, router: RunningRouter) -> None:
-    """Nobody else notices."""
+async def check_another_is_served(engine: ScriptedEngine, router: RunningRouter) -> None:
+    """Assert that another client is served."""
     async with router.post(chat()) as post:
         await (await engine.call()).answer()
         assert (await post.response()).status == 200
@@ -100,13 +100,13 @@ async def other_is_served(engine: ScriptedEngine, router: RunningRouter) -> None
         (b"GET /health HTTP/1.1\r\nx: a\r\n folded\r\n\r\n", 400, "invalid_http"),
     ],
 )
-async def test_a_head_that_is_too_much_or_ambiguous_is_refused(head: bytes, status: int, code: str | None) -> None:
-    """Whole or endless, with an error object, and the connection ends."""
+async def test_a_head_that_is_too_large_or_ambiguous_is_refused(head: bytes, status: int, code: str | None) -> None:
+    """The answer has an error object and closes the connection, whether the head is complete or endless."""
     async with served(header_limit=2048, url_limit=512) as (engine, router):
         async with connected(router) as (reader, writer):
             writer.write(head)
-            refused(await to_the_end(reader), status, code)
-        await other_is_served(engine, router)
+            refused(await read_to_end(reader), status, code)
+        await check_another_is_served(engine, router)
 
 
 @pytest.mark.parametrize(
@@ -117,20 +117,20 @@ async def test_a_head_that_is_too_much_or_ambiguous_is_refused(head: bytes, stat
         (b"POST %b HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n5\r\n{" % CHAT.encode(), "body"),
     ],
 )
-async def test_what_does_not_come_whole_in_time_is_refused(sent: bytes, part: str) -> None:
-    """408 for a head or a body that is awaited, of a declared length or in chunks."""
+async def test_a_request_that_is_not_complete_in_time_is_refused(sent: bytes, part: str) -> None:
+    """A head or body that is late gets 408, with a declared length or in chunks."""
     async with served(header_timeout=SOON, body_timeout=SOON) as (engine, router):
         async with connected(router) as (reader, writer):
             writer.write(sent)
-            error = refused(await to_the_end(reader), 408, "request_timeout")
+            error = refused(await read_to_end(reader), 408, "request_timeout")
             assert part in str(error["message"])
-        await other_is_served(engine, router)
+        await check_another_is_served(engine, router)
 
 
-async def test_a_dribble_gains_no_time() -> None:
-    """Byte by byte, a head has no longer than at once."""
+async def test_sending_byte_by_byte_gains_no_time() -> None:
+    """A head has the same deadline however it is split."""
     async with served(header_timeout=SOON) as (_, router), connected(router) as (reader, writer):
-        reading = asyncio.ensure_future(to_the_end(reader))
+        reading = asyncio.ensure_future(read_to_end(reader))
         writer.write(b"GET /health HTTP/1.1\r\nx: ")
         async with asyncio.timeout(TIMEOUT_S):
             while not reading.done():
@@ -139,9 +139,9 @@ async def test_a_dribble_gains_no_time() -> None:
         refused(await reading, 408, "request_timeout")
 
 
-async def test_a_body_that_comes_steadily_may_take_longer() -> None:
-    """As long as enough of it comes in each of its times, of which one block is enough here."""
-    limit = 1.0  # long beside what a busy machine may stand still for
+async def test_a_body_that_arrives_steadily_can_take_longer() -> None:
+    """Enough of the body must arrive in each period; here, one block is enough."""
+    limit = 1.0  # long compared with the stalls of a busy machine
     async with served(body_timeout=limit) as (_, router), connected(router) as (reader, writer):
         writer.write(
             b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
@@ -155,20 +155,20 @@ async def test_a_body_that_comes_steadily_may_take_longer() -> None:
         assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 400 ")
 
 
-async def test_a_connection_that_says_nothing_is_closed() -> None:
-    """Without an answer: nothing was asked."""
+async def test_a_silent_connection_is_closed() -> None:
+    """It gets no answer, because it asked nothing."""
     async with served(header_timeout=SOON) as (_, router), connected(router) as (reader, _):
-        assert await to_the_end(reader) == b""
+        assert await read_to_end(reader) == b""
 
 
 async def test_too_many_connections_of_one_address_are_refused() -> None:
-    """With 429, and counted; one that closes makes room."""
+    """They get 429 and are counted; a closed connection makes room."""
     async with served(max_connections_per_address=2) as (engine, router):
         async with connected(router), connected(router), connected(router) as (reader, _):
-            error = refused(await to_the_end(reader), 429)
+            error = refused(await read_to_end(reader), 429)
             assert error["type"] == "rate_limit_error"
         await until(lambda: not len(router.connections))
-        await other_is_served(engine, router)
+        await check_another_is_served(engine, router)
         async with router.http.get("/metrics") as response:
             told = await response.text()
         assert 'd2lpm_refused_connections_total{status="429"} 1.0' in told
@@ -176,7 +176,7 @@ async def test_too_many_connections_of_one_address_are_refused() -> None:
 
 
 async def test_a_flood_of_connections_costs_the_flooder() -> None:
-    """When all are too many, the longest idle one of the address that has most gives way, and no call is cut."""
+    """When there are too many, the longest idle one of the address with most is cut, and no call is."""
     flooder = "127.0.0.2"
     async with served(max_connections=3, header_timeout=TIMEOUT_S) as (engine, router):
         async with connected(router, flooder) as (_, busy), connected(router, flooder) as (idle, was_busy):
@@ -185,17 +185,17 @@ async def test_a_flood_of_connections_costs_the_flooder() -> None:
             was_busy.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
             await idle.readuntil(b"}")
             async with connected(router, flooder), connected(router) as (reader, writer):
-                assert await to_the_end(idle) == b""
+                assert await read_to_end(idle) == b""
                 writer.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
                 assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
                 async with connected(router, flooder) as (surplus, _):
-                    refused(await to_the_end(surplus), 429)
+                    refused(await read_to_end(surplus), 429)
                 await call.answer()
         await until(lambda: not len(router.connections))
 
 
-async def test_it_does_not_matter_how_bytes_are_cut() -> None:
-    """Requests behind each other get the same answers whatever pieces they come in."""
+async def test_it_does_not_matter_how_bytes_are_split() -> None:
+    """Pipelined requests get the same answers however they are split."""
     random = Random(0)
     chunked = b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n1;x=y\r\n \r\n0\r\n\r\n"
     calls = [
@@ -225,14 +225,14 @@ async def test_it_does_not_matter_how_bytes_are_cut() -> None:
         assert engine.calls.empty()
 
 
-async def test_a_call_of_which_half_came_behind_another_is_read_on() -> None:
-    """Its rest comes while the first is under way, and is of use after that."""
+async def test_half_a_call_behind_another_is_completed_later() -> None:
+    """Its rest arrives while the first is in flight, and is served after it."""
     second = request_bytes("two")
     async with served() as (engine, router), connected(router) as (reader, writer):
         writer.write(request_bytes("one") + second[:-10])
         call = await engine.call()
         writer.write(second[-10:])
-        await other_is_served(engine, router)  # and so the rest was read
+        await check_another_is_served(engine, router)  # and so the rest was read
         for word in ("one", "two"):
             assert word in str(call.json)
             await call.answer(f"answer {word}")
@@ -241,8 +241,8 @@ async def test_a_call_of_which_half_came_behind_another_is_read_on() -> None:
                 call = await engine.call()
 
 
-async def test_pipelined_calls_are_answered_in_order_however_they_are_cut() -> None:
-    """Three at once, and a fourth byte by byte while the first is under way."""
+async def test_pipelined_calls_are_answered_in_order_however_they_are_split() -> None:
+    """Three arrive at once, and a fourth byte by byte while the first is in flight."""
     async with served() as (engine, router), connected(router) as (reader, writer):
         writer.write(request_bytes("one") + request_bytes("two") + request_bytes("three"))
         call = await engine.call()
@@ -259,8 +259,8 @@ async def test_pipelined_calls_are_answered_in_order_however_they_are_cut() -> N
 
 @pytest.mark.parametrize("early", [request_bytes("two"), request_bytes("two") * 3, request_bytes("two")[:30]])
 @pytest.mark.parametrize("at_once", [True, False])
-async def test_a_second_call_does_not_hide_that_the_client_left(early: bytes, at_once: bool) -> None:
-    """The first call ends when its client leaves, whatever was sent behind it; nothing of that is begun."""
+async def test_a_second_call_does_not_hide_a_disconnect(early: bytes, at_once: bool) -> None:
+    """The first call ends on a disconnect, whatever was sent behind it; that is not started."""
     async with served() as (engine, router):
         async with connected(router) as (_, writer):
             writer.write(request_bytes("one", stream=True) + (early if at_once else b""))
@@ -282,34 +282,34 @@ async def test_a_second_call_does_not_hide_that_the_client_left(early: bytes, at
     ],
 )
 @pytest.mark.parametrize("at_once", [True, False])
-async def test_what_is_bad_behind_a_call_takes_nothing_from_it(behind: bytes, status: int, at_once: bool) -> None:
-    """The call is answered, then what came behind it, however the two were cut; and the connection ends."""
+async def test_bad_input_behind_a_call_does_not_harm_the_call(behind: bytes, status: int, at_once: bool) -> None:
+    """The call is answered, then the bad input, however they are split; then the connection closes."""
     async with served(header_limit=2048, url_limit=512) as (engine, router), connected(router) as (reader, writer):
         writer.write(request_bytes() + (behind if at_once else b""))
         call = await engine.call()
         if not at_once:
             writer.write(behind)
         writer.write(request_bytes("forged"))
-        await other_is_served(engine, router)
+        await check_another_is_served(engine, router)
         await call.answer("yes")
         assert (await reader.readuntil(b"}}}")).startswith(b"HTTP/1.1 200 ")
-        refused(await to_the_end(reader), status)
+        refused(await read_to_end(reader), status)
         assert engine.calls.empty()
 
 
-async def test_who_sends_too_much_too_early_is_cut() -> None:
-    """What comes behind a call is bounded."""
+async def test_too_many_early_bytes_cut_the_connection() -> None:
+    """Bytes behind a call are bounded."""
     async with served() as (engine, router), connected(router) as (reader, writer):
         writer.write(request_bytes("one", stream=True))
         call = await engine.call()
         writer.write(b"x" * 200_000)
         with pytest.raises(ConnectionError):
-            await to_the_end(reader)
+            await read_to_end(reader)
         await call.wait_closed()
 
 
-async def test_the_rest_of_a_refused_body_is_not_read_for_ever() -> None:
-    """Its sender may read the answer, and a small rest costs it nothing."""
+async def test_the_rest_of_a_refused_body_is_read_for_a_limited_time() -> None:
+    """The client can read the answer, also after sending a small rest."""
     async with served(body_limit=1000) as (_, router), connected(router) as (reader, writer):
         writer.write(
             b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 1500\r\n\r\n"
@@ -326,7 +326,7 @@ BLOCK = chunk("x" * 16_000)
 
 @contextmanager
 def not_reading(router: RunningRouter) -> Iterator[socket.socket]:
-    """A connection to the router that takes little from it."""
+    """Open a connection with a small receive buffer."""
     with socket.socket() as raw:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         raw.connect(router.address)
@@ -334,8 +334,8 @@ def not_reading(router: RunningRouter) -> Iterator[socket.socket]:
         yield raw
 
 
-async def test_a_client_that_does_not_read_is_cut_off() -> None:
-    """What the router holds for it is bounded, its engine stops, and after a while it is gone."""
+async def test_a_client_that_does_not_read_is_cut() -> None:
+    """The bytes held for it are bounded, its engine stalls, and after the timeout the connection is cut."""
     settings = {"write_timeout": SOON, "max_held_bytes": 1 << 20}
     async with scripted_engine(send_buffer=1 << 14) as engine, running_router(engine.url, **settings) as router:
         with not_reading(router) as raw:
@@ -348,8 +348,8 @@ async def test_a_client_that_does_not_read_is_cut_off() -> None:
             await router.check_at_rest()
 
 
-async def test_what_a_client_does_not_read_is_bounded() -> None:
-    """Beyond its part of the budget, its answer waits in its engine."""
+async def test_unread_bytes_are_bounded() -> None:
+    """Beyond the client's part of the budget, the answer waits in the engine."""
     settings = {"max_held_bytes": 1 << 20}
     async with (
         scripted_engine(send_buffer=1 << 14) as engine,
@@ -375,8 +375,8 @@ async def test_what_a_client_does_not_read_is_bounded() -> None:
             await flood
 
 
-async def test_a_client_that_reads_slowly_is_not_cut_off() -> None:
-    """As long as it reads something in time."""
+async def test_a_client_that_reads_slowly_is_not_cut() -> None:
+    """It must read something in each period."""
     async with served(write_timeout=5.0) as (engine, router), router.post(chat(stream=True)) as post:
         call = await engine.call()
         flood = asyncio.ensure_future(call.stream(*[BLOCK] * 300, chunk("", "stop"), usage_chunk(9, 300), DONE))
@@ -389,8 +389,8 @@ async def test_a_client_that_reads_slowly_is_not_cut_off() -> None:
         assert got == 300 * len(BLOCK) + len(chunk("", "stop") + DONE)
 
 
-async def test_trailers_are_bounded_and_of_no_use() -> None:
-    """A header behind a body is no header, and an endless one ends the connection."""
+async def test_trailers_are_bounded_and_ignored() -> None:
+    """A trailer is not a header, and an endless one closes the connection."""
     async with served(header_limit=2048) as (_, router):
         head = b"GET /health HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n0\r\n"
         async with connected(router) as (reader, writer):
@@ -402,11 +402,11 @@ async def test_trailers_are_bounded_and_of_no_use() -> None:
             writer.write(head)
             await reader.readuntil(b"\r\n\r\n")
             writer.write(b"0\r\nx: " + b"y" * 5000)
-            refused(await to_the_end(reader), 431)
+            refused(await read_to_end(reader), 431)
 
 
-async def test_a_protocol_that_is_not_spoken_is_not_changed_to() -> None:
-    """The call is answered as if nobody had offered it, with its body, and so is the next one."""
+async def test_an_upgrade_to_another_protocol_is_ignored() -> None:
+    """The call is answered with its body as if the upgrade had not been offered, and so is the next one."""
     offer = request_bytes().replace(b"host: localhost", b"host: localhost\r\nconnection: upgrade\r\nupgrade: h2c")
     async with served() as (engine, router), connected(router) as (reader, writer):
         for _ in range(2):
@@ -418,14 +418,14 @@ async def test_a_protocol_that_is_not_spoken_is_not_changed_to() -> None:
 
 
 async def test_an_idle_connection_is_closed() -> None:
-    """After the time that is kept for the next call, also when only line ends came."""
+    """It is closed after the keep-alive time, also if only line ends arrived."""
     async with served(keep_alive=SOON) as (_, router), connected(router) as (reader, writer):
         writer.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
-        assert (await to_the_end(reader)).startswith(b"HTTP/1.1 200 ")
+        assert (await read_to_end(reader)).startswith(b"HTTP/1.1 200 ")
 
 
-async def test_nothing_is_left_of_connections() -> None:
-    """Whatever they did."""
+async def test_closed_connections_leave_nothing_behind() -> None:
+    """Nothing is left, whatever the clients did."""
     async with served() as (_, router):
         for sent in (b"", b"GET ", b"nonsense\r\n\r\n", b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"):
             async with connected(router) as (_, writer):
@@ -434,8 +434,8 @@ async def test_nothing_is_left_of_connections() -> None:
 
 
 @pytest.mark.parametrize("waiting", [1, 160])
-def test_who_connects_does_not_wait_for_a_turn_of_the_loop_each(waiting: int) -> None:
-    """A turn takes as many connections as there are doors; with one door, as uvloop does it, it would take one."""
+def test_many_connections_are_accepted_per_turn_of_the_loop(waiting: int) -> None:
+    """One turn accepts as many connections as there are sockets; uvloop accepts one per socket."""
 
     async def turns() -> int:
         taken, count = 0, 0
@@ -462,8 +462,8 @@ def test_who_connects_does_not_wait_for_a_turn_of_the_loop_each(waiting: int) ->
     assert uvloop.run(turns()) <= waiting / ACCEPTS_PER_TURN + 4
 
 
-async def test_who_has_left_already_is_told_too() -> None:
-    """A client that leaves while its call is read, beside the event loop, is gone when that begins to wait."""
+async def test_an_earlier_disconnect_is_reported_too() -> None:
+    """A disconnect while a thread parses the call is reported when the application starts to wait."""
     ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,4 +1,4 @@
-"""What is written to a client, write by write: on a transport in memory and on a real socket."""
+"""The writes to a client, one by one, on a transport in memory and on a real socket."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -24,7 +24,7 @@ GET = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
 class Wire(asyncio.Transport):
-    """A transport that keeps what is written to it, and how it ended."""
+    """A transport that records what is written, and how it was closed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,12 +62,12 @@ class Wire(asyncio.Transport):
 
 
 class Turns:
-    """An event loop, turn by turn."""
+    """The `call_soon` of an event loop whose turns the test runs."""
 
     def __init__(self) -> None:
         self._next: list[Callable[[], None]] = []
 
-    def soon(self, call: Callable[[], None]) -> None:
+    def call_soon(self, call: Callable[[], None]) -> None:
         self._next.append(call)
 
     def turn(self) -> None:
@@ -78,11 +78,11 @@ class Turns:
 
 def corked() -> tuple[CorkedTransport, Wire, Turns]:
     wire, turns = Wire(), Turns()
-    return CorkedTransport(wire, turns.soon), wire, turns
+    return CorkedTransport(wire, turns.call_soon), wire, turns
 
 
-def test_a_head_leaves_with_what_follows_it() -> None:
-    """In one write, and what comes after that by itself."""
+def test_a_head_is_sent_with_the_block_that_follows() -> None:
+    """Both are one write; later blocks are written separately."""
     transport, wire, turns = corked()
     transport.holds_next = True
     for data in (b"head", b"block", b"more"):
@@ -91,8 +91,8 @@ def test_a_head_leaves_with_what_follows_it() -> None:
     assert wire.writes == [b"headblock", b"more"]
 
 
-def test_a_head_alone_waits_for_no_more_than_the_turn() -> None:
-    """Nor does anything that is written later."""
+def test_a_head_alone_is_sent_at_the_end_of_the_turn() -> None:
+    """Later writes are not held either."""
     transport, wire, turns = corked()
     transport.holds_next = True
     transport.write(b"head")
@@ -103,7 +103,7 @@ def test_a_head_alone_waits_for_no_more_than_the_turn() -> None:
 
 
 def test_a_large_block_is_not_copied() -> None:
-    """It is written behind its head."""
+    """It is written after its head."""
     transport, wire, _ = corked()
     transport.holds_next = True
     transport.write(b"head")
@@ -111,8 +111,8 @@ def test_a_large_block_is_not_copied() -> None:
     assert [len(data) for data in wire.writes] == [4, JOINED_BYTES + 1]
 
 
-def test_what_is_held_counts_as_unsent() -> None:
-    """Beside what the socket has not taken."""
+def test_a_held_write_counts_as_unsent() -> None:
+    """It is added to what the socket has not accepted."""
     transport, wire, turns = corked()
     wire.unsent = 3
     transport.holds_next = True
@@ -123,8 +123,8 @@ def test_what_is_held_counts_as_unsent() -> None:
 
 
 @pytest.mark.parametrize("end", ["write_eof", "close", "abort"])
-def test_nothing_is_lost_by_an_end(end: str) -> None:
-    """What is held goes first."""
+def test_closing_sends_the_held_write(end: str) -> None:
+    """The held write is sent first."""
     transport, wire, turns = corked()
     transport.holds_next = True
     transport.write(b"head")
@@ -133,8 +133,8 @@ def test_nothing_is_lost_by_an_end(end: str) -> None:
     assert (wire.writes, wire.end) == ([b"head"], end)
 
 
-def test_nothing_is_written_to_what_was_closed_from_outside() -> None:
-    """A connection that breaks in the same turn takes what is held with it."""
+def test_nothing_is_written_after_the_connection_is_lost() -> None:
+    """If the connection breaks in the same turn, the held write is dropped."""
     transport, wire, turns = corked()
     transport.holds_next = True
     transport.write(b"head")
@@ -144,8 +144,8 @@ def test_nothing_is_written_to_what_was_closed_from_outside() -> None:
 
 
 @given(steps=st.lists(st.sampled_from(["hold", "turn", "", "a", "bc", "def"])))
-def test_all_that_is_written_comes_in_order_and_in_its_turn(steps: list[str]) -> None:
-    """Whatever is held in between."""
+def test_writes_arrive_in_order_and_in_their_turn(steps: list[str]) -> None:
+    """The order holds whatever is held in between."""
     transport, wire, turns = corked()
     written = b""
     for step in steps:
@@ -165,7 +165,7 @@ App = Callable[[Exchange], Awaitable[None]]
 
 
 def served(app: App) -> Callable[[], asyncio.Protocol]:
-    """Makes the server's ends of connections to this application."""
+    """Return a factory of server connections for this application."""
 
     async def asgi(scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send)
@@ -222,8 +222,8 @@ async def broken(exchange: Exchange) -> None:
         (whole, GET[:-2] + b"expect: 100-continue\r\ncontent-length: 9\r\n\r\n", [b"HTTP/1.1 100 Continue" + HEAD_END]),
     ],
 )
-async def test_an_answer_is_as_few_writes_as_turns(app: App, request_bytes: bytes, ends: list[bytes]) -> None:
-    """Each ends like this: the head's with the first block, if there is one in the same turn and no call behind it."""
+async def test_an_answer_takes_one_write_per_turn(app: App, request_bytes: bytes, ends: list[bytes]) -> None:
+    """The head's write includes the first block if it comes in the same turn and no call is pipelined."""
     wire, protocol = Wire(), served(app)()
     protocol.connection_made(wire)
     protocol.data_received(request_bytes)
@@ -237,7 +237,7 @@ async def test_an_answer_is_as_few_writes_as_turns(app: App, request_bytes: byte
 
 
 class Watched:
-    """A real transport, of which one learns what is written to it."""
+    """Wraps a real transport and records what is written."""
 
     def __init__(self, transport: Any, writes: list[bytes]) -> None:
         self._transport = transport
@@ -252,7 +252,7 @@ class Watched:
 
 
 class Between(asyncio.Protocol):
-    """Gives a protocol such a transport for its own."""
+    """Gives a protocol a watched transport in place of its own."""
 
     def __init__(self, protocol: asyncio.Protocol, writes: list[bytes]) -> None:
         self._protocol = protocol
@@ -265,7 +265,7 @@ class Between(asyncio.Protocol):
 
 
 def test_a_head_and_its_block_are_one_write_to_the_socket() -> None:
-    """Call after call on a connection that is kept alive, and on one that is not; the client reads each whole."""
+    """Each call is, on a kept-alive connection and on one that closes; the client reads each whole answer."""
     writes: list[bytes] = []
 
     async def answers() -> None:

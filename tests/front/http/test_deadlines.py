@@ -1,4 +1,4 @@
-"""What a client owes and until when, by a clock that is moved by hand."""
+"""Deadlines of a connection, with a clock that the test moves."""
 
 from collections.abc import Callable
 from functools import partial
@@ -18,13 +18,13 @@ class Timer:
         self._timers = timers
 
     def cancel(self) -> None:
-        """As of an event loop's, it does not matter if it has gone off already."""
+        """Cancel the timer; it can have fired already, as with an event loop's."""
         if self in self._timers:
             self._timers.remove(self)
 
 
 class Clock:
-    """As much of an event loop as deadlines need."""
+    """The part of an event loop that deadlines need."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -39,7 +39,7 @@ class Clock:
         return timer
 
     def wait(self, seconds: float) -> None:
-        """Let time pass, and what is due happen in its order."""
+        """Let time pass and fire the timers in their order."""
         end = self._now + seconds
         while due := [timer for timer in self._timers if timer.when <= end]:
             first = min(due, key=lambda timer: timer.when)
@@ -50,26 +50,26 @@ class Clock:
 
 
 class Client:
-    """Notes for what it was too late."""
+    """Records which deadlines were missed."""
 
     def __init__(self) -> None:
         self.clock = Clock()
         self.deadlines = Deadlines(LIMITS, self.clock)  # type: ignore[arg-type]
         self.late: list[Awaiting | str] = []
         self.read = 0
-        """Bytes."""
+        """Bytes read so far."""
 
-    def owes(self, owed: Awaiting | None) -> None:
-        self.deadlines.expect(owed, self.late.append)
+    def expect(self, awaiting: Awaiting | None) -> None:
+        self.deadlines.expect(awaiting, self.late.append)
 
-    def does_not_read(self) -> None:
+    def stop_reading(self) -> None:
         self.deadlines.expect_reading(lambda: self.late.append("reading"), lambda: self.read)
 
 
-def test_a_client_that_reads_has_as_long_again() -> None:
-    """Each time that it has read enough; one that has not is late."""
+def test_a_client_that_reads_enough_gets_the_same_time_again() -> None:
+    """The time is extended after each period in which enough was read."""
     client = Client()
-    client.does_not_read()
+    client.stop_reading()
     for _ in range(3):
         client.read += READ_BYTES
         client.clock.wait(LIMITS.write_seconds)
@@ -80,39 +80,39 @@ def test_a_client_that_reads_has_as_long_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("owed", "seconds"),
+    ("awaiting", "seconds"),
     [(Awaiting.HEAD, LIMITS.head_seconds), (Awaiting.BODY, LIMITS.body_seconds), (Awaiting.REST, LINGER_SECONDS)],
 )
-def test_each_has_its_time_however_often_it_is_asked_for(owed: Awaiting, seconds: float) -> None:
-    """That it is still owed gives no more of it; and it is over once."""
+def test_a_deadline_is_not_extended_by_expecting_it_again(awaiting: Awaiting, seconds: float) -> None:
+    """Expecting the same part again does not extend its time, and it is late only once."""
     client = Client()
-    client.owes(owed)
+    client.expect(awaiting)
     client.clock.wait(seconds - 1)
-    client.owes(owed)
+    client.expect(awaiting)
     assert not client.late
     client.clock.wait(1)
-    assert client.late == [owed]
+    assert client.late == [awaiting]
     client.clock.wait(1000)
-    assert client.late == [owed]
+    assert client.late == [awaiting]
 
 
-def test_what_has_come_is_not_late() -> None:
-    """What is owed next has a time of its own."""
+def test_a_part_that_arrived_is_not_late() -> None:
+    """The next part has a deadline of its own."""
     client = Client()
-    client.owes(Awaiting.HEAD)
+    client.expect(Awaiting.HEAD)
     client.clock.wait(9)
-    client.owes(Awaiting.BODY)
+    client.expect(Awaiting.BODY)
     client.clock.wait(29)
-    client.owes(None)
+    client.expect(None)
     client.clock.wait(1000)
     assert not client.late
 
 
 @pytest.mark.parametrize(("content", "late"), [(3000, []), (2999, [Awaiting.BODY])])
-def test_a_body_has_as_long_again_if_enough_of_it_came(content: int, late: list[Awaiting]) -> None:
-    """So many bytes a second since the last time, not since its beginning."""
+def test_a_body_gets_the_same_time_again_if_enough_arrived(content: int, late: list[Awaiting]) -> None:
+    """The rate counts since the last period, not since the beginning."""
     client = Client()
-    client.owes(Awaiting.BODY)
+    client.expect(Awaiting.BODY)
     client.deadlines.body_bytes += 9000
     client.clock.wait(30)
     client.deadlines.body_bytes += content
@@ -120,26 +120,26 @@ def test_a_body_has_as_long_again_if_enough_of_it_came(content: int, late: list[
     assert client.late == late
 
 
-def test_who_reads_in_time_is_not_late() -> None:
-    """Time runs from when it stopped, and anew when it stops again."""
+def test_a_client_that_reads_in_time_is_not_late() -> None:
+    """The time runs from when it stops reading, and starts anew when it stops again."""
     client = Client()
-    client.does_not_read()
+    client.stop_reading()
     client.clock.wait(40)
-    client.does_not_read()
+    client.stop_reading()
     client.deadlines.cancel_reading()
     client.clock.wait(40)
-    client.does_not_read()
+    client.stop_reading()
     client.clock.wait(59)
     assert not client.late
     client.clock.wait(1)
     assert client.late == ["reading"]
 
 
-def test_who_is_gone_owes_nothing() -> None:
-    """Neither way."""
+def test_a_closed_connection_has_no_deadlines() -> None:
+    """Neither sending nor reading has a deadline any more."""
     client = Client()
-    client.owes(Awaiting.HEAD)
-    client.does_not_read()
+    client.expect(Awaiting.HEAD)
+    client.stop_reading()
     client.deadlines.cancel()
     client.clock.wait(1000)
     assert not client.late

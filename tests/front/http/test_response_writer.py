@@ -1,4 +1,4 @@
-"""What an application sends is on the wire what uvicorn makes of it."""
+"""The response writer sends the same bytes as uvicorn."""
 
 import asyncio
 import logging
@@ -40,7 +40,7 @@ BODIES = st.fixed_dictionaries(
 
 
 class Wire(asyncio.Transport):
-    """What is written to it, and whether it was closed."""
+    """A transport that records what is written, and whether it was closed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,8 +57,8 @@ class Wire(asyncio.Transport):
         self.closed = True
 
 
-class Served:
-    """A call, and what becomes of it."""
+class Answer:
+    """One call and the answer written to it."""
 
     def __init__(self, method: str, *, keep_alive: bool, dated: bool) -> None:
         self.wire = Wire()
@@ -82,8 +82,8 @@ class Served:
     def _count(self) -> None:
         self.answered += 1
 
-    async def told(self, messages: list[Message], *, ours: bool) -> tuple[object, ...]:
-        """All that can be seen after these: bytes, state, and after how many of them it failed."""
+    async def outcome(self, messages: list[Message], *, ours: bool) -> tuple[object, ...]:
+        """Send these messages; return how many succeeded, the bytes written and the state."""
         done = 0
         try:
             for message in messages:
@@ -106,35 +106,35 @@ class Served:
     st.booleans(),
     st.booleans(),
 )
-def test_it_is_what_uvicorn_sends(
+def test_the_bytes_are_those_of_uvicorn(
     early: list[Message], start: list[Message], rest: list[Message], method: str, keep_alive: bool, dated: bool
 ) -> None:
-    """To the byte, whatever comes in whatever order; and what is wrong is wrong at the same message."""
+    """Any messages in any order give the same bytes, or fail at the same message."""
     for messages in (early + start + rest, start + rest):
-        ours, theirs = (Served(method, keep_alive=keep_alive, dated=dated) for _ in range(2))
-        seen = asyncio.run(ours.told(messages, ours=True))
-        assert seen == asyncio.run(theirs.told(messages, ours=False))
+        ours, theirs = (Answer(method, keep_alive=keep_alive, dated=dated) for _ in range(2))
+        seen = asyncio.run(ours.outcome(messages, ours=True))
+        assert seen == asyncio.run(theirs.outcome(messages, ours=False))
 
 
 @pytest.mark.parametrize("broken", [b"a\r\nset-cookie: b", b"a\nb", b"a\rb", b"a\r\n"])
-async def test_no_header_becomes_two(broken: bytes) -> None:
-    """One with a break of the line in it is not sent, in its value or in its name."""
+async def test_a_header_with_a_line_break_is_not_sent(broken: bytes) -> None:
+    """The line break can be in its value or in its name."""
     for header in ((b"x-a", broken), (broken, b"a")):
-        served = Served("GET", keep_alive=True, dated=True)
+        answer = Answer("GET", keep_alive=True, dated=True)
         with pytest.raises(RuntimeError, match="line break"):
-            await send(served.cycle, served.unread, {"type": "http.response.start", "status": 200, "headers": [header]})
-        assert not served.wire.written
+            await send(answer.cycle, answer.unread, {"type": "http.response.start", "status": 200, "headers": [header]})
+        assert not answer.wire.written
 
 
-async def test_it_waits_for_who_does_not_read() -> None:
-    """And sends nothing to who has left meanwhile."""
+async def test_writing_waits_for_a_client_that_does_not_read() -> None:
+    """If the client disconnects meanwhile, nothing is sent."""
     for gone in (False, True):
-        served = Served("GET", keep_alive=True, dated=False)
-        served.cycle.flow.pause_writing()
-        sending = asyncio.create_task(send(served.cycle, served.unread, {"type": "http.response.start", "status": 204}))
+        answer = Answer("GET", keep_alive=True, dated=False)
+        answer.cycle.flow.pause_writing()
+        sending = asyncio.create_task(send(answer.cycle, answer.unread, {"type": "http.response.start", "status": 204}))
         await asyncio.sleep(0)
-        assert not served.wire.written
-        served.cycle.disconnected = gone
-        served.cycle.flow.resume_writing()
+        assert not answer.wire.written
+        answer.cycle.disconnected = gone
+        answer.cycle.flow.resume_writing()
         await sending
-        assert bool(served.wire.written) is not gone
+        assert bool(answer.wire.written) is not gone

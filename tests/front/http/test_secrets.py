@@ -1,4 +1,4 @@
-"""What is told to nobody whom it does not concern: credentials, and headers that belong to one connection."""
+"""Credentials and the headers of one connection are not disclosed to others."""
 
 import json
 import logging
@@ -26,8 +26,8 @@ NAMES = [
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
-async def test_headers_end_with_their_connection(stream: bool) -> None:
-    """A worker gets no header of a client's, and a client only those of a worker that are meant for it."""
+async def test_headers_are_not_passed_between_connections(stream: bool) -> None:
+    """A worker gets no header of a client, and a client only those of a worker that are meant for it."""
     sent = {
         "Authorization": f"Bearer {CLIENT_KEY}",
         "Cookie": "a=b",
@@ -54,17 +54,17 @@ async def test_headers_end_with_their_connection(stream: bool) -> None:
         assert {name for name in own if not name.startswith("x-d2lpm-")} == {"content-type", "x-request-id"}
 
 
-async def seen(router: RunningRouter, requests: list[str]) -> str:
-    """All that the router tells whoever asks it."""
-    told = []
+async def reports(router: RunningRouter, requests: list[str]) -> str:
+    """Return all reports of the control plane."""
+    texts = []
     for path in ("/fairness", "/metrics", "/workers", "/health", *(f"/explain/{request}" for request in requests)):
         async with router.http.get(path) as response:
-            told.append(await response.text())
-    return "\n".join(told)
+            texts.append(await response.text())
+    return "\n".join(texts)
 
 
-async def test_no_key_is_told_to_anybody(caplog: pytest.LogCaptureFixture) -> None:
-    """Not in an answer, an error, a metric, a report or a log, whatever becomes of the call."""
+async def test_no_key_is_disclosed(caplog: pytest.LogCaptureFixture) -> None:
+    """No key is in an answer, error, metric, report or log, whatever happens to the call."""
     caplog.set_level(logging.DEBUG, logger="router")
     key = {"Authorization": f"Bearer {CLIENT_KEY}"}
     bodies: list[Mapping[str, object]] = [chat(), chat(model="no such model"), {"model": "m"}, chat(stream=True)]
@@ -72,7 +72,7 @@ async def test_no_key_is_told_to_anybody(caplog: pytest.LogCaptureFixture) -> No
         scripted_engine() as engine,
         running_router(engine.url, worker_api_key=WORKER_KEY, max_queued=0, max_inflight=1, tries=1) as router,
     ):
-        told, requests = "", []
+        texts, requests = "", []
         async with router.post(bodies[0], **key) as post:
             call = await engine.call()
             assert call.headers["authorization"] == f"Bearer {WORKER_KEY}"
@@ -80,19 +80,19 @@ async def test_no_key_is_told_to_anybody(caplog: pytest.LogCaptureFixture) -> No
                 async with router.post(body, **key) as other:
                     answer = await other.response()
                     assert answer.status >= 400
-                    told += str(answer.headers) + await answer.text()
+                    texts += str(answer.headers) + await answer.text()
             call.reset()
             answer = await post.response()
             requests.append(answer.headers["x-request-id"])
-            told += str(answer.headers) + await answer.text()
-        told += await seen(router, requests)
+            texts += str(answer.headers) + await answer.text()
+        texts += await reports(router, requests)
     for secret in (CLIENT_KEY, WORKER_KEY):
-        assert secret not in told + caplog.text
-        assert secret[3:] not in told + caplog.text
+        assert secret not in texts + caplog.text
+        assert secret[3:] not in texts + caplog.text
 
 
-async def test_names_are_escaped_wherever_they_are_told(caplog: pytest.LogCaptureFixture) -> None:
-    """A client may call itself what it likes: no line of a log, header, metric or report is made of it."""
+async def test_client_names_are_escaped_everywhere(caplog: pytest.LogCaptureFixture) -> None:
+    """No client name can forge a line of a log, header, metric or report."""
     caplog.set_level(logging.DEBUG, logger="router")
     async with scripted_engine() as engine, running_router(engine.url) as router:
         for name in NAMES:

@@ -1,4 +1,4 @@
-"""What a client leaves unread counts in its owner's budget, as long as it reads too slowly."""
+"""Unread bytes count in their owner's part of the budget while the client reads too slowly."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ LIMIT = 1000
 
 
 class Transport(asyncio.WriteTransport):
-    """Holds so many bytes that the network does not take."""
+    """A transport with `size` bytes that the network has not accepted."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -19,8 +19,8 @@ class Transport(asyncio.WriteTransport):
         return self.size
 
 
-def began(size: int) -> tuple[ByteBudget, Transport, UnreadBytes]:
-    """A client that has left so many bytes unread."""
+def started(size: int) -> tuple[ByteBudget, Transport, UnreadBytes]:
+    """Return the parts of a connection whose client has left `size` bytes unread."""
     budget, transport = ByteBudget(LIMIT), Transport()
     unread = UnreadBytes(budget, transport, "10.0.0.1")
     transport.size = size
@@ -29,15 +29,15 @@ def began(size: int) -> tuple[ByteBudget, Transport, UnreadBytes]:
 
 
 def send(transport: Transport, unread: UnreadBytes, amount: int) -> bool:
-    """What is sent only if there is room for it."""
-    if taken := unread.try_add(amount):
+    """Send bytes if there is room for them; return whether there was."""
+    if fits := unread.try_add(amount):
         transport.size += amount
-    return taken
+    return fits
 
 
-def test_what_is_unread_grows_within_the_budget() -> None:
-    """Beyond it nothing more is taken, until the client reads."""
-    budget, transport, unread = began(100)
+def test_unread_bytes_grow_within_the_budget() -> None:
+    """Beyond it no more bytes are accepted until the client reads."""
+    budget, transport, unread = started(100)
     assert send(transport, unread, 300)
     assert budget.held == 400
     assert not send(transport, unread, 200)
@@ -47,9 +47,9 @@ def test_what_is_unread_grows_within_the_budget() -> None:
     assert budget.held == 350
 
 
-def test_what_was_read_is_known_however_often_it_begins() -> None:
-    """The time that a slow client has left is measured by it."""
-    _, transport, unread = began(100)
+def test_starting_again_does_not_reset_the_bytes_read() -> None:
+    """The deadline for reading depends on this number."""
+    _, transport, unread = started(100)
     assert unread.read == 0
     transport.size -= 40
     unread.start()
@@ -60,9 +60,9 @@ def test_what_was_read_is_known_however_often_it_begins() -> None:
     assert unread.read == 70
 
 
-def test_at_the_end_nothing_is_held() -> None:
-    """It has read nearly all; if it stops again, its count begins anew."""
-    budget, transport, unread = began(100)
+def test_stopping_releases_all_bytes() -> None:
+    """If the client stops reading again, counting starts anew."""
+    budget, transport, unread = started(100)
     unread.stop()
     assert budget.held == 0
     transport.size = 60
@@ -70,8 +70,8 @@ def test_at_the_end_nothing_is_held() -> None:
     assert (budget.held, unread.read) == (60, 0)
 
 
-def test_it_belongs_to_who_made_the_call() -> None:
-    """What was counted so far, too."""
-    budget, _, unread = began(100)
+def test_unread_bytes_count_for_the_owner_of_the_call() -> None:
+    """Bytes counted so far are transferred, too."""
+    budget, _, unread = started(100)
     unread.charge_to("client ann")
     assert (budget.held_by("10.0.0.1"), budget.held_by("client ann")) == (0, 100)
