@@ -1,4 +1,4 @@
-"""Anthropic's messages and OpenAI's responses before scripted engines: passed on byte for byte, charged, and keyed."""
+"""Anthropic's messages and OpenAI's responses with scripted engines: passed on byte for byte, charged, and keyed."""
 
 from typing import Any
 
@@ -13,16 +13,16 @@ FAILURES = [(api, failed) for api in APIS for failed in api.failures]
 each_api = pytest.mark.parametrize("api", APIS, ids=str)
 
 
-async def taken(*engines: ScriptedEngine) -> Any:
-    """The call that one of these has, and no other."""
+async def next_call(*engines: ScriptedEngine) -> Any:
+    """Return the next call; only one of these engines may have one."""
     await until(lambda: any(not engine.calls.empty() for engine in engines))
     (engine,) = [engine for engine in engines if not engine.calls.empty()]
     return engine.calls.get_nowait()
 
 
 @each_api
-async def test_every_event_goes_through_at_once_and_as_it_came(api: ChatApi) -> None:
-    """The usage at the end is charged: what was in the cache, and what was not."""
+async def test_every_event_passes_at_once_and_unchanged(api: ChatApi) -> None:
+    """The usage at the end is charged, cached and uncached tokens apart."""
     blocks = [api.start, b": hi\n\n", *api.unknown_events, api.delta("a") + api.delta("b"), *api.end("ab")]
     async with scripted_engine() as engine, running_router(engine.url) as router:
         async with router.post(api.ask(stream=True), api.path) as post:
@@ -39,7 +39,7 @@ async def test_every_event_goes_through_at_once_and_as_it_came(api: ChatApi) -> 
 
 @each_api
 async def test_tokens_are_charged_while_they_stream(api: ChatApi) -> None:
-    """One for each delta; a client that leaves pays for them, and for its input as told or else as estimated."""
+    """Each delta costs one token; on a disconnect the client pays these, and its input as reported or estimated."""
     async with scripted_engine() as engine, running_router(engine.url) as router:
         async with router.post(api.ask(stream=True), api.path) as post:
             call = await engine.call()
@@ -58,8 +58,8 @@ async def test_tokens_are_charged_while_they_stream(api: ChatApi) -> None:
 
 @pytest.mark.parametrize("streamed", [True, False])
 @each_api
-async def test_a_conversation_stays_where_it_began(api: ChatApi, streamed: bool) -> None:
-    """Prompt and answer are keyed as the chat that engines make of them: the next turn is predicted to be cached."""
+async def test_a_conversation_stays_at_its_worker(api: ChatApi, streamed: bool) -> None:
+    """Prompt and answer are keyed like the chat that engines build, so the next turn is predicted to be cached."""
     answer = "the sea is deep " * 100
     more: Any = {"role": "user", "content": [{"type": "text", "text": "More."}]}
     turns: list[list[Any]] = [[ASKED], [ASKED, api.answer_turn(answer), more]]
@@ -69,7 +69,7 @@ async def test_a_conversation_stays_where_it_began(api: ChatApi, streamed: bool)
         for turn, used in zip(turns, (Used(650, 0, 400), Used(50, 1000, 400)), strict=True):
             body = api.ask(*turn, stream=streamed, **api.system_prompt(again=turn is turns[1]))
             async with router.post(body, api.path) as post:
-                call = await taken(one, two)
+                call = await next_call(one, two)
                 if streamed:
                     words = [api.delta(word + " ") for word in answer.split()]
                     await call.stream(api.start, *words, *api.end(answer, used))
@@ -80,7 +80,7 @@ async def test_a_conversation_stays_where_it_began(api: ChatApi, streamed: bool)
             at.append(headers["x-d2lpm-worker"])
             predicted.append(int(headers["x-d2lpm-predicted-cached-tokens"]))
         async with router.post(chat(messages=as_chat)) as post:
-            await (await taken(one, two)).answer(prompt=650)
+            await (await next_call(one, two)).answer(prompt=650)
             headers = (await post.response()).headers
         assert at[0] == at[1] == headers["x-d2lpm-worker"]
         assert predicted[0] == 0
@@ -91,16 +91,16 @@ async def test_a_conversation_stays_where_it_began(api: ChatApi, streamed: bool)
 @pytest.mark.parametrize(
     ("api", "failed"), FAILURES, ids=lambda value: str(value) if isinstance(value, ChatApi) else ""
 )
-async def test_an_engines_error_before_the_answer_goes_to_another(api: ChatApi, failed: bytes) -> None:
-    """As with chats: only when a client has nothing yet. Amid an answer it reaches the client as it is."""
+async def test_an_error_before_the_answer_is_retried_at_another_worker(api: ChatApi, failed: bytes) -> None:
+    """As with chats, only before the client has part of the answer. Later the error reaches the client unchanged."""
     async with scripted_engine() as one, scripted_engine() as two, running_router(one.url, two.url) as router:
         async with router.post(api.ask(stream=True), api.path) as post:
-            await (await taken(one, two)).stream(failed)
+            await (await next_call(one, two)).stream(failed)
             answer = [api.start, api.delta("a"), *api.end("a")]
-            await (await taken(one, two)).stream(*answer)
+            await (await next_call(one, two)).stream(*answer)
             assert await post.read() == b"".join(answer)
         async with router.post(api.ask(stream=True), api.path) as post:
-            await (await taken(one, two)).stream(api.start, failed)
+            await (await next_call(one, two)).stream(api.start, failed)
             assert await post.read() == api.start + failed
     assert one.calls.empty()
     assert two.calls.empty()

@@ -30,21 +30,21 @@ from router.errors import (
         (WorkerBroke("x"), 502, "server_error"),
     ],
 )
-def test_class_decides_status_and_type(error: RouterError, status: int, type_: str) -> None:
-    """The class of an error alone decides what the client is told."""
+def test_the_class_decides_status_and_type(error: RouterError, status: int, type_: str) -> None:
+    """The class of an error alone decides its status and type."""
     assert (error.status, error.type) == (status, type_)
     assert isinstance(error, ClientError) == (400 <= status < 500 and status != 429)
 
 
 @pytest.mark.parametrize(("seconds", "header"), [(0.0, b"1"), (0.2, b"1"), (1.0, b"1"), (1.01, b"2"), (59.5, b"60")])
 def test_retry_after_is_whole_seconds_rounded_up(seconds: float, header: bytes) -> None:
-    """A client is never told to come back at once, nor before the time that was meant."""
+    """Retry-After is at least one second, and never earlier than intended."""
     error = Refused("The queue is full.", retry_after=seconds, reason="rejected-saturated")
     assert error.headers() == [(b"retry-after", header), (b"x-d2lpm-dropped-reason", b"rejected-saturated")]
 
 
-def test_error_without_facts_has_no_headers() -> None:
-    """Headers are given only for what is known."""
+def test_an_error_without_details_has_no_headers() -> None:
+    """Headers are sent only for known values."""
     assert BadRequest("x").headers() == []
 
 

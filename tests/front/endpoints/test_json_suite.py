@@ -1,4 +1,4 @@
-"""What a body may be: JSON that the router can read, on every path, under its own content type (JSONTestSuite)."""
+"""Bodies must be JSON that the router can parse, on every path, with the JSON content type (JSONTestSuite)."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ PATHS = {
     f"{CHAT}/batch": b'"messages":[[{"role":"user","content":"Hi"}]]',
     "/v1/nobody/knows": b'"y":1',
 }
-"""One path of each family, and those that the router knows nothing of, each with what a call there needs."""
+"""One path per family, and unknown paths, each with the members that a call needs."""
 ANSWER = (
     b'{"choices":[{"index":0,"message":{"role":"assistant","content":"a"},"text":"a","finish_reason":"stop"}],'
     b'"usage":{"prompt_tokens":1,"completion_tokens":1,"total_tokens":2}}'
@@ -36,8 +36,8 @@ KEY = "sk-of-a-client-with-one-model"
 
 
 @asynccontextmanager
-async def noting(engine: ScriptedEngine) -> AsyncIterator[list[bytes]]:
-    """All bodies that reach an engine, which answers each with a usage."""
+async def recording(engine: ScriptedEngine) -> AsyncIterator[list[bytes]]:
+    """Answer all calls to an engine, and collect their bodies."""
     bodies: list[bytes] = []
 
     async def answer() -> None:
@@ -55,13 +55,13 @@ async def noting(engine: ScriptedEngine) -> AsyncIterator[list[bytes]]:
 
 
 @asynccontextmanager
-async def behind_a_list(tmp_path: Path) -> AsyncIterator[tuple[RunningRouter, list[bytes]]]:
-    """A router whose only client may call `m` alone, before an engine that also serves `secret` and two adapters."""
+async def router_with_allowed_models(tmp_path: Path) -> AsyncIterator[tuple[RunningRouter, list[bytes]]]:
+    """A router whose only client can call only `m` and an adapter; its engine also serves `secret` and another."""
     clients = tmp_path / "clients.yaml"
     clients.write_text(json.dumps({"clients": {"ann": {"key": hash_of(KEY), "models": ["m", "tuned"]}}}))
     async with (
         scripted_engine("m", "secret", "tuned", "other") as engine,
-        noting(engine) as bodies,
+        recording(engine) as bodies,
         running_router(engine.url, clients=clients) as router,
     ):
         yield router, bodies
@@ -76,7 +76,7 @@ async def status_of(router: RunningRouter, path: str, body: bytes, kind: str = "
 
 
 def is_json(body: bytes) -> bool:
-    """By Python's own reader, which takes more than the standard allows: NaN, lone surrogates, UTF-16."""
+    """Return whether Python's parser accepts it, which accepts more than the standard: NaN, lone surrogates, UTF-16."""
     with contextlib.suppress(ValueError, RecursionError):
         json.loads(body)
         return True
@@ -84,11 +84,11 @@ def is_json(body: bytes) -> bool:
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_what_python_refuses_is_refused_on_every_path(path: str, tmp_path: Path) -> None:
+async def test_what_python_rejects_is_refused_on_every_path(path: str, tmp_path: Path) -> None:
     """Each of 318 cases, alone and as a member: nothing that cannot be read reaches an engine, and what is passed on is
     what every reader reads alike.
     """
-    async with behind_a_list(tmp_path) as (router, bodies):
+    async with router_with_allowed_models(tmp_path) as (router, bodies):
         for case in CASES:
             data = case.read_bytes()
             for body in (data, b'{"model":"m",%b,"x":%b}' % (PATHS[path], data)):
@@ -104,14 +104,14 @@ async def test_what_python_refuses_is_refused_on_every_path(path: str, tmp_path:
 
 
 def _whole(digits: str) -> float:
-    """As of most readers, an integer beyond 64 bits becomes a float; no name of a model is one."""
+    """Parse integers beyond 64 bits as floats, as most parsers do; a model name is never one."""
     return int(digits) if -(2**63) <= int(digits) < 2**64 else float(digits)
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_the_list_of_models_holds_whatever_else_is_in_the_body(path: str, tmp_path: Path) -> None:
-    """A call that names another model than the key may call reaches no engine, whatever hides it."""
-    async with behind_a_list(tmp_path) as (router, bodies):
+async def test_allowed_models_are_enforced_whatever_else_is_in_the_body(path: str, tmp_path: Path) -> None:
+    """A call to a model that is not allowed reaches no engine, whatever hides the model."""
+    async with router_with_allowed_models(tmp_path) as (router, bodies):
         for case in CASES:
             for body in _hiding(PATHS[path], case.read_bytes()):
                 assert await status_of(router, path, body) in (400, 403), case.name
@@ -125,9 +125,9 @@ def _hiding(needed: bytes, data: bytes) -> Iterator[bytes]:
 
 @pytest.mark.parametrize("path", [path for path in PATHS if path != CHAT])
 @pytest.mark.parametrize("coding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-8-sig"])
-async def test_what_only_some_readers_take_for_json_is_refused(path: str, coding: str, tmp_path: Path) -> None:
-    """Another coding of the characters, which Python's reader guesses."""
-    async with behind_a_list(tmp_path) as (router, bodies):
+async def test_json_in_other_encodings_is_refused(path: str, coding: str, tmp_path: Path) -> None:
+    """Python's parser guesses such encodings."""
+    async with router_with_allowed_models(tmp_path) as (router, bodies):
         text = (b'{"model":"m",%b}' % PATHS[path]).decode()
         assert await status_of(router, path, text.encode(coding)) == 400
         assert not bodies
@@ -138,9 +138,9 @@ async def test_what_only_some_readers_take_for_json_is_refused(path: str, coding
     "kind",
     ["text/plain", "text/plain;charset=UTF-8", "application/x-www-form-urlencoded", "application/octet-stream", ""],
 )
-async def test_json_under_another_name_is_refused(path: str, kind: str, tmp_path: Path) -> None:
-    """As engines do: a page of another site may send such a body without asking."""
-    async with behind_a_list(tmp_path) as (router, bodies):
+async def test_json_under_another_content_type_is_refused(path: str, kind: str, tmp_path: Path) -> None:
+    """Engines refuse it too, because a page of another site can send such a body without a preflight request."""
+    async with router_with_allowed_models(tmp_path) as (router, bodies):
         body = b'{"model":"m",%b}' % PATHS[path]
         assert await status_of(router, path, body, kind) == 400
         assert not bodies
@@ -149,8 +149,8 @@ async def test_json_under_another_name_is_refused(path: str, kind: str, tmp_path
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/v1/embeddings", "/v1/nobody/knows"])
 async def test_an_adapter_is_checked_like_a_model(path: str, tmp_path: Path) -> None:
-    """SGLang's `lora_path` chooses one beside the model, as a text or one for each prompt."""
-    async with behind_a_list(tmp_path) as (router, bodies):
+    """SGLang's `lora_path` selects an adapter besides the model, as a string or one per prompt."""
+    async with router_with_allowed_models(tmp_path) as (router, bodies):
         for lora, status in (
             *((b'"other"', 403), (b'["tuned","other"]', 403), (b'["tuned",null]', 200), (b'"tuned"', 200)),
             *((b"null", 200), (b'{"a":1}', 400), (b"[[1]]", 400), (b"7", 400)),
@@ -160,9 +160,9 @@ async def test_an_adapter_is_checked_like_a_model(path: str, tmp_path: Path) -> 
         assert len(bodies) == 3
 
 
-async def test_a_model_that_is_no_text_is_refused_everywhere(tmp_path: Path) -> None:
-    """An engine could make a name of it that the list does not know."""
-    async with behind_a_list(tmp_path) as (router, bodies):
+async def test_a_model_that_is_not_a_string_is_refused_everywhere(tmp_path: Path) -> None:
+    """An engine could convert it to a name that is not allowed."""
+    async with router_with_allowed_models(tmp_path) as (router, bodies):
         for path, needed in PATHS.items():
             assert await status_of(router, path, b'{"model":["secret"],%b}' % needed) == 400
         assert not bodies

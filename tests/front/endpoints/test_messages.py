@@ -1,4 +1,4 @@
-"""Anthropic's messages end to end: what its official client reads of answers and errors."""
+"""Anthropic's messages end to end: its official client reads answers and errors."""
 
 import asyncio
 import json
@@ -36,9 +36,9 @@ async def test_the_official_client_reads_a_message(engines: list[str]) -> None:
         assert (whole.content, whole.stop_reason) == (direct.content, "max_tokens")
         assert whole.usage.output_tokens == 12
         async with ours.messages.stream(**more) as stream:
-            told = [text async for text in stream.text_stream]
+            answer = [text async for text in stream.text_stream]
             last = await stream.get_final_message()
-        assert len(told) > 1
+        assert len(answer) > 1
         assert (last.stop_reason, last.usage.output_tokens) == ("max_tokens", 12)
         assert [block.model_dump(include={"type", "text"}) for block in last.content] == [
             block.model_dump(include={"type", "text"}) for block in whole.content
@@ -51,8 +51,8 @@ async def test_the_official_client_reads_a_message(engines: list[str]) -> None:
         assert client.startswith("key-")
 
 
-async def test_a_worker_that_dies_amid_a_stream_is_told_in_the_apis_own_words() -> None:
-    """The official client raises it; nobody else can go on with it."""
+async def test_a_worker_that_dies_during_a_stream_is_reported_in_anthropics_shape() -> None:
+    """The official client raises the error; no other worker can continue the stream."""
     async with scripted_engine() as engine, running_router(engine.url) as router, client_of(router.url) as client:
         pending = asyncio.ensure_future(client.messages.create(model="m", max_tokens=9, messages=TURN, stream=True))
         call = await engine.call()
@@ -75,13 +75,13 @@ async def test_a_worker_that_dies_amid_a_stream_is_told_in_the_apis_own_words() 
     ],
     ids=["no JSON", "no such model", "no model"],
 )
-async def test_what_is_wrong_is_told_in_anthropics_shape(sent: bytes, status: int, kind: str) -> None:
-    """Ours is; see below for the engines'."""
+async def test_errors_of_the_router_have_anthropics_shape(sent: bytes, status: int, kind: str) -> None:
+    """The shape holds for errors of the router itself."""
     async with scripted_engine() as engine, running_router(engine.url) as router, router.post(sent, API.path) as post:
         response = await post.response()
-        told = await response.json()
-        assert (response.status, told["type"], told["error"]["type"]) == (status, "error", kind)
-        assert told["error"]["message"]
+        answer = await response.json()
+        assert (response.status, answer["type"], answer["error"]["type"]) == (status, "error", kind)
+        assert answer["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -94,10 +94,8 @@ async def test_what_is_wrong_is_told_in_anthropics_shape(sent: bytes, status: in
     ],
     ids=["vllm", "sglang", "no such path", "its own"],
 )
-async def test_an_engines_refusal_is_told_in_anthropics_shape(
-    status: int, sent: bytes, kind: str, message: str
-) -> None:
-    """Whatever its own is."""
+async def test_refusals_of_an_engine_have_anthropics_shape(status: int, sent: bytes, kind: str, message: str) -> None:
+    """The shape holds whatever the engine's own is."""
     async with (
         scripted_engine() as engine,
         running_router(engine.url) as router,

@@ -1,4 +1,4 @@
-"""Calls that end an engine: what is known to do so reaches none, and what does so all the same is not sent to all."""
+"""Calls that crash an engine: known ones reach no engine, and others are not retried at every worker."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ OUTSIDE: list[tuple[str, dict[str, object]]] = [
 
 
 def as_sglang(engine: ScriptedEngine, *, embeds: bool = False) -> None:
-    """Let it answer polls like an SGLang of 512 tokens."""
+    """Let the engine answer polls like an SGLang with a vocabulary of 512 tokens."""
     engine.poll_answers |= {
         "/v1/models": (200, SGLANG_MODELS),
         "/ready": (200, b""),
@@ -44,57 +44,57 @@ def as_sglang(engine: ScriptedEngine, *, embeds: bool = False) -> None:
 
 @pytest.mark.parametrize(("path", "body"), OUTSIDE)
 async def test_a_token_id_outside_the_vocabulary_reaches_no_engine(path: str, body: dict[str, object]) -> None:
-    """Its size is what an SGLang names when it refuses a call for that."""
+    """The size is known from the refusal of an SGLang, which names it."""
     async with scripted_engine() as engine:
         as_sglang(engine)
         async with running_router(engine.url) as router:
-            asked = len([poll for poll in engine.polls if poll.path == COMPLETIONS])
+            probes = len([poll for poll in engine.polls if poll.path == COMPLETIONS])
             async with router.post({"model": "m", **body}, path) as post:
                 assert (await post.response()).status == 400
                 assert b"below 512" in await post.read()
-            assert len([poll for poll in engine.polls if poll.path == COMPLETIONS]) == asked == 1
+            assert len([poll for poll in engine.polls if poll.path == COMPLETIONS]) == probes == 1
             assert engine.calls.empty()
 
 
-async def test_a_worker_that_is_seen_to_be_healthy_is_one_that_is_sent_calls() -> None:
-    """Not before the question for its vocabulary is answered, since it joins after that."""
+async def test_a_worker_is_healthy_only_once_it_has_joined() -> None:
+    """It joins only after the probe for its vocabulary is answered."""
     async with scripted_engine() as engine, httpx.AsyncClient() as client:
         as_sglang(engine)
         engine.forwards_vocabulary_probes = True
-        backend, told = WorkerEndpoint(WorkerId("w"), engine.url), list[Event]()
-        polling = asyncio.create_task(WorkerProbe(backend, told.append).poll_health(client))
-        question = await engine.call()
-        assert (backend.healthy, told) == (False, [])
-        await question.respond(400, REFUSAL)
+        endpoint, events = WorkerEndpoint(WorkerId("w"), engine.url), list[Event]()
+        polling = asyncio.create_task(WorkerProbe(endpoint, events.append).poll_health(client))
+        probe = await engine.call()
+        assert (endpoint.healthy, events) == (False, [])
+        await probe.respond(400, REFUSAL)
         await polling
-        assert (backend.healthy, backend.vocabulary) == (True, 512)
-        assert isinstance(told[0], WorkerJoined)
+        assert (endpoint.healthy, endpoint.vocabulary) == (True, 512)
+        assert isinstance(events[0], WorkerJoined)
 
 
 @pytest.mark.parametrize(
     "fields", [{"prompt": [-1]}, {"input": [[1], [-7]]}, {"logit_bias": {"-1": 1}}, {"logit_bias": {" -2": 1}}]
 )
 def test_a_negative_id_is_always_refused(fields: dict[str, object]) -> None:
-    """Whatever is known of the vocabulary."""
+    """It is refused whether or not the vocabulary is known."""
     with pytest.raises(BadRequest):
         largest_id(fields)
 
 
-def test_the_largest_id_is_found_wherever_it_stands() -> None:
-    """Texts, and lists of anything else, have none."""
+def test_the_largest_id_is_found_anywhere() -> None:
+    """Strings, and lists of anything else, have none."""
     assert largest_id({"prompt": [[1, 9], [3]], "logit_bias": {"7": 1, "x": 2}}) == 9
     assert largest_id({"prompt": "a", "input": ["b"], "documents": [{"text": "c"}], "query": [True]}) == -1
     assert largest_id({"logit_bias": {"11": 1}, "items": [4]}) == 11
 
 
-def test_the_range_is_read_out_of_a_refusal_alone() -> None:
-    """Another engine's words tell nothing."""
+def test_the_vocabulary_size_is_read_only_from_a_refusal() -> None:
+    """The words of another engine give no size."""
     assert read_vocabulary(REFUSAL) == 512
     assert read_vocabulary(b'{"error":{"message":"token_id(s) [-1] in logit_bias contain out-of-vocab ids"}}') is None
 
 
-async def test_no_chat_is_sent_to_a_worker_that_embeds() -> None:
-    """It would die of it: another of the same model takes it, without blame, or the client hears 400."""
+async def test_no_chat_is_sent_to_an_embedding_worker() -> None:
+    """The worker would crash: another one of the model gets the chat, or the client gets 400; no worker is blamed."""
     async with scripted_engine() as embedding, scripted_engine() as writing:
         as_sglang(embedding, embeds=True)
         async with running_router(embedding.url, writing.url, policy="rr+fcfs") as router:
@@ -113,8 +113,8 @@ async def test_no_chat_is_sent_to_a_worker_that_embeds() -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_call_that_ends_its_workers_is_given_up(stream: bool) -> None:
-    """It was in flight at as many workers that died as may be tried: the others live."""
+async def test_a_call_that_kills_its_workers_is_given_up(stream: bool) -> None:
+    """As many workers died with it as the number of tries; the others live."""
     async with AsyncExitStack() as stack:
         engines = [await stack.enter_async_context(scripted_engine()) for _ in range(DEFAULT_RULES.tries + 2)]
         router = await stack.enter_async_context(

@@ -1,4 +1,4 @@
-"""OpenAI's responses end to end: what its official client reads of answers and errors."""
+"""OpenAI's responses end to end: its official client reads answers and errors."""
 
 import asyncio
 from collections.abc import Iterator
@@ -44,8 +44,8 @@ async def test_the_official_client_reads_a_response(engines: list[str]) -> None:
         assert await total_service(router) == (2 * whole.usage.input_tokens, 24)
 
 
-async def test_a_worker_that_dies_amid_a_stream_is_told_by_an_event_of_the_api() -> None:
-    """The official client reads it as such; nobody else can go on with it."""
+async def test_a_worker_that_dies_during_a_stream_is_reported_by_an_event() -> None:
+    """The official client reads it as an error; no other worker can continue the stream."""
     async with scripted_engine() as engine, running_router(engine.url) as router, client_of(router.url) as client:
         pending = asyncio.ensure_future(client.responses.create(model="m", input="Hi", stream=True))
         call = await engine.call()
@@ -59,8 +59,8 @@ async def test_a_worker_that_dies_amid_a_stream_is_told_by_an_event_of_the_api()
         assert "broke off" in last.message
 
 
-async def test_what_is_wrong_is_told_in_openais_shape() -> None:
-    """Ours and an engine's, whose 404 says that it serves no such path."""
+async def test_errors_have_openais_shape() -> None:
+    """The router's errors have it, and an engine's 404 for a path that it does not serve."""
     async with scripted_engine() as engine, running_router(engine.url) as router, client_of(router.url) as client:
         with pytest.raises(openai.NotFoundError, match="does not exist"):
             await client.responses.create(model="nobodys", input="Hi")
@@ -71,7 +71,7 @@ async def test_what_is_wrong_is_told_in_openais_shape() -> None:
 
 
 async def test_a_background_response_is_refused() -> None:
-    """Its answer would come at once and its work go on uncounted, so no engine sees the call; others are served."""
+    """Its work would go on uncounted after the answer, so no engine gets the call; other calls are served."""
     async with scripted_engine() as engine, running_router(engine.url) as router, client_of(router.url) as client:
         for streamed in (False, True):
             with pytest.raises(openai.BadRequestError, match="Background responses") as refused:

@@ -1,4 +1,4 @@
-"""Responses in the background: the request holds its place and its bill until the engine has computed it."""
+"""Background responses: the request holds its place and its bill until the engine has computed the response."""
 
 import asyncio
 import json
@@ -18,8 +18,8 @@ ANN = {"authorization": "Bearer ann"}
 NAME = "resp_1"
 
 
-class Endings:
-    """Notes how requests end."""
+class EndRecorder:
+    """Records how requests end."""
 
     event_types = (Finished, Failed, Cancelled)
 
@@ -34,72 +34,72 @@ def ask(**more: object) -> dict[str, object]:
     return {"model": "m", "input": "Hi", "background": True, "max_output_tokens": 50, **more}
 
 
-def allowed(engine: ScriptedEngine, **settings: Any) -> Any:
-    """A router before this engine that serves responses in the background."""
+def background_router(engine: ScriptedEngine, **settings: Any) -> Any:
+    """Run a router that allows background responses, with this engine."""
     return running_router(engine.url, background_responses=True, **settings)
 
 
-def keep(engine: ScriptedEngine, status: int, body: bytes) -> None:
-    """What the engine answers to looks at the response from now on."""
+def set_poll_answer(engine: ScriptedEngine, status: int, body: bytes) -> None:
+    """Set the engine's answer to polls of the response."""
     engine.poll_answers[f"{RESPONSES}/{NAME}"] = (status, body)
 
 
 async def begin(router: RunningRouter, engine: ScriptedEngine) -> None:
-    """Ann has a response made in the background, which waits in the engine."""
-    keep(engine, 200, encoded(NAME, "queued", used=None))
+    """Let Ann start a background response, which waits in the engine."""
+    set_poll_answer(engine, 200, encoded(NAME, "queued", used=None))
     async with router.post(ask(), RESPONSES, **ANN) as post:
         await (await engine.call()).respond(200, encoded(NAME, "queued", used=None))
         assert (await (await post.response()).json())["status"] == "queued"
 
 
-def looks(engine: ScriptedEngine) -> int:
-    """How often the router looked at the response."""
+def polls(engine: ScriptedEngine) -> int:
+    """Return how often the router polled the response."""
     return sum(call.path == f"{RESPONSES}/{NAME}" for call in engine.polls)
 
 
-async def the_client(router: RunningRouter) -> str:
-    """Ann, under the name that the router gives her."""
+async def client_name(router: RunningRouter) -> str:
+    """Return the router's name for Ann."""
     [client] = (await router.fairness())["clients"]
     return str(client)
 
 
 @pytest.mark.parametrize("status", ["completed", "incomplete"])
-async def test_it_holds_its_place_until_it_is_done_and_is_charged_what_its_usage_says(status: str) -> None:
-    """While the engine computes, what comes next waits, however long the first client has had its answer."""
-    async with scripted_engine() as engine, allowed(engine, window="fixed", max_inflight=1) as router:
+async def test_it_holds_its_place_until_it_is_done_and_is_charged_by_its_usage(status: str) -> None:
+    """While the engine computes, the next request waits, although the first client already has its answer."""
+    async with scripted_engine() as engine, background_router(engine, window="fixed", max_inflight=1) as router:
         await begin(router, engine)
         async with router.post({"model": "m", "input": "Ho"}, RESPONSES, **ANN) as other:
-            keep(engine, 200, encoded(NAME, "in_progress", used=None))
-            seen = looks(engine)
-            await until(lambda: looks(engine) > seen + 1)
+            set_poll_answer(engine, 200, encoded(NAME, "in_progress", used=None))
+            seen = polls(engine)
+            await until(lambda: polls(engine) > seen + 1)
             assert engine.calls.empty()
             assert (router.scheduler.live, router.scheduler.waiting) == (2, 1)
-            keep(engine, 200, encoded(NAME, status, used=(700, 300, 40)))
+            set_poll_answer(engine, 200, encoded(NAME, status, used=(700, 300, 40)))
             await (await engine.call()).respond(200, encoded("resp_2", used=(10, 0, 5)))
             await other.read()
         await router.check_at_rest()
-        assert await service(router, await the_client(router)) == (400 + 10, 300, 40 + 5)
+        assert await service(router, await client_name(router)) == (400 + 10, 300, 40 + 5)
 
 
-async def test_what_is_cancelled_frees_its_place() -> None:
-    """The router looks at once, and what was estimated until then is owed; the worker is not to blame."""
-    async with scripted_engine() as engine, allowed(engine) as router:
-        router.scheduler_host.attach(endings := Endings())
+async def test_cancelling_frees_its_place() -> None:
+    """The router polls at once and charges the estimate until then; the worker is not blamed."""
+    async with scripted_engine() as engine, background_router(engine) as router:
+        router.scheduler_host.attach(endings := EndRecorder())
         await begin(router, engine)
         pending = asyncio.ensure_future(router.http.post(f"{RESPONSES}/{NAME}/cancel", headers=ANN))
         call = await engine.call()
-        keep(engine, 200, encoded(NAME, "cancelled", used=None))
+        set_poll_answer(engine, 200, encoded(NAME, "cancelled", used=None))
         await call.respond(200, encoded(NAME, "cancelled", used=None))
         assert (await pending).status == 200
         await router.check_at_rest()
-        assert (await service(router, await the_client(router)))[0] > 0
+        assert (await service(router, await client_name(router)))[0] > 0
         assert isinstance(endings.events[-1], Cancelled)
 
 
-async def test_what_is_deleted_frees_its_place() -> None:
-    """Where an engine deletes at all; that it is gone then is no fault of the worker's."""
-    async with scripted_engine() as engine, allowed(engine) as router:
-        router.scheduler_host.attach(endings := Endings())
+async def test_deleting_frees_its_place() -> None:
+    """If an engine deletes it, the missing response is not the worker's fault."""
+    async with scripted_engine() as engine, background_router(engine) as router:
+        router.scheduler_host.attach(endings := EndRecorder())
         await begin(router, engine)
         del engine.poll_answers[f"{RESPONSES}/{NAME}"]
         pending = asyncio.ensure_future(router.http.delete(f"{RESPONSES}/{NAME}", headers=ANN))
@@ -118,24 +118,24 @@ async def test_what_is_deleted_frees_its_place() -> None:
         assert isinstance(endings.events[-1], Cancelled)
 
 
-async def test_a_client_that_goes_away_ends_nothing() -> None:
-    """Not even one that goes before the answer: nobody else could know the response's name, so the router waits."""
-    async with scripted_engine() as engine, allowed(engine) as router:
-        keep(engine, 200, encoded(NAME, "queued", used=None))
+async def test_a_disconnect_does_not_end_it() -> None:
+    """Even before the answer, the router waits for the response's id, which nobody else would learn."""
+    async with scripted_engine() as engine, background_router(engine) as router:
+        set_poll_answer(engine, 200, encoded(NAME, "queued", used=None))
         async with router.post(ask(), RESPONSES, **ANN):
             call = await engine.call()
         await until(lambda: not len(router.connections))
         await call.respond(200, encoded(NAME, "queued", used=None))
-        await until(lambda: looks(engine) > 1)
+        await until(lambda: polls(engine) > 1)
         assert router.scheduler.live == 1
-        keep(engine, 200, encoded(NAME, used=(700, 300, 40)))
+        set_poll_answer(engine, 200, encoded(NAME, used=(700, 300, 40)))
         await router.check_at_rest()
-        assert await service(router, await the_client(router)) == (400, 300, 40)
+        assert await service(router, await client_name(router)) == (400, 300, 40)
 
 
 async def test_a_stream_goes_on_without_its_client() -> None:
-    """It is read to its end, and charged by its usage."""
-    async with scripted_engine() as engine, allowed(engine) as router:
+    """The stream is read to its end, and charged by its usage."""
+    async with scripted_engine() as engine, background_router(engine) as router:
         async with router.post(ask(stream=True), RESPONSES, **ANN) as post:
             call = await engine.call()
             await call.begin()
@@ -148,12 +148,12 @@ async def test_a_stream_goes_on_without_its_client() -> None:
         await call.write(completed(NAME, used=(700, 300, 40)))
         await call.end()
         await router.check_at_rest()
-        assert await service(router, await the_client(router)) == (400, 300, 40)
+        assert await service(router, await client_name(router)) == (400, 300, 40)
 
 
-async def test_a_stream_that_is_cancelled_ends() -> None:
-    """Although the engine says no more on it, as vLLM does; its client pays for what has come."""
-    async with scripted_engine() as engine, allowed(engine) as router:
+async def test_cancelling_ends_its_stream() -> None:
+    """The router ends it, because vLLM does not; the client pays for what has arrived."""
+    async with scripted_engine() as engine, background_router(engine) as router:
         async with router.post(ask(stream=True), RESPONSES, **ANN) as post:
             call = await engine.call()
             await call.begin()
@@ -166,31 +166,31 @@ async def test_a_stream_that_is_cancelled_ends() -> None:
             assert await content.read() == b""
         await call.wait_closed()
         await router.check_at_rest()
-        assert (await service(router, await the_client(router)))[2] == 3
+        assert (await service(router, await client_name(router)))[2] == 3
 
 
-async def test_a_workers_death_ends_it() -> None:
-    """Its place is free, and its output is not charged."""
-    async with scripted_engine() as engine, allowed(engine) as router:
+async def test_the_death_of_its_worker_ends_it() -> None:
+    """Its place is freed, and its output is not charged."""
+    async with scripted_engine() as engine, background_router(engine) as router:
         await begin(router, engine)
         await engine.stop()
         await router.check_at_rest()
-        assert (await service(router, await the_client(router)))[2] == 0
+        assert (await service(router, await client_name(router)))[2] == 0
 
 
-async def test_a_worker_that_has_forgotten_it_ends_it() -> None:
-    """It has begun anew."""
-    async with scripted_engine() as engine, allowed(engine) as router:
+async def test_a_restart_of_its_worker_ends_it() -> None:
+    """The worker does not know the response any more."""
+    async with scripted_engine() as engine, background_router(engine) as router:
         await begin(router, engine)
-        keep(engine, 404, b"{}")
+        set_poll_answer(engine, 404, b"{}")
         await router.check_at_rest()
-        assert (await service(router, await the_client(router)))[2] == 0
+        assert (await service(router, await client_name(router)))[2] == 0
 
 
-async def test_one_that_never_ends_is_cancelled_after_as_long_as_a_whole_answer_may_take() -> None:
-    """VLLM leaves one whose work has failed in its queue for ever."""
+async def test_it_is_cancelled_after_the_timeout_of_a_whole_answer() -> None:
+    """VLLM keeps a failed response queued for ever."""
     limits = {"first_token_timeout": 0.1, "token_timeout": 0.1}
-    async with scripted_engine() as engine, allowed(engine, **limits) as router:
+    async with scripted_engine() as engine, background_router(engine, **limits) as router:
         await begin(router, engine)
         call = await engine.call()
         assert (call.method, call.path) == ("POST", f"{RESPONSES}/{NAME}/cancel")
@@ -198,22 +198,22 @@ async def test_one_that_never_ends_is_cancelled_after_as_long_as_a_whole_answer_
         await router.check_at_rest()
 
 
-async def test_a_failed_one_ends_it() -> None:
-    """As an engine's own error does."""
-    async with scripted_engine() as engine, allowed(engine) as router:
+async def test_a_failure_ends_it() -> None:
+    """The engine reports the failure itself."""
+    async with scripted_engine() as engine, background_router(engine) as router:
         await begin(router, engine)
-        keep(engine, 200, encoded(NAME, "failed", used=None))
+        set_poll_answer(engine, 200, encoded(NAME, "failed", used=None))
         await router.check_at_rest()
 
 
 async def test_it_counts_among_its_clients_requests_in_flight(tmp_path: Path) -> None:
-    """Until the engine is done. To look at it and to cancel it does not count."""
+    """It counts until the engine is done. Calls that get or cancel it do not count."""
     path = tmp_path / "clients.yaml"
     key = f"sha256:{sha256(b'sk-ann').hexdigest()}"
     path.write_text(json.dumps({"clients": {"ann": {"key": key, "limits": {"in_flight": 1}}}}))
     ann = {"authorization": "Bearer sk-ann"}
-    async with scripted_engine() as engine, allowed(engine, clients=path) as router:
-        keep(engine, 200, encoded(NAME, "queued", used=None))
+    async with scripted_engine() as engine, background_router(engine, clients=path) as router:
+        set_poll_answer(engine, 200, encoded(NAME, "queued", used=None))
         async with router.post(ask(), RESPONSES, **ann) as post:
             await (await engine.call()).respond(200, encoded(NAME, "queued", used=None))
             await post.read()
@@ -221,31 +221,31 @@ async def test_it_counts_among_its_clients_requests_in_flight(tmp_path: Path) ->
             assert (await second.response()).status == 429
         async with router.http.get(f"{RESPONSES}/{NAME}", headers=ann) as answer:
             assert (await answer.json())["status"] == "queued"
-        keep(engine, 200, encoded(NAME))
+        set_poll_answer(engine, 200, encoded(NAME))
         await router.check_at_rest()
         async with router.post(ask(background=False), RESPONSES, **ann) as third:
             await (await engine.call()).respond(200, encoded("resp_2"))
             assert (await third.response()).status == 200
 
 
-async def test_what_is_done_at_once_is_charged_at_once() -> None:
-    """An engine may pass over `background`."""
-    async with scripted_engine() as engine, allowed(engine) as router:
+async def test_a_response_that_is_done_at_once_is_charged_at_once() -> None:
+    """An engine can ignore `background`."""
+    async with scripted_engine() as engine, background_router(engine) as router:
         async with router.post(ask(), RESPONSES, **ANN) as post:
             await (await engine.call()).respond(200, encoded(NAME, used=(700, 300, 40)))
             await post.read()
         await router.check_at_rest()
-        assert await service(router, await the_client(router)) == (400, 300, 40)
-        assert not looks(engine)
+        assert await service(router, await client_name(router)) == (400, 300, 40)
+        assert not polls(engine)
 
 
-async def test_the_routers_end_is_not_held_up() -> None:
-    """It stops following; its client owes what was estimated until then."""
+async def test_shutdown_does_not_wait_for_it() -> None:
+    """The router stops polling; the client is charged the estimate until then."""
     async with scripted_engine() as engine:
-        pending = allowed(engine)
+        pending = background_router(engine)
         router = await pending.__aenter__()
         await begin(router, engine)
-        # The harness wants every count at zero first: so the end is that of the part itself.
+        # The test's router checks that all counts are zero before it stops, so stop only this part here.
         background = router.background
         await background.__aexit__(None, None, None)
         await router.check_at_rest()

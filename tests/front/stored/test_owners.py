@@ -1,4 +1,4 @@
-"""Responses that engines store: only the client that made one is led to the worker that keeps it."""
+"""Stored responses: only the client that created one reaches the worker that keeps it."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ def ask(**more: object) -> dict[str, object]:
 
 @asynccontextmanager
 async def two_workers(**settings: Any) -> AsyncIterator[tuple[RunningRouter, list[ScriptedEngine]]]:
-    """A router before two scripted engines."""
+    """Run a router with two scripted engines."""
     async with (
         scripted_engine() as one,
         scripted_engine() as two,
@@ -35,14 +35,14 @@ async def two_workers(**settings: Any) -> AsyncIterator[tuple[RunningRouter, lis
 
 
 async def next_call(engines: list[ScriptedEngine]) -> tuple[Call, ScriptedEngine]:
-    """The next call, and the engine that it came to."""
+    """Return the next call and its engine."""
     await until(lambda: any(not engine.calls.empty() for engine in engines))
     engine = next(engine for engine in engines if not engine.calls.empty())
     return await engine.call(), engine
 
 
 async def make(router: RunningRouter, engines: list[ScriptedEngine], name: str, **more: object) -> ScriptedEngine:
-    """Ann has a response made; returns the engine that did it."""
+    """Let Ann create a response; return the engine that did."""
     async with router.post(ask(**more), RESPONSES, **ANN) as post:
         call, engine = await next_call(engines)
         await call.respond(200, encoded(name))
@@ -51,46 +51,48 @@ async def make(router: RunningRouter, engines: list[ScriptedEngine], name: str, 
     return engine
 
 
-async def found(router: RunningRouter, name: str, headers: dict[str, str], method: str = "GET", about: str = "") -> Any:
-    """Status and body of a call about a response that no engine is to see."""
+async def call_without_engine(
+    router: RunningRouter, name: str, headers: dict[str, str], method: str = "GET", about: str = ""
+) -> Any:
+    """Make a call about a response without answering at an engine; return status and body."""
     async with router.http.request(method, f"{RESPONSES}/{name}{about}", headers=headers) as answer:
         return answer.status, await answer.json()
 
 
-async def seen(
+async def call_to_engine(
     router: RunningRouter, engine: ScriptedEngine, name: str, method: str = "GET", about: str = "", status: int = 200
 ) -> Any:
-    """The same of Ann's call, which this engine is to answer with this status."""
-    pending = asyncio.ensure_future(found(router, name, ANN, method, about))
+    """Make Ann's call about a response, which this engine must get and answers; return status and body."""
+    pending = asyncio.ensure_future(call_without_engine(router, name, ANN, method, about))
     call = await engine.call()
     assert (call.method, call.path) == (method, f"{RESPONSES}/{name}{about}")
     await call.respond(status, encoded(name))
     return await pending
 
 
-async def test_a_response_is_found_by_the_client_that_made_it_alone() -> None:
-    """Look, cancel and delete go to its worker for Ann; Bob, and whoever asks for another id, is told as by an engine.
+async def test_only_the_owner_finds_a_response() -> None:
+    """Get, cancel and delete go to its worker for Ann; for Bob and for other ids the answer is an engine's 404.
 
-    None of it is charged, and none of it waits for a turn.
+    None of these calls is charged or queued.
     """
     async with two_workers() as (router, engines):
         engine = await make(router, engines, "resp_1")
         before = await service(router, *await clients(router))
         for method, about in (("GET", ""), ("POST", "/cancel"), ("GET", "/input_items?limit=2"), ("DELETE", "")):
             for name, headers in (("resp_1", BOB), ("resp_1", {}), ("resp_2", ANN)):
-                assert await found(router, name, headers, method, about) == (404, not_found(name))
-            assert (await seen(router, engine, "resp_1", method, about))[0] == 200
+                assert await call_without_engine(router, name, headers, method, about) == (404, not_found(name))
+            assert (await call_to_engine(router, engine, "resp_1", method, about))[0] == 200
         assert all(engine.calls.empty() for engine in engines)
         assert await service(router, *await clients(router)) == before
-        assert await found(router, "resp_1", ANN) == (404, not_found("resp_1"))  # it was deleted
+        assert await call_without_engine(router, "resp_1", ANN) == (404, not_found("resp_1"))  # it was deleted
 
 
 async def clients(router: RunningRouter) -> list[str]:
     return list((await router.fairness())["clients"])
 
 
-async def test_what_goes_on_from_a_response_goes_to_its_worker() -> None:
-    """Each of many times; a stranger's is refused before an engine sees it, on every path that takes the member."""
+async def test_a_continued_response_goes_to_its_worker() -> None:
+    """Every one does; a call that names another client's response reaches no engine, on every path with this member."""
     async with two_workers() as (router, engines):
         engine = await make(router, engines, "resp_1")
         for number in range(6):
@@ -103,8 +105,8 @@ async def test_what_goes_on_from_a_response_goes_to_its_worker() -> None:
         assert all(engine.calls.empty() for engine in engines)
 
 
-async def test_a_call_that_is_pinned_waits_for_its_worker_and_no_other_waits_for_it() -> None:
-    """While its worker is full it waits, though another has room; what comes later goes there."""
+async def test_a_pinned_call_waits_for_its_worker_without_delaying_others() -> None:
+    """It waits while its worker is full, although another has room; later calls go to the other."""
     async with two_workers(window="fixed", max_inflight=1) as (router, engines):
         keeper = await make(router, engines, "resp_1")
         other = next(engine for engine in engines if engine is not keeper)
@@ -123,27 +125,27 @@ async def test_a_call_that_is_pinned_waits_for_its_worker_and_no_other_waits_for
             assert (await first.response()).status == 200
 
 
-async def test_a_streams_response_is_known_from_its_first_event_on() -> None:
-    """Its client may look at it while it streams."""
+async def test_a_streamed_response_is_known_from_its_first_event() -> None:
+    """Its client can get it while it streams."""
     async with two_workers() as (router, engines), router.post(ask(stream=True), RESPONSES, **ANN) as post:
         call, engine = await next_call(engines)
         await call.begin()
         await call.write(created("resp_1"))
         content = (await post.response()).content
         assert await content.readexactly(len(created("resp_1"))) == created("resp_1")
-        assert (await seen(router, engine, "resp_1"))[0] == 200
-        assert await found(router, "resp_1", BOB) == (404, not_found("resp_1"))
+        assert (await call_to_engine(router, engine, "resp_1"))[0] == 200
+        assert await call_without_engine(router, "resp_1", BOB) == (404, not_found("resp_1"))
         await call.write(delta("a") + completed("resp_1"))
         await call.end()
         await post.read()
 
 
 @pytest.mark.parametrize("more", [{"store": False}, {"store": None}, {"request_id": "resp_1"}])
-async def test_what_is_not_stored_or_named_by_its_client_is_not_remembered(more: dict[str, object]) -> None:
-    """An id that a client chooses could be that of somebody else's response, made long ago."""
+async def test_unstored_and_client_named_responses_are_not_remembered(more: dict[str, object]) -> None:
+    """An id chosen by a client could be that of another client's old response."""
     async with two_workers() as (router, engines):
         await make(router, engines, "resp_1", **more)
-        assert await found(router, "resp_1", ANN) == (404, not_found("resp_1"))
+        assert await call_without_engine(router, "resp_1", ANN) == (404, not_found("resp_1"))
 
 
 async def test_nobody_can_overwrite_the_response_of_another() -> None:
@@ -156,20 +158,20 @@ async def test_nobody_can_overwrite_the_response_of_another() -> None:
         assert all(engine.calls.empty() for engine in engines)
 
 
-async def test_the_response_of_a_worker_that_is_gone_is_gone() -> None:
-    """Whoever asks for it, or goes on from it, is told that there is none; so is a call that waits for that worker."""
+async def test_responses_of_a_lost_worker_are_not_found() -> None:
+    """Calls that get it or continue it are answered 404."""
     async with two_workers(window="fixed", max_inflight=1) as (router, engines):
         keeper = await make(router, engines, "resp_1")
         await keeper.stop()
         await until(lambda: len(router.scheduler.cluster.serving("m")) == 1)
-        assert await found(router, "resp_1", ANN) == (404, not_found("resp_1"))
+        assert await call_without_engine(router, "resp_1", ANN) == (404, not_found("resp_1"))
         async with router.post(ask(previous_response_id="resp_1"), RESPONSES, **ANN) as post:
             assert (await post.response()).status == 404
         assert all(engine.calls.empty() for engine in engines)
 
 
-async def test_a_call_that_waits_for_a_worker_that_goes_is_refused() -> None:
-    """Nobody else could serve it."""
+async def test_a_call_that_waits_for_a_lost_worker_is_refused() -> None:
+    """No other worker could serve it."""
     async with two_workers(window="fixed", max_inflight=1) as (router, engines):
         keeper = await make(router, engines, "resp_1")
         async with router.post(ask(previous_response_id="resp_1"), RESPONSES, **ANN) as first:
@@ -181,18 +183,18 @@ async def test_a_call_that_waits_for_a_worker_that_goes_is_refused() -> None:
             assert (await first.response()).status in (502, 503)
 
 
-async def test_what_was_remembered_survives_a_restart(tmp_path: Path) -> None:
-    """By the state file, with its owner."""
+async def test_remembered_responses_survive_a_restart(tmp_path: Path) -> None:
+    """The state file keeps them with their owners."""
     async with scripted_engine() as engine:
         async with running_router(engine.url, state=tmp_path) as router:
             await make(router, [engine], "resp_1")
         async with running_router(engine.url, state=tmp_path) as router:
-            assert await found(router, "resp_1", BOB) == (404, not_found("resp_1"))
-            assert (await seen(router, engine, "resp_1"))[0] == 200
+            assert await call_without_engine(router, "resp_1", BOB) == (404, not_found("resp_1"))
+            assert (await call_to_engine(router, engine, "resp_1"))[0] == 200
 
 
-async def test_a_long_answer_about_a_response_comes_whole() -> None:
-    """It is passed on as it comes."""
+async def test_a_long_answer_about_a_response_arrives_whole() -> None:
+    """It is passed on block by block."""
     async with scripted_engine() as engine, running_router(engine.url) as router:
         await make(router, [engine], "resp_1")
         long = b'{"id":"resp_1","output":"' + b"x" * (3 * 2**20) + b'"}'
@@ -201,8 +203,8 @@ async def test_a_long_answer_about_a_response_comes_whole() -> None:
         assert await (await pending).read() == long
 
 
-async def test_what_an_engine_has_lost_is_told_by_the_engine() -> None:
-    """That is no fault of the worker's, however often it happens, and no other is asked."""
+async def test_a_response_that_the_engine_has_lost_is_not_found() -> None:
+    """The engine's 404 is passed on; the worker is not blamed, however often, and no other is tried."""
     async with two_workers(breaker_failures=1) as (router, engines):
         engine = await make(router, engines, "resp_1")
         for _ in range(5):
@@ -213,8 +215,8 @@ async def test_what_an_engine_has_lost_is_told_by_the_engine() -> None:
         assert len(router.scheduler.cluster.serving("m")) == 2
 
 
-async def test_calls_that_go_on_say_nothing_about_how_many_tokens_a_text_has() -> None:
-    """Their engine reads the whole conversation before: others' prompts would seem as dense."""
+async def test_continued_responses_do_not_change_the_token_estimate() -> None:
+    """Their usage includes the earlier conversation, so they would distort the estimate for other prompts."""
     async with scripted_engine() as engine, running_router(engine.url) as router:
         await make(router, [engine], "resp_1")
         before = router.scheduler.estimates.tokens_per_chunk("m")
@@ -231,8 +233,8 @@ def entry(name: str, client: str = "ann", worker: str = "w1") -> StoredResponse:
     return StoredResponse(name, ClientId(client), WorkerId(worker))
 
 
-def test_whoever_has_most_loses_its_oldest() -> None:
-    """Not the oldest of all: a flood makes the router forget nothing of others; what is asked for is not old."""
+def test_the_client_with_most_responses_loses_its_least_recently_used() -> None:
+    """A flood of one client does not make the router forget responses of others; use makes a response recent."""
     stored = StoredResponses(limit=4)
     stored.remember(entry("b1", "bob"))
     for number in range(3):
@@ -247,7 +249,7 @@ def test_whoever_has_most_loses_its_oldest() -> None:
 
 
 def test_an_id_keeps_its_first_owner() -> None:
-    """Whatever is told of it later."""
+    """Later claims of the same id are ignored."""
     stored = StoredResponses()
     stored.remember(entry("r", "ann", "w1"))
     stored.remember(entry("r", "bob", "w2"))
@@ -256,7 +258,7 @@ def test_an_id_keeps_its_first_owner() -> None:
 
 
 def test_ids_that_are_too_long_are_not_kept() -> None:
-    """An engine is not trusted with the router's memory."""
+    """An engine cannot exhaust the router's memory."""
     stored = StoredResponses()
     stored.remember(entry("r" * 257))
     assert not len(stored)
