@@ -1,4 +1,4 @@
-"""What the engines' caches must hold, replayed from outside and put right by what the engines say."""
+"""The mirror of the engines' caches: replayed from outside, and corrected by the engines' reports."""
 
 from random import Random
 
@@ -26,7 +26,7 @@ counts = st.none() | st.integers(0, 2000)
 
 
 class Caches:
-    """A mirror, and requests that come and go."""
+    """A mirror, and requests that are sent to workers and end."""
 
     def __init__(
         self, chunks: int = 100, tracking: Tracking | None = None, engine: str = "", limit: int = 1000
@@ -40,19 +40,21 @@ class Caches:
         for worker in WORKERS:
             self.mirror.update_worker(Worker(worker, frozenset([MODEL]), engine=engine))
 
-    def send(self, *prompts: str, worker: WorkerId = W1, after: float = 1.0, turn: float | None = None) -> RequestId:
-        """A request goes there, a second after what was before; its turn is at once."""
+    def send(
+        self, *prompts: str, worker: WorkerId = W1, after: float = 1.0, starts_at: float | None = None
+    ) -> RequestId:
+        """Send a request, `after` seconds after the previous event; the worker starts it at once by default."""
         self.now += after
         self.arrived += 1
         request = Request(RequestId(f"r{self.arrived}"), ClientId("ada"), MODEL, tuple(key(text) for text in prompts))
         self.running[request.id] = request
         size = sum(len(text) for text in prompts) * CHUNK_TOKENS
         matched = sum(self.held(text, worker) for text in prompts) * CHUNK_TOKENS
-        self.predicted = self.mirror.dispatch(request, worker, self.now, matched, size, turn or self.now)
+        self.predicted = self.mirror.dispatch(request, worker, self.now, matched, size, starts_at or self.now)
         return request.id
 
     def end(self, request: RequestId, answer: str = "", cached: int | None = None, *, computed: bool = True) -> None:
-        """It is over a second later; `cached`: chunks, by the engine's word."""
+        """End a request a second later. `cached`: chunks that the engine reports as cached."""
         self.now += 1.0
         prompts = self.running.pop(request).prompts
         size = sum(prompt.tokens or 0 for prompt in prompts)
@@ -60,14 +62,14 @@ class Caches:
         self.mirror.end(request, usage, [key(answer)] if answer else [], self.now, computed=computed)
 
     def serve(self, *prompts: str, cached: int | None = None, worker: WorkerId = W1) -> None:
-        """Both."""
+        """Send a request and end it."""
         self.end(self.send(*prompts, worker=worker), cached=cached)
 
     def report(self, report: CacheReport, worker: WorkerId = W1) -> None:
         self.mirror.apply_report(worker, report, self.now)
 
     def held(self, text: str, worker: WorkerId = W1) -> int:
-        """Chunks."""
+        """Chunks of the text that the worker holds."""
         return self.tree.match(key(text).hashes).get(worker, 0)
 
 
@@ -110,11 +112,11 @@ class AnyHistory(RuleBasedStateMachine):
         blocks: int | None,
         asleep: bool,
     ) -> None:
-        told = CacheReport(None, None, None, hits, evicted, seconds, blocks, asleep=not asleep)
-        self.mirror.apply_report(worker, told, self.caches.now)
+        cache_report = CacheReport(None, None, None, hits, evicted, seconds, blocks, asleep=not asleep)
+        self.mirror.apply_report(worker, cache_report, self.caches.now)
 
     @rule(worker=workers, chunks=st.integers(0, 20))
-    def tell_capacity(self, worker: WorkerId, chunks: int) -> None:
+    def set_capacity(self, worker: WorkerId, chunks: int) -> None:
         self.mirror.set_capacity(worker, chunks * CHUNK_TOKENS)
 
     @rule(worker=workers, chunks=st.integers(0, 6))
@@ -130,8 +132,8 @@ class AnyHistory(RuleBasedStateMachine):
         self.mirror.update_worker(Worker(worker, frozenset([MODEL]), engine=engine, batch_tokens=batch))
 
     @invariant()
-    def totals_are_those_of_the_nodes(self) -> None:
-        """And no worker holds more than its capacity."""
+    def totals_agree_with_the_nodes(self) -> None:
+        """The totals agree with the nodes, and no worker holds more than its capacity."""
         self.caches.tree.check_integrity()
         for worker, cache in self.mirror.caches.items():
             assert cache.own_tokens >= 0
@@ -139,7 +141,7 @@ class AnyHistory(RuleBasedStateMachine):
             assert 0 <= cache.calibration.discount <= 1
 
     def teardown(self) -> None:
-        """When all has ended nothing is pinned any more."""
+        """When all requests have ended, nothing is pinned."""
         for request in list(self.caches.running):
             self.caches.end(request)
         for worker, cache in self.mirror.caches.items():
@@ -152,15 +154,15 @@ TestAnyHistory = AnyHistory.TestCase
 TestAnyHistory.settings = settings(max_examples=60)
 
 
-def test_prompts_of_one_request_that_void_each_others_pins_leave_none() -> None:
-    """The tree has no room for all of them: what is pinned after that is released at its end like the rest."""
+def test_voided_pins_of_one_request_leave_no_pin() -> None:
+    """If the tree has no room for all prompts of a request, they void each other's pins and leave none behind."""
     caches = Caches(limit=3)
     caches.end(caches.send("xx", "yy", "zz"))
     assert caches.tree.holding(W1).pinned.oldest is None
 
 
-def test_what_runs_is_not_evicted() -> None:
-    """However long ago it began; what was used since and is over goes first."""
+def test_prefixes_of_running_requests_are_not_evicted() -> None:
+    """The prefix of a running request stays, however old; a later one that has ended is evicted first."""
     caches = Caches(chunks=8)
     running = caches.send("xxxx")
     caches.serve("yyy")
@@ -171,8 +173,8 @@ def test_what_runs_is_not_evicted() -> None:
     assert (caches.held("xxxx"), caches.held("yyy"), caches.held("zzz")) == (4, 0, 0)
 
 
-def test_the_end_of_a_prompt_goes_before_its_beginning() -> None:
-    """As vLLM frees blocks in reverse."""
+def test_the_end_of_a_prompt_is_evicted_before_its_beginning() -> None:
+    """As in vLLM, which frees blocks in reverse order."""
     caches = Caches(chunks=8, engine="vllm")
     caches.serve("xxxx")
     caches.serve("yyyyyy")
@@ -180,7 +182,7 @@ def test_the_end_of_a_prompt_goes_before_its_beginning() -> None:
 
 
 def test_sglang_evicts_what_a_request_added_as_a_whole() -> None:
-    """The beginning that others share stays for as long as it is fresher."""
+    """The beginning that other requests share stays for as long as it is fresher."""
     caches = Caches(chunks=8, engine="sglang")
     caches.serve("xxyy")
     caches.serve("xxzz")
@@ -189,7 +191,7 @@ def test_sglang_evicts_what_a_request_added_as_a_whole() -> None:
 
 
 def test_an_answer_fills_the_cache_while_it_grows() -> None:
-    """Its tokens evict others at once, not when it is over."""
+    """The tokens of an answer evict others at once, not only when it is complete."""
     caches = Caches(chunks=8)
     caches.serve("xxxx")
     running = caches.send("yyyy")
@@ -199,8 +201,8 @@ def test_an_answer_fills_the_cache_while_it_grows() -> None:
     assert (caches.held("xxxx"), caches.held("yyyyzz")) == (2, 6)
 
 
-def test_an_answer_that_nobody_can_match_fills_the_cache_all_the_same() -> None:
-    """As of a client that left: what it got is cached, and can only be evicted."""
+def test_an_unmatchable_answer_fills_the_cache() -> None:
+    """The answer of a client that disconnected is cached, and can only be evicted."""
     caches = Caches(chunks=8)
     caches.serve("xxxx")
     running = caches.send("yyyy")
@@ -209,8 +211,8 @@ def test_an_answer_that_nobody_can_match_fills_the_cache_all_the_same() -> None:
     assert (caches.mirror.held_tokens(W1), caches.held("xxxx")) == (8 * CHUNK_TOKENS, 2)
 
 
-def test_what_an_engine_turned_away_is_not_cached() -> None:
-    """But for what was there before."""
+def test_a_refused_prompt_is_not_cached() -> None:
+    """Only what was cached before the refused request stays."""
     caches = Caches()
     caches.serve("xx")
     caches.end(caches.send("xxyy"), computed=False)
@@ -218,8 +220,8 @@ def test_what_an_engine_turned_away_is_not_cached() -> None:
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
-def test_what_an_engine_turned_away_again_and_again_is_not_cached(order: tuple[int, ...]) -> None:
-    """However the requests with one prompt overlap, none is taken for the proof that its prompt was there."""
+def test_a_repeatedly_refused_prompt_is_not_cached(order: tuple[int, ...]) -> None:
+    """However refused requests with the same prompt overlap, none proves that the prompt was cached."""
     caches = Caches()
     caches.serve("xx")
     refused = [caches.send("xxyy"), caches.send("xxyyz"), caches.send("xxyy")]
@@ -228,8 +230,8 @@ def test_what_an_engine_turned_away_again_and_again_is_not_cached(order: tuple[i
     assert caches.held("xxyyz") == 2
 
 
-def test_what_one_request_brought_stays_when_others_with_it_are_turned_away() -> None:
-    """The engine has it from the one that it computed."""
+def test_a_computed_prompt_stays_if_others_are_refused() -> None:
+    """The engine has the prompt from the one request that it computed."""
     caches = Caches()
     first, second, third = (caches.send("xxyy") for _ in range(3))
     caches.end(first, computed=False)
@@ -238,8 +240,8 @@ def test_what_one_request_brought_stays_when_others_with_it_are_turned_away() ->
     assert caches.held("xxyy") == 4
 
 
-def test_a_prefix_that_was_gone_takes_with_it_what_goes_on_from_there_and_what_is_staler() -> None:
-    """Caches evict in order: whatever was released before something that is gone is gone as well."""
+def test_a_missing_prefix_removes_its_continuation_and_older_ones() -> None:
+    """Caches evict in order: everything released before a missing prefix is gone as well."""
     caches = Caches()
     for prompt in ("old", "xxyy", "xxzz", "new"):
         caches.serve(prompt)
@@ -248,8 +250,8 @@ def test_a_prefix_that_was_gone_takes_with_it_what_goes_on_from_there_and_what_i
     assert caches.mirror.cache(W1).evictions["corrected"] == 5 * CHUNK_TOKENS
 
 
-def test_a_prediction_that_fails_on_something_young_says_nothing_about_what_is_old() -> None:
-    """If older things were found lately, its text was never cached like that."""
+def test_a_missing_recent_prefix_removes_nothing_older() -> None:
+    """If older prefixes were hit recently, the missing text was never cached in that form."""
     caches = Caches()
     for prompt in ("old", "older", "xxyy"):
         caches.serve(prompt)
@@ -258,8 +260,8 @@ def test_a_prediction_that_fails_on_something_young_says_nothing_about_what_is_o
     assert (caches.held("older"), caches.held("xxyy!")) == (5, 5)
 
 
-def test_a_miss_on_what_is_being_computed_evicts_nothing() -> None:
-    """It was sent, and is still pinned: the two were computed at the same time."""
+def test_a_miss_on_a_prefilling_prefix_evicts_nothing() -> None:
+    """The missing prefix is still pinned: both requests were computed at the same time."""
     caches = Caches()
     caches.serve("old")
     first = caches.send("xxyy")
@@ -269,8 +271,8 @@ def test_a_miss_on_what_is_being_computed_evicts_nothing() -> None:
     assert (caches.held("old"), caches.held("xxyy!")) == (3, 5)
 
 
-def test_evictions_that_the_engine_counts_are_made_up_for_once() -> None:
-    """Those replayed are among them; those in excess are taken now."""
+def test_counted_evictions_are_applied_once() -> None:
+    """Replayed evictions are among those that the engine counts; only the excess is evicted now."""
     caches = Caches(chunks=8)
     caches.report(CacheReport(evicted_tokens=100))
     caches.serve("xxxx")
@@ -282,8 +284,8 @@ def test_evictions_that_the_engine_counts_are_made_up_for_once() -> None:
     assert caches.mirror.cache(W1).evictions == {"replayed": 2 * CHUNK_TOKENS, "counted": 3 * CHUNK_TOKENS}
 
 
-def test_an_age_at_which_blocks_are_evicted_ends_what_is_older() -> None:
-    """Blocks that had lain for three seconds were evicted: whatever was released before that is gone."""
+def test_the_age_of_evicted_blocks_evicts_older_prefixes() -> None:
+    """Blocks that were idle for three seconds were evicted, so everything released before that is gone."""
     caches = Caches()
     caches.report(CacheReport(idle_seconds=10.0, idle_blocks=4))
     for prompt in ("xx", "yy", "zz"):
@@ -292,8 +294,8 @@ def test_an_age_at_which_blocks_are_evicted_ends_what_is_older() -> None:
     assert [caches.held(text) for text in ("xx", "yy", "zz")] == [0, 2, 2]
 
 
-def test_nothing_that_was_found_lately_is_too_old_to_be_there() -> None:
-    """VLLM's ages are also those of blocks that were never cached, which are young."""
+def test_the_age_of_recent_hits_is_not_evicted() -> None:
+    """The ages that vLLM reports include those of blocks that were never cached, which are young."""
     caches = Caches()
     caches.report(CacheReport(idle_seconds=10.0, idle_blocks=4))
     for prompt in ("old", "xx", "yy"):
@@ -304,7 +306,7 @@ def test_nothing_that_was_found_lately_is_too_old_to_be_there() -> None:
 
 
 def test_a_cache_holds_as_much_as_its_engine_stores() -> None:
-    """If a prompt of eight chunks takes the room of five, more of them are there before any is evicted."""
+    """If a prompt of eight chunks takes the room of five, more prompts fit before any is evicted."""
     caches = Caches(chunks=80)
     for number in range(200):
         name = chr(ord("a") + number % 26) * 2 + chr(ord("A") + number // 26)
@@ -315,8 +317,8 @@ def test_a_cache_holds_as_much_as_its_engine_stores() -> None:
     assert caches.mirror.held_tokens(W1) <= 80 * CHUNK_TOKENS
 
 
-def test_the_next_match_is_as_long_as_the_engine_found_the_last() -> None:
-    """What two prompts share behind their last common chunk is found of the third as well."""
+def test_matches_learn_from_what_the_engine_found() -> None:
+    """What two prompts share behind their last common chunk is predicted for the third as well."""
     scene = Scene("round_robin")
     texts = [b"d" * 1000 + question * 600 for question in (b"1", b"2", b"3")]
     predicted = []
@@ -340,8 +342,8 @@ def test_the_next_match_is_as_long_as_the_engine_found_the_last() -> None:
     ],
     ids=["born", "computed", "hits", "evicted", "asleep"],
 )
-def test_an_engine_that_started_anew_or_sleeps_holds_nothing(before: CacheReport, after: CacheReport) -> None:
-    """And what ran there then pins nothing of what comes after."""
+def test_a_restarted_or_sleeping_engine_holds_nothing(before: CacheReport, after: CacheReport) -> None:
+    """A request that ran there before pins nothing of what comes after."""
     caches = Caches()
     caches.report(before)
     caches.serve("xx")
@@ -354,8 +356,8 @@ def test_an_engine_that_started_anew_or_sleeps_holds_nothing(before: CacheReport
     assert (caches.held("yyyy"), caches.held("zz")) == (0, 2)
 
 
-def test_an_engine_that_says_what_it_said_before_goes_on() -> None:
-    """Neither equal counts nor missing ones are a new start."""
+def test_unchanged_counters_are_no_restart() -> None:
+    """Neither equal nor missing counters mean a restart."""
     caches = Caches()
     caches.report(CacheReport(born=1.0, computed_tokens=10.0, hit_tokens=5.0))
     caches.serve("xx")
@@ -365,19 +367,19 @@ def test_an_engine_that_says_what_it_said_before_goes_on() -> None:
     assert caches.held("xx") == 2
 
 
-def test_two_that_are_computed_in_one_batch_do_not_find_each_other() -> None:
-    """Where prompts are found once they are computed; the one after the first token does."""
+def test_prompts_of_one_batch_do_not_hit_each_other() -> None:
+    """In SGLang a prompt can be hit only once it is computed; a request after its first token hits it."""
     caches = Caches(engine="sglang")
-    first = caches.send("xxxx", turn=5.0)
-    caches.send("xxxy", after=0.5, turn=5.0)
+    first = caches.send("xxxx", starts_at=5.0)
+    caches.send("xxxy", after=0.5, starts_at=5.0)
     assert caches.predicted == 0
     caches.mirror.on_first_token(first, caches.now)
-    caches.send("xxxz", after=0.5, turn=9.0)
+    caches.send("xxxz", after=0.5, starts_at=9.0)
     assert caches.predicted == 3 * CHUNK_TOKENS
 
 
-def test_a_silent_engine_is_recognised_and_its_counters_are_taken_instead() -> None:
-    """Predictions that its hits do not bear out are discounted."""
+def test_counters_replace_the_reports_of_a_silent_engine() -> None:
+    """Predictions that the engine's hit counter does not confirm are discounted."""
     caches = Caches(chunks=1000)
     for _ in range(MIN_ANSWERS):
         caches.end(caches.send("xxxx"), cached=None)
@@ -394,8 +396,8 @@ def test_a_silent_engine_is_recognised_and_its_counters_are_taken_instead() -> N
     assert calibration.discount < 0.2
 
 
-def test_a_worker_whose_predictions_fail_is_believed_less_until_they_are_right() -> None:
-    """What the scheduler predicts of its matches is multiplied with what came true of late."""
+def test_failing_predictions_are_discounted_until_they_hold() -> None:
+    """The scheduler's predictions are multiplied by the share that came true recently."""
     scene = Scene("rr+fcfs")
     scene.finish(scene.arrive("ada", "doc?"))
     calibration = scene.scheduler.mirror.cache(W1).calibration
@@ -408,7 +410,7 @@ def test_a_worker_whose_predictions_fail_is_believed_less_until_they_are_right()
 
 
 def test_the_scheduler_drops_what_a_restarted_worker_held() -> None:
-    """At the first report after the restart."""
+    """It does so at the first report after the restart."""
     scene = Scene("rr+fcfs")
     scene.tell(WorkerReported(W1, 0, 0, cache=CacheReport(born=1.0)))
     scene.finish(scene.arrive("ada", "doc?"))
@@ -418,8 +420,8 @@ def test_the_scheduler_drops_what_a_restarted_worker_held() -> None:
     assert not scene.scheduler.prefixes.match(request)
 
 
-def test_less_can_be_followed() -> None:
-    """Of the ways to be compared with, one evicts nothing, and one evicts by what was sent last."""
+def test_tracking_can_be_reduced() -> None:
+    """Of the reduced ways of tracking, one evicts nothing, and one evicts by the order of dispatch."""
     never = Caches(chunks=4, tracking=Tracking(evicts=False, replays=False, corrects=False))
     plain = Caches(chunks=4, tracking=Tracking(replays=False, corrects=False))
     for caches in (never, plain):
@@ -429,7 +431,7 @@ def test_less_can_be_followed() -> None:
 
 
 def test_the_same_history_gives_the_same_caches() -> None:
-    """Nothing depends on anything else."""
+    """The caches depend on the history alone."""
 
     def played() -> list[float]:
         random, caches = Random(7), Caches(chunks=20)

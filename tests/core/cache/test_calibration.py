@@ -1,4 +1,4 @@
-"""Predictions against what engines say, and what follows from it."""
+"""How predictions are compared with reports, and what follows."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from router.core.cache.calibration import ANSWERS_KEPT, MIN_ANSWERS, Calibration
 
 
 def test_errors_are_counted_by_their_kind() -> None:
-    """Predicted and not there, and there and not predicted, are two things."""
+    """False hits and missed hits are counted separately."""
     calibration = Calibration()
     assert calibration.error is None
     calibration.record(100, 60, 200)
@@ -18,7 +18,7 @@ def test_errors_are_counted_by_their_kind() -> None:
 
 
 def test_predictions_are_discounted_while_they_promise_too_much() -> None:
-    """By what came true of them, and as soon as there are enough to tell; then until they are right again."""
+    """Once there are enough answers, the discount is the share that came true, until predictions are right again."""
     calibration = Calibration()
     for _ in range(MIN_ANSWERS - 1):
         calibration.record(1000, 250, 1000)
@@ -35,7 +35,7 @@ def test_predictions_are_discounted_while_they_promise_too_much() -> None:
 
 
 def test_predictions_that_promise_too_little_are_not_raised() -> None:
-    """They are wrong, and told of; but nothing speaks for caches that hold more than anyone sent there."""
+    """Their error is reported, but a cache is never assumed to hold more than was sent there."""
     calibration = Calibration()
     for _ in range(MIN_ANSWERS):
         calibration.record(100, 900, 1000)
@@ -43,8 +43,8 @@ def test_predictions_that_promise_too_little_are_not_raised() -> None:
     assert calibration.discount == 1.0
 
 
-def test_an_engine_is_silent_that_never_told() -> None:
-    """Not one that told once, whatever it does then."""
+def test_an_engine_that_never_reports_is_silent() -> None:
+    """An engine that reported once is not silent, whatever it does later."""
     calibration = Calibration()
     for _ in range(MIN_ANSWERS):
         assert not calibration.silent
@@ -54,8 +54,8 @@ def test_an_engine_is_silent_that_never_told() -> None:
     assert not calibration.silent
 
 
-def test_an_emptied_cache_is_judged_anew() -> None:
-    """The sums stay."""
+def test_an_emptied_cache_resets_the_discount() -> None:
+    """The totals stay."""
     calibration = Calibration()
     for _ in range(MIN_ANSWERS):
         calibration.record(1000, 0, 1000)

@@ -1,4 +1,4 @@
-"""What a chunk of the prefix tree takes of an engine's cache."""
+"""How many tokens of an engine's cache a chunk of the prefix tree takes."""
 
 import pytest
 from hypothesis import given
@@ -9,14 +9,14 @@ from router.core.cache.occupancy import MAX_RATIO, Occupancy
 USUAL = 32.0
 
 
-def test_what_nothing_is_known_of_is_of_the_usual_size() -> None:
-    """The mean of the model's prompts."""
+def test_before_any_report_a_chunk_has_the_usual_size() -> None:
+    """The usual size is the mean of the model's prompts."""
     assert Occupancy().chunk_tokens(USUAL) == USUAL
 
 
 @pytest.mark.parametrize("tokens", [60, 100, 150])
-def test_it_comes_to_what_the_engine_stored(tokens: int) -> None:
-    """For every four chunks by which the tree grew."""
+def test_the_size_converges_to_what_the_engine_stored(tokens: int) -> None:
+    """The engine stores these tokens for every four chunks by which the tree grows."""
     occupancy = Occupancy()
     for _ in range(300):
         occupancy.learn(tokens, 4)
@@ -24,8 +24,8 @@ def test_it_comes_to_what_the_engine_stored(tokens: int) -> None:
 
 
 @given(stored=st.lists(st.tuples(st.integers(-100, 10**6), st.integers(-10, 10**4))), usual=st.floats(0.5, 500.0))
-def test_it_is_never_far_from_the_usual_size(stored: list[tuple[int, int]], usual: float) -> None:
-    """However wrong the belief was by which the tree grew."""
+def test_the_size_stays_near_the_usual_size(stored: list[tuple[int, int]], usual: float) -> None:
+    """However wrong the model was by which the tree grew."""
     occupancy = Occupancy()
     for tokens, chunks in stored:
         occupancy.learn(tokens, chunks)

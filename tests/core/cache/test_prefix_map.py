@@ -1,4 +1,4 @@
-"""What workers are believed to hold, in tokens; and the watch on what waits."""
+"""What workers are believed to hold, in tokens, and the watches on queued requests."""
 
 import pytest
 from hypothesis import settings
@@ -27,19 +27,19 @@ def prefixes(limit: int = 1000, minimum: int = 0) -> PrefixMap:
 
 
 def watch(held: PrefixMap, watched: Request, worker: WorkerId) -> int:
-    """Watch at one worker."""
+    """Watch a request at one worker."""
     return held.watch(watched, [worker])[worker]
 
 
 def changed(held: PrefixMap, worker: WorkerId) -> list[RequestId]:
-    """What changed at one worker, where nothing should have elsewhere."""
+    """Return what changed at one worker, and check that nothing changed elsewhere."""
     found = held.take_changes()
     assert found.keys() <= {worker}
     return list(found.get(worker, ()))
 
 
 class Watches(RuleBasedStateMachine):
-    """Watches on requests of one or two prompts, while prefixes come, go and are evicted for lack of room."""
+    """Watches on requests of one or two prompts, while prefixes are inserted, dropped and evicted for lack of room."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,20 +73,20 @@ class Watches(RuleBasedStateMachine):
     @rule(worker=workers, prompts=st.lists(texts, max_size=2))
     def insert(self, worker: WorkerId, prompts: list[str]) -> None:
         self.map.insert(MODEL, [key(prompt) for prompt in prompts], worker, 0.0)
-        self.hear()
+        self.take_changes()
 
     @rule(worker=workers, chunks=st.integers(0, 4))
     def evict(self, worker: WorkerId, chunks: int) -> None:
         self.map.mirror.evict(worker, chunks * CHUNK_TOKENS)
-        self.hear()
+        self.take_changes()
 
     @rule(worker=workers)
     def drop(self, worker: WorkerId) -> None:
         self.map.drop(worker)
-        self.hear()
+        self.take_changes()
 
-    def hear(self) -> None:
-        """Nothing is named that is not watched there."""
+    def take_changes(self) -> None:
+        """Only watched requests are reported as changed."""
         for worker, requests in self.map.take_changes().items():
             for name in requests:
                 (watched,) = [watched for watched in self.told if watched.id == name]
@@ -95,8 +95,8 @@ class Watches(RuleBasedStateMachine):
         assert not self.map.take_changes()
 
     @invariant()
-    def nothing_is_missed(self) -> None:
-        """What was told of a watched request is its match, and the index holds the watches alone."""
+    def every_change_is_reported(self) -> None:
+        """The reported match of a watched request is its match, and the index holds nothing but the watches."""
         for watched, told in self.told.items():
             assert told == {worker: self.matched(worker, watched) for worker in told}
         assert self.map.watched == len(self.told)
@@ -107,8 +107,8 @@ TestWatches = Watches.TestCase
 TestWatches.settings = settings(max_examples=40)
 
 
-def test_a_match_is_told_in_tokens_by_worker() -> None:
-    """Each worker's longest common prefix, at what a chunk is worth."""
+def test_a_match_is_in_tokens_by_worker() -> None:
+    """Each worker's longest common prefix, at the learned tokens per chunk."""
     held = prefixes()
     held.insert(MODEL, [key("doc?")], W1, 0.0)
     held.insert(MODEL, [key("do")], W2, 0.0)
@@ -117,7 +117,7 @@ def test_a_match_is_told_in_tokens_by_worker() -> None:
 
 
 def test_a_held_prompt_still_costs_its_last_token() -> None:
-    """An engine computes at least one token, though it has seen the whole prompt before."""
+    """An engine computes at least one token, even if it has cached the whole prompt."""
     held = prefixes()
     held.insert(MODEL, [key("doc")], W1, 0.0)
     assert held.match(request("doc")) == {W1: 3 * CHUNK_TOKENS - 1}
@@ -130,7 +130,7 @@ def test_the_matches_of_several_prompts_add_up() -> None:
     assert held.match(request("ab!", "xyz!", "else")) == {W1: 5 * CHUNK_TOKENS}
 
 
-def test_a_short_match_is_no_match() -> None:
+def test_a_match_below_the_minimum_does_not_count() -> None:
     """Below the minimum neither the match nor the watch finds anything; growth beyond it is still reported."""
     held = prefixes(minimum=3 * CHUNK_TOKENS)
     held.insert(MODEL, [key("do")], W1, 0.0)
@@ -140,7 +140,7 @@ def test_a_short_match_is_no_match() -> None:
     assert (held.match(request("doc!")), watch(held, request("doc!"), W1)) == ({W1: 3 * CHUNK_TOKENS}, 3)
 
 
-def test_growth_is_reported_where_it_happened_and_to_whom_it_concerns() -> None:
+def test_growth_is_reported_for_its_worker_and_prefix_only() -> None:
     """An insertion at another worker, of another prefix, or of nothing new, is no growth."""
     held = prefixes()
     watch(held, request("doc!"), W1)
@@ -154,8 +154,8 @@ def test_growth_is_reported_where_it_happened_and_to_whom_it_concerns() -> None:
     assert changed(held, W1) == []
 
 
-def test_loss_is_reported_where_it_happened_and_to_whom_it_concerns() -> None:
-    """An eviction that takes nothing of a request's match, or takes it at another worker, is no loss of it."""
+def test_loss_is_reported_for_its_worker_and_prefix_only() -> None:
+    """An eviction at another worker, or of nothing in the request's match, is no loss."""
     held = prefixes()
     for worker in WORKERS:
         held.insert(MODEL, [key("doc?")], worker, 0.0)
@@ -170,8 +170,8 @@ def test_loss_is_reported_where_it_happened_and_to_whom_it_concerns() -> None:
     assert changed(held, W1) == ["r1"]
 
 
-def test_a_loss_for_want_of_room_in_the_tree_is_reported() -> None:
-    """What one worker's prompt pushes out of the tree may be another's."""
+def test_an_eviction_for_lack_of_room_is_reported() -> None:
+    """An insertion at one worker may push another worker's prefix out of the tree."""
     held = prefixes(limit=4)
     held.insert(MODEL, [key("doc")], W1, 0.0)
     watch(held, request("doc!"), W1)
@@ -181,7 +181,7 @@ def test_a_loss_for_want_of_room_in_the_tree_is_reported() -> None:
 
 
 def test_a_prompt_longer_than_the_tree_is_held_up_to_its_limit() -> None:
-    """And what is watched matches as much of it."""
+    """A watched request matches as much of it."""
     held = prefixes(limit=4)
     watched = request("documents!")
     assert watch(held, watched, W1) == 0
@@ -190,8 +190,8 @@ def test_a_prompt_longer_than_the_tree_is_held_up_to_its_limit() -> None:
     assert watch(held, watched, W1) == 4
 
 
-def test_those_whose_match_changed_are_named_in_the_order_in_which_they_were_asked_about() -> None:
-    """Not by when their match came to end where it does: the same history names them in the same order."""
+def test_changes_are_reported_in_the_order_of_watching() -> None:
+    """The order does not depend on when a match came to end where it does: the same history gives the same order."""
     held = prefixes()
     for number in (1, 2, 3):
         watch(held, request("doc!", number=number), W1)
@@ -204,8 +204,8 @@ def test_those_whose_match_changed_are_named_in_the_order_in_which_they_were_ask
     assert changed(held, W1) == ["r3", "r1", "r2"]
 
 
-def test_who_is_watched_no_more_is_not_reported() -> None:
-    """Even if the change came before."""
+def test_an_unwatched_request_is_not_reported() -> None:
+    """Not even if the change came before."""
     held = prefixes()
     watch(held, request("doc!"), W1)
     held.insert(MODEL, [key("doc?")], W1, 0.0)
@@ -215,7 +215,7 @@ def test_who_is_watched_no_more_is_not_reported() -> None:
 
 @pytest.mark.parametrize("prompts", [("doc", "doc"), ("doc!", "doc?")])
 def test_prompts_that_lack_the_same_chunk_are_one_watch(prompts: tuple[str, ...]) -> None:
-    """A list of prompts that begin alike is watched once, reported once and leaves nothing behind."""
+    """Prompts of one request with the same beginning are reported once and leave nothing behind."""
     held = prefixes()
     watch(held, request(*prompts), W1)
     held.insert(MODEL, [key("doc")], W1, 0.0)
@@ -225,8 +225,8 @@ def test_prompts_that_lack_the_same_chunk_are_one_watch(prompts: tuple[str, ...]
     assert held.watched == 0
 
 
-def test_a_watch_is_not_moved_by_what_the_estimates_learn() -> None:
-    """Matches that were told at different times are compared, so they are told in a unit that stays."""
+def test_learning_does_not_change_watched_matches() -> None:
+    """Matches that were returned at different times are compared, so their unit must not change."""
     estimates = Estimates()
     held = PrefixMap(100, estimates, match_minimum=0)
     held.insert(MODEL, [key("doc?", exact=False)], W1, 0.0)
@@ -238,7 +238,7 @@ def test_a_watch_is_not_moved_by_what_the_estimates_learn() -> None:
 
 
 def test_evicted_and_dropped_prefixes_match_no_more() -> None:
-    """An eviction takes the tokens that the worker said, a drop everything, both of that worker alone."""
+    """An eviction takes the tokens that the worker reported, a drop everything, both at that worker alone."""
     held = prefixes()
     for worker in WORKERS:
         held.insert(MODEL, [key("doc?")], worker, 0.0)
@@ -249,7 +249,7 @@ def test_evicted_and_dropped_prefixes_match_no_more() -> None:
 
 
 def test_a_broken_index_is_found() -> None:
-    """The check fails when a chunk is indexed that nobody waits for."""
+    """The check fails if a chunk is indexed at which no match ends."""
     held = prefixes()
     watch(held, request("doc"), W1)
     held._index.lacked[b"12345678"] = {MatchWatch(RequestId("r9"), b"", {}): None}

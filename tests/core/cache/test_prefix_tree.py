@@ -32,7 +32,7 @@ def chain(document: str) -> bytes:
 
 
 class NaiveTree:
-    """What the tree promises, written down prefix by prefix: each worker's prefixes and when each was touched."""
+    """What the tree promises, written down prefix by prefix: each worker's prefixes and when each was last touched."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -71,7 +71,7 @@ class NaiveTree:
 
 
 class TreeAgainstNaive(RuleBasedStateMachine):
-    """Any interleaving of calls gives what the naive tree gives, eviction order and limit included."""
+    """Any sequence of calls gives what the naive tree gives, eviction order and limit included."""
 
     @initialize(limit=st.integers(1, 30))
     def begin(self, limit: int) -> None:
@@ -130,13 +130,13 @@ def nodes(tree: PrefixTree) -> list[Node]:
 
 
 def test_a_match_is_as_long_as_each_worker_holds() -> None:
-    """Each worker is matched up to where its own knowledge of the prefix ends; one that holds nothing is absent."""
+    """Each worker is matched as far as it holds the prefix; one that holds nothing is absent."""
     tree = tree_of(("xxxxxx", A), ("xxxy", B), ("yy", C))
     assert tree.match(chain("xxxxxyy")) == {A: 5, B: 3}
 
 
 def test_a_match_changes_nothing() -> None:
-    """Neither the nodes nor the order of eviction notice a match that ends inside a node."""
+    """A match that ends inside a node changes neither the nodes nor the order of eviction."""
     tree = tree_of(("xxxx", A), ("yy", A))
     before = [(node.key, [residency.touch for residency in node.residencies.values()]) for node in nodes(tree)]
     tree.match(chain("xxy"))
@@ -145,7 +145,7 @@ def test_a_match_changes_nothing() -> None:
 
 @given(document=documents, known=documents)
 def test_what_an_insertion_adds_is_what_the_worker_did_not_hold(document: str, known: str) -> None:
-    """And it ends where it is found afterwards, whether it was looked at before or not."""
+    """An insertion ends where it is found afterwards, whether it was matched before or not."""
     hashes = chain(document)
     tree, unseen = tree_of((known, A), (document, B)), tree_of((known, A), (document, B))
     tree.match(hashes)
@@ -165,8 +165,8 @@ def test_what_an_insertion_adds_is_what_the_worker_did_not_hold(document: str, k
     ],
     ids=["gone", "split by another prefix", "split by a pruning that takes nothing"],
 )
-def test_a_place_matched_before_a_change_is_looked_for_again(change: Callable[[PrefixTree], object]) -> None:
-    """The nodes there may be others since."""
+def test_a_match_is_not_reused_after_a_change(change: Callable[[PrefixTree], object]) -> None:
+    """The nodes at the end of the match may have changed since."""
     tree, hashes = PrefixTree(1000), chain("xxyxx")
     tree.insert(chain("xxyy"), A, 0.0, seal=True)
     assert tree.match(hashes) == {A: 3}
@@ -186,7 +186,7 @@ def test_eviction_takes_the_stalest_leaf_first_and_cuts_it_to_measure() -> None:
 
 
 def test_eviction_ends_when_nothing_is_left() -> None:
-    """Asked for more than a worker holds, eviction takes all and says how many; a stranger loses nothing."""
+    """Asked for more than a worker holds, eviction takes all and returns how many; an unknown worker loses nothing."""
     tree = tree_of(("xxx", A), ("xx", B))
     assert tree.evict(A, 99) == 3
     assert tree.evict(C, 1) == 0
@@ -194,7 +194,7 @@ def test_eviction_ends_when_nothing_is_left() -> None:
 
 
 def test_a_dropped_worker_leaves_no_trace() -> None:
-    """After the drop the tree is the one that it would be had the worker never come."""
+    """After the drop the tree is as if the worker had never held anything."""
     tree = tree_of(("xxxyy", A), ("xxx", B), ("xxxyx", A), ("y", B))
     tree.drop(B)
     without = tree_of(("xxxyy", A), ("xxxyx", A))
@@ -217,7 +217,7 @@ def test_a_prefix_longer_than_the_limit_keeps_its_front() -> None:
 
 
 def test_a_conversation_that_grows_is_one_node() -> None:
-    """Turns that follow each other at one worker do not fragment the tree, whoever else branched off meanwhile."""
+    """Successive turns at one worker do not fragment the tree, whatever branched off meanwhile."""
     tree = PrefixTree(10_000)
     for turn in range(1, 50):
         tree.insert(chain("xy" * turn), A, float(turn))
@@ -227,7 +227,7 @@ def test_a_conversation_that_grows_is_one_node() -> None:
 
 
 def test_hashes_need_not_differ_between_branches() -> None:
-    """Should chance give two branches the same hash, both stay in the tree as they came."""
+    """If two branches happen to have the same hash, both stay in the tree as they were inserted."""
     tree = PrefixTree(100)
     one, other = chain("xx"), chain("y") + chain("xx")[HASH_BYTES:]
     tree.insert(one, A, 0.0)
@@ -237,7 +237,7 @@ def test_hashes_need_not_differ_between_branches() -> None:
 
 
 def test_a_branch_is_not_found_from_inside_its_parent() -> None:
-    """Should chance put a branch's first hash inside its parent's run too, the path ends where it leaves the run."""
+    """If a branch's first hash happens to be in its parent's run too, the path ends where it leaves the run."""
     tree = tree_of(("xxx", A), ("xxy", A))
     strange = chain("x") + chain("xxx")[-HASH_BYTES:]
     assert tree.match(strange) == {A: 1}
@@ -248,7 +248,7 @@ def test_a_branch_is_not_found_from_inside_its_parent() -> None:
 
 @pytest.mark.parametrize("limit", [0, -1])
 def test_a_tree_without_room_is_refused(limit: int) -> None:
-    """A limit below one chunk is the caller's mistake."""
+    """A limit below one chunk raises ValueError."""
     with pytest.raises(ValueError, match="limit must be at least 1"):
         PrefixTree(limit)
 
@@ -359,8 +359,8 @@ def test_the_integrity_check_finds_damage(damage: Callable[[PrefixTree], None], 
         tree.check_integrity()
 
 
-def test_what_is_pinned_goes_last_and_until_then_others_do() -> None:
-    """A pin holds all of its prefix; taken back, the prefix is the freshest."""
+def test_pinned_prefixes_are_evicted_last() -> None:
+    """A pin holds all of its prefix; when it is taken back, the prefix is the freshest."""
     tree = PrefixTree(1000)
     epoch = tree.holding(A).epoch
     end = tree.insert(chain("xxx"), A, 0.0, pin=True)
@@ -373,8 +373,8 @@ def test_what_is_pinned_goes_last_and_until_then_others_do() -> None:
     assert tree.match(chain("xxx")) == {A: 2}
 
 
-def test_pins_are_void_where_nothing_else_is_left() -> None:
-    """And are not taken back twice: what was pinned since stays so."""
+def test_pins_are_voided_if_nothing_else_is_left() -> None:
+    """Voided pins are not taken back again: what was pinned since stays pinned."""
     tree = PrefixTree(1000)
     epoch = tree.holding(A).epoch
     void = tree.insert(chain("xxyy"), A, 0.0, pin=True)
@@ -396,7 +396,7 @@ def test_pins_are_void_where_nothing_else_is_left() -> None:
 def test_a_pinned_prefix_ends_with_the_node_that_it_was_inserted_with(
     runs: list[tuple[str, WorkerId]], order: Random
 ) -> None:
-    """Whatever is pinned, held, unpinned and evicted around it; once all pins are taken back, none is left."""
+    """Whatever is pinned, held, unpinned and evicted around it. Once all pins are taken back, none is left."""
     tree = PrefixTree(1000)
     ends = [(tree.insert(chain(document), worker, 0.0, pin=True), worker, document) for document, worker in runs]
     order.shuffle(ends)
@@ -410,8 +410,8 @@ def test_a_pinned_prefix_ends_with_the_node_that_it_was_inserted_with(
     assert all(tree.holding(worker).pinned.oldest is None for worker in (A, B, C))
 
 
-def test_pruning_takes_what_goes_on_from_a_place() -> None:
-    """Of that worker, as far as it is neither pinned nor fresh."""
+def test_pruning_evicts_all_continuations_of_a_prefix() -> None:
+    """Only at that worker, and only what is neither pinned nor fresh."""
     tree = tree_of(("xxyy", A), ("xxyy", B), ("xxyx", A), ("x", A), ("yy", A))
     tree.insert(chain("xxxx"), A, 9.0)
     tree.insert(chain("xxyyy"), A, 10.0, pin=True)
@@ -424,8 +424,8 @@ def test_pruning_takes_what_goes_on_from_a_place() -> None:
     assert tree.match(chain("xxyy"))[B] == 4
 
 
-def test_what_is_older_than_a_time_can_be_taken() -> None:
-    """Pinned or not is all that counts beside the age."""
+def test_older_prefixes_can_be_evicted() -> None:
+    """Apart from the age, only pins matter."""
     tree = tree_of(("xx", A), ("yy", A), ("xy", A))
     tree.insert(chain("yyyy"), A, 3.0, pin=True)
     assert tree.evict_older(A, 2.0) == 1
@@ -434,7 +434,7 @@ def test_what_is_older_than_a_time_can_be_taken() -> None:
 
 
 def test_sealed_nodes_are_evicted_as_a_whole() -> None:
-    """As an engine does that never joins or cuts its own; the beginnings of others stay apart."""
+    """As in an engine that never joins or splits its nodes; shared beginnings stay separate nodes."""
     tree = PrefixTree(1000)
     for now, document in enumerate(("xxx", "xxxyy")):
         tree.insert(chain(document), A, float(now), seal=True)

@@ -1,4 +1,4 @@
-"""What of a match is computed by the time at which a request has its turn."""
+"""How much of a match is computed when a request starts."""
 
 from router.core.cache.cache_model import JITTER, NextBatch
 from router.core.model.request import RequestId
@@ -13,8 +13,8 @@ def would_find(batch: NextBatch, text: str, waiting: str = "abcdefgh") -> int | 
     return batch.would_find(key(text).hashes, [RequestId(name) for name in waiting])
 
 
-def test_what_waits_for_the_same_batch_is_not_found() -> None:
-    """But for what was computed before either of them came."""
+def test_prompts_of_the_same_batch_are_not_found() -> None:
+    """Only what was computed before either of them is found."""
     batch = NextBatch()
     assert add(batch, "a", "doc?", 1) == 1
     assert add(batch, "b", "doc!", 3) == 1
@@ -22,15 +22,15 @@ def test_what_waits_for_the_same_batch_is_not_found() -> None:
     assert add(batch, "d", "else", 0) == 0
 
 
-def test_what_shares_nothing_new_is_found() -> None:
-    """Another request of the batch that computes something else stands in nobody's way."""
+def test_other_prompts_of_the_batch_do_not_matter() -> None:
+    """A request of the batch that computes something else does not reduce the match."""
     batch = NextBatch()
     add(batch, "a", "xxa", 2)
     assert add(batch, "b", "xxb", 2) == 2
 
 
 def test_a_first_token_and_time_form_the_next_batch() -> None:
-    """After either of them what was sent before is computed first."""
+    """After either, what was sent before is computed first."""
     batch = NextBatch()
     add(batch, "a", "doc?", 0)
     batch.on_first_token(RequestId("z"), 0.5)
@@ -39,8 +39,8 @@ def test_a_first_token_and_time_form_the_next_batch() -> None:
     assert add(batch, "d", "elsa", 3, now=1.0 + 2 * JITTER, formed=2.0) == 3
 
 
-def test_a_request_that_ended_is_waited_for_no_more() -> None:
-    """It was cancelled, or turned away."""
+def test_an_ended_request_no_longer_counts() -> None:
+    """It was cancelled or refused."""
     batch = NextBatch()
     add(batch, "a", "doc?", 0)
     batch.remove(RequestId("a"))
@@ -48,8 +48,8 @@ def test_a_request_that_ended_is_waited_for_no_more() -> None:
     assert add(batch, "b", "doc!", 3) == 3
 
 
-def test_a_long_prompt_is_found_but_for_its_last_batch_while_that_has_room() -> None:
-    """Ten chunks in batches of four: eight are found, by as many as fit beside the last two."""
+def test_the_last_batch_of_a_long_prompt_is_shared() -> None:
+    """Ten chunks in batches of four: eight are found, by as many requests as fit beside the last two chunks."""
     batch = NextBatch()
     batch.batch_chunks = 4
     assert add(batch, "a", "x" * 10, 0) == 0
@@ -60,8 +60,8 @@ def test_a_long_prompt_is_found_but_for_its_last_batch_while_that_has_room() -> 
     assert add(batch, "d", "x" * 10, 10, now=9.0) == 10
 
 
-def test_of_what_waits_a_batch_takes_as_much_as_it_can() -> None:
-    """First come, first served: what is left waits for the batch after it, with what is sent meanwhile."""
+def test_a_batch_takes_waiting_prompts_in_order() -> None:
+    """First come, first served: the rest waits for the next batch, with what is sent meanwhile."""
     batch = NextBatch()
     batch.batch_chunks = 4
     for name, text in (("a", "aa"), ("b", "bb"), ("c", "cc")):
@@ -72,8 +72,8 @@ def test_of_what_waits_a_batch_takes_as_much_as_it_can() -> None:
     assert add(batch, "e", "cc", 2) == 0
 
 
-def test_the_first_tokens_of_one_batch_are_the_end_of_one() -> None:
-    """They come at once, or nearly."""
+def test_simultaneous_first_tokens_end_one_batch() -> None:
+    """They arrive at once, or nearly."""
     batch = NextBatch()
     batch.batch_chunks = 3
     for name, text in (("a", "aa"), ("b", "bb"), ("c", "cc")):
@@ -85,8 +85,8 @@ def test_the_first_tokens_of_one_batch_are_the_end_of_one() -> None:
     assert [would_find(batch, text) for text in ("bb", "cc")] == [None, 0]
 
 
-def test_what_is_sent_now_finds_what_was_computed_before_those_that_wait() -> None:
-    """Of several that begin like it, the one that found least decides."""
+def test_a_new_request_finds_what_waiting_ones_found() -> None:
+    """Of several waiting requests that share its prefix, the one that found least decides."""
     batch = NextBatch()
     add(batch, "a", "doc?", 1)
     add(batch, "b", "doc?!", 3)
@@ -95,8 +95,8 @@ def test_what_is_sent_now_finds_what_was_computed_before_those_that_wait() -> No
     assert would_find(batch, "d") is None
 
 
-def test_nobody_stands_in_the_way_who_waits_no_more() -> None:
-    """As is guessed of answers that come in one piece."""
+def test_requests_that_no_longer_wait_do_not_matter() -> None:
+    """For unstreamed answers, the end of the wait is a guess."""
     batch = NextBatch()
     add(batch, "a", "doc?", 1)
     assert would_find(batch, "doc!", waiting="a") == 1

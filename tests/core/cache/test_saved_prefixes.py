@@ -1,4 +1,4 @@
-"""What it costs to restore a prefix tree, and what of one that is too large is kept."""
+"""The cost of restoring a prefix tree, and what is kept of one that is too large."""
 
 import sys
 import tracemalloc
@@ -19,7 +19,7 @@ def run_of(start: int, end: int) -> bytes:
 
 
 def deep(depth: int) -> list[Prefixes]:
-    """What is saved of a document that two workers hold, and which became shorter chunk by chunk: as many nodes."""
+    """The pieces of a document that two workers hold and that became shorter chunk by chunk: one node per chunk."""
     tree = PrefixTree(depth)
     for at, end in enumerate(range(depth, 0, -1)):
         for worker in (A, B):
@@ -31,7 +31,7 @@ def deep(depth: int) -> list[Prefixes]:
 
 
 def lines_of_restoring(pieces: list[Prefixes]) -> int:
-    """How many lines of Python that runs."""
+    """How many lines of Python run while the pieces are restored."""
     lines = 0
 
     def watch(_frame: FrameType, event: str, _argument: Any) -> Any:
@@ -49,7 +49,7 @@ def lines_of_restoring(pieces: list[Prefixes]) -> int:
 
 
 def bytes_of_restoring(pieces: list[Prefixes]) -> int:
-    """How much memory that takes, at most."""
+    """Peak memory while the pieces are restored."""
     tree = PrefixTree(100_000)
     tracemalloc.start()
     try:
@@ -60,14 +60,14 @@ def bytes_of_restoring(pieces: list[Prefixes]) -> int:
 
 
 def test_a_chain_twice_as_deep_costs_twice_as_much() -> None:
-    """In lines that run and in bytes: nothing is done again for each node below."""
+    """In lines run and in bytes: no work is repeated for each node below."""
     short, long = deep(300), deep(600)
     assert lines_of_restoring(long) < 2.1 * lines_of_restoring(short)
     assert bytes_of_restoring(long) < 2.3 * bytes_of_restoring(short)
 
 
-def test_what_need_not_be_apart_becomes_one_node() -> None:
-    """Though it was saved in pieces; and in no other order than that of the touches."""
+def test_nodes_that_may_join_are_restored_as_one() -> None:
+    """Although they were saved in several pieces; the order is that of the touches."""
     nodes = tuple(SavedNode(number - 1, run_of(number, number + 1)) for number in range(50))
     tree = PrefixTree(1000)
     restore_prefixes(
@@ -82,7 +82,7 @@ def test_what_need_not_be_apart_becomes_one_node() -> None:
 
 
 def test_chunks_saved_twice_are_restored_once() -> None:
-    """Where a cut moved while the tree was saved."""
+    """Chunks are saved twice if a node was split while the tree was saved."""
     nodes = (
         SavedNode(-1, run_of(0, 8)),
         SavedNode(-1, run_of(0, 3)),
@@ -98,8 +98,8 @@ def test_chunks_saved_twice_are_restored_once() -> None:
     assert [tree.last_touched(run_of(0, end), B) for end in (6, 8)] == [8.0, 7.0]
 
 
-def test_of_a_tree_that_is_too_large_the_freshest_is_kept() -> None:
-    """The router may have been given a smaller limit before it started again."""
+def test_the_most_recent_part_of_a_too_large_tree_is_restored() -> None:
+    """The router may be restarted with a smaller limit."""
     documents = [run_of(100 * number, 100 * number + 5) for number in range(1, 9)]
     nodes = tuple(SavedNode(-1, document) for document in documents)
     touches = tuple(SavedTouch(WorkerId("w"), number, float(number)) for number in range(8))

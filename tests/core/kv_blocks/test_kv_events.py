@@ -1,4 +1,4 @@
-"""KV events as engines encode them, the messages that are missing, and the engines' names for blocks."""
+"""KV events as engines encode them, missing messages, and the engines' names for blocks."""
 
 import random
 
@@ -36,7 +36,7 @@ STORED = Stored([11, 12], None, [1, 2, 3, 4], 2, False)
 
 
 def hashes(*tokens: int) -> bytes:
-    """Of blocks of two."""
+    """The hashes of blocks of two tokens."""
     return HASHER.chain(ROOT, tokens, 2)
 
 
@@ -63,7 +63,7 @@ def hashes(*tokens: int) -> bytes:
     ],
 )
 def test_both_encodings(raw: object, read: object) -> None:
-    """Maps and arrays, of vLLM and of SGLang, say the same."""
+    """Maps and arrays, of vLLM and of SGLang, mean the same."""
     assert read_batch([1.0, [raw], 3]) == (3, (read,), ())
 
 
@@ -71,16 +71,16 @@ def test_both_encodings(raw: object, read: object) -> None:
     "extra",
     [{"lora_id": 1}, {"lora_name": "adapter"}, {"cache_salt": "s"}, {"extra_keys": [["salt"], None]}],
 )
-def test_blocks_of_more_than_tokens_are_apart(extra: dict[str, object]) -> None:
-    """An adapter, a salt or media set a block apart from that of a plain prompt."""
+def test_blocks_of_more_than_tokens_are_unmatchable(extra: dict[str, object]) -> None:
+    """A block with an adapter, a salt or media differs from the block of a plain prompt."""
     (event,) = read_batch([1.0, [VLLM_STORED | extra]]).events
     assert isinstance(event, Stored)
     assert event.unmatchable
 
 
 @pytest.mark.parametrize("elsewhere", [{"medium": "CPU"}, {"medium": "DISK"}, {"group_idx": 1}])
-def test_other_memory_is_left_out(elsewhere: dict[str, object]) -> None:
-    """Blocks on another medium, or of another group of layers, are neither stored nor at fault."""
+def test_blocks_in_other_memory_are_left_out(elsewhere: dict[str, object]) -> None:
+    """Blocks on another medium, or of another group of layers, are neither stored nor a fault."""
     removed = {"type": "BlockRemoved", "block_hashes": [11], "medium": "GPU", "group_idx": 0}
     assert read_batch([1.0, [VLLM_STORED | elsewhere, removed | elsewhere]]) == (None, (), ())
 
@@ -103,7 +103,7 @@ def test_other_memory_is_left_out(elsewhere: dict[str, object]) -> None:
     ],
 )
 def test_a_bad_event_is_named(raw: object, fault: KvEventFault) -> None:
-    """A bad event is left out and named, and those around it are read."""
+    """An invalid event is left out and counted, and the events around it are read."""
     assert read_batch([1.0, [["AllBlocksCleared"], raw, ["AllBlocksCleared"]]]) == (
         None,
         (Cleared(), Cleared()),
@@ -112,8 +112,8 @@ def test_a_bad_event_is_named(raw: object, fault: KvEventFault) -> None:
 
 
 @pytest.mark.parametrize("payload", [None, 7, "text", {}, [], [1.0], [1.0, "events"], [1.0, {"a": 1}]])
-def test_no_batch(payload: object) -> None:
-    """A message that is no batch is refused as a whole."""
+def test_a_message_without_a_batch_is_rejected(payload: object) -> None:
+    """The message is rejected as a whole."""
     with pytest.raises(ValueError, match="batch"):
         read_batch(payload)
 
@@ -133,8 +133,8 @@ JSON = st.recursive(
 
 
 @given(JSON, st.lists(JSON, max_size=3))
-def test_whatever_comes_is_read_or_refused(first: object, events: list[object]) -> None:
-    """No content, however wrong, raises anything but ValueError, nor does applying what was read of it."""
+def test_any_message_is_read_or_rejected(first: object, events: list[object]) -> None:
+    """No content raises anything but ValueError, and applying what was read of it raises nothing."""
     names = BlockNames(HASHER, 100)
     for payload in (first, [1.0, events], [1.0, [VLLM_STORED, *events]]):
         try:
@@ -144,8 +144,8 @@ def test_whatever_comes_is_read_or_refused(first: object, events: list[object]) 
         names.apply(batch.events)
 
 
-def test_the_messages_of_a_publisher() -> None:
-    """Numbers tell what comes next, what came before, what is missing, and that the publisher is a new one."""
+def test_message_numbers_show_gaps_repeats_and_restarts() -> None:
+    """Numbers show the next message, a repeated one, missing ones, and a new publisher."""
     seen = Continuity()
     assert seen.order(0, 100) is MessageOrder.NEXT
     assert seen.order(5, 105) is MessageOrder.GAP
@@ -158,7 +158,7 @@ def test_the_messages_of_a_publisher() -> None:
 
 
 def test_a_gap_may_stay() -> None:
-    """What is taken in after a gap is what comes next is measured by."""
+    """A message applied after a gap determines the next number."""
     seen = Continuity()
     seen.record(0, 100)
     seen.record(2, 102)
@@ -167,7 +167,7 @@ def test_a_gap_may_stay() -> None:
 
 
 def test_marks_are_bounded() -> None:
-    """A message that came very long ago is not told from another one of its number."""
+    """A very old message cannot be distinguished from another one with its number."""
     seen = Continuity()
     for number in range(MARKS_KEPT + 1):
         seen.record(number, number)
@@ -176,7 +176,7 @@ def test_marks_are_bounded() -> None:
 
 
 def test_blocks_are_chained_by_name() -> None:
-    """Blocks that follow on a named one have the hashes of the whole prefix, whatever the engine's names are."""
+    """Blocks that follow a named block have the hashes of the whole prefix, whatever the engine's names are."""
     names = BlockNames(HASHER, 100)
     assert names.apply([STORED]) == BlockChange(False, b"", hashes(1, 2, 3, 4))
     followed = names.apply([Stored([13], 12, [5, 6], 2, False)])
@@ -186,8 +186,8 @@ def test_blocks_are_chained_by_name() -> None:
     assert not names.faults
 
 
-def test_what_is_removed_last_counts() -> None:
-    """Of one batch, only how it leaves each block is told."""
+def test_a_batch_reports_the_final_state() -> None:
+    """A batch reports only how it leaves each block."""
     names = BlockNames(HASHER, 100)
     change = names.apply([STORED, Removed([12]), Removed([11]), Stored([11], None, [1, 2], 2, False)])
     assert change == BlockChange(False, hashes(1, 2, 3, 4)[8:], hashes(1, 2))
@@ -195,7 +195,7 @@ def test_what_is_removed_last_counts() -> None:
 
 
 def test_copies_are_counted() -> None:
-    """A content that was stored twice is there until it was removed twice."""
+    """A content that was stored twice is cached until it was removed twice."""
     names = BlockNames(HASHER, 100)
     names.apply([STORED])
     again = [Stored([11], None, [1, 2], 2, False), Stored([12], 11, [3, 4], 2, False)]
@@ -206,7 +206,7 @@ def test_copies_are_counted() -> None:
 
 
 def test_a_report_of_hits_is_no_copy() -> None:
-    """What a client has its engine report of its hits makes nothing stay that is removed."""
+    """A removed block does not stay because a client has its engine report hits as stored blocks."""
     names = BlockNames(HASHER, 100)
     names.apply([STORED])
     assert names.apply([STORED, STORED]) == BlockChange(False, b"", b"")
@@ -215,15 +215,15 @@ def test_a_report_of_hits_is_no_copy() -> None:
 
 
 def test_unknown_parent() -> None:
-    """Blocks on an unknown one match nothing, nor do those that follow; it is counted once, and never a wrong match."""
+    """Blocks after an unknown block match nothing, nor do those that follow; the fault is counted once."""
     names = BlockNames(HASHER, 100)
     orphan = Stored([21], 99, [1, 2], 2, False)
     assert names.apply([orphan, Stored([22], 21, [3, 4], 2, False), Removed([21])]) == BlockChange(False, b"", b"")
     assert names.faults == [KvEventFault.UNKNOWN_PARENT]
 
 
-def test_what_is_apart_matches_nothing() -> None:
-    """Blocks that are apart, and all behind them, are known by name alone."""
+def test_unmatchable_blocks_match_nothing() -> None:
+    """Unmatchable blocks, and all behind them, are known by name alone."""
     names = BlockNames(HASHER, 100)
     change = names.apply([STORED._replace(unmatchable=True), Stored([13], 12, [5, 6], 2, False)])
     assert change == BlockChange(False, b"", b"")
@@ -240,7 +240,7 @@ def test_what_is_apart_matches_nothing() -> None:
     ],
 )
 def test_faults_of_names(event: Removed | Stored, fault: KvEventFault) -> None:
-    """What does not fit what is known is named, and changes nothing that is matched."""
+    """An event that contradicts the known blocks is counted, and changes nothing that can be matched."""
     names = BlockNames(HASHER, 100)
     names.apply([STORED])
     assert names.apply([event]) == BlockChange(False, b"", b"")
@@ -248,7 +248,7 @@ def test_faults_of_names(event: Removed | Stored, fault: KvEventFault) -> None:
 
 
 def test_too_many_blocks() -> None:
-    """A publisher that names more than the limit is given up."""
+    """A publisher that exceeds the limit is given up."""
     names = BlockNames(HASHER, 1)
     with pytest.raises(TooManyBlocks):
         names.apply([STORED])

@@ -1,4 +1,4 @@
-"""The second key space: blocks of tokens, per worker, as the workers' events tell."""
+"""The second key space: blocks of tokens, per worker, as the workers' events report them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,7 +22,7 @@ ONE, TWO = WorkerId("one"), WorkerId("two")
 
 
 def request(*prompts: Sequence[int], name: str = "r", size: int = SIZE) -> Request:
-    """A request of these token ids."""
+    """A request with these token ids."""
     keys = tuple(HASHER.key(tokens, [size]) for tokens in prompts)
     return Request(RequestId(name), ClientId("c"), "m", tuple(PromptKey(b"", 0) for _ in keys), blocks=keys)
 
@@ -32,8 +32,8 @@ def blocks(tokens: Sequence[int]) -> bytes:
     return HASHER.chain(ROOT, tokens, SIZE)
 
 
-def following(*workers: WorkerId, limit: int = 1000, ranks: int = 1) -> TokenBlocks:
-    """Workers of which everything is told."""
+def followed(*workers: WorkerId, limit: int = 1000, ranks: int = 1) -> TokenBlocks:
+    """Blocks of workers whose events are complete."""
     found = TokenBlocks(limit)
     for worker in workers:
         found.follow(BlocksFollowed(worker, SIZE, ranks))
@@ -46,7 +46,7 @@ def stored(worker: WorkerId, tokens: Sequence[int], rank: int = 0) -> BlocksChan
 
 def test_the_longest_prefix_is_found() -> None:
     """A worker's match is the full blocks of the prompt that it holds from the first on."""
-    held = following(ONE, TWO)
+    held = followed(ONE, TWO)
     held.change(stored(ONE, range(12)))
     held.change(stored(TWO, range(4)))
     assert held.match(request([*range(10), 99, 98, 97, 96])) == {ONE: 8, TWO: 4}
@@ -54,15 +54,15 @@ def test_the_longest_prefix_is_found() -> None:
 
 def test_a_hit_never_covers_the_whole_prompt() -> None:
     """The last token is always computed, so a prompt of whole blocks misses its last one."""
-    held = following(ONE)
+    held = followed(ONE)
     held.change(stored(ONE, range(8)))
     assert held.match(request(range(8))) == {ONE: 4}
     assert held.match(request(range(9))) == {ONE: 8}
 
 
 def test_a_hole_ends_the_match() -> None:
-    """What stands behind a removed block is of no use, and counts again when the hole is filled."""
-    held = following(ONE)
+    """Blocks behind a removed block do not count until the hole is filled."""
+    held = followed(ONE)
     held.change(stored(ONE, range(12)))
     held.change(BlocksChanged(ONE, removed=blocks(range(12))[8:16]))
     assert held.match(request(range(20))) == {ONE: 4}
@@ -72,14 +72,14 @@ def test_a_hole_ends_the_match() -> None:
 
 def test_prompts_add_up() -> None:
     """A request with several prompts matches the sum of them."""
-    held = following(ONE)
+    held = followed(ONE)
     held.change(stored(ONE, range(8)))
     assert held.match(request(range(9), range(5), [7] * 9)) == {ONE: 12}
 
 
 def test_ranks_are_averaged() -> None:
-    """Of a worker with two caches, either may get the request: the match is their mean."""
-    held = following(ONE, ranks=2)
+    """Either cache of a worker with two ranks may get the request: the match is their mean."""
+    held = followed(ONE, ranks=2)
     held.change(stored(ONE, range(16), rank=0))
     held.change(stored(ONE, range(8), rank=1))
     assert held.match(request(range(20))) == {ONE: 12}
@@ -87,25 +87,25 @@ def test_ranks_are_averaged() -> None:
     assert held.match(request(range(20))) == {ONE: 8}
 
 
-def test_only_what_is_comparable_is_told() -> None:
+def test_workers_without_comparable_blocks_are_left_out() -> None:
     """Without token ids, or without those of its block size, a worker is left to the other key space."""
-    held = following(ONE)
+    held = followed(ONE)
     held.change(stored(ONE, range(8)))
     assert held.match(request()) == {}
     assert held.match(request(range(8), size=2)) == {}
 
 
 def test_an_unknown_worker_changes_nothing() -> None:
-    """News of a worker that is not followed are passed over."""
-    held = following(ONE)
+    """Events of a worker that is not followed are ignored."""
+    held = followed(ONE)
     held.change(stored(TWO, range(8)))
     assert held.blocks == 0
     assert held.match(request(range(8))) == {ONE: 0}
 
 
-def test_a_lost_worker_is_gone() -> None:
-    """A worker that is followed no longer holds nothing, and begins empty when it is followed again."""
-    held = following(ONE, TWO)
+def test_an_unfollowed_worker_is_forgotten() -> None:
+    """A worker that is no longer followed holds nothing, and starts empty when it is followed again."""
+    held = followed(ONE, TWO)
     held.change(stored(ONE, range(8)))
     held.expect(request(range(12)), ONE)
     held.unfollow(ONE)
@@ -118,17 +118,17 @@ def test_a_lost_worker_is_gone() -> None:
 
 
 def test_the_limit_is_kept() -> None:
-    """The worker by which the limit is passed is followed no longer; the others stay."""
-    held = following(ONE, TWO, limit=3)
+    """The worker that exceeds the limit is no longer followed; the others stay."""
+    held = followed(ONE, TWO, limit=3)
     held.change(stored(ONE, range(8)))
     held.change(stored(TWO, range(8)))
     assert held.match(request(range(20))) == {ONE: 8}
     assert held.blocks == 2
 
 
-def test_what_is_on_its_way_is_expected() -> None:
-    """From its dispatch on, a request's blocks count as held, until it has ended and news have come."""
-    held = following(ONE)
+def test_blocks_of_dispatched_requests_are_expected() -> None:
+    """From its dispatch on, a request's blocks count as held, until it has ended and the next event has come."""
+    held = followed(ONE)
     first = request(range(8), name="first")
     held.expect(first, ONE)
     assert held.match(request(range(20))) == {ONE: 8}
@@ -139,9 +139,9 @@ def test_what_is_on_its_way_is_expected() -> None:
     held.check_integrity()
 
 
-def test_nothing_is_expected_of_a_failure() -> None:
+def test_a_failed_request_leaves_nothing_expected() -> None:
     """A request that was not computed leaves nothing behind, and takes nothing from another one."""
-    held = following(ONE)
+    held = followed(ONE)
     first, second = request(range(8), name="first"), request(range(12), name="second")
     held.expect(first, ONE)
     held.expect(second, ONE)
@@ -152,8 +152,8 @@ def test_nothing_is_expected_of_a_failure() -> None:
     held.check_integrity()
 
 
-def test_no_token_id() -> None:
-    """What is no token id is refused, whatever it is instead."""
+def test_invalid_token_ids_are_rejected() -> None:
+    """Anything that is not a token id raises an error."""
     for wrong in ([-1], [1.5], ["a"], [2**64]):
         with pytest.raises(ValueError, match="token id"):
             HASHER.chain(ROOT, wrong, 1)  # type: ignore[arg-type]
@@ -178,8 +178,8 @@ STEP = st.tuples(
 @settings(max_examples=150)
 @given(st.lists(STEP, max_size=40))
 def test_counts_agree_with_contents(steps: list[tuple[str, WorkerId, list[int]]]) -> None:
-    """Under any interleaving the totals agree with the contents, and the match is what a plain model says."""
-    held = following(ONE, TWO, limit=12)
+    """In any order of calls the totals agree with the contents, and the match is that of a plain model."""
+    held = followed(ONE, TWO, limit=12)
     on_their_way: list[RequestId] = []
     for number, (what, worker, tokens) in enumerate(steps):
         match what:
@@ -202,10 +202,10 @@ def test_counts_agree_with_contents(steps: list[tuple[str, WorkerId, list[int]]]
         held.check_integrity()
 
 
-def believing(*believed: WorkerId, minimum: int = 0) -> PrefixMap:
-    """A map that believes a prompt of three chunks, 96 tokens, at these workers."""
+def with_estimates(*workers: WorkerId, minimum: int = 0) -> PrefixMap:
+    """A map with an estimated match of three chunks, 96 tokens, at these workers."""
     held = PrefixMap(1000, Estimates(), minimum)
-    for worker in believed:
+    for worker in workers:
         held.insert(MODEL, [key("doc")], worker, 1.0)
     return held
 
@@ -215,9 +215,9 @@ def both(tokens: Sequence[int]) -> Request:
     return replace(request(tokens), model=MODEL, prompts=(key("doc!"),))
 
 
-def test_events_stand_before_belief() -> None:
-    """Where a worker's events tell everything, what else is believed of it does not count; of others it does."""
-    held = believing(ONE, TWO)
+def test_complete_events_replace_the_estimate() -> None:
+    """For a worker with complete events, the estimate does not count; for others it does."""
+    held = with_estimates(ONE, TWO)
     held.blocks.follow(BlocksFollowed(ONE, SIZE))
     held.blocks.change(stored(ONE, range(40)))
     assert held.match(both(range(128))) == {ONE: 40, TWO: 96}
@@ -227,25 +227,25 @@ def test_events_stand_before_belief() -> None:
     assert held.match(both(range(128))) == {ONE: 96, TWO: 96}
 
 
-def test_events_in_part_add_to_belief() -> None:
-    """Where a worker's events were missed in part, the longer of the two matches counts."""
-    held = believing(ONE)
+def test_incomplete_events_add_to_the_estimate() -> None:
+    """If some of a worker's events were missed, the longer of the two matches counts."""
+    held = with_estimates(ONE)
     held.blocks.follow(BlocksFollowed(ONE, SIZE, complete=False))
     assert held.match(both(range(128))) == {ONE: 96}
     held.blocks.change(stored(ONE, range(120)))
     assert held.match(both(range(128))) == {ONE: 120}
 
 
-def test_without_tokens_belief_counts() -> None:
-    """A request whose tokens are not known is matched by its bytes, whatever events tell."""
-    held = believing(ONE)
+def test_without_tokens_the_estimate_counts() -> None:
+    """A request whose tokens are unknown is matched by its bytes, whatever the events report."""
+    held = with_estimates(ONE)
     held.blocks.follow(BlocksFollowed(ONE, SIZE))
     assert held.match(replace(both(range(128)), blocks=())) == {ONE: 96}
 
 
 def test_the_minimum_and_the_size_hold_for_events_too() -> None:
-    """A match below the minimum is none; the input is as long as its tokens, and never matched as a whole."""
-    held = believing(ONE, minimum=64)
+    """A match below the minimum does not count; the input is as long as its tokens, and never matched as a whole."""
+    held = with_estimates(ONE, minimum=64)
     held.blocks.follow(BlocksFollowed(TWO, SIZE))
     held.blocks.change(stored(TWO, range(60)))
     assert held.match(both(range(90))) == {ONE: 89}
