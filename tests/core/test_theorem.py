@@ -1,7 +1,7 @@
-"""The theorem, in virtual time: whatever happens, a client that waits falls no further behind another than it says.
+"""The theorem, in virtual time: a waiting client never falls further behind another than the bound.
 
-"Locality-aware Fair Scheduling in LLM Serving", Theorems 4.1 and 4.2, with what a proxy adds to their bound: see
-`theorem_books`. Reservations are the limits that the clients set. `theorem_fleet` says what happens.
+"Locality-aware Fair Scheduling in LLM Serving", Theorems 4.1 and 4.2, with what a proxy adds to their bound (see
+`theorem_books`). Reservations are the limits that the clients set. `theorem_fleet` generates the events.
 """
 
 from collections.abc import Callable, Iterable
@@ -144,8 +144,8 @@ def scenarios() -> st.SearchStrategy[Scenario]:
 
 
 @pytest.mark.parametrize("policy", bounded())
-def test_whoever_waits_falls_no_further_behind_than_the_bound(policy: str) -> None:
-    """In every queue, over every interval in which a client waits there, against every other, be it waiting or not."""
+def test_a_waiting_client_stays_within_the_bound(policy: str) -> None:
+    """In every queue, over every interval in which a client waits there, against every other client, waiting or not."""
 
     @settings(max_examples=40 if policy in {"rr+dlpm", "d2lpm+dlpm", "dlpm_home"} else 8)
     @given(scenario=scenarios())
@@ -159,8 +159,8 @@ def test_whoever_waits_falls_no_further_behind_than_the_bound(policy: str) -> No
 
 
 @pytest.mark.parametrize("policy", ["d2lpm", "dlpm_home"])
-def test_gap_and_bound_are_shown_as_they_are(policy: str) -> None:
-    """The gap is that of the books, the bound no less than what any two clients need and no more than the formula."""
+def test_the_reported_gap_and_bound_are_correct(policy: str) -> None:
+    """The gap is that of the books; the bound is at least what any two clients need and at most the formula."""
 
     @settings(max_examples=20)
     @given(scenario=scenarios())
@@ -187,7 +187,7 @@ Tamper = Callable[[Eligibility, Request, int], None]
 
 
 class TamperedDlpm(Dlpm):
-    """DLPM whose counters somebody else can reach."""
+    """DLPM whose deficits a test can change."""
 
     def __init__(self, context: PolicyContext, tamper: Tamper, worker: WorkerId) -> None:
         super().__init__(context, worker)
@@ -195,26 +195,24 @@ class TamperedDlpm(Dlpm):
         self._backlog: Backlog = context.backlog
 
     def push(self, request: Request) -> None:
-        """See `Order`."""
         self._tamper(self._eligibility, request, self._backlog.of_client(request.client))
         super().push(request)
 
 
 class TamperedHome(DlpmHome):
-    """The same of the pool."""
+    """The same for the pool."""
 
     def __init__(self, context: PolicyContext, tamper: Tamper) -> None:
         super().__init__(context)
         self._tamper = tamper
 
     def enqueue(self, request: Request, now: float) -> None:
-        """See `Policy`."""
         self._tamper(self._eligibility, request, self._backlog.of_client(request.client))
         super().enqueue(request, now)
 
 
 def tampered(pooled: bool, tamper: Tamper) -> PolicyFactory:
-    """One worker's queue, or a pool, whose counters are tampered with."""
+    """One worker's queue, or a pool, whose deficits are tampered with."""
 
     def build(context: PolicyContext) -> Policy:
         if pooled:
@@ -226,18 +224,20 @@ def tampered(pooled: bool, tamper: Tamper) -> PolicyFactory:
 
 
 def leave_alone(eligibility: Eligibility, request: Request, waiting: int) -> None:
-    """All as it should be."""
+    """Change nothing."""
 
 
 def refill_for_one(eligibility: Eligibility, request: Request, waiting: int) -> None:  # noqa: ARG001
-    """CHECKREFILL without its condition: who has no credit gets a quantum, although others that wait have some."""
+    """CHECKREFILL without its condition: a client without deficit gets a quantum although another waiting one has
+    some.
+    """
     deficit = eligibility.deficit(request.client)
     if deficit is not None and deficit <= 0:
         eligibility.charge(request.client, -QUANTUM)
 
 
 def shed_by_churn(eligibility: Eligibility, request: Request, waiting: int) -> None:
-    """Line 12 of Algorithm 1 for whoever had nothing queued: its counter begins anew."""
+    """Line 12 of Algorithm 1 for every client that had nothing queued: its deficit begins anew."""
     deficit = eligibility.deficit(request.client)
     if not waiting and deficit is not None and deficit < 0:
         eligibility.charge(request.client, deficit)
@@ -247,26 +247,26 @@ class Saved(ClientDeficits):
     """A refill that gives to those with credit too."""
 
     def refill(self, contenders: Iterable[ClientId], part: float = 1.0) -> int:
-        rich = [client for client in self if self.deficit(client) > 0]
+        eligible = [client for client in self if self.deficit(client) > 0]
         rounds = super().refill(contenders, part)
-        for client in rich:
+        for client in eligible:
             self.charge(client, -rounds * part * QUANTUM)
         return rounds
 
 
-def save_credit(eligibility: Eligibility, request: Request, waiting: int) -> None:  # noqa: ARG001
-    """A refill gives to those with credit too."""
+def save_up_deficits(eligibility: Eligibility, request: Request, waiting: int) -> None:  # noqa: ARG001
+    """A refill gives to clients with deficit left, too."""
     if not isinstance(eligibility._deficits, Saved):
         eligibility._deficits = eligibility._refill_schedule._deficits = Saved(Shares())
 
 
-def tell_all(event: Event) -> Event:
-    """All is heard."""
+def report_all(event: Event) -> Event:
+    """Report every event."""
     return event
 
 
 def settle_nothing(event: Event) -> Event:
-    """The engine's usage at the end is not heard."""
+    """Withhold the engine's usage at the end."""
     return replace(event, usage=None) if isinstance(event, Finished | Failed | Cancelled) else event
 
 
@@ -279,8 +279,8 @@ CHURNING = Habits(at_once=1, weight=0.25, limit=100)
 RESTING = Habits(at_once=12, leaves=0.1, returns=0.02)
 
 
-def before(policy: PolicyFactory, clients: tuple[Habits, ...], heard: Callable[[Event], Event] = tell_all) -> Fleet:
-    """These clients before two slots: of one worker, or of two that share a pool."""
+def before(policy: PolicyFactory, clients: tuple[Habits, ...], heard: Callable[[Event], Event] = report_all) -> Fleet:
+    """A fleet with these clients before two slots: of one worker, or of two that share a pool."""
     parameters = (DlpmParameters(QUANTUM), DlpmHomeParameters(QUANTUM))
     one = Scenario(clients, settings=SchedulerSettings(window=FixedWindow(2)), parameters=parameters, steps=1200)
     two = replace(one, workers=2, settings=SchedulerSettings(window=FixedWindow(1)))
@@ -292,17 +292,17 @@ def before(policy: PolicyFactory, clients: tuple[Habits, ...], heard: Callable[[
 @pytest.mark.parametrize(
     ("clients", "tamper", "heard"),
     [
-        ((STEADY, HEAVY), refill_for_one, tell_all),
-        ((STEADY, HEAVY, RESTING), save_credit, tell_all),
+        ((STEADY, HEAVY), refill_for_one, report_all),
+        ((STEADY, HEAVY, RESTING), save_up_deficits, report_all),
         ((STEADY, UNCACHED), leave_alone, settle_nothing),
-        ((STEADY, CHURNING), shed_by_churn, tell_all),
+        ((STEADY, CHURNING), shed_by_churn, report_all),
     ],
     ids=["refill while others have credit", "refill those with credit", "no settlement", "debts shed by churn"],
 )
 def test_a_scheduler_that_breaks_a_rule_is_found(
     clients: tuple[Habits, ...], tamper: Tamper, heard: Callable[[Event], Event], pooled: bool
 ) -> None:
-    """By the same check, which the same clients pass before a scheduler that keeps the rules."""
+    """By the same check that the same clients pass before a correct scheduler."""
     sound = before(tampered(pooled, leave_alone), clients)
     for _ in sound.run():
         pass
@@ -313,13 +313,13 @@ def test_a_scheduler_that_breaks_a_rule_is_found(
 
 
 def first_come_first_served(context: PolicyContext) -> Policy:
-    """An order without credit that declares a bound."""
+    """An order without deficits that declares a bound."""
     order = partial(ORDERS["fcfs"], context)
     return QueuedPolicy(context, PLACEMENTS["rr"](context), order, Properties(QUANTUM))
 
 
 def test_an_order_that_keeps_no_bound_is_found() -> None:
-    """First come, first served lets the heaviest win without end."""
+    """First come, first served lets the heaviest client win without limit."""
     with pytest.raises(UnfairError):
         for _ in before(first_come_first_served, (STEADY, HEAVY)).run():
             pass

@@ -1,4 +1,4 @@
-"""Counters of clients in groups: the group's clock against a loop that looks at every counter in every round."""
+"""Counters of clients in groups: the group's clock, compared with a loop over all counters in every round."""
 
 import pytest
 from hypothesis import given
@@ -33,15 +33,15 @@ debts = st.lists(st.integers(0, 5000), min_size=4, max_size=4)
 
 
 @given(debts, st.lists(steps, max_size=40))
-def test_the_groups_clock_gives_what_a_loop_would(debts: list[int], steps: list[tuple[str, ClientId, int]]) -> None:
-    """However weights change on the way, no counter is ever a quantum away from that of the loop."""
+def test_the_groups_clock_equals_a_loop(debts: list[int], steps: list[tuple[str, ClientId, int]]) -> None:
+    """However weights change meanwhile, no counter is ever a quantum away from that of the loop."""
     shares = Shares()
-    table, looped, active = ClientDeficits(shares), dict[ClientId, float](), list[ClientId]()
+    table, expected, active = ClientDeficits(shares), dict[ClientId, float](), list[ClientId]()
     for client, debt in zip((*MEMBERS, ALONE), debts, strict=True):
         shares.begin(request(client))
         active.append(client)
         table.register(request(client), QUANTUM, active=True)
-        looped[client] = QUANTUM * shares.effective_weight(request(client)) - debt
+        expected[client] = QUANTUM * shares.effective_weight(request(client)) - debt
         table.charge(client, debt)
     for what, client, cost in steps:
         if what == "begin":
@@ -52,23 +52,23 @@ def test_the_groups_clock_gives_what_a_loop_would(debts: list[int], steps: list[
             active.remove(client)
         elif what == "charge":
             table.charge(client, cost)
-            looped[client] -= cost
+            expected[client] -= cost
         elif what == "refill":
             before = table.rounds
             table.refill_for(client)
             for _ in range(round(table.rounds - before)):
-                for each, deficit in looped.items():
+                for each, deficit in expected.items():
                     quantum = QUANTUM * shares.effective_weight(request(each))
-                    looped[each] = max(deficit, min(deficit + quantum, quantum))
-        for each, deficit in looped.items():
+                    expected[each] = max(deficit, min(deficit + quantum, quantum))
+        for each, deficit in expected.items():
             assert table.deficit(each) == pytest.approx(deficit, abs=2 * QUANTUM + 1e-6)
 
 
 @given(st.lists(st.tuples(st.sampled_from(MEMBERS), st.integers(1, 900)), min_size=1, max_size=20), st.data())
-def test_the_first_of_the_dues_is_the_first_that_has_credit(
+def test_the_earliest_scheduled_client_needs_the_fewest_rounds(
     charges: list[tuple[ClientId, int]], data: st.DataObject
 ) -> None:
-    """Though the weights of a group change after its members were noted."""
+    """Even if the weights of a group change after its members were scheduled."""
     shares = Shares()
     table = ClientDeficits(shares)
     schedule = RefillSchedule(table, lambda client: table.deficit(client) <= 0)
@@ -88,8 +88,8 @@ def test_the_first_of_the_dues_is_the_first_that_has_credit(
     assert rounds[first] == min(rounds.values())
 
 
-def test_a_member_comes_with_no_more_than_its_part_of_its_group() -> None:
-    """Be it new or have it credit from before: what the others have used is used."""
+def test_a_member_that_becomes_active_has_at_most_its_share_of_the_group() -> None:
+    """Whether it is new or was known before: what the others have used is used."""
     shares = Shares()
     table = ClientDeficits(shares)
     for client in MEMBERS:
@@ -107,8 +107,8 @@ def test_a_member_comes_with_no_more_than_its_part_of_its_group() -> None:
     assert table.deficit(new.client) == pytest.approx(-80.0)  # a fifth of it
 
 
-def test_a_client_may_come_to_another_group() -> None:
-    """With what it has and owes; from then on the other group's clock counts."""
+def test_a_client_may_move_to_another_group() -> None:
+    """It keeps its deficit; from then on the other group's clock counts."""
     shares = Shares()
     table = ClientDeficits(shares)
     ann = request(MEMBERS[0])

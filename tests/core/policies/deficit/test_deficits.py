@@ -1,4 +1,4 @@
-"""Deficit counters: the closed form of refill against the loop that it replaces."""
+"""Deficit counters: the closed form of refill, compared with the loop that it replaces."""
 
 from collections.abc import Mapping
 
@@ -21,7 +21,7 @@ def table_of(counters: dict[str, tuple[int, int]]) -> DeficitTable[str]:
 
 
 def refill_by_looping(counters: Mapping[str, tuple[float, int]], contenders: list[str]) -> tuple[int, dict[str, float]]:
-    """CHECKREFILL as a loop: while no contender has credit, one quantum for everyone, up to one quantum of credit."""
+    """CHECKREFILL as a loop: while no contender is positive, add one quantum to every counter, up to one quantum."""
     deficit = {key: float(deficit) for key, (deficit, _) in counters.items()}
     rounds = 0
     while all(deficit[key] <= 0 for key in contenders):
@@ -32,8 +32,8 @@ def refill_by_looping(counters: Mapping[str, tuple[float, int]], contenders: lis
 
 
 @given(counters=deficits_and_quanta, data=st.data())
-def test_closed_form_is_the_loop(counters: dict[str, tuple[int, int]], data: st.DataObject) -> None:
-    """One refill gives everybody, contender or not, what looping one quantum at a time gives."""
+def test_the_closed_form_equals_the_loop(counters: dict[str, tuple[int, int]], data: st.DataObject) -> None:
+    """One refill gives each counter, contender or not, what adding one quantum at a time gives."""
     contenders = data.draw(st.lists(st.sampled_from(sorted(counters)), min_size=1, unique=True))
     table = table_of(counters)
     rounds = table.refill(contenders)
@@ -51,7 +51,7 @@ def test_closed_form_is_the_loop(counters: dict[str, tuple[int, int]], data: st.
     )
 )
 def test_counters_are_plain_numbers_through_any_history(steps: list[tuple[str, str, int]]) -> None:
-    """Joins, charges, refills and new beginnings in any order do what they would do to a dictionary of numbers."""
+    """Joins, charges, refills and resets in any order do what they would do to a dictionary of numbers."""
     table: DeficitTable[str] = DeficitTable()
     naive: dict[str, tuple[float, int]] = {}
     for step, key, amount in steps:
@@ -75,8 +75,10 @@ def test_counters_are_plain_numbers_through_any_history(steps: list[tuple[str, s
 @given(
     debt=st.floats(0, 1e9), quantum=st.floats(1e-3, 1e6), bystander=st.floats(-1e9, 1e9), weight=st.floats(1e-2, 100)
 )
-def test_rounding_leaves_nobody_without_credit(debt: float, quantum: float, bystander: float, weight: float) -> None:
-    """Whatever the fractions, a refill gives its contender credit, and nobody more than a quantum of it."""
+def test_a_refill_makes_its_contender_positive_despite_rounding(
+    debt: float, quantum: float, bystander: float, weight: float
+) -> None:
+    """For any fractions, a refill makes its contender positive, and no counter exceeds one quantum."""
     table: DeficitTable[str] = DeficitTable()
     table.join("contender", quantum, -debt)
     table.join("bystander", quantum * weight, bystander)
@@ -85,23 +87,23 @@ def test_rounding_leaves_nobody_without_credit(debt: float, quantum: float, byst
     assert table.deficit("bystander") <= max(bystander, quantum * weight * (1 + 1e-6) + abs(bystander) * 1e-12)
 
 
-def test_nothing_is_refilled_while_a_contender_has_credit() -> None:
-    """Credit must be used up by all that wait before anybody gets more, or it bounds nothing."""
-    table = table_of({"rich": (1, 100), "poor": (-50, 100), "absent": (-70, 100)})
-    assert table.refill(["rich", "poor"]) == 0
+def test_nothing_is_refilled_while_a_contender_is_positive() -> None:
+    """All waiting clients must use up their deficits before a refill, or deficits bound nothing."""
+    table = table_of({"positive": (1, 100), "in debt": (-50, 100), "absent": (-70, 100)})
+    assert table.refill(["positive", "in debt"]) == 0
     assert table.refill([]) == 0
     assert [table.deficit(key) for key in table] == [1, -50, -70]
 
 
 def test_debts_shrink_in_absence() -> None:
-    """A client that does not wait is refilled with the others, as far as to one quantum and no further."""
+    """A client that does not wait is refilled with the others, up to one quantum and no further."""
     table = table_of({"waits": (-250, 100), "small debt": (-20, 100), "large debt": (-900, 100)})
     assert table.refill(["waits"]) == 3
     assert [table.deficit(key) for key in table] == [50, 100, -600]
 
 
-def test_whoever_asks_for_less_than_its_share_begins_each_round_with_a_whole_quantum() -> None:
-    """Or one that uses half of it would be without credit in the middle of every second round."""
+def test_a_positive_counter_is_topped_up_to_one_quantum() -> None:
+    """Otherwise a client that uses half of its share would run out in the middle of every second round."""
     table = table_of({"waits": (-20, 100), "used half": (50, 100), "was given more": (300, 100)})
     table.refill(["waits"])
     assert [table.deficit(key) for key in table] == [80, 100, 300]
@@ -115,8 +117,8 @@ def test_a_deep_debt_takes_one_step(debt: int) -> None:
     assert table.deficit("debtor") == 1
 
 
-def test_joining_again_keeps_the_credit_and_takes_the_quantum() -> None:
-    """Nobody sheds a debt by coming anew; a new weight counts from the next refill."""
+def test_joining_again_keeps_the_deficit_and_takes_the_quantum() -> None:
+    """A client cannot shed debt by joining again; a new weight counts from the next refill."""
     table = table_of({"a": (-10, 100)})
     table.join("a", 7, deficit=100)
     assert table.deficit("a") == -10
@@ -124,8 +126,8 @@ def test_joining_again_keeps_the_credit_and_takes_the_quantum() -> None:
     assert table.deficit("a") == 4
 
 
-def test_a_new_beginning_makes_all_equal() -> None:
-    """Neither debt nor credit is left from before, and refills go on from there."""
+def test_a_reset_makes_all_counters_one_quantum() -> None:
+    """Neither debt nor surplus is left from before, and refills continue from there."""
     table = table_of({"debtor": (-10, 100), "creditor": (60, 100), "heavy": (-900, 300)})
     table.reset()
     assert [table.deficit(key) for key in table] == [100, 100, 300]
@@ -134,8 +136,8 @@ def test_a_new_beginning_makes_all_equal() -> None:
     assert [table.deficit(key) for key in table] == [50, 100, 300]
 
 
-def test_a_key_that_never_came_has_no_counter() -> None:
-    """It has no credit, takes no charge and is in nobody's way."""
+def test_a_key_that_never_joined_has_no_counter() -> None:
+    """Its deficit is 0, a charge is ignored, and it affects no other key."""
     table = table_of({"b": (-5, 100)})
     table.charge("a", 5)
     assert ("a" in table, table.deficit("a"), list(table)) == (False, 0.0, ["b"])

@@ -1,4 +1,4 @@
-"""Who may go: the counters, their refill and what is told of it, against the rule as a loop."""
+"""Eligibility: the counters, their refill and the reported priority classes, compared with the rule as a loop."""
 
 import pytest
 from hypothesis import given, settings
@@ -14,28 +14,29 @@ from router.core.policies.deficit.rounds import STEPS, Rounds
 CLIENTS = [ClientId(name) for name in ("ada", "bob", "cyd")]
 MODELS = ("llama", "qwen")
 HEAD_START = 20
-"""Two quanta; the least of charges is more than one, and the most more than two."""
+"""Two quanta. Some charges are above one quantum and some above two."""
 RULE = DeficitParameters(10.0, head_start=HEAD_START, round_seconds=1.0, overdue_after=0)
 clients = st.sampled_from(CLIENTS)
 
 
-class Contest(RuleBasedStateMachine):
-    """Clients come, wait, are charged and refunded, leave and come back with other weights."""
+class EligibilityMachine(RuleBasedStateMachine):
+    """Clients arrive, wait, are charged and refunded, leave and return with other weights."""
 
     def __init__(self) -> None:
         super().__init__()
         self.rate: float | None = None
-        """Of service, in cost units per second; a round lasts one."""
+        """The service rate, in cost units per second. A round lasts one second."""
         self.eligibility = Eligibility(self.on_priority_change, RULE, lambda: self.rate, Shares())
         self.eligibility.set_sparse_limit(1)
         self.reported: dict[ClientId, int | None] = {}
-        """What a queue knows: it looks when a client comes, and when it is told to."""
+        """The priority classes that a queue knows: it reads them when a client arrives and when a change is
+        reported."""
         self.deficit: dict[ClientId, float] = {}
         self.weight: dict[ClientId, int] = {}
         self.counted: dict[ClientId, int] = {}
-        """The weights of active clients, as they were when each became active."""
+        """The weights of active clients when each became active."""
         self.head_start: dict[ClientId, float] = {}
-        """What is left of it, of those that wait."""
+        """What is left of the head starts of waiting clients."""
         self.waiting: list[Request] = []
         self.in_flight: list[Request] = []
         self.requests = 0
@@ -65,7 +66,7 @@ class Contest(RuleBasedStateMachine):
         cost=st.integers(0, 60),
     )
     def wait(self, client: ClientId, model: str, weight: int, cost: int) -> None:
-        """A client that begins to wait has no more credit than a round adds."""
+        """A client that begins to wait keeps at most what a round adds."""
         self.requests += 1
         request = Request(RequestId(f"r{self.requests}"), client, model, (), weight=weight)
         self.deficit.setdefault(client, weight * RULE.quantum)
@@ -123,7 +124,9 @@ class Contest(RuleBasedStateMachine):
 
     @rule(models=st.none() | st.sets(st.sampled_from(MODELS), min_size=1))
     def refill(self, models: set[str] | None) -> None:
-        """While clients wait for these models and none has credit, each gets the same part of a quantum, up to one."""
+        """While clients wait for these models and none is eligible, each counter gets the same fraction of a quantum,
+        up to one.
+        """
         contenders = {r.client for r in self.waiting if models is None or r.model in models}
         while contenders and all(self.deficit[client] <= 0 for client in contenders):
             part = self.part()
@@ -139,31 +142,31 @@ class Contest(RuleBasedStateMachine):
         self.eligibility.reset()
 
     @invariant()
-    def it_is_the_rule(self) -> None:
-        """Every counter is that of the loop; and whoever waits has, for the queue, the standing that it has."""
+    def it_equals_the_rule(self) -> None:
+        """Every counter equals that of the loop, and the queue knows the priority class of every waiting client."""
         for client in CLIENTS:
             assert self.eligibility.deficit(client) == self.deficit.get(client)
             assert self.eligibility.priority_class(client) == self.priority_class(client)
         assert self.reported == {request.client: self.priority_class(request.client) for request in self.waiting}
 
 
-TestContest = Contest.TestCase
-TestContest.settings = settings(max_examples=200, stateful_step_count=30)
+TestEligibility = EligibilityMachine.TestCase
+TestEligibility.settings = settings(max_examples=200, stateful_step_count=30)
 
 
 def request(client: str, number: int) -> Request:
     return Request(RequestId(f"{client}{number}"), ClientId(client), "llama", ())
 
 
-def test_without_sparse_first_all_with_credit_are_equal() -> None:
+def test_without_sparse_first_all_eligible_clients_are_equal() -> None:
     """Then the longest match alone decides."""
     eligibility = Eligibility(lambda _: None, RULE, lambda: None, Shares())
     eligibility.add_waiting(request("ada", 1), HEAD_START)
     assert eligibility.priority_class(ClientId("ada")) == ELIGIBLE
 
 
-def test_what_is_noted_of_debtors_does_not_grow_with_their_charges() -> None:
-    """A client that is refunded again and again, and never refilled, is noted a bounded number of times."""
+def test_the_refill_schedule_does_not_grow_with_charges() -> None:
+    """A client that is refunded again and again, and never refilled, has a bounded number of entries."""
     eligibility = Eligibility(lambda _: None, RULE, lambda: None, Shares())
     eligibility.add_waiting(request("ada", 1))
     eligibility.charge(ClientId("ada"), 1e6)
@@ -172,8 +175,8 @@ def test_what_is_noted_of_debtors_does_not_grow_with_their_charges() -> None:
     assert len(eligibility._refill_schedule) < 30
 
 
-def test_a_client_is_overdue_when_as_many_went_as_there_are_active_clients() -> None:
-    """It goes before all others then, with a small debt, and once; with a larger one it does not."""
+def test_a_client_is_overdue_after_one_dispatch_per_active_client() -> None:
+    """Then it goes before all others, once, even with a small debt; with a larger debt it does not."""
     rule = DeficitParameters(10.0, overdue_after=1.0, overdraft=0.5)
     eligibility = Eligibility(lambda _: None, rule, lambda: None, Shares())
     for name in ("ada", "bob", "cyd"):
@@ -201,6 +204,6 @@ def test_a_round_adds_what_is_served_in_its_time(rate: float, weight: float) -> 
 
 
 def test_without_a_time_or_a_known_rate_a_round_adds_a_quantum() -> None:
-    """As Algorithm 1 has it."""
+    """As in Algorithm 1."""
     assert Rounds(DeficitParameters(round_seconds=0.0), lambda: 1.0).fraction(1e3) == 1
     assert Rounds(DeficitParameters(), lambda: None).fraction(1e3) == 1

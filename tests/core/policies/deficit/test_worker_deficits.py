@@ -1,4 +1,4 @@
-"""D²LPM's counters q_{i,w}: who gets a new one, and how large a quantum is."""
+"""D²LPM's counters q_{i,w}: where a new one starts, and how large a quantum is."""
 
 from router.core.clients.shares import Shares
 from router.core.model.request import ClientId, Request, RequestId, WorkerId
@@ -12,8 +12,8 @@ def request(weight: float = 1.0) -> Request:
     return Request(RequestId("r"), ADA, "llama", (), weight=weight)
 
 
-def test_somewhere_a_client_always_has_credit() -> None:
-    """When all is used up, quanta are added until a counter is positive (Algorithm 2, the loop of SELECTWORKER)."""
+def test_some_deficit_of_a_client_is_always_positive() -> None:
+    """When all are used up, quanta are added until one is positive (Algorithm 2, the loop of SELECTWORKER)."""
     worker_deficits = WorkerDeficits(100.0, lambda _: 1.0, Shares())
     table = worker_deficits.refilled_table(request(), [W1, W2])
     assert [table.deficit(w) for w in (W1, W2)] == [100, 100]
@@ -23,8 +23,8 @@ def test_somewhere_a_client_always_has_credit() -> None:
     assert [table.deficit(w) for w in (W1, W2)] == [50, -220]
 
 
-def test_a_new_worker_starts_with_the_highest_credit_anywhere() -> None:
-    """With less, it would get no load until every other credit is used up."""
+def test_a_new_worker_starts_with_the_highest_deficit() -> None:
+    """With less, it would get no requests until every other deficit is used up."""
     worker_deficits = WorkerDeficits(100.0, lambda _: 1.0, Shares())
     worker_deficits.refilled_table(request(), [W1, W2])
     worker_deficits.charge(ADA, W1, 30)
@@ -33,14 +33,14 @@ def test_a_new_worker_starts_with_the_highest_credit_anywhere() -> None:
 
 
 def test_a_quantum_scales_with_weight_and_speed() -> None:
-    """A worker half as fast holds a client for as long, not for as much."""
+    """A worker half as fast holds a client for the same time, not for the same cost."""
     speeds = {W1: 1.5, W2: 0.5}
     table = WorkerDeficits(100.0, speeds.__getitem__, Shares()).refilled_table(request(weight=2.0), [W1, W2])
     assert [table.deficit(w) for w in (W1, W2)] == [300, 100]
 
 
-def test_a_worker_that_a_client_never_met_has_no_counter() -> None:
-    """Nor does a charge begin one."""
+def test_a_worker_that_a_client_was_never_placed_among_has_no_counter() -> None:
+    """A charge does not create one."""
     worker_deficits = WorkerDeficits(100.0, lambda _: 1.0, Shares())
     worker_deficits.charge(ADA, W1, 5)
     assert worker_deficits.deficit(ADA, W1) is None

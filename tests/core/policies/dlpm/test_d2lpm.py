@@ -1,4 +1,4 @@
-"""D²LPM's placement, told as conversations: which worker's queue."""
+"""D²LPM's placement, in scenarios: which worker's queue a request joins."""
 
 from itertools import pairwise
 from random import Random
@@ -25,7 +25,7 @@ from tests.core.scenario import CHUNK_TOKENS, MODEL, ONE_AT_A_TIME, Scene
 W = ("w1", "w2")
 NO_ESCAPE = 10**6
 HUGE = 1e9
-"""Q^w so large that a counter is refilled only once, at the client's first request."""
+"""A Q^w so large that a counter is refilled only once, at the client's first request."""
 
 
 def scene(
@@ -40,8 +40,8 @@ def scene(
     return Scene("d2lpm", parameters, workers=workers, settings=settings)
 
 
-def test_a_request_goes_where_its_prefix_is() -> None:
-    """Turn after turn, though the other worker is idle."""
+def test_a_request_goes_to_the_worker_that_holds_its_prefix() -> None:
+    """Turn after turn, although the other worker is idle."""
     talk = scene()
     turns = [talk.arrive("ada", "document" + "?" * turn) for turn in range(4)]
     assert len({talk.worker_of(turn) for turn in turns}) == 1
@@ -49,7 +49,7 @@ def test_a_request_goes_where_its_prefix_is() -> None:
 
 
 def test_new_prefixes_go_to_the_shorter_queue_and_ties_rotate() -> None:
-    """Without a match load decides; among equals the workers take turns."""
+    """Without a match load decides; workers with equal load take turns."""
     talk = scene()
     placed = [talk.worker_of(talk.arrive("ada", prompt)) for prompt in ("one", "two", "red")]
     assert placed[0] != placed[1]
@@ -62,8 +62,8 @@ def test_new_prefixes_go_to_the_shorter_queue_and_ties_rotate() -> None:
     assert all(idle.worker_of(one) != idle.worker_of(other) for one, other in pairwise(idle.order))
 
 
-def test_without_a_prefix_a_client_goes_where_the_fewest_of_its_own_wait() -> None:
-    """Though more wait there in all: in a fair queue a client waits for its own."""
+def test_an_uncached_request_goes_where_the_fewest_of_its_client_wait() -> None:
+    """Even if more requests wait there in total: in a fair queue a client waits for its own requests."""
     talk = Scene("d2lpm", D2lpmParameters(steal_loss=-1), workers=W, settings=ONE_AT_A_TIME)
     ada, bob = talk.arrive("ada", "documents"), talk.arrive("bob", "literature")
     for turn in range(4):
@@ -76,15 +76,15 @@ def test_without_a_prefix_a_client_goes_where_the_fewest_of_its_own_wait() -> No
 
 
 def test_a_short_match_does_not_bind() -> None:
-    """A system line that everybody shares is shorter than the minimum and pins nobody."""
+    """A system line that all requests share is shorter than the minimum match and binds no request to a worker."""
     talk = scene()
     requests = [talk.arrive("ada", f"s{letter}") for letter in "abcd"]
     assert [talk.dispatched[request].why for request in requests] == ["no prefix"] * 4
     assert {talk.worker_of(request) for request in requests} == set(W)
 
 
-def test_a_client_that_used_up_its_credit_at_a_worker_leaves_it() -> None:
-    """A hot prefix spreads when its client has been served enough in one place; the other client stays."""
+def test_a_client_whose_deficit_at_a_worker_is_used_up_leaves_it() -> None:
+    """A hot prefix spreads when its client has been served enough at one worker; the other client stays."""
     talk = scene(quantum=12 * CHUNK_TOKENS)
     first, second = talk.arrive("ada", "document 1"), talk.arrive("ada", "document 2---")
     spread = talk.arrive("ada", "document 3")
@@ -93,8 +93,8 @@ def test_a_client_that_used_up_its_credit_at_a_worker_leaves_it() -> None:
     assert talk.worker_of(talk.arrive("bob", "document 2---")) == talk.worker_of(first)
 
 
-def test_without_credit_anywhere_every_counter_is_refilled() -> None:
-    """Then the longest match decides again, and debts are as deep as they were, less what was given."""
+def test_without_a_positive_deficit_anywhere_every_counter_is_refilled() -> None:
+    """Then the longest match decides again, and debts are as deep as before, less the refill."""
     talk = scene(quantum=100, workers=("w1",))
     talk.arrive("ada", "document 1")
     assert talk.deficit("ada").placement == 100 - 10 * CHUNK_TOKENS
@@ -104,7 +104,7 @@ def test_without_credit_anywhere_every_counter_is_refilled() -> None:
 
 @pytest.mark.parametrize("escape", [True, False])
 def test_a_hot_prefix_escapes_its_worker_by_load(escape: bool) -> None:
-    """Extend tokens cost almost nothing there, so credit alone would leave all on one worker."""
+    """Extend tokens cost almost nothing there, so deficits alone would leave all requests on one worker."""
     talk = scene(load_slack=4 if escape else NO_ESCAPE)
     talk.serve(talk.arrive("ada", "hot prefix"))
     crowd = [talk.arrive(f"c{number}", f"hot prefix {chr(33 + number)}") for number in range(30)]
@@ -117,7 +117,9 @@ def test_a_hot_prefix_escapes_its_worker_by_load(escape: bool) -> None:
 
 
 def test_the_printed_rule_alternates_workers() -> None:
-    """With the full input charged, each worker gets one prompt beyond Q^w between two refills; with extend all stay."""
+    """With the full input charged, each worker gets one prompt beyond Q^w between two refills; with extend tokens all
+    stay.
+    """
     homes = {}
     for printed in (True, False):
         talk = scene(quantum=8 * CHUNK_TOKENS, printed=printed)
@@ -129,8 +131,8 @@ def test_the_printed_rule_alternates_workers() -> None:
     assert len(set(homes[False])) == 1
 
 
-def test_a_charge_moves_along_when_a_queue_is_placed_anew() -> None:
-    """A worker leaves: its queue goes elsewhere, what was booked there too, and what runs there is still paid."""
+def test_a_booking_moves_when_a_queue_is_placed_anew() -> None:
+    """When a worker leaves, its queue and the bookings go elsewhere, and running requests are still charged there."""
     talk = scene(HUGE, load_slack=NO_ESCAPE, settings=ONE_AT_A_TIME)
     running = talk.arrive("ada", "document 1")
     home, other = (running_at := talk.worker_of(running)), next(w for w in W if w != running_at)
@@ -145,8 +147,8 @@ def test_a_charge_moves_along_when_a_queue_is_placed_anew() -> None:
     assert talk.deficit("ada", home).placement == HUGE - 10 * CHUNK_TOKENS - 2 * 5
 
 
-def test_what_no_other_worker_serves_is_turned_away() -> None:
-    """When the last worker for a model leaves, what waits for it is rejected; what runs there ends by itself."""
+def test_requests_that_no_other_worker_serves_are_rejected() -> None:
+    """When the last worker of a model leaves, its waiting requests are rejected; running ones end on their own."""
     talk = scene(settings=ONE_AT_A_TIME)
     talk.join("w3", "qwen")
     running, waits = (talk.arrive("ada", prompt, model="qwen") for prompt in ("one", "two"))
@@ -158,8 +160,8 @@ def test_what_no_other_worker_serves_is_turned_away() -> None:
     assert talk.scheduler.live == 1
 
 
-def test_a_worker_that_gives_up_a_model_keeps_what_waits_for_the_others() -> None:
-    """Only what nobody serves any more is turned away."""
+def test_a_worker_that_drops_a_model_keeps_requests_for_its_other_models() -> None:
+    """Only requests that no worker serves any more are rejected."""
     talk = Scene("d2lpm", workers=(), settings=ONE_AT_A_TIME)
     talk.join("w1", MODEL, "qwen")
     talk.arrive("ada", "one")
@@ -170,8 +172,8 @@ def test_a_worker_that_gives_up_a_model_keeps_what_waits_for_the_others() -> Non
     assert kept in talk.dispatched
 
 
-def test_a_new_worker_starts_with_the_highest_credit() -> None:
-    """Or a client that has credit anywhere would send it nothing before all of that is used up."""
+def test_a_new_worker_starts_with_the_highest_deficit() -> None:
+    """Otherwise a client with a positive deficit elsewhere would send it nothing before all of that is used up."""
     talk = scene(quantum=10_000)
     talk.serve(talk.arrive("ada", "something"))
     talk.join("w3")
@@ -182,8 +184,8 @@ def test_a_new_worker_starts_with_the_highest_credit() -> None:
     assert max(c for c in credits.values() if c is not None) == 10_000 - (0 if chosen == "w3" else 4 * CHUNK_TOKENS)
 
 
-def test_a_booking_is_replaced_by_what_is_charged_at_dispatch() -> None:
-    """What was expected to be cached when its turn comes may have been evicted by then."""
+def test_a_booking_is_replaced_by_the_charge_at_dispatch() -> None:
+    """A prefix that was expected to be cached may have been evicted by then."""
     talk = scene(HUGE, workers=("w1",), settings=ONE_AT_A_TIME)
     running = talk.arrive("ada", "first")
     for _ in range(2):
@@ -195,8 +197,8 @@ def test_a_booking_is_replaced_by_what_is_charged_at_dispatch() -> None:
     assert talk.deficit("ada").placement == HUGE - (5 + 8 + 8) * CHUNK_TOKENS
 
 
-def test_requests_that_begin_alike_wait_for_the_same_worker() -> None:
-    """Though none of them was computed yet: the first will have been when the others have their turn."""
+def test_requests_with_the_same_prefix_wait_for_the_same_worker() -> None:
+    """Although none is computed yet: the first will be when the others have their turn."""
     talk = scene(HUGE, load_slack=NO_ESCAPE, settings=ONE_AT_A_TIME)
     for letter in "ab":
         talk.arrive("ada", letter)
@@ -205,8 +207,8 @@ def test_requests_that_begin_alike_wait_for_the_same_worker() -> None:
     assert len({talk.worker_of(request) for request in waiting}) == 1
 
 
-def test_a_promise_is_forgotten_when_nobody_waits() -> None:
-    """What was to come and did not is at home nowhere."""
+def test_promises_are_dropped_when_no_request_waits() -> None:
+    """A prefix that was expected and never computed binds no request."""
     talk = scene(HUGE, load_slack=NO_ESCAPE, settings=ONE_AT_A_TIME)
     running = [talk.arrive("ada", letter) for letter in "ab"]
     gone = talk.arrive("ada", "document")
@@ -217,7 +219,7 @@ def test_a_promise_is_forgotten_when_nobody_waits() -> None:
 
 
 def test_a_booking_is_undone_once() -> None:
-    """Nothing of it is kept, and its client has the credit that it had before."""
+    """It leaves nothing behind, and its client has the deficit that it had before."""
     estimates = Estimates()
     view = SchedulerView(Cluster(FixedWindow()), PrefixMap(9, estimates, 0), estimates)
     parameters = Parameters(D2lpmParameters(by_service_rate=False))
@@ -241,7 +243,9 @@ def test_a_booking_is_undone_once() -> None:
     )
 )
 def test_no_booking_is_lost(steps: list[tuple[str, int]]) -> None:
-    """When all has ended, what each counter lacks is what its client was charged for service at that worker."""
+    """When all requests have ended, each counter lacks exactly what its client was charged for service at that
+    worker.
+    """
     window = SchedulerSettings(window=FixedWindow(requests=2), cached_in_flight=8 * CHUNK_TOKENS)
     talk = scene(HUGE, load_slack=1, settings=window)
     paid: dict[tuple[str, str], Tokens] = {}
@@ -288,7 +292,7 @@ LONG = "a prefix of more than 256 tokens"
 
 
 def crowded(*prompts: str, steal_loss: int = 256) -> tuple[Scene, list[RequestId]]:
-    """These wait at w1, which is busy and has computed LONG; then w2 joins, which has nothing to do."""
+    """These prompts wait at w1, which is busy and has computed LONG; then w2 joins, which is idle."""
     parameters = D2lpmParameters(HUGE, steal_loss=steal_loss)
     talk = Scene("d2lpm", parameters, workers=("w1",), settings=ONE_AT_A_TIME)
     talk.arrive("ada", LONG)
@@ -297,8 +301,8 @@ def crowded(*prompts: str, steal_loss: int = 256) -> tuple[Scene, list[RequestId
     return talk, waiting
 
 
-def test_an_idle_worker_takes_over_what_loses_little() -> None:
-    """Of those that wait elsewhere, one without a prefix; the booking moves with it."""
+def test_an_idle_worker_takes_over_a_request_that_loses_little() -> None:
+    """It takes a request without a prefix from another queue; the booking moves with it."""
     talk, (warm, cold) = crowded(LONG + "?", "short")
     assert warm not in talk.dispatched
     assert (talk.worker_of(cold), talk.dispatched[cold].why) == ("w2", "stolen")
@@ -307,8 +311,8 @@ def test_an_idle_worker_takes_over_what_loses_little() -> None:
     assert talk.deficit("ada", "w2").placement == kept - 5 * CHUNK_TOKENS
 
 
-def test_nothing_is_taken_over_that_would_lose_its_prefix() -> None:
-    """What would have to be computed anew waits for the worker that has it."""
+def test_a_request_that_would_lose_its_prefix_is_not_taken_over() -> None:
+    """A request whose prefix would have to be computed again waits for the worker that holds it."""
     talk, (warm,) = crowded(LONG + "?")
     assert warm not in talk.dispatched
     talk.finish(talk.order[0])
@@ -316,21 +320,21 @@ def test_nothing_is_taken_over_that_would_lose_its_prefix() -> None:
 
 
 def test_stealing_can_be_switched_off() -> None:
-    """Then every request stays where it was placed, as printed."""
+    """Then every request stays where it was placed, as the paper prints it."""
     talk, (cold,) = crowded("short", steal_loss=-1)
     assert cold not in talk.dispatched
     assert not talk.scheduler.policy.properties.work_conserving
 
 
 class SlowFleet(SchedulerView):
-    """In which every worker is half as fast as the mean of another fleet."""
+    """A fleet in which every worker is half as fast as the mean."""
 
     def speed(self, worker: WorkerId) -> float:  # noqa: ARG002 - every one
         return 0.5
 
 
-def test_a_slow_worker_holds_its_clients_for_as_long_not_for_as_much() -> None:
-    """Q^w follows the service rate that was measured, unless that is switched off."""
+def test_a_slow_worker_has_a_smaller_quantum() -> None:
+    """Q^w follows the measured service rate, unless that is off."""
     for by_rate, quantum in ((True, 500.0), (False, 1000.0)):
         view = SlowFleet(Cluster(FixedWindow()), PrefixMap(9, Estimates(), 0), Estimates())
         parameters = Parameters(D2lpmParameters(1000.0, by_service_rate=by_rate))

@@ -1,4 +1,4 @@
-"""DLPM, told as conversations: who goes next at one worker."""
+"""DLPM, in scenarios: which request goes next at one worker."""
 
 from collections import Counter
 
@@ -13,7 +13,7 @@ TWO_AT_A_TIME = SchedulerSettings(window=FixedWindow(requests=2))
 
 
 SMALL_BUDGET = SchedulerSettings(window=FixedWindow(requests=9, unstarted_tokens=10 * CHUNK_TOKENS))
-"""So that a request may be too large for the room that there is."""
+"""Few enough unstarted tokens that a request may not fit the room that is left."""
 
 
 def scene(
@@ -29,7 +29,7 @@ def scene(
 
 
 def test_the_longest_match_goes_first() -> None:
-    """Of requests whose clients have credit, the one that the cache holds most of; of equals, the first to come."""
+    """Of the requests of eligible clients, the one that the cache holds most of; of equals, the oldest."""
     talk = scene()
     running = talk.arrive("ada", "document one?")
     cold, later_cold, warm = talk.arrive("ada", "else"), talk.arrive("bob", "what"), talk.arrive("bob", "document two?")
@@ -41,7 +41,7 @@ def test_the_longest_match_goes_first() -> None:
 
 
 def test_a_waiting_request_moves_up_when_its_prefix_is_computed_for_another() -> None:
-    """What a dispatched prompt leaves in the cache counts for those that wait."""
+    """The cached prompt of a dispatched request counts for those that wait."""
     talk = scene()
     running, first = talk.arrive("ada", "something"), talk.arrive("ada", "book: why?")
     other, follower = talk.arrive("ada", "letters"), talk.arrive("ada", "book: how?")
@@ -52,7 +52,7 @@ def test_a_waiting_request_moves_up_when_its_prefix_is_computed_for_another() ->
 
 
 def test_a_waiting_request_falls_back_when_its_prefix_is_evicted() -> None:
-    """A match is what the cache holds at the moment of the choice, not what it held on arrival."""
+    """A match is what the cache holds at the time of the choice, not what it held on arrival."""
     talk = scene()
     running = talk.arrive("ada", "document one?")
     cold, warm = talk.arrive("ada", "else"), talk.arrive("ada", "document two?")
@@ -64,7 +64,7 @@ def test_a_waiting_request_falls_back_when_its_prefix_is_evicted() -> None:
 
 @pytest.mark.parametrize("sparse_first", [True, False])
 def test_a_light_client_goes_before_a_heavy_ones_longest_match(sparse_first: bool) -> None:
-    """A client with nothing in flight need not wait until those with the long matches have used up their credit."""
+    """A client with nothing in flight need not wait until clients with long matches have used up their deficits."""
     talk = scene(sparse_first=sparse_first, settings=TWO_AT_A_TIME)
     before = talk.arrive("light", "good morning")
     talk.serve(before)
@@ -74,8 +74,8 @@ def test_a_light_client_goes_before_a_heavy_ones_longest_match(sparse_first: boo
     assert talk.order == [before, first, second, light if sparse_first else third]
 
 
-def test_a_client_is_sparse_only_while_nothing_of_it_is_in_flight() -> None:
-    """Its second request at once is as any other; when its first has ended, it is sparse again."""
+def test_a_client_is_sparse_only_with_nothing_in_flight() -> None:
+    """Its second simultaneous request has no priority; once the first has ended, the client is sparse again."""
     talk = scene(settings=TWO_AT_A_TIME)
     running = [talk.arrive("heavy", f"document {number}") for number in (1, 2)]
     light, again = talk.arrive("light", "hello"), talk.arrive("light", "world")
@@ -94,9 +94,10 @@ def test_a_client_is_sparse_only_while_nothing_of_it_is_in_flight() -> None:
 
 
 def test_a_client_that_begins_to_wait_goes_before_those_that_have_waited() -> None:
-    """Where many have credit and nothing in flight, who comes later need not wait until they have used up theirs.
+    """If many clients are eligible with nothing in flight, a new one need not wait until they have used up their
+    deficits.
 
-    Its head start is one request here, so that its second is one of all that wait.
+    The head start covers one request here, so the client's second request has no priority.
     """
     talk = scene(head_start=4 * CHUNK_TOKENS + 1)
     ada = [talk.arrive("ada", text) for text in ("abcd", "efgh", "ijkl")]
@@ -110,9 +111,10 @@ def test_a_client_that_begins_to_wait_goes_before_those_that_have_waited() -> No
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_what_another_call_computes_counts_as_cached_where_it_is_found_by_then(engine: str) -> None:
-    """SGLang finds a prompt once it is computed: two calls that begin alike would both compute it in one batch. So the
-    second takes as much of the window as if nothing of it was there, and goes when the first has begun to answer.
+def test_a_prefix_in_prefill_counts_as_cached_if_the_engine_finds_it(engine: str) -> None:
+    """SGLang finds a prompt only once it is computed: two calls with the same prefix would both compute it in one
+    batch. So the second takes as much of the window as if nothing were cached, and goes when the first has started to
+    answer.
     """
     budget = SchedulerSettings(window=FixedWindow(requests=9, unstarted_tokens=15 * CHUNK_TOKENS))
     talk = Scene("rr+dlpm", workers=(), settings=budget)
@@ -123,8 +125,8 @@ def test_what_another_call_computes_counts_as_cached_where_it_is_found_by_then(e
     assert talk.order == [first, second]
 
 
-def test_what_another_call_is_guessed_to_have_computed_counts_as_cached() -> None:
-    """An answer that comes in one piece never shows that its prompt is computed."""
+def test_a_prefix_whose_prefill_is_assumed_done_counts_as_cached() -> None:
+    """An answer that is not streamed never shows that its prompt is computed."""
     budget = SchedulerSettings(window=FixedWindow(requests=9, unstarted_tokens=17 * CHUNK_TOKENS))
     talk = Scene("rr+dlpm", workers=(), settings=budget)
     talk.join("w1", engine="sglang")
@@ -134,8 +136,8 @@ def test_what_another_call_is_guessed_to_have_computed_counts_as_cached() -> Non
     assert talk.arrive("bob", "document two") in talk.dispatched
 
 
-def test_a_call_that_costs_more_than_a_head_start_waits_its_turn() -> None:
-    """So long prompts that nothing is cached of do not come before those that are."""
+def test_a_call_that_costs_more_than_a_head_start_has_no_priority() -> None:
+    """So long uncached prompts do not go before cached ones."""
     talk = scene(head_start=4 * CHUNK_TOKENS + 1)
     running = talk.arrive("ada", "document one?")
     warm, cold = talk.arrive("ada", "document or two?"), talk.arrive("bob", "something else")
@@ -144,7 +146,7 @@ def test_a_call_that_costs_more_than_a_head_start_waits_its_turn() -> None:
     assert talk.order == [running, short, warm, cold]
 
 
-def test_a_client_without_credit_waits_for_one_that_has_some() -> None:
+def test_a_client_in_debt_waits_for_an_eligible_one() -> None:
     """However long its match is."""
     talk = scene(quantum=100)
     running = talk.arrive("ada", "document 1")
@@ -155,8 +157,8 @@ def test_a_client_without_credit_waits_for_one_that_has_some() -> None:
     assert warm not in talk.dispatched
 
 
-def test_a_refill_serves_whoever_needs_fewest_quanta() -> None:
-    """When nobody that waits has credit, everybody gets as many quanta as give somebody some."""
+def test_a_refill_serves_the_client_that_needs_the_fewest_quanta() -> None:
+    """If no waiting client is eligible, all clients receive as many quanta as make one of them eligible."""
     talk = scene(quantum=100)
     for client, prompt in (("ada", "ten chunks"), ("bob", "four")):
         talk.arrive(client, prompt)
@@ -170,7 +172,7 @@ def test_a_refill_serves_whoever_needs_fewest_quanta() -> None:
 
 
 def test_output_is_charged_while_it_streams() -> None:
-    """A long answer costs its client credit before it has ended."""
+    """A long answer reduces its client's deficit before it has ended."""
     talk = scene(quantum=1000)
     answer = talk.arrive("ada", "why?", limit=300)
     talk.progress(answer, 100)
@@ -181,8 +183,8 @@ def test_output_is_charged_while_it_streams() -> None:
     assert talk.deficit("ada").order == 1000 - 4 * CHUNK_TOKENS - 2 * 300
 
 
-def test_debt_is_not_shed_by_leaving_and_coming_back() -> None:
-    """While others wait, a client that returns is as deep in debt as it left."""
+def test_a_client_does_not_shed_debt_by_leaving() -> None:
+    """While others wait, a client returns with the debt with which it left."""
     talk = scene(quantum=100)
     running = talk.arrive("ada", "ten chunks", limit=500)
     waits = talk.arrive("bob", "hello")
@@ -198,8 +200,8 @@ def test_debt_is_not_shed_by_leaving_and_coming_back() -> None:
     assert talk.order[-1] == queued
 
 
-def test_all_begin_anew_when_nobody_waits() -> None:
-    """Whoever used an idle machine took nothing from anybody, and has as much credit as who comes then."""
+def test_all_deficits_are_reset_when_no_client_waits() -> None:
+    """Use of an idle machine took nothing from others, so its user is equal to a client that arrives then."""
     talk = scene(quantum=100)
     alone = talk.arrive("ada", "ten chunks", limit=500)
     talk.progress(alone, 400)
@@ -210,8 +212,8 @@ def test_all_begin_anew_when_nobody_waits() -> None:
     assert talk.deficit("ada").order == 100 - 2 * 100
 
 
-def test_debt_outlives_a_worker_that_leaves_and_comes_back() -> None:
-    """A worker whose health check fails for a moment sheds nobody's debt."""
+def test_debt_survives_a_worker_that_leaves_and_returns() -> None:
+    """A worker whose health check fails for a moment erases no debt."""
     talk = scene(quantum=100)
     talk.arrive("ada", "ten chunks")
     talk.leave("w1")
@@ -219,7 +221,7 @@ def test_debt_outlives_a_worker_that_leaves_and_comes_back() -> None:
     assert talk.deficit("ada").order == 100 - 10 * CHUNK_TOKENS
 
 
-def test_a_call_that_does_not_stream_keeps_no_debt_alive() -> None:
+def test_an_unstreamed_call_does_not_prevent_a_reset() -> None:
     """It never shows its start, so it does not count as waiting in the engine."""
     talk = scene(quantum=100)
     talk.arrive("ada", "ten chunks", streamed=False)
@@ -227,16 +229,16 @@ def test_a_call_that_does_not_stream_keeps_no_debt_alive() -> None:
     assert talk.deficit("ada").order == 100
 
 
-def test_debt_stays_while_a_request_is_on_its_way() -> None:
-    """What is dispatched and has not started waits too, though in the engine."""
+def test_debt_stays_while_a_request_awaits_its_first_token() -> None:
+    """A request that was dispatched and has not started still waits, but in the engine."""
     talk = scene(quantum=100)
     talk.arrive("ada", "ten chunks")
     talk.arrive("bob", "hello")
     assert talk.deficit("ada").order == 100 - 10 * CHUNK_TOKENS
 
 
-def test_credit_is_not_saved_up() -> None:
-    """A client that was away for many refills has one quantum, and no more."""
+def test_a_deficit_never_exceeds_one_quantum() -> None:
+    """A client that was absent for many refills has one quantum and no more."""
     talk = scene(quantum=100)
     for letter in "abcde":
         talk.arrive("busy", 10 * letter)
@@ -248,7 +250,7 @@ def test_credit_is_not_saved_up() -> None:
 
 @pytest.mark.parametrize("weights", [(1, 1), (1, 2), (2, 3), (0.5, 2)])
 def test_backlogged_clients_share_by_weight(weights: tuple[float, float]) -> None:
-    """Of two clients that always wait, each is served in proportion to its weight."""
+    """Two clients that always wait are served in proportion to their weights."""
     talk = scene(quantum=84)
     for letter in map(chr, range(ord("!"), ord("!") + 40)):
         for client, weight in zip(("ada", "bob"), weights, strict=True):
@@ -262,7 +264,7 @@ def test_backlogged_clients_share_by_weight(weights: tuple[float, float]) -> Non
 
 
 def test_a_small_request_passes_one_that_does_not_fit() -> None:
-    """The room that is there is used, if the client that uses it has credit."""
+    """The remaining room is used, if the client that uses it is eligible."""
     talk = scene(settings=SMALL_BUDGET)
     running = talk.arrive("ada", "eight...")
     large = talk.arrive("bob", "six...")
@@ -274,19 +276,19 @@ def test_a_small_request_passes_one_that_does_not_fit() -> None:
     assert talk.order == [running, small, large]
 
 
-def test_a_client_without_credit_passes_nobody() -> None:
-    """A large request of a client with credit is not starved by small ones of a client in debt."""
+def test_a_client_in_debt_passes_no_request() -> None:
+    """Small requests of a client in debt do not starve a large request of an eligible client."""
     talk = scene(quantum=100, settings=SMALL_BUDGET)
     running = talk.arrive("ada", "eight...")
     large = talk.arrive("bob", "six...")
-    poor = talk.arrive("ada", "tw")
+    next_of_debtor = talk.arrive("ada", "tw")
     assert talk.order == [running]
     talk.start(running)
-    assert talk.order == [running, large, poor]
+    assert talk.order == [running, large, next_of_debtor]
 
 
 def test_room_is_kept_for_a_request_that_was_passed_often_enough() -> None:
-    """Small requests that never end do not keep a large one waiting for ever."""
+    """An endless series of small requests does not keep a large one waiting for ever."""
     talk = scene(patience=2, settings=SMALL_BUDGET)
     running = [talk.arrive("ada", "eight...")]
     large = talk.arrive("bob", "1234567")
@@ -301,8 +303,10 @@ def test_room_is_kept_for_a_request_that_was_passed_often_enough() -> None:
     assert large in talk.dispatched
 
 
-def test_at_an_engine_that_reorders_a_refill_waits_for_what_it_has_not_begun() -> None:
-    """Else the engine would put the others' long matches before a cold request for ever; but it waits not for ever."""
+def test_at_a_reordering_engine_a_refill_waits_for_unstarted_requests() -> None:
+    """Otherwise the engine would serve the others' long matches before an uncached request for ever. The wait is
+    limited.
+    """
     talk = Scene("rr+dlpm", DlpmParameters(quantum=300), workers=(), settings=TWO_AT_A_TIME)
     talk.join("w1", reorders=True)
     heavy = talk.arrive("heavy", "document 1")
@@ -316,7 +320,7 @@ def test_at_an_engine_that_reorders_a_refill_waits_for_what_it_has_not_begun() -
 
 
 def test_at_an_engine_that_serves_in_order_no_refill_waits() -> None:
-    """There a call that does not stream, or is slow to start, would hold up all others for nothing."""
+    """There, an unstreamed call or one that starts slowly would delay all others for nothing."""
     talk = Scene("rr+dlpm", DlpmParameters(quantum=300), settings=TWO_AT_A_TIME)
     heavy, cold = talk.arrive("heavy", "document 1"), talk.arrive("light", "hello")
     more = talk.arrive("heavy", "document 2")
@@ -324,8 +328,8 @@ def test_at_an_engine_that_serves_in_order_no_refill_waits() -> None:
     assert talk.order == [heavy, cold, more]
 
 
-def test_a_client_does_not_starve_its_own_cold_requests() -> None:
-    """Among one client's requests the longest match goes first, but now and then the oldest."""
+def test_a_client_does_not_starve_its_own_uncached_requests() -> None:
+    """Of one client's requests the longest match goes first, but now and then the oldest."""
     parameters = DlpmParameters(quantum=1e9, oldest_every=4)
     talk = Scene("rr+dlpm", parameters, settings=ONE_AT_A_TIME)
     talk.arrive("ada", "document")

@@ -1,4 +1,4 @@
-"""DLPM with homes, told as conversations: one queue for the fleet, and each request at home where its prefix is."""
+"""DLPM with homes, in scenarios: one queue for the fleet, and each request at home where its prefix is."""
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +14,7 @@ from tests.core.scenario import CHUNK_TOKENS, MODEL, Scene
 
 ONE_EACH = SchedulerSettings(window=FixedWindow(requests=1))
 W = ("w1", "w2")
-NO_PATIENCE, ALL_PATIENCE = 1e-9, 1e9
+NO_WAIT, LONG_WAIT = 1e-9, 1e9
 DOCUMENT = "a document of more than 256 tokens"
 assert len(DOCUMENT) * CHUNK_TOKENS > 256
 
@@ -23,23 +23,23 @@ def scene(
     *,
     quantum: float = 20_000,
     worker_quantum: float = 1e6,
-    patience: float = ALL_PATIENCE,
+    home_patience: float = LONG_WAIT,
     settings: SchedulerSettings = ONE_EACH,
     workers: tuple[str, ...] = W,
 ) -> Scene:
-    parameters = DlpmHomeParameters(quantum, worker_quantum=worker_quantum, home_patience=patience)
+    parameters = DlpmHomeParameters(quantum, worker_quantum=worker_quantum, home_patience=home_patience)
     return Scene("dlpm_home", parameters, workers=workers, settings=settings)
 
 
-def test_what_has_no_prefix_goes_to_the_worker_with_the_least_in_flight() -> None:
-    """It is at home everywhere."""
+def test_an_uncached_request_goes_to_the_worker_with_the_fewest_in_flight() -> None:
+    """It has no home and may go to any worker."""
     talk = scene(settings=SchedulerSettings())
     homes = [talk.worker_of(talk.arrive("ada", letter)) for letter in "abcd"]
     assert homes == ["w1", "w2", "w1", "w2"]
 
 
-def test_what_has_no_prompt_goes_to_any_worker() -> None:
-    """As a call that asks for a stored answer."""
+def test_a_request_without_a_prompt_goes_to_any_worker() -> None:
+    """For example a call for a stored answer."""
     talk = scene()
     talk.arrive("ada", DOCUMENT)
     request = Request(RequestId("r"), ClientId("bob"), MODEL, ())
@@ -47,8 +47,8 @@ def test_what_has_no_prompt_goes_to_any_worker() -> None:
     assert talk.worker_of(request.id) == "w2"
 
 
-def test_workers_with_as_much_in_flight_take_turns() -> None:
-    """What comes one after the other does not fill one cache alone."""
+def test_workers_with_equal_load_take_turns() -> None:
+    """Successive requests do not all fill one cache."""
     talk = scene()
     requests = []
     for letter in "abcd":
@@ -58,7 +58,7 @@ def test_workers_with_as_much_in_flight_take_turns() -> None:
 
 
 def test_a_request_waits_for_its_home_while_another_worker_idles() -> None:
-    """As long as it has patience; and goes home when there is room."""
+    """It waits up to its deadline, and goes home when there is room."""
     talk = scene()
     first = talk.arrive("ada", DOCUMENT + "1")
     second = talk.arrive("ada", DOCUMENT + "2")
@@ -67,8 +67,8 @@ def test_a_request_waits_for_its_home_while_another_worker_idles() -> None:
     assert talk.worker_of(second) == talk.worker_of(first)
 
 
-def test_nothing_is_kept_of_how_long_what_was_sent_would_have_waited() -> None:
-    """Once nobody waits, however much patience is left."""
+def test_no_home_deadline_outlives_its_request() -> None:
+    """Once no request waits, however far away the deadlines are."""
     talk = scene(settings=SchedulerSettings())
     for letter in "abc":
         talk.serve(talk.arrive("ada", DOCUMENT + letter))
@@ -77,8 +77,8 @@ def test_nothing_is_kept_of_how_long_what_was_sent_would_have_waited() -> None:
     assert not policy._pool._home_deadlines
 
 
-def test_an_idle_worker_takes_what_is_not_at_home_elsewhere() -> None:
-    """Whoever waits for its home is in nobody's way."""
+def test_an_idle_worker_takes_a_request_without_a_home() -> None:
+    """A request that waits for its home blocks no other."""
     talk = scene()
     first = talk.arrive("ada", DOCUMENT + "1")
     talk.arrive("ada", DOCUMENT + "2")
@@ -87,9 +87,9 @@ def test_an_idle_worker_takes_what_is_not_at_home_elsewhere() -> None:
     assert talk.worker_of(cold) != talk.worker_of(first)
 
 
-def test_away_from_home_what_is_new_goes_before_what_would_be_computed_anew() -> None:
-    """Though the other waits longer and has no patience left: its home has it still to come."""
-    talk = scene(patience=NO_PATIENCE)
+def test_away_from_home_new_prompts_go_before_cached_ones() -> None:
+    """Although the other has waited longer and may leave home: its home may still take it."""
+    talk = scene(home_patience=NO_WAIT)
     first, other = talk.arrive("ada", DOCUMENT + "1"), talk.arrive("ada", "hello")
     second, new = talk.arrive("ada", DOCUMENT + "2"), talk.arrive("ada", "world")
     talk.wait(1.0)
@@ -99,16 +99,16 @@ def test_away_from_home_what_is_new_goes_before_what_would_be_computed_anew() ->
     assert talk.worker_of(second) == talk.worker_of(first)
 
 
-def test_a_small_loss_makes_a_second_home() -> None:
-    """A prefix shorter than one step of prefill is not worth waiting for."""
+def test_a_request_that_loses_little_may_go_anywhere() -> None:
+    """A prefix shorter than one prefill step is not worth waiting for."""
     talk = scene()
     first, second = talk.arrive("ada", "short 1"), talk.arrive("ada", "short 2")
     assert talk.worker_of(second) != talk.worker_of(first)
 
 
-def test_out_of_patience_a_request_leaves_home() -> None:
-    """After some times as long as its prefix takes to compute anew, the first worker with room takes it."""
-    talk = scene(patience=3.0)
+def test_a_request_leaves_home_at_its_deadline() -> None:
+    """After a multiple of the time that its prefix takes to compute, the first worker with room takes it."""
+    talk = scene(home_patience=3.0)
     first, second = talk.arrive("ada", DOCUMENT + "1"), talk.arrive("ada", DOCUMENT + "2")
     assert talk.wake_at is not None
     recompute = talk.scheduler.cluster[talk.worker_of(first)].service_rate.prefill_seconds(len(DOCUMENT) * CHUNK_TOKENS)
@@ -119,28 +119,30 @@ def test_out_of_patience_a_request_leaves_home() -> None:
     assert talk.worker_of(second) != talk.worker_of(first)
 
 
-def test_a_prefix_is_copied_when_its_clients_credit_at_home_is_used_up() -> None:
-    """q_{i,w} rules how long a client's requests stay with one worker, if another has nothing to do."""
+def test_a_prefix_is_copied_when_its_clients_deficit_at_home_is_used_up() -> None:
+    """q_{i,w} decides how long a client's requests stay with one worker while another idles."""
     talk = scene(worker_quantum=100)
     first, second = talk.arrive("ada", DOCUMENT + "1"), talk.arrive("ada", DOCUMENT + "2")
     assert talk.worker_of(second) != talk.worker_of(first)
     assert talk.dispatched[second].why == "copied"
 
 
-def test_a_client_without_credit_waits_for_one_with_credit_anywhere() -> None:
-    """The counter is one for the fleet: no worker serves a debtor because those with credit are at home elsewhere."""
+def test_a_client_in_debt_waits_for_eligible_clients_anywhere() -> None:
+    """One counter serves the fleet: no worker serves a client in debt because the eligible ones are at home
+    elsewhere.
+    """
     talk = scene(quantum=100, workers=("w1", "w2", "w3"))
     debtor = talk.arrive("ada", "x" * 40)
     warm = talk.arrive("bob", DOCUMENT + "1", weight=100)
     waits_for_home = talk.arrive("bob", DOCUMENT + "2", weight=100)
-    poor = talk.arrive("ada", "hello")
+    next_of_debtor = talk.arrive("ada", "hello")
     assert talk.order == [debtor, warm]
     talk.finish(warm)
-    assert talk.order == [debtor, warm, waits_for_home, poor]
+    assert talk.order == [debtor, warm, waits_for_home, next_of_debtor]
 
 
-def test_all_begin_anew_when_nobody_waits_or_is_on_the_way() -> None:
-    """Whoever used an idle fleet owes nothing."""
+def test_all_deficits_are_reset_when_no_request_waits_or_is_in_flight() -> None:
+    """Use of an idle fleet leaves no debt."""
     talk = scene(quantum=100)
     alone = talk.arrive("ada", "ten chunks")
     talk.arrive("bob", "x")
@@ -151,16 +153,16 @@ def test_all_begin_anew_when_nobody_waits_or_is_on_the_way() -> None:
     assert alone in talk.dispatched
 
 
-def test_what_a_home_loses_is_at_home_anywhere() -> None:
-    """When its prefix is evicted, a request waits no more for the worker that had it."""
+def test_a_request_whose_prefix_is_evicted_may_go_anywhere() -> None:
+    """It no longer waits for the worker that held its prefix."""
     talk = scene()
     first, second = talk.arrive("ada", DOCUMENT + "1"), talk.arrive("ada", DOCUMENT + "2")
     talk.evict(talk.worker_of(first))
     assert talk.worker_of(second) != talk.worker_of(first)
 
 
-def test_who_has_something_at_one_worker_of_two_goes_before_a_longer_match() -> None:
-    """Its second request need not wait until its first is answered, beside who has as many as there are workers."""
+def test_a_client_with_one_request_for_two_workers_is_sparse() -> None:
+    """Its second request need not wait for its first, beside clients with as many requests as there are workers."""
     talk = scene(settings=SchedulerSettings(window=FixedWindow(requests=3)))
     ada = [talk.arrive("ada", DOCUMENT + turn) for turn in "12345"]
     eve = [talk.arrive("eve", "another, " + DOCUMENT + turn) for turn in "12345"]
@@ -172,8 +174,8 @@ def test_who_has_something_at_one_worker_of_two_goes_before_a_longer_match() -> 
 
 
 def test_a_second_copy_is_a_second_home() -> None:
-    """What waits learns at once that another worker holds its prefix now."""
-    talk = scene(patience=3.0)
+    """A waiting request learns at once that another worker now holds its prefix."""
+    talk = scene(home_patience=3.0)
     first = talk.arrive("ada", DOCUMENT + "1")
     second, third = talk.arrive("ada", DOCUMENT + "2"), talk.arrive("ada", DOCUMENT + "3")
     talk.wait(talk.wake_at or 0)
@@ -183,15 +185,15 @@ def test_a_second_copy_is_a_second_home() -> None:
 
 
 def test_when_its_home_leaves_a_request_finds_another() -> None:
-    """A worker that is gone holds nothing."""
+    """A worker that left holds nothing."""
     talk = scene()
     first, second = talk.arrive("ada", DOCUMENT + "1"), talk.arrive("ada", DOCUMENT + "2")
     talk.leave(talk.worker_of(first))
     assert talk.worker_of(second) != talk.worker_of(first)
 
 
-def test_a_worker_that_joins_is_home_to_what_has_none() -> None:
-    """It takes what waits, if not what waits for its home."""
+def test_a_new_worker_takes_requests_without_a_home() -> None:
+    """It does not take requests that wait for their home."""
     talk = scene(workers=("w1",))
     first = talk.arrive("ada", DOCUMENT + "1")
     talk.arrive("ada", DOCUMENT + "2")
@@ -201,8 +203,8 @@ def test_a_worker_that_joins_is_home_to_what_has_none() -> None:
     assert talk.worker_of(cold) == "w2"
 
 
-def test_a_home_with_far_more_to_do_than_another_worker_is_left() -> None:
-    """A hot prefix does not pin a fleet's load to one worker, even if that one has room."""
+def test_an_overloaded_home_is_left() -> None:
+    """A hot prefix does not pin a fleet's load to one worker, even if that worker has room."""
     talk = scene(settings=SchedulerSettings())
     homes = [talk.worker_of(talk.arrive("ada", DOCUMENT + letter)) for letter in "123456"]
     assert homes == ["w1"] * 5 + ["w2"]
@@ -210,7 +212,7 @@ def test_a_home_with_far_more_to_do_than_another_worker_is_left() -> None:
 
 
 def test_a_worker_without_room_relieves_no_home() -> None:
-    """Another one does, though no less is in flight there."""
+    """Another worker does, even with as many requests in flight."""
     settings = SchedulerSettings(window=FixedWindow(unstarted_tokens=4 * CHUNK_TOKENS))
     talk = scene(settings=settings, workers=("w1", "w2", "w3"))
     talk.start(talk.arrive("ada", DOCUMENT))
@@ -229,8 +231,8 @@ STEPS = st.sampled_from(["arrive", "arrive", "arrive", "serve", "serve", "evict"
 
 @settings(max_examples=60)
 @given(steps=st.lists(st.tuples(STEPS, st.integers(0, 99)), max_size=60))
-def test_every_match_and_home_is_that_of_now(steps: list[tuple[str, int]]) -> None:
-    """After whatever happened, what is noted of each waiting request is what matching it anew gives."""
+def test_every_match_and_home_is_current(steps: list[tuple[str, int]]) -> None:
+    """After any events, the noted match of each waiting request equals a new match."""
     parameters = DlpmHomeParameters(300, worker_quantum=600, home_loss=CHUNK_TOKENS, home_patience=20.0)
     tight = SchedulerSettings(window=FixedWindow(requests=1), prefix_limit=30, match_minimum=0)
     talk = Scene("dlpm_home", parameters, workers=("w1", "w2", "w3"), settings=tight)
@@ -255,28 +257,28 @@ def check_homes(talk: Scene, parameters: DlpmHomeParameters) -> None:
     assert isinstance(policy, DlpmHome)
     pool = policy._pool
     for name, waiting in pool._waiting.items():
-        anew = tree.match(waiting.request.prompts[0].hashes)
-        assert waiting.matched == {state.worker.id: anew.get(state.worker.id, 0) for state in talk.scheduler.cluster}
+        current = tree.match(waiting.request.prompts[0].hashes)
+        assert waiting.matched == {state.worker.id: current.get(state.worker.id, 0) for state in talk.scheduler.cluster}
         enough = max(waiting.matched.values()) - parameters.home_loss / CHUNK_TOKENS
         near = {worker for worker, chunks in waiting.matched.items() if chunks >= enough}
         assert set(waiting.homes) == (near if len(near) < len(waiting.matched) else set())
         assert {worker for worker, queue in pool.homes.items() if name in queue} == set(waiting.homes)
-        away_match = pool._any_worker.get(waiting.request.model)
-        assert (waiting.leaves_home_at is None) == (away_match is not None and name in away_match)
+        any_worker = pool._any_worker.get(waiting.request.model)
+        assert (waiting.leaves_home_at is None) == (any_worker is not None and name in any_worker)
         assert waiting.homes or waiting.leaves_home_at is None
 
 
 @pytest.mark.parametrize("parameters", [{"load_ratio": 0.5}, {"load_slack": -1}, {"quantum": 0.0}])
-def test_parameters_that_make_no_sense_are_refused(parameters: dict[str, float]) -> None:
-    """By either policy that has them, before anything is placed by them."""
+def test_impossible_parameters_are_rejected(parameters: dict[str, float]) -> None:
+    """By either policy that has them."""
     for family in (DlpmHomeParameters, D2lpmParameters):
         with pytest.raises(ValueError, match=r"must be|not negative"):
             family(**parameters)  # type: ignore[arg-type]
 
 
-def test_a_worker_that_joins_begins_with_what_is_new() -> None:
-    """What everybody held until then is now held elsewhere."""
-    parameters = DlpmHomeParameters(home_patience=NO_PATIENCE, sparse_first=False, oldest_every=0)
+def test_a_new_worker_starts_with_new_prompts() -> None:
+    """A prefix that every worker held until then is now held elsewhere."""
+    parameters = DlpmHomeParameters(home_patience=NO_WAIT, sparse_first=False, oldest_every=0)
     talk = Scene("dlpm_home", parameters, workers=("w1",), settings=ONE_EACH)
     first, second, third = (talk.arrive("ada", DOCUMENT + turn) for turn in ("", "1", "2"))
     new = talk.arrive("ada", "hello")

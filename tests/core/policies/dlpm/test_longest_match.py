@@ -1,4 +1,4 @@
-"""The queue by longest match, against matching everything anew at every question."""
+"""The queue by longest match, compared with matching everything anew at every choice."""
 
 from collections import Counter
 from collections.abc import Collection
@@ -18,16 +18,16 @@ from tests.core.scenario import CHUNK_TOKENS, MODEL, key
 HERE, THERE = WorkerId("here"), WorkerId("there")
 CLIENTS = [ClientId(name) for name in ("ada", "bob", "cyd")]
 
-PATIENCE = 2
+MAX_PASSES = 2
 """How often a request is passed over."""
 EVERY = 3
-"""How often a client's oldest goes."""
+"""In one of how many turns a client's oldest request goes."""
 
 texts = st.text("xy", max_size=6)
 
 
 class WaitingAtOneWorker(RuleBasedStateMachine):
-    """Requests come and go while prefixes, the standing of clients, room, and the worth of a chunk change."""
+    """Requests come and go while prefixes, priority classes, room and the token estimate of a chunk change."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class WaitingAtOneWorker(RuleBasedStateMachine):
             lambda request: self.map.watch(request, [HERE])[HERE],
             self.map.unwatch,
             self.priority_class.__getitem__,
-            PATIENCE,
+            MAX_PASSES,
             EVERY,
         )
         self.waiting: dict[RequestId, Request] = {}
@@ -50,7 +50,7 @@ class WaitingAtOneWorker(RuleBasedStateMachine):
         return sum(self.map.tree.match(prompt.hashes).get(HERE, 0) for prompt in request.prompts)
 
     def naive(self, fits: Collection[RequestId]) -> Turn | None:
-        """By matching everything anew: of those that may go, one of each client in order, until one fits."""
+        """The choice by matching everything anew: one eligible request per client in order, until one fits."""
         ranked = sorted(self.waiting.values(), key=lambda request: -self.matched(request))
         passed: dict[ClientId, RequestId] = {}
         for priority_class in (0, 1):
@@ -64,7 +64,7 @@ class WaitingAtOneWorker(RuleBasedStateMachine):
                         oldest if by_age else request,
                         tuple(PassedOver(late, "did not fit") for late in passed.values()),
                     )
-                if self.passed[request.id] >= PATIENCE and len(self.waiting) > 1:
+                if self.passed[request.id] >= MAX_PASSES and len(self.waiting) > 1:
                     return None
                 passed[request.client] = request.id
         return None
@@ -80,7 +80,7 @@ class WaitingAtOneWorker(RuleBasedStateMachine):
     @precondition(lambda self: self.waiting)
     @rule(data=st.data(), again=st.booleans())
     def remove(self, data: st.DataObject, again: bool) -> None:
-        """A request leaves, and may come again under the same name."""
+        """A request leaves, and may be pushed again with the same id."""
         request = data.draw(st.sampled_from(list(self.waiting)))
         removed = self.queue.remove(request)
         del self.passed[request]
@@ -100,7 +100,7 @@ class WaitingAtOneWorker(RuleBasedStateMachine):
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
     def little_room(self, data: st.DataObject) -> None:
-        """Whoever does not fit is passed over, and counts how often."""
+        """A request that does not fit is passed over, and this is counted."""
         fits = data.draw(st.sets(st.sampled_from(list(self.waiting))))
         expected = self.naive(fits)
         assert self.queue.longest(lambda request: request.id in fits) == expected
@@ -109,19 +109,19 @@ class WaitingAtOneWorker(RuleBasedStateMachine):
     @rule(worker=st.sampled_from([HERE, HERE, THERE]), prompt=texts)
     def insert(self, worker: WorkerId, prompt: str) -> None:
         self.map.insert(MODEL, [key(prompt, exact=False)], worker, 0.0)
-        self.hear()
+        self.report_changes()
 
     @rule(chunks=st.integers(1, 4))
     def evict(self, chunks: int) -> None:
         self.map.mirror.evict(HERE, chunks * CHUNK_TOKENS)
-        self.hear()
+        self.report_changes()
 
     @rule()
     def drop(self) -> None:
         self.map.drop(HERE)
-        self.hear()
+        self.report_changes()
 
-    def hear(self) -> None:
+    def report_changes(self) -> None:
         self.queue.match_changed(self.map.take_changes().get(HERE, ()))
 
     @precondition(lambda self: self.waiting)
@@ -131,8 +131,10 @@ class WaitingAtOneWorker(RuleBasedStateMachine):
         self.estimates.learn(request, Usage(tokens, 1))
 
     @invariant()
-    def it_is_the_naive_queue(self) -> None:
-        """The same request is first, the same wait in the same order, and each is watched once, unless it is alone."""
+    def it_equals_the_naive_queue(self) -> None:
+        """The first request and the order of arrival are the same, and each request is watched once, unless it is
+        alone.
+        """
         assert self.queue.longest(lambda _: True) == self.naive(self.waiting.keys())
         assert list(self.queue.requests) == list(self.waiting)
         assert len(self.queue) == len(self.waiting)
@@ -145,7 +147,7 @@ TestWaitingAtOneWorker.settings = settings(max_examples=80)
 
 
 class Cache:
-    """A worker whose matches the test sets by hand, and that counts how often it is asked."""
+    """A worker whose matches the test sets, and that counts the queries."""
 
     def __init__(self) -> None:
         self.matches: dict[RequestId, int] = {}
@@ -170,8 +172,8 @@ def request(client: str, number: int) -> Request:
     return Request(RequestId(f"{client}{number}"), ClientId(client), MODEL, ())
 
 
-def test_a_choice_asks_about_nothing_however_many_wait() -> None:
-    """While no match changes, each is asked for once."""
+def test_a_choice_without_changes_queries_no_match() -> None:
+    """While no match changes, each is queried once."""
     cache = Cache()
     queue = cache.queue()
     for number in range(500):
@@ -183,8 +185,8 @@ def test_a_choice_asks_about_nothing_however_many_wait() -> None:
     assert cache.questions == 0
 
 
-def test_a_request_alone_is_matched_with_nothing() -> None:
-    """There is no choice to make, so nothing is asked and nothing is watched."""
+def test_a_request_alone_is_not_matched() -> None:
+    """There is no choice to make, so nothing is queried and nothing is watched."""
     cache = Cache()
     queue = cache.queue()
     queue.push(request("ada", 1))
@@ -193,15 +195,15 @@ def test_a_request_alone_is_matched_with_nothing() -> None:
 
 
 def test_a_request_alone_that_does_not_fit_waits() -> None:
-    """It stays where it is."""
+    """It stays in the queue."""
     queue = Cache().queue()
     queue.push(request("ada", 1))
     assert queue.longest(lambda _: False) is None
     assert len(queue) == 1
 
 
-def test_cancelled_requests_do_not_heap_up() -> None:
-    """A client that always has one request waiting may send and take back others for ever."""
+def test_cancelled_requests_do_not_accumulate() -> None:
+    """A client that always has one request waiting may send and cancel others without end."""
     queue = Cache().queue()
     queue.push(request("ada", 0))
     for number in range(1, 1000):
@@ -213,8 +215,10 @@ def test_cancelled_requests_do_not_heap_up() -> None:
     assert len(queue._firsts[0]) < 30
 
 
-def test_clients_that_come_and_go_do_not_heap_up() -> None:
-    """Of a client that waits no more nothing is kept, be it found with a standing that it did not have, or never."""
+def test_clients_that_come_and_go_do_not_accumulate() -> None:
+    """Nothing is kept of a client without waiting requests, whether it was set aside for its priority class or never
+    found.
+    """
     priority_class: dict[ClientId, int | None] = {ClientId("stays"): 0}
     queue = LongestMatchQueue(lambda _: 0, lambda _: None, priority_class.get)
     queue.push(request("stays", 0))
@@ -232,16 +236,16 @@ def test_clients_that_come_and_go_do_not_heap_up() -> None:
     assert all(len(firsts) < 30 for firsts in queue._firsts)
 
 
-def test_a_standing_that_comes_and_goes_costs_nothing_while_others_are_first() -> None:
-    """A client that is nowhere near its turn is not looked at, whatever becomes of it meanwhile."""
+def test_a_changing_priority_class_costs_nothing_while_others_are_first() -> None:
+    """A client that is far from its turn is not looked at, however its class changes."""
     priority_class: dict[ClientId, int | None] = {}
     asked: Counter[ClientId] = Counter()
 
-    def told(client: ClientId) -> int | None:
+    def priority_class_of(client: ClientId) -> int | None:
         asked[client] += 1
         return priority_class[client]
 
-    queue = LongestMatchQueue(lambda _: 0, lambda _: None, told)
+    queue = LongestMatchQueue(lambda _: 0, lambda _: None, priority_class_of)
     for number in range(100):
         priority_class[ClientId(f"client {number}-")] = 0
         queue.push(request(f"client {number}-", 1))
@@ -256,13 +260,13 @@ def test_a_standing_that_comes_and_goes_costs_nothing_while_others_are_first() -
     assert len(queue._firsts[0]) == 100
 
 
-class Both:
-    """Two queues, and what each request is to them."""
+class QueuePair:
+    """Two queues, and each request's match in them."""
 
     def __init__(self) -> None:
         self.priority_class: dict[ClientId, int | None] = dict.fromkeys(CLIENTS, 0)
         self.matches: tuple[dict[RequestId, int], ...] = ({}, {})
-        """By queue, in the order in which they came there."""
+        """By queue, in order of arrival there."""
         self.gone: tuple[Counter[ClientId], ...] = (Counter(), Counter())
         self.queues = [
             LongestMatchQueue(
@@ -338,22 +342,22 @@ OLDEST_OF_THE_FIRST = [
 @settings(max_examples=150)
 @example(steps=OLDEST_OF_THE_FIRST)
 @given(steps=st.lists(PAIR_STEPS, max_size=60))
-def test_of_two_queues_the_first_of_both_goes(steps: list[tuple[str, int, int, tuple[int, ...]]]) -> None:
-    """A request may wait in both, with another match in each; of equals the first queue's goes, or its oldest."""
-    both = Both()
+def test_the_first_request_of_two_queues_goes(steps: list[tuple[str, int, int, tuple[int, ...]]]) -> None:
+    """A request may wait in both, with a different match in each; of equals the first queue's goes, or its oldest."""
+    pair = QueuePair()
     for step, number, value, places in steps:
         name = RequestId(f"r{number}")
         match step:
             case "restand":
-                both.change_priority(both.client(name), (None, 0, 1)[value])
+                pair.change_priority(pair.client(name), (None, 0, 1)[value])
             case "ask":
-                turn = longest(both.queues, anything)
-                assert (turn and turn.request.id) == both.naive()
+                turn = longest(pair.queues, anything)
+                assert (turn and turn.request.id) == pair.naive()
         for n in places:
             match step:
                 case "push":
-                    both.push(n, name, value)
+                    pair.push(n, name, value)
                 case "remove":
-                    both.remove(n, name)
+                    pair.remove(n, name)
                 case "rematch":
-                    both.rematch(n, name, value)
+                    pair.rematch(n, name, value)

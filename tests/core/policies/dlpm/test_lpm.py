@@ -1,4 +1,4 @@
-"""LPM, told as conversations: whose prefix is cached goes next, unless too many wait."""
+"""LPM, in scenarios: the request with the longest cached prefix goes next, unless too many wait."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def scene(cut_off: int = 0, *, settings: SchedulerSettings = ONE_AT_A_TIME) -> S
 
 
 def test_the_longest_match_goes_first() -> None:
-    """Whoever sends it; of equals, the first to come."""
+    """Whoever sends it; of equals, the oldest."""
     talk = scene()
     running = talk.arrive("ada", "document 1")
     cold, warm = talk.arrive("bob", "hello"), talk.arrive("ada", "document 2")
@@ -24,7 +24,7 @@ def test_the_longest_match_goes_first() -> None:
 
 
 def test_the_order_follows_the_cache() -> None:
-    """What is computed for one moves others up, and what is evicted moves them back."""
+    """A prefix computed for one request moves others up, and an eviction moves them down."""
     talk = scene()
     running, first = talk.arrive("ada", "something"), talk.arrive("ada", "book: why?")
     other, follower = talk.arrive("ada", "letters"), talk.arrive("ada", "book: how?")
@@ -38,8 +38,8 @@ def test_the_order_follows_the_cache() -> None:
     assert talk.order[3:] == [other, last]
 
 
-def test_a_cold_request_waits_as_long_as_warm_ones_come() -> None:
-    """Longest match is no fair order: nothing ages."""
+def test_an_uncached_request_waits_as_long_as_cached_ones_arrive() -> None:
+    """Longest match is not fair: waiting does not raise priority."""
     talk = scene()
     talk.arrive("heavy", "document!")
     cold = talk.arrive("light", "hello")
@@ -49,8 +49,8 @@ def test_a_cold_request_waits_as_long_as_warm_ones_come() -> None:
     assert cold not in talk.dispatched
 
 
-def test_while_too_many_wait_the_first_to_come_goes_first() -> None:
-    """Above the cut-off matches do not count; as soon as no more than it wait, they do, of all that wait."""
+def test_above_the_cut_off_the_oldest_request_goes_first() -> None:
+    """Above the cut-off matches do not count; at the cut-off they do, for all waiting requests."""
     talk = scene(cut_off=3)
     running = talk.arrive("ada", "document 1")
     first, second, third = (talk.arrive("ada", text) for text in ("one", "two", "three"))
@@ -66,7 +66,7 @@ def test_while_too_many_wait_the_first_to_come_goes_first() -> None:
 
 @pytest.mark.parametrize(("waiting", "goes"), [(128, "warm"), (129, "first")])
 def test_the_cut_off_is_that_of_sglang(waiting: int, goes: str) -> None:
-    """By default 128 that wait are compared, and 129 are not."""
+    """By default 128 waiting requests are compared, and 129 are not."""
     talk = Scene("rr+lpm", settings=ONE_AT_A_TIME)
     running = talk.arrive("ada", "document 1")
     requests = [talk.arrive("ada", "else") for _ in range(waiting - 1)]
@@ -75,8 +75,8 @@ def test_the_cut_off_is_that_of_sglang(waiting: int, goes: str) -> None:
     assert talk.order[1] == {"warm": warm, "first": requests[0]}[goes]
 
 
-def test_who_leaves_counts_no_more() -> None:
-    """A queue that clients leave falls under its cut-off too."""
+def test_cancelled_requests_do_not_count_towards_the_cut_off() -> None:
+    """Cancellations can bring a queue below its cut-off, too."""
     talk = scene(cut_off=2)
     running = talk.arrive("ada", "document 1")
     gone, cold, warm = talk.arrive("ada", "one"), talk.arrive("ada", "two"), talk.arrive("ada", "document 2")
@@ -87,7 +87,7 @@ def test_who_leaves_counts_no_more() -> None:
 
 
 @pytest.mark.parametrize("cut_off", [0, 1])
-def test_nobody_passes_a_head_that_does_not_fit(cut_off: int) -> None:
+def test_no_request_passes_a_head_that_does_not_fit(cut_off: int) -> None:
     """Above the cut-off and below it, room is kept for the request whose turn it is."""
     window = FixedWindow(requests=4, unstarted_tokens=8 * CHUNK_TOKENS)
     talk = scene(cut_off, settings=SchedulerSettings(window=window))
@@ -100,7 +100,6 @@ def test_nobody_passes_a_head_that_does_not_fit(cut_off: int) -> None:
     assert talk.order == [running, big, small]
 
 
-def test_a_negative_cut_off_is_refused() -> None:
-    """Fewer than none cannot wait."""
+def test_a_negative_cut_off_is_rejected() -> None:
     with pytest.raises(ValueError, match="cut_off"):
         LpmParameters(-1)

@@ -1,4 +1,4 @@
-"""What `dlpm_home` lets go without the pool, held to what it gives out when everything enters that."""
+"""`dlpm_home` dispatches a request that need not wait as if it had entered the pool: two schedulers are compared."""
 
 from random import Random
 
@@ -26,42 +26,42 @@ SETTINGS = SchedulerSettings(
     match_minimum=CHUNK_TOKENS,
     health=HealthRules(failures=1, cooldown=0.5, silence=2.0),
 )
-LITTLE_CREDIT = DlpmHomeParameters(
+SMALL_QUANTUM = DlpmHomeParameters(
     quantum=100.0, worker_quantum=300.0, home_loss=CHUNK_TOKENS, home_patience=100.0, load_ratio=1.0, load_slack=0
 )
-NO_PATIENCE = DlpmHomeParameters(quantum=1e4, home_loss=0, home_patience=1e-20)
+NO_HOME_WAIT = DlpmHomeParameters(quantum=1e4, home_loss=0, home_patience=1e-20)
 
 
-class AllWait(DlpmHome):
-    """Each request enters the pool, whomever it finds there."""
+class AllEnterPool(DlpmHome):
+    """A policy in which each request enters the pool, even an empty one."""
 
     def enqueue(self, request: Request, now: float) -> None:
         super().enqueue(request, now)
         self._queue_newcomer(now)
 
 
-class Counting(DlpmHome):
-    """As it is; and counts."""
+class CountingPolicy(DlpmHome):
+    """The policy as it is, with counts of passed-through and other requests."""
 
     def __init__(self, context: PolicyContext) -> None:
         super().__init__(context)
-        self.passed = self.given = 0
+        self.passed_through = self.chosen = 0
 
     def next(self, now: float) -> Choice | None:
         alone = self._newcomer is not None
         choice = super().next(now)
-        self.given += choice is not None
-        self.passed += alone and choice is not None
+        self.chosen += choice is not None
+        self.passed_through += alone and choice is not None
         return choice
 
 
 class Twins(Scene):
-    """Two schedulers that hear the same."""
+    """Two schedulers that handle the same events."""
 
     def __init__(self, parameters: DlpmHomeParameters) -> None:
-        self.twin = Scheduler(AllWait, SETTINGS, Parameters(parameters), Random(0))
+        self.twin = Scheduler(AllEnterPool, SETTINGS, Parameters(parameters), Random(0))
         super().__init__("dlpm_home", parameters, workers=(), settings=SETTINGS)
-        self.scheduler = Scheduler(Counting, SETTINGS, Parameters(parameters), Random(0))
+        self.scheduler = Scheduler(CountingPolicy, SETTINGS, Parameters(parameters), Random(0))
 
     def tell(self, event: Event) -> list[Command]:
         commands = super().tell(event)
@@ -71,7 +71,7 @@ class Twins(Scene):
 
 
 def facts(scheduler: Scheduler, now: float) -> object:
-    """Counters, what fairness sees, in the order in which it is kept, and what waits."""
+    """Counters, fairness figures in the order in which they are kept, and the waiting requests."""
     fairness, quantum = scheduler.fairness, scheduler.policy.properties.gap_quantum or 0.0
     return (
         list(scheduler.policy.saved()),
@@ -82,7 +82,7 @@ def facts(scheduler: Scheduler, now: float) -> object:
 
 
 def step(talk: Twins, random: Random) -> None:
-    """Anything happens, most often an arrival or an answer."""
+    """Let one random event happen, most often an arrival or an answer."""
     running = list(talk.scheduler.ledger.bills)
     some = random.choice(running) if running else RequestId("never heard of")
     worker = random.choice(WORKERS)
@@ -122,17 +122,17 @@ def arrive(talk: Twins, random: Random) -> None:
     )
 
 
-@pytest.mark.parametrize("parameters", [LITTLE_CREDIT, NO_PATIENCE], ids=["little-credit", "no-patience"])
+@pytest.mark.parametrize("parameters", [SMALL_QUANTUM, NO_HOME_WAIT], ids=["small quantum", "no home wait"])
 @pytest.mark.parametrize("seed", range(8))
-def test_what_finds_nobody_waiting_goes_as_if_it_had_entered_the_pool(
-    parameters: DlpmHomeParameters, seed: int
-) -> None:
-    """Whatever happens, commands, credit and what fairness sees are the same to the last bit; and many do pass."""
+def test_passing_through_equals_entering_the_pool(parameters: DlpmHomeParameters, seed: int) -> None:
+    """For any events, commands, deficits and fairness figures are equal to the last bit; and many requests do pass
+    through.
+    """
     talk, random = Twins(parameters), Random(seed)
     for worker in WORKERS[:3]:
         talk.join(worker, MODEL, "qwen")
     for _ in range(STEPS):
         step(talk, random)
     policy = talk.scheduler.policy
-    assert isinstance(policy, Counting)
-    assert 20 < policy.passed < policy.given
+    assert isinstance(policy, CountingPolicy)
+    assert 20 < policy.passed_through < policy.chosen

@@ -1,4 +1,4 @@
-"""Refills that are held back for those whose calls run, told as conversations, and in virtual time."""
+"""Refills that are delayed for clients with running calls, in scenarios and in virtual time."""
 
 from collections.abc import Mapping
 
@@ -15,13 +15,13 @@ from router.core.policies.dlpm.dlpm_home import DlpmHomeParameters
 from tests.core.scenario import CHUNK_TOKENS, Scene
 
 HEAVY = 40
-"""Chunks of each prompt of a flood: a quantum is less."""
+"""Chunks of each prompt of a flood. A quantum covers less."""
 SECONDS = HEAVY * CHUNK_TOKENS * FIRST_SECONDS_PER_TOKEN
-"""What one of them takes of the engine."""
+"""Seconds of engine time that one such prompt takes."""
 
 
 def flooded(talk: Scene, *, weight: float = 1.0) -> tuple[RequestId, RequestId]:
-    """Hon's call runs, and flo has used up its credit; returns hon's call, and flo's that waits if it has to."""
+    """Hon's call runs, and flo's deficit is used up. Returns hon's call and flo's call that waits if it must."""
     hon = talk.arrive("hon", "h" * 10, weight=weight)
     talk.start(hon)
     for letter in "ab":  # with its first credit, and by a refill
@@ -35,8 +35,10 @@ def scene(isolation: float = 1.0, workers: tuple[str, ...] = ("w1",)) -> Scene:
 
 
 @pytest.mark.parametrize(("weight", "times"), [(1.0, 2.0), (2.0, 3.0)])
-def test_a_flood_waits_while_those_with_credit_have_as_much_of_the_engine(weight: float, times: float) -> None:
-    """The time that what the last refill let in takes, and that much more for each client of weight 1 that runs."""
+def test_a_flood_waits_while_eligible_clients_get_equal_engine_time(weight: float, times: float) -> None:
+    """It waits for the time that the last admitted work takes, and as long again per weight of the clients with running
+    calls.
+    """
     talk = scene()
     _, waiting = flooded(talk, weight=weight)
     assert waiting not in talk.dispatched
@@ -48,14 +50,14 @@ def test_a_flood_waits_while_those_with_credit_have_as_much_of_the_engine(weight
 
 
 def test_a_hold_ends_with_the_last_call_that_it_is_for() -> None:
-    """Nobody is left whom the flood could slow."""
+    """No call is left that the flood could slow."""
     talk = scene()
     hon, waiting = flooded(talk)
     talk.finish(hon)
     assert waiting in talk.dispatched
 
 
-def test_a_hold_ends_when_those_with_credit_have_used_it_up() -> None:
+def test_a_hold_ends_when_its_clients_deficits_are_used_up() -> None:
     """From then on they would need a refill themselves."""
     talk = scene()
     hon, waiting = flooded(talk)
@@ -72,8 +74,8 @@ def test_without_isolation_a_refill_never_waits() -> None:
     assert waiting in talk.dispatched
 
 
-def test_a_worker_that_idles_waits_for_no_refill() -> None:
-    """Nobody runs there who could be slowed."""
+def test_an_idle_worker_waits_for_no_refill() -> None:
+    """No call runs there that could be slowed."""
     talk = scene()
     _, waiting = flooded(talk)
     talk.join("w2")
@@ -81,7 +83,7 @@ def test_a_worker_that_idles_waits_for_no_refill() -> None:
 
 
 def test_a_client_alone_is_never_held() -> None:
-    """However much it has running, and however far it is in debt."""
+    """However many calls it has running, and however deep its debt is."""
     talk = scene()
     calls = [talk.arrive("flo", letter * HEAVY) for letter in "abc"]
     for call in calls:
@@ -90,7 +92,7 @@ def test_a_client_alone_is_never_held() -> None:
 
 
 def test_debts_stay_while_anything_is_in_flight() -> None:
-    """A flood that leaves no queue behind owes what it took from those that it slowed."""
+    """A flood that leaves no queue behind still owes what it took from the clients that it slowed."""
     talk = scene(0.0)
     hon, _ = flooded(talk)
     owed = talk.deficit("flo").order
@@ -104,8 +106,8 @@ def test_debts_stay_while_anything_is_in_flight() -> None:
 
 
 @pytest.mark.parametrize("isolation", [-0.1, 0.01, 1.1])
-def test_isolation_is_zero_or_a_share(isolation: float) -> None:
-    """Below the least, the noise of what is measured would decide."""
+def test_isolation_is_zero_or_above_a_minimum(isolation: float) -> None:
+    """Below the minimum, the noise of the measurements would decide."""
     with pytest.raises(ValueError, match="isolation"):
         DlpmHomeParameters(isolation=isolation)
 
@@ -118,8 +120,10 @@ def felt(load: Load, isolation: float, *, seconds: float = 60.0) -> Mapping[str,
     return {name: value for name, value in measured.items() if isinstance(value, float | int)}
 
 
-def test_a_flood_of_cold_prompts_takes_no_more_than_its_share() -> None:
-    """Honest clients get nearly their fair share, and their tokens in less than half of the time, at no loss."""
+def test_a_flood_of_uncached_prompts_takes_no_more_than_its_share() -> None:
+    """Honest clients get nearly their fair share, and their tokens in less than half the time, at no loss of total
+    service.
+    """
     load, isolation = cold_flood(32), DlpmHomeParameters().isolation
     held, free = felt(load, isolation), felt(load, 0.0)
     assert free["least/fair"] < 0.4
@@ -129,7 +133,7 @@ def test_a_flood_of_cold_prompts_takes_no_more_than_its_share() -> None:
 
 
 def test_a_flood_of_chats_takes_no_more_than_its_share() -> None:
-    """Where those that run make nearly as much of the engines as all together."""
+    """Here the running calls get nearly as much service from the engines as all calls together would."""
     load = chat_flood(64)
     held, free = felt(load, DlpmHomeParameters().isolation), felt(load, 0.0)
     assert free["least/fair"] < 0.75
@@ -137,8 +141,8 @@ def test_a_flood_of_chats_takes_no_more_than_its_share() -> None:
     assert held["service/s"] > 0.95 * free["service/s"]
 
 
-def test_little_is_held_back_for_few_streams() -> None:
-    """That would leave most of the engines idle."""
+def test_few_streams_delay_refills_little() -> None:
+    """A long delay would leave most of the engines idle."""
     load = chat_flood(4)
     held, free = felt(load, DlpmHomeParameters().isolation), felt(load, 0.0)
     assert held["service/s"] > 0.97 * free["service/s"]

@@ -1,4 +1,4 @@
-"""Preble's placement: Algorithms 1 and 2 with made-up workers, and the adjustment of loads as conversations."""
+"""Preble's placement: Algorithms 1 and 2 with made-up workers, and the load adjustment in scenarios."""
 
 from collections import Counter
 from random import Random
@@ -19,14 +19,14 @@ W = ("w1", "w2", "w3")
 
 
 class Workers(FleetView):
-    """Each computes a hundred tokens of prefill in a second."""
+    """Workers that prefill 100 tokens per second."""
 
     def prefill_seconds(self, worker: WorkerId, tokens: float) -> float:  # noqa: ARG002 - all are alike
         return tokens / 100
 
 
 class Bench:
-    """The placement alone, told how much of each prompt is cached where."""
+    """The placement alone; the test says how much of each prompt is cached on which worker."""
 
     def __init__(self, parameters: PrebleParameters) -> None:
         view = cast(FleetView, Workers())  # type: ignore[abstract]
@@ -36,7 +36,7 @@ class Bench:
         self._count = 0
 
     def place(self, text: str, now: float = 0.0, *, wait: float = 0.0, output: int = 0, **cached: int) -> str:
-        """Place a prompt, cached by so many chunks at each of these workers, and let it be answered."""
+        """Place a prompt of which these workers hold this many chunks, and let it be answered."""
         self._count += 1
         request = Request(RequestId(f"r{self._count}"), ClientId("ada"), MODEL, (key(text),))
         candidates = [
@@ -61,7 +61,7 @@ def bench(
     balance_after: int = 0,
     copy_slowdown: float = 0.0,
 ) -> Bench:
-    """With every part switched off that is not named."""
+    """Build a `Bench` with every feature off that is not named."""
     return Bench(
         PrebleParameters(
             decode_seconds=decode_seconds,
@@ -74,7 +74,7 @@ def bench(
     )
 
 
-def test_exploit_if_more_is_cached_than_missed() -> None:
+def test_a_prompt_that_is_mostly_cached_is_exploited() -> None:
     """Half of a prompt is not enough; then load decides, whatever is cached."""
     talk = bench()
     talk.place("abcdefgh", w1=0)
@@ -82,8 +82,8 @@ def test_exploit_if_more_is_cached_than_missed() -> None:
     assert talk.place("abcdxyzu", w1=4, w2=0) == "w2 load"
 
 
-def test_of_several_with_the_prefix_the_cheapest_is_taken() -> None:
-    """And that one itself, whatever its place among the workers is; one that holds less is none of them."""
+def test_of_several_workers_with_the_prefix_the_cheapest_is_chosen() -> None:
+    """In any order of the workers. A worker that holds less is not considered."""
     talk = bench()
     talk.place("abcdefgh", w2=0)
     talk.place("abcdefgh" * 2, w4=0)
@@ -93,8 +93,8 @@ def test_of_several_with_the_prefix_the_cheapest_is_taken() -> None:
     assert talk.place("abcdefgx", w1=0, w2=7, w3=6, w4=7) == "w4 prefix"
 
 
-def test_load_is_what_the_last_while_missed() -> None:
-    """Input found in the cache costs nothing, and what was placed longer ago than H neither."""
+def test_load_is_the_uncached_input_of_recent_requests() -> None:
+    """Cached input costs nothing, and neither do requests placed more than H ago."""
     talk = bench()
     talk.place("abcdefgh", w1=0)
     talk.place("abcdefghabcdefgh", 10.0, w2=9)
@@ -104,8 +104,8 @@ def test_load_is_what_the_last_while_missed() -> None:
     assert talk.place("z", 190.0, w1=0, w2=0) == "w2 load"
 
 
-def test_load_is_also_output_at_its_average() -> None:
-    """The mean of a worker's answers within H counts for each of its requests; before there is any, a first guess."""
+def test_load_includes_the_average_output() -> None:
+    """The mean of a worker's answers within H counts for each of its requests; before there is one, a first guess."""
     talk = bench(decode_seconds=1.0)
     talk.place("abc", w1=0, output=10)
     talk.place("abc", w2=0, output=100)
@@ -119,15 +119,17 @@ def test_load_is_also_output_at_its_average() -> None:
     assert explored == ["w2 load"] * 3 + ["w1 load"]  # 45 tokens outweigh three requests of 14
 
 
-def test_what_the_request_itself_costs_counts() -> None:
+def test_the_cost_of_the_request_itself_counts() -> None:
     """Of two workers with equal load, the one that holds a part of the prompt is explored."""
     for worker in ("w1", "w2"):
         assert bench().place("abcdefgh", **{"w1": 0, "w2": 0, worker: 3}) == f"{worker} load"
 
 
 @pytest.mark.parametrize(("counted", "chosen"), [(True, "w2 load"), (False, "w1 load")])
-def test_evicting_what_many_share_costs_more(counted: bool, chosen: str) -> None:
-    """Both missed as much, w2 a little more; but the room at w1 would come from what all of its requests share."""
+def test_evicting_a_shared_prefix_costs_more(counted: bool, chosen: str) -> None:
+    """Both workers missed about as much, w2 slightly more; but at w1 a prefix that all its requests share would be
+    evicted.
+    """
     talk = bench(eviction_cost=counted)
     for letter in "1234":
         talk.place("abcdefgh" + letter, w1=0 if letter == "1" else 8)
@@ -136,8 +138,8 @@ def test_evicting_what_many_share_costs_more(counted: bool, chosen: str) -> None
 
 
 @pytest.mark.parametrize("gone", ["by time", "with its worker"])
-def test_what_is_history_no_more_costs_nothing_to_evict(gone: str) -> None:
-    """Once H is over, or its worker has left and come back, nothing is left of what requests shared there."""
+def test_evicting_old_prefixes_costs_nothing(gone: str) -> None:
+    """After H, or after the worker left and returned, no shared prefix is left there."""
     talk = bench(eviction_cost=True)
     for letter in "1234":
         talk.place("abcdefgh" + letter, w1=0 if letter == "1" else 8)
@@ -150,8 +152,10 @@ def test_what_is_history_no_more_costs_nothing_to_evict(gone: str) -> None:
 
 
 @pytest.mark.parametrize(("ratio", "chosen"), [(0.7, "w1 decodes"), (0.95, "w2 load"), (0.0, "w2 load")])
-def test_what_is_explored_goes_where_decoding_prevails(ratio: float, chosen: str) -> None:
-    """To the worker of whose input most was cached within 30 s, though it has more load; a part that may be off."""
+def test_exploration_prefers_the_worker_that_mostly_decodes(ratio: float, chosen: str) -> None:
+    """The worker with the highest cached fraction of input within 30 s gets the request despite a higher load, unless
+    this is off.
+    """
     talk = bench(decode_ratio=ratio)
     for _ in range(8):
         talk.place("abcdefgh", w1=7)
@@ -159,8 +163,8 @@ def test_what_is_explored_goes_where_decoding_prevails(ratio: float, chosen: str
     assert talk.place("uvw", 45.0, w1=0, w2=0) == "w2 load"
 
 
-def test_a_worker_that_comes_back_shares_nothing_with_what_it_was() -> None:
-    """Requests that it had before it left are not counted with those that ask for the same afterwards."""
+def test_a_worker_that_returns_starts_with_an_empty_history() -> None:
+    """Its earlier requests do not count as sharing a prefix with later ones."""
     talk = bench(eviction_cost=True)
     for _ in range(4):
         talk.place("abcdefgh", w1=0)
@@ -172,15 +176,15 @@ def test_a_worker_that_comes_back_shares_nothing_with_what_it_was() -> None:
     assert talk.place("01234567", w1=0, w2=0) == "w1 load"
 
 
-def test_no_worker_is_relieved_before_loads_tell_something() -> None:
-    """As many requests as are named, for each worker, come first."""
+def test_no_worker_is_relieved_before_enough_requests() -> None:
+    """The given number of requests per worker must be placed first."""
     talk = bench(balance_ratio=1.5, balance_after=2)
     placed = [talk.place("abcdefgh", w1=7, w2=0) for _ in range(5)]
     assert placed == ["w1 prefix"] * 4 + ["w2 balance"]
 
 
 def test_the_most_loaded_worker_is_relieved() -> None:
-    """Until it has no more than Th_bal times the least load; others are not."""
+    """Until it has at most Th_bal times the lowest load. Other workers are not relieved."""
     talk = bench(balance_ratio=1.5, balance_after=2)
     talk.place("x" * 24, w3=0)
     talk.place("abcdefghabcdefgh", w2=0)
@@ -194,8 +198,8 @@ def test_the_most_loaded_worker_is_relieved() -> None:
 
 
 @pytest.mark.parametrize("on", [True, False])
-def test_a_hot_prefix_is_shared_out(on: bool) -> None:
-    """By default a fleet that is asked for one prefix is used evenly; without the balance it is not."""
+def test_a_hot_prefix_is_spread_over_the_fleet(on: bool) -> None:
+    """By default a fleet that serves one prefix is used evenly; without balancing it is not."""
     talk = Scene("preble", PrebleParameters(balance_ratio=1.5 * on, balance_after=5), workers=W)
     for number in range(90):
         talk.now += 0.1
@@ -206,7 +210,9 @@ def test_a_hot_prefix_is_shared_out(on: bool) -> None:
 
 
 def test_a_prefix_is_copied_when_its_requests_wait_ever_longer() -> None:
-    """Twice as long in the later half of H, at the most loaded worker, where it alone has it; to any but that one."""
+    """They wait twice as long in the later half of H at the most loaded worker, which alone has it; it goes to another
+    one.
+    """
     talk = bench(copy_slowdown=2.0)
     talk.place("y" * 9, w2=0)
     for now, cached in ((0.0, 0), (10.0, 7), (20.0, 7)):
@@ -219,8 +225,8 @@ def test_a_prefix_is_copied_when_its_requests_wait_ever_longer() -> None:
     assert talk.place("abcdefgh", 175.0, w1=7, w2=7) == "w1 prefix"
 
 
-def test_a_prefix_that_two_have_is_not_copied() -> None:
-    """However long its requests wait at both, and both being the most loaded."""
+def test_a_prefix_on_two_workers_is_not_copied() -> None:
+    """However long its requests wait at both, even if both are the most loaded."""
     for others in (1, 2):
         talk = bench(copy_slowdown=2.0)
         for now, wait in ((0.0, 1.0), (160.0, 50.0)):
@@ -230,8 +236,8 @@ def test_a_prefix_that_two_have_is_not_copied() -> None:
         assert talk.place("abcdefgh", 175.0, w3=0, **holders).split()[1] == ("copy" if others == 1 else "prefix")
 
 
-def test_what_waited_here_counts_as_waiting() -> None:
-    """In a conversation: with a queue that grows the prefix is copied to the idle worker, and without never."""
+def test_waits_in_the_router_count() -> None:
+    """With a growing queue the prefix is copied to the idle worker, and without one never."""
     for crowd in (1, 12):
         parameters = PrebleParameters(history=40.0, balance_ratio=0, decode_ratio=0)
         talk = Scene("preble", parameters, workers=W[:2], settings=ONE_AT_A_TIME)
@@ -249,7 +255,7 @@ def test_what_waited_here_counts_as_waiting() -> None:
 
 
 def test_a_worker_that_left_is_forgotten() -> None:
-    """It comes back with no load; what waited for it is placed anew, and what ran there ends in peace."""
+    """It returns with no load; requests that waited for it are placed anew, and running ones end without error."""
     talk = Scene("preble", PrebleParameters(decode_ratio=0), workers=W[:2], settings=ONE_AT_A_TIME)
     first = talk.arrive("ada", "document")
     waits = [talk.arrive("ada", "document" + letter) for letter in "ab"]
@@ -263,7 +269,7 @@ def test_a_worker_that_left_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["history", "decode_history", "decode_seconds", "balance_ratio", "copy_slowdown"])
-def test_parameters_that_cannot_work_are_refused(wrong: str) -> None:
-    """Time and ratios are not negative."""
+def test_negative_parameters_are_rejected(wrong: str) -> None:
+    """Times and ratios must not be negative."""
     with pytest.raises(ValueError, match=wrong):
         PrebleParameters(**{wrong: -1})  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Preble's priority groups, told as conversations: who goes next at one worker."""
+"""Preble's priority groups, in scenarios: which request goes next at one worker."""
 
 from collections import Counter
 from collections.abc import Collection
@@ -24,7 +24,9 @@ def scene(groups: int = 10) -> Scene:
 
 
 def test_each_group_goes_in_proportion_to_its_rank() -> None:
-    """In one round the group with nine tenths cached has ten turns, a cold one has one, and none is left out."""
+    """In one round the group with nine tenths cached has ten turns, an uncached one has one, and no group is left
+    out.
+    """
     talk = scene()
     running = talk.arrive("ada", "abcdefghij")
     for number in range(30):
@@ -39,8 +41,8 @@ def test_each_group_goes_in_proportion_to_its_rank() -> None:
     assert clients[:17] == ["warm"] * 10 + ["half"] * 6 + ["cold"]
 
 
-def test_in_a_group_the_first_to_come_goes_first() -> None:
-    """Also one that comes into the group late, by what was computed while it waited."""
+def test_in_a_group_the_oldest_request_goes_first() -> None:
+    """Even one that enters the group late, because its prefix was computed while it waited."""
     talk = scene(groups=2)
     running = talk.arrive("ada", "xxxx")
     early = talk.arrive("ada", "abcdef1")
@@ -53,8 +55,8 @@ def test_in_a_group_the_first_to_come_goes_first() -> None:
     assert opener in talk.order
 
 
-def test_a_group_follows_the_match() -> None:
-    """What is evicted makes a request cold, and what is computed makes it warm, while it waits."""
+def test_a_request_changes_group_with_its_match() -> None:
+    """While a request waits, an eviction moves it down and a computed prefix moves it up."""
     talk = scene(groups=2)
     running = talk.arrive("ada", "abcdefgh")
     other, warm = talk.arrive("bob", "pqrstuv"), talk.arrive("ada", "abcdefg1")
@@ -65,8 +67,8 @@ def test_a_group_follows_the_match() -> None:
     assert talk.order == [running, other, warm]
 
 
-def test_a_head_that_does_not_fit_is_waited_for() -> None:
-    """Nobody passes it, so that it cannot starve."""
+def test_no_request_passes_a_head_that_does_not_fit() -> None:
+    """So the head cannot starve."""
     window = FixedWindow(requests=9, unstarted_tokens=7 * 32)
     talk = Scene(POLICY, PriorityGroupsParameters(), settings=SchedulerSettings(window=window))
     first, large, small = (talk.arrive("ada", letter) for letter in ("aaaaa", "bbbbb", "c"))
@@ -76,7 +78,7 @@ def test_a_head_that_does_not_fit_is_waited_for() -> None:
 
 
 class Matches(FleetView):
-    """Tells what the test wrote down."""
+    """Returns the matches that the test set."""
 
     def __init__(self) -> None:
         self.chunks: dict[RequestId, int] = {}
@@ -88,8 +90,8 @@ class Matches(FleetView):
         del self.chunks[request]
 
 
-def test_whoever_comes_and_changes_groups_has_its_turn() -> None:
-    """Over a long time, in which few wait and each changes groups many times, the choice is that of a plain list."""
+def test_the_choice_equals_that_of_a_plain_list() -> None:
+    """Over a long time in which few requests wait and each changes group many times."""
     random, matches = Random(5), Matches()  # type: ignore[abstract]
     context = PolicyContext(matches, LinearCost(), random, Parameters(PriorityGroupsParameters(4)), Backlog())
     queue = ORDERS["priority_groups"](context, WorkerId("w1"))
@@ -118,7 +120,7 @@ def test_whoever_comes_and_changes_groups_has_its_turn() -> None:
     assert list(queue.waiting()) == arrived
 
 
-def test_no_groups_at_all_are_refused() -> None:
-    """There must be one."""
+def test_zero_groups_are_rejected() -> None:
+    """There must be at least one."""
     with pytest.raises(ValueError, match="groups"):
         PriorityGroupsParameters(0)

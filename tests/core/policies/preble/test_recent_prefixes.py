@@ -1,4 +1,4 @@
-"""The prefixes of recent requests, against a list of them."""
+"""The prefixes of recent requests, compared with a list of them."""
 
 from collections import deque
 from itertools import islice
@@ -15,7 +15,7 @@ texts = st.text("xy", max_size=6)
 
 
 class Listed:
-    """The same by counting: prompts in the order in which they came, worker by worker."""
+    """A reference by counting: prompts in order of arrival, by worker."""
 
     def __init__(self) -> None:
         self.prompts: dict[WorkerId, deque[tuple[int, str]]] = {W1: deque(), W2: deque()}
@@ -26,7 +26,7 @@ class Listed:
         self.prompts[worker].append((self._count, text))
 
     def stalest(self, worker: WorkerId, chunks: int) -> list[int]:
-        """How many requests share each chunk, from the least recently used and deepest on."""
+        """The number of requests that share each chunk, starting from the least recently used and deepest."""
         used: dict[str, list[int]] = {}
         for number, text in self.prompts[worker]:
             for end in range(1, len(text) + 1):
@@ -36,13 +36,13 @@ class Listed:
 
 
 def stalest(prefixes: RecentPrefixes, worker: WorkerId, chunks: int) -> list[int]:
-    """The answer, chunk by chunk."""
+    """The answer of `RecentPrefixes`, chunk by chunk."""
     return [run.requests for run in prefixes.stalest(worker, chunks) for _ in range(run.chunks)]
 
 
 @given(st.lists(st.tuples(st.sampled_from([W1, W2]), st.one_of(texts, st.none())), max_size=40), st.integers(0, 12))
-def test_what_goes_first_is_what_a_list_says(steps: list[tuple[WorkerId, str | None]], chunks: int) -> None:
-    """Whatever came and, oldest first, went; and nothing is left of what went."""
+def test_stalest_equals_the_list(steps: list[tuple[WorkerId, str | None]], chunks: int) -> None:
+    """For any additions and removals of the oldest; and nothing is left of removed prompts."""
     prefixes, listed = RecentPrefixes(), Listed()
     for worker, text in steps:
         if text is not None:
@@ -57,8 +57,8 @@ def test_what_goes_first_is_what_a_list_says(steps: list[tuple[WorkerId, str | N
         assert bool(live) <= len(prefixes) <= 2 * len(live)
 
 
-def test_nothing_is_left_of_what_ended_on_the_way() -> None:
-    """A prefix that stays while others that end in its midst come and go is in one piece again."""
+def test_a_node_is_joined_again_when_shorter_prompts_end() -> None:
+    """A prefix is one node again after prompts that end inside it have come and gone."""
     prefixes = RecentPrefixes()
     prefixes.add(key("document").hashes, W1)
     for worker in (W1, W2):
@@ -71,8 +71,8 @@ def test_nothing_is_left_of_what_ended_on_the_way() -> None:
         assert [*prefixes.stalest(W1, 99)] == [(8, 1)]
 
 
-def test_few_are_looked_at() -> None:
-    """Whoever asks for little does not pay for all that there is."""
+def test_a_small_request_looks_at_few_nodes() -> None:
+    """The cost depends on the chunks requested, not on all chunks."""
     prefixes = RecentPrefixes()
     for number in range(1000):
         prefixes.add(key(f"document{number % 10}{number // 10 % 10}{number // 100}").hashes, W1)

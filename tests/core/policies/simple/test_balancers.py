@@ -1,4 +1,4 @@
-"""Placements that look at no prefix: turns, load and chance."""
+"""Placements that ignore prefixes and choose by turn, load or chance."""
 
 from collections import Counter
 from itertools import pairwise
@@ -17,8 +17,8 @@ W = ("w1", "w2", "w3")
 
 
 @given(loads=st.lists(st.integers(0, 5), min_size=1, max_size=6), turn=st.integers(0, 100))
-def test_the_lightest_is_none_but_the_lightest(loads: list[int], turn: int) -> None:
-    """Its load is the least there is, and as many turns as there are equals show each of them once."""
+def test_lightest_has_the_lowest_load(loads: list[int], turn: int) -> None:
+    """Its load is the lowest, and successive turns return each of the equals once."""
     candidates = [Candidate(WorkerId(f"w{index}"), 0, 1, load) for index, load in enumerate(loads)]
     equals = loads.count(min(loads))
     chosen = [lightest(candidates, turn + step) for step in range(equals)]
@@ -26,7 +26,7 @@ def test_the_lightest_is_none_but_the_lightest(loads: list[int], turn: int) -> N
     assert len({candidate.worker for candidate in chosen}) == equals
 
 
-def test_round_robin_takes_turns_whatever_the_load_and_the_prefix() -> None:
+def test_round_robin_ignores_load_and_prefix() -> None:
     """Every worker gets every third request."""
     talk = Scene("round_robin", workers=W)
     for _ in range(9):
@@ -36,8 +36,8 @@ def test_round_robin_takes_turns_whatever_the_load_and_the_prefix() -> None:
     assert set(placed) == set(W)
 
 
-def test_round_robin_takes_turns_for_each_model() -> None:
-    """Two models that alternate do not leave each other every second worker."""
+def test_round_robin_rotates_per_model() -> None:
+    """Two models that alternate do not leave each other only every second worker."""
     talk = Scene("round_robin", workers=())
     for worker in W[:2]:
         talk.join(worker, MODEL, "qwen")
@@ -46,8 +46,8 @@ def test_round_robin_takes_turns_for_each_model() -> None:
     assert set(placed.values()) == {2}
 
 
-def test_each_client_takes_turns_by_itself() -> None:
-    """Clients that alternate do not leave each other every second worker."""
+def test_client_round_robin_rotates_per_client() -> None:
+    """Clients that alternate do not leave each other only every second worker."""
     talk = Scene("client_rr+fcfs", workers=W[:2])
     requests = [talk.arrive(client, "document") for _ in range(4) for client in ("ada", "bob")]
     placed = Counter((talk.requests[request].client, talk.worker_of(request)) for request in requests)
@@ -59,7 +59,7 @@ def test_each_client_takes_turns_by_itself() -> None:
 
 
 def test_clients_that_send_one_request_each_spread_over_the_workers() -> None:
-    """They begin at different workers, model by model."""
+    """Clients start at different workers, per model."""
     talk = Scene("client_rr+fcfs", workers=())
     for worker in W[:2]:
         talk.join(worker, MODEL, "qwen")
@@ -70,8 +70,10 @@ def test_clients_that_send_one_request_each_spread_over_the_workers() -> None:
 
 
 @pytest.mark.parametrize("streamed", [True, False])
-def test_least_requests_counts_what_waits_and_what_runs(streamed: bool) -> None:
-    """The next request goes where the fewest are, started or not; a worker that finishes is chosen again."""
+def test_least_requests_counts_waiting_and_running_requests(streamed: bool) -> None:
+    """The next request goes to the worker with the fewest requests, started or not; a worker that finishes is chosen
+    again.
+    """
     talk = Scene("least_requests", workers=W)
     for prompt in "abcdef":
         talk.arrive("ada", prompt, streamed=streamed)
@@ -80,8 +82,8 @@ def test_least_requests_counts_what_waits_and_what_runs(streamed: bool) -> None:
     assert talk.worker_of(talk.arrive("ada", "g")) == talk.worker_of(talk.order[3])
 
 
-def test_a_worker_that_joins_is_the_lightest() -> None:
-    """Load flows to it until it is as loaded as the others."""
+def test_a_new_worker_has_the_lowest_load() -> None:
+    """Requests go to it until it is as loaded as the others."""
     talk = Scene("least_requests", workers=W[:2])
     for prompt in "abcd":
         talk.arrive("ada", prompt)
@@ -90,7 +92,7 @@ def test_a_worker_that_joins_is_the_lightest() -> None:
 
 
 def ranks_chosen(policy: str, workers: tuple[str, ...]) -> set[str]:
-    """Among how loaded a worker's peers each of many requests was placed, some of which end."""
+    """The ranks by load of the workers that many requests were placed on, while some requests end."""
     talk, random, seen = Scene(policy, workers=workers), Random(1), set[str]()
     for _ in range(200):
         loads = {state.worker.id: state.load.requests for state in talk.scheduler.cluster}
@@ -103,8 +105,10 @@ def ranks_chosen(policy: str, workers: tuple[str, ...]) -> set[str]:
     return seen
 
 
-def test_of_two_choices_the_lighter_one_is_taken() -> None:
-    """The most loaded worker never, the lightest not always; of two workers always the lighter; and one will do."""
+def test_two_choices_takes_the_lighter_of_two() -> None:
+    """The most loaded worker is never chosen and the lightest not always; of two workers the lighter is; one worker is
+    enough.
+    """
     assert ranks_chosen("two_choices", W) == {"least", "between"}
     assert ranks_chosen("two_choices", W[:2]) == {"least"}
     assert not ranks_chosen("two_choices", W[:1])
@@ -112,8 +116,8 @@ def test_of_two_choices_the_lighter_one_is_taken() -> None:
 
 
 @pytest.mark.parametrize("policy", ["random", "two_choices"])
-def test_chance_favours_no_worker(policy: str) -> None:
-    """On an idle fleet each gets its third, and no turns are taken."""
+def test_random_placement_favours_no_worker(policy: str) -> None:
+    """On an idle fleet each of three workers gets a third, and not in rotation."""
     talk = Scene(policy, workers=W)
     for _ in range(600):
         talk.serve(talk.arrive("ada", "document"))
@@ -124,8 +128,8 @@ def test_chance_favours_no_worker(policy: str) -> None:
     assert min(pairs.values()) > 30
 
 
-def test_chance_is_seeded() -> None:
-    """The same seed places alike, so that a history can be played again."""
+def test_random_placement_is_seeded() -> None:
+    """The same seed gives the same placements, so that a history can be replayed."""
     first, second = (Scene("random", workers=W) for _ in range(2))
     for talk in (first, second):
         for _ in range(20):

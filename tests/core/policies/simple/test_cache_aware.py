@@ -1,4 +1,4 @@
-"""SGLang's cache-aware rule, told as conversations."""
+"""SGLang's cache-aware rule, in scenarios."""
 
 import pytest
 
@@ -8,8 +8,10 @@ from tests.core.scenario import ONE_AT_A_TIME, Scene
 W = ("w1", "w2", "w3")
 
 
-def test_a_request_goes_where_enough_of_it_is_held() -> None:
-    """More than the threshold of its prompt, as it will be when what waits has gone; also behind a longer queue."""
+def test_a_request_goes_to_a_worker_that_holds_enough_of_it() -> None:
+    """Enough is more than the threshold of its prompt, once the waiting requests are served, even behind a longer
+    queue.
+    """
     talk = Scene("cache_aware", CacheAwareParameters(cache_threshold=0.5), workers=W, settings=ONE_AT_A_TIME)
     first = talk.arrive("ada", "document1234")
     for tail in ("abcdefg", "hijklmn"):
@@ -22,7 +24,7 @@ def test_a_request_goes_where_enough_of_it_is_held() -> None:
 
 
 def test_a_miss_goes_to_the_smallest_tree_whatever_its_load() -> None:
-    """What was sent before counts, not what runs: one long prompt outweighs several short ones."""
+    """Tokens sent before count, not running requests: one long prompt outweighs several short ones."""
     talk = Scene("cache_aware", workers=W[:2])
     long = talk.arrive("ada", "a long document")
     talk.serve(long)
@@ -31,7 +33,7 @@ def test_a_miss_goes_to_the_smallest_tree_whatever_its_load() -> None:
 
 
 def test_equally_small_trees_take_turns() -> None:
-    """An idle fleet is not filled from one end; and trees at their limit are equal, whatever they were sent."""
+    """An idle fleet is not filled from one end, and trees at their limit are equal, whatever they were sent."""
     talk = Scene("cache_aware", CacheAwareParameters(tree_tokens=64), workers=W)
     placed = [
         talk.worker_of(talk.arrive("ada", letter * size)) for letter, size in zip("abcdef", (9, 2, 5), strict=False)
@@ -41,8 +43,8 @@ def test_equally_small_trees_take_turns() -> None:
 
 
 @pytest.mark.parametrize(("absolute", "relative", "most"), [(3, 1.0, 5), (0, 3.0, 4), (3, 3.0, 5), (5, 1.0, 7)])
-def test_out_of_balance_the_shortest_queue_counts(absolute: int, relative: float, most: int) -> None:
-    """Beside a load of one, a hot prefix's worker takes so many before it is above that by both thresholds."""
+def test_out_of_balance_a_request_goes_to_the_shortest_queue(absolute: int, relative: float, most: int) -> None:
+    """Beside a load of one, a hot prefix's worker takes this many requests before it exceeds both thresholds."""
     parameters = CacheAwareParameters(0.3, absolute, relative)
     talk = Scene("cache_aware", parameters, workers=W[:2])
     other = talk.arrive("bob", "x")
@@ -51,8 +53,8 @@ def test_out_of_balance_the_shortest_queue_counts(absolute: int, relative: float
     assert talk.dispatched[talk.order[1 + most]].why == "load"
 
 
-def test_a_worker_that_comes_back_has_an_empty_tree() -> None:
-    """Its cache is gone, and so it is given the next miss."""
+def test_a_worker_that_returns_has_an_empty_tree() -> None:
+    """Its cache is gone, so it receives the next miss."""
     talk = Scene("cache_aware", workers=W[:2])
     for letter in "abcd":
         talk.serve(talk.arrive("ada", letter * 8))
@@ -66,7 +68,6 @@ def test_a_worker_that_comes_back_has_an_empty_tree() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["cache_threshold", "balance_abs_threshold", "balance_rel_threshold", "tree_tokens"])
-def test_parameters_that_cannot_work_are_refused(wrong: str) -> None:
-    """A negative threshold is no threshold."""
+def test_negative_parameters_are_rejected(wrong: str) -> None:
     with pytest.raises(ValueError, match=wrong):
         CacheAwareParameters(**{wrong: -1})

@@ -1,4 +1,4 @@
-"""Consistent hashing, told as conversations: the head of a prompt has one home."""
+"""Consistent hashing, in scenarios: the head of a prompt belongs to one worker."""
 
 from collections import Counter
 from math import ceil
@@ -13,19 +13,19 @@ from tests.core.scenario import ONE_AT_A_TIME, Scene
 
 W = ("w1", "w2", "w3", "w4")
 HEADS = [a + b for a in "abcdefghijklmnop" for b in "0123456789abcdef"]
-"""256 prompts of two chunks: enough that shares of a fourth or a fifth come out within a half of themselves."""
+"""256 prompts of two chunks: enough that a worker's share of a fourth or a fifth is accurate within half of itself."""
 
 ALL_AT_ONCE = SchedulerSettings(window=NoWindow())
 
 
 def homes(*workers: str) -> dict[str, WorkerId]:
-    """Where each of many prompts goes in such a fleet."""
+    """The worker of each of many prompts in a fleet of these workers."""
     talk = Scene("consistent_hash", workers=workers, settings=ALL_AT_ONCE)
     return {head: talk.worker_of(talk.arrive("ada", head)) for head in HEADS}
 
 
-def test_what_begins_alike_goes_to_one_worker() -> None:
-    """Whoever sends it, however long the queue there and whatever follows the head."""
+def test_prompts_with_the_same_head_go_to_one_worker() -> None:
+    """Whoever sends them, however long the queue there and whatever follows the head."""
     talk = Scene("consistent_hash", workers=W, settings=ONE_AT_A_TIME)
     for client in ("ada", "bob", "cyd"):
         for question in ("why?", "how?", "?", ""):
@@ -35,16 +35,16 @@ def test_what_begins_alike_goes_to_one_worker() -> None:
     assert {decision.why for decision in talk.dispatched.values()} == {"prefix"}
 
 
-def test_only_the_head_counts() -> None:
-    """Prompts that differ behind it share a home; those that differ within it have several."""
+def test_only_the_head_decides() -> None:
+    """Prompts that differ after the head go to one worker; prompts that differ within it go to several."""
     for chunks, several in ((2, False), (3, True)):
         talk = Scene("consistent_hash", ConsistentHashParameters(chunks), workers=W)
         placed = {talk.worker_of(talk.arrive("ada", "ab" + letter)) for letter in "abcdefghijklmnop"}
         assert (len(placed) > 1) == several
 
 
-def test_a_prompt_without_a_full_chunk_goes_where_its_client_goes() -> None:
-    """There is nothing to share, so one client's are kept together and different clients apart."""
+def test_a_prompt_without_a_full_chunk_is_placed_by_client() -> None:
+    """It shares nothing, so one client's prompts stay together and different clients are spread."""
     talk = Scene("consistent_hash", workers=W)
     placed = {f"c{n}": {talk.worker_of(talk.arrive(f"c{n}", "")) for _ in range(3)} for n in range(16)}
     assert all(len(workers) == 1 for workers in placed.values())
@@ -53,21 +53,21 @@ def test_a_prompt_without_a_full_chunk_goes_where_its_client_goes() -> None:
 
 
 def test_heads_spread_over_the_workers() -> None:
-    """Each worker is the home of its share of them."""
+    """Each worker gets its share of the heads."""
     counts = Counter(homes(*W).values())
     assert all(0.5 <= counts[WorkerId(worker)] / (len(HEADS) / 4) <= 1.5 for worker in W)
 
 
 def test_a_worker_that_joins_takes_its_share_and_moves_nothing_else() -> None:
-    """And one that leaves gives away its own alone: told backwards it is the same."""
+    """One that leaves gives away only its own share: it is the same change reversed."""
     before, after = homes(*W), homes(*W, "w5")
     moved = [head for head in HEADS if before[head] != after[head]]
     assert {after[head] for head in moved} == {"w5"}
     assert 0.5 <= len(moved) / (len(HEADS) / 5) <= 1.5
 
 
-def test_homes_do_not_depend_on_history() -> None:
-    """Workers that joined in another order, or left and came back, have the keys that they had."""
+def test_placement_does_not_depend_on_history() -> None:
+    """Workers that joined in another order, or left and returned, keep their keys."""
     assert homes(*W) == homes(*reversed(W))
     talk = Scene("consistent_hash", workers=W, settings=ALL_AT_ONCE)
     talk.leave("w2")
@@ -89,8 +89,10 @@ def test_a_bound_keeps_a_hot_head_from_filling_one_worker(factor: float) -> None
     assert whys == {"prefix": ceil(factor * 10), "load": 40 - ceil(factor * 10)}
 
 
-def test_what_a_full_home_turns_away_goes_to_one_next_in_line() -> None:
-    """So a hot prefix is copied to as few workers as hold its load, and goes home when there is room again."""
+def test_requests_above_the_bound_go_to_the_next_worker_in_line() -> None:
+    """So a hot prefix is copied to as few workers as its load needs, and returns to the first when there is room
+    again.
+    """
     talk = Scene("consistent_hash", ConsistentHashParameters(load_factor=2.0), workers=W)
     home, *others = (talk.worker_of(talk.arrive("ada", "document")) for _ in range(8))
     assert Counter(others).most_common(1)[0][1] == 4
@@ -100,14 +102,14 @@ def test_what_a_full_home_turns_away_goes_to_one_next_in_line() -> None:
     assert talk.worker_of(talk.arrive("bob", "document")) == home
 
 
-def test_without_a_bound_a_hot_head_stays_at_home() -> None:
-    """Which is what consistent hashing is by default."""
+def test_without_a_bound_a_hot_head_stays_on_one_worker() -> None:
+    """Consistent hashing has no bound by default."""
     talk = Scene("consistent_hash", workers=W)
     assert len({talk.worker_of(talk.arrive("ada", "document")) for _ in range(40)}) == 1
 
 
 @pytest.mark.parametrize("wrong", [{"prefix_chunks": 0}, {"load_factor": 0.5}, {"load_factor": -1.0}])
-def test_parameters_that_cannot_work_are_refused(wrong: dict[str, float]) -> None:
-    """No head at all, or a bound that not all workers together can keep."""
+def test_impossible_parameters_are_rejected(wrong: dict[str, float]) -> None:
+    """A head without chunks, or a bound that all workers together cannot keep."""
     with pytest.raises(ValueError, match=next(iter(wrong))):
         ConsistentHashParameters(**wrong)  # type: ignore[arg-type]

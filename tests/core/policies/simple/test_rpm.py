@@ -1,4 +1,4 @@
-"""RPM limits, told as conversations: who may go in this minute, and who waits for the next."""
+"""RPM limits, in scenarios: which requests are served in this minute, and which wait for the next."""
 
 import pytest
 from hypothesis import given
@@ -17,8 +17,8 @@ def scene(limit: int, settings: SchedulerSettings = PATIENT) -> Scene:
     return Scene("rpm", RpmParameters(limit), settings=settings)
 
 
-def test_a_minute_has_room_for_so_many_of_each_client() -> None:
-    """Whoever is above the limit waits although the worker idles, and holds up nobody else."""
+def test_each_client_may_send_up_to_the_limit_per_minute() -> None:
+    """A request above the limit waits although the worker idles, and blocks no other client."""
     talk = scene(limit=2)
     mine = [talk.arrive("ada", letter) for letter in "abc"]
     other = talk.arrive("bob", "d")
@@ -27,8 +27,8 @@ def test_a_minute_has_room_for_so_many_of_each_client() -> None:
     assert talk.order == [*mine[:2], other]
 
 
-def test_who_waits_goes_in_the_next_minute() -> None:
-    """At its very start, woken by the timer, and no more than it has room for."""
+def test_held_requests_go_in_the_next_minute() -> None:
+    """They go at its start, when the timer fires, up to the limit."""
     talk = scene(limit=2)
     talk.now = 0.7 * MINUTE
     mine = [talk.arrive("ada", letter) for letter in "abcde"]
@@ -37,8 +37,8 @@ def test_who_waits_goes_in_the_next_minute() -> None:
         assert talk.order == mine[:count]
 
 
-def test_the_minute_is_the_same_for_all_and_order_of_arrival_counts() -> None:
-    """When the minute begins, those that waited queue in the order in which they came, whosever they are."""
+def test_held_requests_of_all_clients_go_in_order_of_arrival() -> None:
+    """The minute is the same for all clients."""
     talk = scene(limit=2)
     first = [talk.arrive(client, "a") for client in ("ada", "bob", "ada", "bob")]
     held = [talk.arrive(client, "b") for client in ("bob", "ada", "bob", "bob", "ada")]
@@ -46,8 +46,8 @@ def test_the_minute_is_the_same_for_all_and_order_of_arrival_counts() -> None:
     assert talk.order == [*first, held[0], held[1], held[2], held[4]]
 
 
-def test_a_new_minute_owes_nothing_to_the_last() -> None:
-    """Who had all of the last one, and waits for nothing, has all of this one at once."""
+def test_a_new_minute_starts_with_the_whole_limit() -> None:
+    """A client that used up the last minute and holds nothing may use all of this one at once."""
     talk = scene(limit=2)
     for minute in range(3):
         talk.now = minute * MINUTE
@@ -56,8 +56,8 @@ def test_a_new_minute_owes_nothing_to_the_last() -> None:
         assert len(talk.order) == 2 * minute + 2
 
 
-def test_whoever_comes_later_does_not_pass_who_waits() -> None:
-    """Not even as the first to come in a new minute, before the timer has rung."""
+def test_a_new_request_does_not_pass_held_ones() -> None:
+    """Not even the first request of a new minute, before the timer has fired."""
     talk = scene(limit=1)
     held = [talk.arrive("ada", letter) for letter in "abc"]
     talk.now = 1.5 * MINUTE
@@ -65,8 +65,8 @@ def test_whoever_comes_later_does_not_pass_who_waits() -> None:
     assert talk.order == held[:2]
 
 
-def test_behind_the_limit_the_first_to_come_goes_first() -> None:
-    """The limit is no share: who is within it may fill the queue."""
+def test_within_the_limit_requests_go_in_order_of_arrival() -> None:
+    """The limit is no share: a client within it may fill the queue."""
     talk = scene(limit=4, settings=ONE_AT_A_TIME)
     mine = [talk.arrive("ada", letter) for letter in "abcd"]
     other = talk.arrive("bob", "e")
@@ -74,8 +74,8 @@ def test_behind_the_limit_the_first_to_come_goes_first() -> None:
     assert talk.order == [*mine, other]
 
 
-def test_who_gives_up_waiting_makes_room_for_those_behind() -> None:
-    """A request that left the limit's own queue takes nothing of the next minute."""
+def test_a_cancelled_held_request_makes_room_for_the_next() -> None:
+    """A request that left the limit's own queue uses nothing of the next minute."""
     talk = scene(limit=1)
     mine = [talk.arrive("ada", letter) for letter in "abc"]
     talk.cancel(mine[1])
@@ -84,16 +84,16 @@ def test_who_gives_up_waiting_makes_room_for_those_behind() -> None:
     assert talk.scheduler.backlog.of_client(ClientId("ada")) == 0
 
 
-def test_who_waits_too_long_is_refused() -> None:
-    """With a time to live below a minute the limit refuses, as other services do."""
+def test_a_request_that_is_held_too_long_is_rejected() -> None:
+    """With a time to live below a minute the limit rejects requests, as other services do."""
     talk = scene(limit=1, settings=SchedulerSettings(waiting=WaitingLimits(time_to_live=5.0)))
     mine = [talk.arrive("ada", letter) for letter in "ab"]
     talk.wait(5.0)
     assert list(talk.refusals) == mine[1:]
 
 
-def test_a_worker_that_leaves_takes_its_model_along() -> None:
-    """What waits for the minute and is served by nobody now is turned away; what another worker serves stays."""
+def test_held_requests_without_a_worker_are_rejected() -> None:
+    """When a worker leaves, held requests that no worker serves are rejected; the others stay."""
     talk = Scene("rpm", RpmParameters(limit=1), workers=(), settings=PATIENT)
     talk.join("w1", "llama")
     talk.join("w2", "qwen")
@@ -107,8 +107,8 @@ def test_a_worker_that_leaves_takes_its_model_along() -> None:
 @given(
     st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from([0.0, 7.0, 40.0, 90.0])), max_size=30), st.integers(1, 4)
 )
-def test_no_minute_has_more_and_none_is_lost(steps: list[tuple[str, float]], limit: int) -> None:
-    """Whenever they come, each client's go in their order, at most so many in a minute, and all of them go."""
+def test_no_minute_exceeds_the_limit_and_no_request_is_lost(steps: list[tuple[str, float]], limit: int) -> None:
+    """Whenever they arrive, each client's requests go in order, at most `limit` in a minute, and all of them go."""
     talk = scene(limit, SchedulerSettings(waiting=WaitingLimits(time_to_live=100 * MINUTE)))
     minutes: dict[str, int] = {}
     for client, pause in steps + [("", MINUTE)] * len(steps):
@@ -124,7 +124,7 @@ def test_no_minute_has_more_and_none_is_lost(steps: list[tuple[str, float]], lim
         assert all(taken.count(minute) <= limit for minute in taken)
 
 
-def test_a_limit_that_lets_nothing_pass_is_refused() -> None:
-    """Nothing would ever be served."""
+def test_a_limit_of_zero_is_rejected() -> None:
+    """No request would ever be served."""
     with pytest.raises(ValueError, match="limit"):
         RpmParameters(0)

@@ -1,4 +1,6 @@
-"""VTC, told as conversations: who goes next at one worker, and how far two that wait may drift apart."""
+"""VTC, in scenarios: which client goes next at one worker, and how far the service of two waiting clients may
+differ.
+"""
 
 from itertools import combinations
 from random import Random
@@ -15,7 +17,7 @@ from router.core.settings import SchedulerSettings
 from tests.core.scenario import CHUNK_TOKENS, ONE_AT_A_TIME, Scene
 
 FULL = LinearCost(cached=1.0)
-"""VTC's own price: the whole input, be it cached or not."""
+"""VTC's own price: the whole input, cached or not."""
 
 
 def scene() -> Scene:
@@ -23,14 +25,14 @@ def scene() -> Scene:
 
 
 def served(talk: Scene, client: str) -> float:
-    """c_i: what the client was served and lifted by."""
+    """c_i: the client's service and lifts."""
     deficit = talk.deficit(client).order
     assert deficit is not None
     return -deficit
 
 
-def test_whoever_was_served_least_goes_next() -> None:
-    """However long others have waited, and in order of arrival among its own."""
+def test_the_least_served_client_goes_next() -> None:
+    """However long others have waited; within a client, in order of arrival."""
     talk = scene()
     big, bigger, last = talk.arrive("ada", "document 1"), talk.arrive("ada", "document 22"), talk.arrive("ada", "a")
     small, smaller = talk.arrive("bob", "four"), talk.arrive("bob", "two")
@@ -38,8 +40,8 @@ def test_whoever_was_served_least_goes_next() -> None:
     assert talk.order == [big, bigger, small, smaller, last]
 
 
-def test_a_cached_prompt_costs_as_much_as_a_cold_one() -> None:
-    """VTC knows no prefixes: the whole input is charged, at once."""
+def test_a_cached_prompt_costs_as_much_as_an_uncached_one() -> None:
+    """VTC ignores prefixes: the whole input is charged at once."""
     talk = scene()
     talk.serve(talk.arrive("ada", "document"))
     cached = talk.arrive("ada", "document")
@@ -47,8 +49,8 @@ def test_a_cached_prompt_costs_as_much_as_a_cold_one() -> None:
     assert served(talk, "ada") == 16 * CHUNK_TOKENS
 
 
-def test_output_is_charged_while_it_streams_and_usage_has_the_last_word() -> None:
-    """A long answer counts against its client before it has ended; what was charged too much is given back."""
+def test_output_is_charged_while_it_streams_and_corrected_by_usage() -> None:
+    """A long answer counts against its client before it has ended; an overcharge is refunded."""
     talk = scene()
     answer = talk.arrive("ada", "why?", limit=300)
     talk.progress(answer, 100)
@@ -70,8 +72,8 @@ def test_a_running_answer_lets_others_pass() -> None:
     assert talk.order == [running, other, mine]
 
 
-def test_time_away_is_no_credit() -> None:
-    """Who comes back while others wait starts with the least of theirs, not with what it was served long ago."""
+def test_absence_earns_nothing() -> None:
+    """A client that returns while others wait starts with the lowest of their counters, not with its own old one."""
     talk = scene()
     talk.serve(talk.arrive("ada", "a"))
     for _ in range(4):
@@ -85,8 +87,8 @@ def test_time_away_is_no_credit() -> None:
     assert talk.order[4::2] == [back, again]
 
 
-def test_a_lift_takes_nothing_away() -> None:
-    """Who was served much and leaves for a moment comes back with its own counter."""
+def test_a_lift_never_lowers_a_counter() -> None:
+    """A client with much service that leaves for a moment returns with its own counter."""
     talk = scene()
     running, heavy = talk.arrive("bob", "a"), talk.arrive("ada", "document 1")
     light = [talk.arrive("bob", letter) for letter in "abc"]
@@ -98,8 +100,8 @@ def test_a_lift_takes_nothing_away() -> None:
     assert talk.order == [running, heavy, *light, again]
 
 
-def test_when_nobody_waits_a_counter_is_lifted_to_that_of_the_last_who_did() -> None:
-    """Whoever comes to an empty queue is level with it, as it stands then and not when it left."""
+def test_in_an_empty_queue_a_counter_is_lifted_to_that_of_the_last_client() -> None:
+    """To the present value of that counter, not to its value when the client left."""
     talk = scene()
     running = talk.arrive("ada", "document", limit=100)
     talk.progress(running, 100)
@@ -110,8 +112,8 @@ def test_when_nobody_waits_a_counter_is_lifted_to_that_of_the_last_who_did() -> 
     assert served(talk, "cyd") == served(talk, "bob") == 11 * CHUNK_TOKENS + 2 * 100
 
 
-def test_a_request_that_is_withdrawn_costs_nothing() -> None:
-    """Neither its client nor the others of the queue are served by it."""
+def test_a_withdrawn_request_costs_nothing() -> None:
+    """No counter counts it as service."""
     talk = scene()
     running = talk.arrive("ada", "one")
     gone, stays = talk.arrive("bob", "document"), talk.arrive("bob", "two")
@@ -124,7 +126,7 @@ def test_a_request_that_is_withdrawn_costs_nothing() -> None:
 
 
 def test_counters_outlive_a_worker_that_leaves_and_comes_back() -> None:
-    """What waits is placed anew in its order, and who was served much is not forgotten."""
+    """Waiting requests are placed anew in their order, and a client's earlier service still counts."""
     talk = Scene("vtc", workers=("w1", "w2"), settings=ONE_AT_A_TIME)
     for letter in "abcdef":
         talk.arrive("ada", "document" + letter)
@@ -139,7 +141,7 @@ def test_counters_outlive_a_worker_that_leaves_and_comes_back() -> None:
 
 @pytest.mark.parametrize("weights", [(1, 1), (1, 2), (2, 3), (0.5, 2)])
 def test_backlogged_clients_share_by_weight(weights: tuple[float, float]) -> None:
-    """Of two clients that always wait, each is served in proportion to its weight."""
+    """Two clients that always wait are served in proportion to their weights."""
     talk = scene()
     for _ in range(40):
         for client, weight in zip(("ada", "bob"), weights, strict=True):
@@ -151,7 +153,7 @@ def test_backlogged_clients_share_by_weight(weights: tuple[float, float]) -> Non
 
 
 def test_a_new_weight_counts_from_the_next_request_on() -> None:
-    """Also for a client whose backlog never ends."""
+    """Even for a client that is always backlogged."""
     talk = scene()
     for _ in range(3):
         talk.arrive("ada", "document")
@@ -160,8 +162,10 @@ def test_a_new_weight_counts_from_the_next_request_on() -> None:
     assert served(talk, "ada") == (8 + 8 / 2) * CHUNK_TOKENS
 
 
-def test_without_the_lift_time_away_is_credit() -> None:
-    """Under least counter first, who comes back is served alone until it has caught up with all that it missed."""
+def test_without_the_lift_absence_earns_priority() -> None:
+    """Under least counter first, a client that returns is served alone until it has caught up with all that it
+    missed.
+    """
     firsts = {}
     for policy in ("vtc", "lcf"):
         talk = Scene(policy, settings=ONE_AT_A_TIME)
@@ -181,7 +185,7 @@ def test_without_the_lift_time_away_is_credit() -> None:
 def drift_and_bound(policy: str, seed: int) -> tuple[float, float]:
     """How far the full-price service of clients that always wait drifts apart over any interval, and VTC's bound.
 
-    Predictions are exact, and what a client has in flight is what it may come to: input and output limit.
+    Predictions are exact, and a request in flight counts with the most it may cost: its input and its output limit.
     """
     random = Random(seed)
     talk = Scene(policy, settings=SchedulerSettings(window=FixedWindow(requests=4)))
@@ -215,13 +219,13 @@ def drift_and_bound(policy: str, seed: int) -> tuple[float, float]:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_service_at_full_price_stays_within_the_bound(seed: int) -> None:
-    """Theorem 4.4: of two clients that wait all the time, 2 max(w_p L_input, w_q M) per weight at most."""
+    """Theorem 4.4: for two clients that always wait, at most 2 max(w_p L_input, w_q M) per weight."""
     drift, bound = drift_and_bound("vtc", seed)
     assert drift <= bound
 
 
-def test_without_counters_the_bound_is_passed() -> None:
-    """First come, first served lets the heaviest win without end, so the check above can fail."""
+def test_without_counters_the_bound_is_exceeded() -> None:
+    """First come, first served lets the heaviest client gain without end, so the check above can fail."""
     drift, bound = drift_and_bound("rr+fcfs", seed=0)
     assert drift > bound
 
@@ -233,8 +237,10 @@ def test_without_counters_the_bound_is_passed() -> None:
         max_size=60,
     )
 )
-def test_the_least_counter_is_the_least(steps: list[tuple[str, str, int]]) -> None:
-    """Whatever rises, falls, joins and leaves; of equals the first to wait; and the heap stays small."""
+def test_least_served_returns_the_lowest_counter(steps: list[tuple[str, str, int]]) -> None:
+    """Whatever counters rise and fall and clients join and leave; of equals the first to wait; and the heap stays
+    small.
+    """
     counters, waiting = VirtualCounters(), dict[str, int]()
     values: dict[str, float] = {}
     last: str | None = None
@@ -259,8 +265,8 @@ def test_the_least_counter_is_the_least(steps: list[tuple[str, str, int]]) -> No
         assert all(counters.value(ClientId(other)) == value for other, value in values.items())
 
 
-def test_the_heap_does_not_grow_with_what_is_given_back() -> None:
-    """A client that always waits and whose estimates are always too high leaves nothing behind."""
+def test_the_heap_does_not_grow_with_refunds() -> None:
+    """A client that always waits and whose estimates are always too high leaves no stale entries behind."""
     counters = VirtualCounters()
     for client in map(ClientId, "abc"):
         counters.set_weight(client, 1.0)

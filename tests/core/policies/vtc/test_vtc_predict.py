@@ -1,4 +1,4 @@
-"""VTC that foresees output, told as conversations: what is charged when, and how much closer clients keep."""
+"""VTC with output prediction, in scenarios: what is charged when, and how much closer clients stay."""
 
 from random import Random
 
@@ -18,14 +18,14 @@ QUESTION = 4 * CHUNK_TOKENS
 
 
 def served(talk: Scene, client: str) -> float:
-    """c_i: what the client was charged and lifted by."""
+    """c_i: the client's charges and lifts."""
     deficit = talk.deficit(client).order
     assert deficit is not None
     return -deficit
 
 
 def test_the_oracle_charges_the_limit_at_once() -> None:
-    """While the answer streams nothing is added; beyond the limit it is; what is not produced is given back."""
+    """Nothing is added while the answer streams up to the limit; output beyond it is; unproduced output is refunded."""
     talk = Scene("vtc_oracle", settings=ONE_AT_A_TIME)
     answer = talk.arrive("ada", "why?", limit=100)
     assert served(talk, "ada") == QUESTION + 2 * 100
@@ -39,7 +39,7 @@ def test_the_oracle_charges_the_limit_at_once() -> None:
 
 
 def test_a_prediction_is_the_mean_of_the_last_answers() -> None:
-    """Nothing is foreseen of a client's first; then each newest answer counts a fifth."""
+    """A client's first prediction is zero; then each newest answer counts a fifth."""
     talk = Scene("vtc_predict", settings=ONE_AT_A_TIME)
     for output, foreseen in ((100, 0), (70, 20), (0, 30), (0, 24)):
         before = served(talk, "ada") if talk.order else 0.0
@@ -49,8 +49,8 @@ def test_a_prediction_is_the_mean_of_the_last_answers() -> None:
         assert served(talk, "ada") == before + QUESTION + 2 * output
 
 
-def test_a_client_is_judged_by_its_own_answers() -> None:
-    """What others get says nothing about it, and a call that was refused nothing about its length."""
+def test_a_prediction_uses_the_clients_own_answers() -> None:
+    """Other clients' answers do not count, and neither does a call that was refused."""
     talk = Scene("vtc_predict", settings=ONE_AT_A_TIME)
     talk.serve(talk.arrive("ada", "why?"), output=500)
     before = served(talk, "ada")
@@ -64,8 +64,8 @@ def test_a_client_is_judged_by_its_own_answers() -> None:
         assert served(talk, "ada") == before
 
 
-def test_whoever_has_long_answers_in_flight_waits() -> None:
-    """Of two clients with equal prompts, the one whose answers will be long is not given three places before them."""
+def test_a_client_with_long_answers_in_flight_waits() -> None:
+    """Of two clients with equal prompts, the one with long answers is not given three slots before they stream."""
     places = {}
     for policy in ("vtc", "vtc_oracle"):
         talk = Scene(policy, settings=SchedulerSettings(window=FixedWindow(requests=5)))
@@ -81,8 +81,8 @@ def test_whoever_has_long_answers_in_flight_waits() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 90), st.integers(0, 90), st.booleans()), min_size=1, max_size=12))
-def test_in_the_end_all_come_to_the_same(answers: list[tuple[int, int, bool]]) -> None:
-    """Whatever was foreseen, when nothing is in flight a client was charged what plain VTC charges."""
+def test_in_the_end_every_variant_charges_the_same(answers: list[tuple[int, int, bool]]) -> None:
+    """Whatever was predicted, once nothing is in flight a client was charged what plain VTC charges."""
     charged = []
     for policy in ("vtc", "vtc_predict", "vtc_oracle"):
         talk = Scene(policy, OracleParameters(error=0.5), settings=SchedulerSettings(window=FixedWindow(requests=3)))
@@ -100,8 +100,8 @@ def test_in_the_end_all_come_to_the_same(answers: list[tuple[int, int, bool]]) -
 
 
 @pytest.mark.parametrize(("policy", "holds"), [("vtc_oracle", True), ("vtc", False)])
-def test_who_knows_all_is_never_behind(policy: str, holds: bool) -> None:
-    """With limits that are the lengths, clients that wait differ by one request at most; without, by all in flight."""
+def test_a_perfect_prediction_never_lags(policy: str, holds: bool) -> None:
+    """With limits that equal the lengths, waiting clients differ by at most one request; without, by all in flight."""
     random, talk = Random(2), Scene(policy, settings=SchedulerSettings(window=FixedWindow(requests=8)))
     lengths = {"ada": 400, "bob": 50}
     most = QUESTION + 2 * max(lengths.values())
@@ -116,8 +116,8 @@ def test_who_knows_all_is_never_behind(policy: str, holds: bool) -> None:
     assert (worst <= most) == holds
 
 
-def test_a_wrong_oracle_is_wrong_by_so_much_at_most() -> None:
-    """Each limit is multiplied by a number of its own, drawn within the error."""
+def test_an_oracles_error_is_bounded() -> None:
+    """Each limit is multiplied by its own number, drawn within the error."""
     talk = Scene("vtc_oracle", OracleParameters(error=0.5), settings=ONE_AT_A_TIME)
     foreseen = []
     for _ in range(50):
@@ -130,7 +130,7 @@ def test_a_wrong_oracle_is_wrong_by_so_much_at_most() -> None:
     assert max(foreseen) - min(foreseen) > 800
 
 
-def test_a_negative_error_is_refused() -> None:
-    """How wrong it is says nothing about the direction."""
+def test_a_negative_error_is_rejected() -> None:
+    """The error has no sign."""
     with pytest.raises(ValueError, match="error"):
         OracleParameters(-0.1)
