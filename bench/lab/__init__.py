@@ -1,1 +1,1 @@
-"""Experiments and measurements of this project. Needs a checkout: it is no part of the wheel."""
+"""Experiments and measurements of this project. They need a checkout and are not part of the wheel."""

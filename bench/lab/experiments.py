@@ -1,8 +1,9 @@
-"""Run an experiment of the papers in virtual time, and write its figures, a table and a plot.
+"""Run an experiment in virtual time, and write its figures, a table and a plot.
 
-The conditions, that is hardware, loads and seeds, stand in `conditions.py` and `vtc_conditions.py`. `all` runs one
-after the other, but neither the sweeps, which take as long as all of them, nor `full`, which takes hours (`--resume`),
-nor `neighbour`: that is no paper's, takes the clock's time and wants a machine that does nothing else.
+The conditions, that is hardware, loads and seeds, are in `conditions.py` and `vtc_conditions.py`. `all` runs the
+experiments of the papers one after the other. It leaves out the sweeps, which take as long as all others together,
+`full`, which takes hours (use `--resume`), and `neighbour`, which is not from a paper, runs in real time and needs an
+otherwise idle machine.
 """
 
 import argparse
@@ -67,53 +68,68 @@ EXPERIMENTS: Final[Mapping[str, Experiment]] = {
     "felt": Felt(),
     "full": FullGrid(),
 }
-"""By name; a new one is a file and a line here. Beside these there is `fig4`, which measures instead of simulating."""
+"""The experiments by name; a new one is a file and a line here. `fig4` is apart because it measures instead of
+simulating.
+"""
 NAMES: Final = (*EXPERIMENTS, "fig4")
 SWEEPS: Final = ("saturation", "policies", "defaults", "cache")
-"""Of many cells under one seed, for choices of our own; all others repeat what a paper measured, or a claim of ours."""
+"""Many cells under one seed, for choices of our own; all others repeat what a paper measured, or check a claim of
+ours.
+"""
 HOURS: Final = ("full",)
-"""What takes hours, and is run by its name alone."""
+"""Takes hours, and runs only if named."""
 LIVE: Final = "neighbour"
 OUT: Final = Path("results")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "name", metavar="NAME", help=f"one of {', '.join(NAMES)}, {LIVE}; all (but the sweeps and full), sweeps"
+        "name",
+        metavar="NAME",
+        help=f"one of {', '.join(NAMES)}, {LIVE}; or all (except the sweeps and full), or sweeps",
     )
-    parser.add_argument("--quick", action="store_true", help="fewer and shorter simulations, of the same shape")
-    parser.add_argument("--out", type=Path, default=OUT, metavar="DIR", help="where to write (%(default)s)")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time (%(default)s)")
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter simulations with the same shape")
     parser.add_argument(
-        "--seeds", type=int, metavar="N", help=f"how many (mostly {len(SEEDS)}; quick {len(QUICK_SEEDS)})"
+        "--out", type=Path, default=OUT, metavar="DIR", help="folder to write to (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, help="parallel processes (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seeds",
+        type=int,
+        metavar="N",
+        help=f"number of seeds (default: usually {len(SEEDS)}; quick {len(QUICK_SEEDS)})",
     )
     parser.add_argument(
         "--resume",
         type=Path,
         metavar="DIR",
-        help="keep each simulation's figures here, and run none whose conditions and code are those of the kept",
+        help="keep each simulation's figures here, and skip simulations kept with the same conditions and code",
     )
     parser.add_argument(
         "--trace",
         action="append",
         default=[],
         metavar="KIND:FILE",
-        help="play a public trace: arena in vtc, azure in preble; servegen and sessions in felt, policies and full",
+        help="replay a public trace: arena in vtc, azure in preble; servegen and sessions in felt, policies and full",
     )
     parser.add_argument(
         "--router",
         action="append",
         default=[],
         metavar="NAME=COMMAND",
-        help=f"another router in {LIVE}; {{port}} is where to listen, an argument with {{worker}} comes once for each",
+        help=f"another router in {LIVE}; {{port}} is its port, an argument with {{worker}} is repeated for each worker",
     )
     parser.add_argument(
-        "--sglang-router", metavar="COMMAND", help=f"how to start it, in {LIVE} (sglang-router, if that is installed)"
+        "--sglang-router",
+        metavar="COMMAND",
+        help=f"command line of SGLang's router in {LIVE} (default: sglang-router, if installed)",
     )
 
 
 def run(options: argparse.Namespace) -> None:
-    # Not at the top: it needs matplotlib, which the other commands, and the demo of an installed router, do not.
+    # Imported here because it needs matplotlib; the other commands, and the demo of an installed router, do not.
     from bench.lab.frame.report import table, write  # noqa: PLC0415
 
     try:
@@ -146,7 +162,7 @@ def _run_live(options: argparse.Namespace, seeds: Sequence[int]) -> None:
     from bench.lab.frame.report import table, write  # noqa: PLC0415 - as above
     from bench.live.clients import LoadError  # noqa: PLC0415 - it needs aiohttp
 
-    for number in (signal.SIGTERM, signal.SIGHUP):  # so that no router outlives it
+    for number in (signal.SIGTERM, signal.SIGHUP):  # so that no router outlives this process
         signal.signal(number, signal.default_int_handler)
     experiment, bar = neighbour.NoisyNeighbour(), ProgressBar(sys.stderr, "runs")
     rows: Sequence[Row] = []
@@ -168,7 +184,7 @@ def _run_live(options: argparse.Namespace, seeds: Sequence[int]) -> None:
 
 
 def contestants(routers: Sequence[str], sglang_router: str | None) -> Sequence[Contestant]:
-    """Our router, SGLang's where it is there, those that were named, and none. Raises ValueError."""
+    """Return our router, SGLang's if installed, those that were named, and no router. Raises ValueError."""
     command = shlex.split(sglang_router or "")
     if not command:
         print(f"{LIVE}: no sglang-router here (--sglang-router COMMAND): its rows are left out", file=sys.stderr)
@@ -185,7 +201,7 @@ def _names(options: argparse.Namespace) -> Sequence[str]:
 
 
 def _traces(options: argparse.Namespace, names: Sequence[str]) -> Mapping[str, Trace | Sessions]:
-    """By kind."""
+    """Read the traces that these experiments replay, by kind."""
     traces = {text.partition(":")[0].partition(",")[0]: parse_recorded(text) for text in options.trace}
     experiments = [EXPERIMENTS[name] for name in names if name in EXPERIMENTS]
     played = {kind for each in experiments if isinstance(each, TracedExperiment) for kind in each.kinds}
@@ -196,7 +212,7 @@ def _traces(options: argparse.Namespace, names: Sequence[str]) -> Mapping[str, T
 
 
 def _playing(experiment: Experiment, traces: Mapping[str, Trace | Sessions]) -> Experiment:
-    """The experiment with those of the traces that it plays."""
+    """Return the experiment with those of the traces that it replays."""
     if not isinstance(experiment, TracedExperiment):
         return experiment
     return replace(experiment, traces={kind: traces[kind] for kind in experiment.kinds if kind in traces})

@@ -7,12 +7,12 @@ from bench.report.records import Record, Result
 
 
 def latencies(result: Result) -> ProgramSummary:
-    """Of the calls that came in the time measured, from arrival to end."""
+    """Summarise the calls that arrived in the measured time, from arrival to end."""
     return _each(result.records, result)
 
 
 def response_times(result: Result, clients: Iterable[str]) -> ProgramSummary:
-    """Of these clients' calls that came in the time measured, from arrival to the first token."""
+    """Summarise these clients' calls that arrived in the measured time, from arrival to the first token."""
     asked = set(clients)
     return _each([r._replace(finished=r.started) for r in result.records if r.client in asked], result)
 

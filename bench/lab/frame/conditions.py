@@ -1,6 +1,6 @@
-"""Hardware, KV capacity, loads and seeds of all experiments, laid down before the first run and not tuned after.
+"""Hardware, KV capacity, loads and seeds of all experiments, fixed before the first run and not tuned afterwards.
 
-What the papers do not say is chosen here, with its reason. What only the VTC paper has is in `vtc_conditions`.
+What the papers do not state is chosen here, with its reason. Conditions of the VTC paper alone are in `vtc_conditions`.
 """
 
 from collections.abc import Mapping
@@ -25,25 +25,28 @@ from router.core.settings import SchedulerSettings
 SEEDS: Final = (0, 1, 2, 3, 4)
 QUICK_SEEDS: Final = (0,)
 SCREEN_SEEDS: Final = (0, 1)
-"""Of all policies on all workloads: enough to choose who goes on to the full grid, which has five."""
+"""For all policies on all workloads: enough to choose the policies of the full grid, which has five seeds."""
 
 A100: Final = WorkerSpec(hardware="a100-mistral-7b")
-"""As in the DLPM paper's main comparison, with 8 B on A100s, whose KV takes as much a token."""
+"""As in the DLPM paper's main comparison: 8 B on A100s, whose KV takes as much memory per token."""
 A10G_3B: Final = WorkerSpec(hardware="a10g-llama-7b", speed=2.2, kv_tokens=130_000)
-"""A model of 3 B on an A10G, as in its figures 8, 11 and 12. Weights of 6.4 GB instead of 14 are read 2.2 times faster;
-0.9 of 24 GB less those weights holds 130 k tokens of 112 KiB."""
+"""A model of 3 B on an A10G, as in the paper's figures 8, 11 and 12.
+
+Weights of 6.4 GB instead of 14 are read 2.2 times faster; 0.9 of 24 GB less those weights holds 130 k tokens of 112
+KiB.
+"""
 
 OVERLOAD: Final = 1.5
-"""What is asked for in figures 7 to 10, over what the workers can do of it at best (`SATURATING`)."""
+"""The load of figures 7 to 10, as a multiple of the most that the workers can serve of it (`SATURATING`)."""
 
 
 def fleet(spec: WorkerSpec, workers: int) -> tuple[WorkerSpec, ...]:
-    """So many alike."""
+    """Return `workers` equal workers."""
     return (replace(spec),) * workers
 
 
 class Contender:
-    """A policy under the name that it has in a table, with the parameters of its families."""
+    """A policy with its name in a table and the parameters of its families."""
 
     __slots__ = ("parameters", "policy")
 
@@ -56,8 +59,9 @@ PRINTED: Final = (
     D2lpmParameters(charge_full_input=True, steal_loss=-1, by_service_rate=False),
     DlpmParameters(sparse_first=False, head_start=0.0),
 )
-"""D²LPM as the paper prints it: full charge at the placement, no stealing, equal quanta, no client before another. The
-refill is ours: it tops up who has credit, too."""
+"""D²LPM as printed in the paper: full charge at the placement, no stealing, equal quanta, no priority among clients.
+The refill is ours: it also tops up clients with a positive deficit.
+"""
 
 CONTENDERS: Final[Mapping[str, Contender]] = {
     "d2lpm printed": Contender("d2lpm", *PRINTED),
@@ -67,7 +71,7 @@ CONTENDERS: Final[Mapping[str, Contender]] = {
     "preble": Contender("preble"),
     "vtc": Contender("vtc"),
 }
-"""The policies of the main comparison (figure 7); all else is at its default."""
+"""The policies of the main comparison (figure 7), with defaults for all else."""
 ALL: Final[Mapping[str, Contender]] = {
     **CONTENDERS,
     **{
@@ -88,12 +92,12 @@ ALL: Final[Mapping[str, Contender]] = {
         )
     },
 }
-"""And the rest of them."""
+"""All policies: those of the main comparison and the rest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """How long a simulation is, and from when on it is measured; in seconds."""
+    """The length of a simulation and of its warm-up, in seconds."""
 
     seconds: float
     warmup: float = 0.0
@@ -117,11 +121,11 @@ SATURATING: Final[Mapping[str, tuple[RatedWorkload, int]]] = {
     "document": (LOOGLE, 24),
     "task": (EMBODIED, 32),
 }
-"""Each kind of session, and how many of it saturate a worker: twice as many do no more of it."""
+"""Each kind of session, and how many of them saturate a worker: twice as many raise throughput no further."""
 SATURATION_SPAN: Final = Span(90.0, 30.0)
 
 
-# Seconds of a worker that a session takes, by `experiment saturation`.
+# Worker seconds per session, measured by `experiment saturation`.
 ON_A100: Final[Mapping[str, float]] = {
     "tree": 0.596,
     "long tree": 0.869,
@@ -156,20 +160,20 @@ FIG7_SESSIONS: Final[Mapping[str, tuple[str, str]]] = {
     "qa-s1": ("qa", "qa"),
     "qa-s2": ("qa x2", "qa"),
 }
-"""What the misbehaving client asks for, and what the others do."""
+"""The sessions of the misbehaving client, and those of the others."""
 FIG7_SPAN: Final = Span(60.0, 10.0)
-"""Trees and judgements: half of a light client's take 25 to 35 seconds beside the misbehaving one."""
+"""For trees and judgements: half of a light client's take 25 to 35 seconds beside the misbehaving client."""
 FIG7_LARGE_SPAN: Final = Span(20.0, 6.0)
-"""With eight workers: enough for throughput, shares and hit rates; of latencies there is only a lower bound."""
+"""With eight workers: long enough for throughput, shares and hit rates; latencies have only a lower bound."""
 FIG7_QUICK_SPAN: Final = Span(32.0, 8.0)
 FIG7_DOCUMENTS_SPAN: Final = Span(36.0, 14.0)
-"""Documents take long to become cached, and questions about them little."""
+"""Documents take long to become cached, and the questions about them little."""
 FIG7_SEEDS: Final = (0, 1, 2)
-"""Five would take eight minutes more than `make results` may."""
+"""Five seeds would take eight minutes more than `make results` may."""
 
 
 def fig7_span(workload: str, workers: int, *, quick: bool) -> Span:
-    """How long a simulation of figure 7 is: it has most of the work that there is in all experiments."""
+    """Return the length of a simulation of figure 7, which has most of the work of all experiments."""
     if workload.startswith("qa"):
         return FIG7_DOCUMENTS_SPAN
     if quick:
@@ -190,15 +194,16 @@ PLAIN_SESSIONS: Final[Mapping[str, str]] = {
     "loogle": "document",
     "embodied": "task",
 }
-"""Workloads of equal clients, and what these ask for: two of the DLPM paper's, eight of the Preble paper's."""
+"""Workloads of equal clients, and their sessions: two of the DLPM paper's, eight of the Preble paper's."""
 POLICIES_WORKERS: Final = 2
 POLICIES_SPAN: Final = Span(36.0, 6.0)
 
 # Figures 1 and 8 to 12, all on A10G_3B. The paper says neither their loads nor how long they ran, nor which workload
 # figures 1, 10 and 11 show: trees of thoughts here, as in figure 9, which its text sets beside figure 10.
 BACKLOG: Final = 3.0
-"""Instead of OVERLOAD where each client asks for about as much as any other: each has to be in want, and a tree's later
-calls come only when its first are answered."""
+"""In place of OVERLOAD if each client asks for about as much as any other: every client must be backlogged, and a
+tree's later calls arrive only after its first are answered.
+"""
 
 ONE_WORKER: Final[Mapping[str, Contender]] = {
     "dlpm": Contender("rr+dlpm"),
@@ -206,48 +211,50 @@ ONE_WORKER: Final[Mapping[str, Contender]] = {
     "lpm 128": Contender("rr+lpm"),
     "vtc": Contender("vtc"),
 }
-"""Where there is nothing to choose but the order: LPM as the DLPM paper describes it, and with SGLang's cut-off."""
+"""For one worker, where only the order matters: LPM as the DLPM paper describes it, and with SGLang's cut-off."""
 
 FIG1_RATE: Final = BACKLOG * 3 / (2 * ON_A10G["tree"] + ON_A10G["long tree"])
-"""Trees a second of three clients, one of them with long questions: where all are alike, nothing would be unfair."""
+"""Trees per second of three clients, one with long questions: with equal clients, nothing would be unfair."""
 FIG1_QUANTA: Final = (2_000, 5_000, 20_000, 50_000, 200_000)
 FIG1_QUICK_QUANTA: Final = (2_000, 20_000, 200_000)
 FIG1_SPAN: Final = Span(90.0, 30.0)
 
 FIG8_RATE: Final = OVERLOAD * 2 / ON_A10G["chat"]
-"""Conversations a second while two clients misbehave; 0.92 of what the two workers can do when one has reformed."""
+"""Conversations per second while two clients misbehave; 0.92 of what the two workers can serve after one has
+reformed.
+"""
 FIG8_SPAN: Final = Span(60.0)
-"""Half of it before the one client reforms."""
+"""One client reforms after half of it."""
 FIG8_CONTENDERS: Final = {name: CONTENDERS[name] for name in ("d2lpm", "dlpm_home", "rr+lpm", "vtc")}
 
 FIG9_RATE: Final = OVERLOAD * 4 * 3 / (2 * ON_A10G["tree of 3"] + ON_A10G["long tree of 3"])
-"""Trees a second of all three clients; figure 10 has the same."""
+"""Trees per second of all three clients; figure 10 has the same."""
 FIG9_TREES: Final = 8
-"""Of each client: they come within 29 seconds."""
+"""Trees of each client; they arrive within 29 seconds."""
 FIG9_SPAN: Final = Span(800.0)
-"""Several times what the trees take without a cache; when all have ended, nothing more happens."""
+"""Several times what the trees take without a cache; once all have ended, nothing more happens."""
 
 FIG10_RATE: Final = OVERLOAD * 4 / ON_A10G["tree of 3"]
-"""Trees a second where nobody misbehaves."""
+"""Trees per second if no client misbehaves."""
 FIG10_QUANTA: Final = (2_000, 20_000, 200_000)
 FIG10_SPAN: Final = Span(28.0, 8.0)
 
 FIG11_RATE: Final = BACKLOG / ON_A10G["tree"]
-"""Trees a second of all clients together, however many they are."""
+"""Trees per second of all clients together, however many there are."""
 FIG11_CLIENTS: Final = (5, 20, 50)
 FIG11_SPAN: Final = Span(60.0, 20.0)
 
 FIG12_CHAT_RATE: Final = 0.4 / ON_A10G["chat"]
-"""Conversations a second of both clients: each asks for 0.2 of the worker, less than its share of a quarter ..."""
+"""Conversations per second of both clients: each asks for 0.2 of the worker, less than its share of a quarter ..."""
 FIG12_TREE_RATE, FIG12_JUDGE_RATE = 0.55 / ON_A10G["tree"], 0.55 / ON_A10G["judge"]
-"""... and the two with programs ask for more than twice theirs each."""
+"""... and the two with programs ask for more than twice their share each."""
 FIG12_ARRIVING, FIG12_QUICK_ARRIVING = 60.0, 30.0
-"""Seconds in which sessions come; then what is there is run to its end."""
+"""Seconds in which sessions arrive; what has arrived is then run to its end."""
 FIG12_SPAN: Final = Span(600.0)
-"""Several times as long."""
+"""Several times that long."""
 
 PATIENT: Final = SchedulerSettings(waiting=WaitingLimits(requests=100_000, time_to_live=1e9))
-"""Nobody is refused, however long the queue: so it is in the VTC and the Preble paper."""
+"""No call is rejected, however long the queue, as in the VTC and the Preble paper."""
 
 # The Preble paper's.
 A6000: Final = WorkerSpec(hardware="a6000-mistral-7b", dialect="sglang")
@@ -259,9 +266,9 @@ PREBLE_RATES: Final[Mapping[str, tuple[float, ...]]] = {
     "video": (3.0, 5.0, 7.0),
     "loogle": (0.3, 0.6, 1.2),
 }
-"""Calls a second on two A6000: the ends and the middle of the ranges of its runs."""
+"""Calls per second on two A6000: the ends and the middle of the ranges of the paper's runs."""
 CALLS_PER_TASK: Final = 48.0
-"""Of an embodied agent: its sessions come so many times more seldom."""
+"""Calls per task of an embodied agent: its sessions are that many times rarer."""
 PREBLE_SPAN: Final = Span(100.0, 30.0)
 PREBLE_POLICIES: Final[Mapping[str, Contender]] = {
     "rr+lpm": Contender("rr+lpm"),
@@ -269,10 +276,10 @@ PREBLE_POLICIES: Final[Mapping[str, Contender]] = {
     "d2lpm": Contender("d2lpm"),
     "dlpm_home": Contender("dlpm_home"),
 }
-"""The first is what the paper compares with: SGLang, and its data parallel round robin."""
+"""The first is the paper's baseline: SGLang with its data-parallel round robin."""
 ABLATION_WORKERS: Final = 4
 ABLATION_RATE: Final = 36.0
-"""The highest rate of ToolBench for as many workers; figure 5 tells none."""
+"""The highest rate of ToolBench for as many workers; figure 5 states none."""
 E2_ALONE: Final = PrebleParameters(decode_ratio=0.0, balance_ratio=0.0, copy_slowdown=0.0)
 ABLATION: Final[Mapping[str, Contender]] = {
     "rr+lpm": Contender("rr+lpm"),
@@ -281,7 +288,7 @@ ABLATION: Final[Mapping[str, Contender]] = {
     "+ prefill/decode": Contender("preble+lpm"),
     "+ priority groups": Contender("preble"),
 }
-"""Part by part, each with those before it, in the order of its figure 5."""
+"""Part by part, each with those before it, in the order of the paper's figure 5."""
 
 # Our own, about what a queue in the proxy is good for.
 SGLANG_A10G: Final = WorkerSpec(hardware="a10g-llama-7b", kv_tokens=10_000, dialect="sglang")
@@ -305,8 +312,11 @@ BACKLOGGED: Final = Misbehaving(
         output=Lengths(128),
     ),
 )
-"""Two clients that always wait, one of which has four times as many calls open. Such a worker runs about 41 of them:
-10,000 tokens less eight prefixes, over 64 + 128 tokens; so both wait in every queue, behind every window below."""
+"""Two clients that always wait, one with four times as many open calls.
+
+Such a worker runs about 41 of them: 10,000 tokens less eight prefixes, over 64 + 128 tokens. So both clients wait in
+every queue, behind every window below.
+"""
 WINDOW_REQUESTS: Final = (8, 16, 32, 64, 128, 256)
 """From too few for the engine to six times as many as it can run."""
 WINDOW_QUICK_REQUESTS: Final = (16, 256)
@@ -316,7 +326,7 @@ UNMODIFIED_WORKERS: Final = 2
 
 
 def at_rate(workload: Workload, sessions: float) -> Workload:
-    """The same with so many sessions a second of all clients. Raises ValueError where it cannot have a rate."""
+    """Return the workload with `sessions` per second of all clients. Raises ValueError if it cannot have a rate."""
     if not isinstance(workload, Rated):
         raise ValueError("a workload that has its own times has no rate")
     return workload.at_rate(sessions)
@@ -327,10 +337,10 @@ FIG4_POLICIES: Final = ("d2lpm", "dlpm_home")
 FIG4_WORKERS: Final = (1, 2, 4, 8, 16)
 FIG4_WAITING: Final = (10, 100, 200, 1_000, 10_000)
 FIG4_QUEUE, FIG4_FLEET, FIG4_BATCH = 200, 8, 25
-"""The queue where the workers vary, the workers where the queue does, and what each worker runs: the figure's own."""
+"""The queue if the workers vary, the workers if the queue does, and each worker's batch: the figure's own."""
 FIG4_CLIENTS: Final = 10
 FIG4_CONTEXT: Final = 1024
-"""Tokens of each of those calls, for the decode step that a decision is set beside."""
+"""Tokens of each call in the batch, for the decode step with which a decision is compared."""
 FIG4_ROUNDS, FIG4_QUICK_ROUNDS, FIG4_TURNS = 9, 3, 300
 
 # Where a public trace is given: figures 11 to 13 of the VTC paper on its own 27 clients, and figure 4 of the Preble

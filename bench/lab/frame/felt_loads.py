@@ -1,4 +1,4 @@
-"""The loads under which it is measured what clients feel."""
+"""The loads under which the experience of clients is measured."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,21 +13,21 @@ from bench.workloads.registry import WORKLOADS
 
 WORKERS: Final = 2
 SMALL: Final = WorkerSpec(max_running=16)
-"""Before which a crowd of 60 waits."""
+"""The fleet in front of which a crowd of 60 waits."""
 LARGE: Final = WorkerSpec()
 FEW_DOCUMENTS: Final = WorkerSpec(kv_tokens=round(0.7 * DOCUMENTS.documents * DOCUMENTS.tokens / WORKERS))
 """The caches hold 70 % of the documents."""
 FEW_CONTEXTS: Final = WorkerSpec(kv_tokens=150_000)
 """Three long contexts take 60 % of both caches."""
 CROWD_SPAN: Final = Span(140.0, 40.0)
-"""Prefixes that no cache holds yet take 30 s of the fleet."""
+"""The first computation of all prefixes takes 30 s of the fleet."""
 LARGE_CROWD_SPAN: Final = Span(320.0, 150.0)
-"""A fair round of a thousand clients whose prefixes no cache keeps takes as long as the warm-up."""
+"""A fair round of a thousand clients whose prefixes are never cached takes as long as the warm-up."""
 SPAN: Final = Span(90.0, 20.0)
 
 
 class Load:
-    """A workload, before which workers, and how long."""
+    """A workload, the workers that serve it, and how long."""
 
     __slots__ = ("span", "spec", "workload")
 
@@ -38,29 +38,29 @@ class Load:
 
 
 def crowd(clients: int, span: Span = CROWD_SPAN) -> Load:
-    """So many polite clients."""
+    """Return a load of polite clients."""
     return Load(Crowd(crowd=replace(POLITE, client_count=clients), light=LIGHT), SMALL, span)
 
 
 def cold_flood(open_calls: int) -> Load:
-    """One client with so many cold prompts open beside four with 32 chat calls each."""
+    """One client with `open_calls` cold prompts open beside four with 32 chat calls each."""
     return Load(Flood(heavy=replace(COLD, concurrency=open_calls), honest=CHATS, light=LIGHT))
 
 
 def chat_flood(calls: int) -> Load:
-    """One client with 200 chat calls open beside four with so many each."""
+    """One client with 200 chat calls open beside four with `calls` each."""
     heavy = replace(CHATS, client_count=1, concurrency=200)
     return Load(Flood(heavy=heavy, honest=replace(CHATS, concurrency=calls), light=LIGHT))
 
 
 def documents_flood(calls: int, clients: int = 8) -> Load:
-    """So many clients with 128 questions about documents beside four with so many chat calls each."""
+    """`clients` clients with 128 questions about documents beside four with `calls` chat calls each."""
     heavy = replace(DOCUMENTS, client_count=clients, concurrency=128 // clients)
     return Load(Flood(heavy=heavy, honest=replace(CHATS, concurrency=calls), light=LIGHT), FEW_DOCUMENTS)
 
 
 def holders(contexts: int) -> Load:
-    """One client with so many long contexts, each in use, beside four with 32 chat calls each."""
+    """One client with `contexts` long contexts, each in use, beside four with 32 chat calls each."""
     heavy = replace(HOLDERS, groups=contexts, concurrency=contexts)
     return Load(Flood(heavy=heavy, honest=CHATS, light=LIGHT), FEW_CONTEXTS)
 
@@ -89,13 +89,13 @@ FELT_LOADS: Final[Mapping[str, Load]] = {
     "trees": Load(loaded("tot", WORKERS), LARGE, POLICIES_SPAN),
     "judgements": Load(loaded("judge", WORKERS), LARGE, POLICIES_SPAN),
 }
-"""By name."""
+"""The loads by name."""
 TRACED: Final[Mapping[str, str]] = {"ServeGen": "servegen", "coding agents": "sessions"}
-"""Loads that stand in for a trace, and its kind."""
+"""The loads that stand in for a trace, and its kind."""
 
 
 def felt_load(name: str, traces: Mapping[str, Workload]) -> Load:
-    """A load by its name, with the trace that it stands in for where that is given."""
+    """Return a load by its name, with the trace that it stands in for if that is given."""
     usual = FELT_LOADS[name]
     trace = traces.get(TRACED.get(name, ""))
     return usual if trace is None else Load(trace, usual.spec, usual.span)

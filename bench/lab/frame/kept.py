@@ -1,4 +1,4 @@
-"""Figures of simulations that are kept in a folder, a file each, so that an experiment can be resumed."""
+"""Keep the figures of simulations in a folder, one file each, so that an experiment can be resumed."""
 
 import json
 import os
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 
 ROOT: Final = Path(__file__).parents[3]
 SOURCES: Final = ("router/core/**/*.py", "workers/engine/*.py", "bench/**/*.py")
-"""What the figures of a simulation depend on."""
+"""The files that determine the figures of a simulation."""
 
 ADDRESS: Final = re.compile(r" at 0x[0-9a-f]+")
-"""Of an object that has no other representation: a part of a window, which is made anew with each."""
+"""The address in the default repr of an object: part of a window, which is new in each process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Of one folder, which is made when the first figures are kept. Methods raise OSError."""
+    """The figures kept in one folder, which is created with the first of them. Methods raise OSError."""
 
     folder: Path
     sources: Iterable[str] = SOURCES
-    """Patterns below the project's root; with other text in them nothing counts as the same."""
+    """Patterns below the project's root. Figures are invalid once any of these files has changed."""
 
     def find(self, task: "Task") -> Mapping[str, Value] | None:
-        """The figures of this simulation, if it was run under the same conditions."""
+        """Return the figures of this simulation if it was run under the same conditions."""
         try:
             document = json.loads(self._path(task).read_text("utf-8"))
         except (FileNotFoundError, ValueError):
@@ -43,7 +43,7 @@ class Kept:
         return None
 
     def keep(self, task: "Task", figures: Mapping[str, Value]) -> None:
-        """Write them, all or nothing, in the place of what other conditions gave."""
+        """Write the figures atomically, replacing those of other conditions."""
         path = self._path(task)
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
@@ -66,7 +66,7 @@ class Kept:
 
 @cache
 def _digest(patterns: tuple[str, ...]) -> str:
-    """Of all files' paths and contents."""
+    """Return a digest of all files' paths and contents."""
     digest = sha256()
     for path in sorted(path for pattern in patterns for path in ROOT.glob(pattern)):
         digest.update(os.fsencode(path.relative_to(ROOT)) + b"\0" + path.read_bytes() + b"\0")

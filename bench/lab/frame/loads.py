@@ -1,4 +1,4 @@
-"""The workloads at the loads that the conditions lay down."""
+"""The workloads at the loads that the conditions fix."""
 
 from bench.lab.frame.conditions import FIG7_SESSIONS, ON_A100, OVERLOAD, PLAIN_SESSIONS, at_rate
 from bench.workloads.combined import Combined
@@ -7,9 +7,9 @@ from bench.workloads.registry import WORKLOADS
 
 
 def loaded(name: str, workers: int, load: float = OVERLOAD) -> Workload:
-    """A workload at the rate that asks `load` times what so many A100 can do at best; its clients' shares stay.
+    """Return a workload whose rate is `load` times what `workers` A100s can serve; its clients' shares stay.
 
-    Raises KeyError for one whose sessions are not known.
+    Raises KeyError if its sessions are unknown.
     """
     if name in PLAIN_SESSIONS:
         return at_rate(WORKLOADS[name], load * workers / ON_A100[PLAIN_SESSIONS[name]])

@@ -1,4 +1,4 @@
-"""What several experiments read from a simulation."""
+"""Measures shared by several experiments."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -16,18 +16,18 @@ from router.core.clients.fairness import jain_index
 LIGHT: Final = "light"
 """How the names of the well-behaved clients begin."""
 AWAITED: Final = (Outcome.DONE, Outcome.UNFINISHED)
-"""How a call ends that its client waited for."""
+"""The outcomes of calls that the client waited for."""
 
 
 def service_seen(summary: Summary) -> float:
-    """Service of all clients as they see it, input + 2 · output tokens."""
+    """Return the service of all clients as they see it: input + 2 · output tokens."""
     return sum(client["client_service"] for client in summary["clients"].values())
 
 
 def modest(result: Result) -> Sequence[str]:
-    """The clients called light; where none is, those that asked for no more than twice the mean.
+    """Return the clients called light or, if there are none, those that asked for no more than twice the mean.
 
-    What a client asked for is the input of its calls and twice the output that they had.
+    What a client asked for is the input of its calls plus twice their output.
     """
     named = [client for client in result.weights if client.startswith(LIGHT)]
     if named:
@@ -44,10 +44,10 @@ LIGHT_TIMES: Final = tuple(
 
 
 def light_times(result: Result) -> Mapping[str, float | None]:
-    """Seconds to the first token and to the end of the modest clients' calls, the latter of whole programs.
+    """Return seconds to the first token and to the end of the modest clients' calls, the latter of whole programs.
 
-    Of what began in the time measured. What has not come when the simulation ends counts as `bench.report.meters` says, and
-    as the longest with what it has taken.
+    Counts what began in the measured time. What had not happened at the end of the simulation counts as in
+    `bench.report.meters`; for the longest, with its duration so far.
     """
     own = set(modest(result))
     records = [record for record in result.records if record.client in own]
@@ -77,15 +77,15 @@ def _statistics(spans: Sequence[tuple[float, bool]]) -> Mapping[str, float | Non
 
 
 def light_records(result: Result) -> Sequence[Record]:
-    """The calls of the well-behaved clients."""
+    """Return the calls of the well-behaved clients."""
     return [record for record in result.records if record.client.startswith(LIGHT)]
 
 
 def asked(result: Result) -> Mapping[str, float]:
-    """What each client would take in the time measured, in cost units of actual service.
+    """Return what each client would use in the measured time, in cost units of actual service.
 
-    Who calls whenever one of its calls ends would take all there is: infinite. Of the others it is what their calls
-    that came would cost at the mean of those that were done, their own or else everybody's.
+    A client that always calls again when a call ends would use everything: infinite. For the others it is the cost of
+    the calls that arrived, at the mean cost of those that were done, their own or else everybody's.
     """
     calls: dict[str, list[Record]] = {client: [] for client in result.weights}
     for record in result.records:
@@ -100,14 +100,14 @@ def _demand(result: Result, own: Sequence[Record], usual: float) -> float:
 
 
 def _mean_cost(records: Iterable[Record]) -> float:
-    """Extend + 2 · output tokens of a call that was done; 0 where none was."""
+    """Return the mean extend + 2 · output tokens of the calls that were done; 0 if none was."""
     done = [record for record in records if record.outcome is Outcome.DONE]
     total = sum(record.input_tokens - (record.cached_tokens or 0) + 2 * record.output_tokens for record in done)
     return total / len(done) if done else 0.0
 
 
 def _always_calls(own: Sequence[Record]) -> bool:
-    """Whether half of a client's calls, of its programs' first ones, come just when another ends; or none ever ends."""
+    """True if half of a client's calls (a program's first ones) arrive just when another ends, or if none ever ends."""
     ends = {record.finished for record in own if record.finished is not None}
     firsts = {record.program or record.id: record for record in reversed(own)}.values()
     later = [record for record in firsts if record.arrived > own[0].arrived]
@@ -116,7 +116,7 @@ def _always_calls(own: Sequence[Record]) -> bool:
 
 
 def max_min(demands: Mapping[str, float], whole: float) -> Mapping[str, float]:
-    """Each client's part of the whole: what it asked, but no more than an equal part of what the smaller ones left."""
+    """Return each client's max-min share: what it asked, but at most an equal part of what the smaller ones left."""
     parts: dict[str, float] = {}
     for place, client in enumerate(sorted(demands, key=demands.__getitem__)):
         parts[client] = min(demands[client], (whole - sum(parts.values())) / (len(demands) - place))
@@ -124,14 +124,16 @@ def max_min(demands: Mapping[str, float], whole: float) -> Mapping[str, float]:
 
 
 def jain_of_shares(result: Result, summary: Summary) -> float | None:
-    """Jain's index of what each client was served over its max-min share of all that was; None where nothing was."""
+    """Return Jain's index of each client's service over its max-min share of all service; None if there was none."""
     service = {client: each["service"] for client, each in summary["clients"].items()}
     fair = max_min(asked(result), sum(service.values()))
     return jain_index([service[client] / share for client, share in fair.items() if share > 0])
 
 
 def first_token_spans(records: Iterable[Record], end: float) -> Iterator[tuple[float, bool]]:
-    """How long each call took to its first token, and whether that had come by the end; see `bench.report.meters`."""
+    """Yield how long each call waited for its first token, and whether it arrived before `end`
+    (`bench.report.meters`).
+    """
     for record in records:
         if record.started is None or record.started > end:
             yield end - record.arrived, False
@@ -140,9 +142,9 @@ def first_token_spans(records: Iterable[Record], end: float) -> Iterator[tuple[f
 
 
 def first_token_line(records: Iterable[Record], width: float, end: float) -> Points:
-    """Mean seconds to the first token of the calls that arrived in each `width` seconds.
+    """Return the mean seconds to the first token of the calls that arrived in each `width` seconds.
 
-    What has not come by the end counts as having taken until then.
+    A call without a token at the end counts as having waited until then.
     """
     spans: dict[int, list[float]] = {}
     for record in records:
@@ -152,7 +154,7 @@ def first_token_line(records: Iterable[Record], width: float, end: float) -> Poi
 
 
 Service = Callable[[ServiceSample], float]
-"""What is read from a sample, in cost units served since the beginning."""
+"""Reads a service from a sample, in cost units since the beginning."""
 
 
 def actual(client: str) -> Service:
@@ -166,7 +168,7 @@ def seen(client: str) -> Service:
 
 
 def service_line(timeline: Sequence[ServiceSample], service: Service, width: float, end: float) -> Points:
-    """Cost units a second in each `width` seconds up to the end."""
+    """Return cost units per second in each `width` seconds up to the end."""
     ticks = _every(timeline, width, end)
     return [
         ((before.time + after.time) / 2, (service(after) - service(before)) / (after.time - before.time))
@@ -175,7 +177,7 @@ def service_line(timeline: Sequence[ServiceSample], service: Service, width: flo
 
 
 def all_active(result: Result) -> Sequence[ServiceSample]:
-    """Samples from the first call of the last client to come until the last end of the first to stop."""
+    """Return the samples from the first call of the last client to the first client's last end."""
     first: dict[str, float] = {}
     last: dict[str, float] = {}
     for record in result.records:
@@ -186,16 +188,16 @@ def all_active(result: Result) -> Sequence[ServiceSample]:
 
 
 def worst_spread(result: Result) -> float:
-    """The largest difference between any two clients' actual service since all were active, in cost units."""
+    """Return the largest difference between two clients' actual service since all were active, in cost units."""
     samples = all_active(result)
     grown = [[actual(client)(s) - actual(client)(samples[0]) for client in result.weights] for s in samples]
     return max((max(each) - min(each) for each in grown), default=0.0)
 
 
 def longest_alone(result: Result, share: float, width: float) -> float:
-    """The longest time in which one client got this share of the actual service or more, while all were active.
+    """Return the longest time in which one client got at least this share of the service while all were active.
 
-    Looked at in steps of `width` seconds.
+    Sampled in steps of `width` seconds.
     """
     samples = _every(all_active(result), width, result.seconds)
     longest = 0.0
@@ -211,7 +213,7 @@ def longest_alone(result: Result, share: float, width: float) -> float:
 
 
 def _every(timeline: Sequence[ServiceSample], width: float, end: float) -> Sequence[ServiceSample]:
-    """The first sample in each `width` seconds up to the end."""
+    """Return the first sample in each `width` seconds up to the end."""
     ticks: dict[int, ServiceSample] = {}
     for sample in timeline:
         if sample.time <= end:

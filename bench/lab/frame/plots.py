@@ -20,18 +20,18 @@ COLOURS: Final = {
     "preble": "tab:red",
     "vtc": "tab:purple",
 }
-"""Of the policies, in the order of the legends."""
+"""Colours of the policies, in the order of the legends."""
 CLIENT_COLOURS: Final = ("tab:red", "tab:blue", "tab:green", "tab:orange")
-"""Of the clients in a plot over time, in the order of the workload's parts."""
+"""Colours of the clients in plots over time, in the order of the workload's parts."""
 
 
 def policies(rows: Sequence[Row]) -> Sequence[str]:
-    """Those that occur, in the order of the legends."""
+    """Return the policies in these rows, in the order of the legends."""
     return [policy for policy in COLOURS if any(row.labels["policy"] == policy for row in rows)]
 
 
 def draw_policies(axes: "Axes", rows: Sequence[Row], x: Callable[[Row], float], figure: str) -> None:
-    """A line for each policy through the medians of a figure; a row without one is left out."""
+    """Draw a line for each policy through the medians of a figure; rows without it are left out."""
     for policy in policies(rows):
         measured = [(x(row), row.median(figure)) for row in rows if row.labels["policy"] == policy]
         points = [(at, median) for at, median in measured if median is not None]
@@ -41,7 +41,7 @@ def draw_policies(axes: "Axes", rows: Sequence[Row], x: Callable[[Row], float], 
 
 
 def draw_levels(axes: "Axes", rows: Sequence[Row], figure: str) -> None:
-    """A dotted line across for each row: policies that know nothing of what is on the other axis."""
+    """Draw a dotted horizontal line for each row: policies that do not depend on the other axis."""
     for row in rows:
         median, policy = row.median(figure), row.labels["policy"]
         if median is not None:
@@ -49,7 +49,7 @@ def draw_levels(axes: "Axes", rows: Sequence[Row], figure: str) -> None:
 
 
 def draw_clients(axes: "Axes", row: Row, kind: str, clients: Sequence[str]) -> None:
-    """A line over time for each client: the points called `kind client`."""
+    """Draw a line over time for each client: the points named `kind client`."""
     for client, colour in zip(clients, CLIENT_COLOURS, strict=False):
         points = row.points(f"{kind} {client}")
         if points:
@@ -57,7 +57,7 @@ def draw_clients(axes: "Axes", row: Row, kind: str, clients: Sequence[str]) -> N
 
 
 def draw_over_time(figure: "Figure", rows: Sequence[Row], kinds: Sequence[str], clients: Sequence[str]) -> None:
-    """A column for each row, a line of plots for each kind of points, one scale for all of a kind."""
+    """Draw a column for each row and a line of plots for each kind of points, all of a kind on one scale."""
     axes = figure.subplots(len(kinds), len(rows), sharey="row", squeeze=False)
     for column, row in enumerate(rows):
         axes[0][column].set_title(row.labels["policy"])
@@ -70,7 +70,7 @@ def draw_over_time(figure: "Figure", rows: Sequence[Row], kinds: Sequence[str], 
 
 
 def draw_legend(figure: "Figure", order: Sequence[str] = tuple(COLOURS)) -> None:
-    """One for all plots of the figure."""
+    """Draw one legend for all plots of the figure."""
     handles = {
         label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }

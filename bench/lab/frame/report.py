@@ -1,4 +1,4 @@
-"""An experiment's outcome as JSON, as a Markdown table and as a plot."""
+"""An experiment's results as JSON, as a Markdown table and as a plot."""
 
 import json
 from collections.abc import Sequence
@@ -19,12 +19,12 @@ def write(name: str, experiment: Experiment, rows: Sequence[Row], seeds: Sequenc
     figure = Figure(INCHES, DOTS_PER_INCH, layout="constrained")
     experiment.draw(rows, figure)
     figure.suptitle(experiment.title)
-    # Without the version of the program that wrote it, which would make every plot differ.
+    # Without the version of matplotlib, which would make plots differ.
     figure.savefig(folder / f"{name}.png", metadata={"Software": None})
 
 
 def as_json(experiment: Experiment, rows: Sequence[Row], seeds: Sequence[int]) -> str:
-    """All figures of all seeds; byte for byte the same for the same figures."""
+    """Return all figures of all seeds; equal figures give equal bytes."""
     document = {
         "title": experiment.title,
         "seeds": list(seeds),
@@ -34,7 +34,7 @@ def as_json(experiment: Experiment, rows: Sequence[Row], seeds: Sequence[int]) -
 
 
 def as_markdown(experiment: Experiment, rows: Sequence[Row], seeds: Sequence[int]) -> str:
-    """The medians over the seeds."""
+    """Return a document with the medians over the seeds."""
     lines = [f"# {experiment.title}", "", experiment.published, ""]
     if digest := experiment.digest(rows):
         lines += [*digest, ""]
@@ -44,7 +44,7 @@ def as_markdown(experiment: Experiment, rows: Sequence[Row], seeds: Sequence[int
 
 
 def table(experiment: Experiment, rows: Sequence[Row]) -> list[str]:
-    """A Markdown table: a line for each row, the labels first."""
+    """Return a Markdown table with a line for each row, the labels first."""
     labels = list(rows[0].labels)
     head = [*labels, *experiment.decimals]
     lines = [_line(head), _line(["---"] * len(labels) + ["---:"] * len(experiment.decimals))]

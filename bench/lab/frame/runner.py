@@ -1,4 +1,4 @@
-"""Runs the simulations of an experiment, as many at a time as there are cores."""
+"""Run the simulations of an experiment in parallel processes."""
 
 import gc
 import os
@@ -16,7 +16,7 @@ from bench.sim.simulation import Simulation
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One cell under one seed."""
+    """One cell with one seed."""
 
     experiment: Experiment
     cell: Cell
@@ -24,12 +24,12 @@ class Task:
 
     @property
     def extent(self) -> float:
-        """Worker-seconds: about how long it takes, beside others of the same experiment."""
+        """Worker-seconds: roughly proportional to its duration, within an experiment."""
         return len(self.cell.scenario.workers) * self.cell.scenario.seconds
 
 
 def figures_of(task: Task) -> Mapping[str, Value]:
-    """Run a simulation and read its figures."""
+    """Run a simulation and return its figures."""
     result = Simulation(task.cell.with_seed(task.seed)).run()
     return task.experiment.measure(result, summarise(result))
 
@@ -43,10 +43,10 @@ def run(
     done: Callable[[int, int], None],
     kept: Kept | None = None,
 ) -> Sequence[Row]:
-    """Run all cells under all seeds, in so many processes; `done` hears how many of how many are over.
+    """Run all cells with all seeds in `jobs` processes. `done` is called with the finished and the total number.
 
-    Rows come in the order of the cells, whichever ended first. With `kept`, simulations whose figures are there are not
-    run, and those of the others are put there as each ends. Raises what a simulation raised.
+    Rows are in the order of the cells. With `kept`, simulations whose figures are kept are not run, and the others are
+    kept as each ends. Raises what a simulation raised.
     """
     cells = experiment.cells(quick=quick)
     tasks = [Task(experiment, cell, seed) for cell in cells for seed in seeds]
@@ -62,9 +62,9 @@ def _figures(
     done: Callable[[int, int], None],
     ended: Callable[[Task, Mapping[str, Value]], None] = lambda _task, _figures: None,
 ) -> Sequence[Mapping[str, Value]]:
-    # Fresh interpreters, because forking a process that has threads is not safe everywhere.
+    # Spawned, because forking a process with threads is not safe everywhere.
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_begin_process) as pool:
-        # The longest first, so that none of them is left for the end, when the other cores have nothing to do.
+        # The longest first, so that none of them runs alone at the end.
         order = sorted(range(len(tasks)), key=lambda number: tasks[number].extent, reverse=True)
         numbers: dict[Future[Mapping[str, Value]], int] = {
             pool.submit(_figures_and_clean, tasks[number]): number for number in order
@@ -97,7 +97,7 @@ def _figures_and_clean(task: Task) -> Mapping[str, Value]:
 
 
 def _begin_process() -> None:
-    # While a simulation runs there is next to nothing for the cyclic collector, which takes a tenth of the time.
+    # A simulation makes hardly any garbage cycles, and looking for them takes a tenth of the time.
     gc.disable()
     Thread(target=_end_with_parent, daemon=True).start()
 

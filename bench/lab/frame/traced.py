@@ -1,4 +1,4 @@
-"""Experiments that have more to show, or to show it of, where public traces are given."""
+"""Experiments that can also replay public traces."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,9 +11,9 @@ from bench.workloads.recorded.traces import Trace
 
 @dataclass(frozen=True)
 class TracedExperiment(Experiment):
-    """One that plays traces; without them it has other cells, or stand-ins for them."""
+    """An experiment that replays traces; without them it has other cells, or stand-ins for them."""
 
     kinds: ClassVar[Sequence[str]]
-    """Of the traces: those of `bench.workloads.recorded.traces.READERS`, and `bench.workloads.recorded.sessions.KIND`."""
+    """The kinds of traces: `bench.workloads.recorded.traces.READERS` and `bench.workloads.recorded.sessions.KIND`."""
     traces: Mapping[str, Trace | Sessions] = field(default_factory=dict, hash=False)
-    """By kind."""
+    """The traces by kind."""

@@ -1,8 +1,9 @@
-"""What a chunk size costs: time to hash and to match a prompt, memory, and tokens lost at the cut.
+"""Measure the costs of a chunk size: time to hash and to match a prompt, memory, and tokens lost at the cut.
 
-The tree is filled with the same seeded chat traffic for every size: system prompts that many conversations share, own
-text behind them, a few long documents. Its hashes are random bytes, which the tree cannot tell from real ones. A token
-is taken as four bytes. Times are the best of several rounds, since the machine may be busy with other things.
+The tree is filled with the same seeded chat traffic for every size: system prompts that many conversations share, each
+followed by a text of its own, and a few long documents. Its hashes are random bytes, which the tree cannot tell from
+real ones. A token counts as four bytes. Times are the best of several rounds, since the machine may be busy with other
+work.
 """
 
 import argparse
@@ -36,12 +37,12 @@ SYSTEM_BYTES: Final = 3 << 10
 OWN_BYTES: Final = 4 << 10
 """Mean length of a conversation's own text; exponentially distributed."""
 DOCUMENT_SHARE: Final = 0.005
-"""Of all prompts, those with a document of `LONG` bytes."""
+"""Share of the prompts that have a document of `LONG` bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Prompts as byte lengths: the system prompt that each begins with, and the length of what is its own."""
+    """Prompts as byte lengths: the system prompt with which each begins, and the length of its own text."""
 
     prompts: Sequence[tuple[int, int]]
 
@@ -63,7 +64,7 @@ def chat_traffic(random: Random, size: int) -> Traffic:
 
 
 def hashes_of(traffic: Traffic, chunk_bytes: int, random: Random) -> list[bytes]:
-    """Make up the chunk hashes of every prompt."""
+    """Generate the chunk hashes of every prompt."""
     systems = [random.randbytes(SYSTEM_BYTES // chunk_bytes * HASH_BYTES) for _ in range(SYSTEM_PROMPTS)]
     return [systems[system] + random.randbytes(own // chunk_bytes * HASH_BYTES) for system, own in traffic.prompts]
 
@@ -77,7 +78,7 @@ def filled_tree(prompts: Sequence[bytes]) -> PrefixTree:
 
 
 def measured_tree(prompts: Sequence[bytes]) -> tuple[PrefixTree, int]:
-    """Build a tree and return it with the bytes of memory that it takes (not counting what malloc leaves unused)."""
+    """Build a tree and return it with the bytes of memory that it uses (not counting what malloc leaves unused)."""
     gc.collect()
     tracemalloc.start()
     try:
@@ -127,7 +128,7 @@ def size_row(chunk_bytes: int, options: argparse.Namespace) -> list[str]:
 
 
 class RunningDigest(Protocol):
-    """What is used here of a hashlib or hmac object."""
+    """The part of a hashlib or hmac object that is used here."""
 
     def update(self, data: bytes, /) -> None: ...
     def digest(self) -> bytes: ...
@@ -138,7 +139,7 @@ def chunks_of(text: bytes) -> Iterator[bytes]:
 
 
 def running(begin: Callable[[], RunningDigest], text: bytes) -> bytes:
-    """Read off one hash object, fed with the whole text, after each chunk."""
+    """Read one hash object, fed with the whole text, after each chunk."""
     digest = begin()
     hashes = []
     for chunk in chunks_of(text):
@@ -148,7 +149,7 @@ def running(begin: Callable[[], RunningDigest], text: bytes) -> bytes:
 
 
 def chained(hash_one: Callable[[bytes], bytes], text: bytes) -> bytes:
-    """Hash each chunk behind the full hash of what was before it."""
+    """Hash each chunk together with the full hash of the chunks before it."""
     link = SECRET
     hashes = []
     for chunk in chunks_of(text):
@@ -174,8 +175,12 @@ def construction_row(name: str, options: argparse.Namespace) -> list[str]:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--megabytes", type=int, default=25, help="distinct text in the tree (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=20, help="of which the best counts (default: %(default)s)")
+    parser.add_argument(
+        "--megabytes", type=int, default=25, help="megabytes of distinct text in the tree (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=20, help="number of rounds; the best counts (default: %(default)s)"
+    )
 
 
 def run(options: argparse.Namespace) -> None:

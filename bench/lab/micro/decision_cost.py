@@ -1,8 +1,8 @@
-"""Measure what one decision costs, and how that grows with the queue.
+"""Measure the cost of one decision, and how it grows with the queue.
 
-A fleet whose windows are full, with so many requests waiting: one request arrives, one ends, and the next is
-dispatched. The cost is the CPU time that the scheduler takes for the arrival and for the dispatch, taken turn by turn
-with a short queue and a long one in the same process, so that the ratio says something on a noisy machine too.
+A fleet has full windows and a queue: one request arrives, one ends, and the next is dispatched. The cost is the CPU
+time of the scheduler for the arrival and the dispatch. A short and a long queue take turns in the same process, so that
+their ratio is meaningful even on a noisy machine.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from router.core.settings import SchedulerSettings
 MODEL: Final = "m"
 PROMPT_CHUNKS: Final = 4096 // CHUNK_BYTES
 SHARED_CHUNKS: Final = PROMPT_CHUNKS // 2
-"""How much of a prompt is one of the prefixes that prompts share."""
+"""Chunks of a prompt that are one of the shared prefixes."""
 PREFIXES: Final = 1000
 SECONDS_BETWEEN: Final = 0.02
 """Virtual time from one arrival to the next."""
@@ -36,7 +36,7 @@ SECONDS_BETWEEN: Final = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is measured."""
+    """The setting of a measurement."""
 
     policy: str
     waiting: int
@@ -44,11 +44,11 @@ class Setting:
     workers: int = 8
     chunks: int = 200_000
     in_flight: int = 32
-    """At each worker."""
+    """Requests in flight at each worker."""
 
 
 class Fleet:
-    """A scheduler at the limit of its windows, with a queue of constant length."""
+    """A scheduler with full windows and a queue of constant length."""
 
     def __init__(self, setting: Setting) -> None:
         self._random = Random(1)
@@ -66,25 +66,25 @@ class Fleet:
         )
         self._scheduler = Scheduler(POLICIES[setting.policy], settings, Parameters(), Random(0))
         for number in range(setting.workers):
-            self._tell(WorkerJoined(Worker(WorkerId(f"w{number}"), frozenset([MODEL]))))
+            self._handle(WorkerJoined(Worker(WorkerId(f"w{number}"), frozenset([MODEL]))))
         self._fill_tree()
         while self._scheduler.waiting < setting.waiting:
-            self._tell(Arrived(self._request()))
+            self._handle(Arrived(self._request()))
         self.turns(200)
 
     def turns(self, count: int) -> int:
-        """Let so many requests arrive and as many be dispatched; returns the CPU nanoseconds that it took."""
+        """Run `count` arrivals and dispatches and return the CPU nanoseconds that they took."""
         spent = 0
         for _ in range(count):
             self._now += SECONDS_BETWEEN
             request = self._request()
             ended = self._running.pop(self._random.randrange(len(self._running)))
-            spent += self._tell(Arrived(request))
-            self._tell(Started(ended))
-            spent += self._tell(Finished(ended, Usage(1024, 20, 512)))
+            spent += self._handle(Arrived(request))
+            self._handle(Started(ended))
+            spent += self._handle(Finished(ended, Usage(1024, 20, 512)))
         return spent
 
-    def _tell(self, event: Event) -> int:
+    def _handle(self, event: Event) -> int:
         began = process_time_ns()
         commands = self._scheduler.handle(event, self._now)
         spent = process_time_ns() - began
@@ -108,7 +108,7 @@ class Fleet:
 
 
 def compare(make: Callable[[int], Setting], waiting: tuple[int, int], rounds: int, turns: int) -> list[list[float]]:
-    """Microseconds of CPU a turn with each length of the queue, round by round."""
+    """Return CPU microseconds per turn for each length of the queue, round by round."""
     fleets = [Fleet(make(length)) for length in waiting]
     return [[fleet.turns(turns) / turns / 1000 for fleet in fleets] for _ in range(rounds)]
 
@@ -116,10 +116,19 @@ def compare(make: Callable[[int], Setting], waiting: tuple[int, int], rounds: in
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add this command's flags."""
     parser.add_argument("--policy", nargs="+", metavar="P", default=["d2lpm", "dlpm_home"], choices=[*POLICIES])
-    parser.add_argument("--clients", nargs="+", type=int, metavar="N", default=[10, 1000], help="who sends (10 1000)")
-    parser.add_argument("--waiting", nargs=2, type=int, metavar="N", default=[10, 10_000], help="(10 10000)")
-    parser.add_argument("--rounds", type=int, default=9, help="of which the median counts (9)")
-    parser.add_argument("--turns", type=int, default=300, help="arrivals in each round (300)")
+    parser.add_argument(
+        "--clients", nargs="+", type=int, metavar="N", default=[10, 1000], help="numbers of clients (default: 10 1000)"
+    )
+    parser.add_argument(
+        "--waiting",
+        nargs=2,
+        type=int,
+        metavar="N",
+        default=[10, 10_000],
+        help="the two queue lengths (default: 10 10000)",
+    )
+    parser.add_argument("--rounds", type=int, default=9, help="number of rounds; the median counts (default: 9)")
+    parser.add_argument("--turns", type=int, default=300, help="arrivals per round (default: 300)")
 
 
 def run(options: argparse.Namespace) -> None:

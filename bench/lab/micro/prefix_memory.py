@@ -1,7 +1,8 @@
-"""Measure what belief costs: memory for each chunk that workers are believed to hold, and the time of a match.
+"""Measure the cost of the prefix map: memory per chunk believed to be cached at a worker, and the time of a match.
 
-Prompts of 8 KB, half of each one of the prefixes that prompts share, each sent to one worker and answered there, until
-so many chunks are believed. Then new prompts of 8 KB are matched, in a tree as full as it may be.
+Prompts of 8 KB begin with one of the shared prefixes (half of the prompt). Each is sent to one worker and answered
+there, until the given number of chunks is believed to be cached. Then new prompts of 8 KB are matched against the full
+tree.
 """
 
 import argparse
@@ -28,7 +29,7 @@ MATCHES: Final = 2000
 
 
 class Believed:
-    """A mirror of so many workers, filled with prompts."""
+    """A cache mirror of several workers, filled with prompts."""
 
     def __init__(self, chunks: int, workers: int, engine: str) -> None:
         self._random = Random(1)
@@ -50,12 +51,12 @@ class Believed:
         self._mirror.end(request.id, None, (), now, computed=True)
 
     def prompt(self) -> PromptKey:
-        """A prompt that nobody sent so far, which begins like others."""
+        """Return a new prompt that begins like others."""
         own = self._random.randbytes((PROMPT_CHUNKS - SHARED_CHUNKS) * HASH_BYTES)
         return PromptKey(self._random.choice(self._prefixes) + own, PROMPT_CHUNKS * CHUNK_BYTES)
 
     def match_micros(self) -> list[float]:
-        """Microseconds of each of some matches."""
+        """Return the microseconds of each of some matches."""
         spent = []
         for prompt in [self.prompt() for _ in range(MATCHES)]:
             began = perf_counter_ns()
@@ -66,13 +67,17 @@ class Believed:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add this command's flags."""
-    parser.add_argument("--chunks", type=int, default=10_000_000, help="distinct, over all workers (%(default)s)")
-    parser.add_argument("--workers", type=int, default=16, help="(%(default)s)")
-    parser.add_argument("--engine", default="vllm", help="vllm, or sglang, which evicts whole nodes (%(default)s)")
+    parser.add_argument(
+        "--chunks", type=int, default=10_000_000, help="distinct chunks over all workers (default: %(default)s)"
+    )
+    parser.add_argument("--workers", type=int, default=16, help="number of workers (default: %(default)s)")
+    parser.add_argument(
+        "--engine", default="vllm", help="vllm, or sglang, which evicts whole nodes (default: %(default)s)"
+    )
 
 
 def run(options: argparse.Namespace) -> None:
-    """Print what it came to."""
+    """Print the results."""
     before = _megabytes()
     believed = Believed(options.chunks, options.workers, options.engine)
     gc.collect()
@@ -85,6 +90,6 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _megabytes() -> float:
-    """The most memory that this process has had so far."""
+    """Return the peak memory of this process."""
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most / 1e6 if sys.platform == "darwin" else most * 1024 / 1e6

@@ -1,14 +1,15 @@
-"""What the learned window costs and what it leaves in an engine's own queue, live: processes, sockets and the clock.
+"""Measure live what the learned window costs, and how much it leaves in an engine's own queue.
 
-One emulated worker and the router (d2lpm), with `--window off` and `--window learned` in turn, the size of the KV pool
-told and hidden. Each load keeps more requests open than the worker can take. They are those of virtual time
-(tests/bench/sim/test_window_throughput.py), but scaled so that Python processes keep up: the short and the slot-bound ones run on
-slower hardware, with fewer requests open, and an event of an answer holds several tokens after its first. `--speed F`
-lets the emulated time run F times faster; all that is not emulated, as sockets and router, takes F times as long then.
-"time lost" is by how much the worker's process was too slow even so: where there is any, the row is of this machine.
+Runs one emulated worker and the router (d2lpm), with `--window off` and `--window learned` in turn, and with the size
+of the KV pool reported and hidden. Each load keeps more requests open than the worker can run. The loads are those of
+virtual time (tests/bench/sim/test_window_throughput.py), scaled so that Python processes keep up: the short and the
+slot-bound ones run on slower hardware with fewer open requests, and after its first event an answer has several tokens
+per event. `--speed F` makes emulated time run F times faster; everything that is not emulated, such as sockets and the
+router, then counts as F times slower. "time lost" is how much slower the worker's process was than its emulated
+machine: a row with any describes this machine.
 
-The queue is measured inside the engine, after the warm-up: by how many requests wait, and their uncached tokens, at the
-95th percentile of the time. A row passes with 97 % of the throughput without a window, and at most two step budgets of
+The queue is measured inside the engine after the warm-up: waiting requests and their uncached tokens, at the 95th
+percentile over time. A row passes with 97 % of the throughput without a window, and with at most two step budgets of
 uncached tokens, or two requests, in the queue.
 """
 
@@ -30,11 +31,11 @@ from bench.workloads.unrelated import Unrelated
 from workers.engine.model import Dialect
 
 STEP_TOKENS: Final[Mapping[str, int]] = {"vllm": 2048, "sglang": 8192}
-"""Each engine's budget of a step, by default."""
+"""Each engine's default token budget per step."""
 POLL_SECONDS: Final = 0.5
-"""Between two readings of the worker's metrics, by its clock."""
+"""Interval between two readings of the worker's metrics, by its clock."""
 BEFORE_END: Final = 0.1
-"""Seconds of the clock before the end at which the queue is read: at the end the calls are broken off."""
+"""Real seconds before the end at which the queue is read: at the end the calls are cancelled."""
 LEAST_THROUGHPUT: Final = 0.97
 MOST_BUDGETS: Final = 2.0
 MOST_REQUESTS: Final = 2
@@ -43,15 +44,15 @@ SLOW: Final = ("--hardware", "a10g-llama-7b", "--kv-tokens", "430000")
 
 
 class Load(NamedTuple):
-    """More than one worker can serve at once; times in seconds of the worker's clock."""
+    """A load that exceeds one worker; times in seconds of the worker's clock."""
 
     workload: Unrelated
     worker: Sequence[str]
-    """Flags."""
+    """Flags of the worker."""
     seconds: float
     warmup: float
     pace: float = 1.0
-    """Of the worker, relative to its hardware."""
+    """Speed of the worker relative to its hardware."""
 
 
 # Of the short one a step starts dozens of requests at once, each of which takes Python processes two milliseconds: a
@@ -65,28 +66,28 @@ LOADS: Final[Mapping[str, Load]] = {
 
 
 class Manner(NamedTuple):
-    """How all the loads are put on."""
+    """How all loads are run."""
 
     speed: float = 1.0
-    """Of the worker's clock."""
+    """Speed of the worker's clock."""
     seed: int = 0
     stream_interval: int = 8
-    """Tokens in an event of an answer, after its first."""
+    """Tokens per event of an answer, after its first."""
 
 
 class Seen(NamedTuple):
-    """One run."""
+    """The figures of one run."""
 
     throughput: float
-    """Tokens a second of the worker's clock."""
+    """Tokens per second of the worker's clock."""
     requests_p95: float
     tokens_p95: float
     lost: float
-    """Share of the time by which the worker's process was too slow for its emulated machine."""
+    """Share of the time by which the worker's process was slower than its emulated machine."""
 
 
 class Row(NamedTuple):
-    """One load with the window on, against the same with the window off."""
+    """One load with the window on, compared with the window off."""
 
     load: str
     dialect: str
@@ -106,18 +107,34 @@ class Row(NamedTuple):
 
     @property
     def passes(self) -> bool:
-        """Whether it is as it should be."""
+        """True if the row meets the targets."""
         short = self.budgets <= MOST_BUDGETS or self.learned.requests_p95 <= MOST_REQUESTS
         return self.ratio >= LEAST_THROUGHPUT and short
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--speed", type=float, default=1.0, metavar="F", help="of the worker's clock (%(default)s)")
-    parser.add_argument("--load", choices=LOADS, action="append", help="one of them; all without")
-    parser.add_argument("--dialect", choices=get_args(Dialect), action="append", help="one of them; both without")
-    parser.add_argument("--stream-interval", type=int, default=8, metavar="N", help="tokens in an event (%(default)s)")
+    parser.add_argument(
+        "--speed",
+        type=float,
+        default=1.0,
+        metavar="F",
+        help="how many times faster than real time the worker runs (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--load", choices=LOADS, action="append", help="run only this load; may be repeated (default: all)"
+    )
+    parser.add_argument(
+        "--dialect", choices=get_args(Dialect), action="append", help="run only this engine (default: both)"
+    )
+    parser.add_argument(
+        "--stream-interval",
+        type=int,
+        default=8,
+        metavar="N",
+        help="tokens per event of an answer (default: %(default)s)",
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write the figures here too")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="also write the figures to this file")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -142,14 +159,14 @@ def run(options: argparse.Namespace) -> None:
 
 
 def measure(load: str, dialect: str, manner: Manner) -> Iterator[Row]:
-    """The load with the window off, and on with the capacity told and hidden. Raises DemoError."""
+    """Run the load with the window off, and on with the capacity reported and hidden. Raises DemoError."""
     off = trial(LOADS[load], dialect, "off", manner, told=True)
     for told in (True, False):
         yield Row(load, dialect, told, off, trial(LOADS[load], dialect, "learned", manner, told=told))
 
 
 def trial(load: Load, dialect: str, window: str, manner: Manner, *, told: bool) -> Seen:
-    """One run. Raises DemoError."""
+    """Run a load once. Raises DemoError."""
     worker = ["--dialect", dialect, "--speed", str(manner.speed * load.pace), "--measure", *load.worker]
     router = ["--policy", "d2lpm", "--window", window, "--poll-interval", str(POLL_SECONDS / manner.speed)]
     with fleet(1, worker + ([] if told else ["--hide-capacity"]), router) as url:
@@ -157,7 +174,7 @@ def trial(load: Load, dialect: str, window: str, manner: Manner, *, told: bool) 
 
 
 async def _watched(url: str, load: Load, manner: Manner) -> Seen:
-    """Make the calls, and look at the engine's queue from the warm-up to just before the end."""
+    """Make the calls, and measure the engine's queue from the warm-up to just before the end."""
     import aiohttp  # noqa: PLC0415 - as in bench.live.command
 
     from bench.live.clients import LiveLoad, run_load  # noqa: PLC0415
@@ -188,7 +205,7 @@ HEAD: Final = (
 
 
 def table(rows: Sequence[Row]) -> list[str]:
-    """The rows under their head."""
+    """Format the rows with a header."""
     return aligned([HEAD, *map(_cells, rows)])
 
 

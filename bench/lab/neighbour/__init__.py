@@ -1,1 +1,1 @@
-"""Noisy neighbours over HTTP, before any OpenAI-compatible server."""
+"""Noisy neighbours over HTTP, in front of any OpenAI-compatible server."""

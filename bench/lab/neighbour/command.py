@@ -1,10 +1,10 @@
-"""Light clients beside growing numbers of heavy ones, before any OpenAI-compatible server: who waits for whom.
+"""Measure noisy neighbours: light clients beside growing numbers of heavy ones, on any OpenAI-compatible server.
 
-Each heavy client keeps many calls open whose prompts share a long prefix of its own; the light ones ask something short
-now and then, whatever became of what they asked before. Several URLs take the calls in turn, as a plain round-robin
-router would send them. Each number of heavy clients is a run of its own, with new prompts, one after the other.
-Prompts are text; every client has its own `user` and, without --api-key, its own key. `--speed F` is for emulated
-workers whose clock runs F times faster; all times are told by that clock. Ctrl-C ends it with the runs that are over.
+Each heavy client keeps many calls open, whose prompts share a long prefix of its own. The light clients send short
+prompts at random times, whether or not earlier ones were answered. Several URLs take the calls in turn, as behind a
+plain round-robin router. Each number of heavy clients is a separate run with new prompts. Prompts are text; every
+client has its own `user` and, without --api-key, its own key. `--speed F` is for emulated workers whose clock runs F
+times faster; all reported times are by that clock. Ctrl-C ends the command and prints the finished runs.
 """
 
 import argparse
@@ -29,24 +29,43 @@ if TYPE_CHECKING:
     from bench.live.books import LiveResult
 
 WARMUP: Final = 0.25
-"""Of each run's time."""
+"""Share of each run's time."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("urls", nargs="+", metavar="URL", help="of the server, as http://127.0.0.1:8000")
-    parser.add_argument("--heavy", default="0,1,2,4", metavar="N,N", help="heavy clients in each run (%(default)s)")
-    parser.add_argument("--light", type=int, default=Neighbours().light, metavar="N", help="light ones (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of each run, a quarter warm-up (%(default)s)")
-    parser.add_argument("--traffic", default="", metavar="P=V,P=V", help=f"parameters of {Neighbours()}")
+    parser.add_argument("urls", nargs="+", metavar="URL", help="address of a server, for example http://127.0.0.1:8000")
+    parser.add_argument(
+        "--heavy", default="0,1,2,4", metavar="N,N", help="number of heavy clients in each run (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--light",
+        type=int,
+        default=Neighbours().light,
+        metavar="N",
+        help="number of light clients (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=60.0,
+        help="seconds of each run; the first quarter is warm-up (default: %(default)s)",
+    )
+    parser.add_argument("--traffic", default="", metavar="P=V,P=V", help=f"change parameters of {Neighbours()}")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--speed", type=float, default=1.0, metavar="F", help="of the servers' clock (%(default)s)")
-    parser.add_argument("--model", help="its name (the first that the server has)")
-    parser.add_argument("--api-key", metavar="KEY", help="one for all, where the server checks it")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write the figures here too")
+    parser.add_argument(
+        "--speed",
+        type=float,
+        default=1.0,
+        metavar="F",
+        help="how many times faster than real time the servers' clock runs (default: %(default)s)",
+    )
+    parser.add_argument("--model", help="name of the model (default: the first that the server lists)")
+    parser.add_argument("--api-key", metavar="KEY", help="one key for all clients, if the server checks keys")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="also write the figures to this file")
 
 
 def run(options: argparse.Namespace) -> None:
-    # Not at the top: these need aiohttp, which the other commands, and the demo of an installed router, do not.
+    # Imported here because they need aiohttp; the other commands, and the demo of an installed router, do not.
     from bench.lab.neighbour.driver import Span, Target  # noqa: PLC0415
     from bench.live.clients import LoadError  # noqa: PLC0415
 
@@ -69,7 +88,7 @@ def run(options: argparse.Namespace) -> None:
 def measured(
     target: "Target", traffic: Sequence[Neighbours], span: "Span", seed: int
 ) -> Iterator[tuple[Neighbours, "LiveResult"]]:
-    """One run after the other, with a progress bar. Raises LoadError."""
+    """Run one after the other, with a progress bar. Raises LoadError."""
     from bench.lab.neighbour.driver import drive  # noqa: PLC0415 - as above
 
     bar = ProgressBar(sys.stderr, "s")
@@ -86,7 +105,7 @@ def _show(bar: ProgressBar, before: float, total: float, now: float) -> None:
 
 
 def _traffic(options: argparse.Namespace) -> Sequence[Neighbours]:
-    """One for each number of heavy clients. Raises ValueError."""
+    """Return the traffic for each number of heavy clients. Raises ValueError."""
     values = dict(split(each) for each in options.traffic.split(",") if each)
     given = {"light": str(options.light)} | values
     return [changed(Neighbours(), given | {"heavy": str(heavy)}) for heavy in _levels(options.heavy)]

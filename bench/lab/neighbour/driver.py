@@ -1,7 +1,7 @@
-"""Clients on real sockets before one server, or before several in turn: what they see, in the simulator's records.
+"""Drive one server, or several in turn, from real sockets, and record what the clients see in the simulator's records.
 
-Unlike `bench.live` it sends prompts as text, and asks for nothing that only some servers know: how long an answer is,
-and what of its prompt was cached, is counted when the answer has come to its end.
+Unlike `bench.live`, prompts are text, and nothing is requested that only some servers support: the length of an answer
+and its cached tokens are counted when the answer has ended.
 """
 
 import asyncio
@@ -29,18 +29,18 @@ MODELS: Final = "/v1/models"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where the calls go. Raises ValueError where it makes no sense."""
+    """The target of the calls. Raises ValueError if it is invalid."""
 
     urls: Sequence[str]
-    """Of one server, or of several that take the calls in turn."""
+    """One server, or several that take the calls in turn."""
     model: str | None = None
-    """None for the first that the first server names."""
+    """The model's name; None for the first that the first server lists."""
     speed: float = 1.0
-    """How many times faster the servers' clock runs than that on the wall."""
+    """How many times faster the servers' clock runs than real time."""
     api_key: str | None = None
-    """The key of all clients, where the server checks keys; else each client's is its name."""
+    """One key for all clients, if the server checks keys; otherwise each client's key is its name."""
     stream_interval: int | None = None
-    """See `bench.live.completions.body`."""
+    """Passed to `bench.live.completions.body`."""
 
     def __post_init__(self) -> None:
         if not self.urls or not 0 < self.speed < inf:
@@ -54,7 +54,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """How long, in seconds by the servers' clock. Raises ValueError where no time is left to measure."""
+    """The length of a run, in seconds by the servers' clock. Raises ValueError if nothing is left to measure."""
 
     seconds: float
     warmup: float
@@ -67,9 +67,9 @@ class Span:
 async def drive(
     target: Target, workload: Workload, span: Span, seed: int, show: Callable[[float], None] = lambda _: None
 ) -> LiveResult:
-    """Play the workload until its time is over, or all of it; `show` is told the time now and then. Raises LoadError.
+    """Play the workload until its time is over or it has ended; `show` is called with the time. Raises LoadError.
 
-    Calls that are open at the end are broken off, and recorded as unfinished.
+    Calls still open at the end are cancelled and recorded as unfinished.
     """
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS)
     patience = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
@@ -107,7 +107,6 @@ class _Drive:
         self._numbers = count(1)
 
     async def run(self, show: Callable[[float], None]) -> LiveResult:
-        """See `drive`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._span.seconds / self._target.speed), asyncio.TaskGroup() as group:
                 watching = group.create_task(self._watch(show))
@@ -124,7 +123,7 @@ class _Drive:
             show(self._player.now)
 
     async def _make(self, client: Client, call: Call) -> Ending:
-        """Make one call; whatever comes of it is an ending."""
+        """Make one call and wait for its end, however it ends."""
         live = HttpCall(str(next(self._numbers)), client, call, self._player.now)
         self._recorder.on_sent(live, late=live.arrived - call.at)
         try:

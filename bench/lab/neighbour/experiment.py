@@ -1,9 +1,9 @@
-"""Noisy neighbours over HTTP: light clients beside growing numbers of heavy ones, before one router after another.
+"""Noisy neighbours over HTTP: light clients beside growing numbers of heavy ones, behind one router after another.
 
-The one experiment that is live: emulated workers and routers are processes, calls go over sockets, and time is the
-clock's, only faster. Each run has fresh workers. A round is all of them once, router after router for each number of
-heavy clients, so that what else this machine does meets them all; its number is its seed, so that in a round every
-router gets the same calls.
+The only live experiment: emulated workers and routers are processes, calls use sockets, and time is real, only faster.
+Each run has fresh workers. A round is all runs once, router after router for each number of heavy clients, so that
+other load on this machine affects them all. The round's number is its seed, so every router gets the same calls in a
+round.
 """
 
 import sys
@@ -33,21 +33,21 @@ if TYPE_CHECKING:
 
 FLEET: Final = 2
 SPEED: Final = 2.5
-"""At which all the processes together take about half of two cores."""
+"""At this speed all the processes together use about half of two cores."""
 WORKER: Final = ("--dialect", "vllm", "--max-running", "16", "--kv-tokens", "40000")
-"""Sixteen calls at a time, and room for the prefixes of five heavy clients: not those of eight on each worker."""
+"""Sixteen calls at a time, and room for the prefixes of five heavy clients, not for eight on each worker."""
 LEVELS: Final = (0, 1, 2, 4, 8)
 QUICK_LEVELS: Final = (0, 2, 8)
-"""Heavy clients: two fill the batches, from there on calls wait."""
+"""Numbers of heavy clients: two fill the batches; with more, calls wait."""
 SECONDS, QUICK_SECONDS = 48.0, 24.0
 WARMUP: Final = 0.25
-"""Of the seconds."""
+"""Share of the seconds."""
 CHUNK_TOKENS: Final = 20
-"""In an event of an answer after its first: with one in each, reading them would cost more than all else."""
+"""Tokens per event of an answer after its first; with one per event, parsing would cost more than all else."""
 MOST_LOST: Final = 0.05
-"""Of its time that a worker's process may be too slow before the figures are called into question."""
+"""If a worker's process was too slow by more than this share of its time, a warning is printed."""
 TRIES: Final = 3
-"""How often a run is made until the machine was not too slow for it; the last one counts, however it was."""
+"""How often a run is repeated until the machine was fast enough; the last try counts in any case."""
 
 _PACE: Final = ("--poll-interval", str(0.5 / SPEED))
 ROUTERS: Final = (
@@ -65,13 +65,11 @@ FIGURES: Final[Mapping[str, int]] = {
     "hit rate": 3,
     "failed": 0,
 }
-"""Of any run, with their decimals in a table."""
+"""The figures of a run, with their decimals in a table."""
 
 
 @dataclass(frozen=True)
 class NoisyNeighbour(Experiment):
-    """See the module."""
-
     title: ClassVar[str] = "Light clients beside heavy ones, over HTTP"
     published: ClassVar[str] = (
         f"No paper has this. {FLEET} emulated vLLM workers (Mistral 7B on an A100, 16 calls at a time, KV of 40,000"
@@ -87,11 +85,11 @@ class NoisyNeighbour(Experiment):
     decimals: ClassVar[Mapping[str, int]] = {**FIGURES, "time lost": 3}
 
     def cells(self, *, quick: bool) -> Sequence[Cell]:  # noqa: ARG002
-        """None: nothing here is in virtual time."""
+        """Return none: nothing here runs in virtual time."""
         return ()
 
     def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:
-        """See `Experiment`. What is counted in the table is of the time measured, `calls` and `failed` of all of it."""
+        """What is counted in the table is of the time measured, `calls` and `failed` of all of it."""
         light = [r for r in result.records if r.client.startswith(LIGHT) and r.arrived >= result.warmup]
         waits = list(first_token_spans([r for r in light if r.outcome in ANSWERED], result.seconds))
         service = {client: figures["service"] for client, figures in summary["clients"].items()}
@@ -114,7 +112,7 @@ class NoisyNeighbour(Experiment):
         }
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        """See `Experiment`. A line for each router over the number of heavy clients."""
+        """A line for each router over the number of heavy clients."""
         axes = figure.subplots(2, 2, sharex=True).flat
         for place, kind in zip(axes, ("light TTFT p50", "light TTFT p95", "light share", "tokens/s"), strict=True):
             for router in dict.fromkeys(row.labels["router"] for row in rows):
@@ -132,7 +130,7 @@ ANSWERED: Final = (Outcome.DONE, Outcome.UNFINISHED)
 
 
 def _fair_share(result: Result, whole: float) -> float | None:
-    """Of the light clients together; None where no call of theirs was done, so that nobody knows what one costs."""
+    """Return the share of the light clients together; None if none of their calls was done: their cost is unknown."""
     light = [record for record in result.records if record.client.startswith(LIGHT)]
     costs = [r.input_tokens - (r.cached_tokens or 0) + 2 * r.output_tokens for r in light if r.outcome is Outcome.DONE]
     if not costs or not whole:
@@ -155,19 +153,19 @@ def _tokens_per_second(result: Result, kind: str = "") -> float:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is run."""
+    """The runs of a round."""
 
     contestants: Sequence[Contestant]
     traffic: Sequence[Neighbours]
-    """One for each number of heavy clients."""
+    """The traffic for each number of heavy clients."""
     span: "Span"
     speed: float = SPEED
     worker: Sequence[str] = WORKER
-    """Flags."""
+    """Flags of the workers."""
 
 
 def plan(contestants: Sequence[Contestant], *, quick: bool) -> Plan:
-    """All of it, or a part of the same shape."""
+    """Return the whole plan, or if `quick` a part of the same shape."""
     from bench.lab.neighbour.driver import Span  # noqa: PLC0415 - it needs aiohttp, which an installed router does not have
 
     seconds = QUICK_SECONDS if quick else SECONDS
@@ -176,9 +174,9 @@ def plan(contestants: Sequence[Contestant], *, quick: bool) -> Plan:
 
 
 def run(planned: Plan, seeds: Sequence[int], done: Callable[[int, int], None]) -> Iterator[Sequence[Row]]:
-    """Round after round: after each, the rows of all until then. Raises ServerError and LoadError.
+    """Run round after round, yielding the rows of all rounds so far. Raises ServerError and LoadError.
 
-    `done` hears how many of how many runs are over.
+    `done` is called with the finished and the total number of runs.
     """
     runs = [(level, who) for level in planned.traffic for who in planned.contestants]
     seen: dict[tuple[str, int], list[Mapping[str, Value]]] = {}
@@ -200,7 +198,7 @@ def _row(router: str, heavy: int, rounds: Sequence[Mapping[str, Value]]) -> Row:
 
 
 def undisturbed(measure: Callable[[], Mapping[str, Value]]) -> Mapping[str, Value]:
-    """The figures of the first run for which this machine was quick enough; of the last try if it was for none."""
+    """Return the figures of the first run for which this machine was fast enough, else of the last try."""
     figures = measure()
     for _ in range(TRIES - 1):
         if not _disturbed(figures["time lost"]):
@@ -214,7 +212,7 @@ def _disturbed(lost: Value) -> bool:
 
 
 def _measured(planned: Plan, who: Contestant, level: Neighbours, seed: int) -> Mapping[str, Value]:
-    """One run before fresh workers."""
+    """Run once with fresh workers."""
     with fleet(FLEET, (*planned.worker, "--measure", "--speed", str(planned.speed))) as workers:
         if who.command:
             with started(who.name, who.command, workers) as url:
@@ -241,7 +239,7 @@ def _drive(planned: Plan, urls: Sequence[str], level: Neighbours, seed: int) -> 
 
 
 def doubts(rows: Iterable[Row]) -> Iterator[str]:
-    """Where this machine was not equal to what it had to emulate, even if in one round only."""
+    """Yield warnings about rows for which this machine was too slow, even if only in one round."""
     for row in rows:
         times = sum(map(_disturbed, row.values["time lost"]))
         if times:

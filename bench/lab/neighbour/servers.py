@@ -1,4 +1,4 @@
-"""Workers and routers as processes, known by their command lines alone: any router can take part."""
+"""Workers and routers as processes, started by command line, so that any router can be compared."""
 
 import os
 import shlex
@@ -26,36 +26,39 @@ SGLANG_FLAGS: Final = (
     *("--log-level", "error", "--prometheus-port", "{other_port}"),
 )
 START_SECONDS: Final = 60.0
-"""That a process has until it answers a call."""
+"""How long a process may take until it answers a call."""
 ASK_SECONDS: Final = 2.0
 END_SECONDS: Final = 2.0
-"""That it has to end when it is told to."""
+"""How long a process may take to exit after SIGTERM."""
 
 
 _LOOPBACK: Final = build_opener(ProxyHandler({}))
-"""Past whatever proxy the environment names."""
+"""Bypasses any proxy named in the environment."""
 
 
 class ServerError(Exception):
-    """A process that does not serve; its text is one line for whoever started it."""
+    """A process does not serve; the text is one line for the user."""
 
 
 class EngineQueue(NamedTuple):
-    """What waits in a worker's engine itself."""
+    """The queue inside a worker's engine."""
 
     requests_p95: float
     lost: float
-    """By how much of its time the process was too slow for the machine that it emulates."""
+    """Share of its time by which the process was slower than its emulated machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """A router in the table. Raises ValueError for a command without a port."""
+    """A router in the table. Raises ValueError if its command has no port."""
 
     name: str
     command: Sequence[str]
-    """An argument with `{worker}` stands once for each worker, with its URL; `{port}` is where to listen, and
-    `{other_port}` is free too. Without a command, the calls go to the workers themselves in turn."""
+    """An argument with `{worker}` is repeated for each worker, with its URL.
+
+    `{port}` is the port to listen on, and `{other_port}` is another free one. Without a command, the calls go to the
+    workers in turn.
+    """
 
     def __post_init__(self) -> None:
         if self.command and not any("{port}" in argument for argument in self.command):
@@ -71,7 +74,7 @@ def contestant(text: str) -> Contestant:
 
 
 def expanded(command: Sequence[str], port: int, other_port: int, workers: Sequence[str] = ()) -> Sequence[str]:
-    """The command line for these ports and workers."""
+    """Return the command line for these ports and workers."""
     ports = [each.replace("{port}", str(port)).replace("{other_port}", str(other_port)) for each in command]
     return [
         argument.replace("{worker}", worker)
@@ -82,7 +85,7 @@ def expanded(command: Sequence[str], port: int, other_port: int, workers: Sequen
 
 @contextmanager
 def started(name: str, command: Sequence[str], workers: Sequence[str] = ()) -> Iterator[str]:
-    """Start a process and wait until it answers a call; gives its URL, and ends it on the way out.
+    """Start a process, wait until it answers a call, yield its URL, and stop it on exit.
 
     Raises ServerError.
     """
@@ -93,7 +96,7 @@ def started(name: str, command: Sequence[str], workers: Sequence[str] = ()) -> I
 
 @contextmanager
 def fleet(count: int, flags: Sequence[str]) -> Iterator[Sequence[str]]:
-    """So many fresh emulated workers; gives their URLs. Raises ServerError."""
+    """Start fresh emulated workers and yield their URLs. Raises ServerError."""
     with ExitStack() as stack:
         servers = [stack.enter_context(_launched("a worker", [*WORKER, *flags])) for _ in range(count)]
         for server in servers:
@@ -102,7 +105,7 @@ def fleet(count: int, flags: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 def engine_queue(worker: str) -> EngineQueue:
-    """What a worker with `--measure` says of the time since it started. Raises ServerError."""
+    """Read the queue of a worker with `--measure` since it started. Raises ServerError."""
     try:
         with _LOOPBACK.open(f"{worker}/emulated/queue", timeout=ASK_SECONDS) as answer:
             seen = orjson.loads(answer.read())
@@ -113,16 +116,16 @@ def engine_queue(worker: str) -> EngineQueue:
 
 @dataclass(frozen=True, slots=True)
 class _Server:
-    """A process that was started."""
+    """A running process."""
 
     name: str
     url: str
     process: subprocess.Popen[bytes]
     said: IO[bytes]
-    """What it prints."""
+    """Its output."""
 
     def wait(self) -> None:
-        """Wait until it answers a call. Raises ServerError."""
+        """Wait until the process answers a call. Raises ServerError."""
         deadline = time.monotonic() + START_SECONDS
         while not _serves(self.url):
             if self.process.poll() is not None or time.monotonic() > deadline:
@@ -136,7 +139,7 @@ class _Server:
 def _launched(name: str, command: Sequence[str], workers: Sequence[str] = ()) -> Iterator[_Server]:
     port, other_port = _free_ports(2)
     line = expanded(command, port, other_port, workers)
-    # Whoever measures may have settings of his own for a router. They would change what is compared here.
+    # Settings in the user's environment would change what is compared here.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("D2LPM_")}
     with TemporaryFile() as said:
         try:
@@ -152,7 +155,7 @@ def _launched(name: str, command: Sequence[str], workers: Sequence[str] = ()) ->
 
 
 def _serves(url: str) -> bool:
-    """Whether a call is answered: a router that has not found its workers yet listens, but refuses it."""
+    """True if a call is answered: a router that has not found its workers yet listens, but rejects calls."""
     body = orjson.dumps({"model": MODEL, "prompt": "hello", "max_tokens": 1})
     request = Request(url + completions.PATH, body, {"Content-Type": "application/json"})
     try:
@@ -163,7 +166,7 @@ def _serves(url: str) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """It and what it started: each is a process group of its own, so that Ctrl-C reaches only whoever measures."""
+    """Stop a process and its children. Each process is a group of its own, so Ctrl-C does not reach it."""
     with process:
         process.terminate()
         try:

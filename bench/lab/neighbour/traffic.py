@@ -1,4 +1,4 @@
-"""Noisy neighbours: heavy clients that keep many calls open, and light ones that ask something now and then."""
+"""Noisy neighbours: heavy clients that keep many calls open, and light ones with an occasional short call."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,31 +16,33 @@ LIGHT: Final = "light"
 """What the clients' names begin with."""
 _PIECES: Final = [decode([token]) for token in dict.fromkeys(VOCABULARY)]
 WORDS: Final = [piece for piece in _PIECES if piece.isascii() and piece.strip().isalpha()]
-"""Common English words, each with the space before it: about a token each to any model."""
+"""Common English words, each with a leading space: about one token each for any model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
     """Clients `heavy-1` and so on in a closed loop, `light-1` and so on in an open one; lengths in tokens.
 
-    Raises ValueError where one of the numbers makes no sense.
+    Raises ValueError if one of the numbers is invalid.
     """
 
     heavy: int = 2
     light: int = 4
     open: int = 16
-    """Calls that each heavy client keeps open."""
+    """Open calls of each heavy client."""
     prefix: int = 6000
-    """What all calls of a heavy client begin with, and no other client's."""
+    """What all calls of a heavy client begin with; each client has its own."""
     heavy_input: int = 200
-    """Length of what follows the prefix."""
+    """Length of the input after the prefix."""
     heavy_output: int = 150
     spread: float = 0.5
-    """By how much of themselves the lengths of those two may be shorter or longer."""
+    """These two lengths may be shorter or longer by up to this share."""
     light_input: int = 300
     light_output: int = 50
     rate: float = 0.5
-    """Calls a second of each light client, at times of a Poisson process, whatever became of those before."""
+    """Calls per second of each light client, at times of a Poisson process, whether or not earlier ones were
+    answered.
+    """
 
     def __post_init__(self) -> None:
         if self.heavy < 0 or self.light < 1 or self.open < 1:
@@ -52,7 +54,6 @@ class Neighbours:
             raise ValueError("the rate must be positive")
 
     def clients(self, seed: int) -> Sequence[Client]:
-        """See `Workload`."""
         heavy = [self._heavy(f"{HEAVY}-{n + 1}", seed) for n in range(self.heavy)]
         return [*heavy, *(self._light(f"{LIGHT}-{n + 1}", seed) for n in range(self.light))]
 
@@ -80,6 +81,6 @@ class Neighbours:
 
 
 def spoken(prompt: Prompt) -> str:
-    """The prompt as text, a word for each token: not every router takes token ids."""
+    """Return the prompt as text, one word per token: not every router accepts token ids."""
     words = WORDS
     return "".join([words[token % len(words)] for token in prompt.tokens])

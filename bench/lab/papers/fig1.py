@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Figure1(Experiment):
-    """See the module. Trees of thoughts, of which one client has ten times as long questions."""
+    """Trees of thoughts, of which one client has ten times as long questions."""
 
     title: ClassVar[str] = "Throughput against fairness as Q^u grows, one worker (DLPM paper, figure 1)"
     published: ClassVar[str] = (
@@ -41,7 +41,6 @@ class Figure1(Experiment):
     decimals: ClassVar[Mapping[str, int]] = {"service/s": 0, "Jain": 3, "Jain as seen": 3, "hit rate": 3}
 
     def cells(self, *, quick: bool) -> Sequence[Cell]:
-        """See `Experiment`."""
         span = FIG1_SPAN
         dlpm = [
             self._cell("dlpm", Contender("rr+dlpm", DlpmParameters(quantum=quantum)), f"{quantum}", span)
@@ -63,7 +62,6 @@ class Figure1(Experiment):
         return Cell((("policy", name), ("Q^u", quantum)), scenario)
 
     def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:
-        """See `Experiment`."""
         return {
             "service/s": service_seen(summary) / (result.seconds - result.warmup),
             "Jain": summary["jain"],
@@ -72,7 +70,7 @@ class Figure1(Experiment):
         }
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        """See `Experiment`. A point for each row; DLPM's are joined and named after Q^u."""
+        """A point for each row; DLPM's are joined and named after Q^u."""
         axes = figure.subplots()
         for policy in policies(rows):
             own = [row for row in rows if row.labels["policy"] == policy]

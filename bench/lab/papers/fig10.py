@@ -49,7 +49,7 @@ def swept(quantum: float) -> Mapping[str, Contender]:
 
 @dataclass(frozen=True)
 class Figure10(Experiment):
-    """See the module. Trees of three branches, with or without a client whose questions are ten times as long."""
+    """Trees of three branches, with or without a client whose questions are ten times as long."""
 
     title: ClassVar[str] = "Throughput and fairness as Q^w grows, four workers (DLPM paper, figure 10)"
     published: ClassVar[str] = (
@@ -59,7 +59,6 @@ class Figure10(Experiment):
     decimals: ClassVar[Mapping[str, int]] = {"service/s": 0, "Jain": 3, "Jain as seen": 3, "hit rate": 3}
 
     def cells(self, *, quick: bool) -> Sequence[Cell]:  # noqa: ARG002 - quick means one seed, and no more
-        """See `Experiment`."""
         span = FIG10_SPAN
         return [
             cell
@@ -87,7 +86,6 @@ class Figure10(Experiment):
         return Cell((("workload", workload), ("policy", name), ("Q^w", quantum)), scenario)
 
     def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:
-        """See `Experiment`."""
         return {
             "service/s": service_seen(summary) / (result.seconds - result.warmup),
             "Jain": summary["jain"],
@@ -96,7 +94,7 @@ class Figure10(Experiment):
         }
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        """See `Experiment`. A column for each workload; dotted what has no Q^w."""
+        """A column for each workload; dotted what has no Q^w."""
         shown = ("service/s", "Jain", "Jain as seen")
         axes = figure.subplots(len(shown), len(WORKLOADS), sharex=True, squeeze=False)
         for column, workload in enumerate(WORKLOADS):

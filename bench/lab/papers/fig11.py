@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Figure11(Experiment):
-    """See the module. Trees of thoughts of two branches."""
+    """Trees of thoughts of two branches."""
 
     title: ClassVar[str] = "Service rate of 5 to 50 clients with one total rate, one worker (DLPM paper, figure 11)"
     published: ClassVar[str] = (
@@ -29,7 +29,6 @@ class Figure11(Experiment):
     decimals: ClassVar[Mapping[str, int]] = {"service/s": 0, "hit rate": 3, "Jain": 3, "Jain as seen": 3}
 
     def cells(self, *, quick: bool) -> Sequence[Cell]:  # noqa: ARG002 - quick means one seed, and no more
-        """See `Experiment`."""
         return [
             Cell(
                 (("clients", f"{clients}"), ("policy", name)),
@@ -47,7 +46,6 @@ class Figure11(Experiment):
         ]
 
     def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:
-        """See `Experiment`."""
         return {
             "service/s": service_seen(summary) / (result.seconds - result.warmup),
             "hit rate": summary["hit_rate"],
@@ -56,7 +54,6 @@ class Figure11(Experiment):
         }
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        """See `Experiment`."""
         for axes, measured in zip(figure.subplots(2, 1, sharex=True), ("service/s", "hit rate"), strict=True):
             draw_policies(axes, rows, lambda row: float(row.labels["clients"]), measured)
             axes.set_ylim(bottom=0)

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 CLIENTS: Final = ("trees", "judge", "chat-1", "chat-2")
 POINTS: Final = 40
-"""In a line over time."""
+"""Points of a line over time."""
 
 
 def mixed(seconds: float) -> Workload:
-    """The workload with as many sessions of each client as come in so many seconds."""
+    """Return the workload with as many sessions of each client as arrive in `seconds`."""
     workload = DLPM["mix"]
     assert isinstance(workload, ChatAndPrograms)
     return replace(
@@ -48,8 +48,6 @@ def mixed(seconds: float) -> Workload:
 
 @dataclass(frozen=True)
 class Figure12(Experiment):
-    """See the module."""
-
     title: ClassVar[str] = "Conversations beside programs, one worker (DLPM paper, figure 12)"
     published: ClassVar[str] = (
         "DLPM has the best response times and ends first. Under LPM the client with trees of thoughts makes the others"
@@ -68,7 +66,6 @@ class Figure12(Experiment):
     }
 
     def cells(self, *, quick: bool) -> Sequence[Cell]:
-        """See `Experiment`."""
         span, arriving = FIG12_SPAN, FIG12_QUICK_ARRIVING if quick else FIG12_ARRIVING
         return [
             Cell(
@@ -86,7 +83,7 @@ class Figure12(Experiment):
         ]
 
     def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:
-        """See `Experiment`. Seconds: to the first token of conversations and of all calls, to the end of programs."""
+        """Seconds: to the first token of conversations and of all calls, to the end of programs."""
         end = summary["last_end_s"] or result.seconds
         chat = list(first_token_spans([r for r in result.records if r.client.startswith("chat")], end))
         values: dict[str, Value] = {
@@ -107,5 +104,5 @@ class Figure12(Experiment):
         return values
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        """See `Experiment`. A column for each policy, a line for each client."""
+        """A column for each policy, a line for each client."""
         draw_over_time(figure, rows, ("TTFT", "actual"), CLIENTS)

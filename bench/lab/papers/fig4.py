@@ -1,7 +1,7 @@
-"""The DLPM paper's figure 4: what a decision costs against the number of workers and the length of the queue.
+"""The DLPM paper's figure 4: the cost of a decision against the number of workers and the length of the queue.
 
-Measured on the real scheduler, as `python -m bench decision-cost` does, in CPU time. So it is no simulation, and what
-it writes differs from run to run: it stands in a file of its own, `fig4-times.json`.
+Measured on the real scheduler in CPU time, as by `python -m bench decision-cost`. It is not a simulation and its
+results differ from run to run, so it has a file of its own, `fig4-times.json`.
 """
 
 import json
@@ -41,13 +41,13 @@ FILE: Final = "fig4-times"
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What was measured in one setting."""
+    """The measurement of one setting."""
 
     policy: str
     workers: int
     waiting: int
     microseconds: float
-    """Of CPU, the median over the rounds."""
+    """CPU microseconds, the median over the rounds."""
     decode_step: float
     """The same as a share of a decode step."""
 
@@ -70,7 +70,7 @@ def settings() -> Sequence[Setting]:
 
 
 def measure(measured: Sequence[Setting], rounds: int, turns: int) -> Sequence[Cost]:
-    """Turn by turn with one setting after the other, so that what else the machine does meets them all."""
+    """Measure the settings in turn, so that other load on the machine affects them all."""
     fleets = [Fleet(setting) for setting in measured]
     spent = [[fleet.turns(turns) / turns / 1000 for fleet in fleets] for _ in range(rounds)]
     medians = [median(of_one) for of_one in zip(*spent, strict=True)]
@@ -82,14 +82,14 @@ def measure(measured: Sequence[Setting], rounds: int, turns: int) -> Sequence[Co
 
 
 def run(folder: Path, *, quick: bool) -> None:
-    """Measure, write it into the folder, which is there, and print the table."""
+    """Measure, write the results into the folder, which must exist, and print the table."""
     costs = measure(settings(), FIG4_QUICK_ROUNDS if quick else FIG4_ROUNDS, FIG4_TURNS)
     write(costs, folder)
     print(f"fig4: {TITLE}", *table(costs), "", sep="\n", flush=True)
 
 
 def write(costs: Sequence[Cost], folder: Path) -> None:
-    """As JSON, as a table and as a plot."""
+    """Write JSON, a table and a plot."""
     document = {"title": TITLE, "costs": [asdict(cost) for cost in costs]}
     (folder / f"{FILE}.json").write_text(json.dumps(document, indent=1) + "\n", "utf-8")
     (folder / f"{FILE}.md").write_text("\n".join([f"# {TITLE}", "", PUBLISHED, "", *table(costs), ""]), "utf-8")
@@ -97,7 +97,7 @@ def write(costs: Sequence[Cost], folder: Path) -> None:
 
 
 def table(costs: Sequence[Cost]) -> Sequence[str]:
-    """As Markdown."""
+    """Return Markdown."""
     head = ["| policy | workers | waiting | CPU, µs | of a decode step |", "| --- | ---: | ---: | ---: | ---: |"]
     return head + [
         f"| {cost.policy} | {cost.workers} | {cost.waiting:,} | {cost.microseconds:.0f} | {cost.decode_step:.1%} |"
@@ -106,8 +106,8 @@ def table(costs: Sequence[Cost]) -> Sequence[str]:
 
 
 def save_plot(costs: Sequence[Cost], path: Path) -> None:
-    """Two plots: over the workers, and over the queue."""
-    # Not at the top: this module is known to the command line, which has to start without matplotlib.
+    """Draw two plots: over the workers, and over the queue."""
+    # Imported here because the command line imports this module and must start without matplotlib.
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     figure = Figure((10, 5), 110, layout="constrained")

@@ -24,8 +24,6 @@ QUICK_WORKERS: Final = (1, 4)
 
 @dataclass(frozen=True)
 class Figure7(Experiment):
-    """See the module."""
-
     seeds: ClassVar[Sequence[int]] = FIG7_SEEDS
     title: ClassVar[str] = "Throughput, fairness and latency beside a misbehaving client (DLPM paper, figure 7)"
     published: ClassVar[str] = (
@@ -44,7 +42,7 @@ class Figure7(Experiment):
     }
 
     def cells(self, *, quick: bool) -> Sequence[Cell]:
-        """See `Experiment`. When quick, without D²LPM as printed."""
+        """When quick, without D²LPM as printed."""
         return [
             Cell(
                 (("workload", workload), ("workers", str(workers)), ("policy", name)),
@@ -62,12 +60,12 @@ class Figure7(Experiment):
             for span in [fig7_span(workload, workers, quick=quick)]
             for name, contender in CONTENDERS.items()
             if not (quick and contender.parameters)
-            # With one worker there is nothing that Preble could choose.
+            # With one worker there is nothing for Preble to choose.
             if not (contender.policy == "preble" and workers == 1)
         ]
 
     def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:
-        """See `Experiment`. Service is what clients see, input + 2 · output; Jain's is over extend + 2 · output."""
+        """Service is what clients see, input + 2 · output; Jain's is over extend + 2 · output."""
         programs = summarise_programs(light_records(result), result.warmup, result.seconds)
         return {
             "service/s": service_seen(summary) / (result.seconds - result.warmup),
@@ -80,7 +78,7 @@ class Figure7(Experiment):
         }
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        """See `Experiment`. A column for each workload; over the workers, a line for each policy."""
+        """A column for each workload; over the workers, a line for each policy."""
         shown = ("service/s", "Jain", "light p99")
         axes = figure.subplots(len(shown), len(WORKLOADS), sharex=True, squeeze=False)
         for column, workload in enumerate(WORKLOADS):

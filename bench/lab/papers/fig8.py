@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 CLIENTS: Final = ("heavy", "reformed", "light-1", "light-2")
 GROUPS: Final = ("light", "reformed", "heavy")
 POINTS: Final = 40
-"""In a line over time."""
+"""Points of a line over time."""
 
 
 def reforming(span: Span) -> Workload:
-    """The workload, of which one client comes to reason half-way."""
+    """Return the workload, in which one client behaves well from half-way on."""
     workload = DLPM["arena-fig8"]
     assert isinstance(workload, Reforming)
     return at_rate(replace(workload, reformed=replace(workload.reformed, changes=span.seconds / 2)), FIG8_RATE)
@@ -34,7 +34,7 @@ def reforming(span: Span) -> Workload:
 
 @dataclass(frozen=True)
 class Figure8(Experiment):
-    """See the module. Its clients 0 and 1 are light here, 2 is the reformed and 3 the heavy one."""
+    """Its clients 0 and 1 are light here, 2 is the reformed and 3 the heavy one."""
 
     title: ClassVar[str] = "Seconds to the first token beside heavy clients, two workers (DLPM paper, figure 8)"
     published: ClassVar[str] = (
@@ -50,7 +50,6 @@ class Figure8(Experiment):
     }
 
     def cells(self, *, quick: bool) -> Sequence[Cell]:  # noqa: ARG002 - quick means one seed, and no more
-        """See `Experiment`."""
         return [
             Cell(
                 (("policy", name),),
@@ -67,7 +66,7 @@ class Figure8(Experiment):
         ]
 
     def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:
-        """See `Experiment`. Seconds to the first token of calls that came before one client reformed (1) or after (2).
+        """Seconds to the first token of calls that came before one client reformed (1) or after (2).
 
         What has not come by the end is a lower bound; `longest` is of all clients.
         """
@@ -90,5 +89,5 @@ class Figure8(Experiment):
         return values
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        """See `Experiment`. A column for each policy, a line for each client."""
+        """A column for each policy, a line for each client."""
         draw_over_time(figure, rows, ("TTFT", "service/s"), CLIENTS)

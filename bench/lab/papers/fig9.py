@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 CLIENTS: Final = ("heavy", "light-1", "light-2")
 SHARE, WIDTH = 0.9, 2.0
-"""A client is served almost alone while it gets this share; seconds that are looked at together."""
+"""A client is served almost alone while it gets this share; seconds over which shares are taken."""
 
 
 def ending(trees: int) -> Workload:
-    """The workload with so many trees of each client."""
+    """Return the workload with `trees` trees of each client."""
     workload = DLPM["tot-fig9"]
     assert isinstance(workload, Misbehaving)
     heavy, light = (replace(part, sessions=trees) for part in (workload.heavy, workload.light))
@@ -43,7 +43,7 @@ def ending(trees: int) -> Workload:
 
 @dataclass(frozen=True)
 class Figure9(Experiment):
-    """See the module. Its client 0 is the heavy one here. It ends when all trees have."""
+    """Its client 0 is the heavy one here. It ends when all trees have."""
 
     title: ClassVar[str] = "Response time and service over time, four workers (DLPM paper, figure 9)"
     published: ClassVar[str] = (
@@ -65,7 +65,6 @@ class Figure9(Experiment):
     }
 
     def cells(self, *, quick: bool) -> Sequence[Cell]:  # noqa: ARG002 - quick means one seed, and no more
-        """See `Experiment`."""
         return [
             Cell(
                 (("policy", name),),
@@ -82,10 +81,11 @@ class Figure9(Experiment):
         ]
 
     def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:
-        """See `Experiment`. Seconds, and cost units of actual service.
+        """Seconds, and cost units of actual service.
 
         spread: the largest difference between clients since all were active. gap/bound: the largest of any worker
-        against its bound (`router.core.clients.service_gap`). alone: how long one client got nine tenths of the service.
+        against its bound (`router.core.clients.service_gap`). alone: how long one client got nine tenths of the
+        service.
         """
         end = summary["last_end_s"] or result.seconds
         programs = summarise_programs(light_records(result), result.warmup, result.seconds)
@@ -110,5 +110,5 @@ class Figure9(Experiment):
         return values
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        """See `Experiment`. A column for each policy, a line for each client."""
+        """A column for each policy, a line for each client."""
         draw_over_time(figure, rows, ("TTFT", "actual", "as seen"), CLIENTS)

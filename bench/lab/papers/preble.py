@@ -37,7 +37,7 @@ DECIMALS: Final[Mapping[str, int]] = {"latency avg": 2, "latency p99": 2, "TTFT 
 
 
 def figures(result: Result, summary: Summary) -> Mapping[str, Value]:
-    """Of all calls that came in the time measured; times in seconds."""
+    """Return the figures of all calls that arrived in the measured time; times in seconds."""
     spans = latencies(result)
     return {
         "latency avg": spans["latency_mean_s"],
@@ -49,7 +49,7 @@ def figures(result: Result, summary: Summary) -> Mapping[str, Value]:
 
 
 def scenario(contender: Contender, workload: Workload, workers: int) -> Scenario:
-    """So many A6000 under this load."""
+    """Return `workers` A6000 under this load."""
     return Scenario(
         contender.policy,
         workload,
@@ -63,7 +63,7 @@ def scenario(contender: Contender, workload: Workload, workers: int) -> Scenario
 
 @dataclass(frozen=True)
 class PrebleLatency(TracedExperiment):
-    """See the module. With `azure` also its mix of tools and videos at those times."""
+    """With `azure` also its mix of tools and videos at those times."""
 
     kinds: ClassVar[Sequence[str]] = ("azure",)
     title: ClassVar[str] = "Latency against the rate of calls (Preble paper, figures 3 and 4)"
@@ -74,7 +74,7 @@ class PrebleLatency(TracedExperiment):
     decimals: ClassVar[Mapping[str, int]] = DECIMALS
 
     def cells(self, *, quick: bool) -> Sequence[Cell]:
-        """See `Experiment`. When quick, the highest rates, Preble and what it compares with."""
+        """When quick, the highest rates, Preble and what it compares with."""
         policies = {name: PREBLE_POLICIES[name] for name in ("rr+lpm", "preble")} if quick else PREBLE_POLICIES
         cells = [
             Cell(
@@ -98,11 +98,10 @@ class PrebleLatency(TracedExperiment):
         ]
 
     def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:
-        """See `Experiment`."""
         return figures(result, summary)
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        """See `Experiment`. A column for each workload; over the rates, a line for each policy."""
+        """A column for each workload; over the rates, a line for each policy."""
         shown = ("latency avg", "latency p99")
         axes = figure.subplots(len(shown), len(PREBLE_RATES), sharex="col", squeeze=False)
         for column, workload in enumerate(PREBLE_RATES):
@@ -127,7 +126,7 @@ def tools_and_videos(times: Sequence[float]) -> Workload:
 
 
 def at_calls(name: str, calls: float) -> Workload:
-    """A data set of the paper at so many calls a second."""
+    """Return a data set of the paper at `calls` calls per second."""
     workload = PREBLE[name]
     assert isinstance(workload, Rated)
     return workload.at_rate(calls / CALLS_PER_TASK if isinstance(workload, Embodied) else calls)

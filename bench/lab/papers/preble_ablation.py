@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PrebleAblation(Experiment):
-    """See the module."""
-
     title: ClassVar[str] = (
         "What each part of Preble adds, ToolBench with Zipf 1.1, four workers (Preble paper, figure 5)"
     )
@@ -28,7 +26,6 @@ class PrebleAblation(Experiment):
     decimals: ClassVar[Mapping[str, int]] = DECIMALS
 
     def cells(self, *, quick: bool) -> Sequence[Cell]:  # noqa: ARG002 - quick means one seed, and no more
-        """See `Experiment`."""
         workload = at_calls("toolbench-zipf", ABLATION_RATE)
         return [
             Cell((("policy", name),), scenario(contender, workload, ABLATION_WORKERS))
@@ -36,11 +33,10 @@ class PrebleAblation(Experiment):
         ]
 
     def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:
-        """See `Experiment`."""
         return figures(result, summary)
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        """See `Experiment`. A bar for each part."""
+        """A bar for each part."""
         shown = ("latency avg", "latency p99")
         for axes, measured in zip(figure.subplots(1, len(shown)), shown, strict=True):
             axes.bar([row.labels["policy"] for row in rows], [row.median(measured) or 0.0 for row in rows])

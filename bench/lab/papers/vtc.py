@@ -43,7 +43,7 @@ SUITES: Final[Mapping[str, str]] = {
     "vtc-27": "figures 11 to 13",
     "vtc-overload-multi": "artifact",
 }
-"""And where the paper shows them."""
+"""The suites, and where the paper shows them."""
 FORESEEN: Final = ("vtc-overload", "vtc-overload-multi", "vtc-27")
 LIMITED: Final = ("vtc-27",)
 QUICK: Final = ("vtc-overload", "vtc-27")
@@ -51,7 +51,7 @@ QUICK: Final = ("vtc-overload", "vtc-27")
 
 @dataclass(frozen=True)
 class VtcSuites(TracedExperiment):
-    """See the module. With `arena` also on the paper's own trace, which `vtc-27` stands in for."""
+    """With `arena` also on the paper's own trace, which `vtc-27` stands in for."""
 
     kinds: ClassVar[Sequence[str]] = ("arena",)
     title: ClassVar[str] = "Service difference, response time and throughput (VTC paper, figures 3 to 14)"
@@ -76,7 +76,6 @@ class VtcSuites(TracedExperiment):
     }
 
     def cells(self, *, quick: bool) -> Sequence[Cell]:
-        """See `Experiment`."""
         suites = [
             _cell(name, SUITES[name], policy, contender, VTC_SUITES[name], A10G, _seconds(name, quick))
             for name in (QUICK if quick else SUITES)
@@ -94,7 +93,7 @@ class VtcSuites(TracedExperiment):
         return [*suites, *traced] if quick else [*suites, *traced, *pools]
 
     def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:
-        """See `Experiment`. Accumulated: the most that two clients' services drift apart; light: who ask for least."""
+        """Accumulated: the most that two clients' services drift apart; light: who ask for least."""
         spread = service_difference(result.records, result.seconds)
         asked = dict.fromkeys(result.weights, 0)
         for record in result.records:
@@ -113,7 +112,7 @@ class VtcSuites(TracedExperiment):
         }
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        """See `Experiment`. A group of bars for each suite."""
+        """A group of bars for each suite."""
         shown = ("difference avg", "light TTFT mean", "output tokens/s")
         suites = list(dict.fromkeys(row.labels["suite"] for row in rows))
         policies = list(dict.fromkeys(row.labels["policy"] for row in rows))

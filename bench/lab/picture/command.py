@@ -1,6 +1,6 @@
-"""Draw what the dashboard shows: a router before two emulated workers, light clients, and a heavy one that comes late.
+"""Draw the panels of the dashboard: a router with two emulated workers, light clients, and a heavy one that comes late.
 
-The processes and the kind of load are the demo's; the figures are those that the router's `/metrics` told.
+The processes and the kind of load are the demo's; the figures are read from the router's `/metrics`.
 """
 
 import argparse
@@ -22,19 +22,19 @@ from bench.workloads.heavy_light import HeavyAndLight
 
 WORKERS: Final = 2
 SLOTS: Final = 4
-"""Requests that a worker computes at a time."""
+"""Most requests in one batch of a worker."""
 LOAD: Final = HeavyAndLight(in_flight=32, prefixes=4, prefix=1500, heavy_input=300, heavy_output=100)
-"""A smaller one than the demo's: this runs at the pace of the clock on the wall."""
+"""Smaller than the demo's, because this runs in real time."""
 SCRAPE_SECONDS: Final = 1.0
 ALONE: Final = 0.25
-"""The part of the time for which the light clients are alone."""
+"""Share of the time in which the light clients are alone."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seconds", type=float, default=60, help="for which it is watched (%(default)s)")
-    parser.add_argument("--policy", default="dlpm_home", help="the router's (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the prompts, the lengths and the pauses")
-    parser.add_argument("--out", type=Path, default=Path("dashboard.png"), help="where to write (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=60, help="real seconds to record (default: %(default)s)")
+    parser.add_argument("--policy", default="dlpm_home", help="policy of the router (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the prompts, lengths and pauses")
+    parser.add_argument("--out", type=Path, default=Path("dashboard.png"), help="file to write (default: %(default)s)")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -54,12 +54,12 @@ def run(options: argparse.Namespace) -> None:
 
 
 def heavy(options: argparse.Namespace) -> float:
-    """When the heavy client comes, in seconds since the beginning."""
+    """Return when the heavy client starts, in seconds since the beginning."""
     return ALONE * float(options.seconds)
 
 
 async def watch(url: str, seconds: float, seed: int) -> Sequence[Scrape]:
-    """Play the load for so long, and read the metrics all the while. Raises DemoError."""
+    """Play the load for `seconds` and read the metrics meanwhile. Raises DemoError."""
     clients = Clients(url, 1.0)
     scrapes: list[Scrape] = []
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 WINDOW: Final = 10.0
-"""Seconds over which shares and hit rates are taken; the dashboard's are longer, as a day is."""
+"""Seconds over which shares and hit rates are taken; the dashboard's are longer, as it covers a day."""
 SHARE: Final = "Share of service"
 WAIT: Final = "Waiting time by client, p95"
 HITS: Final = "Hit rate"
@@ -21,7 +21,7 @@ DOTS_PER_INCH: Final = 100
 
 def draw(scrapes: Sequence[Scrape], title: str, path: Path) -> None:
     """Write a PNG. Raises OSError."""
-    # Not at the top: the other commands, and the demo of an installed router, do without matplotlib.
+    # Imported here because the other commands, and the demo of an installed router, do not need matplotlib.
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     figure = Figure(INCHES, DOTS_PER_INCH, layout="constrained")
@@ -72,4 +72,4 @@ PANELS: Final[dict[str, Callable[["Axes", Sequence[Scrape]], None]]] = {
     HITS: _hits,
     GAP: _gap,
 }
-"""By their titles in the dashboard."""
+"""The panels by their titles in the dashboard."""

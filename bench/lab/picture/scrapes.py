@@ -1,4 +1,4 @@
-"""What a router told at `/metrics` time after time, as curves: the sums and rates that the dashboard draws."""
+"""Repeated scrapes of a router's `/metrics` as curves: the sums and rates that the dashboard draws."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -11,20 +11,20 @@ Curves = Mapping[str, Sequence[tuple[float, float]]]
 
 
 class Scrape(NamedTuple):
-    """One answer."""
+    """One scrape."""
 
     at: float
     """Seconds since the beginning."""
     families: Mapping[str, Metric]
-    """By name; a counter's is without `_total`."""
+    """By name; a counter's name has no `_total`."""
 
     @classmethod
     def parsed(cls, at: float, text: str) -> "Scrape":
-        """Raises ValueError for what is no exposition."""
+        """Parse an exposition. Raises ValueError if it is invalid."""
         return cls(at, {family.name: family for family in text_string_to_metric_families(text)})
 
     def sums(self, name: str, by: str, where: Mapping[str, str]) -> Mapping[str, float]:
-        """The samples of a metric that have the labels `where`, added up by the label `by`."""
+        """Return the samples of a metric with the labels `where`, summed by the label `by`."""
         totals: dict[str, float] = {}
         family = self.families.get(name.removesuffix("_total"))
         for sample in family.samples if family is not None else ():
@@ -34,7 +34,7 @@ class Scrape(NamedTuple):
 
 
 def levels(scrapes: Sequence[Scrape], name: str, by: str, where: Mapping[str, str] | None = None) -> Curves:
-    """A gauge as it stood; nothing where it was left out."""
+    """Return the values of a gauge; nothing where it was missing."""
     curves: dict[str, list[tuple[float, float]]] = {}
     for scrape in scrapes:
         for label, value in scrape.sums(name, by, where or {}).items():
@@ -43,7 +43,7 @@ def levels(scrapes: Sequence[Scrape], name: str, by: str, where: Mapping[str, st
 
 
 def shares(scrapes: Sequence[Scrape], name: str, by: str, window: float) -> Curves:
-    """Each one's part of what a counter grew by, in all, within so many seconds; nothing where it did not grow."""
+    """Return each label's share of a counter's increase within `window` seconds; nothing where it did not grow."""
     grown = increases(scrapes, name, by, window)
     total: dict[float, float] = {}
     for points in grown.values():
@@ -53,7 +53,7 @@ def shares(scrapes: Sequence[Scrape], name: str, by: str, window: float) -> Curv
 
 
 def ratios(scrapes: Sequence[Scrape], part: str, whole: str, by: str, window: float) -> Curves:
-    """What one counter grew by over what another did, within so many seconds; nothing where the other did not grow."""
+    """Return one counter's increase over another's within `window` seconds; nothing where the other did not grow."""
     parts = {label: dict(points) for label, points in increases(scrapes, part, by, window).items()}
     return {
         label: [(at, parts.get(label, {}).get(at, 0.0) / value) for at, value in points if value]
@@ -62,7 +62,7 @@ def ratios(scrapes: Sequence[Scrape], part: str, whole: str, by: str, window: fl
 
 
 def increases(scrapes: Sequence[Scrape], name: str, by: str, window: float) -> Curves:
-    """What a counter grew by within so many seconds before each scrape but the first; it began at 0."""
+    """Return a counter's increase in the `window` seconds before each scrape but the first; it began at 0."""
     curves: dict[str, list[tuple[float, float]]] = {}
     seen = [scrape.sums(name, by, {}) for scrape in scrapes]
     since = 0

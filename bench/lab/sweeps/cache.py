@@ -1,10 +1,10 @@
-"""How true each way to follow the workers' caches is, and what that is worth: emulated engines, small and large caches.
+"""How accurate each way to follow the workers' caches is, and what that is worth, with small and large caches.
 
-The caches are so small that what a workload touches is 0.5, 1, 2 and 5 times as much. The first way believes that
-nothing is ever evicted; the second keeps a budget of as many tokens as the cache has, least recently sent first; the
-mirror replays what the engine does, and corrects itself by what answers and metrics tell; KV events say what a cache
-stores and drops. An oracle that reads the engines' caches at the moment of the decision, which no router can, says what
-could be gained at most.
+The caches are so small that a workload touches 0.5, 1, 2 and 5 times as many tokens. The first way assumes that nothing
+is ever evicted. The second keeps a budget of as many tokens as the cache has, and drops the least recently sent. The
+mirror replays what the engine does and corrects itself by answers and metrics. KV events report what a cache stores and
+drops. An oracle that reads the engines' caches at the moment of the decision, which no router can, shows the most that
+could be gained.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,13 +44,13 @@ FOOTPRINTS: Final[Mapping[str, int]] = {
     "loogle": 280_000,
     "embodied": 220_000,
 }
-"""Tokens of prompts and answers that each worker comes to hold in that time if it evicts nothing.
+"""Tokens of prompts and answers that each worker accumulates in that time if it evicts nothing.
 
 qa-s2 is left out: its largest calls do not fit in a fifth of that.
 """
 QUICK_WORKLOADS: Final = ("tot-s2", "qa-s1")
 TIMES: Final = (0.5, 1.0, 2.0, 5.0)
-"""How many times the cache is touched."""
+"""How many times the size of the cache the workload touches."""
 QUICK_TIMES: Final = (1.0, 5.0)
 EVENTS: Final = "events"
 ORACLE: Final = "oracle"
@@ -66,7 +66,7 @@ WAYS: Final[Mapping[str, Tracking]] = {
 
 @dataclass(frozen=True)
 class CacheTruth(Experiment):
-    """See the module. All under D²LPM."""
+    """All under D²LPM."""
 
     seeds: ClassVar[Sequence[int]] = QUICK_SEEDS
     title: ClassVar[str] = "Predicted and actual cached tokens, and what predictions are worth, two A100 under D²LPM"
@@ -83,7 +83,6 @@ class CacheTruth(Experiment):
     }
 
     def cells(self, *, quick: bool) -> Sequence[Cell]:
-        """See `Experiment`."""
         return [
             self._cell(workload, spec, times, way)
             for workload in (QUICK_WORKLOADS if quick else FOOTPRINTS)
@@ -109,7 +108,6 @@ class CacheTruth(Experiment):
         return Cell(labels, scenario)
 
     def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:
-        """See `Experiment`."""
         told = [(predicted, actual, size) for predicted, actual, size in map(_told, result.records) if size]
         tokens = sum(size for _, _, size in told)
         return {
@@ -121,7 +119,7 @@ class CacheTruth(Experiment):
         }
 
     def digest(self, rows: Sequence[Row]) -> Sequence[str]:
-        """See `Experiment`. A line for each way: error and worth over all workloads and caches."""
+        """A line for each way: error and worth over all workloads and caches."""
         best = {_place(row): row for row in rows if row.labels["way"] == ORACLE}
         lines = ["| way | mean error | worst error | hit rate / oracle | service / oracle |"]
         lines.append("| --- | ---: | ---: | ---: | ---: |")
@@ -134,7 +132,7 @@ class CacheTruth(Experiment):
         return lines
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        """See `Experiment`. Error and hit rate by how small the cache is, the mean over workloads and engines."""
+        """Error and hit rate by how small the cache is, the mean over workloads and engines."""
         plots = figure.subplots(1, 2)
         for plot, name in zip(plots, ("error", "hit rate"), strict=True):
             for way in WAYS:
@@ -150,7 +148,7 @@ class CacheTruth(Experiment):
 
 
 def _told(record: Record) -> tuple[int, int, int]:
-    """Predicted and actual cached tokens, and the prompt's; zeros where the engine told nothing."""
+    """Return predicted cached, actual cached and prompt tokens; zeros if the engine reported nothing."""
     if record.predicted_cached_tokens is None or record.cached_tokens is None:
         return 0, 0, 0
     return record.predicted_cached_tokens, record.cached_tokens, record.input_tokens
@@ -161,5 +159,5 @@ def _place(row: Row) -> tuple[str, ...]:
 
 
 def _shares(rows: Sequence[Row], best: Mapping[tuple[str, ...], Row], figure: str) -> Sequence[float]:
-    """Of each row's figure in that of the oracle in the same place."""
+    """Return each row's figure as a share of the oracle's under the same conditions."""
     return [(row.median(figure) or 0.0) / (best[_place(row)].median(figure) or 1.0) for row in rows]

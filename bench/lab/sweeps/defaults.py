@@ -1,4 +1,4 @@
-"""What changes with each parameter: the defaults beside what else they could be, one at a time."""
+"""The effect of each parameter: the defaults compared with other values, one at a time."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -53,20 +53,18 @@ PARAMETERS: Final[Mapping[str, Mapping[str, Sequence[object]]]] = {
 }
 """By policy and name; all else is at its default."""
 FELT: Final = ("crowd of 200", "documents", "32 cold prompts, 4x32 chats", "200 chats, 4x24", "coding agents")
-"""Crowds and floods, for what rounds and isolation are there."""
+"""Crowds and floods, for the parameters of rounds and isolation."""
 SETTINGS: Final[Mapping[str, SchedulerSettings]] = {
     "least match 1": SchedulerSettings(match_minimum=1),
     "least match 512": SchedulerSettings(match_minimum=512),
     "window of 32": SchedulerSettings(window=FixedWindow(requests=32)),
     "no window": SchedulerSettings(window=NoWindow()),
 }
-"""Of the core, under either policy."""
+"""Settings of the core, with either policy."""
 
 
 @dataclass(frozen=True)
 class Defaults(Experiment):
-    """See the module."""
-
     seeds: ClassVar[Sequence[int]] = QUICK_SEEDS
     title: ClassVar[str] = "The defaults and what else they could be, two A100"
     published: ClassVar[str] = (
@@ -75,7 +73,7 @@ class Defaults(Experiment):
     decimals: ClassVar[Mapping[str, int]] = DECIMALS
 
     def cells(self, *, quick: bool) -> Sequence[Cell]:
-        """See `Experiment`. When quick, the defaults alone."""
+        """When quick, the defaults alone."""
         return [
             Cell(
                 (("workload", workload), ("policy", policy), ("parameter", name)),
@@ -97,11 +95,10 @@ class Defaults(Experiment):
         ]
 
     def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:
-        """See `Experiment`, and `PolicyTable`."""
         return figures(result, summary)
 
     def digest(self, rows: Sequence[Row]) -> Sequence[str]:
-        """See `Experiment`. A line for each parameter: throughput over the default's, Jain less the default's."""
+        """A line for each parameter: throughput over the default's, Jain less the default's."""
         changes = Changes(rows)
         lines = [
             f"| policy | parameter | least | mean | {' | '.join(changes.workloads)} |",
@@ -115,7 +112,7 @@ class Defaults(Experiment):
         return ["Throughput over the default's / Jain's index less the default's:", "", *lines]
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        """See `Experiment`. What the digest says, in colours."""
+        """What the digest says, in colours."""
         changes = Changes(rows)
         names = [f"{policy}, {parameter}" for policy, parameter in changes.changed]
         for axes, read, title, middle, reach in zip(
@@ -134,7 +131,7 @@ class Defaults(Experiment):
 
 
 class Changes:
-    """The medians of the table beside the default's."""
+    """The medians of the table relative to the default's."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self._rows = {(row.labels["workload"], row.labels["policy"], row.labels["parameter"]): row for row in rows}
@@ -142,12 +139,12 @@ class Changes:
         self.changed: Final = list(dict.fromkeys((policy, parameter) for _, policy, parameter in self._rows))
 
     def throughput(self, workload: str, policy: str, parameter: str) -> float:
-        """Over the default's."""
+        """Return throughput over the default's."""
         usual = self._figure(workload, policy, DEFAULT, "service/s")
         return self._figure(workload, policy, parameter, "service/s") / usual if usual else 0.0
 
     def jain(self, workload: str, policy: str, parameter: str) -> float:
-        """Jain's index less the default's."""
+        """Return Jain's index less the default's."""
         return self._figure(workload, policy, parameter, "Jain") - self._figure(workload, policy, DEFAULT, "Jain")
 
     def _figure(self, workload: str, policy: str, parameter: str, name: str) -> float:

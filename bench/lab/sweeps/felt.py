@@ -1,4 +1,4 @@
-"""What clients feel: who is not served, how long light ones wait, and what honest ones get beside a flood."""
+"""The experience of clients: who is not served, how long light ones wait, and what honest ones get beside a flood."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,14 +31,12 @@ CONTENDERS: Final[Mapping[str, Contender]] = {
 """By the name in the table; another set of parameters is another line."""
 
 HONEST: Final = "honest"
-"""How the names of the clients begin that would take their share beside others."""
+"""How the names of the clients begin that would use their share beside others."""
 QUICK_LOADS: Final = ("crowd of 200", "documents", "32 cold prompts, 4x32 chats", "200 chats, 4x24")
 
 
 @dataclass(frozen=True)
 class Felt(TracedExperiment):
-    """See the module."""
-
     kinds: ClassVar[Sequence[str]] = tuple(TRACED.values())
     title: ClassVar[str] = "What clients feel: crowds, floods and documents, two A100"
     published: ClassVar[str] = (
@@ -63,7 +61,6 @@ class Felt(TracedExperiment):
     }
 
     def cells(self, *, quick: bool) -> Sequence[Cell]:
-        """See `Experiment`."""
         return [
             cell(name, contender, load, self.traces)
             for load in (QUICK_LOADS if quick else FELT_LOADS)
@@ -71,11 +68,10 @@ class Felt(TracedExperiment):
         ]
 
     def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:
-        """See `Experiment`."""
         return figures(result, summary)
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        """See `Experiment`. How long light clients wait at most, and the service, by load and policy."""
+        """How long light clients wait at most, and the service, by load and policy."""
         loads = list(dict.fromkeys(row.labels["load"] for row in rows))
         names = list(dict.fromkeys(row.labels["policy"] for row in rows))
         for axes, shown in zip(figure.subplots(1, 2, sharey=True), ("light longest", "service/s"), strict=True):
@@ -89,7 +85,7 @@ class Felt(TracedExperiment):
 
 
 def cell(name: str, contender: Contender, load: str, traces: Mapping[str, Workload] = MappingProxyType({})) -> Cell:
-    """The simulation of a contender under a load, with the trace that this stands in for where that is given."""
+    """Return the simulation of a contender under a load, with the trace that it stands in for if that is given."""
     chosen = felt_load(load, traces)
     return Cell(
         (("load", load), ("policy", name)),
@@ -105,12 +101,12 @@ def cell(name: str, contender: Contender, load: str, traces: Mapping[str, Worklo
 
 
 def figures(result: Result, summary: Summary) -> Mapping[str, Value]:
-    """Of one simulation. Times in seconds, TPOT in milliseconds, service in cost units.
+    """Return the figures of one simulation. Times are seconds, TPOT milliseconds, service cost units.
 
-    unserved, and the longest time that any client was not served (in fair rounds): of the whole run. All else: of the
-    time measured, waits also of calls that came before it and waited on. Jain: of the service of all but the light.
-    seen/s: service as clients see it, input + 2 · output.
-    honest/s and least/fair: what the honest clients got each, and the one that got least over its max-min share.
+    `unserved` and the longest time that any client was not served (in fair rounds) cover the whole run. All else covers
+    the measured time; waits include calls that arrived before it and were still waiting. Jain: of the service of all
+    but the light clients. seen/s: service as clients see it, input + 2 · output. honest/s and least/fair: what the
+    honest clients got each, and the least of them over its max-min share.
     """
     seconds = result.seconds - result.warmup
     service = {client: each["service"] / seconds for client, each in summary["clients"].items()}
@@ -141,20 +137,20 @@ def figures(result: Result, summary: Summary) -> Mapping[str, Value]:
 
 
 def _waits(result: Result, clients: Iterable[str]) -> Sequence[float]:
-    """To the first token, of these clients' calls that waited at any time measured."""
+    """Return the waits to the first token of these clients' calls that waited at any time measured."""
     own = set(clients)
     spans = [(r, _first(r, result.seconds)) for r in result.records if r.client in own]
     return [first - record.arrived for record, first in spans if first >= result.warmup]
 
 
 def _first(record: Record, end: float) -> float:
-    """When the call waited no more."""
+    """Return when the call stopped waiting."""
     ends = [time for time in (record.started, record.finished) if time is not None]
     return min([end, *ends])
 
 
 def _token_time(result: Result, clients: Iterable[str]) -> float | None:
-    """Mean time between these clients' tokens, of answers that ended in the time measured."""
+    """Return the mean time between these clients' tokens, of answers that ended in the measured time."""
     own = set(clients)
     spans = [
         (r.finished - r.started, r.output_tokens - 1)

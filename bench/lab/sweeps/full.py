@@ -1,6 +1,6 @@
-"""The default beside the best five of all policies on every workload, at four loads, with programs run to their end.
+"""The default and the best five other policies on every workload, at four loads, with programs run to their end.
 
-It takes hours: `--resume` keeps what has been run. Nothing is censored, so that every percentile is one that was seen.
+Takes hours; `--resume` keeps finished simulations. Nothing is censored, so every percentile is an observed one.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,23 +29,21 @@ if TYPE_CHECKING:
 
 DEFAULT: Final = "dlpm_home"
 FINALISTS: Final = ("d2lpm", "cache_aware", "rr+dlpm", "d2lpm printed", "preble")
-"""Those that the digest of `policies` names."""
+"""The policies that the digest of `policies` names."""
 LOADS: Final = (0.8, 1.0, 1.2, 1.5)
-"""Over what is sustained; where one call follows another, of the calls that are open."""
+"""Multiples of the sustained rate; if calls follow each other, multiples of the open calls."""
 QUICK_LOADS: Final = (1.5,)
 QUICK_WORKLOADS: Final = ("judge", "crowd of 60")
 QUICK_POLICIES: Final = (DEFAULT, "cache_aware")
 SPAN: Final = Span(60.0, 15.0)
 QUICK_SPAN: Final = Span(24.0, 6.0)
 SERVEGEN_SPEED: Final = 1.3
-"""By how much faster than it was the mix asks for what two workers do of it at most."""
+"""At this multiple of its recorded speed, the mix asks for the most that two workers can serve."""
 WAITS: Final = ("light TTFT p95", "light TTFT longest")
 
 
 @dataclass(frozen=True)
 class FullGrid(TracedExperiment):
-    """See the module."""
-
     kinds: ClassVar[Sequence[str]] = tuple(TRACED.values())
     seeds: ClassVar[Sequence[int]] = SEEDS
     title: ClassVar[str] = "The default and the best five policies on every workload, two A100, four loads"
@@ -56,7 +54,6 @@ class FullGrid(TracedExperiment):
     decimals: ClassVar[Mapping[str, int]] = {**DECIMALS, "unended": 0}
 
     def cells(self, *, quick: bool) -> Sequence[Cell]:
-        """See `Experiment`."""
         return [
             Cell(
                 (("workload", workload), ("load", f"{factor:g}"), ("policy", name)),
@@ -78,12 +75,11 @@ class FullGrid(TracedExperiment):
         ]
 
     def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:
-        """See `Experiment`, and `PolicyTable`."""
         spans = program_spans(result.records, result.warmup, result.seconds)
         return {**figures(result, summary), "unended": sum(not ended for _, ended in spans)}
 
     def digest(self, rows: Sequence[Row]) -> Sequence[str]:
-        """See `Experiment`. The default beside the best under each load, with what falls short of the aim in bold."""
+        """The default beside the best under each load, with what falls short of the aim in bold."""
         lines = ["| workload | load | throughput / best | light p95 / best | light longest / best |"]
         lines.append("| --- | ---: | ---: | ---: | ---: |")
         verdicts = list(compared(rows))
@@ -96,7 +92,7 @@ class FullGrid(TracedExperiment):
         return [head, "", *lines]
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        """See `Experiment`. The default's figures over the best's, a point for each workload and load."""
+        """The default's figures over the best's, a point for each workload and load."""
         verdicts = list(compared(rows))
         places = range(len(verdicts))
         for axes, values, aim, title in zip(
@@ -113,7 +109,7 @@ class FullGrid(TracedExperiment):
 
 
 def at_load(name: str, factor: float, traces: Mapping[str, Workload], *, quick: bool = False) -> Load:
-    """A workload that asks this many times what is sustained, or has this many times its calls open."""
+    """Return a workload at this multiple of the sustained rate, or of its open calls."""
     if name not in FELT_LOADS:
         return Load(loaded(name, POLICIES_WORKERS, factor), A100, QUICK_SPAN if quick else SPAN)
     usual = felt_load(name, traces)
@@ -133,14 +129,14 @@ def _scaled(workload: Workload, factor: float) -> Workload:
 
 
 def _more(part: RatedWorkload, factor: float) -> RatedWorkload:
-    """So many times the calls open: more clients where each has one, else more for each."""
+    """Multiply the open calls: more clients if each has one, otherwise more per client."""
     if part.concurrency == 1:
         return replace(part, client_count=max(1, round(part.client_count * factor)))
     return replace(part, concurrency=max(1, round(part.concurrency * factor)))
 
 
 class Verdict(NamedTuple):
-    """The default under one load, beside the best there."""
+    """The default under one load, relative to the best policy there."""
 
     workload: str
     load: str
@@ -151,7 +147,7 @@ class Verdict(NamedTuple):
 
 
 def compared(rows: Sequence[Row]) -> Iterator[Verdict]:
-    """The default in each place, by medians; a figure that is missing counts as 0."""
+    """Yield the default's verdict under each load, by medians; a missing figure counts as 0."""
     places: dict[tuple[str, str], dict[str, Row]] = {}
     for row in rows:
         places.setdefault((row.labels["workload"], row.labels["load"]), {})[row.labels["policy"]] = row

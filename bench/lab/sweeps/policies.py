@@ -33,15 +33,15 @@ FELT: Final = (
     *("crowd of 20", "crowd of 60", "crowd of 200", "crowd of 1000", "documents", "documents, 4x16 chats"),
     *("32 cold prompts, 4x32 chats", "200 chats, 4x24", "cancellers", "3 KV holders", "coding agents", "ServeGen"),
 )
-"""Crowds, floods and mixes: they ask as much as they do, not a multiple of what is sustained."""
+"""Crowds, floods and mixes: their load is fixed, not a multiple of the sustained rate."""
 BEST: Final = 6
-"""How many go on to the full grid: the default, if it is among them, and five others."""
+"""How many policies go on to the full grid: the default, if it is among them, and five others."""
 NOTICED: Final = 0.1
-"""Seconds: shorter waits are all alike."""
+"""Seconds; all shorter waits count as equal."""
 LEAST_SERVICE, MOST_WAIT = 0.93, 1.25
-"""What a default should reach of the best policy's throughput, and over the shortest waits of the policies ..."""
+"""A default's targets: at least this share of the best throughput, at most this multiple of the shortest waits ..."""
 SERVES: Final = 0.9
-"""... that serve at least this share of what it does."""
+"""... of all policies that serve at least this share of the best throughput."""
 DECIMALS: Final[Mapping[str, int]] = {
     "service/s": 0,
     "hit rate": 3,
@@ -49,14 +49,12 @@ DECIMALS: Final[Mapping[str, int]] = {
     "Jain of shares": 3,
     **dict.fromkeys(LIGHT_TIMES, 2),
 }
-"""Of the figures of policies, in their order."""
+"""The figures of policies in their order, with their decimals."""
 QUICK_WORKLOADS: Final = ("judge-s2", "qa-s1", "toolbench-zipf")
 
 
 @dataclass(frozen=True)
 class PolicyTable(TracedExperiment):
-    """See the module."""
-
     kinds: ClassVar[Sequence[str]] = tuple(TRACED.values())
     seeds: ClassVar[Sequence[int]] = SCREEN_SEEDS
     title: ClassVar[str] = "Every policy on every workload, two A100, half as much again asked as they can do"
@@ -67,7 +65,6 @@ class PolicyTable(TracedExperiment):
     decimals: ClassVar[Mapping[str, int]] = DECIMALS
 
     def cells(self, *, quick: bool) -> Sequence[Cell]:
-        """See `Experiment`."""
         return [
             Cell(
                 (("workload", workload), ("policy", name)),
@@ -86,11 +83,10 @@ class PolicyTable(TracedExperiment):
         ]
 
     def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:
-        """See `Experiment`."""
         return figures(result, summary)
 
     def digest(self, rows: Sequence[Row]) -> Sequence[str]:
-        """See `Experiment`. How near each policy is to the best, over all workloads and on each."""
+        """How near each policy is to the best, over all workloads and on each."""
         table = Relative(rows)
         return [
             f"Nearest to the best: {', '.join(table.best(BEST))}.",
@@ -107,7 +103,7 @@ class PolicyTable(TracedExperiment):
         ]
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        """See `Experiment`. A point for each policy on each workload: throughput over the best's, Jain's index."""
+        """A point for each policy on each workload: throughput over the best's, Jain's index."""
         table = Relative(rows)
         workloads, policies = table.workloads, table.policies
         for axes, read, title in zip(
@@ -124,14 +120,14 @@ class PolicyTable(TracedExperiment):
 
 
 def screened(workload: str, traces: Mapping[str, Workload]) -> Load:
-    """A workload at its one load."""
+    """Return a workload at its one load."""
     if workload in FELT_LOADS:
         return felt_load(workload, traces)
     return Load(loaded(workload, POLICIES_WORKERS), A100, POLICIES_SPAN)
 
 
 def figures(result: Result, summary: Summary) -> Mapping[str, Value]:
-    """Service as clients see it, Jain's index of actual service, and what the light clients wait, in seconds."""
+    """Return service as clients see it, Jain's index of actual service, and the waits of light clients (s)."""
     return {
         "service/s": service_seen(summary) / (result.seconds - result.warmup),
         "hit rate": summary["hit_rate"],
@@ -173,28 +169,30 @@ class Relative:
         self.policies: Final = list(dict.fromkeys(policy for _, policy in self._rows))
 
     def figure(self, workload: str, policy: str, name: str) -> float:
-        """A figure's median; 0 where there is none."""
+        """Return a figure's median; 0 if there is none."""
         return self._rows[workload, policy].median(name) or 0.0
 
     def share(self, workload: str, policy: str) -> float:
-        """Throughput over the best policy's on the same workload."""
+        """Return throughput over the best policy's on the same workload."""
         best = max(self.figure(workload, other, "service/s") for at, other in self._rows if at == workload)
         return self.figure(workload, policy, "service/s") / best if best else 0.0
 
     def jain(self, workload: str, policy: str) -> float:
-        """Jain's index of actual service."""
+        """Return Jain's index of actual service."""
         return self.figure(workload, policy, "Jain")
 
     def best(self, count: int) -> Sequence[str]:
-        """So many policies, the nearest to the best first.
+        """Return `count` policies, the nearest to the best first.
 
-        Near are throughput, as a share of the best policy's, and the p95 of light clients' first tokens, of which the
-        best policy's is a share; the mean of both over all workloads. Waits under 0.1 s are all alike.
+        Nearness is the mean, over all workloads, of throughput as a share of the best policy's and of the best policy's
+        p95 of light clients' first tokens as a share of this policy's. Waits under 0.1 s count as equal.
         """
         return sorted(self.policies, key=self._nearness, reverse=True)[:count]
 
     def wait(self, workload: str, policy: str) -> float:
-        """The light clients' p95 to the first token over the shortest of all policies that serve about as much."""
+        """Return the light clients' p95 to the first token over the shortest of all policies that serve about as
+        much.
+        """
         least = SERVES * self.share(workload, policy)
         enough = [self._waits(workload, each) for each in self.policies if self.share(workload, each) >= least]
         return self._waits(workload, policy) / min(enough)
@@ -209,6 +207,6 @@ class Relative:
         return max(NOTICED, self.figure(workload, policy, "light TTFT p95"))
 
     def cell(self, workload: str, policy: str) -> str:
-        """The three figures of a policy on a workload."""
+        """Return the three figures of a policy on a workload."""
         light = self.figure(workload, policy, "light TTFT p99")
         return f"{self.share(workload, policy):.2f} / {self.jain(workload, policy):.2f} / {light:.1f}"

@@ -1,7 +1,7 @@
-"""What one worker does of each kind of session when it always has more to do: the loads of the figures are set by it.
+"""Measure the most that one worker can serve of each kind of session; the loads of the figures are multiples of it.
 
-No figure of a paper, but the papers of figures 1 to 12 say no loads. One client keeps so many sessions open that the
-worker never lacks work, and shares their prefixes, under longest prefix match: the best that can be had of it.
+Not a figure of a paper: the papers state no loads for figures 1 to 12. One client keeps so many sessions open that the
+worker is always busy, and shares their prefixes, under longest prefix match: the best possible case.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,20 +19,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 HARDWARE = {"A10G, 3 B": (A10G_3B, ON_A10G), "A100": (A100, ON_A100)}
-"""And the sessions whose figures are held."""
+"""The hardware, and the sessions whose figures are kept in the conditions."""
 
 
 @dataclass(frozen=True)
 class Saturation(Experiment):
-    """See the module."""
-
     seeds: ClassVar[Sequence[int]] = QUICK_SEEDS
     title: ClassVar[str] = "Seconds of a worker that a session takes"
     published: ClassVar[str] = "Of no paper: the loads of the other experiments are multiples of these."
     decimals: ClassVar[Mapping[str, int]] = {"seconds a session": 3, "calls/s": 2, "busy": 3, "hit rate": 3}
 
     def cells(self, *, quick: bool) -> Sequence[Cell]:  # noqa: ARG002
-        """See `Experiment`. There are no fewer when quick: conditions hold the figures of all."""
+        """There are no fewer when quick: conditions hold the figures of all."""
         return [
             Cell(
                 (("hardware", hardware), ("session", name)),
@@ -50,7 +48,7 @@ class Saturation(Experiment):
         ]
 
     def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:
-        """See `Experiment`. A session's share of a worker is that of its calls: each ended call counts as its part."""
+        """A session's share of a worker is that of its calls: each ended call counts as its part."""
         begin, end = result.warmup, result.seconds
         ended = [
             record
@@ -67,7 +65,7 @@ class Saturation(Experiment):
         }
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        """See `Experiment`. A bar for each kind of session, by hardware."""
+        """A bar for each kind of session, by hardware."""
         for axes, hardware in zip(figure.subplots(1, len(HARDWARE), squeeze=False)[0], HARDWARE, strict=True):
             own = [row for row in rows if row.labels["hardware"] == hardware]
             axes.barh([row.labels["session"] for row in own], [row.median("seconds a session") or 0 for row in own])

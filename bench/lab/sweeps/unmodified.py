@@ -1,4 +1,6 @@
-"""What D²LPM's placement alone can do over engines that keep their own order, and what the queue in the proxy adds."""
+"""What D²LPM's placement alone achieves with engines that keep their own order, and what the queue in the proxy
+adds.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,8 +29,6 @@ MEANS: Final[Mapping[str, tuple[str, Window]]] = {
 
 @dataclass(frozen=True)
 class Unmodified(Experiment):
-    """See the module."""
-
     title: ClassVar[str] = "Two clients that always wait: placement alone against the queue in the proxy"
     published: ClassVar[str] = (
         "No paper has this: D²LPM's workers run DLPM themselves, and its bound holds only there. With engines as they"
@@ -45,7 +45,6 @@ class Unmodified(Experiment):
     }
 
     def cells(self, *, quick: bool) -> Sequence[Cell]:  # noqa: ARG002 - quick means one seed, and no more
-        """See `Experiment`."""
         return [
             Cell(
                 (("engines", order), ("fairness by", name)),
@@ -63,7 +62,7 @@ class Unmodified(Experiment):
         ]
 
     def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:
-        """See `Experiment`. Gaps are of actual service over all intervals, in cost units.
+        """Gaps are of actual service over all intervals, in cost units.
 
         The first is over the whole fleet. The queue's is that of the worker whose queue comes nearest to its bound,
         while both clients wait there: who waits at one worker alone may fall behind without limit at the others.
@@ -84,7 +83,7 @@ class Unmodified(Experiment):
         }
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        """See `Experiment`. The heavy client's lead over time, and what bounds it in one queue."""
+        """The heavy client's lead over time, and what bounds it in one queue."""
         for axes, order in zip(figure.subplots(1, len(ENGINES), sharey=True), ENGINES, strict=True):
             own = [row for row in rows if row.labels["engines"] == order]
             for row, colour in zip(own, ("tab:red", "tab:blue", "tab:green"), strict=True):

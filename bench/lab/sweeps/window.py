@@ -1,4 +1,4 @@
-"""How much the admission window costs and gives: the gap of service and the throughput against its size."""
+"""The cost and benefit of the admission window: service gap and throughput against its size."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,13 +27,11 @@ if TYPE_CHECKING:
 
 HEAVY, LIGHT = "heavy", "light"
 ENGINES: Final[Sequence[Order]] = ("fcfs", "lpm")
-"""The engines' own order of what the window let pass."""
+"""The engines' own order of admitted requests."""
 
 
 @dataclass(frozen=True)
 class WindowSize(Experiment):
-    """See the module."""
-
     title: ClassVar[str] = "Gap of service and throughput against the window's size"
     published: ClassVar[str] = (
         "No paper has this: DLPM runs inside an engine. By arithmetic the gap of two clients that both wait is bounded"
@@ -50,7 +48,6 @@ class WindowSize(Experiment):
     }
 
     def cells(self, *, quick: bool) -> Sequence[Cell]:
-        """See `Experiment`."""
         return [
             Cell(
                 (("engine", order), ("window", name)),
@@ -68,7 +65,7 @@ class WindowSize(Experiment):
         ]
 
     def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:
-        """See `Experiment`. The gap is over all intervals, in cost units; the queue's while both wait in the proxy."""
+        """The gap is over all intervals, in cost units; the queue's while both wait in the proxy."""
         (worker,) = summary["workers"].values()
         return {
             "gap": widest(difference_line(result, HEAVY, LIGHT)),
@@ -80,7 +77,7 @@ class WindowSize(Experiment):
         }
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        """See `Experiment`. Gaps and their bounds on a logarithmic scale, and throughput."""
+        """Gaps and their bounds on a logarithmic scale, and throughput."""
         gaps, throughputs = figure.subplots(2, 1, sharex=True)
         for order, colour in zip(ENGINES, ("tab:blue", "tab:orange"), strict=True):
             own = [row for row in rows if row.labels["engine"] == order]
@@ -97,6 +94,6 @@ class WindowSize(Experiment):
 
 
 def windows(sizes: Sequence[int]) -> Mapping[str, Window]:
-    """Fixed ones of so many requests, the one that learns, and none."""
+    """Return fixed windows of these sizes (requests), the learned one, and none."""
     fixed: dict[str, Window] = {str(size): FixedWindow(size, UNLIMITED_TOKENS) for size in sizes}
     return {**fixed, "learned": LearnedWindow(), "off": NoWindow()}
