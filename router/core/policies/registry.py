@@ -24,7 +24,7 @@ from router.core.policies.simple.consistent_hash import ConsistentHash, Consiste
 from router.core.policies.simple.fcfs import Fcfs, PooledFcfs
 from router.core.policies.simple.rpm import Rpm, RpmParameters
 from router.core.policies.vtc.vtc import Lcf, Vtc
-from router.core.policies.vtc.vtc_predict import OracleParameters, OracleVtc, PredictingVtc
+from router.core.policies.vtc.vtc_predict import MeanPredictionVtc, OracleParameters, OracleVtc
 
 PLACEMENTS: Final[Mapping[str, PlacementFactory]] = {
     "d2lpm": D2lpm,
@@ -40,7 +40,7 @@ PLACEMENTS: Final[Mapping[str, PlacementFactory]] = {
 ORDERS: Final[Mapping[str, OrderFactory]] = {
     "dlpm": Dlpm,
     "vtc": Vtc,
-    "vtc_predict": PredictingVtc,
+    "vtc_predict": MeanPredictionVtc,
     "vtc_oracle": OracleVtc,
     "lcf": Lcf,
     "lpm": Lpm,

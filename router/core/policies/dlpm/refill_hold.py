@@ -212,6 +212,7 @@ class RefillHold:
         price = period.admitted.price(cost)
         if not weight or not others or price <= 0.0:
             return 0.0
+        # The mean over the workers, divided by their number because they compute in parallel.
         per_token = sum([view.prefill_seconds(worker, 1.0) for worker in workers]) / len(workers) ** 2
         step = sum([view.decode_seconds(worker) for worker in workers]) / len(workers)
         took = running.output / running.requests * step + running.tokens * per_token

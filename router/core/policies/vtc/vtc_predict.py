@@ -59,7 +59,7 @@ class PredictiveVtc(Vtc):
         super().request_ended(request)
 
 
-class PredictingVtc(PredictiveVtc):
+class MeanPredictionVtc(PredictiveVtc):
     """Predicts the mean output of a client's last requests to this worker."""
 
     def __init__(self, context: PolicyContext, worker: WorkerId) -> None:
