@@ -106,7 +106,7 @@ async def test_no_chat_is_sent_to_an_embedding_worker() -> None:
         async with running_router(embedding.url) as router:
             async with router.post(chat()) as post:
                 assert (await post.response()).status == 400
-                assert b"embeddings alone" in await post.read()
+                assert b"only makes embeddings" in await post.read()
             async with router.post({"model": "m", "input": "x"}, "/v1/embeddings") as post:
                 await (await embedding.call()).respond(200, b'{"data":[]}')
                 assert (await post.response()).status == 200
